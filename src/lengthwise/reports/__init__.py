@@ -1,0 +1,1 @@
+"""Tables and plots for people; what they show is computed elsewhere."""

@@ -1,0 +1,1 @@
+"""What predictors learn from and simulators replay: requests with lengths, and where they come from."""
