@@ -1,0 +1,136 @@
+"""Accuracy and speed of beliefs: `python benchmarks/lengths.py [--json]`.
+
+Accuracy against adaptive quadrature over mu in [0, 9.5], sigma in [0.01, 2.5], cap in [16, 131072], the
+corners of that box included. Speed in CPU time (process_time), the median of several rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import platform
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import integrate, optimize, special
+
+from lengthwise.lengths import TIE_NU, LogT, LogTColumns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MU, SIGMA, CAP = (0.0, 9.5), (0.01, 2.5), (16, 131_072)
+
+
+def density(t: float) -> float:
+    """Student's t with nu = 3.5."""
+    constant = math.gamma((TIE_NU + 1) / 2) / math.gamma(TIE_NU / 2) / math.sqrt(math.pi * TIE_NU)
+    return float(constant * (1 + t * t / TIE_NU) ** (-(TIE_NU + 1) / 2))
+
+
+def t_at_risk(level: float) -> float:
+    """The quantile of T by root-finding on its adaptively integrated density."""
+    return float(
+        optimize.brentq(
+            lambda t: integrate.quad(density, t, math.inf, epsrel=1e-12)[0] - 1 + level, 0, 50, xtol=1e-14
+        )
+    )
+
+
+def adaptive(belief: LogT, low: float) -> float:
+    """E[min(X, cap); T > low] by SciPy's adaptive quadrature in u = asinh(t), unit by unit."""
+    k = (math.log(belief.cap) - belief.mu) / belief.sigma
+
+    def grown(u: float) -> float:
+        t = math.sinh(u)
+        return math.exp(belief.mu + belief.sigma * t) * density(t) * math.cosh(u)
+
+    start, stop = math.asinh(low), math.asinh(k)
+    pieces = np.unique(np.clip(np.append(np.arange(-30.0, 12.0), [start, stop]), start, stop))
+    inner = sum(
+        integrate.quad(grown, a, b, epsabs=1e-14, epsrel=1e-12)[0] for a, b in itertools.pairwise(pieces)
+    )
+    return float(inner + belief.cap * special.stdtr(TIE_NU, -max(k, low)))
+
+
+def box(draws: int, rng: np.random.Generator) -> LogTColumns:
+    """Corners of the box and random beliefs inside it, log-uniform in sigma and cap."""
+    corners = np.array(list(itertools.product(MU, SIGMA, CAP)))
+    sigma = np.exp(rng.uniform(math.log(SIGMA[0]), math.log(SIGMA[1]), draws))
+    cap = np.floor(np.exp(rng.uniform(math.log(CAP[0]), math.log(CAP[1]), draws)))
+    inside = np.column_stack((rng.uniform(*MU, draws), sigma, cap))
+    return LogTColumns.of(*np.vstack((corners, inside)).T)
+
+
+def accuracy(draws: int = 1_000) -> dict[str, float]:
+    """Largest relative errors of one belief's and of the columns' figures."""
+    many = box(draws, np.random.default_rng(1))
+    at_risk = t_at_risk(0.9)
+    exact = np.empty((len(many), 3))
+    single = np.empty((len(many), 3))
+    for i in range(len(many)):
+        belief = many[i]
+        risk = min(belief.cap, math.exp(belief.mu + belief.sigma * at_risk))
+        tail = adaptive(belief, at_risk) / 0.1 if risk < belief.cap else belief.cap
+        exact[i] = adaptive(belief, math.sinh(-30.0)), tail, risk
+        single[i] = *belief.mean_and_cvar(0.9), belief.quantile(0.9)
+    columns = np.column_stack((*many.mean_and_cvar(0.9), many.quantile(0.9)))
+    worst = {
+        "one": np.abs(single / exact - 1).max(axis=0),
+        "columns": np.abs(columns / exact - 1).max(axis=0),
+    }
+    return {
+        f"{kind} {name}": float(error)
+        for kind, errors in worst.items()
+        for name, error in zip(("mean", "cvar", "quantile"), errors, strict=True)
+    }
+
+
+def cpu_seconds(call: Callable[[], object], rounds: int = 7) -> float:
+    """Median CPU time of a call, after one to warm up."""
+    call()
+    taken = []
+    for _ in range(rounds):
+        start = time.process_time()
+        call()
+        taken.append(time.process_time() - start)
+    return statistics.median(taken)
+
+
+def speed(count: int = 1_000_000) -> dict[str, float]:
+    """CPU time of one belief's mean and CVaR, and beliefs per CPU second as columns."""
+    some = box(2_000, np.random.default_rng(2))
+    beliefs = [some[i] for i in range(len(some))]
+    one = cpu_seconds(lambda: [belief.mean_and_cvar(0.9) for belief in beliefs]) / len(beliefs)
+    many = box(count, np.random.default_rng(3))
+    both = cpu_seconds(lambda: many.mean_and_cvar(0.9))
+    return {
+        "one belief, mean and cvar (us)": one * 1e6,
+        "columns, mean and cvar (beliefs/s)": len(many) / both,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    as_json = parser.parse_args().json
+    machine = f"{platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__}"
+    errors, times = accuracy(), speed()
+    if as_json:
+        print(json.dumps({"machine": machine, "largest relative error": errors, "CPU": times}, indent=2))
+        return
+    print(f"Beliefs about length (log-t, nu {TIE_NU}; {machine})")
+    for name, error in errors.items():
+        print(f"  {name + ', largest relative error':<44} {error:.1e}")
+    for name, value in times.items():
+        print(f"  {name:<44} {value:,.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lengthwise.errors import InputError
+from lengthwise.lengths import LogT, LogTColumns, tail_inflated_expectation
+from tests.lengths.beliefs import logts
+
+
+def columns(beliefs: list[LogT]) -> LogTColumns:
+    return LogTColumns.of([b.mu for b in beliefs], [b.sigma for b in beliefs], [b.cap for b in beliefs])
+
+
+@settings(deadline=None)
+@given(st.lists(logts(), min_size=1, max_size=20))
+def test_columns_say_what_the_single_beliefs_say(beliefs: list[LogT]) -> None:
+    many = columns(beliefs)
+    mean, cvar = many.mean_and_cvar(0.9)
+    assert mean == pytest.approx([b.mean() for b in beliefs], rel=1e-4)
+    assert cvar == pytest.approx([b.cvar(0.9) for b in beliefs], rel=1e-4)
+    assert many.quantile(0.5) == pytest.approx([b.quantile(0.5) for b in beliefs], rel=1e-9)
+    assert many.tie(0.3) == pytest.approx([tail_inflated_expectation(b, 0.3) for b in beliefs], rel=1e-4)
+    assert [many[i] for i in range(len(many))] == beliefs
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("nu", [2.0, 3.5, 30.0])
+def test_tables_hold_for_other_levels_and_tails(nu: float, alpha: float) -> None:
+    rng = np.random.default_rng(7)
+    mu, sigma = rng.uniform(0, 9.5, 300), np.exp(rng.uniform(np.log(0.01), np.log(2.5), 300))
+    many = LogTColumns.of(mu, sigma, rng.integers(16, 131_073, 300), nu)
+    mean, cvar = many.mean_and_cvar(alpha)
+    exact = np.array([many[i].mean_and_cvar(alpha) for i in range(300)])
+    assert mean == pytest.approx(exact[:, 0], rel=1e-4)
+    assert cvar == pytest.approx(exact[:, 1], rel=1e-4)
+
+
+def test_beliefs_outside_the_table_are_integrated_one_by_one() -> None:
+    beliefs = [LogT(5, 0.0001, 8192), LogT(5, 1, 8192), LogT(5, 9, 8192), LogT(-40, 1, 8192), LogT(40, 1, 8)]
+    mean, cvar = columns(beliefs).mean_and_cvar(0.9)
+    assert mean == pytest.approx([b.mean() for b in beliefs], rel=1e-4)
+    assert cvar == pytest.approx([b.cvar(0.9) for b in beliefs], rel=1e-4)
+
+
+def test_one_cap_serves_all() -> None:
+    assert LogTColumns.of([4, 5], [1, 1], 512).quantile(0.999).tolist() == [512, 512]
+
+
+def test_levels_at_the_ends_are_the_mean_and_the_longest() -> None:
+    many = LogTColumns.of([4, 5], [1, 0.3], 512)
+    assert many.cvar(0.0) == pytest.approx(many.mean(), rel=1e-4)
+    assert many.cvar(1.0).tolist() == [512, 512]
+
+
+def test_a_bad_belief_is_named_by_its_row() -> None:
+    with pytest.raises(InputError, match=r"row 2: mu 5\.0, sigma 0\.0, cap 100\.0"):
+        LogTColumns.of([4, 5], [1, 0], 100)
