@@ -4,6 +4,7 @@ from lengthwise.lengths.beliefs import TIE_NU, Belief, LogT, Point, Remaining
 from lengthwise.lengths.columns import LogTColumns, tail_inflated_expectation
 from lengthwise.lengths.contract import DEFAULT_CAP, OUTLIVED_BELOW, LengthDistribution
 from lengthwise.lengths.histogram import Histogram
+from lengthwise.lengths.prior import wide_prior
 
 __all__ = [
     "DEFAULT_CAP",
@@ -17,4 +18,5 @@ __all__ = [
     "Point",
     "Remaining",
     "tail_inflated_expectation",
+    "wide_prior",
 ]

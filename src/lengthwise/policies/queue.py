@@ -1,0 +1,144 @@
+"""The one queue that every host orders its waiting requests with."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lengthwise.errors import InputError
+from lengthwise.policies.contract import JobColumns, QueueView
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lengthwise.policies.contract import Policy
+    from lengthwise.policies.job import Job
+
+_SWEEP_FLOOR = 64  # dead entries that are not worth a sweep
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a waiting job stands: its turn of coming, and the stamp of its one living heap entry."""
+
+    job: Job
+    turn: int
+    stamp: int
+
+
+class PolicyQueue:
+    """Waiting jobs in a policy's order: push, pop, re-key and remove in O(log n).
+
+    Order: priority (lower first), then the policy's key, then the order of coming. A job that is removed or
+    re-keyed leaves a dead entry in the heap; dead entries are swept once they outnumber the living, so that
+    the heap holds at most about twice what waits. The host keeps `running` and `slots` true.
+    """
+
+    def __init__(self, policy: Policy, slots: int = 1) -> None:
+        self.policy = policy
+        self.slots = slots
+        self.running = 0
+        self._heap: list[tuple[int, float, int, int, str]] = []  # priority, key, turn, stamp, id
+        self._places: dict[str, _Place] = {}
+        self._numbers = itertools.count()
+        self._level = policy.level(self.view)
+        self._keyed_at = 0.0
+
+    @property
+    def view(self) -> QueueView:
+        """How full the engine is."""
+        return QueueView(waiting=len(self._places), running=self.running, slots=self.slots)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._places
+
+    def __iter__(self) -> Iterator[Job]:
+        """Go through the waiting jobs in order, the next to run first."""
+        for *_, stamp, job_id in sorted(self._heap):
+            place = self._places.get(job_id)
+            if place is not None and place.stamp == stamp:
+                yield place.job
+
+    def push(self, job: Job, now: float) -> None:
+        """Let a job wait; behind its equals."""
+        if job.id in self._places:
+            raise InputError(
+                f"job '{job.id}' is waiting already", hint="a job waits once; use `update` to re-key it"
+            )
+        self._places[job.id] = _Place(job, next(self._numbers), -1)
+        self._enter(job.id, self.policy.key(job, self.view, now))
+
+    def peek(self, now: float) -> Job | None:
+        """Return the next job to run, without taking it."""
+        self.refresh(now)
+        while self._heap:
+            *_, stamp, job_id = self._heap[0]
+            place = self._places.get(job_id)
+            if place is not None and place.stamp == stamp:
+                return place.job
+            heapq.heappop(self._heap)
+        return None
+
+    def pop(self, now: float) -> Job | None:
+        """Take the next job to run; None when nobody waits."""
+        job = self.peek(now)
+        if job is not None:
+            heapq.heappop(self._heap)
+            del self._places[job.id]
+        return job
+
+    def remove(self, job_id: str) -> Job | None:
+        """Take a job out wherever it stands (an abort); None when it does not wait here."""
+        place = self._places.pop(job_id, None)
+        self._sweep()
+        return None if place is None else place.job
+
+    def update(self, job: Job, now: float) -> None:
+        """Re-key a waiting job whose belief or progress has changed; it keeps its turn among equals."""
+        if job.id not in self._places:
+            raise InputError(f"job '{job.id}' does not wait here", hint="only waiting jobs are re-keyed")
+        self._enter(job.id, self.policy.key(job, self.view, now))
+        self._sweep()
+
+    def use(self, policy: Policy, now: float) -> None:
+        """Change the policy under the waiting jobs: the kill switch is `use(Fcfs(), now)`."""
+        self.policy = policy
+        self._level = policy.level(self.view)
+        self._rekey_all(now)
+
+    def refresh(self, now: float) -> None:
+        """Re-key everybody if the policy's keys have gone stale."""
+        if self.policy.rekey == "on_level":
+            level = self.policy.level(self.view)
+            if level != self._level:
+                self._level = level
+                self._rekey_all(now)
+        elif self.policy.rekey == "on_time" and now > self._keyed_at:
+            self._rekey_all(now)
+
+    def _enter(self, job_id: str, key: float) -> None:
+        place = self._places[job_id]
+        place.stamp = next(self._numbers)
+        heapq.heappush(self._heap, (place.job.priority, key, place.turn, place.stamp, job_id))
+
+    def _sweep(self) -> None:
+        if len(self._heap) > 2 * len(self._places) + _SWEEP_FLOOR:
+            self._heap = [
+                e for e in self._heap if (p := self._places.get(e[4])) is not None and p.stamp == e[3]
+            ]
+            heapq.heapify(self._heap)
+
+    def _rekey_all(self, now: float) -> None:
+        self._keyed_at = now
+        places = list(self._places.values())
+        keys = self.policy.keys(JobColumns.of(place.job for place in places), self.view, now).tolist()
+        self._heap = [
+            (place.job.priority, key, place.turn, place.stamp, place.job.id)
+            for place, key in zip(places, keys, strict=True)
+        ]
+        heapq.heapify(self._heap)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from typer.testing import CliRunner
+
+from lengthwise.cli import app
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_doctor_says_how_to_get_what_is_missing() -> None:
+    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "core ready" in result.stdout
+    assert "lengthwise[ray]" in result.stdout
+
+
+def test_doctor_speaks_json() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    parts = {part["package"]: part for part in json.loads(result.stdout)["parts"]}
+    assert parts["huggingface-hub"]["version"]
+
+
+def test_doctor_tells_where_the_data_is(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor"], env={"LENGTHWISE_DATA": str(tmp_path), "COLUMNS": "400"})
+    assert str(tmp_path) in result.stdout
+
+
+def test_a_data_folder_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LENGTHWISE_DATA", "/nowhere/at/all")
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 2
+    assert "LENGTHWISE_DATA=/nowhere/at/all" in result.stderr
+
+
+def test_version_is_printed() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.stdout.startswith("lengthwise ")

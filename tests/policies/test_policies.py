@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.lengths import Histogram, LogT, Point
+from lengthwise.policies import Fcfs, Job, PolicyQueue, QueueView, Sjf, make_policy
+
+VIEW = QueueView(slots=4)
+
+
+def served(queue: PolicyQueue) -> list[str]:
+    order = []
+    while (job := queue.pop(0.0)) is not None:
+        order.append(job.id)
+    return order
+
+
+def test_fcfs_serves_in_order_of_arrival() -> None:
+    queue = PolicyQueue(Fcfs())
+    for name, arrival in (("b", 2.0), ("a", 1.0), ("c", 3.0)):
+        queue.push(Job(name, arrival), 3.0)
+    assert served(queue) == ["a", "b", "c"]
+
+
+def test_sjf_serves_the_shortest_expected_first_and_the_unknown_in_the_middle() -> None:
+    queue = PolicyQueue(Sjf())
+    queue.push(Job("long", 0.0, belief=Point(4000)), 0.0)
+    queue.push(Job("unknown", 1.0), 1.0)
+    queue.push(Job("short", 2.0, belief=Point(10)), 2.0)
+    assert served(queue) == ["short", "unknown", "long"]
+
+
+def test_max_tokens_caps_what_a_job_is_expected_to_cost() -> None:
+    job = Job("a", 0.0, belief=LogT(8, 1, 131_072), max_tokens=50)
+    assert job.expected <= 50
+    assert job.tail == 50
+    assert Job("b", 0.0, max_tokens=20).expected <= 20
+
+
+def test_priority_goes_before_any_key() -> None:
+    queue = PolicyQueue(Sjf())
+    queue.push(Job("short", 0.0, belief=Point(1)), 0.0)
+    queue.push(Job("urgent", 0.0, belief=Point(1000), priority=-1), 0.0)
+    assert served(queue) == ["urgent", "short"]
+
+
+def test_the_kill_switch_puts_everybody_back_in_order_of_arrival() -> None:
+    queue = PolicyQueue(Sjf())
+    queue.push(Job("first", 0.0, belief=Point(1000)), 0.0)
+    queue.push(Job("second", 1.0, belief=Point(1)), 1.0)
+    queue.use(Fcfs(), 2.0)
+    assert served(queue) == ["first", "second"]
+
+
+def test_memory_takes_the_last_admitted_under_fcfs_and_the_longest_to_go_under_sjf() -> None:
+    running = [
+        Job("a", 0.0, belief=Point(900)),
+        Job("b", 1.0, belief=Point(500)),
+        Job("c", 2.0, belief=Point(600)),
+    ]
+    running[0].generated = 800
+    assert Fcfs().victim(running, None, 0.0) is running[2]
+    assert Sjf().victim(running, None, 0.0) is running[2]
+    running[2].generated = 200
+    assert Sjf().victim(running, None, 0.0) is running[1]
+
+
+def test_a_late_belief_moves_a_waiting_job() -> None:
+    queue = PolicyQueue(Sjf())
+    early, late = Job("early", 0.0), Job("late", 1.0)
+    queue.push(early, 0.0)
+    queue.push(late, 1.0)
+    late.believe(Histogram([0, 10], [1.0]))
+    queue.update(late, 2.0)
+    assert served(queue) == ["late", "early"]
+
+
+def test_a_job_waits_once() -> None:
+    queue = PolicyQueue(Fcfs())
+    queue.push(Job("a", 0.0), 0.0)
+    with pytest.raises(InputError, match="waiting already"):
+        queue.push(Job("a", 1.0), 1.0)
+    with pytest.raises(InputError, match="does not wait here"):
+        queue.update(Job("b", 1.0), 1.0)
+
+
+def test_an_unknown_policy_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(InputError, match=r"did you mean sjf.*fcfs, sjf"):
+        make_policy("sfj")
