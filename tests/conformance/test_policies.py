@@ -32,25 +32,19 @@ def jobs(draw: st.DrawFn, job_id: str = "a") -> Job:
 
 
 @given(policies, jobs(), views, times)
-def test_keys_are_finite_for_any_belief_and_none(
-    policy: Policy, job: Job, view: QueueView, now: float
-) -> None:
+def test_keys_are_finite_for_any_belief_and_none(policy: Policy, job: Job, view: QueueView, now: float) -> None:
     assert math.isfinite(policy.key(job, view, now))
 
 
 @given(policies, st.lists(jobs(), min_size=1, max_size=8), views, times)
-def test_keys_as_arrays_are_the_single_keys(
-    policy: Policy, many: list[Job], view: QueueView, now: float
-) -> None:
+def test_keys_as_arrays_are_the_single_keys(policy: Policy, many: list[Job], view: QueueView, now: float) -> None:
     keys = policy.keys(JobColumns.of(many), view, now)
     assert keys == pytest.approx([policy.key(job, view, now) for job in many])
     assert np.isfinite(keys).all()
 
 
 @given(policies, st.lists(jobs(), max_size=6), jobs(), times)
-def test_a_victim_is_one_of_the_running(
-    policy: Policy, running: list[Job], candidate: Job, now: float
-) -> None:
+def test_a_victim_is_one_of_the_running(policy: Policy, running: list[Job], candidate: Job, now: float) -> None:
     forced = policy.victim(running, None, now)
     assert (forced in running) if running else (forced is None)
     yields = policy.victim(running, candidate, now)

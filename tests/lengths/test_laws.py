@@ -22,9 +22,7 @@ def test_every_family_keeps_the_contract(belief: LengthDistribution) -> None:
 
 
 @given(beliefs(), st.floats(0, 20_000), st.floats(0, 20_000))
-def test_survival_falls_from_at_most_one_to_zero_at_the_cap(
-    belief: LengthDistribution, a: float, b: float
-) -> None:
+def test_survival_falls_from_at_most_one_to_zero_at_the_cap(belief: LengthDistribution, a: float, b: float) -> None:
     low, high = sorted((a, b))
     assert 1.0 >= belief.survival(low) >= belief.survival(high) >= 0.0
     assert belief.survival(belief.cap) == 0.0

@@ -31,8 +31,7 @@ def adaptive(belief: LogT, low: float, power: int = 1) -> float:
 
     pieces = np.unique(np.clip(np.append(np.arange(-60.0, 12.0, 1.0), [start, stop]), start, stop))
     inner = sum(
-        integrate.quad(grown, a, b, epsabs=1e-13, epsrel=1e-11, limit=200)[0]
-        for a, b in itertools.pairwise(pieces)
+        integrate.quad(grown, a, b, epsabs=1e-13, epsrel=1e-11, limit=200)[0] for a, b in itertools.pairwise(pieces)
     )
     return inner + float(belief.cap) ** power * float(special.stdtr(nu, -max(k, math.sinh(start))))
 

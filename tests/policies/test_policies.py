@@ -76,6 +76,15 @@ def test_a_late_belief_moves_a_waiting_job() -> None:
     assert served(queue) == ["late", "early"]
 
 
+def test_who_comes_back_keeps_ahead_of_equals() -> None:
+    queue = PolicyQueue(Sjf())
+    for name in ("a", "b"):
+        queue.push(Job(name, 0.0, belief=Point(10)), 0.0)
+    queue.push(Job("back", 0.0, belief=Point(10)), 1.0, front=True)
+    queue.push(Job("back too", 0.0, belief=Point(10)), 1.0, front=True)
+    assert served(queue) == ["back too", "back", "a", "b"]
+
+
 def test_a_job_waits_once() -> None:
     queue = PolicyQueue(Fcfs())
     queue.push(Job("a", 0.0), 0.0)

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from lengthwise import __version__
-from lengthwise.cli import doctor
+from lengthwise.cli import doctor, traces, workload
 from lengthwise.errors import InputError
 
 __all__ = ["app", "main"]
@@ -34,6 +34,8 @@ app = typer.Typer(
     help="LLM serving that knows how long an answer will be.",
 )
 app.command()(doctor.doctor)
+app.add_typer(workload.app, name="workload")
+app.add_typer(traces.app, name="traces")
 
 
 def _print_version(wanted: bool) -> None:
@@ -46,9 +48,7 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
-        ),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave."),
     ] = False,
 ) -> None:
     pass

@@ -36,9 +36,7 @@ class Part:
 
 
 PARTS = (
-    Part(
-        "huggingface-hub", "CASTILLO by its hub name instead of a local copy", "pip install huggingface-hub"
-    ),
+    Part("huggingface-hub", "CASTILLO by its hub name instead of a local copy", "pip install huggingface-hub"),
     Part("torch", "no command yet (training of predictors)", "pip install 'lengthwise[train]'"),
     Part("transformers", "no command yet (training of predictors)", "pip install 'lengthwise[train]'"),
     Part("vllm", "no command yet (the engine plug-in)", "pip install 'lengthwise[vllm]'"),
@@ -61,17 +59,13 @@ def doctor(
         typer.echo(json.dumps({"lengthwise": __version__, "data": data, "parts": parts}, indent=2))
         return
     console = Console()
-    console.print(
-        f"lengthwise {__version__}, Python {platform.python_version()}, {platform.machine()}: core ready"
-    )
+    console.print(f"lengthwise {__version__}, Python {platform.python_version()}, {platform.machine()}: core ready")
     table = Table(box=None, pad_edge=False)
     for heading in ("part", "version", "needed for", "how to get it"):
         table.add_column(heading, overflow="fold")
     for part in PARTS:
         found = part.version
-        table.add_row(
-            part.package, found or "[yellow]missing[/]", part.needed_for, "" if found else escape(part.how)
-        )
+        table.add_row(part.package, found or "[yellow]missing[/]", part.needed_for, "" if found else escape(part.how))
     console.print(table)
     if home is None:
         console.print(

@@ -231,11 +231,7 @@ class Remaining(Belief):
 
     def remaining(self, generated: int) -> LengthDistribution:
         """The same view, further on: remaining(a).remaining(b) is remaining(a + b)."""
-        return (
-            self.whole.remaining(self.generated + generated)
-            if generated > 0
-            else super().remaining(generated)
-        )
+        return self.whole.remaining(self.generated + generated) if generated > 0 else super().remaining(generated)
 
     def censored_at(self, max_tokens: int | None) -> LengthDistribution:
         """The same view with at most `max_tokens` still to come."""

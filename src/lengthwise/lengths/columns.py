@@ -86,9 +86,7 @@ class LogTColumns:
         mean, cvar = self.mean_and_cvar(alpha)
         return mean + beta * cvar
 
-    def _one_by_one(
-        self, rows: NDArray[np.intp], alpha: float
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _one_by_one(self, rows: NDArray[np.intp], alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         both = np.array([self[int(row)].mean_and_cvar(alpha) for row in rows]).reshape(-1, 2)
         return both[:, 0], both[:, 1]
 

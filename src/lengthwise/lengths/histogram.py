@@ -34,9 +34,7 @@ class Histogram(Belief):
     probabilities: tuple[float, ...]
     cap: int
 
-    def __init__(
-        self, edges: Iterable[float], probabilities: Iterable[float], cap: int | None = None
-    ) -> None:
+    def __init__(self, edges: Iterable[float], probabilities: Iterable[float], cap: int | None = None) -> None:
         edges_ = np.fromiter(edges, np.float64)
         mass = np.fromiter(probabilities, np.float64)
         _check(edges_, mass)
@@ -99,9 +97,7 @@ def _check(edges: NDArray[np.float64], mass: NDArray[np.float64]) -> None:
             f"{len(edges)} edges for {len(mass)} probabilities", hint="give one edge more than probabilities"
         )
     if not (edges[0] >= 0 and np.isfinite(edges).all() and (np.diff(edges) > 0).all()):
-        raise InputError(
-            "the edges do not rise", hint="give finite edges from 0 up, each above the one before"
-        )
+        raise InputError("the edges do not rise", hint="give finite edges from 0 up, each above the one before")
     if not (np.isfinite(mass).all() and (mass >= 0).all()):
         raise InputError("a probability is negative or not a number", hint="give probabilities from 0 to 1")
     if abs(mass.sum() - 1.0) > _SUM_TOLERANCE:

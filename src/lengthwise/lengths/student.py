@@ -69,9 +69,7 @@ def reach_above(nu: float) -> float:
     return _reach(_LOG_MASS_ABOVE, nu)
 
 
-def nodes_between(
-    low: float, high: float, sigma: float, nu: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def nodes_between(low: float, high: float, sigma: float, nu: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return nodes t in (low, high) and weights that integrate exp(sigma * t) against the density of T.
 
     The panels are narrow enough for the growth of exp(sigma * t), and start where it begins to matter.

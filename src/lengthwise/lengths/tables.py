@@ -82,9 +82,7 @@ def tail_table(nu: float, alpha: float) -> TailTable:
     return TailTable(nu, quantile, *filtered)
 
 
-def _grid(
-    v: NDArray[np.float64], sigma: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _grid(v: NDArray[np.float64], sigma: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return k and sigma on the grid; v is inverted by Newton's method, which its slope makes safe."""
     target = np.repeat(v[:, None], len(sigma), axis=1)
     sigmas = np.broadcast_to(sigma, target.shape)

@@ -64,13 +64,12 @@ class PolicyQueue:
             if place is not None and place.stamp == stamp:
                 yield place.job
 
-    def push(self, job: Job, now: float) -> None:
-        """Let a job wait; behind its equals."""
+    def push(self, job: Job, now: float, *, front: bool = False) -> None:
+        """Let a job wait: behind its equals, or before them (one that was preempted keeps its place)."""
         if job.id in self._places:
-            raise InputError(
-                f"job '{job.id}' is waiting already", hint="a job waits once; use `update` to re-key it"
-            )
-        self._places[job.id] = _Place(job, next(self._numbers), -1)
+            raise InputError(f"job '{job.id}' is waiting already", hint="a job waits once; use `update` to re-key it")
+        turn = next(self._numbers)
+        self._places[job.id] = _Place(job, -turn if front else turn, -1)
         self._enter(job.id, self.policy.key(job, self.view, now))
 
     def peek(self, now: float) -> Job | None:
@@ -128,9 +127,7 @@ class PolicyQueue:
 
     def _sweep(self) -> None:
         if len(self._heap) > 2 * len(self._places) + _SWEEP_FLOOR:
-            self._heap = [
-                e for e in self._heap if (p := self._places.get(e[4])) is not None and p.stamp == e[3]
-            ]
+            self._heap = [e for e in self._heap if (p := self._places.get(e[4])) is not None and p.stamp == e[3]]
             heapq.heapify(self._heap)
 
     def _rekey_all(self, now: float) -> None:

@@ -1,0 +1,137 @@
+"""`lengthwise traces`: what traces there are, what is in one, and one format into another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from lengthwise.cli.workload import AsJson, fact_table, facts, show_written
+from lengthwise.workloads import TRACES, Trace, load_workload, write_workload
+from lengthwise.workloads.formats import Format
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Traces: requests as they were logged or published. A folder of them is named by LENGTHWISE_DATA.",
+)
+
+_BINS = 40
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@app.command("list")
+def list_traces(as_json: AsJson = False) -> None:
+    """The traces known by name, and which of them are here.
+
+    Example: `LENGTHWISE_DATA=~/data lengthwise traces list`
+    """
+    if as_json:
+        typer.echo(json.dumps([_entry(trace) for trace in TRACES.values()], indent=2))
+        return
+    table = Table("name", "here", "requests", "knows", "licence")
+    for trace in TRACES.values():
+        table.add_row(
+            f"{trace.name}\n{trace.about}",
+            "yes" if trace.path else "no",
+            f"{trace.rows:,}",
+            "\n".join(_knows(trace)),
+            trace.licence,
+            end_section=True,
+        )
+    Console(markup=False, highlight=False).print(table)
+    if not all(trace.path for trace in TRACES.values()):
+        typer.echo("Those that are not here are looked for in the folder LENGTHWISE_DATA names.")
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A name of `lengthwise traces list`, or a file.")],
+    as_json: AsJson = False,
+) -> None:
+    """What is in a trace: rate, burstiness, lengths, repeated prefixes, where it comes from.
+
+    Example: `lengthwise traces show azure_sample`
+    """
+    workload = load_workload(name, need_arrivals=False)
+    trace = TRACES.get(name)
+    if as_json:
+        origin = {} if trace is None else {"licence": trace.licence, "source": trace.source}
+        typer.echo(json.dumps({**facts(workload), **origin}, indent=2))
+        return
+    table = fact_table(workload)
+    table.add_row("content hash", workload.content_hash)
+    table.add_row("input, log scale", _histogram(workload.input_tokens))
+    table.add_row("output, log scale", _histogram(workload.output_tokens))
+    if workload.has_arrivals:
+        counts, _ = np.histogram(workload.arrival_s, bins=_BINS)
+        table.add_row("arrivals in time", f"{sparkline(counts)} max {counts.max():,}")
+    if trace is not None:
+        table.add_row("licence", trace.licence)
+        table.add_row("source", trace.source)
+    Console(markup=False, highlight=False).print(table)
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A file, or a name of `lengthwise traces list`.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write: .parquet, .jsonl or .csv.")],
+    from_format: Annotated[
+        Format | None, typer.Option("--from", help="Format of IN; told from the file if not given.")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens per block hash, where IN does not say (Mooncake: 512).")
+    ] = None,
+    jitter_seed: Annotated[
+        int | None,
+        typer.Option(help="Spread Mooncake's three-second ticks: each arrival to a random moment of its tick."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """One format into another: Parquet, CSV, Azure's CSV, Mooncake's JSON lines, ShareGPT's JSON.
+
+    Example: `lengthwise traces convert AzureLLMInferenceTrace_conv.csv conv.parquet`
+    """
+    workload = load_workload(source, format=from_format, block_size=block_size, jitter_seed=jitter_seed)
+    write_workload(workload, out)
+    show_written(workload, out, as_json=as_json)
+
+
+def sparkline(counts: NDArray[np.integer[Any]]) -> str:
+    """Counts as bars of eight heights; a count above zero is never drawn as nothing."""
+    if not counts.any():
+        return " " * len(counts)
+    heights = np.ceil(counts / counts.max() * len(_BARS)).astype(int)
+    return "".join(_BARS[height - 1] if height else " " for height in heights.tolist())
+
+
+def _histogram(tokens: NDArray[np.int64]) -> str:
+    """Lengths are spread over orders of magnitude, so bins are equal on a logarithmic axis."""
+    low, high = int(tokens.min()), int(tokens.max())
+    if low == high:
+        return f"all {low:,}"
+    counts, _ = np.histogram(np.log(tokens), bins=_BINS)
+    return f"{low:,} {sparkline(counts)} {high:,}"
+
+
+def _knows(trace: Trace) -> list[str]:
+    return ["lengths", *(["arrivals"] if trace.arrivals else []), *(["prefixes"] if trace.prefixes else [])]
+
+
+def _entry(trace: Trace) -> dict[str, Any]:
+    return {
+        "name": trace.name,
+        "about": trace.about,
+        "licence": trace.licence,
+        "source": trace.source,
+        "requests": trace.rows,
+        "arrivals": trace.arrivals,
+        "prefixes": trace.prefixes,
+        "here": trace.path is not None,
+    }

@@ -1,0 +1,277 @@
+"""`lengthwise workload`: make a workload and write it to a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lengthwise.errors import InputError
+from lengthwise.workloads import (
+    DiscreteLengths,
+    Workload,
+    behind_prefixes,
+    castillo_workload,
+    into_sessions,
+    load_alpaca,
+    load_castillo,
+    load_workload,
+    react_workload,
+    read_workload,
+    redraw,
+    replay,
+    write_workload,
+)
+from lengthwise.workloads.castillo import PACKAGED
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Make a workload: requests with arrivals, prompts and true lengths, as Parquet, JSON lines or CSV.",
+)
+
+Out = Annotated[
+    Path,
+    typer.Option("--out", "-o", help="File to write: .parquet (everything), .jsonl (Mooncake's keys) or .csv."),
+]
+Rate = Annotated[float, typer.Option(help="Requests per second.")]
+Cv = Annotated[
+    float,
+    typer.Option(help="Burstiness: coefficient of variation of the gaps. 1 is Poisson, 2 comes in bursts."),
+]
+Requests = Annotated[int, typer.Option(help="How many; prompts repeat in a new order when there are fewer.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same workload, bit for bit.")]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="The clients' limit on the answer; longer true lengths are cut there.")
+]
+SharedPrefixes = Annotated[
+    int | None, typer.Option(help="Put each prompt behind one of this many shared system prompts.")
+]
+PrefixTokens = Annotated[int, typer.Option(help="Length of a shared system prompt, in tokens.")]
+Popularity = Annotated[
+    Literal["zipf", "uniform"], typer.Option(help="How unequally the shared system prompts are used.")
+]
+Turns = Annotated[float | None, typer.Option(help="Make requests turns of sessions with this many turns on average.")]
+Think = Annotated[float, typer.Option("--think", help="Mean seconds from one turn's arrival to the next one's.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.command()
+def castillo(
+    llm: Annotated[str, typer.Option(help="Whose answers; a short name such as llama-3.1-8b will do.")],
+    rate: Rate,
+    out: Out,
+    requests: Requests = 1000,
+    cv: Cv = 1.0,
+    seed: Seed = 0,
+    split: Annotated[
+        list[str] | None, typer.Option(help="Only prompts of this split (train, validate, test); repeatable.")
+    ] = None,
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(help="Only prompts of this corpus (Mbpp, DollyDataset, ...); repeatable."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub name (danfperam/castillo); default $LENGTHWISE_DATA/castillo."),
+    ] = None,
+    max_tokens: MaxTokens = None,
+    shared_prefixes: SharedPrefixes = None,
+    prefix_tokens: PrefixTokens = 512,
+    popularity: Popularity = "zipf",
+    turns: Turns = None,
+    think: Think = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """CASTILLO's prompts with the lengths one LLM really answered them with.
+
+    The true length of a request is one of the prompt's clean samples, drawn by seed.
+
+    Example: `lengthwise workload castillo --llm llama-3.1-8b --rate 8 --shared-prefixes 10 -o w.parquet`
+    """
+    samples = load_castillo(data)
+    if samples.origin == PACKAGED:
+        note("LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package")
+    samples = samples.where(split=split or None, corpus=corpus or None)
+    workload = castillo_workload(samples, llm, requests=requests, rate=rate, cv=cv, seed=seed, max_tokens=max_tokens)
+    workload = _shape(workload, seed, turns, think, shared_prefixes, prefix_tokens, popularity)
+    _write(workload, out, as_json)
+
+
+@app.command()
+def react(
+    rate: Rate,
+    out: Out,
+    workloads: Annotated[int, typer.Option(help="How many shared prefixes.")] = 10,
+    examples: Annotated[int, typer.Option(help="Groups of in-context examples: the length of the prefix.")] = 4,
+    requests: Requests = 1000,
+    lengths: Annotated[
+        str, typer.Option(help="True lengths as length:probability pairs; max_tokens is the largest.")
+    ] = "1:0.5,300:0.5",
+    cv: Cv = 1.0,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Preble's ReAct workload: a long prefix shared inside each workload, a short random tail.
+
+    Four examples make 1,981 tokens, of which 1,897 are shared.
+
+    Example: `lengthwise workload react --rate 64 --lengths "1:0.5,300:0.5" -o w.jsonl`
+    """
+    workload = react_workload(
+        workloads=workloads,
+        examples=examples,
+        requests=requests,
+        rate=rate,
+        lengths=DiscreteLengths.parse(lengths),
+        seed=seed,
+        cv=cv,
+    )
+    _write(workload, out, as_json)
+
+
+@app.command()
+def alpaca(
+    rate: Rate,
+    out: Out,
+    requests: Requests = 1000,
+    cv: Cv = 1.0,
+    seed: Seed = 0,
+    max_tokens: MaxTokens = None,
+    shared_prefixes: SharedPrefixes = None,
+    prefix_tokens: PrefixTokens = 512,
+    popularity: Popularity = "zipf",
+    turns: Turns = None,
+    think: Think = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Stanford Alpaca's instructions with the lengths of their reference answers (non-commercial data).
+
+    Needs $LENGTHWISE_DATA/alpaca52k/alpaca52k.parquet.
+
+    Example: `lengthwise workload alpaca --rate 20 --requests 5000 -o alpaca.parquet`
+    """
+    workload = redraw(load_alpaca(), requests=requests, rate=rate, cv=cv, seed=seed).limited_to(max_tokens)
+    workload = _shape(workload, seed, turns, think, shared_prefixes, prefix_tokens, popularity)
+    _write(workload, out, as_json)
+
+
+@app.command()
+def trace(
+    source: Annotated[str, typer.Argument(help="A name of `lengthwise traces list`, or a file.")],
+    out: Out,
+    rate: Annotated[float | None, typer.Option(help="Requests per second; the trace's own if not given.")] = None,
+    requests: Annotated[int | None, typer.Option(help="The first so many; all if not given.")] = None,
+    cv: Annotated[
+        float | None,
+        typer.Option(help="Draw requests anew, with Gamma arrivals of this CV, in place of the trace's own."),
+    ] = None,
+    seed: Seed = 0,
+    max_tokens: MaxTokens = None,
+    shared_prefixes: SharedPrefixes = None,
+    prefix_tokens: PrefixTokens = 512,
+    popularity: Popularity = "zipf",
+    turns: Turns = None,
+    think: Think = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """A trace at another rate: its own arrivals sped up or slowed down, or drawn anew with --cv.
+
+    A trace without arrivals (lengths only, ShareGPT) needs --rate, and gets Poisson arrivals.
+
+    Example: `lengthwise workload trace azure2023_conv --rate 20 --requests 10000 -o azure20.parquet`
+    """
+    workload = load_workload(source, need_arrivals=rate is None)
+    if cv is None and workload.has_arrivals:
+        workload = replay(workload, requests=requests, rate=rate)
+    elif rate is None:
+        reason = "arrivals of its own are not there" if cv is None else "--cv draws arrivals anew"
+        raise InputError(reason, source=source, field="arrival_s", hint="say how fast with --rate")
+    else:
+        n = len(workload) if requests is None else requests
+        workload = redraw(workload, requests=n, rate=rate, cv=1.0 if cv is None else cv, seed=seed)
+    workload = workload.limited_to(max_tokens)
+    workload = _shape(workload, seed, turns, think, shared_prefixes, prefix_tokens, popularity)
+    _write(workload, out, as_json)
+
+
+def note(text: str) -> None:
+    """One line for the person, out of the way of what is printed for machines."""
+    typer.echo(f"note: {text}", err=True)
+
+
+def facts(workload: Workload) -> dict[str, Any]:
+    """What there is to say about a workload, ready for JSON."""
+    return {
+        "name": workload.name,
+        "content_hash": workload.content_hash,
+        **asdict(workload.describe()),
+        "block_size": workload.block_size,
+        "left_out": [asdict(entry) for entry in workload.left_out],
+    }
+
+
+def fact_table(workload: Workload) -> Table:
+    """The same for people."""
+    told = workload.describe()
+    table = Table(title=workload.name, show_header=False, title_justify="left")
+    table.add_row("requests", f"{told.requests:,}")
+    if told.rate is None:
+        table.add_row("arrivals", "none: all at once")
+    else:
+        table.add_row("arrivals", f"{told.rate:.4g} per second over {told.duration_s:,.1f} s, CV {told.arrival_cv:.2f}")
+    for name, length in (("input tokens", told.input), ("output tokens", told.output)):
+        percentiles = f"p50 {length.p50:,.0f}, p90 {length.p90:,.0f}, p99 {length.p99:,.0f}, max {length.max:,}"
+        table.add_row(name, f"mean {length.mean:,.1f}, {percentiles}")
+    if told.repeated_prefix is not None:
+        table.add_row(
+            "repeated prefix",
+            f"{told.repeated_prefix:.1%} of prompt tokens, in blocks of {workload.block_size}",
+        )
+    for entry in workload.left_out:
+        table.add_row("left out", f"{entry.rows:,} {entry.rule}")
+    return table
+
+
+def show_written(workload: Workload, out: Path, *, as_json: bool) -> None:
+    """Say what was written where."""
+    if out.suffix == ".csv" and workload.has_blocks:
+        note(f"CSV has no lists: block hashes are not in {out}")
+    # JSON lines and CSV hold less than the workload; the hash told is the one a reader of the file will get.
+    content_hash = workload.content_hash if out.suffix == ".parquet" else read_workload(out).content_hash
+    if as_json:
+        typer.echo(json.dumps({"file": str(out), **facts(workload), "content_hash": content_hash}, indent=2))
+        return
+    table = fact_table(workload)
+    table.add_row("content hash", content_hash)
+    table.add_row("file", str(out))
+    Console(markup=False, highlight=False).print(table)
+
+
+def _shape(
+    workload: Workload,
+    seed: int,
+    turns: float | None,
+    think_s: float,
+    shared_prefixes: int | None,
+    prefix_tokens: int,
+    popularity: Literal["zipf", "uniform"],
+) -> Workload:
+    """Sessions first: a system prompt stands once, at the beginning of a conversation."""
+    if turns is not None:
+        workload = into_sessions(workload, turns=turns, think_s=think_s, seed=seed)
+    if shared_prefixes is not None:
+        workload = behind_prefixes(
+            workload, prefixes=shared_prefixes, tokens=prefix_tokens, popularity=popularity, seed=seed
+        )
+    return workload
+
+
+def _write(workload: Workload, out: Path, as_json: bool) -> None:
+    write_workload(workload, out)
+    show_written(workload, out, as_json=as_json)

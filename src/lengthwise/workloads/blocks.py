@@ -1,0 +1,104 @@
+"""Block hashes: the one module that says when two prompts share a prefix.
+
+A hash stands for a block *and everything before it*: it is the xxh3-64 of the block, seeded with the hash of
+the block before. So prompts share their first n blocks exactly when their first n hashes are equal (up to
+64-bit collisions), and a prefix can be looked up by one number. Only full blocks count: a block that may
+still grow has no hash yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+BLOCK_TOKENS = 64
+"""Tokens of a block where token ids are known."""
+
+BYTES_PER_TOKEN = 4
+"""Of ordinary text, where no tokenizer is known."""
+
+BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
+"""Bytes of a block where only the text is known: 256."""
+
+
+def hash_tokens(token_ids: Sequence[int] | NDArray[np.integer], block_size: int = BLOCK_TOKENS) -> NDArray[np.uint64]:
+    """Chained hashes of the full blocks of a prompt's token ids."""
+    data = np.ascontiguousarray(token_ids, dtype="<i8").tobytes()
+    return hash_chunks(_full_chunks(data, 8 * block_size))
+
+
+def hash_text(text: str, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint64]:
+    """Chained hashes of the full blocks of a prompt's UTF-8 bytes, where no tokenizer is known."""
+    return hash_chunks(_full_chunks(text.encode(), block_bytes))
+
+
+def hash_chunks(chunks: Iterable[bytes | memoryview], before: int = 0) -> NDArray[np.uint64]:
+    """Chained hashes of given pieces; `before` is the hash of what they follow."""
+    hashes = []
+    for chunk in chunks:
+        before = xxhash.xxh3_64_intdigest(chunk, before)
+        hashes.append(before)
+    return np.array(hashes, dtype=np.uint64)
+
+
+def stream_blocks(stream_id: int, n_blocks: int) -> NDArray[np.uint64]:
+    """The first blocks of an endless stream of which only the identity is known, not the content.
+
+    Streams stand in for conversations whose texts nobody kept: the same stream always begins alike, two
+    streams share nothing.
+    """
+    return _mix(np.full(n_blocks, stream_id, np.uint64), np.arange(n_blocks, dtype=np.uint64))
+
+
+def stream_block_lists(stream_ids: NDArray[np.integer], counts: NDArray[np.integer]) -> pa.ListArray:
+    """`stream_blocks` for many requests at once: row i holds the first counts[i] blocks of stream_ids[i]."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    values = _mix(np.repeat(stream_ids, counts).astype(np.uint64), within.astype(np.uint64))
+    return block_lists(values, counts)
+
+
+def rechain(values: NDArray[np.uint64], before: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The hashes of the same blocks when each stands behind another beginning (`before`, one hash each)."""
+    return _mix(before, values)
+
+
+def block_lists(values: NDArray[np.uint64], counts: NDArray[np.integer]) -> pa.ListArray:
+    """A flat array of hashes cut into one list per request."""
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.uint64()))
+
+
+def text_block_lists(texts: Sequence[str], input_tokens: NDArray[np.integer]) -> pa.ListArray:
+    """`hash_text` for many prompts whose token counts are known too, as blocks of BLOCK_TOKENS.
+
+    Where a text has more bytes per token than the usual four, its last blocks would lie beyond its tokens;
+    they are cut, so that no prompt claims more cached tokens than it has.
+    """
+    hashes = [hash_text(text)[: n // BLOCK_TOKENS] for text, n in zip(texts, input_tokens, strict=True)]
+    counts = np.array([len(row) for row in hashes], np.int64)
+    return block_lists(np.concatenate([np.empty(0, np.uint64), *hashes]), counts)
+
+
+def _full_chunks(data: bytes, size: int) -> list[memoryview]:
+    view = memoryview(data)
+    return [view[start : start + size] for start in range(0, len(data) - size + 1, size)]
+
+
+def _mix(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """64 well-mixed bits of two numbers: splitmix64's finalizer, once over each."""
+    return _finalize(_finalize(high + np.uint64(0x9E3779B97F4A7C15)) + low)
+
+
+def _finalize(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,169 @@
+"""Mooncake's JSON lines: timestamp (ms), input_length, output_length, hash_ids; one request per line.
+
+hash_ids are block numbers in order of first appearance, for blocks of 512 tokens, the last one not
+necessarily full. What a Workload knows beyond that goes into further keys, which other readers ignore.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from lengthwise.errors import InputError
+from lengthwise.workloads.files import open_text
+from lengthwise.workloads.tabular import Parsed
+from lengthwise.workloads.workload import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from lengthwise.workloads.workload import Workload
+
+BLOCK_TOKENS = 512
+TICK_S = 3.0
+"""Mooncake's published timestamps are multiples of three seconds."""
+
+_EXTRA = ("prompt", "sample_mean", "llm", "max_tokens", "priority", "tenant", "session")
+_FILE_SCHEMA = pa.schema(
+    [
+        pa.field("timestamp", pa.float64()),
+        pa.field("input_length", pa.int64()),
+        pa.field("output_length", pa.int64()),
+        pa.field("hash_ids", pa.list_(pa.int64())),
+        *(SCHEMA.field(name).with_nullable(True) for name in _EXTRA),
+        pa.field("block_size", pa.int64()),
+    ]
+)
+_OWN_NAMES = {
+    "arrival_s": "timestamp",
+    "input_tokens": "input_length",
+    "output_tokens": "output_length",
+    "block_hashes": "hash_ids",
+}
+_HINTS = {
+    "timestamp": "milliseconds from the start, a number",
+    "input_length": "a whole number of tokens, at least 1",
+    "output_length": "a whole number of tokens, at least 1",
+    "hash_ids": "a list of whole numbers, one per block",
+}
+_READ_BLOCK_BYTES = 16 << 20
+
+
+def read_mooncake(path: Path) -> Parsed:
+    """Mooncake's columns under our names, seconds for milliseconds."""
+    try:
+        with pa.input_stream(str(path), compression="detect") as stream:
+            table = pyarrow.json.read_json(
+                stream,
+                read_options=pyarrow.json.ReadOptions(block_size=_READ_BLOCK_BYTES),
+                parse_options=pyarrow.json.ParseOptions(
+                    explicit_schema=_FILE_SCHEMA, unexpected_field_behavior="ignore"
+                ),
+            )
+    except (pa.ArrowInvalid, OSError):
+        table = _read_slowly(path)
+    _check(table, path)
+    sizes = pc.unique(table["block_size"]).drop_null().to_pylist()
+    if len(sizes) > 1:
+        raise InputError(f"several block sizes: {sizes}", source=path, field="block_size", hint="one for all rows")
+    known = bool(sizes) or bool(pc.sum(pc.list_value_length(table["hash_ids"])).as_py())
+    columns = {ours: table[_OWN_NAMES.get(ours, ours)] for ours in (*_OWN_NAMES, *_EXTRA)}
+    # To the nanosecond: so that a time that came from decimal seconds becomes the very same number again.
+    columns["arrival_s"] = np.round(columns["arrival_s"].to_numpy() / 1e3, 9)
+    if not known:
+        del columns["block_hashes"]
+    return Parsed(pa.table(columns), block_size=sizes[0] if sizes else BLOCK_TOKENS, own_names=_OWN_NAMES)
+
+
+def write_mooncake(workload: Workload, path: Path) -> None:
+    """One line per request: Mooncake's four keys first, then the columns that hold something.
+
+    Arrivals are kept to the nanosecond. Blocks of another size than Mooncake's say so in every line, so that
+    any part of the file can be read by itself.
+    """
+    with path.open("w", encoding="utf-8") as stream:
+        stream.writelines(f"{json.dumps(record, ensure_ascii=False)}\n" for record in _records(workload))
+
+
+def _records(workload: Workload) -> Iterator[dict[str, Any]]:
+    milliseconds = [round(value, 6) for value in (workload.arrival_s * 1e3).tolist()]
+    ids = _dense(workload.block_values).tolist()
+    offsets = workload.block_offsets.tolist()
+    extra = {name: workload.table[name].to_pylist() for name in _EXTRA if _holds_something(workload, name)}
+    if workload.block_size not in (None, BLOCK_TOKENS):
+        extra["block_size"] = [workload.block_size] * len(workload)
+    lengths = zip(workload.input_tokens.tolist(), workload.output_tokens.tolist(), strict=True)
+    for row, (input_length, output_length) in enumerate(lengths):
+        ms = milliseconds[row]
+        record: dict[str, Any] = {
+            "timestamp": int(ms) if ms.is_integer() else ms,
+            "input_length": input_length,
+            "output_length": output_length,
+            "hash_ids": ids[offsets[row] : offsets[row + 1]],
+        }
+        record.update((name, values[row]) for name, values in extra.items() if values[row] is not None)
+        yield record
+
+
+def _holds_something(workload: Workload, name: str) -> bool:
+    if name == "priority":
+        return bool(workload.priority.any())
+    return bool(workload.table[name].null_count < len(workload))
+
+
+def _dense(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The same hashes renumbered 0, 1, 2, ... in order of first appearance."""
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse]
+
+
+def _check(table: pa.Table, source: Path) -> None:
+    """What only the file's own words can name well; the rest is checked when it becomes a Workload."""
+    for name, hint in _HINTS.items():
+        column = table[name]
+        if column.null_count == len(table):
+            if name != "hash_ids":
+                raise InputError("missing key", source=source, row=1, field=name, hint=hint)
+        elif column.null_count and name != "hash_ids":
+            row = column.is_null().to_pylist().index(True) + 1
+            raise InputError("missing key", source=source, row=row, field=name, hint=hint)
+
+
+def _read_slowly(path: Path) -> pa.Table:
+    """Line by line in Python: reads what Arrow would not, or names the line and key that are wrong."""
+    columns: dict[str, list[Any]] = {name: [] for name in _FILE_SCHEMA.names}
+    with open_text(path) as stream:
+        for row, line in enumerate((line for line in stream if line.strip()), start=1):
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                whole = line.endswith("\n")
+                hint = "one JSON object per line" if whole else "the file looks truncated"
+                raise InputError(f"not JSON: {error.msg}", source=path, row=row, hint=hint) from error
+            if not isinstance(record, dict):
+                raise InputError("not a JSON object", source=path, row=row, hint="one request per line")
+            for field in _FILE_SCHEMA:
+                columns[field.name].append(_value(record.get(field.name), field, path, row))
+    return pa.table({field.name: pa.array(columns[field.name], field.type) for field in _FILE_SCHEMA})
+
+
+def _value(value: Any, field: pa.Field, path: Path, row: int) -> Any:  # noqa: ANN401
+    """The value, if Arrow takes it as it is: Arrow itself would cut 1.5 tokens down to 1."""
+    try:
+        scalar = pa.scalar(value, field.type)
+        if value is None or scalar.as_py() == value:
+            return scalar.as_py()
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        pass
+    hint = _HINTS.get(field.name, f"a value of type {field.type}")
+    raise InputError(f"{value!r} does not fit", source=path, row=row, field=field.name, hint=hint)

@@ -1,0 +1,277 @@
+"""`Workload`: requests in the order they arrive, as an immutable Arrow table with a content hash."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lengthwise.errors import InputError
+from lengthwise.workloads.columns import conform, refuse_where
+from lengthwise.workloads.fingerprint import fingerprint
+from lengthwise.workloads.summary import WorkloadStatistics, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+SCHEMA = pa.schema(
+    [
+        pa.field("arrival_s", pa.float64(), nullable=False),
+        pa.field("input_tokens", pa.int64(), nullable=False),
+        pa.field("output_tokens", pa.int64(), nullable=False),
+        pa.field("block_hashes", pa.list_(pa.uint64())),
+        # Growing conversations together pass the 2 GiB that a plain string column can hold.
+        pa.field("prompt", pa.large_string()),
+        pa.field("sample_mean", pa.float64()),
+        pa.field("llm", pa.string()),
+        pa.field("max_tokens", pa.int64()),
+        pa.field("priority", pa.int32(), nullable=False),
+        pa.field("tenant", pa.string()),
+        pa.field("session", pa.string()),
+    ]
+)
+
+_REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
+_HINTS = {
+    "arrival_s": "seconds from the start of the workload, a finite number of at least 0, never falling",
+    "input_tokens": "a whole number of tokens, at least 1",
+    "output_tokens": "a whole number of tokens, at least 1",
+    "block_hashes": "a list of whole numbers from 0 to 2^64 - 1, one per block of the prompt",
+    "sample_mean": "a finite number of tokens above 0, or nothing",
+    "max_tokens": "a whole number of tokens, at least 1, or nothing",
+    "priority": "a whole number, lower runs first, 0 by default",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Rows of the source that are not in the workload, and the rule that left them out."""
+
+    rule: str
+    rows: int
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Requests sorted by arrival. Build one with `from_table`, which checks every cell once.
+
+    `block_size` is the number of tokens a block hash stands for, None where no prefixes are known.
+    Two workloads are equal when their requests and block size are; name and provenance do not count.
+    """
+
+    table: pa.Table
+    name: str
+    block_size: int | None = None
+    left_out: tuple[LeftOut, ...] = ()
+
+    @classmethod
+    def from_table(
+        cls,
+        table: pa.Table | Mapping[str, Any],
+        *,
+        name: str,
+        block_size: int | None = None,
+        left_out: tuple[LeftOut, ...] = (),
+        source: str | Path | None = None,
+    ) -> Self:
+        """Check and adopt a table (or a mapping of columns); the first bad row is named in an InputError."""
+        raw = table if isinstance(table, pa.Table) else pa.table(dict(table))
+        if "priority" not in raw.column_names:
+            raw = raw.append_column("priority", pa.array(np.zeros(len(raw), np.int32)))
+        source = name if source is None else source
+        requests = conform(raw, SCHEMA, required=_REQUIRED, hints=_HINTS, source=source)
+        requests = requests.set_column(
+            SCHEMA.get_field_index("priority"),
+            SCHEMA.field("priority"),
+            pc.fill_null(requests["priority"], 0),
+        )
+        _check_arrivals(requests, source)
+        _check_lengths(requests, source)
+        _check_blocks(requests, block_size, source)
+        has_blocks = requests["block_hashes"].null_count < len(requests)
+        return cls(requests, name, block_size if has_blocks else None, left_out)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Workload):
+            return NotImplemented
+        return self.content_hash == other.content_hash
+
+    def __hash__(self) -> int:
+        return hash(self.content_hash)
+
+    @cached_property
+    def arrival_s(self) -> NDArray[np.float64]:
+        """Seconds from the start of the workload, sorted."""
+        return self._numbers("arrival_s")
+
+    @cached_property
+    def input_tokens(self) -> NDArray[np.int64]:
+        """Tokens of the prompt."""
+        return self._numbers("input_tokens")
+
+    @cached_property
+    def output_tokens(self) -> NDArray[np.int64]:
+        """True length of the answer; no policy may look at it."""
+        return self._numbers("output_tokens")
+
+    @cached_property
+    def priority(self) -> NDArray[np.int32]:
+        """Lower runs first, as in vLLM."""
+        return self._numbers("priority")
+
+    @cached_property
+    def sample_mean(self) -> NDArray[np.float64]:
+        """Mean of the prompt's clean samples; NaN where unknown."""
+        return cast("NDArray[np.float64]", pc.fill_null(self.table["sample_mean"], math.nan).to_numpy())
+
+    @cached_property
+    def block_offsets(self) -> NDArray[np.int64]:
+        """Row i's hashes are `block_values[block_offsets[i]:block_offsets[i + 1]]`."""
+        counts = pc.fill_null(pc.list_value_length(self.table["block_hashes"]), 0).to_numpy()
+        return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+    @cached_property
+    def block_values(self) -> NDArray[np.uint64]:
+        """All block hashes end to end."""
+        flat = self.table["block_hashes"].combine_chunks().flatten()
+        return cast("NDArray[np.uint64]", flat.to_numpy(zero_copy_only=False))
+
+    def blocks(self, row: int) -> NDArray[np.uint64]:
+        """The block hashes of one request, counted from 0; empty where none are known."""
+        return self.block_values[self.block_offsets[row] : self.block_offsets[row + 1]]
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether any request knows its prefix."""
+        return self.block_size is not None
+
+    @property
+    def has_arrivals(self) -> bool:
+        """False where everything arrives at one moment: a list of lengths, or an offline batch."""
+        return self.duration_s > 0
+
+    @property
+    def duration_s(self) -> float:
+        """From the first arrival to the last."""
+        return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Requests per second, counted over the gaps between arrivals; infinite for a batch."""
+        return (len(self) - 1) / self.duration_s if self.has_arrivals else math.inf
+
+    @cached_property
+    def content_hash(self) -> str:
+        """16 hex digits that any changed cell changes; the name and the chunking of the table do not."""
+        return fingerprint(self.table, salt=f"block_size={self.block_size}")
+
+    def describe(self) -> WorkloadStatistics:
+        """Rate, burstiness, lengths and how much of the prompts repeats."""
+        return describe(self)
+
+    def head(self, n: int) -> Workload:
+        """The first n requests."""
+        return Workload.from_table(
+            self.table.slice(0, n), name=self.name, block_size=self.block_size, left_out=self.left_out
+        )
+
+    def take(self, rows: NDArray[np.int64], **columns: Any) -> Workload:  # noqa: ANN401
+        """These rows in this order, with `columns` put in at once: reordering usually means new arrivals."""
+        return self._with(self.table.take(pa.array(rows)), columns)
+
+    def replace(self, **columns: Any) -> Workload:  # noqa: ANN401
+        """The same requests with some columns (arrays or one value for all) or `block_size` changed."""
+        return self._with(self.table, columns)
+
+    def limited_to(self, max_tokens: int | None) -> Workload:
+        """The same requests with a limit on the answer, which cuts true lengths; None leaves all as it is."""
+        if max_tokens is None:
+            return self
+        return self.replace(max_tokens=max_tokens, output_tokens=np.minimum(self.output_tokens, max(1, max_tokens)))
+
+    def renamed(self, name: str) -> Workload:
+        """The same requests under another name."""
+        return replace(self, name=name)
+
+    def _with(self, table: pa.Table, columns: dict[str, Any]) -> Workload:
+        block_size = columns.pop("block_size", self.block_size)
+        for name, values in columns.items():
+            if name not in SCHEMA.names:
+                known = ", ".join(SCHEMA.names)
+                raise InputError("no such column", source=self.name, field=name, hint=f"known: {known}")
+            field = SCHEMA.field(name)
+            column = _as_column(values, len(table), field.type)
+            table = table.set_column(SCHEMA.get_field_index(name), name, column)
+        return Workload.from_table(table, name=self.name, block_size=block_size, left_out=self.left_out)
+
+    def _numbers(self, name: str) -> NDArray[Any]:
+        values: NDArray[Any] = self.table[name].to_numpy()
+        values.setflags(write=False)
+        return values
+
+
+def _as_column(values: Any, n: int, kind: pa.DataType) -> Any:  # noqa: ANN401
+    """An array as it is (its type is checked later), one value (or None) as a whole column."""
+    if values is None or isinstance(values, (str, int, float)):
+        return pa.repeat(pa.scalar(values, kind), n)
+    return values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)
+
+
+def _check_arrivals(table: pa.Table, source: str | Path) -> None:
+    column = table["arrival_s"]
+    arrival = column.to_numpy()
+    for bad, wrong, hint in (
+        (~np.isfinite(arrival), "is not a time", _HINTS["arrival_s"]),
+        (_falls(arrival), "comes before the arrival of the row above", "sort the requests by arrival"),
+        (arrival < 0, "is before the start", _HINTS["arrival_s"]),
+    ):
+        refuse_where(bad, column, field="arrival_s", wrong=wrong, hint=hint, source=source)
+
+
+def _falls(arrival: NDArray[np.float64]) -> NDArray[np.bool_]:
+    return np.concatenate([[False], arrival[1:] < arrival[:-1]])
+
+
+def _check_lengths(table: pa.Table, source: str | Path) -> None:
+    for field in ("input_tokens", "output_tokens", "max_tokens"):
+        column = table[field]
+        bad = pc.fill_null(pc.less(column, 1), False).to_numpy()
+        refuse_where(bad, column, field=field, wrong="is below 1", hint=_HINTS[field], source=source)
+    column = table["sample_mean"]
+    fine = pc.and_(pc.is_finite(column), pc.greater(column, 0.0))
+    bad = ~pc.fill_null(fine, True).to_numpy()
+    refuse_where(bad, column, field="sample_mean", wrong="is no mean", hint=_HINTS["sample_mean"], source=source)
+
+
+def _check_blocks(table: pa.Table, block_size: int | None, source: str | Path) -> None:
+    column = table["block_hashes"]
+    if column.null_count == len(table):
+        return
+    if block_size is None or block_size < 1:
+        raise InputError(
+            f"a block size of {block_size} tokens",
+            source=source,
+            field="block_hashes",
+            hint="say how many tokens one hash stands for (Mooncake: 512, ours: 64)",
+        )
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    most = -(-table["input_tokens"].to_numpy() // block_size)
+    refuse_where(
+        counts > most,
+        pc.list_value_length(column),
+        field="block_hashes",
+        wrong=f"blocks of {block_size} tokens are more than the prompt has",
+        hint="at most input_tokens / block size, rounded up",
+        source=source,
+    )

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from lengthwise.cli import _Group, workload
+from lengthwise.workloads import load_trace, read_workload, write_workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+app = typer.Typer(cls=_Group)
+app.add_typer(workload.app, name="workload")
+
+
+@pytest.fixture(autouse=True)
+def _no_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["workload", *map(str, words)])
+
+
+def told(*words: str | Path) -> dict[str, Any]:
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.stderr
+    data: dict[str, Any] = json.loads(result.stdout)
+    return data
+
+
+def test_castillo_behind_shared_prefixes_as_in_the_readme(tmp_path: Path) -> None:
+    out = tmp_path / "w.parquet"
+    words = "castillo --llm meta-llama/Llama-3.1-8B-Instruct --rate 8 --requests 2000 --shared-prefixes 10"
+    result = run(*words.split(), "-o", out)
+    assert result.exit_code == 0
+    made = read_workload(out)
+    assert (len(made), made.block_size) == (2000, 64)
+    assert len({int(made.blocks(row)[0]) for row in range(2000)}) == 10
+    assert made.content_hash in result.stdout
+    assert "degenerate samples" in result.stdout
+
+
+def test_the_packaged_sample_is_said_to_be_one_on_stderr_only(tmp_path: Path) -> None:
+    result = run("castillo", "--llm", "llama-3.1-8b", "--rate", "8", "-o", tmp_path / "w.csv", "--json")
+    assert "sample that ships with the package" in result.stderr
+    assert json.loads(result.stdout)["requests"] == 1000
+
+
+def test_react_as_in_the_readme(tmp_path: Path) -> None:
+    out = tmp_path / "w.jsonl"
+    words = "react --workloads 10 --examples 4 --rate 64 --requests 5000 --lengths 1:0.5,300:0.5"
+    data = told(*words.split(), "-o", out)
+    assert (data["requests"], data["input"]["max"], data["block_size"]) == (5000, 1981, 64)
+    made = read_workload(out)
+    assert set(made.output_tokens.tolist()) == {1, 300}
+    assert data["content_hash"] == made.content_hash
+
+
+def test_the_same_seed_makes_the_same_workload(tmp_path: Path) -> None:
+    words = ("castillo", "--llm", "llama-3.1-8b", "--rate", "8", "--turns", "3", "--shared-prefixes", "4")
+    first, second, other = (
+        told(*words, "--seed", seed, "-o", tmp_path / "w.parquet")["content_hash"] for seed in ("1", "1", "2")
+    )
+    assert first == second != other
+
+
+def test_castillo_takes_splits_corpora_limits_and_bursts(tmp_path: Path) -> None:
+    out = tmp_path / "w.parquet"
+    words = "castillo --llm gemma-3-4b --rate 2 --cv 3 --split test --split validate --corpus mbpp --max-tokens 50"
+    data = told(*words.split(), "-o", out)
+    assert data["output"]["max"] == 50
+    assert data["arrival_cv"] > 2
+
+
+def test_a_trace_keeps_its_own_arrivals_at_another_rate(tmp_path: Path) -> None:
+    data = told("trace", "azure_sample", "--rate", "20", "--requests", "500", "-o", tmp_path / "w.parquet")
+    own = load_trace("azure_sample").head(500).describe()
+    assert data["rate"] == pytest.approx(20)
+    assert data["arrival_cv"] == pytest.approx(own.arrival_cv)
+
+
+def test_a_trace_can_be_drawn_anew_beyond_its_length(tmp_path: Path) -> None:
+    words = ("trace", "azure_sample", "--rate", "20", "--cv", "1", "--requests", "5000")
+    data = told(*words, "-o", tmp_path / "w.parquet")
+    assert data["requests"] == 5000
+    assert data["arrival_cv"] == pytest.approx(1, abs=0.1)
+
+
+def test_a_file_of_lengths_needs_a_rate_and_gets_poisson_arrivals(tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("input_tokens,output_tokens\n" + "3,4\n" * 500)
+    refused = run("trace", lengths, "-o", tmp_path / "w.parquet")
+    assert (refused.exit_code, "arrival_s" in refused.stderr) == (2, True)
+    data = told("trace", lengths, "--rate", "5", "-o", tmp_path / "w.parquet")
+    assert data["rate"] == pytest.approx(5, rel=0.2)
+
+
+def test_a_batch_needs_a_rate(tmp_path: Path) -> None:
+    batch = tmp_path / "batch.csv"
+    batch.write_text("arrival_s,input_tokens,output_tokens\n0,3,4\n0,3,4\n")
+    result = run("trace", batch, "-o", tmp_path / "w.parquet")
+    assert (result.exit_code, "--rate" in result.stderr) == (2, True)
+
+
+def test_csv_says_that_it_holds_no_block_hashes(tmp_path: Path) -> None:
+    result = run("react", "--rate", "1", "--requests", "5", "-o", tmp_path / "w.csv")
+    assert "block hashes are not in" in result.stderr
+    assert not read_workload(tmp_path / "w.csv").has_blocks
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("castillo --llm gpt-9 --rate 1", "known: Qwen/Qwen2.5-14B-Instruct"),
+        ("castillo --llm llama-3.1-8b --rate 0", "field 'rate'"),
+        ("castillo --llm llama-3.1-8b --rate 1 --split dev", "known: test, train, validate"),
+        ("castillo --llm llama-3.1-8b --rate 1 --data nowhere", "no such folder"),
+        ("castillo --llm llama-3.1-8b --rate 1 --shared-prefixes 0", "give at least 1"),
+        ("castillo --llm llama-3.1-8b --rate 1 --turns 0.5", "a mean of at least 1"),
+        ("react --rate 1 --lengths 1:0.5,300:0.4", "sum to 0.9; they must sum to 1"),
+        ("alpaca --rate 1", "set LENGTHWISE_DATA"),
+        ("trace azure_smaple", "did you mean azure_sample"),
+        ("trace nowhere.csv", "nowhere.csv: no such file"),
+        ("trace azure_sample --requests 9999", "a trace that has 2000"),
+        ("trace azure_sample --cv 2", "--rate"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, words: str, says: str) -> None:
+    out = tmp_path / "w.parquet"
+    result = run(*words.split(), "-o", out)
+    assert result.exit_code == 2
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert says in last
+    assert not out.exists()
+
+
+def test_an_ending_nobody_knows_is_refused(tmp_path: Path) -> None:
+    result = run("react", "--rate", "1", "-o", tmp_path / "w.xlsx")
+    assert (result.exit_code, "end it in .parquet" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("cells", "row", "field"),
+    [
+        ("0,1,1\n1,-4,1\n", 2, "input_tokens"),
+        ("0,1,1\n1,1,long\n", 2, "output_tokens"),
+        ("0,1,1\n5,1,1\n4,1,1\n", 3, "arrival_s"),
+        ("0,1,1\n1,1\n", 2, "output_tokens"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_row_and_field(tmp_path: Path, cells: str, row: int, field: str) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text("arrival_s,input_tokens,output_tokens\n" + cells)
+    result = run("trace", bad, "-o", tmp_path / "w.parquet")
+    assert result.exit_code == 2
+    assert f"error: {bad}, row {row}, field '{field}': " in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    whole = tmp_path / "w.parquet"
+    write_workload(load_trace("azure_sample"), whole)
+    whole.write_bytes(whole.read_bytes()[:-100])
+    result = run("trace", whole, "-o", tmp_path / "x.parquet")
+    assert (result.exit_code, f"error: {whole}: is not a whole Parquet file" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["castillo", "react", "alpaca", "trace"])
+def test_every_help_has_an_example(command: str) -> None:
+    text = run(command, "--help").stdout
+    assert "Example: " in text
+    assert f"lengthwise workload {command} " in text

@@ -1,0 +1,32 @@
+"""Tests see no data folder unless they ask for it, so that they say the same everywhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lengthwise.workloads import LengthSamples
+from lengthwise.workloads.data_home import sample
+
+VARIABLE = "LENGTHWISE_DATA"
+
+
+@pytest.fixture(autouse=True)
+def _only_the_packaged_samples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "full_data" not in request.fixturenames:
+        monkeypatch.delenv(VARIABLE, raising=False)
+
+
+@pytest.fixture
+def full_data() -> Path:
+    given = os.environ.get(VARIABLE)
+    if not given:
+        pytest.skip(f"{VARIABLE} is not set: the full data are not here")
+    return Path(given)
+
+
+@pytest.fixture(scope="session")
+def packaged() -> LengthSamples:
+    return LengthSamples.read(sample("castillo.parquet"))

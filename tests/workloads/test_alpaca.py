@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.workloads import LeftOut, load_alpaca
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    table = pa.table(
+        {
+            "instruction": ["Name a colour.", "Translate.", "Say nothing."],
+            "input": ["", "rouge", ""],
+            "prompt_tokens": [4, 3, 3],
+            "out_tokens": [2, 1, 0],
+        }
+    )
+    pq.write_table(table, tmp_path / "alpaca52k.parquet")
+    return tmp_path
+
+
+def test_the_prompt_is_the_instruction_with_its_input_below(folder: Path) -> None:
+    workload = load_alpaca(folder)
+    assert workload.table["prompt"].to_pylist() == ["Name a colour.", "Translate.\nrouge"]
+    assert workload.output_tokens.tolist() == [2, 1]
+    assert not workload.has_arrivals
+
+
+def test_empty_answers_are_left_out_and_counted(folder: Path) -> None:
+    assert load_alpaca(folder).left_out == (LeftOut("rows with an empty answer", 1),)
+
+
+def test_nothing_of_it_ships_so_the_folder_is_asked_for() -> None:
+    with pytest.raises(InputError, match=r"does not ship .* set LENGTHWISE_DATA"):
+        load_alpaca()
+
+
+def test_a_folder_without_it_and_a_missing_column_are_named(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"alpaca52k\.parquet: no such file"):
+        load_alpaca(folder / "nowhere")
+    pq.write_table(pa.table({"instruction": ["a"]}), folder / "alpaca52k.parquet")
+    with pytest.raises(InputError, match="field 'input': missing column"):
+        load_alpaca(folder)
+
+
+def test_all_of_it_but_28_empty_answers_is_there(full_data: Path) -> None:
+    workload = load_alpaca(full_data / "alpaca52k")
+    assert len(workload) == 52_002 - 28
+    assert workload.left_out == (LeftOut("rows with an empty answer", 28),)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lengthwise.workloads.blocks import (
+    BLOCK_BYTES,
+    BLOCK_TOKENS,
+    hash_text,
+    hash_tokens,
+    stream_block_lists,
+    stream_blocks,
+    text_block_lists,
+)
+
+tokens = st.lists(st.integers(0, 3), max_size=40)
+
+
+def shared(a: list[int], b: list[int]) -> int:
+    """Leading entries two sequences have in common."""
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    return n
+
+
+@given(tokens, tokens, st.integers(1, 5))
+def test_token_hashes_agree_exactly_as_far_as_the_full_blocks_do(a: list[int], b: list[int], size: int) -> None:
+    assert shared(hash_tokens(a, size).tolist(), hash_tokens(b, size).tolist()) == shared(a, b) // size
+
+
+@given(st.text("ab", max_size=30), st.text("ab", max_size=30), st.integers(1, 5))
+def test_text_hashes_agree_exactly_as_far_as_the_full_blocks_do(a: str, b: str, size: int) -> None:
+    agree = shared(list(a.encode()), list(b.encode())) // size
+    assert shared(hash_text(a, size).tolist(), hash_text(b, size).tolist()) == agree
+
+
+@given(st.integers(0, 300))
+def test_only_full_blocks_have_a_hash(n: int) -> None:
+    assert len(hash_tokens([7] * n)) == n // BLOCK_TOKENS
+    assert len(hash_text("x" * n)) == n // BLOCK_BYTES
+
+
+def test_a_block_behind_another_beginning_is_another_block() -> None:
+    same = [1] * BLOCK_TOKENS
+    assert hash_tokens([2] * BLOCK_TOKENS + same)[1] not in hash_tokens([3] * BLOCK_TOKENS + same)
+
+
+def test_token_hashes_do_not_depend_on_how_the_ids_are_held() -> None:
+    ids = list(range(200))
+    assert hash_tokens(ids).tolist() == hash_tokens(np.array(ids, np.uint16)).tolist()
+
+
+def test_hashes_are_the_same_in_every_process_and_version() -> None:
+    assert hash_tokens(range(64)).tolist() == [5679228946120354192]
+    assert hash_text("x" * 256).tolist() == [15118679849337335497]
+
+
+@given(st.integers(0, 2**63), st.integers(0, 20), st.integers(0, 20))
+def test_a_stream_always_begins_alike(stream: int, m: int, n: int) -> None:
+    few, many = sorted((m, n))
+    assert stream_blocks(stream, many)[:few].tolist() == stream_blocks(stream, few).tolist()
+
+
+def test_streams_share_nothing_and_repeat_nothing() -> None:
+    blocks = np.concatenate([stream_blocks(stream, 100) for stream in range(1000)])
+    assert len(np.unique(blocks)) == len(blocks)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 6)), max_size=6))
+def test_many_streams_at_once_are_the_streams_one_by_one(rows: list[tuple[int, int]]) -> None:
+    ids = np.array([stream for stream, _ in rows], np.int64)
+    counts = np.array([n for _, n in rows], np.int64)
+    assert stream_block_lists(ids, counts).to_pylist() == [stream_blocks(*row).tolist() for row in rows]
+
+
+def test_no_prompt_claims_more_blocks_than_its_tokens_fill() -> None:
+    wordy = "x" * (10 * BLOCK_BYTES)
+    lists = text_block_lists([wordy, wordy], np.array([10 * BLOCK_TOKENS, 3 * BLOCK_TOKENS + 5]))
+    assert [len(row) for row in lists.to_pylist()] == [10, 3]
+    assert lists[1].as_py() == lists[0].as_py()[:3]

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lengthwise.errors import InputError
+from lengthwise.workloads import LengthSamples, load_castillo
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def samples(*lengths: list[int], **columns: Any) -> LengthSamples:
+    n = len(lengths)
+    table = {
+        "corpus": ["Mbpp"] * n,
+        "split": ["train"] * n,
+        "prompt_id": [str(i) for i in range(n)],
+        "llm": ["meta-llama/Llama-3.1-8B-Instruct"] * n,
+        "input_tokens": [10] * n,
+        "lengths": list(lengths),
+    }
+    return LengthSamples.from_table({**table, **columns}, origin="test")
+
+
+def test_lengths_come_as_a_matrix_and_nothing_is_capped_unless_said() -> None:
+    rows = samples([1, 2], [3, 4])
+    assert rows.lengths_matrix().tolist() == [[1, 2], [3, 4]]
+    assert not rows.capped_matrix().any()
+    capped = samples([1, 2], capped=[[False, True]])
+    assert capped.capped_matrix().tolist() == [[False, True]]
+
+
+def test_ragged_samples_are_no_matrix() -> None:
+    with pytest.raises(InputError, match="test, row 2, field 'lengths': 1 samples where row 1 has 2"):
+        samples([1, 2], [3]).lengths_matrix()
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "field"),
+    [
+        ({"lengths": [[1], []]}, 2, "lengths"),
+        ({"lengths": [[1], [0]]}, 2, "lengths"),
+        ({"lengths": [[None], [1]]}, 1, "lengths"),
+        ({"lengths": [["x"], ["1"]]}, 1, "lengths"),
+        ({"input_tokens": [1, 0]}, 2, "input_tokens"),
+        ({"llm": [None, "a"]}, 1, "llm"),
+        ({"capped": [[True], [True, False]]}, 2, "capped"),
+    ],
+)
+def test_the_first_bad_row_is_named(columns: dict[str, Any], row: int, field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        samples([1], [1], **columns)
+    assert (caught.value.source, caught.value.row, caught.value.field) == ("test", row, field)
+
+
+def test_an_answer_that_never_ended_is_degenerate() -> None:
+    assert samples([14_998, 14_999, 15_000]).clean_mask().tolist() == [[True, False, False]]
+
+
+def test_a_long_answer_is_degenerate_only_where_the_row_is_wildly_spread() -> None:
+    lone = [8_500] + [10] * 9
+    assert samples(lone).clean_mask().tolist() == [[False] + [True] * 9]
+    at_the_edge = [8_499] + [10] * 9
+    many = [8_500] * 5 + [10] * 5
+    assert samples(at_the_edge, many).clean_mask().all()
+
+
+def test_the_clean_mean_leaves_degenerate_samples_out_and_is_nan_where_all_are() -> None:
+    mean = samples([15_000, 2, 4], [15_000, 15_000, 15_000], [1, 2, 3]).clean_mean()
+    assert mean[[0, 2]].tolist() == [3.0, 2.0]
+    assert np.isnan(mean[1])
+
+
+def test_the_degenerate_rule_uses_the_std_upstream_publishes(full_data: Path) -> None:
+    import pyarrow.parquet as pq
+
+    published = pq.read_table(full_data / "castillo" / "lengths.parquet")["output_std"].to_numpy()
+    assert load_castillo().lengths_matrix().std(axis=1) == pytest.approx(published, abs=0.006)
+
+
+def test_rows_are_chosen_by_llm_corpus_and_split() -> None:
+    rows = samples([1], [2], [3], corpus=["Apps", "Mbpp", "Mbpp"], split=["train", "test", "train"])
+    assert rows.where(corpus="mbpp").lengths_matrix().tolist() == [[2], [3]]
+    assert rows.where(corpus=["Mbpp", "Apps"], split="train").lengths_matrix().tolist() == [[1], [3]]
+    assert len(rows.where(llm="llama-3.1-8b")) == 3
+    assert (rows.corpora, rows.splits) == (("Apps", "Mbpp"), ("test", "train"))
+
+
+@pytest.mark.parametrize("choice", [{"corpus": "Dolly"}, {"split": "dev"}, {"llm": "gpt-9"}])
+def test_an_unknown_choice_lists_the_known(choice: dict[str, str]) -> None:
+    with pytest.raises(InputError, match="is not known; known: "):
+        samples([1]).where(**choice)
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(-5, 2**40))
+def test_a_prompt_is_on_one_side_of_a_split_with_all_its_llms(packaged: LengthSamples, seed: int) -> None:
+    parts = packaged.split_by_prompt({"train": 0.6, "validate": 0.2, "test": 0.2}, seed)
+    assert sum(map(len, parts.values())) == len(packaged)
+    where = defaultdict(set)
+    for name, part in parts.items():
+        for prompt_id in part.table["prompt_id"].to_pylist():
+            where[prompt_id].add(name)
+    assert all(len(names) == 1 for names in where.values())
+    shares = [len(set(part.table["prompt_id"].to_pylist())) / len(where) for part in parts.values()]
+    assert shares == pytest.approx([0.6, 0.2, 0.2], abs=0.06)
+
+
+def test_a_prompt_stays_on_its_side_when_llms_are_left_out(packaged: LengthSamples) -> None:
+    halves = {"a": 0.5, "b": 0.5}
+    of_all = set(packaged.split_by_prompt(halves, 3)["a"].table["prompt_id"].to_pylist())
+    of_one = set(packaged.where(llm="mixtral-8x7b").split_by_prompt(halves, 3)["a"].table["prompt_id"].to_pylist())
+    assert of_one <= of_all
+    other_seed = set(packaged.split_by_prompt(halves, 4)["a"].table["prompt_id"].to_pylist())
+    assert other_seed != of_all
+
+
+@pytest.mark.parametrize("fractions", [{"a": 0.5, "b": 0.4}, {"a": 1.5, "b": -0.5}, {}])
+def test_fractions_must_sum_to_one(fractions: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="sum to"):
+        samples([1]).split_by_prompt(fractions, 0)
+
+
+def test_samples_survive_a_file(tmp_path: Path) -> None:
+    rows = samples([1, 2], [3, 4], capped=[[False, True], [False, False]], prompt=["é", None])
+    rows.write(tmp_path / "s.parquet")
+    assert LengthSamples.read(tmp_path / "s.parquet").table.equals(rows.table)
+
+
+def test_a_file_that_is_not_whole_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match=r"s\.parquet: is not a whole Parquet file"):
+        LengthSamples.read(tmp_path / "s.parquet")

@@ -1,0 +1,63 @@
+"""What ships with the package: small, credited, and only what its licence allows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lengthwise.workloads import LengthSamples, load_castillo, load_trace
+from lengthwise.workloads.data_home import sample
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FOLDER = sample("CREDITS.md").parent
+
+
+def test_the_samples_are_under_two_megabytes() -> None:
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 2_000_000
+
+
+def test_every_sample_is_credited() -> None:
+    credits_text = (FOLDER / "CREDITS.md").read_text(encoding="utf-8")
+    for path in FOLDER.iterdir():
+        assert path.name == "CREDITS.md" or f"## {path.name}" in credits_text
+    for corpus in load_castillo().corpora:
+        assert f"| {corpus}:" in credits_text or f"| {corpus} |" in credits_text
+    for licence in ("CC-BY-4.0", "CC-BY-SA-3.0", "CC-BY-SA-4.0", "Apache-2.0", "Permission is hereby granted"):
+        assert licence in credits_text
+
+
+def test_the_castillo_slice_has_all_llms_and_no_corpus_it_may_not_have() -> None:
+    samples = load_castillo()
+    assert len(samples.llms) == 13
+    assert samples.corpora == ("Apps", "BigCodeBench", "DS1000", "DollyDataset", "Mbpp")
+    assert set(samples.splits) == {"train", "validate", "test"}
+    assert samples.table["prompt"].null_count == 0
+    prompts = Counter(samples.table["prompt_id"].to_pylist())
+    assert set(prompts.values()) <= {12, 13}
+
+
+@pytest.mark.parametrize("corpus", ["Apps", "BigCodeBench", "DS1000", "DollyDataset", "Mbpp"])
+def test_each_corpus_has_test_prompts_and_others(corpus: str) -> None:
+    rows = load_castillo().where(corpus=corpus, llm="llama-3.1-8b")
+    by_split = Counter(rows.table["split"].to_pylist())
+    assert by_split["test"] >= 30
+    assert by_split["train"] + by_split["validate"] >= 30
+
+
+def test_the_slice_is_taken_from_the_full_data_unchanged(full_data: Path) -> None:
+    packaged = LengthSamples.read(sample("castillo.parquet"))
+    assert _cells(packaged) <= _cells(load_castillo(full_data / "castillo"))
+
+
+def _cells(samples: LengthSamples) -> set[tuple[Any, ...]]:
+    columns = (samples.table[name].to_pylist() for name in ("corpus", "split", "prompt_id", "llm", "prompt"))
+    return set(zip(*columns, map(tuple, samples.lengths_matrix().tolist()), strict=True))
+
+
+def test_the_trace_is_the_beginning_of_azures(full_data: Path) -> None:
+    assert full_data.is_dir()
+    assert load_trace("azure2023_conv").head(2000) == load_trace("azure_sample")
