@@ -3,11 +3,14 @@
 from lengthwise.lengths.beliefs import TIE_NU, Belief, LogT, Point, Remaining
 from lengthwise.lengths.columns import LogTColumns, tail_inflated_expectation
 from lengthwise.lengths.contract import DEFAULT_CAP, OUTLIVED_BELOW, LengthDistribution
+from lengthwise.lengths.families import FAMILIES
+from lengthwise.lengths.fit import fit_logt, fit_rows
 from lengthwise.lengths.histogram import Histogram
 from lengthwise.lengths.prior import wide_prior
 
 __all__ = [
     "DEFAULT_CAP",
+    "FAMILIES",
     "OUTLIVED_BELOW",
     "TIE_NU",
     "Belief",
@@ -17,6 +20,8 @@ __all__ = [
     "LogTColumns",
     "Point",
     "Remaining",
+    "fit_logt",
+    "fit_rows",
     "tail_inflated_expectation",
     "wide_prior",
 ]

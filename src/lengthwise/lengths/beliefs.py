@@ -125,6 +125,11 @@ class Point(Belief):
         """Nothing is left to chance."""
         return 0.0
 
+    def cvar(self, alpha: float) -> float:
+        """The length itself, whatever the level."""
+        check_probability(alpha, "the CVaR's level")
+        return self.mean()
+
     def survival(self, tokens: float) -> float:
         """1 below the length, 0 from it on."""
         return 1.0 if tokens < self.mean() else 0.0

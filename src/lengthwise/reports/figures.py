@@ -1,0 +1,135 @@
+"""Still figures with Matplotlib, one look for all. Import this only where something is drawn: it is slow to load."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from lengthwise.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+__all__ = ["COLOURS", "GREY", "boxes", "dots", "figure", "legend", "log_tokens", "percent_axis", "save", "short_name"]
+
+COLOURS: Final = ("#1b6ca8", "#d1495b", "#2a9d5c", "#e0902f", "#7b4fa3", "#5b6770")
+"""Told apart by people with any colour vision, in this order."""
+GREY: Final = "#9aa3ab"
+
+_STYLE: Final[dict[Any, Any]] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#5b6770",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e6e9",
+    "grid.linewidth": 0.8,
+    "xtick.color": "#3d454c",
+    "ytick.color": "#3d454c",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+}
+
+
+@contextmanager
+def figure(rows: int, columns: int, *, size: tuple[float, float], title: str) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure of panels in the house style, without a display; panels are numbered row by row."""
+    with mpl.rc_context(_STYLE):
+        drawing = Figure(figsize=size, layout="constrained", facecolor="white")
+        FigureCanvasAgg(drawing)
+        drawing.suptitle(title, x=0.008, ha="left", fontsize=13.5, fontweight="bold")
+        axes = drawing.subplots(rows, columns, squeeze=False)
+        yield drawing, list(axes.ravel())
+
+
+def save(drawing: Figure, path: Path) -> None:
+    """Write a PNG (or what the suffix says)."""
+    if not path.parent.is_dir():
+        raise InputError("no such folder", source=path.parent, hint="make it first, or give another --plot")
+    kinds = drawing.canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".") not in kinds:
+        raise InputError(f"'{path.suffix}' is no picture", source=path, hint="end the name in .png, .pdf or .svg")
+    drawing.savefig(path, dpi=150)
+
+
+def dots(
+    axes: Axes,
+    labels: Sequence[str],
+    series: Sequence[tuple[str, Sequence[float]]],
+    *,
+    colours: Sequence[str] = COLOURS,
+) -> None:
+    """One line per label, one dot per series: many groups and few series stay readable where bars do not."""
+    places = range(len(labels))
+    for place in places:
+        here = [values[place] for _, values in series]
+        axes.plot([min(here), max(here)], [place, place], color="#d5d9dd", linewidth=1.6, zorder=1)
+    for (name, values), colour in zip(series, colours, strict=False):
+        axes.scatter(values, list(places), s=34, color=colour, label=name, zorder=3, edgecolor="white", linewidth=0.6)
+    axes.set_yticks(list(places), labels)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+
+
+def boxes(axes: Axes, values: Mapping[str, Array]) -> None:
+    """One horizontal box per entry: quartiles, whiskers from the 5th to the 95th percentile, the mean as a diamond."""
+    axes.boxplot(
+        list(values.values()),
+        orientation="horizontal",
+        tick_labels=list(values),
+        whis=(5, 95),
+        showfliers=False,
+        showmeans=True,
+        patch_artist=True,
+        widths=0.62,
+        boxprops={"facecolor": "#cfe1ee", "edgecolor": COLOURS[0]},
+        whiskerprops={"color": COLOURS[0]},
+        capprops={"color": COLOURS[0]},
+        medianprops={"color": COLOURS[0], "linewidth": 2},
+        meanprops={"marker": "D", "markerfacecolor": COLOURS[1], "markeredgecolor": "white", "markersize": 5},
+    )
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+
+
+def legend(axes: Axes, **options: Any) -> None:  # noqa: ANN401
+    """A legend with the line weights of the panel."""
+    axes.legend(**{"handlelength": 1.6, "borderaxespad": 0.4, **options})
+
+
+def percent_axis(axes: Axes) -> None:
+    """Shares on the x axis, written in percent."""
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+
+
+def log_tokens(axes: Axes, ticks: Sequence[float]) -> None:
+    """A logarithmic x axis with plain numbers."""
+    axes.set_xscale("log")
+    axes.set_xticks(list(ticks), [f"{tick:,g}" for tick in ticks])
+    axes.minorticks_off()
+
+
+def short_name(llm: str) -> str:
+    """An LLM's name without its owner and without what all of them say."""
+    name = llm.rsplit("/", 1)[-1]
+    for said_by_all in ("-Instruct", "-instruct", "-it"):
+        name = name.replace(said_by_all, "")
+    return name

@@ -1,0 +1,122 @@
+"""KS and held-out scores against scipy and against what theory says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT, Family
+from lengthwise.lengths.fit import fit_rows
+from lengthwise.lengths.goodness import (
+    held_out,
+    ks_critical,
+    ks_passes_plain,
+    ks_pvalue,
+    ks_statistic,
+    means_by_cluster,
+    split_halves,
+)
+
+RNG_SEED = 5
+TYPICAL = np.tile([5.8, 0.2, 3.5], (600, 1))
+
+
+def lengths(family: Family, count: int = 10) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    drawn = np.rint(family.draw(np.random.default_rng(RNG_SEED), TYPICAL, count))
+    return drawn.reshape(len(TYPICAL), count)
+
+
+def test_the_plain_statistic_and_pvalue_are_scipys() -> None:
+    x = lengths(LOGNORMAL)[:5]
+    fits = fit_rows(LOGNORMAL, x)
+    everything = np.ones(x.shape, bool)
+    found = ks_statistic(fits, x, everything, width=0.0)
+    for row, params, statistic in zip(x, fits.params, found, strict=True):
+        theirs = stats.kstest(np.log(row), stats.norm(params[0], params[1]).cdf)
+        assert statistic == pytest.approx(theirs.statistic, rel=1e-9)
+        assert ks_pvalue(np.array([statistic]), np.array([10]))[0] == pytest.approx(theirs.pvalue, rel=1e-6)
+
+
+def test_the_rounded_statistic_forgives_ties_that_rounding_made() -> None:
+    x = np.array([[56.0, 57, 57, 57, 57, 57, 57, 57, 58, 58]])
+    fits = fit_rows(LOGNORMAL, x)
+    everything = np.ones(x.shape, bool)
+    assert ks_statistic(fits, x, everything)[0] < 0.1 < 0.25 < ks_statistic(fits, x, everything, width=0.0)[0]
+
+
+def test_absent_samples_do_not_count_in_the_statistic() -> None:
+    x = np.array([[90.0, 110, 130, 180, 9999]])
+    some = x < 9999
+    fits = fit_rows(LOGT, x, some)
+    alone = ks_statistic(fits, x[:, :4], np.ones((1, 4), bool))
+    np.testing.assert_allclose(ks_statistic(fits, x, some), alone)
+
+
+def test_passing_is_a_pvalue_above_five_percent() -> None:
+    statistic = np.linspace(0.05, 0.9, 40)
+    count = np.tile([5, 10], 20)
+    np.testing.assert_array_equal(ks_passes_plain(statistic, count), ks_pvalue(statistic, count) > 0.05)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_the_refitted_test_rejects_the_truth_in_five_of_a_hundred_rows(family: Family) -> None:
+    """And the plain one nearly never does: that is the optimism it corrects."""
+    data = np.maximum(np.rint(LOGNORMAL.draw(np.random.default_rng(1), TYPICAL, 10)), 1)
+    params = fit_rows(family, data).params
+    x = np.maximum(np.rint(family.draw(np.random.default_rng(2), params, 10)), 1)
+    everything = np.ones(x.shape, bool)
+    fits = fit_rows(family, x)
+    critical = ks_critical(family, params, 10, np.random.default_rng(3), draws=600)
+    passed = np.mean(ks_statistic(fits, x, everything) <= critical)
+    assert 0.91 < passed < 0.985
+    assert ks_passes_plain(ks_statistic(fits, x, everything, width=0.0), everything.sum(axis=1)).mean() > 0.985
+
+
+def test_halves_are_disjoint_and_together_whole() -> None:
+    present = np.random.default_rng(0).random((50, 10)) < 0.8
+    first, second = split_halves(present)
+    np.testing.assert_array_equal(first | second, present)
+    assert not np.any(first & second)
+    assert np.all(np.abs(first.sum(axis=1) - second.sum(axis=1)) <= 1)
+
+
+def test_held_out_scores_are_log_probabilities_of_the_other_half() -> None:
+    x = lengths(LOGT)[:3]
+    everything = np.ones(x.shape, bool)
+    score = held_out(LOGT, x, everything)
+    by_hand = 0.0
+    for known, unseen in ((x[:1, ::2], x[0, 1::2]), (x[:1, 1::2], x[0, ::2])):
+        mu, sigma, nu = fit_rows(LOGT, known).params[0]
+        belief = stats.t(nu, loc=mu, scale=sigma)
+        for n in unseen:
+            probability = belief.cdf(np.log(n + 0.5)) - belief.cdf(np.log(n - 0.5))
+            anywhere = np.log((n + 0.5) / (n - 0.5)) / np.log(2 * 131_072)
+            by_hand += np.log(0.999 * probability + 0.001 * anywhere)
+    assert score.total[0] == pytest.approx(by_hand, rel=1e-6)
+    assert score.usable.all()
+
+
+def test_a_half_of_one_length_is_not_usable() -> None:
+    x = np.array([[57.0, 50, 57, 60, 57, 70]])
+    assert not held_out(LOGNORMAL, x, np.ones(x.shape, bool)).usable[0]
+
+
+def test_from_five_samples_the_heavier_tail_wins_even_where_the_truth_is_log_normal() -> None:
+    """Why held-out gains are never read alone: see lengths.evidence."""
+    x = lengths(LOGNORMAL)
+    everything = np.ones(x.shape, bool)
+    gain = held_out(LOGT, x, everything).total - held_out(LOGNORMAL, x, everything).total
+    assert gain.sum() / x.size > 0.1
+
+
+def test_clusters_of_equal_rows_widen_the_interval() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=200)
+    repeated = np.repeat(values, 10)[:, None]
+    ones = np.ones(2000, np.int64)
+    [as_rows] = means_by_cluster(repeated, ones, np.arange(2000), rng)
+    [as_prompts] = means_by_cluster(repeated, ones, np.repeat(np.arange(200), 10), rng)
+    assert as_rows.estimate == pytest.approx(values.mean())
+    assert (as_prompts.high - as_prompts.low) > 2.5 * (as_rows.high - as_rows.low)
+    assert as_prompts.low < values.mean() < as_prompts.high

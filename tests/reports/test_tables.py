@@ -1,0 +1,50 @@
+"""Tables and JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+
+from lengthwise.reports.progress import late_bar
+from lengthwise.reports.tables import Table, print_tables, share, signed, to_json
+
+if TYPE_CHECKING:
+    import pytest
+
+
+@dataclass
+class Inner:
+    values: object
+
+
+def test_a_table_shows_titles_cells_and_notes_and_brackets_are_not_markup() -> None:
+    out = io.StringIO()
+    table = Table("A title", ("name", "figure"), [("one", "+1 [0, 2]")], ["A note [95 %]."])
+    print_tables([table], Console(file=out))
+    for text in ("A title", "name", "+1 [0, 2]", "A note [95 %]."):
+        assert text in out.getvalue()
+
+
+def test_json_has_plain_values_and_null_for_what_is_no_number() -> None:
+    tree = Inner({"a": np.arange(2), 1: (np.float64(0.5), float("nan")), "b": Inner([np.inf, True, None])})
+    expected = {"values": {"a": [0, 1], "1": [0.5, None], "b": {"values": [None, True, None]}}}
+    assert json.loads(to_json(tree)) == expected
+
+
+def test_figures_are_written_with_unit_and_sign() -> None:
+    assert (share(0.931), share(float("nan"))) == ("93.1 %", "–")
+    assert (signed(0.5), signed(-0.25, 1), signed(float("nan"))) == ("+0.500", "-0.2", "–")
+
+
+def test_quick_work_shows_no_bar_and_slow_work_none_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    with late_bar() as report:
+        report("quick", 0.5)
+    assert capsys.readouterr() == ("", "")
+    with late_bar(after_s=-1) as report:
+        report("slow", 0.5)
+    assert capsys.readouterr().out == ""
