@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
 
-from lengthwise.lengths import DEFAULT_CAP, wide_prior
+from lengthwise.lengths import DEFAULT_CAP, Belief, wide_prior
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lengthwise.lengths import LengthDistribution
+
+
+_TAIL: Final = 0.9  # the level of TIE's CVaR
+
+
+@lru_cache(maxsize=1024)
+def _without_belief(cap: int) -> tuple[float, float]:
+    return wide_prior(max(1, cap)).mean_and_cvar(_TAIL)
 
 
 @dataclass(slots=True, eq=False)
@@ -44,10 +53,12 @@ class Job:
     def believe(self, belief: LengthDistribution | None) -> None:
         """Take a new belief about the whole answer; None falls back to the wide prior, never to short."""
         self.belief = belief
-        cap = DEFAULT_CAP if self.max_tokens is None else max(1, self.max_tokens)
-        held = wide_prior(cap) if belief is None else belief.censored_at(self.max_tokens)
-        self.expected = held.mean()
-        self.tail = held.cvar(0.9)
+        if belief is None:
+            self.expected, self.tail = _without_belief(DEFAULT_CAP if self.max_tokens is None else self.max_tokens)
+            return
+        held = belief.censored_at(self.max_tokens)
+        both = held.mean_and_cvar(_TAIL) if isinstance(held, Belief) else (held.mean(), held.cvar(_TAIL))
+        self.expected, self.tail = both
 
     @property
     def expected_remaining(self) -> float:

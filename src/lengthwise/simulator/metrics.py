@@ -1,0 +1,99 @@
+"""Latency as everybody here defines it: plain arrays in, so that real measurements use the same words.
+
+TTFT = first token - sent. E2E = finish - sent. TPOT = (finish - first token) / (output tokens - 1), undefined
+for one token. Per-token latency = E2E / output tokens. Queueing = started - sent. All in seconds.
+A request whose finish is NaN was not served: it counts as refused and enters no mean.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and percentiles (linear between samples), NaN where there is nothing."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Floats) -> Spread:
+        """Of the values that are there; NaN is left out."""
+        there = values[~np.isnan(values)]
+        if not len(there):
+            return cls(math.nan, math.nan, math.nan, math.nan)
+        return cls(float(there.mean()), *(float(p) for p in np.percentile(there, (50, 90, 99))))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run in a few numbers. Throughput is over the makespan: first sent to last finished."""
+
+    requests: int
+    refused: int
+    preemptions: int
+    makespan_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    ttft_s: Spread
+    tpot_s: Spread
+    e2e_s: Spread
+    per_token_s: Spread
+    queueing_s: Spread
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON: what is not a number is None."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+
+def time_per_output_token(first_token: Floats, finish: Floats, output_tokens: NDArray[np.int64]) -> Floats:
+    """TPOT of each request; NaN for one token."""
+    gaps = np.where(output_tokens > 1, output_tokens - 1, np.nan)
+    return np.asarray((finish - first_token) / gaps, np.float64)
+
+
+def summarise(
+    *,
+    sent: Floats,
+    first_token: Floats,
+    finish: Floats,
+    output_tokens: NDArray[np.int64],
+    started: Floats | None = None,
+    preemptions: int = 0,
+) -> Summary:
+    """Summarise served requests, simulated or measured; `started` is known only inside an engine."""
+    served = ~np.isnan(finish)
+    makespan = float(finish[served].max() - sent.min()) if served.any() else math.nan
+    seconds = makespan if makespan > 0 else math.nan
+    e2e = finish - sent
+    return Summary(
+        requests=int(served.sum()),
+        refused=int((~served).sum()),
+        preemptions=preemptions,
+        makespan_s=makespan,
+        requests_per_s=float(served.sum()) / seconds,
+        output_tokens_per_s=float(output_tokens[served].sum()) / seconds,
+        ttft_s=Spread.of(first_token - sent),
+        tpot_s=Spread.of(time_per_output_token(first_token, finish, output_tokens)),
+        e2e_s=Spread.of(e2e),
+        per_token_s=Spread.of(e2e / output_tokens),
+        queueing_s=Spread.of(np.full(len(sent), np.nan) if started is None else started - sent),
+    )
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  (numbers and dictionaries of numbers)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

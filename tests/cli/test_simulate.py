@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from lengthwise.cli import app
+from lengthwise.workloads import Workload, write_workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typer.testing import Result
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", *args], env={"LENGTHWISE_DATA": "", "COLUMNS": "200"})
+
+
+def batch(path: Path, *, arrivals: bool) -> Path:
+    """Sixty requests, long and short in turn."""
+    times = [i * 0.25 if arrivals else 0.0 for i in range(60)]
+    columns = {"arrival_s": times, "input_tokens": [50] * 60, "output_tokens": [400, 10] * 30}
+    write_workload(Workload.from_table(columns, name="batch"), path)
+    return path
+
+
+def test_sjf_beats_fcfs_when_the_queue_is_long(tmp_path: Path) -> None:
+    source = batch(tmp_path / "w.parquet", arrivals=False)
+    result = run(str(source), "--rate", "20", "--policy", "fcfs,sjf", "--max-num-seqs", "4", "--json")
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)
+    assert told["requests"] == 60
+    assert told["load"]["load"] > 1
+    assert told["load"]["slots"] == 4
+    assert told["policies"]["sjf"]["over_fcfs"]["e2e_mean"] < 0.9
+    assert told["policies"]["fcfs"]["over_fcfs"]["e2e_mean"] == 1.0
+
+
+def test_castillo_by_name_prints_a_table_and_states_the_load() -> None:
+    result = run("castillo", "--rate", "8", "--requests", "40", "--max-num-seqs", "4", "--seed", "3")
+    assert result.exit_code == 0
+    assert "fcfs" in result.stdout
+    assert "n 40, slots 4, seed 3, run to drain" in result.stdout
+    assert "sample that ships with the package" in result.stderr
+
+
+def test_the_same_command_prints_the_same_twice() -> None:
+    command = ("castillo", "--rate", "8", "--requests", "20", "--json")
+    assert run(*command).stdout == run(*command).stdout
+
+
+def test_own_arrivals_are_kept_without_a_rate_and_rescaled_with_one(tmp_path: Path) -> None:
+    source = str(batch(tmp_path / "w.parquet", arrivals=True))
+    assert json.loads(run(source, "--json").stdout)["load"]["offered_per_s"] == pytest.approx(4.0)
+    assert json.loads(run(source, "--rate", "9", "--json").stdout)["load"]["offered_per_s"] == pytest.approx(9.0)
+
+
+def test_a_row_per_request_and_policy_is_written(tmp_path: Path) -> None:
+    source, out = batch(tmp_path / "w.parquet", arrivals=True), tmp_path / "out.parquet"
+    assert run(str(source), "--policy", "fcfs,sjf", "--requests", "10", "-o", str(out)).exit_code == 0
+    table = pq.read_table(out)
+    assert table["policy"].to_pylist() == ["fcfs"] * 10 + ["sjf"] * 10
+    assert (table["finish_s"].to_numpy() > table["first_token_s"].to_numpy()).all()
+
+
+def test_too_few_requests_for_a_backlog_are_said_to_be(tmp_path: Path) -> None:
+    result = run(str(batch(tmp_path / "w.parquet", arrivals=True)))
+    assert "capacity is a lower bound" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["castillo"], "--rate"),
+        (["castillo", "--rate", "0"], "above 0"),
+        (["castillo", "--rate", "8", "--llm", "gpt-9"], "gpt-9"),
+        (["castillo", "--rate", "8", "--policy", "sfj"], "did you mean sjf"),
+        (["castillo", "--rate", "8", "--fleet", "1*llama-3-8b@a1000"], "did you mean llama-3-8b@a100"),
+        (["castillo", "--rate", "8", "--predictor", "orakel"], "oracle"),
+        (["castillo", "--rate", "8", "--max-num-seqs", "0"], "at least 1"),
+        (["castillo", "--rate", "8", "--max-batched-tokens", "10"], "max_num_batched_tokens"),
+        (["castillo", "--rate", "8", "--requests", "0"], "at least 1"),
+        (["castillo", "--rate", "8", "-o", "out.csv"], ".parquet"),
+        (["castillo", "--rate", "8", "-o", "nowhere/out.parquet"], "nowhere"),
+        (["castilo", "--rate", "8"], "did you mean castillo"),
+        (["azure_samples"], "azure_sample"),
+        (["nowhere.parquet"], "nowhere.parquet"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(args: list[str], says: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_workload_without_arrivals_asks_for_a_rate(tmp_path: Path) -> None:
+    result = run(str(batch(tmp_path / "w.parquet", arrivals=False)))
+    assert result.exit_code == 2
+    assert "has no arrivals of its own; say how fast with --rate" in result.stderr

@@ -1,0 +1,49 @@
+"""Small engines and workloads to compute by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lengthwise.simulator import EngineSpec, Fleet, StepCost
+from lengthwise.workloads import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lengthwise.simulator import CostModel
+
+TICK = StepCost(prefill_base=1.0, decode_base=1.0, prefill_token=0.0, prefill_pair=0.0, decode=0.0, kv_token=0.0)
+"""Every step takes one second."""
+
+UNEVEN = StepCost(
+    prefill_base=0.7e-2,
+    decode_base=1.1e-2,
+    prefill_token=5e-5,
+    prefill_pair=2e-9,
+    decode=3e-5,
+    kv_token=8e-8,
+)
+"""Every step takes its own time, as on a GPU."""
+
+
+def engine(
+    cost: CostModel = TICK,
+    *,
+    seqs: int = 8,
+    budget: int = 64,
+    blocks: int = 64,
+    block_size: int = 4,
+    context: int = 4096,
+) -> EngineSpec:
+    return EngineSpec("tiny", cost, blocks * block_size, context, seqs, budget, block_size)
+
+
+def fleet(cost: CostModel = TICK, *, engines: int = 1, **limits: int) -> Fleet:
+    return Fleet((engine(cost, **limits),) * engines)
+
+
+def requests(lengths: Sequence[tuple[int, int]], arrivals: Sequence[float] | float = 0.0) -> Workload:
+    """(prompt, answer) pairs, and when they arrive."""
+    times = [arrivals] * len(lengths) if isinstance(arrivals, float) else arrivals
+    prompts, answers = zip(*lengths, strict=True)
+    return Workload.from_table({"arrival_s": times, "input_tokens": prompts, "output_tokens": answers}, name="by hand")

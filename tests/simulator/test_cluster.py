@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.simulator import Capacity, Fleet, measure_capacity, simulate
+from tests.simulator.builders import TICK, UNEVEN, engine, fleet, requests
+
+if TYPE_CHECKING:
+    from lengthwise.policies import Job
+
+
+def test_one_slot_under_fcfs_is_a_fifo_queue() -> None:
+    """Lindley: who comes starts when it has arrived and the one before has left; equal to the last bit."""
+    rng = np.random.default_rng(7)
+    lengths = [(int(p), int(o)) for p, o in zip(rng.integers(1, 60, 200), rng.integers(1, 40, 200), strict=True)]
+    arrivals = np.cumsum(rng.exponential(0.3, 200)).tolist()
+    outcome = simulate(requests(lengths, arrivals), fleet(UNEVEN, seqs=1))
+    free_at = 0.0
+    for row, (prompt, answer) in enumerate(lengths):
+        start = max(arrivals[row], free_at)
+        free_at = start + UNEVEN.step_s(prompt, prompt * prompt, 0, 0)
+        for context in range(prompt + 1, prompt + answer):
+            free_at += UNEVEN.step_s(0, 0, 1, context)
+        assert (outcome.started[row], outcome.finish[row]) == (start, free_at)
+    assert outcome.summary.queueing_s.mean > 0  # it did queue
+
+
+def test_an_arrival_during_a_step_is_seen_when_the_step_ends() -> None:
+    outcome = simulate(requests([(2, 3), (2, 1), (2, 1)], [0.0, 0.5, 2.0]), fleet())
+    assert outcome.started.tolist() == [0.0, 1.0, 2.0]
+    assert outcome.finish.tolist() == [3.0, 2.0, 3.0]
+
+
+def test_round_robin_deals_requests_out_in_turn() -> None:
+    outcome = simulate(requests([(2, 2)] * 5), fleet(engines=2, seqs=1))
+    assert outcome.engine.tolist() == [0, 1, 0, 1, 0]
+    assert outcome.finish.tolist() == [2.0, 2.0, 4.0, 4.0, 6.0]
+    assert outcome.admitted(0) == [0, 2, 4]
+    assert outcome.admitted(1) == [1, 3]
+
+
+def test_engines_of_a_fleet_may_differ() -> None:
+    outcome = simulate(requests([(2, 2)] * 4), Fleet((engine(seqs=1), engine(seqs=2))))
+    assert outcome.finish.tolist() == [2.0, 2.0, 4.0, 2.0]
+
+
+class _ToTheLast:
+    def __init__(self, fleet: Fleet) -> None:
+        self.last = len(fleet) - 1
+
+    def choose(self, job: Job, now: float) -> int:
+        assert job.arrival == now
+        return self.last
+
+
+def test_another_router_takes_the_place_of_round_robin() -> None:
+    outcome = simulate(requests([(2, 2)] * 3), fleet(engines=3), router=_ToTheLast)
+    assert outcome.engine.tolist() == [2, 2, 2]
+
+
+def test_oracle_orders_by_true_length_and_without_a_belief_order_is_arrival() -> None:
+    workload, one_slot = requests([(2, 9), (2, 1), (2, 5)]), fleet(seqs=1)
+    assert simulate(workload, one_slot, "sjf").admitted() == [1, 2, 0]
+    assert simulate(workload, one_slot, "sjf", predictor="none").admitted() == [0, 1, 2]
+
+
+def test_priority_goes_before_the_policy() -> None:
+    workload = requests([(2, 1), (2, 9)]).replace(priority=np.array([1, 0], np.int32))
+    assert simulate(workload, fleet(seqs=1), "sjf").admitted() == [1, 0]
+
+
+def test_a_limit_on_the_answer_does_not_cut_what_the_oracle_knows() -> None:
+    workload = requests([(2, 9), (2, 5)]).replace(max_tokens=9)
+    assert simulate(workload, fleet(seqs=1), "sjf").admitted() == [1, 0]
+
+
+def test_what_never_fits_is_counted_and_the_rest_is_served() -> None:
+    outcome = simulate(requests([(2, 2), (500, 2), (2, 2)]), fleet(blocks=4))
+    assert outcome.summary.refused == 1
+    assert np.isnan(outcome.finish).tolist() == [False, True, False]
+    assert np.isnan(outcome.started[1])
+
+
+def test_a_fleet_in_which_nothing_fits_is_a_mistake() -> None:
+    with pytest.raises(InputError, match="no request fits"):
+        simulate(requests([(500, 2)]), fleet(blocks=4))
+
+
+def test_an_unknown_predictor_is_named_with_its_neighbour() -> None:
+    with pytest.raises(InputError, match="did you mean oracle"):
+        simulate(requests([(2, 2)]), fleet(), predictor="orakle")
+
+
+def test_progress_rises_to_one() -> None:
+    told: list[float] = []
+    simulate(requests([(2, 200)] * 5), fleet(seqs=1), on_progress=told.append)
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+
+
+def test_capacity_is_the_rate_while_the_backlog_lasts() -> None:
+    # One slot, four seconds each: a quarter of a request per second, whatever the arrivals were.
+    workload = requests([(2, 4)] * 10, [float(i) for i in range(10)])
+    assert measure_capacity(workload, fleet(seqs=1)) == Capacity(0.25, 10, 1, steady=True)
+    assert measure_capacity(workload, fleet(seqs=1)).load(0.5) == 2.0
+    assert measure_capacity(workload, fleet(engines=2, seqs=1)).requests_per_s == 0.5
+
+
+def test_capacity_without_a_backlog_says_so() -> None:
+    capacity = measure_capacity(requests([(2, 4)] * 3), fleet(seqs=8))
+    assert capacity == Capacity(0.75, 3, 8, steady=False)
+
+
+def test_a_tie_in_time_is_no_gap_in_service() -> None:
+    outcome = simulate(requests([(1, 1), (1, 1)], [0.0, 1.0]), fleet(TICK))
+    assert outcome.finish.tolist() == [1.0, 2.0]

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lengthwise.reports.simulation import policy_table, ratios_to_fcfs, seconds
+from lengthwise.simulator import Spread, simulate, summarise
+from tests.simulator.builders import fleet, requests
+
+
+def test_latencies_are_as_defined() -> None:
+    told = summarise(
+        sent=np.array([0.0, 1.0]),
+        first_token=np.array([1.0, 3.0]),
+        finish=np.array([5.0, 3.0]),
+        output_tokens=np.array([5, 1]),
+        started=np.array([0.5, 2.0]),
+    )
+    assert told.ttft_s.mean == 1.5
+    assert told.e2e_s.mean == 3.5
+    assert told.tpot_s == Spread(1.0, 1.0, 1.0, 1.0)  # one token has none
+    assert told.per_token_s.mean == 1.5  # 5/5 and 2/1
+    assert told.queueing_s.mean == 0.75
+    assert told.makespan_s == 5.0
+    assert told.requests_per_s == 0.4
+    assert told.output_tokens_per_s == 1.2
+
+
+def test_percentiles_are_of_what_is_there() -> None:
+    spread = Spread.of(np.array([*range(101), math.nan], float))
+    assert spread == Spread(50.0, 50.0, 90.0, 99.0)
+
+
+def test_who_was_not_served_enters_no_mean() -> None:
+    told = summarise(
+        sent=np.array([0.0, 0.0]),
+        first_token=np.array([1.0, math.nan]),
+        finish=np.array([2.0, math.nan]),
+        output_tokens=np.array([2, 1000]),
+    )
+    assert (told.requests, told.refused) == (1, 1)
+    assert told.output_tokens_per_s == 1.0
+    assert told.e2e_s.mean == 2.0
+    assert math.isnan(told.queueing_s.mean)
+
+
+def test_nothing_served_is_no_error() -> None:
+    nothing = np.array([math.nan])
+    told = summarise(sent=np.zeros(1), first_token=nothing, finish=nothing, output_tokens=np.ones(1, np.int64))
+    assert (told.requests, told.refused) == (0, 1)
+    assert math.isnan(told.requests_per_s)
+
+
+def test_a_summary_is_json_without_nan() -> None:
+    told = simulate(requests([(2, 1)]), fleet()).summary.to_dict()
+    assert json.loads(json.dumps(told, allow_nan=False))["tpot_s"]["mean"] is None
+    assert told["e2e_s"]["mean"] == 1.0
+
+
+def test_an_outcome_is_a_table_with_a_row_per_request() -> None:
+    table = simulate(requests([(2, 3), (2, 1)]), fleet(), "sjf").to_table()
+    assert table["policy"].to_pylist() == ["sjf", "sjf"]
+    assert table["finish_s"].to_pylist() == [3.0, 1.0]
+    assert table.schema.field("preemptions").type == pa.int64()
+
+
+def test_the_report_sets_each_policy_against_fcfs() -> None:
+    workload = requests([(2, 9), (2, 1)])
+    summaries = {name: simulate(workload, fleet(seqs=1), name).summary for name in ("fcfs", "sjf")}
+    ratios = ratios_to_fcfs(summaries, "sjf")
+    assert ratios["e2e_mean"] == pytest.approx((1 + 10) / (9 + 10))
+    rows = {row[0]: row for row in policy_table(summaries, title="by hand").rows}
+    assert rows["fcfs"][4:6] == ["9.50 s", "1.000"]
+    assert rows["sjf"][4:6] == ["5.50 s", "0.579"]
+
+
+def test_without_fcfs_there_is_no_ratio() -> None:
+    summaries = {"sjf": simulate(requests([(2, 2)]), fleet(), "sjf").summary}
+    assert math.isnan(ratios_to_fcfs(summaries, "sjf")["e2e_mean"])
+    assert "–" in policy_table(summaries, title="alone").rows[0]
+
+
+def test_durations_read_well() -> None:
+    assert [seconds(value) for value in (0.0123, 12.3, math.nan)] == ["12.3 ms", "12.30 s", "–"]
