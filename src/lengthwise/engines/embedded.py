@@ -1,0 +1,225 @@
+"""The embedded engine: vLLM with our scheduler inside, as a child process on loopback.
+
+Started, health-checked, its log kept, stopped with its parent, restarted when it dies. It talks to vLLM through
+the command line and HTTP only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from lengthwise.engines.smollm2 import MODEL_NAME, cache_home, model_folder
+from lengthwise.errors import InputError
+from lengthwise.policies import make_policy
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+SCHEDULER: Final = "lengthwise.engines.vllm.LengthwiseScheduler"
+_STARTS_IN_S: Final = 300.0
+_STOPS_IN_S: Final = 10.0
+_PR_SET_PDEATHSIG: Final = 1  # from <linux/prctl.h>
+_LIBC: Final = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the child is started. The defaults suit two CPU cores; on a GPU vLLM's own are better."""
+
+    policy: str = "sjf"
+    host: str = "127.0.0.1"
+    port: int = 0  # any free one
+    model: str | None = None  # the embedded LLM
+    max_num_seqs: int = 16
+    max_model_len: int = 2048
+    plugin: bool = True  # False: stock vLLM, to compare with
+    extra: tuple[str, ...] = ()  # further vLLM flags
+
+
+@dataclass
+class EmbeddedEngine:
+    """A running vLLM: `with EmbeddedEngine(EngineOptions(policy="sjf")) as engine: engine.url`."""
+
+    options: EngineOptions = field(default_factory=EngineOptions)
+    restarts: int = 0
+    _process: subprocess.Popen[bytes] | None = None
+    _port: int = 0
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://{self.options.host}:{self._port}"
+
+    @property
+    def log(self) -> Path:
+        """Where its log is kept."""
+        return cache_home() / "logs" / f"engine-{self._port}.log"
+
+    def start(self) -> None:
+        """Start the child and wait until it is healthy; then watch over it."""
+        make_policy(self.options.policy)
+        _need_vllm()
+        self._port = _free_port(self.options.host, self.options.port)
+        atexit.register(self.stop)
+        self._spawn()
+        try:
+            self._wait_until_healthy()
+        except BaseException:
+            self.stop()
+            raise
+        threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop the child and everything it started."""
+        self._stopping.set()
+        if self._process is not None:
+            _end(self._process)
+        atexit.unregister(self.stop)
+
+    def command(self) -> list[str]:
+        """Return the command line of the child."""
+        options = self.options
+        model = options.model or str(model_folder())
+        name = options.model or MODEL_NAME
+        flags = [
+            "--host",
+            options.host,
+            "--port",
+            str(self._port),
+            "--model",
+            model,
+            "--served-model-name",
+            name,
+        ]
+        flags += ["--max-num-seqs", str(options.max_num_seqs), "--max-model-len", str(options.max_model_len)]
+        if options.plugin:
+            settings = json.dumps({"lengthwise": {"policy": options.policy}})
+            flags += ["--scheduler-cls", SCHEDULER, "--additional-config", settings]
+        if not _has_gpu():
+            flags += ["--enforce-eager", "--dtype", "bfloat16" if _has_bfloat16() else "float32"]
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *options.extra]
+
+    def _spawn(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            # A session of its own, so that whatever it starts can be ended with it.
+            self._process = subprocess.Popen(  # noqa: S603  (our own command line)
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**_CPU_DEFAULTS, **os.environ},
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    def _wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + _STARTS_IN_S
+        while not _healthy(self.url):
+            if self._process is None or self._process.poll() is not None:
+                raise InputError("the engine stopped while starting", hint=f"its log says why: {self.log}")
+            if time.monotonic() > deadline:
+                raise InputError(f"the engine did not start in {_STARTS_IN_S:.0f} s", hint=f"see {self.log}")
+            time.sleep(0.25)
+
+    def _watch(self) -> None:
+        """Restart the child when it dies, waiting longer each time it dies again."""
+        while not self._stopping.wait(0.5):
+            if self._process is None or self._process.poll() is None:
+                continue
+            _end(self._process)
+            self.restarts += 1
+            if self._stopping.wait(min(30.0, 0.5 * 2.0**self.restarts)):
+                return
+            self._spawn()
+
+
+# What a CPU build of vLLM needs to start at all, and to leave the cores to others. A user's own settings win.
+_CPU_DEFAULTS: Final = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def _need_vllm() -> None:
+    if importlib.util.find_spec("vllm") is None:
+        raise InputError(
+            "vLLM is not installed",
+            hint="run `make engine` (CPU) or `pip install 'lengthwise[vllm]'` (GPU), or give --engine URL",
+        )
+
+
+def _free_port(host: str, port: int) -> int:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise InputError(f"port {port} of {host} is taken ({error.strerror})", hint="choose another") from error
+        return int(probe.getsockname()[1])
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2.0) as answer:  # noqa: S310  (our own loopback URL)
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the child to stop, then end its whole session: a killed parent would leave its workers behind."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOPS_IN_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _die_with_parent() -> None:
+    """Have the kernel stop the child even when this process is killed outright (Linux only)."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _has_gpu() -> bool:
+    return any(Path(device).exists() for device in ("/dev/nvidia0", "/dev/kfd"))
+
+
+def _has_bfloat16() -> bool:
+    """Whether this CPU has the instructions; without them vLLM's bfloat16 dies on the first request."""
+    with contextlib.suppress(OSError):
+        flags = Path("/proc/cpuinfo").read_text()
+        return "bf16" in flags or "avx512" in flags
+    return False

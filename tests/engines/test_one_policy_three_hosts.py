@@ -1,0 +1,100 @@
+"""The claim of the design: one policy object, the same order in the simulator and inside vLLM.
+
+The gateway, the third host, is in tests/gateway; here the same 200 requests of known length, all queued before
+the first step, go through the simulator and through a real vLLM with a real LLM.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from lengthwise.policies import make_policy
+from lengthwise.simulator import Fleet, Outcome, simulate
+from lengthwise.workloads import Workload
+from tests.engines.need import need_vllm
+
+need_vllm()
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COUNT = 200
+SLOTS = 4
+
+
+def known_requests() -> list[dict[str, Any]]:
+    """Short prompts; lengths a tenth of which hold half of the tokens."""
+    rng = random.Random(11)
+    return [
+        {
+            "id": str(number),
+            "prompt": f"{number} is a number. Tell me " + "more about " * rng.randrange(1, 12) + "it.",
+            "output_tokens": rng.randrange(20, 40) if rng.random() < 0.12 else rng.randrange(1, 6),
+        }
+        for number in range(COUNT)
+    ]
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[dict[str, Any]]:
+    return known_requests()
+
+
+@pytest.fixture(scope="module")
+def vllm(requests: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder: Path = tmp_path_factory.mktemp("vllm")
+    given, out = folder / "requests.json", folder / "out.json"
+    given.write_text(json.dumps(requests))
+    command = [sys.executable, "-m", "tests.engines.vllm_host", str(given), str(out), "fcfs", "sjf"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(out.read_text()))
+
+
+def simulated(requests: list[dict[str, Any]], vllm: dict[str, Any], policy: str) -> Outcome:
+    finished = vllm[policy]["finished"]
+    workload = Workload.from_table(
+        {
+            "arrival_s": np.zeros(COUNT),
+            "input_tokens": [finished[request["id"]]["prompt_tokens"] for request in requests],
+            "output_tokens": [request["output_tokens"] for request in requests],
+        },
+        name="known",
+    )
+    fleet = Fleet.parse("1*llama-3-8b@a100").limited_to(max_num_seqs=SLOTS, max_num_batched_tokens=vllm["budget"])
+    return simulate(workload, fleet, make_policy(policy), predictor="oracle")
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf"])
+def test_the_order_of_admission_is_the_same_in_simulator_and_vllm(
+    requests: list[dict[str, Any]], vllm: dict[str, Any], policy: str
+) -> None:
+    ours = [str(row) for row in simulated(requests, vllm, policy).admitted(0)]
+    assert len(ours) == COUNT
+    assert vllm[policy]["admitted"] == ours
+
+
+def test_sjf_admits_by_length_and_fcfs_by_arrival(requests: list[dict[str, Any]], vllm: dict[str, Any]) -> None:
+    lengths = [requests[int(name)]["output_tokens"] for name in vllm["sjf"]["admitted"]]
+    assert lengths == sorted(lengths)
+    assert vllm["fcfs"]["admitted"] == [request["id"] for request in requests]
+
+
+def test_mean_latency_falls_in_both(requests: list[dict[str, Any]], vllm: dict[str, Any]) -> None:
+    steps = {p: np.mean([one["step"] for one in vllm[p]["finished"].values()]) for p in ("fcfs", "sjf")}
+    virtual = {p: simulated(requests, vllm, p).summary.e2e_s.mean for p in ("fcfs", "sjf")}
+    assert steps["sjf"] < 0.75 * steps["fcfs"]
+    assert virtual["sjf"] < 0.75 * virtual["fcfs"]
+
+
+def test_every_answer_is_token_for_token_the_same_under_either_policy(vllm: dict[str, Any]) -> None:
+    assert len(vllm["fcfs"]["finished"]) == COUNT
+    for name, answer in vllm["fcfs"]["finished"].items():
+        assert vllm["sjf"]["finished"][name]["tokens"] == answer["tokens"]

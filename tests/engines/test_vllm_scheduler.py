@@ -1,0 +1,130 @@
+"""The plug-in against vLLM's own scheduler, step by step."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.engines.need import need_vllm
+
+need_vllm()
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from lengthwise.engines.vllm import LengthwiseScheduler
+from lengthwise.errors import InputError
+from tests.engines.scheduling import Run, drain, make_request, make_scheduler, tiny_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def traffic(seed: int, count: int = 40) -> tuple[dict[int, list[Any]], dict[int, list[str]]]:
+    """Requests of all sizes and priorities over a hundred steps, a few of them aborted."""
+    rng = random.Random(seed)
+    requests: dict[int, list[Any]] = {}
+    aborts: dict[int, list[str]] = {}
+    for number in range(count):
+        at = rng.randrange(60)
+        request = make_request(
+            str(number),
+            rng.choice([1, 15, 16, 17, 64, 300]),
+            rng.randrange(1, 80),
+            arrival=float(at) + rng.random(),
+            priority=rng.randrange(3),
+        )
+        requests.setdefault(at, []).append(request)
+        if rng.random() < 0.15:
+            aborts.setdefault(at + rng.randrange(30), []).append(str(number))
+    return requests, aborts
+
+
+@pytest.mark.parametrize("stock", [Scheduler, AsyncScheduler])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("vllm_policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("blocks", [1000, 25])
+def test_under_fcfs_every_step_is_upstreams(
+    model: Path, stock: type[Any], seed: int, vllm_policy: str, blocks: int
+) -> None:
+    runs: list[Run] = []
+    for cls, policy in ((stock, None), (LengthwiseScheduler, "fcfs")):
+        options: dict[str, Any] = {"blocks": blocks, "vllm_policy": vllm_policy, "prefix_caching": seed % 2 == 0}
+        runs.append(drain(make_scheduler(cls, model, policy=policy, **options), *traffic(seed)))
+    assert runs[1].steps == runs[0].steps
+    assert runs[1].finished_at == runs[0].finished_at
+    if blocks == 25:
+        assert runs[0].preemptions > 0, "the traffic was to run out of memory"
+
+
+def queued(lengths: list[int], **said: Any) -> dict[int, list[Any]]:
+    return {0: [make_request(str(i), 8, n, said={"expected_tokens": n, **said}) for i, n in enumerate(lengths)]}
+
+
+def test_sjf_admits_the_shortest_first(model: Path) -> None:
+    lengths = [50, 3, 20, 8, 60, 1]
+    run = drain(make_scheduler(LengthwiseScheduler, model, slots=1, policy="sjf"), queued(lengths))
+    assert run.admitted == ["5", "1", "3", "2", "0", "4"]
+
+
+def test_a_log_t_belief_is_taken_too(model: Path) -> None:
+    said: list[dict[str, Any]] = [
+        {"belief_mu": 6.0, "belief_sigma": 0.5},
+        {"belief_mu": 2.0, "belief_sigma": 0.5},
+        {"expected_tokens": 60},
+    ]
+    requests = [make_request(str(i), 8, 200, said=one) for i, one in enumerate(said)]
+    run = drain(make_scheduler(LengthwiseScheduler, model, slots=1, policy="sjf"), {0: requests})
+    assert run.admitted == ["1", "2", "0"]
+
+
+@pytest.mark.parametrize(
+    "said", [{"expected_tokens": "soon"}, {"expected_tokens": -4}, {"belief_mu": 3}, {"x": 1}, None]
+)
+def test_a_useless_belief_is_the_wide_prior_and_stops_nothing(model: Path, said: dict[str, Any] | None) -> None:
+    requests = [make_request("long", 8, 4000, said={"expected_tokens": 3000}), make_request("odd", 8, 4000, said=said)]
+    run = drain(make_scheduler(LengthwiseScheduler, model, slots=1, policy="sjf"), {0: requests}, {5: ["odd", "long"]})
+    assert run.admitted[0] == "odd"
+
+
+def test_when_memory_runs_out_the_one_with_most_to_come_yields(model: Path) -> None:
+    requests = [make_request(str(i), 16, n, said={"expected_tokens": n}) for i, n in enumerate([150, 100, 40])]
+    run = drain(make_scheduler(LengthwiseScheduler, model, slots=3, blocks=14, policy="sjf"), {0: requests})
+    victims = [name for _, preempted in run.steps for name in preempted]
+    assert victims
+    assert set(victims) == {"0"}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf"])
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_lost_and_nothing_served_twice(model: Path, policy: str, seed: int) -> None:
+    requests, _ = traffic(seed)
+    everybody = {request.request_id: request for batch in requests.values() for request in batch}
+    run = drain(make_scheduler(LengthwiseScheduler, model, blocks=25, policy=policy), requests)
+    assert sorted(run.finished_at) == sorted(everybody)
+    assert all(request.num_output_tokens == request.max_tokens for request in everybody.values())
+
+
+def test_the_kill_switch_turns_to_fcfs_under_waiting_requests(model: Path) -> None:
+    scheduler = make_scheduler(LengthwiseScheduler, model, slots=1, policy="sjf")
+    for request in queued([50, 3, 20])[0]:
+        scheduler.add_request(request)
+    scheduler.use_policy("fcfs")
+    assert drain(scheduler, {}).admitted == ["0", "1", "2"]
+
+
+def test_the_policy_comes_from_the_environment_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LENGTHWISE_POLICY", "fcfs")
+    assert make_scheduler(LengthwiseScheduler, model).length_policy.name == "fcfs"
+
+
+def test_an_unknown_policy_stops_the_engine_with_the_known_ones(model: Path) -> None:
+    with pytest.raises(InputError, match="known are fcfs, sjf"):
+        make_scheduler(LengthwiseScheduler, model, policy="nope")
