@@ -41,7 +41,7 @@ serve: $(ENGINE) ## the embedded engine with our scheduler inside, and the gatew
 	$(BIN)/lengthwise serve
 
 test: $(STAMP) $(ENGINE) ## every test, the real engine's too
-	$(BIN)/pytest
+	LENGTHWISE_NEED_ENGINE=1 $(BIN)/pytest
 
 check: $(STAMP) ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
@@ -56,6 +56,8 @@ format: $(STAMP) ## put the code into shape
 bench: $(STAMP) ## speed and accuracy figures, printed
 	$(BIN)/python -m benchmarks.lengths
 	$(BIN)/python -m benchmarks.workloads
+	$(BIN)/python -m benchmarks.simulator
+	$(BIN)/python -m benchmarks.gateway
 
 clean: ## forget the virtual environment and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from lengthwise import __version__
-from lengthwise.cli import doctor, traces, workload
+from lengthwise.cli import describe, doctor, engine, lengths, replay, serve, simulate, traces, workload
 from lengthwise.errors import InputError
 
 __all__ = ["app", "main"]
@@ -33,9 +33,15 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="LLM serving that knows how long an answer will be.",
 )
-app.command()(doctor.doctor)
+app.command()(serve.serve)
+app.command()(engine.engine)
+app.command()(simulate.simulate)
+app.command()(replay.replay)
 app.add_typer(workload.app, name="workload")
+workload.app.command()(describe.describe)
 app.add_typer(traces.app, name="traces")
+app.add_typer(lengths.app, name="lengths")
+app.command()(doctor.doctor)
 
 
 def _print_version(wanted: bool) -> None:

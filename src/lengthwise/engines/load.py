@@ -1,0 +1,248 @@
+"""Open-loop load on an OpenAI endpoint from a workload: each request is sent when it is due, come what may.
+
+Times are the client's own. What TTFT, TPOT, E2E and per-token latency mean is said in `simulator.metrics`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.errors import InputError
+from lengthwise.simulator.metrics import Summary, summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lengthwise.engines.client import EngineAnswer
+    from lengthwise.workloads import Workload
+
+Hints = Literal["none", "oracle"]
+
+# One token each, with the space before them, in the tokenizers of the common LLMs.
+_WORDS: Final = (" the", " of", " and", " to", " in", " is", " that", " for", " it", " was", " on", " are", " as")
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """How a workload is sent."""
+
+    url: str
+    model: str | None = None
+    """None: the first that the endpoint serves."""
+    speed: float = 1.0
+    """2 sends twice as fast as the workload's own arrivals."""
+    free: bool = False
+    """Let answers end where they will, instead of at the workload's length."""
+    hints: Hints = "none"
+    """oracle: tell each true length, as `nvext.agent_hints.osl`."""
+    timeout_s: float = 600.0
+    """How long an answer may be silent."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.speed < math.inf:
+            raise InputError(f"a speed of {self.speed:g}", source="--speed", hint="give a number above 0")
+        if not 0 < self.timeout_s < math.inf:
+            raise InputError(f"'{self.timeout_s:g}' s", source="--timeout", hint="give seconds above 0")
+
+
+@dataclass(slots=True)
+class Sample:
+    """One request as its client saw it; seconds from the start of the load, NaN for what did not happen."""
+
+    row: int
+    due_s: float
+    asked_tokens: int
+    sent_s: float = math.nan
+    first_token_s: float = math.nan
+    finished_s: float = math.nan
+    output_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass
+class LoadReport:
+    """What was measured so far; whole once the load has run to its end."""
+
+    requests: int
+    plan: LoadPlan
+    model: str = ""
+    samples: list[Sample] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def served(self) -> list[Sample]:
+        """Requests answered to the end."""
+        return [sample for sample in self.samples if not math.isnan(sample.finished_s)]
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """How many failed, by kind."""
+        return dict(sorted(Counter(s.error for s in self.samples if s.error is not None).items()))
+
+    @property
+    def lengths_differ(self) -> int:
+        """Answers that did not have the length they were asked to have."""
+        return sum(sample.output_tokens != sample.asked_tokens for sample in self.served)
+
+    @property
+    def late_s(self) -> float:
+        """How far sending fell behind at worst: above a few ms, this machine was the bottleneck."""
+        return max((s.sent_s - s.due_s for s in self.samples if not math.isnan(s.sent_s)), default=0.0)
+
+    def summary(self) -> Summary:
+        """Latencies and throughput of the served."""
+        served = self.served
+        return summarise(
+            sent=np.array([sample.sent_s for sample in served]),
+            first_token=np.array([sample.first_token_s for sample in served]),
+            finish=np.array([sample.finished_s for sample in served]),
+            output_tokens=np.array([sample.output_tokens for sample in served], np.int64),
+        )
+
+    def table(self) -> pa.Table:
+        """One row per request that was sent."""
+        names = Sample.__slots__
+        return pa.table({name: [getattr(s, name) for s in self.samples] for name in names})
+
+
+async def run_load(workload: Workload, report: LoadReport, on_end: Callable[[], None]) -> None:
+    """Send the workload and fill the report. Cancelled (Ctrl-C), the report keeps what was measured."""
+    plan = report.plan
+    async with EngineClient(plan.url, silence_timeout_s=plan.timeout_s) as client:
+        report.model = await _model(client, plan.model)
+        began = time.perf_counter()
+        due = (workload.arrival_s - workload.arrival_s[0]) / plan.speed if len(workload) else []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for row, due_s in enumerate(due):
+                    await asyncio.sleep(began + float(due_s) - time.perf_counter())
+                    sample = Sample(row, float(due_s), int(workload.output_tokens[row]))
+                    report.samples.append(sample)
+                    path, body = request_of(workload, row, report.model, plan)
+                    task = tasks.create_task(_send(client, path, body, sample, began))
+                    task.add_done_callback(lambda _: on_end())
+        except asyncio.CancelledError:
+            report.interrupted = True
+
+
+def request_of(workload: Workload, row: int, model: str, plan: LoadPlan) -> tuple[str, bytes]:
+    """The path and body of one request: chat where the workload has the prompt, else made-up words."""
+    length = int(workload.output_tokens[row])
+    body: dict[str, Any] = {
+        "model": model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        # null: as many as the context holds, where OpenAI's default for plain completions would be 16.
+        "max_tokens": workload.table["max_tokens"][row].as_py() if plan.free else length,
+    }
+    if not plan.free:
+        body["ignore_eos"] = True
+    if plan.hints == "oracle":
+        body["nvext"] = {"agent_hints": {"osl": length}}
+    if priority := int(workload.priority[row]):
+        body["priority"] = priority
+    prompt = workload.table["prompt"][row].as_py()
+    if prompt is None:
+        return "/v1/completions", json.dumps({**body, "prompt": _made_up(workload, row)}).encode()
+    messages = [{"role": "user", "content": prompt}]
+    return "/v1/chat/completions", json.dumps({**body, "messages": messages}).encode()
+
+
+def _made_up(workload: Workload, row: int) -> str:
+    """About `input_tokens` tokens of words; prefixes that the workload shares are shared."""
+    left = int(workload.input_tokens[row])
+    words: list[str] = []
+    for block in workload.blocks(row).tolist():
+        words += random.Random(block).choices(_WORDS, k=min(left - len(words), workload.block_size or 0))  # noqa: S311
+    words += random.Random(f"row {row}").choices(_WORDS, k=left - len(words))  # noqa: S311
+    return "".join(words)
+
+
+async def _model(client: EngineClient, wanted: str | None) -> str:
+    try:
+        served = [str(model["id"]) for model in await client.models()]
+    except EngineError as error:
+        raise InputError(
+            str(error), source="--url", hint="start one with `lengthwise serve`, or mend the URL"
+        ) from error
+    if wanted is None and not served:
+        raise InputError(f"{client.url} serves no model", source="--url", hint="name one with --model")
+    return served[0] if wanted is None else wanted
+
+
+async def _send(client: EngineClient, path: str, body: bytes, sample: Sample, began: float) -> None:
+    sample.sent_s = time.perf_counter() - began
+    try:
+        answer = await client.post(path, body, {"content-type": "application/json"})
+        try:
+            if answer.status == 200:
+                sample.error = await _read(answer, sample, began)
+            else:
+                sample.error = f"http_{answer.status}"
+        finally:
+            answer.close()
+    except EngineError as error:
+        sample.error = error.kind
+    if sample.error is None:
+        sample.finished_s = time.perf_counter() - began
+    else:
+        sample.first_token_s = math.nan
+
+
+async def _read(answer: EngineAnswer, sample: Sample, began: float) -> str | None:
+    """Read a stream to its end; return what went wrong, if anything.
+
+    The length is what the endpoint tells in `usage`; one that tells nothing has its events counted.
+    """
+    rest = b""
+    events = 0
+    told: int | None = None
+    while data := await answer.chunk():
+        now = time.perf_counter() - began
+        *lines, rest = (rest + data).split(b"\n")
+        for payload in (line[5:].strip() for line in lines if line.startswith(b"data:")):
+            if payload == b"[DONE]":
+                sample.output_tokens = events if told is None else told
+                return None if sample.output_tokens else "empty"
+            # Once tokens flow, only what may hold more than a token is worth parsing.
+            started = not math.isnan(sample.first_token_s)
+            if started and b'"usage"' not in payload and b'"error"' not in payload:
+                events += 1
+                continue
+            event = _parsed(payload)
+            if event is None:
+                return "malformed"
+            if "error" in event:
+                return "stream_error"
+            told = (event.get("usage") or {}).get("completion_tokens", told)
+            if _has_token(event):
+                events += 1
+                sample.first_token_s = sample.first_token_s if started else now
+    return "truncated"
+
+
+def _parsed(payload: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(payload)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _has_token(event: dict[str, Any]) -> bool:
+    """Whether something was generated: the first event of a chat only names the role."""
+    return any(
+        choice.get("text") or any(value for key, value in choice.get("delta", {}).items() if key != "role")
+        for choice in event.get("choices", ())
+    )

@@ -1,0 +1,121 @@
+"""From a body to a job: what is checked at the door, what is believed, and what the engine is told."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lengthwise.gateway.errors import ApiError
+from lengthwise.lengths import DEFAULT_CAP, Point
+from lengthwise.policies import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_Limit = Annotated[int, Field(ge=0, le=1 << 31)]
+_Tokens = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    # Fields we do not use are the engine's business: the body goes on as it came, so nothing is lost here,
+    # and a long prompt is not turned into objects that nobody reads.
+    model_config = ConfigDict(extra="ignore")
+
+
+class _AgentHints(_Part):
+    osl: _Tokens | None = None
+
+
+class _Nvext(_Part):
+    agent_hints: _AgentHints | None = None
+
+
+class _VllmXargs(_Part):
+    expected_tokens: _Tokens | None = None
+
+
+class CompletionBody(_Part):
+    """The fields of /v1/completions that decide where a request stands."""
+
+    model: str | None = None
+    stream: bool | None = None
+    max_tokens: _Limit | None = None
+    max_completion_tokens: _Limit | None = None
+    priority: int | None = None
+    user: str | None = None
+    nvext: _Nvext | None = None
+    vllm_xargs: _VllmXargs | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens the answer may have, if the client says."""
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return None if limit is None else max(1, limit)
+
+    @property
+    def hint(self) -> float | None:
+        """The length the client expects; what the engine will be told comes first, so that both agree."""
+        if self.vllm_xargs is not None and self.vllm_xargs.expected_tokens is not None:
+            return self.vllm_xargs.expected_tokens
+        hints = None if self.nvext is None else self.nvext.agent_hints
+        return None if hints is None else hints.osl
+
+    def belief(self) -> Point | None:
+        """A client's hint is a belief; without one nothing is known."""
+        if self.hint is None:
+            return None
+        cap = max(DEFAULT_CAP, math.ceil(self.hint)) if self.limit is None else self.limit
+        return Point(self.hint, cap)
+
+    def job(self, job_id: str, now: float, headers: Mapping[bytes, bytes]) -> Job:
+        """The request as a policy sees it."""
+        session = headers.get(b"x-session-id")
+        return Job(
+            job_id,
+            now,
+            belief=self.belief(),
+            max_tokens=self.limit,
+            priority=self.priority or 0,
+            llm=self.model,
+            tenant=self.user,
+            session=None if session is None else session.decode("latin-1"),
+        )
+
+    def forwarded(self, raw: bytes, job: Job) -> bytes:
+        """The body for the engine: as it came, with the expected length put in where it is known.
+
+        The plug-in inside vLLM reads it as `vllm_xargs.expected_tokens`.
+        """
+        told = self.vllm_xargs is not None and self.vllm_xargs.expected_tokens is not None
+        if job.belief is None or told:
+            return raw
+        expected = round(job.expected, 1)
+        if "vllm_xargs" not in self.model_fields_set:
+            # Put in by hand, so that the rest stays the client's bytes.
+            return b'{"vllm_xargs":{"expected_tokens":%.1f},' % expected + raw.lstrip()[1:]
+        whole: dict[str, Any] = json.loads(raw)
+        whole["vllm_xargs"] = {**(whole["vllm_xargs"] or {}), "expected_tokens": expected}
+        return json.dumps(whole).encode()
+
+
+class ChatBody(CompletionBody):
+    """The same for /v1/chat/completions."""
+
+    messages: list[Any]
+
+
+def parse(model: type[CompletionBody], raw: bytes) -> CompletionBody:
+    """The checked body, or a 400 that names the field."""
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        raise ApiError(400, f"the body is not JSON: {first['msg']}", code="invalid_json")
+    param = ".".join(str(step) for step in first["loc"])
+    if not param:
+        raise ApiError(400, "the body must be a JSON object", code="invalid_type")
+    raise ApiError(400, f"{param}: {first['msg']}", param=param, code="invalid_value")

@@ -1,0 +1,161 @@
+"""The gateway as an ASGI application: its paths, and what lives as long as it does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, asynccontextmanager
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.errors import InputError
+from lengthwise.gateway import health
+from lengthwise.gateway.admission import ChatBody, CompletionBody
+from lengthwise.gateway.completions import Completions
+from lengthwise.gateway.dispatch import Dispatcher, Engine
+from lengthwise.gateway.errors import ApiError, from_engine, tell_api_error, tell_bug, tell_http_exception
+from lengthwise.gateway.metrics import Metrics
+from lengthwise.policies import make_policy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.requests import Request
+
+    from lengthwise.gateway.config import GatewayConfig
+
+_METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def create_app(config: GatewayConfig) -> Starlette:
+    """The gateway. It talks to its engines from the moment its lifespan starts."""
+    gateway = _Gateway(config)
+    return Starlette(
+        routes=gateway.routes(),
+        lifespan=gateway.lifespan,
+        exception_handlers={
+            ApiError: tell_api_error,
+            HTTPException: tell_http_exception,
+            Exception: tell_bug,
+        },
+    )
+
+
+class _Gateway:
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        clients = [
+            EngineClient(
+                url,
+                connect_timeout_s=config.connect_timeout_s,
+                silence_timeout_s=config.silence_timeout_s,
+            )
+            for url in config.engines
+        ]
+        self._engines = [Engine(client, number, config.in_flight) for number, client in enumerate(clients)]
+        self._dispatcher = Dispatcher(self._engines, make_policy(config.policy), max_waiting=config.max_waiting)
+        self._metrics = Metrics(self._dispatcher)
+
+    def routes(self) -> list[Route]:
+        return [
+            *(
+                Route(
+                    path,
+                    Completions(path, model, self._config, self._dispatcher, self._metrics),
+                    methods=["POST"],
+                )
+                for path, model in (
+                    ("/v1/chat/completions", ChatBody),
+                    ("/v1/completions", CompletionBody),
+                )
+            ),
+            Route("/v1/models", self.models),
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/lengthwise/policy", self.policy, methods=["GET", "POST"]),
+        ]
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for engine in self._engines:
+                await stack.enter_async_context(engine.client)
+            watch = asyncio.create_task(
+                health.watch(
+                    self._dispatcher,
+                    self._metrics,
+                    interval_s=self._config.health_interval_s,
+                    hold_timeout_s=self._config.hold_timeout_s,
+                )
+            )
+            try:
+                yield
+            finally:
+                watch.cancel()
+                await asyncio.wait([watch])
+
+    async def models(self, request: Request) -> Response:
+        """What the engines serve, each name once."""
+        up = [engine for engine in self._engines if engine.up]
+        if not up:
+            raise ApiError(503, "no engine is up", code="no_engine")
+        passed = {k: v for k, v in request.headers.items() if k in ("authorization", "x-request-id")}
+        answers = await asyncio.gather(*(engine.client.models(passed) for engine in up), return_exceptions=True)
+        merged: dict[str, dict[str, Any]] = {}
+        failure: BaseException | None = None
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                failure = answer
+            else:
+                merged |= {str(model["id"]): model for model in answer if model["id"] not in merged}
+        if failure is not None and not merged:
+            raise from_engine(failure) if isinstance(failure, EngineError) else failure
+        return JSONResponse({"object": "list", "data": list(merged.values())})
+
+    async def health(self, _: Request) -> Response:
+        """200 as long as one engine is up."""
+        up = any(engine.up for engine in self._engines)
+        engines = [{"url": e.url, "up": e.up, "running": e.in_flight} for e in self._engines]
+        body = {"status": "ok" if up else "no engine is up", "engines": engines}
+        return JSONResponse(
+            {**body, "waiting": self._dispatcher.waiting, "policy": self._dispatcher.policy.name},
+            200 if up else 503,
+        )
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._metrics.exposition(), media_type=_METRICS_TYPE)
+
+    async def policy(self, request: Request) -> Response:
+        """Tells the order in force; POST changes it for those who wait now and those who come."""
+        if request.method == "POST":
+            await self._change_policy(request)
+        return JSONResponse({"policy": self._dispatcher.policy.name})
+
+    async def _change_policy(self, request: Request) -> None:
+        if not (self._config.remote_control or _is_local(request)):
+            raise ApiError(403, "the policy is changed from this machine only", code="not_local")
+        try:
+            name = json.loads(await request.body())["policy"]
+            policy = make_policy(str(name))
+        except InputError as error:
+            raise ApiError(400, str(error), param="policy", code="unknown_policy") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ApiError(400, 'send {"policy": NAME}', param="policy", code="invalid_value") from error
+        self._dispatcher.use(policy)
+        self._metrics.policy_changes.inc()
+
+
+def _is_local(request: Request) -> bool:
+    """Whether the peer is this machine, and not a proxy or a web page on it that speaks for another."""
+    if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "origin")):
+        return False
+    try:
+        return request.client is not None and ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False

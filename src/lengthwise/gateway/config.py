@@ -1,0 +1,72 @@
+"""All that can be set on a gateway, checked once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from lengthwise.engines.client import engine_url
+from lengthwise.errors import InputError
+from lengthwise.policies import make_policy
+
+
+def _known_policy(name: str) -> str:
+    return make_policy(name).name
+
+
+def _distinct(urls: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(urls)) < len(urls):
+        raise InputError("the same engine is given twice", hint="name each engine once")
+    return urls
+
+
+class GatewayConfig(BaseModel):
+    """What a gateway does and before which engines. Times in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    engines: Annotated[
+        tuple[Annotated[str, AfterValidator(engine_url)], ...], Field(min_length=1), AfterValidator(_distinct)
+    ]
+    policy: Annotated[str, AfterValidator(_known_policy)] = "sjf"
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65535)
+
+    in_flight: int = Field(64, ge=1)
+    """Requests that run at once on one engine; the others are held here, in the policy's order."""
+    max_waiting: int = Field(10_000, ge=0)
+    """Requests held at once; one more is refused with 429."""
+    max_body_bytes: int = Field(64 << 20, ge=1)
+    forward_hints: bool = True
+    """Tell the engine an expected length in `vllm_xargs`; off for engines that refuse unknown fields."""
+
+    silence_timeout_s: float = Field(600.0, gt=0)
+    """How long an engine may send nothing before its request is given up with 504."""
+    hold_timeout_s: float = Field(30.0, ge=0)
+    """How long a request waits while no engine is up before it is given up with 503."""
+    connect_timeout_s: float = Field(5.0, gt=0)
+    health_interval_s: float = Field(1.0, gt=0)
+    shutdown_timeout_s: int = Field(30, ge=0)
+    """How long a stopping gateway lets its requests finish."""
+    remote_control: bool = False
+    """Let others than this machine change the policy."""
+
+    @classmethod
+    def from_flags(cls, **flags: Any) -> Self:  # noqa: ANN401
+        """The same, with a mistake told in the words of the command line."""
+        try:
+            return cls(**flags)
+        except ValidationError as error:
+            first = error.errors()[0]
+            cause = first.get("ctx", {}).get("error")
+            if isinstance(cause, InputError):
+                raise cause from None
+            name = str(first["loc"][0])
+            given = first["input"]
+            raise InputError(f"'{given}' will not do", source=_flag(name), hint=first["msg"]) from None
+
+
+def _flag(field: str) -> str:
+    words = {"engines": "engine"}.get(field, field).removesuffix("_s").replace("_", "-")
+    return f"--{words}"

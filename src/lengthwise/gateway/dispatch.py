@@ -1,0 +1,187 @@
+"""Who runs next, and where: requests held in the policy's order until an engine has a free place."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from lengthwise.gateway.errors import ApiError
+from lengthwise.policies import PolicyQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lengthwise.engines.client import EngineClient
+    from lengthwise.policies import Job, Policy
+
+_log = logging.getLogger(__name__)
+_RETRY_AFTER_S: Final = 1
+
+
+@dataclass(eq=False, slots=True)
+class Engine:
+    """An engine as the gateway sees it: whether it is up, and how many of its places are taken."""
+
+    client: EngineClient
+    number: int
+    places: int
+    up: bool = True
+    in_flight: int = 0
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.client.url
+
+    @property
+    def free(self) -> bool:
+        """Whether it can take one more."""
+        return self.up and self.in_flight < self.places
+
+
+class Chooser(Protocol):
+    """Chooses among engines that have a free place. The seam for routers."""
+
+    def choose(self, job: Job, free: Sequence[Engine]) -> Engine:
+        """Return one of `free`, which is never empty and in order of number."""
+
+
+class RoundRobin:
+    """The next engine after the last one chosen."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def choose(self, job: Job, free: Sequence[Engine]) -> Engine:
+        """The next in turn."""
+        del job
+        engine = next((engine for engine in free if engine.number > self._last), free[0])
+        self._last = engine.number
+        return engine
+
+
+class Dispatcher:
+    """The one queue of the gateway. A freed place goes to the first of it, at once."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        policy: Policy,
+        *,
+        max_waiting: int,
+        chooser: Chooser | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engines = engines
+        self.clock = clock
+        self._max_waiting = max_waiting
+        self._chooser = RoundRobin() if chooser is None else chooser
+        self._queue = PolicyQueue(policy)
+        self._turns: dict[str, asyncio.Future[Engine]] = {}
+        self._none_up_since: float | None = None
+        self._count()
+
+    @property
+    def policy(self) -> Policy:
+        """The order in force."""
+        return self._queue.policy
+
+    @property
+    def waiting(self) -> int:
+        """Requests held."""
+        return len(self._queue)
+
+    def use(self, policy: Policy) -> None:
+        """Change the order under the waiting requests: the kill switch."""
+        _log.warning("policy %s instead of %s, %d waiting", policy.name, self.policy.name, self.waiting)
+        self._queue.use(policy, self.clock())
+
+    async def place(self, job: Job) -> Engine:
+        """Wait for the job's turn and take a place on an engine; give it back with `release`.
+
+        Cancelled, the job leaves the queue, or gives back the place it was just given.
+        """
+        if self.waiting >= self._max_waiting and not self._free():
+            raise ApiError(
+                429,
+                f"{self.waiting} requests are waiting already; try again later",
+                code="queue_full",
+                headers={"retry-after": str(_RETRY_AFTER_S)},
+            )
+        turn: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
+        self._turns[job.id] = turn
+        self._queue.push(job, self.clock())
+        self._give()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.release(turn.result())
+            raise
+        finally:
+            self._turns.pop(job.id, None)
+            self._queue.remove(job.id)
+
+    def release(self, engine: Engine) -> None:
+        """Give a place back."""
+        engine.in_flight -= 1
+        self._count()
+        self._give()
+
+    def set_up(self, engine: Engine) -> None:
+        """The engine answers (again)."""
+        if not engine.up:
+            _log.warning("engine %s is up again", engine.url)
+            engine.up = True
+            self._count()
+            self._give()
+
+    def set_down(self, engine: Engine, why: Exception) -> None:
+        """The engine does not answer: what runs there is left to end, nothing new goes there."""
+        if engine.up:
+            _log.warning("engine %s is down: %s", engine.url, why)
+            engine.up = False
+            self._count()
+
+    def give_up(self, after_s: float) -> None:
+        """Refuse those who have waited so long with no engine up at all."""
+        if self._none_up_since is None:
+            return
+        now = self.clock()
+        for job in list(self._queue):
+            if now - max(job.arrival, self._none_up_since) >= after_s:
+                self._queue.remove(job.id)
+                turn = self._turns[job.id]
+                if not turn.done():
+                    turn.set_exception(ApiError(503, "no engine is up", code="no_engine"))
+
+    def _free(self) -> list[Engine]:
+        return [engine for engine in self.engines if engine.free]
+
+    def _give(self) -> None:
+        while self._queue and (free := self._free()):
+            now = self.clock()
+            job = self._queue.pop(now)
+            if job is None:
+                return
+            turn = self._turns[job.id]
+            if turn.done():  # cancelled in this very moment; its `place` cleans up
+                continue
+            engine = self._chooser.choose(job, free)
+            engine.in_flight += 1
+            job.started = now
+            self._count()
+            turn.set_result(engine)
+
+    def _count(self) -> None:
+        """Keep what policies see true: how many run, how many may."""
+        up = [engine for engine in self.engines if engine.up]
+        self._queue.running = sum(engine.in_flight for engine in self.engines)
+        self._queue.slots = max(1, sum(engine.places for engine in up))
+        if up:
+            self._none_up_since = None
+        elif self._none_up_since is None:
+            self._none_up_since = self.clock()

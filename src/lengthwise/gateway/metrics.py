@@ -1,0 +1,92 @@
+"""What the gateway counts. Names begin with `lengthwise_`, times are in seconds, labels are bounded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.metrics_core import Metric
+
+    from lengthwise.gateway.dispatch import Dispatcher, Engine
+
+Outcome = Literal["ok", "refused", "client_error", "engine_error", "broken_stream", "cancelled", "bug"]
+Source = Literal["hint", "none"]
+
+# From a cache hit on an idle engine to the longest answer somebody waits for.
+_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class _State:
+    """Gauges read from the dispatcher when somebody asks, so that they cannot fall out of step."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "lengthwise_requests_waiting", "Requests held by the gateway.", self._dispatcher.waiting
+        )
+        running = GaugeMetricFamily("lengthwise_requests_running", "Requests handed to an engine.", labels=["engine"])
+        up = GaugeMetricFamily("lengthwise_engine_up", "1 if the engine answers.", labels=["engine"])
+        for engine in self._dispatcher.engines:
+            running.add_metric([engine.url], engine.in_flight)
+            up.add_metric([engine.url], engine.up)
+        yield running
+        yield up
+        policy = GaugeMetricFamily("lengthwise_policy", "1 for the policy in force.", labels=["policy"])
+        policy.add_metric([self._dispatcher.policy.name], 1)
+        yield policy
+
+
+class Metrics:
+    """One registry per gateway, so that two in one process do not mix."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._registry = registry = CollectorRegistry()
+        registry.register(_State(dispatcher))
+        self.requests = Counter("lengthwise_requests", "Requests ended.", ["endpoint", "outcome"], registry=registry)
+        self.beliefs = Counter(
+            "lengthwise_beliefs", "Where the belief about a length came from.", ["source"], registry=registry
+        )
+        self.engine_failures = Counter(
+            "lengthwise_engine_failures",
+            "Calls an engine did not answer properly.",
+            ["engine", "kind"],
+            registry=registry,
+        )
+        self.queue_seconds = Histogram(
+            "lengthwise_queue_seconds",
+            "From the request to its place on an engine.",
+            registry=registry,
+            buckets=_BUCKETS,
+        )
+        self.first_byte_seconds = Histogram(
+            "lengthwise_time_to_first_byte_seconds",
+            "From the request to the first byte of its answer's body.",
+            ["endpoint"],
+            registry=registry,
+            buckets=_BUCKETS,
+        )
+        self.request_seconds = Histogram(
+            "lengthwise_request_seconds",
+            "From the request to the last byte of its answer.",
+            ["endpoint"],
+            registry=registry,
+            buckets=_BUCKETS,
+        )
+        self.policy_changes = Counter(
+            "lengthwise_policy_changes", "Times the policy was changed while running.", registry=registry
+        )
+
+    def failed(self, engine: Engine, kind: str) -> None:
+        """An engine did not answer properly."""
+        self.engine_failures.labels(engine.url, kind).inc()
+
+    def exposition(self) -> bytes:
+        """All of it in Prometheus's text format."""
+        return generate_latest(self._registry)

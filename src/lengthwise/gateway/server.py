@@ -1,0 +1,110 @@
+"""Runs a gateway on a port of this machine, and refuses to start before what cannot work."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+
+from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.errors import InputError
+from lengthwise.gateway.app import create_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lengthwise.gateway.config import GatewayConfig
+
+_KEEP_ALIVE_S: Final = 75  # longer than clients keep their idle connections, so that they let go first
+_ASK_EVERY_S: Final = 0.5
+_BACKLOG: Final = 2048
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The port, ours from now on; port 0 takes any free one. Nobody is let in before `run_gateway`."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise InputError(f"there is no address '{host}'", source="--host") from error
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise InputError(
+                f"port {port} of {host} is taken",
+                hint="stop what listens there, or choose another with --port",
+            ) from error
+        raise InputError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return sock
+
+
+def check_engines(urls: Sequence[str], *, wait_s: float = 0.0) -> None:
+    """Return once every engine answers; name those that do not after `wait_s`."""
+    asyncio.run(_check_engines(urls, wait_s))
+
+
+async def _check_engines(urls: Sequence[str], wait_s: float) -> None:
+    until = time.monotonic() + wait_s
+    while dead := [url for url in urls if not await _answers(url)]:
+        if time.monotonic() >= until:
+            one = len(dead) == 1
+            raise InputError(
+                f"{'engine' if one else 'engines'} {', '.join(dead)} {'does' if one else 'do'} not answer",
+                hint="start it, mend the URL, or give it time with --wait SECONDS",
+            )
+        await asyncio.sleep(_ASK_EVERY_S)
+
+
+async def _answers(url: str) -> bool:
+    async with EngineClient(url) as client:
+        try:
+            await client.check()
+        except EngineError:
+            return False
+    return True
+
+
+def run_gateway(
+    config: GatewayConfig, sock: socket.socket | None = None, on_ready: Callable[[], None] | None = None
+) -> None:
+    """Serve until SIGINT or SIGTERM, then let running requests finish, at most `shutdown_timeout_s`."""
+    if sock is None:
+        sock = bind(config.host, config.port)
+    sock.listen(_BACKLOG)
+    if on_ready is not None:
+        on_ready()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(config),
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # the kill switch looks at who is really there
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=config.shutdown_timeout_s,
+        )
+    )
+    # uvicorn raises the signal again once it has shut down. Left alone, SIGTERM would then end the process
+    # before our callers could clean up after themselves (the embedded engine, for one).
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        server.run(sockets=[sock])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        sock.close()
+
+
+def _leave(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,163 @@
+"""One request on its ASGI channel: its body in, the engine's answer out, and whether its sender still waits."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from lengthwise.engines.client import EngineError
+from lengthwise.gateway.errors import ApiError, from_engine
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from starlette.types import Receive, Scope, Send
+
+    from lengthwise.engines.client import EngineAnswer
+
+# Headers of one connection, not of the request (RFC 9110, 7.6.1), and those that each side sets for itself.
+_OWN: Final = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    b"transfer-encoding upgrade host content-length content-type expect date server x-request-id".split()
+)
+
+
+class ClientGoneError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Caller:
+    """The client's end of one request."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.answered = False  # the head of an answer is out
+        self._ended = False
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body, or 413."""
+        if int(self.headers.get(b"content-length", b"0")) > limit:
+            raise _too_large(limit)
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > limit:
+                raise _too_large(limit)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def forwarded_headers(self, request_id: str) -> dict[str, str]:
+        """The client's headers for the engine: Authorization, traceparent and all the others."""
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers.items() if name not in _OWN
+        }
+        headers["x-request-id"] = request_id
+        headers["content-type"] = "application/json"  # by now it is known to be
+        return headers
+
+    @asynccontextmanager
+    async def present(self) -> AsyncIterator[None]:
+        """Cancels what runs inside when the client goes away, and raises ClientGoneError then."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            if not self._ended:  # a server also says so after the last byte
+                gone = True
+                task.cancel()
+
+        watcher = asyncio.create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not gone:
+                raise
+            task.uncancel()
+            raise ClientGoneError from None
+        finally:
+            watcher.cancel()
+
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Send the head of the answer."""
+        self.answered = True
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send bytes of the answer."""
+        self._ended = last
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def fail(self, error: ApiError, request_id: bytes) -> None:
+        """Answer with an error of ours."""
+        response = error.response()
+        await self.start(error.status, [*response.raw_headers, (b"x-request-id", request_id)])
+        await self.write(bytes(response.body), last=True)
+
+
+async def relay(answer: EngineAnswer, caller: Caller, request_id: bytes, on_first_byte: Callable[[], None]) -> None:
+    """Pass an engine's answer on: events as they come, anything else once it is whole.
+
+    A plain answer is small, and read whole its loss can still be told with a proper status. In a stream it
+    is told with an error event, and the EngineError goes on to the caller of this function.
+    """
+    headers = [(name.lower(), value) for name, value in _passed(answer)]
+    headers.append((b"x-request-id", request_id))
+    if not answer.is_stream:
+        body = await answer.read()
+        on_first_byte()
+        headers.append((b"content-length", b"%d" % len(body)))
+        await caller.start(answer.status, headers)
+        await caller.write(body, last=True)
+        return
+    held = b""
+    blank = True  # whether what was sent ends an event
+    try:
+        while data := await answer.chunk():
+            if not caller.answered:
+                on_first_byte()
+                await caller.start(answer.status, headers)
+            whole, held = _whole_lines(held + data if held else data)
+            if whole:
+                blank = whole.endswith((b"\n\n", b"\r\n\r\n"))
+                await caller.write(whole)
+    except EngineError as error:
+        if caller.answered:
+            await caller.write((b"" if blank else b"\n\n") + from_engine(error).event, last=True)
+        raise
+    if not caller.answered:
+        await caller.start(answer.status, headers)
+    await caller.write(held, last=True)
+
+
+def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
+    """What can be passed on, and the beginning of a line that is not whole yet.
+
+    Half a line is held back so that an error event after a break never lands inside it.
+    """
+    if data.endswith(b"\n"):
+        return data, b""
+    end = data.rfind(b"\n") + 1
+    return data[:end], data[end:]
+
+
+def _passed(answer: EngineAnswer) -> Iterable[tuple[bytes, bytes]]:
+    for name, value in answer.headers.items():
+        lower = name.lower().encode("latin-1")
+        if lower not in _OWN or lower == b"content-type":
+            yield lower, value.encode("latin-1", "surrogateescape")
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from lengthwise.cli import app
+from lengthwise.workloads import Workload, write_workload
+from tests.gateway.engine import StandIn, free_port, served, wait_for
+from tests.gateway.helpers import gateway
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> str:
+    table = {"arrival_s": [0.0, 0.05, 0.1], "input_tokens": [5, 6, 7], "output_tokens": [4, 1, 9]}
+    path = tmp_path / "w.parquet"
+    write_workload(Workload.from_table(table, name="w"), path)
+    return str(path)
+
+
+def test_a_workload_is_replayed_through_a_real_gateway(workload: str, tmp_path: Path) -> None:
+    engine = StandIn(token_s=0.002)
+    rows = tmp_path / "rows.parquet"
+    with served(engine.app()) as engine_url, gateway(engine_url) as url:
+        options = ["--url", url, "--json", "--hints", "oracle", "-o", str(rows)]
+        result = CliRunner().invoke(app, ["replay", workload, *options])
+    assert result.exit_code == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert (told["requests"], told["served"], told["errors"], told["lengths_differ"]) == (3, 3, {}, 0)
+    assert {"mean", "p50", "p90", "p99"} == set(told["ttft_s"]) == set(told["e2e_s"]) == set(told["per_token_s"])
+    assert told["tpot_s"]["mean"] > 0
+    assert pq.read_table(rows)["output_tokens"].to_pylist() == [4, 1, 9]
+    assert [body["vllm_xargs"]["expected_tokens"] for body in engine.bodies] == [4, 1, 9]
+
+
+def test_the_table_for_people_tells_what_failed(workload: str) -> None:
+    with served(StandIn(mode="error").app()) as url:
+        result = CliRunner().invoke(app, ["replay", workload, "--url", url, "--limit", "2"])
+    assert result.exit_code == 0
+    assert "failed: 2 http_500" in result.stdout
+
+
+def test_ctrl_c_prints_what_was_measured_so_far(tmp_path: Path) -> None:
+    arrivals, lengths = [0.0, 0.5, 3600.0], [2, 100_000, 3]
+    table = {"arrival_s": arrivals, "input_tokens": [5, 5, 5], "output_tokens": lengths}
+    path = tmp_path / "w.parquet"
+    write_workload(Workload.from_table(table, name="w"), path)
+    engine = StandIn(token_s=0.01)
+    with served(engine.app()) as url:
+        command = [sys.executable, "-c", "from lengthwise.cli import main; main()", "replay", str(path)]
+        with subprocess.Popen([*command, "--url", url, "--json"], stdout=subprocess.PIPE) as process:
+            wait_for(lambda: len(engine.bodies) == 2, 20)  # by now the first has its answer
+            process.send_signal(signal.SIGINT)
+            told = json.loads(process.communicate(timeout=20)[0])
+        wait_for(lambda: engine.aborted == 1)
+    assert process.returncode == 130
+    assert (told["interrupted"], told["sent"], told["served"]) == (True, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nothing.parquet"], "no such file"),
+        (["{w}", "--url", "{dead}"], "cannot be reached; start one with `lengthwise serve`, or mend the URL"),
+        (["{w}", "--url", "nonsense"], "'nonsense' is not the URL of an engine"),
+        (["{w}", "--speed", "0"], "--speed: a speed of 0"),
+        (["{w}", "-o", "/no/such/folder/x.parquet"], "its folder does not exist"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(workload: str, arguments: list[str], told: str) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    given = [text.replace("{w}", workload).replace("{dead}", dead) for text in arguments]
+    result = CliRunner().invoke(app, ["replay", *given])
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from lengthwise.cli import app
+from tests.gateway.engine import StandIn, free_port, served, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COMMAND = [sys.executable, "-c", "from lengthwise.cli import main; main()"]
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command as a process of its own, and the URL it says it serves on."""
+    command = [*COMMAND, "serve", "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().split()[2]
+        finally:
+            process.kill()
+
+
+def complete(url: str) -> int:
+    request = urllib.request.Request(url + "/v1/completions", b'{"prompt": "x", "max_tokens": 3}')  # noqa: S310
+    with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310
+        return int(response.status)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_serve_answers_and_leaves_in_peace_when_told_to(stop: signal.Signals) -> None:
+    engine = StandIn(token_s=0.2)
+    with served(engine.app()) as engine_url, serving("--engine", engine_url) as (process, url):
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(complete, url)
+            wait_for(lambda: engine.running)
+            process.send_signal(stop)
+            assert asked.result(20) == 200, "what runs is let finish"
+        assert process.wait(20) == 0
+    assert (engine.finished, engine.aborted) == (1, 0)
+
+
+def test_a_dead_engine_is_named_with_what_to_do() -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    result = CliRunner().invoke(app, ["serve", "--engine", dead, "--port", "0"])
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"error: engine {dead} does not answer; start it, mend the URL, or give it time with --wait SECONDS\n"
+    )
+
+
+def test_with_wait_an_engine_may_come_later() -> None:
+    port = free_port()
+    command = [*COMMAND, "serve", "--port", "0", "--engine", f"http://127.0.0.1:{port}", "--wait", "30"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1)
+            with served(StandIn().app(), port):
+                assert process.stdout is not None
+                assert process.stdout.readline().startswith("serving on http://127.0.0.1:")
+        finally:
+            process.kill()
+
+
+def test_a_taken_port_is_told_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        # No engine is named: were the port not looked at first, the embedded one would be started.
+        result = CliRunner().invoke(app, ["serve", "--port", str(port)])
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"error: port {port} of 127.0.0.1 is taken; stop what listens there, or choose another with --port\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--policy", "sjff"], "there is no policy 'sjff'; did you mean sjf?"),
+        (["--engine", "nonsense"], "'nonsense' is not the URL of an engine"),
+        (["--host", "no.such.host.invalid"], "there is no address 'no.such.host.invalid'"),
+        (["--in-flight", "0"], "--in-flight: '0' will not do"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_exit_code_2(options: list[str], told: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *options])
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert result.stderr.count("\n") == 1

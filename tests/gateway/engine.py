@@ -1,0 +1,228 @@
+"""A real HTTP server that stands in for a GPU engine: it sleeps per token, and fails as it is told.
+
+`StandIn` runs it in a thread; `python -m tests.gateway.engine PORT` in a process of its own, to be killed or
+measured. `RawEngine` answers with bytes of the test's choice and cuts the connection: faults that no decent
+server library lets one commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from starlette.requests import Request
+
+Mode = Literal["ok", "error", "refuse", "hang", "break"]
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def wait_for(what: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Return as soon as it is true."""
+    until = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < until, "it did not come about in time"
+        time.sleep(0.002)
+
+
+@contextmanager
+def served(app: Any, port: int = 0) -> Iterator[str]:
+    """The application on a loopback port, in a thread; yields its URL."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", port))
+    options: dict[str, Any] = {"log_level": "critical", "ws": "none", "timeout_graceful_shutdown": 1}
+    server = uvicorn.Server(uvicorn.Config(app, **options))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        sock.close()
+
+
+@dataclass
+class StandIn:
+    """An engine of which everything can be seen. Lengths come from `max_tokens`."""
+
+    token_s: float = 0.0
+    model: str = "stand-in"
+    mode: Mode = "ok"
+    gate: threading.Event = field(default_factory=threading.Event)
+    """Closed, no request gets its first token."""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    raw: list[bytes] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    finished: int = 0
+    aborted: int = 0
+    most_at_once: int = 0
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    @property
+    def running(self) -> int:
+        """Requests that have come and not ended."""
+        return len(self.bodies) - self.finished - self.aborted
+
+    def names(self) -> list[str]:
+        """What tests name their requests with, in the order they came."""
+        return [body["user"] for body in self.bodies]
+
+    def app(self) -> Starlette:
+        """The engine as an application."""
+        return Starlette(
+            routes=[
+                Route("/v1/completions", self._complete, methods=["POST"]),
+                Route("/v1/chat/completions", self._complete, methods=["POST"]),
+                Route("/v1/models", self._models),
+                Route("/health", self._health),
+            ]
+        )
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+
+    async def _health(self, _: Request) -> Response:
+        return Response(status_code=200)
+
+    async def _complete(self, request: Request) -> Response:
+        raw = await request.body()
+        body = json.loads(raw)
+        self.raw.append(raw)
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        self.most_at_once = max(self.most_at_once, self.running)
+        if self.mode in ("error", "refuse"):
+            self.finished += 1
+            status = 500 if self.mode == "error" else 400
+            return JSONResponse({"error": {"message": "its own", "code": status}}, status)
+        tokens = int(body.get("max_tokens") or 3)
+        if body.get("stream"):
+            usage = bool((body.get("stream_options") or {}).get("include_usage"))
+            chat = request.url.path.endswith("chat/completions")
+            return StreamingResponse(self._events(tokens, usage, chat), media_type="text/event-stream")
+        try:
+            for _ in range(tokens):
+                await self._token(request)
+        except ConnectionAbortedError:
+            self.aborted += 1
+            return Response(status_code=499)
+        self.finished += 1
+        choice = {"index": 0, "finish_reason": "length", "text": "x " * tokens}
+        choice["message"] = {"role": "assistant", "content": "x " * tokens}
+        usage_told = {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1}
+        return JSONResponse({"id": "a", "object": "o", "choices": [choice], "usage": usage_told})
+
+    async def _token(self, request: Request | None = None) -> None:
+        while not self.gate.is_set() or self.mode == "hang":
+            if request is not None and await request.is_disconnected():
+                raise ConnectionAbortedError
+            await asyncio.sleep(0.002)
+        if self.token_s:
+            await asyncio.sleep(self.token_s)
+            if request is not None and await request.is_disconnected():
+                raise ConnectionAbortedError
+
+    async def _events(self, tokens: int, usage: bool, chat: bool) -> AsyncIterator[bytes]:
+        ended = False
+        try:
+            for n in range(tokens):
+                await self._token()
+                if self.mode == "break" and n == 2:
+                    raise ConnectionResetError("told to break")
+                yield _event(n, chat)
+            if usage:
+                yield b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":%d}}\n\n' % tokens
+            yield b"data: [DONE]\n\n"
+            ended = True
+        finally:
+            if ended:
+                self.finished += 1
+            else:
+                self.aborted += 1
+
+
+def _event(n: int, chat: bool) -> bytes:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": None}
+    choice |= {"delta": {"content": f"t{n} "}} if chat else {"text": f"t{n} "}
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    event = {"id": "a", "object": kind, "created": 1, "model": "stand-in", "choices": [choice]}
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+
+class RawEngine:
+    """Answers /health well and anything else with the same bytes, then cuts the connection."""
+
+    def __init__(self, reply: bytes) -> None:
+        self.reply = reply
+        self.models: bytes | None = None  # what /v1/models says instead, if anything
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join(5)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            with connection:
+                connection.sendall(self._reply_to(_request(connection)))
+
+    def _reply_to(self, asked: bytes) -> bytes:
+        head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        if asked.startswith(b"GET /health"):
+            return head % 0
+        if asked.startswith(b"GET /v1/models") and self.models is not None:
+            return head % len(self.models) + self.models
+        return self.reply
+
+
+def _request(connection: socket.socket) -> bytes:
+    """All of it: closing with something unread would reset the connection and lose the reply."""
+    data = b""
+    while b"\r\n\r\n" not in data and (more := connection.recv(65536)):
+        data += more
+    length = re.search(rb"content-length: (\d+)", data, re.IGNORECASE)
+    whole = data.find(b"\r\n\r\n") + 4 + (int(length[1]) if length else 0)
+    while len(data) < whole and (more := connection.recv(65536)):
+        data += more
+    return data
+
+
+if __name__ == "__main__":
+    uvicorn.run(StandIn().app(), port=int(sys.argv[1]), log_level="warning", ws="none")

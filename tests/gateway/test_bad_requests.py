@@ -1,0 +1,110 @@
+"""What a client does wrong is told in OpenAI's form, with the right status."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.gateway import GatewayConfig
+from tests.gateway.engine import StandIn, served
+from tests.gateway.helpers import CHAT, PLAIN, body, gateway, metric, post, until_true, until_waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import aiohttp
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[str]:
+    """One gateway for all that never gets past it: its engine must not be asked."""
+    engine = StandIn()
+    with served(engine.app()) as engine_url, gateway(engine_url) as url:
+        yield url
+    assert not engine.bodies
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "data", "status", "param"),
+    [
+        ("POST", PLAIN, b"", 400, None),
+        ("POST", PLAIN, b"{not json", 400, None),
+        ("POST", PLAIN, b"\xff\xfe", 400, None),
+        ("POST", PLAIN, b"[1, 2]", 400, None),
+        ("POST", PLAIN, b'{"max_tokens": "many"}', 400, "max_tokens"),
+        ("POST", PLAIN, b'{"max_tokens": -1}', 400, "max_tokens"),
+        ("POST", PLAIN, b'{"priority": "high"}', 400, "priority"),
+        ("POST", PLAIN, b'{"stream": []}', 400, "stream"),
+        ("POST", PLAIN, b'{"nvext": {"agent_hints": {"osl": -3}}}', 400, "nvext.agent_hints.osl"),
+        ("POST", PLAIN, b'{"vllm_xargs": {"expected_tokens": NaN}}', 400, "vllm_xargs.expected_tokens"),
+        ("POST", CHAT, b'{"model": "m"}', 400, "messages"),
+        ("POST", CHAT, b'{"messages": "hi"}', 400, "messages"),
+        ("POST", "/v1/nothing", b"{}", 404, None),
+        ("GET", CHAT, None, 405, None),
+        ("DELETE", "/lengthwise/policy", None, 405, None),
+        ("POST", "/lengthwise/policy", b'{"policy": "fastest"}', 400, "policy"),
+        ("POST", "/lengthwise/policy", b"fcfs", 400, "policy"),
+    ],
+)
+async def test_a_bad_request_is_told_what_is_wrong(
+    http: aiohttp.ClientSession, door: str, method: str, path: str, data: Any, status: int, param: Any
+) -> None:
+    async with http.request(method, door + path, data=data) as response:
+        assert response.status == status
+        error = (await response.json())["error"]
+        assert sorted(error) == ["code", "message", "param", "type"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+        assert error["message"]
+        assert status != 405 or "GET" in response.headers["allow"] or "POST" in response.headers["allow"]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_too_large_a_body_is_413(http: aiohttp.ClientSession, engine_url: str, chunked: bool) -> None:
+    async def pieces() -> Any:
+        for _ in range(20):
+            yield b"x" * 100
+
+    with gateway(engine_url, max_body_bytes=1000) as url:
+        async with http.post(url + PLAIN, data=pieces() if chunked else b"x" * 2000) as response:
+            assert response.status == 413
+            assert (await response.json())["error"]["code"] == "body_too_large"
+
+
+async def test_a_full_queue_refuses_with_429_and_says_when_to_come_again(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.gate.clear()
+    with gateway(engine_url, in_flight=1, max_waiting=1) as url:
+        first = asyncio.create_task(post(http, url, body("runs")))
+        await until_true(lambda: engine.running == 1)
+        second = asyncio.create_task(post(http, url, body("waits")))
+        await until_waiting(http, url, 1)
+        async with http.post(url + PLAIN, json=body("too many")) as response:
+            assert (response.status, response.headers["retry-after"]) == (429, "1")
+            assert (await response.json())["error"]["type"] == "rate_limit_error"
+        engine.gate.set()
+        assert (await first)[0] == (await second)[0] == 200
+        refused = 'lengthwise_requests_total{endpoint="/v1/completions",outcome="refused"}'
+        assert await metric(http, url, refused) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"policy": "sjff"}, "did you mean sjf"),
+        ({"engines": ("127.0.0.1:8000",)}, "is not the URL of an engine"),
+        ({"engines": ("http://a", "http://a/v1")}, "the same engine is given twice"),
+        ({"engines": ()}, "--engine"),
+        ({"in_flight": 0}, "--in-flight: '0' will not do"),
+        ({"port": 70000}, "--port"),
+        ({"silence_timeout_s": 0}, "--silence-timeout"),
+    ],
+)
+def test_a_bad_option_is_told_in_the_words_of_the_command_line(flags: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        GatewayConfig.from_flags(**{"engines": ("http://127.0.0.1:8000",), **flags})

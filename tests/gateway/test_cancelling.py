@@ -1,0 +1,100 @@
+"""A client that goes away takes its request with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.gateway.helpers import PLAIN, body, gateway, hinted, metric, post, until, until_true, until_waiting
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from tests.gateway.engine import StandIn
+
+pytestmark = pytest.mark.anyio
+
+
+async def cancelled(http: aiohttp.ClientSession, url: str, n: int) -> None:
+    """Until the gateway has counted n requests as cancelled."""
+
+    async def counted() -> bool:
+        line = 'lengthwise_requests_total{endpoint="/v1/completions",outcome="cancelled"}'
+        return await metric(http, url, line) == n
+
+    await until(counted)
+
+
+async def give_up(task: asyncio.Task[object]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_held_request_leaves_the_queue_and_never_reaches_an_engine(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.gate.clear()
+    with gateway(engine_url, in_flight=1) as url:
+        first = asyncio.create_task(post(http, url, body("first")))
+        await until_true(lambda: engine.running == 1)
+        impatient = asyncio.create_task(post(http, url, hinted("impatient", 1)))
+        await until_waiting(http, url, 1)
+        patient = asyncio.create_task(post(http, url, hinted("patient", 9)))
+        await until_waiting(http, url, 2)
+        await give_up(impatient)
+        await until_waiting(http, url, 1)
+        engine.gate.set()
+        assert (await first)[0] == (await patient)[0] == 200
+        await cancelled(http, url, 1)
+    assert engine.names() == ["first", "patient"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_running_request_is_aborted_on_the_engine_and_its_place_is_free(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, stream: bool
+) -> None:
+    engine.token_s = 0.01
+    with gateway(engine_url, in_flight=1) as url:
+        running = asyncio.create_task(post(http, url, body("gone", 100_000, stream=stream)))
+        await until_true(lambda: engine.running == 1)
+        await give_up(running)
+        await until_true(lambda: engine.aborted == 1)
+        assert (await post(http, url, body("next", 1)))[0] == 200
+        await cancelled(http, url, 1)
+    assert (engine.finished, engine.aborted) == (1, 1)
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_stream_aborts_it(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.token_s = 0.01
+    with gateway(engine_url) as url:
+        async with http.post(url + PLAIN, json=body(tokens=100_000, stream=True)) as response:
+            await response.content.readany()
+            response.close()
+        await until_true(lambda: engine.aborted == 1)
+        await cancelled(http, url, 1)
+        assert await metric(http, url, f'lengthwise_requests_running{{engine="{engine_url}"}}') == 0
+
+
+async def test_many_who_come_and_go_leave_nothing_behind(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.token_s = 0.002
+    with gateway(engine_url, in_flight=3) as url:
+        calls = [asyncio.create_task(post(http, url, hinted(str(n), 1 + n % 9))) for n in range(90)]
+        for n, call in enumerate(calls):
+            if n % 3 == 0:
+                call.cancel()
+                await asyncio.sleep(0.001)
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert sum(isinstance(end, tuple) and end[0] == 200 for end in ended) >= 60
+        await until_waiting(http, url, 0)
+        await until_true(lambda: engine.running == 0)
+        assert (await post(http, url, body("after")))[0] == 200
+        assert await metric(http, url, f'lengthwise_requests_running{{engine="{engine_url}"}}') == 0
+    assert engine.most_at_once <= 4  # one that is being aborted still counts at the engine
+    assert len(set(engine.names())) == len(engine.names())

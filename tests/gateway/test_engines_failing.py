@@ -1,0 +1,151 @@
+"""Engines that die, hang, refuse and break off: every request ends, and ends with the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.gateway.engine import RawEngine, StandIn, free_port, served
+from tests.gateway.helpers import PLAIN, body, gateway, metric, post, until, until_true, until_waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import aiohttp
+
+pytestmark = pytest.mark.anyio
+
+EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 999\r\n\r\n"
+
+
+@contextmanager
+def engine_process(port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The stand-in as a process of its own, to be killed."""
+    process = subprocess.Popen([sys.executable, "-m", "tests.gateway.engine", str(port)])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+async def is_up(http: aiohttp.ClientSession, url: str) -> bool:
+    async with http.get(url + "/health") as response:
+        return response.status == 200
+
+
+async def test_a_killed_engine_is_noticed_its_requests_wait_and_are_served_when_it_is_back(
+    http: aiohttp.ClientSession,
+) -> None:
+    port = free_port()
+    with gateway(f"http://127.0.0.1:{port}", hold_timeout_s=20.0) as url:
+        with engine_process(port) as process:
+            await until(lambda: is_up(http, url))
+            assert (await post(http, url, body("before")))[0] == 200
+            process.kill()
+            process.wait(10)
+            waiting = asyncio.create_task(post(http, url, body("meanwhile")))
+            await until_waiting(http, url, 1)
+            assert not await is_up(http, url)
+        with engine_process(port):
+            assert (await waiting)[0] == 200
+            assert await is_up(http, url)
+
+
+async def test_a_request_in_a_dying_engine_gets_502_and_says_why(http: aiohttp.ClientSession) -> None:
+    with RawEngine(b"") as engine, gateway(engine.url) as url:
+        status, told = await post(http, url, body())
+        assert (status, told["error"]["code"], told["error"]["type"]) == (502, "engine_broken", "server_error")
+        assert engine.url in told["error"]["message"]
+        assert await metric(http, url, f'lengthwise_engine_failures_total{{engine="{engine.url}",kind="broken"}}') == 1
+
+
+async def test_an_answer_that_breaks_off_before_its_end_is_502_and_not_half_a_body(http: aiohttp.ClientSession) -> None:
+    with RawEngine(b'HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n{"choices": [') as engine, gateway(engine.url) as url:
+        assert (await post(http, url, body()))[0] == 502
+
+
+async def test_requests_go_around_an_engine_that_is_down(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    with gateway(dead, engine_url, health_interval_s=60.0) as url:
+        for n in range(4):
+            assert (await post(http, url, body(str(n))))[0] == 200
+        assert await metric(http, url, f'lengthwise_engine_up{{engine="{dead}"}}') == 0
+    assert engine.names() == ["0", "1", "2", "3"]
+
+
+async def test_with_no_engine_up_a_request_is_given_up_with_503_in_time(http: aiohttp.ClientSession) -> None:
+    with gateway(f"http://127.0.0.1:{free_port()}", hold_timeout_s=0.2) as url:
+        status, told = await post(http, url, body())
+        assert (status, told["error"]["code"]) in [(503, "no_engine"), (502, "engine_unreachable")]
+        status, told = await post(http, url, body())
+        assert (status, told["error"]["code"]) == (503, "no_engine")
+        assert (await http.get(url + "/v1/models")).status == 503
+        assert (await http.get(url + "/health")).status == 503
+
+
+async def test_a_silent_engine_is_504_and_its_request_is_aborted(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.mode = "hang"
+    with gateway(engine_url, silence_timeout_s=0.2) as url:
+        status, told = await post(http, url, body())
+        assert (status, told["error"]["code"]) == (504, "engine_timeout")
+        await until_true(lambda: engine.aborted == 1)
+        assert await is_up(http, url), "a silent engine may only be busy: its health decides"
+
+
+@pytest.mark.parametrize(("mode", "status"), [("error", 500), ("refuse", 400)])
+async def test_an_engines_own_error_is_passed_on_as_it_is(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, mode: str, status: int
+) -> None:
+    engine.mode = mode  # type: ignore[assignment]
+    with gateway(engine_url) as url:
+        assert await post(http, url, body(stream=True)) == (status, {"error": {"message": "its own", "code": status}})
+        assert await is_up(http, url)
+
+
+async def test_a_stream_that_breaks_ends_with_an_error_event(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.mode = "break"
+    with gateway(engine_url) as url:
+        async with http.post(url + PLAIN, json=body(tokens=9, stream=True)) as response:
+            *tokens, last = (await response.read()).strip().split(b"\n\n")
+        assert len(tokens) == 2
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "engine_broken"
+        outcome = 'lengthwise_requests_total{endpoint="/v1/completions",outcome="broken_stream"}'
+        assert await metric(http, url, outcome) == 1
+
+
+@pytest.mark.parametrize("cut", [b'data: {"n":1}\n\ndata: {"n":', b'data: {"n":1}\n', b'data: {"n":1}\r\n\r\nda'])
+async def test_the_error_event_stands_alone_wherever_the_stream_was_cut(
+    http: aiohttp.ClientSession, cut: bytes
+) -> None:
+    with RawEngine(EVENTS + cut) as engine, gateway(engine.url) as url:
+        async with http.post(url + PLAIN, json=body(stream=True)) as response:
+            lines = [line for line in (await response.read()).splitlines() if line]
+    assert [sorted(json.loads(line.removeprefix(b"data: "))) for line in lines] == [["n"], ["error"]]
+
+
+async def test_a_stream_that_breaks_before_its_first_byte_is_a_plain_502(http: aiohttp.ClientSession) -> None:
+    with RawEngine(EVENTS) as engine, gateway(engine.url) as url:
+        assert (await post(http, url, body(stream=True)))[0] == 502
+
+
+async def test_a_failed_request_gives_its_place_back(http: aiohttp.ClientSession) -> None:
+    engine = StandIn(mode="break")
+    with served(engine.app()) as engine_url, gateway(engine_url, in_flight=1) as url:
+        for _ in range(3):
+            async with http.post(url + PLAIN, json=body(tokens=9, stream=True)) as response:
+                await response.read()
+        engine.mode = "ok"
+        assert (await post(http, url, body()))[0] == 200

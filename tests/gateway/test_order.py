@@ -1,0 +1,114 @@
+"""Who runs when: the policy's order, the bound in flight, the kill switch, and nobody lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.gateway.engine import StandIn, served
+from tests.gateway.helpers import body, gateway, hinted, metric, post, until_true, until_waiting
+
+if TYPE_CHECKING:
+    import aiohttp
+
+pytestmark = pytest.mark.anyio
+
+LENGTHS = {"long": 50, "middle": 20, "short": 2, "longer": 60, "shorter": 1}
+
+
+async def hold(
+    http: aiohttp.ClientSession, url: str, engine: StandIn, bodies: list[dict[str, Any]]
+) -> asyncio.Task[Any]:
+    """Have the bodies wait, in this order, behind one that holds the engine's only place."""
+    engine.gate.clear()
+    tasks = [asyncio.create_task(post(http, url, body("blocker")))]
+    await until_true(lambda: engine.running == 1)
+    for n, waiting in enumerate(bodies, start=1):
+        tasks.append(asyncio.create_task(post(http, url, waiting)))
+        await until_waiting(http, url, n)
+    return asyncio.ensure_future(asyncio.gather(*tasks))
+
+
+async def order_under(policy: str, http: aiohttp.ClientSession, bodies: list[dict[str, Any]]) -> list[str]:
+    engine = StandIn()
+    with served(engine.app()) as engine_url, gateway(engine_url, policy=policy, in_flight=1) as url:
+        answers = await hold(http, url, engine, bodies)
+        engine.gate.set()
+        assert {status for status, _ in await answers} == {200}
+    return engine.names()[1:]
+
+
+def mean_latency(order: list[str]) -> float:
+    """Of requests served one by one in this order, in tokens."""
+    ended = 0
+    return sum(ended := ended + LENGTHS[name] for name in order) / len(order)
+
+
+async def test_sjf_serves_the_shortest_first_and_so_waits_less_than_fcfs(http: aiohttp.ClientSession) -> None:
+    bodies = [hinted(name, tokens) for name, tokens in LENGTHS.items()]
+    fcfs = await order_under("fcfs", http, bodies)
+    sjf = await order_under("sjf", http, bodies)
+    assert fcfs == list(LENGTHS)
+    assert sjf == ["shorter", "short", "middle", "long", "longer"]
+    assert mean_latency(sjf) < mean_latency(fcfs)
+
+
+async def test_a_hint_in_vllm_xargs_orders_as_well(http: aiohttp.ClientSession) -> None:
+    bodies = [body("b", 9, vllm_xargs={"expected_tokens": 9}), body("a", 9, vllm_xargs={"expected_tokens": 1.5})]
+    assert await order_under("sjf", http, bodies) == ["a", "b"]
+
+
+async def test_without_hints_sjf_keeps_the_order_of_coming(http: aiohttp.ClientSession) -> None:
+    assert await order_under("sjf", http, [body(name) for name in "dacb"]) == list("dacb")
+
+
+async def test_a_lower_priority_number_goes_first_whatever_its_length(http: aiohttp.ClientSession) -> None:
+    bodies = [hinted("short", 1), hinted("urgent", 90, priority=-1), hinted("later", 1, priority=5)]
+    assert await order_under("sjf", http, bodies) == ["urgent", "short", "later"]
+
+
+async def test_the_kill_switch_orders_those_who_wait_anew(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    with gateway(engine_url, policy="sjf", in_flight=1) as url:
+        answers = await hold(http, url, engine, [hinted(name, tokens) for name, tokens in LENGTHS.items()])
+        async with http.post(url + "/lengthwise/policy", json={"policy": "fcfs"}) as response:
+            assert await response.json() == {"policy": "fcfs"}
+        engine.gate.set()
+        await answers
+        async with http.get(url + "/lengthwise/policy") as response:
+            assert await response.json() == {"policy": "fcfs"}
+        assert await metric(http, url, "lengthwise_policy_changes_total") == 1
+    assert engine.names()[1:] == list(LENGTHS)
+
+
+async def test_the_kill_switch_heeds_only_this_machine(http: aiohttp.ClientSession, engine_url: str) -> None:
+    async def change(url: str, header: str) -> int:
+        switch = url + "/lengthwise/policy"
+        async with http.post(switch, json={"policy": "fcfs"}, headers={header: "x"}) as response:
+            return response.status
+
+    with gateway(engine_url) as url, gateway(engine_url, remote_control=True) as open_url:
+        for header in ("x-forwarded-for", "forwarded", "origin"):
+            assert await change(url, header) == 403
+        assert await change(open_url, "origin") == 200
+
+
+async def test_two_hundred_at_once_with_policies_changing_are_each_served_once(http: aiohttp.ClientSession) -> None:
+    engines = [StandIn(token_s=0.001), StandIn(token_s=0.001)]
+    names = [str(n) for n in range(200)]
+    with served(engines[0].app()) as a, served(engines[1].app()) as b, gateway(a, b, in_flight=4) as url:
+        calls = [post(http, url, hinted(name, 1 + int(name) % 7)) for name in names]
+        work = asyncio.gather(*calls)
+        for policy in ("fcfs", "sjf", "fcfs", "sjf"):
+            async with http.post(url + "/lengthwise/policy", json={"policy": policy}):
+                await asyncio.sleep(0.02)
+        answers = await work
+        assert await metric(http, url, "lengthwise_requests_waiting") == 0
+        assert await metric(http, url, f'lengthwise_requests_running{{engine="{a}"}}') == 0
+    assert [told["usage"]["completion_tokens"] for _, told in answers] == [1 + int(name) % 7 for name in names]
+    assert Counter(engines[0].names() + engines[1].names()) == Counter(names)
+    assert max(engine.most_at_once for engine in engines) == 4

@@ -1,0 +1,148 @@
+"""What goes through the gateway goes through whole."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.gateway.engine import RawEngine, StandIn, served
+from tests.gateway.helpers import CHAT, PLAIN, body, gateway, hinted, metric, post
+
+if TYPE_CHECKING:
+    import aiohttp
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_body_without_hints_reaches_the_engine_byte_for_byte(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    sent = '{ "prompt":"h\\u00e9llo \U0001f600",  "max_tokens": 1, "made_up": {"deep": [1.50, null]} }'.encode()
+    with gateway(engine_url) as url:
+        async with http.post(url + PLAIN, data=sent) as response:
+            assert response.status == 200
+    assert engine.raw == [sent]
+
+
+async def test_a_body_of_many_megabytes_passes(http: aiohttp.ClientSession, engine: StandIn, engine_url: str) -> None:
+    long = "word " * 800_000
+    with gateway(engine_url) as url:
+        async with http.post(url + PLAIN, data=io.BytesIO(json.dumps(body(prompt=long)).encode())) as response:
+            assert response.status == 200
+    assert engine.bodies[0]["prompt"] == long
+
+
+async def test_an_answer_comes_back_with_status_body_and_headers(http: aiohttp.ClientSession) -> None:
+    reply = b'HTTP/1.1 418 No\r\ncontent-type: application/json\r\nx-own: yes\r\ncontent-length: 8\r\n\r\n{"a": 1}'
+    with RawEngine(reply) as engine, gateway(engine.url) as url:
+        async with http.post(url + PLAIN, json=body()) as response:
+            assert (response.status, await response.read()) == (418, b'{"a": 1}')
+            assert response.headers["x-own"] == "yes"
+
+
+async def test_a_stream_comes_back_byte_for_byte_in_order(http: aiohttp.ClientSession) -> None:
+    events = b"".join(b'data: {"n":%d}\r\n\r\n' % n for n in range(300)) + b": a comment\n\ndata: [DONE]\n\nno end"
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+    with RawEngine(head + events) as engine, gateway(engine.url) as url:
+        async with http.post(url + PLAIN, json=body(stream=True)) as response:
+            assert response.headers["content-type"] == "text/event-stream"
+            assert await response.read() == events
+
+
+async def test_tokens_are_passed_on_as_they_come(http: aiohttp.ClientSession, engine: StandIn, engine_url: str) -> None:
+    with gateway(engine_url) as url:
+        engine.token_s = 0.05
+        async with http.post(url + CHAT, json=body(messages=[], tokens=20, stream=True)) as response:
+            first = await response.content.readany()
+            assert b"t0 " in first
+            assert b"t19 " not in first
+            assert engine.finished == 0, "the first token came before the last was made"
+            assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
+
+
+async def test_headers_of_the_client_are_passed_on_and_its_request_id_kept(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    own = {"authorization": "Bearer k", "x-request-id": "mine", "traceparent": "00-1-2-01"}
+    with gateway(engine_url) as url:
+        async with http.post(url + PLAIN, json=body(), headers=own) as response:
+            assert response.headers["x-request-id"] == "mine"
+        async with http.post(url + PLAIN, json=body()) as response:
+            made = response.headers["x-request-id"]
+    assert own.items() <= engine.headers[0].items()
+    assert engine.headers[0]["host"] == engine_url.removeprefix("http://")
+    assert engine.headers[1]["x-request-id"] == made != ""
+
+
+async def test_a_hint_is_told_to_the_engine_as_expected_tokens(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    with gateway(engine_url) as url:
+        await post(http, url, hinted("nvext", 40))
+        await post(http, url, hinted("beside others", 40, vllm_xargs={"other": "x"}))
+        await post(http, url, hinted("told already", 40, vllm_xargs={"expected_tokens": 7}))
+        await post(http, url, body("capped", 10, nvext={"agent_hints": {"osl": 500}}))
+        await post(http, url, body("none"))
+        assert await metric(http, url, 'lengthwise_beliefs_total{source="hint"}') == 4
+    assert [told.get("vllm_xargs") for told in engine.bodies] == [
+        {"expected_tokens": 40},
+        {"other": "x", "expected_tokens": 40},
+        {"expected_tokens": 7},
+        {"expected_tokens": 10},
+        None,
+    ]
+    assert engine.bodies[0]["nvext"] == {"agent_hints": {"osl": 40}}
+
+
+async def test_hints_stay_here_for_engines_that_refuse_unknown_fields(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    with gateway(engine_url, forward_hints=False) as url:
+        await post(http, url, hinted("a", 40))
+    assert "vllm_xargs" not in engine.bodies[0]
+
+
+async def test_models_of_all_engines_are_listed_once_each(http: aiohttp.ClientSession) -> None:
+    one, same, other = StandIn(model="m1"), StandIn(model="m1"), StandIn(model="m2")
+    with served(one.app()) as a, served(same.app()) as b, served(other.app()) as c, gateway(a, b, c) as url:
+        async with http.get(url + "/v1/models") as response:
+            assert [model["id"] for model in (await response.json())["data"]] == ["m1", "m2"]
+
+
+async def test_engines_take_turns(http: aiohttp.ClientSession) -> None:
+    one, two = StandIn(), StandIn()
+    with served(one.app()) as a, served(two.app()) as b, gateway(a, b) as url:
+        for n in range(4):
+            await post(http, url, body(str(n)))
+    assert (one.names(), two.names()) == (["0", "2"], ["1", "3"])
+
+
+async def test_health_and_metrics_tell_the_state(http: aiohttp.ClientSession, engine_url: str) -> None:
+    with gateway(engine_url, policy="fcfs") as url:
+        await post(http, url, body())
+        async with http.get(url + "/health") as response:
+            told = json.loads(await response.read())
+            assert (response.status, told["status"], told["policy"]) == (200, "ok", "fcfs")
+            assert told["engines"] == [{"url": engine_url, "up": True, "running": 0}]
+        assert await metric(http, url, 'lengthwise_requests_total{endpoint="/v1/completions",outcome="ok"}') == 1
+        assert await metric(http, url, f'lengthwise_engine_up{{engine="{engine_url}"}}') == 1
+        assert await metric(http, url, 'lengthwise_policy{policy="fcfs"}') == 1
+        assert await metric(http, url, "lengthwise_queue_seconds_count") == 1
+
+
+async def test_the_official_client_works(engine_url: str) -> None:
+    openai = pytest.importorskip("openai")
+    with gateway(engine_url) as url:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
+            assert [model.id async for model in client.models.list()] == ["stand-in"]
+            asked = {"model": "stand-in", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+            whole = await client.chat.completions.create(**asked)
+            assert whole.usage.completion_tokens == 4
+            stream = await client.chat.completions.create(**asked, stream=True)
+            assert [part.choices[0].delta.content async for part in stream] == ["t0 ", "t1 ", "t2 ", "t3 "]
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(**{**asked, "max_tokens": "many"})
+            assert refused.value.param == "max_tokens"
