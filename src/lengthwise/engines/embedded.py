@@ -81,6 +81,21 @@ class EmbeddedEngine:
         """Where its log is kept."""
         return cache_home() / "logs" / f"engine-{self._port}.log"
 
+    @property
+    def healthy(self) -> bool:
+        """Whether it answers now."""
+        return _healthy(self.url)
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process, which is also its session."""
+        return None if self._process is None else self._process.pid
+
+    def kill(self) -> None:
+        """End the child outright, as a crash would; it is started again."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def start(self) -> None:
         """Start the child and wait until it is healthy; then watch over it."""
         make_policy(self.options.policy)
@@ -141,7 +156,7 @@ class EmbeddedEngine:
 
     def _wait_until_healthy(self) -> None:
         deadline = time.monotonic() + _STARTS_IN_S
-        while not _healthy(self.url):
+        while not self.healthy:
             if self._process is None or self._process.poll() is not None:
                 raise InputError("the engine stopped while starting", hint=f"its log says why: {self.log}")
             if time.monotonic() > deadline:

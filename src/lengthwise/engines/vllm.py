@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, LogT, Point
@@ -47,8 +48,8 @@ POLICY_VARIABLE: Final = "LENGTHWISE_POLICY"
 _log = logging.getLogger("lengthwise.engines.vllm")
 
 
-class LengthwiseScheduler(AsyncScheduler):
-    """vLLM's own scheduler with its waiting requests in a policy's order, and victims by that policy."""
+class LengthwiseSyncScheduler(Scheduler):
+    """vLLM's plain scheduler with its waiting requests in a policy's order, and victims by that policy."""
 
     running: list[Request]
 
@@ -99,6 +100,19 @@ class LengthwiseScheduler(AsyncScheduler):
         self.running = [*staying.values(), *reversed(leaving)]
 
 
+class LengthwiseScheduler(LengthwiseSyncScheduler, AsyncScheduler):
+    """The plug-in: the same over vLLM's async scheduler, without which vLLM would not schedule ahead.
+
+    With async scheduling off it does the same steps as the plain one, as long as batches do not overlap.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (passed on to vLLM as they are)
+        super().__init__(*args, **kwargs)
+        if self.pp_size > 1 and not self.scheduler_config.async_scheduling:
+            name = f"{__name__}.{LengthwiseSyncScheduler.__name__}"
+            raise InputError("pipeline parallelism without async scheduling", hint=f"use --scheduler-cls {name}")
+
+
 class Jobs:
     """The Job that stands for a Request, made once and kept on it."""
 
@@ -133,7 +147,7 @@ class Jobs:
 class PolicyRequestQueue(RequestQueue):
     """One of vLLM's waiting queues, kept by our queue."""
 
-    def __init__(self, scheduler: LengthwiseScheduler) -> None:
+    def __init__(self, scheduler: LengthwiseSyncScheduler) -> None:
         self._jobs = scheduler.jobs
         self._scheduler = scheduler
         self._queue = PolicyQueue(scheduler.length_policy, slots=scheduler.max_num_active_reqs)
@@ -187,6 +201,10 @@ class PolicyRequestQueue(RequestQueue):
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def __getitem__(self, place: int) -> Request:
+        """Return who stands at that place; vLLM's fcfs queue is a deque."""
+        return list(self)[place]
 
     def __iter__(self) -> Iterator[Request]:
         return (self._requests[job.id] for job in self._queue)

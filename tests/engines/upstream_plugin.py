@@ -1,0 +1,40 @@
+"""A pytest plug-in that runs vLLM's own scheduler tests with our class in the place of theirs.
+
+Loaded with `-p tests.engines.upstream_plugin` in vLLM's test folder; see tests/engines/test_vllm_upstream.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+# Bound to vLLM's own classes before they are swapped: it subclasses them and has tests of its own.
+import vllm.v1.core.sched.diffusion_scheduler  # noqa: F401
+from vllm.v1.core.sched import async_scheduler, scheduler
+
+from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+if os.environ.get("LENGTHWISE_SWAP") == "1":
+    async_scheduler.AsyncScheduler = LengthwiseScheduler
+    scheduler.Scheduler = LengthwiseSyncScheduler
+
+
+@pytest.fixture
+def caplog_vllm(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What vLLM's own conftest gives: its log records, which do not propagate by themselves."""
+    logger = logging.getLogger("vllm")
+    logger.propagate, before = True, logger.propagate
+    yield caplog
+    logger.propagate = before
+
+
+def pytest_configure(config: Any) -> None:
+    """Know the marks that vLLM's own configuration would have declared."""
+    for mark in ("cpu_test", "skip_global_cleanup"):
+        config.addinivalue_line("markers", mark)

@@ -1,0 +1,164 @@
+"""The third host, for real: `lengthwise serve` before the embedded engine, a real LLM answering."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from tests.engines.need import need_vllm
+
+need_vllm()
+
+from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+from lengthwise.engines.smollm2 import MODEL_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.anyio
+SLOTS = 4
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EmbeddedEngine]:
+    with EmbeddedEngine(EngineOptions(policy="sjf", max_num_seqs=SLOTS, max_model_len=512)) as running:
+        yield running
+
+
+@pytest.fixture
+def gateway(engine: EmbeddedEngine, request: pytest.FixtureRequest) -> Iterator[str]:
+    """`lengthwise serve` in a process of its own, with the policy that the test asks for."""
+    policy = getattr(request, "param", "sjf")
+    flags = ["--engine", engine.url, "--policy", policy, "--in-flight", str(SLOTS), "--port", "0"]
+    command = [sys.executable, "-m", "lengthwise", "serve", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    told = process.stdout.readline()
+    found = re.search(r"http://[\d.]+:\d+", told)
+    assert found is not None, told
+    yield found[0]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    return {
+        "model": MODEL_NAME,
+        "messages": [{"role": "user", "content": "Say hello."}],
+        "max_tokens": 8,
+        "temperature": 0,
+        **more,
+    }
+
+
+async def test_a_chat_is_answered(gateway: str, http: aiohttp.ClientSession) -> None:
+    async with http.post(f"{gateway}/v1/chat/completions", json=chat()) as answer:
+        body = await answer.json()
+    assert answer.status == 200
+    assert body["choices"][0]["message"]["content"]
+    assert body["usage"]["completion_tokens"] <= 8
+
+
+async def test_a_stream_says_the_same(gateway: str, http: aiohttp.ClientSession) -> None:
+    async with http.post(f"{gateway}/v1/chat/completions", json=chat()) as answer:
+        whole = (await answer.json())["choices"][0]["message"]["content"]
+    async with http.post(f"{gateway}/v1/chat/completions", json=chat(stream=True)) as answer:
+        events = [line.decode().removeprefix("data: ").strip() async for line in answer.content]
+    *pieces, end = [event for event in events if event]
+    said = [json.loads(piece)["choices"][0]["delta"].get("content") or "" for piece in pieces]
+    assert "".join(said) == whole
+    assert end == "[DONE]"
+
+
+async def test_several_answers_to_one_prompt(gateway: str, http: aiohttp.ClientSession) -> None:
+    body = chat(n=3, temperature=1.0, nvext={"agent_hints": {"osl": 8}})
+    async with http.post(f"{gateway}/v1/chat/completions", json=body) as answer:
+        assert len((await answer.json())["choices"]) == 3
+
+
+async def test_the_engines_own_refusal_is_passed_on(gateway: str, http: aiohttp.ClientSession) -> None:
+    async with http.post(f"{gateway}/v1/chat/completions", json=chat(max_tokens=100_000)) as answer:
+        assert answer.status == 400
+        assert "error" in await answer.json()
+
+
+async def test_a_client_that_leaves_frees_the_engine(engine: EmbeddedEngine, gateway: str) -> None:
+    body = chat(max_tokens=400, ignore_eos=True, stream=True)
+    async with aiohttp.ClientSession() as leaving:
+        answer = await leaving.post(f"{gateway}/v1/chat/completions", json=body)
+        await answer.content.readany()
+        answer.close()
+    async with aiohttp.ClientSession() as session:
+        for _ in range(100):
+            async with session.get(f"{engine.url}/metrics") as metrics:
+                text = await metrics.text()
+            if re.search(r"^vllm:num_requests_running\{.*\} 0\.0$", text, re.MULTILINE):
+                return
+            await asyncio.sleep(0.1)
+    pytest.fail("the engine still works for a client that has left")
+
+
+async def latency_in_tokens(gateway: str, lengths: list[int]) -> float:
+    """Mean over requests of the tokens that all answers together had when a request was done.
+
+    A clock that does not depend on how busy this machine is.
+    """
+    done_tokens = 0
+    latencies = []
+
+    async def one(session: aiohttp.ClientSession, number: int, length: int) -> None:
+        nonlocal done_tokens
+        body = chat(
+            messages=[{"role": "user", "content": f"Tell me about {number}."}],
+            max_tokens=length,
+            ignore_eos=True,
+            nvext={"agent_hints": {"osl": length}},
+        )
+        async with session.post(f"{gateway}/v1/chat/completions", json=body) as answer:
+            assert (await answer.json())["usage"]["completion_tokens"] == length
+        done_tokens += length
+        latencies.append(done_tokens)
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(one(session, number, length) for number, length in enumerate(lengths)))
+    return sum(latencies) / len(latencies)
+
+
+LATENCY: dict[str, float] = {}
+
+
+@pytest.mark.parametrize("gateway", ["fcfs", "sjf"], indirect=True)
+async def test_two_hundred_requests_are_served_under_each_policy(gateway: str, request: pytest.FixtureRequest) -> None:
+    rng = random.Random(11)
+    lengths = [rng.randrange(20, 40) if rng.random() < 0.12 else rng.randrange(1, 6) for _ in range(200)]
+    LATENCY[request.node.callspec.params["gateway"]] = await latency_in_tokens(gateway, lengths)
+
+
+def test_mean_latency_falls_at_the_gateway_too() -> None:
+    assert LATENCY["sjf"] < 0.75 * LATENCY["fcfs"]
+
+
+def test_an_engine_that_dies_is_started_again_and_nothing_is_left_behind() -> None:
+    with EmbeddedEngine(EngineOptions(max_num_seqs=2, max_model_len=256)) as engine:
+        first = engine.pid
+        assert first is not None
+        engine.kill()
+        deadline = time.monotonic() + 180
+        while not (engine.restarts == 1 and engine.healthy):
+            assert time.monotonic() < deadline, "the engine did not come back"
+            time.sleep(0.5)
+        assert engine.pid != first
+        second = engine.pid
+    listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    alive = {group for group, state in map(str.split, listed.splitlines()) if not state.startswith("Z")}
+    assert not {str(first), str(second)} & alive
