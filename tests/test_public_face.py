@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import lengthwise
+
+
+@pytest.mark.parametrize("name", lengthwise.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(lengthwise, name) is not None
+    assert name in dir(lengthwise)
+
+
+def test_a_name_that_is_not_public_is_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        lengthwise.nope  # noqa: B018
+
+
+def test_the_core_and_the_command_line_load_nothing_heavy() -> None:
+    code = (
+        "import sys, lengthwise.cli; "
+        "print([m for m in ('torch', 'transformers', 'vllm', 'ray', 'matplotlib', 'aiohttp') if m in sys.modules])"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "[]"
