@@ -50,7 +50,7 @@ def test_a_corpus_that_is_not_here_still_shows_the_papers_row() -> None:
 
 
 def test_trimming_takes_the_top_percent() -> None:
-    assert trimmed(np.arange(1000.0)).max() == pytest.approx(989, abs=1)
+    assert trimmed(np.arange(1000, dtype=np.float64)).max() == pytest.approx(989, abs=1)
 
 
 def test_the_figure_is_a_picture(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_the_probabilities_of_all_counts_sum_to_one(family: Family) -> None:
     params = np.array([[40.0, 8.0, 0.1]]) if family is GEV else np.array([[3.5, 0.3, 4.0]])
     if family is GAMMA:
         params[0, 1] = 1.0
-    counts: NDArray[np.float64] = np.arange(1.0, 20_000.0)[None, :]
+    counts: NDArray[np.float64] = np.arange(1, 20_000, dtype=np.float64)[None, :]
     shorter, longer = family.cdf(np.array([[0.5]]), params), np.exp(family.logsf(np.array([[19_999.5]]), params))
     total = family.cell_probability(counts, params).sum() + shorter[0, 0] + longer[0, 0]
     assert total == pytest.approx(1.0, abs=1e-9)

@@ -25,6 +25,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
     from lengthwise.lengths import LengthDistribution
     from lengthwise.policies import Policy
+
+RELEASES: Final = ("0.32.",)
+"""Releases of vLLM that the plug-in was tested with."""
 
 DEFAULT_POLICY: Final = "sjf"
 POLICY_VARIABLE: Final = "LENGTHWISE_POLICY"
@@ -62,6 +66,8 @@ class LengthwiseSyncScheduler(Scheduler):
         self.now = time.time()
         self.waiting = PolicyRequestQueue(self)
         self.kv_holding_waiting = PolicyRequestQueue(self)
+        if not vllm.__version__.startswith(RELEASES):
+            _log.warning("vLLM %s is not one of those this was tested with: %s", vllm.__version__, RELEASES)
         _log.info("lengthwise orders the waiting requests: policy %s", self.length_policy.name)
 
     def use_policy(self, name: str) -> None:

@@ -62,7 +62,7 @@ class LogTColumns:
     def quantile(self, q: float) -> NDArray[np.float64]:
         """Return the length that each belief stays within with probability q."""
         check_probability(q, "the quantile's level")
-        return np.minimum(np.exp(self.mu + self.sigma * student.isf(1.0 - q, self.nu)), self.cap)
+        return np.asarray(np.minimum(np.exp(self.mu + self.sigma * student.isf(1.0 - q, self.nu)), self.cap))
 
     def mean_and_cvar(self, alpha: float = 0.9) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return both in one pass over the table."""

@@ -68,7 +68,7 @@ class Family:
     def logpdf(self, x: Array, params: Array) -> Array:
         """Log density of X in tokens."""
         inner = self.kernel.logpdf(self.standardize(x, params), params[:, 2:3]) - np.log(params[:, 1:2])
-        return inner - np.log(x) if self.on_log else inner
+        return np.asarray(inner - np.log(x) if self.on_log else inner)
 
     def logsf(self, x: Array, params: Array) -> Array:
         """Log P(X > x)."""

@@ -52,7 +52,7 @@ class Kernel(Protocol):
 
 def _exp(z: Array) -> Array:
     """e^z without overflow: what lies beyond has no probability left to tell apart."""
-    return np.exp(np.minimum(z, 700.0))
+    return np.asarray(np.exp(np.minimum(z, 700.0)))
 
 
 def _narrow_interval(kernel: Kernel, low: Array, high: Array, shape: Array) -> Array:
@@ -105,7 +105,7 @@ class Student:
         """Log density."""
         half = 0.5 * (shape + 1)
         constant = special.gammaln(half) - special.gammaln(0.5 * shape) - 0.5 * np.log(np.pi * shape)
-        return constant - half * np.log1p(z * z / shape)
+        return np.asarray(constant - half * np.log1p(z * z / shape))
 
     def score(self, z: Array, shape: Array) -> Array:
         """Derivative of the log density."""
@@ -160,7 +160,7 @@ class LogExponential:
     def interval(self, low: Array, high: Array, shape: Array) -> Array:  # noqa: ARG002
         """P(low < Z <= high)."""
         hazard_low, hazard_high = _exp(low), _exp(high)
-        return -np.exp(-hazard_low) * np.expm1(hazard_low - hazard_high)
+        return np.asarray(-np.exp(-hazard_low) * np.expm1(hazard_low - hazard_high))
 
     def draw(self, rng: np.random.Generator, shape: Array, size: tuple[int, int]) -> Array:  # noqa: ARG002
         """Random values."""
@@ -176,7 +176,7 @@ class LogGamma:
     def logpdf(self, z: Array, shape: Array) -> Array:
         """Log density."""
         constant = shape * np.log(shape) - special.gammaln(shape)
-        return constant + shape * (z - _exp(z))
+        return np.asarray(constant + shape * (z - _exp(z)))
 
     def score(self, z: Array, shape: Array) -> Array:
         """Derivative of the log density."""
@@ -209,7 +209,7 @@ class LogGamma:
     def draw(self, rng: np.random.Generator, shape: Array, size: tuple[int, int]) -> Array:
         """Random values."""
         k = np.broadcast_to(shape, size)
-        return np.log(rng.standard_gamma(k)) - np.log(k)
+        return np.asarray(np.log(rng.standard_gamma(k)) - np.log(k))
 
 
 class ExtremeValue:
@@ -250,13 +250,13 @@ class ExtremeValue:
     def logsf(self, z: Array, shape: Array) -> Array:
         """Log P(Z > z)."""
         with np.errstate(divide="ignore"):
-            return np.log(-np.expm1(-_exp(self._log_t(z, shape))))
+            return np.asarray(np.log(-np.expm1(-_exp(self._log_t(z, shape)))))
 
     def interval(self, low: Array, high: Array, shape: Array) -> Array:
         """P(low < Z <= high)."""
         t_low = _exp(self._log_t(low, shape))
         t_high = _exp(self._log_t(high, shape))
-        return -np.exp(-t_high) * np.expm1(t_high - t_low)
+        return np.asarray(-np.exp(-t_high) * np.expm1(t_high - t_low))
 
     def draw(self, rng: np.random.Generator, shape: Array, size: tuple[int, int]) -> Array:
         """Random values."""

@@ -73,8 +73,8 @@ def tail_table(nu: float, alpha: float) -> TailTable:
     quantile = student.isf(1.0 - alpha, nu)
     steps = round((_LOG_SIGMA[1] - _LOG_SIGMA[0]) / _STEP) + 2 * _MARGIN
     sigma = np.exp(_LOG_SIGMA[0] + _STEP * (np.arange(steps + 1) - _MARGIN))
-    v_mean = np.arange(_V[0] - _STEP * _MARGIN, _V[1] + _STEP * _MARGIN, _STEP)
-    v_cvar = np.arange(0.0, _V[1] + _STEP * _MARGIN, _STEP)
+    v_mean = np.arange(_V[0] - _STEP * _MARGIN, _V[1] + _STEP * _MARGIN, _STEP, dtype=np.float64)
+    v_cvar = np.arange(0.0, _V[1] + _STEP * _MARGIN, _STEP, dtype=np.float64)
     log_mean = np.log(_mean_over_cap(*_grid(v_mean, sigma), nu))
     above, sigmas = _grid(v_cvar, sigma)
     log_cvar = np.log(_cvar_over_cap(quantile + above, sigmas, nu, alpha, quantile))

@@ -1,0 +1,103 @@
+"""What the plug-in relies on in vLLM, which promises none of it: if a release moves something, it is named here."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from tests.engines.need import need_vllm
+
+need_vllm()
+
+import vllm
+from vllm.v1.core.sched import request_queue, scheduler
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from lengthwise.engines.vllm import RELEASES, LengthwiseScheduler, PolicyRequestQueue
+from tests.engines.scheduling import make_request, make_scheduler, tiny_model
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Scheduler:
+    return make_scheduler(AsyncScheduler, tiny_model(tmp_path_factory.mktemp("model")))
+
+
+def test_the_release_is_one_that_was_tested() -> None:
+    assert vllm.__version__.startswith(RELEASES)
+
+
+def test_a_waiting_queue_is_asked_what_ours_can_answer() -> None:
+    asked = RequestQueue.__abstractmethods__
+    assert asked == {
+        "add_request",
+        "pop_request",
+        "peek_request",
+        "prepend_request",
+        "prepend_requests",
+        "remove_request",
+        "remove_requests",
+        "__bool__",
+        "__len__",
+        "__iter__",
+    }
+    assert not PolicyRequestQueue.__abstractmethods__
+
+
+def test_both_waiting_queues_are_where_ours_are_put(stock: Scheduler) -> None:
+    queues = {name for name, value in vars(stock).items() if isinstance(value, RequestQueue)}
+    assert queues == {"waiting", "kv_holding_waiting"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["running", "policy", "requests", "vllm_config", "max_num_active_reqs", "max_num_scheduled_tokens", "block_size"],
+)
+def test_the_scheduler_has_what_is_read(stock: Scheduler, name: str) -> None:
+    assert hasattr(stock, name)
+
+
+def test_free_blocks_can_be_counted(stock: Scheduler) -> None:
+    assert stock.kv_cache_manager.block_pool.get_num_free_blocks() > 0
+
+
+def test_schedule_is_called_as_ours_is() -> None:
+    theirs, ours = (inspect.signature(cls.schedule).parameters for cls in (Scheduler, LengthwiseScheduler))
+    assert [(p.name, p.default) for p in theirs.values()] == [(p.name, p.default) for p in ours.values()]
+
+
+def test_a_victim_is_the_last_of_the_running_and_comes_back_through_prepend() -> None:
+    source = Path(inspect.getsourcefile(scheduler) or "").read_text()
+    assert "preempted_req = self.running.pop()" in source
+    assert "self.waiting.prepend_request(request)" in inspect.getsource(Scheduler._preempt_request)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "request_id",
+        "arrival_time",
+        "priority",
+        "max_tokens",
+        "num_prompt_tokens",
+        "num_output_tokens",
+        "sampling_params",
+    ],
+)
+def test_a_request_has_what_a_job_is_made_of(name: str) -> None:
+    request = make_request("a", 8, 16, said={"expected_tokens": 3})
+    assert getattr(request, name) is not None
+    assert request.sampling_params.extra_args == {"expected_tokens": 3}
+
+
+def test_a_job_can_be_kept_on_a_request() -> None:
+    request = make_request("a", 8, 16)
+    request.lengthwise_job = "kept"
+    assert request.lengthwise_job == "kept"
+
+
+def test_vllms_two_orders_are_still_the_two() -> None:
+    assert {policy.value for policy in request_queue.SchedulingPolicy} == {"fcfs", "priority"}
