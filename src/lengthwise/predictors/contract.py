@@ -1,0 +1,176 @@
+"""What a predictor is asked, and what it answers: beliefs as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+
+from lengthwise.errors import InputError
+from lengthwise.lengths import DEFAULT_CAP, TIE_NU, Histogram, LogTColumns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from lengthwise.lengths import LengthDistribution
+
+    Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionInput:
+    """One rendering of a request, the same in training, gateway and engine.
+
+    `text` holds system, history and last user turn in order, roles marked, tools named (see `render`); a bare
+    prompt is one user turn. `hint` is the length a client expects.
+    """
+
+    text: str
+    llm: str
+    max_tokens: int | None = None
+    prompt_tokens: int | None = None
+    hint: int | None = None
+
+    @property
+    def cap(self) -> int:
+        """The most tokens the answer may have."""
+        return DEFAULT_CAP if self.max_tokens is None else max(1, self.max_tokens)
+
+
+@runtime_checkable
+class Beliefs(Protocol):
+    """Many beliefs: [i] is a LengthDistribution.
+
+    `sample_mean` and `sample_std` are the papers' targets, the mean and the spread of repeated answers to the
+    same prompt; NaN where a predictor does not tell them. The spread of the belief itself is `[i].std()`.
+    """
+
+    sample_mean: NDArray[np.float64]
+    sample_std: NDArray[np.float64]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> LengthDistribution: ...
+
+    def quantile(self, q: float) -> NDArray[np.float64]:
+        """Return the length that each belief stays within with probability q."""
+
+
+@dataclass(frozen=True, eq=False)
+class LogTBeliefs:
+    """Beliefs as log-t columns."""
+
+    columns: LogTColumns
+    sample_mean: NDArray[np.float64]
+    sample_std: NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls,
+        mu: ArrayLike,
+        sigma: ArrayLike,
+        cap: ArrayLike,
+        *,
+        nu: float = TIE_NU,
+        sample_mean: ArrayLike | None = None,
+        sample_std: ArrayLike | None = None,
+    ) -> LogTBeliefs:
+        """Check the columns; sampling mean and std may be unknown."""
+        columns = LogTColumns.of(mu, sigma, cap, nu)
+        return cls(columns, _known(sample_mean, len(columns)), _known(sample_std, len(columns)))
+
+    @property
+    def mu(self) -> NDArray[np.float64]:
+        """Logs of the medians."""
+        return self.columns.mu
+
+    @property
+    def sigma(self) -> NDArray[np.float64]:
+        """Spreads of the logs."""
+        return self.columns.sigma
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __getitem__(self, index: int) -> LengthDistribution:
+        return self.columns[index]
+
+    def __iter__(self) -> Iterator[LengthDistribution]:
+        return (self[i] for i in range(len(self)))
+
+    def quantile(self, q: float) -> NDArray[np.float64]:
+        """Return the length that each belief stays within with probability q."""
+        return self.columns.quantile(q)
+
+    def adjusted(self, shift: ArrayLike, scale: ArrayLike) -> LogTBeliefs:
+        """Return the beliefs with medians times exp(shift) and spreads times scale: what calibration does."""
+        columns = LogTColumns.of(
+            self.mu + np.asarray(shift, np.float64),
+            self.sigma * np.asarray(scale, np.float64),
+            self.columns.cap,
+            self.columns.nu,
+        )
+        return replace(self, columns=columns)
+
+
+@dataclass(frozen=True, eq=False)
+class BinBeliefs:
+    """Beliefs as probabilities over shared bins, one row each: what a classifier says."""
+
+    edges: NDArray[np.float64]
+    probabilities: NDArray[np.float64]
+    cap: NDArray[np.int64]
+    sample_mean: NDArray[np.float64]
+    sample_std: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, edges: ArrayLike, probabilities: ArrayLike, cap: ArrayLike) -> BinBeliefs:
+        """Check the columns. A classifier tells no sampling mean or std."""
+        rows = np.asarray(probabilities, np.float64)
+        edges_ = np.asarray(edges, np.float64)
+        if rows.ndim != 2 or rows.shape[1] + 1 != len(edges_):
+            raise InputError(
+                f"{len(edges_)} edges for rows of {rows.shape[-1]} bins", hint="give one edge more than bins"
+            )
+        caps = np.broadcast_to(np.asarray(cap, np.int64), len(rows))
+        return cls(edges_, rows, caps, _known(None, len(rows)), _known(None, len(rows)))
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
+
+    def __getitem__(self, index: int) -> LengthDistribution:
+        return Histogram(self.edges, self.probabilities[index], int(self.cap[index]))
+
+    def quantile(self, q: float) -> NDArray[np.float64]:
+        """Return the length that each belief stays within with probability q."""
+        return np.array([self[i].quantile(q) for i in range(len(self))])
+
+
+@runtime_checkable
+class LengthPredictor(Protocol):
+    """Beliefs for many requests at once. Any string is a valid prompt; an unknown LLM is no error."""
+
+    def predict(self, inputs: Sequence[PredictionInput]) -> Beliefs:
+        """Return one belief for each input, in order."""
+
+
+def as_inputs(prompts: Sequence[str | PredictionInput], llms: Sequence[str] | None = None) -> list[PredictionInput]:
+    """Make inputs of bare prompts and as many LLM names; inputs pass as they are and need no names."""
+    if llms is not None and len(llms) != len(prompts):
+        raise InputError(f"{len(prompts)} prompts for {len(llms)} LLMs", hint="give one LLM name for each prompt")
+    inputs = []
+    for number, prompt in enumerate(prompts):
+        if isinstance(prompt, PredictionInput):
+            inputs.append(prompt)
+        elif llms is None:
+            raise InputError("a prompt without an LLM", row=number + 1, hint="give one LLM name for each prompt")
+        else:
+            inputs.append(PredictionInput(prompt, llms[number]))
+    return inputs
+
+
+def _known(values: ArrayLike | None, n: int) -> NDArray[np.float64]:
+    return np.full(n, np.nan) if values is None else np.asarray(values, np.float64)

@@ -1,0 +1,78 @@
+"""A predictor as one versioned file: a card, and the parts its loader needs.
+
+The file is a zip archive: `card.json` says what kind of predictor it holds, what it was trained on, under which
+licences, its figures and its limits; the other parts are the loader's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lengthwise.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SUFFIX: Final = ".lw"
+FORMAT: Final = 1
+_CARD: Final = "card.json"
+_NEEDED: Final = ("kind", "name", "data", "licences", "limits")
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFile:
+    """What is in a model file."""
+
+    card: Mapping[str, Any]
+    parts: Mapping[str, bytes]
+
+    @property
+    def kind(self) -> str:
+        """Which loader reads the parts."""
+        return str(self.card["kind"])
+
+    def part(self, name: str, source: str | Path = "model file") -> bytes:
+        """Return one part; a missing one means a broken file."""
+        if name not in self.parts:
+            raise InputError(f"part '{name}' is missing", source=source, hint="the file is broken; get it again")
+        return self.parts[name]
+
+
+def write_model_file(path: Path, card: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
+    """Write a model file, whole or not at all."""
+    missing = [name for name in _NEEDED if name not in card]
+    if missing:
+        raise InputError(f"the card says nothing of {', '.join(missing)}", source=path, field=missing[0])
+    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=SUFFIX)
+    os.close(handle)
+    try:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in {_CARD: json.dumps({**card, "format": FORMAT}, indent=2).encode(), **parts}.items():
+                # A fixed date, so that the same content is the same file.
+                archive.writestr(zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
+        Path(partial).chmod(0o644)
+        Path(partial).replace(path)
+    finally:
+        Path(partial).unlink(missing_ok=True)
+
+
+def read_model_file(path: Path) -> ModelFile:
+    """Read a model file; a missing, broken or newer one is named."""
+    if not path.is_file():
+        raise InputError("is not a file", source=path, hint="give a model file that `lengthwise train` wrote")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            parts = {name: archive.read(name) for name in archive.namelist()}
+        card = json.loads(parts.pop(_CARD))
+        written = int(card["format"])
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+        raise InputError("is not a model file, or not a whole one", source=path, hint="get it again") from error
+    if written > FORMAT:
+        raise InputError(f"has format {written}, newer than {FORMAT}", source=path, hint="update lengthwise to read it")
+    return ModelFile(card, parts)

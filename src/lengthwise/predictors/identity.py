@@ -1,0 +1,52 @@
+"""What an LLM's name says about it: family and size, so that a new LLM is no stranger."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Final
+
+FAMILIES: Final = ("llama", "qwen", "gemma", "mistral", "phi", "smollm", "deepseek", "gpt", "claude")
+"""Families by the word that names them; the order is part of a model file's format."""
+
+_WORDS: Final = {"mixtral": "mistral", "ministral": "mistral", "codellama": "llama", "gpt-oss": "gpt"}
+_EXPERTS: Final = re.compile(r"(\d+)x(\d+(?:\.\d+)?)b\b")
+_SIZE: Final = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([bm])\b")
+_MINI_SIZES: Final = {"phi-4-mini": 3.8, "phi-3-mini": 3.8, "phi-4": 14.7}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Family (None where the name says none of the known ones) and size in billions of parameters."""
+
+    family: str | None
+    billions: float | None
+
+    def features(self) -> list[float]:
+        """One place per family and one for none, the log of the size and whether it is known."""
+        known = [float(self.family == family) for family in FAMILIES]
+        size = 0.0 if self.billions is None else math.log(self.billions)
+        return [*known, float(self.family is None), size, float(self.billions is not None)]
+
+
+FEATURES: Final = len(FAMILIES) + 3
+
+
+def identify(llm: str) -> Identity:
+    """Read a name such as meta-llama/Llama-3.1-8B-Instruct; any string is a name."""
+    name = llm.lower().rsplit("/", 1)[-1]
+    family = next((known for known in FAMILIES if known in name), None)
+    family = next((known for word, known in _WORDS.items() if word in name), family)
+    return Identity(family, _billions(name))
+
+
+def _billions(name: str) -> float | None:
+    for start, billions in _MINI_SIZES.items():
+        if name.startswith(start):
+            return billions
+    if experts := _EXPERTS.search(name):
+        return int(experts[1]) * float(experts[2])
+    if size := _SIZE.search(name):
+        return float(size[1]) / (1.0 if size[2] == "b" else 1000.0)
+    return None
