@@ -116,7 +116,7 @@ class LengthwiseScheduler(LengthwiseSyncScheduler, AsyncScheduler):
         super().__init__(*args, **kwargs)
         if self.pp_size > 1 and not self.scheduler_config.async_scheduling:
             name = f"{__name__}.{LengthwiseSyncScheduler.__name__}"
-            raise InputError("pipeline parallelism without async scheduling", hint=f"use --scheduler-cls {name}")
+            _log.warning("pipeline parallelism without async scheduling: use --scheduler-cls %s", name)
 
 
 class Jobs:
