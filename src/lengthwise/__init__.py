@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lengthwise.errors import InputError
     from lengthwise.lengths import Histogram, LengthDistribution, LogT, LogTColumns, Point
     from lengthwise.policies import make_policy
+    from lengthwise.predictors import load_predictor, predict_response_length
     from lengthwise.simulator import Fleet, simulate
     from lengthwise.workloads import LengthSamples, Workload, load_castillo, load_workload
 
@@ -30,8 +31,10 @@ __all__ = [
     "Workload",
     "__version__",
     "load_castillo",
+    "load_predictor",
     "load_workload",
     "make_policy",
+    "predict_response_length",
     "simulate",
 ]
 
@@ -39,6 +42,7 @@ _ROOMS = {
     "errors": ("InputError",),
     "lengths": ("Histogram", "LengthDistribution", "LogT", "LogTColumns", "Point"),
     "policies": ("make_policy",),
+    "predictors": ("load_predictor", "predict_response_length"),
     "simulator": ("Fleet", "simulate"),
     "workloads": ("LengthSamples", "Workload", "load_castillo", "load_workload"),
 }

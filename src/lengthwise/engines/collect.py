@@ -1,0 +1,262 @@
+"""The answer lengths of a served LLM: each prompt asked several times, in CASTILLO's shape.
+
+Every answer is written to a journal beside the output as soon as it is there, so that a run that was stopped goes on
+where it was. Lengths are the endpoint's own count (`usage.completion_tokens`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import xxhash
+
+from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.engines.journal import Answer, Journal
+from lengthwise.errors import InputError
+from lengthwise.workloads import LengthSamples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+_RETRY_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504})
+_GIVE_UP_AFTER: Final = 50  # failures without one answer between them: nobody is there any more
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What to ask, and where it comes from."""
+
+    corpus: str
+    prompt_id: str
+    text: str
+    split: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name in the journal."""
+        return f"{self.corpus}\n{self.prompt_id}"
+
+
+@dataclass(frozen=True)
+class CollectPlan:
+    """How to ask."""
+
+    url: str
+    out: Path
+    model: str | None = None
+    """None: the first that the endpoint serves."""
+    samples: int = 10
+    temperature: float | None = None
+    """None: the endpoint's own default."""
+    top_p: float | None = None
+    max_tokens: int = 1024
+    seed: int = 0
+    at_once: int = 16
+    retries: int = 2
+    retry_s: float = 1.0
+    timeout_s: float = 600.0
+
+    @property
+    def journal(self) -> Path:
+        """Where answers go as they come."""
+        return self.out.with_name(self.out.name + ".partial")
+
+    def settings(self, model: str) -> dict[str, Any]:
+        """What a journal must agree in to be gone on with; more samples per prompt may be asked for."""
+        asked = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        return {"model": model, **asked, "seed": self.seed}
+
+
+@dataclass
+class CollectReport:
+    """What was collected so far."""
+
+    prompts: int
+    samples: int
+    model: str = ""
+    resumed: int = 0
+    answers: dict[tuple[str, int], Answer] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)
+    whole_prompts: int = 0
+    interrupted: bool = False
+    gave_up: bool = False
+
+    @property
+    def wanted(self) -> int:
+        """Answers there are once all is collected."""
+        return self.prompts * self.samples
+
+    @property
+    def capped(self) -> int:
+        """Answers that were cut off."""
+        return sum(answer.capped for answer in self.answers.values())
+
+
+async def collect(
+    prompts: Sequence[Prompt], plan: CollectPlan, report: CollectReport, on_answer: Callable[[], None]
+) -> None:
+    """Ask what the journal does not have yet, and write the prompts that are whole to `plan.out`.
+
+    Cancelled (Ctrl-C), the journal keeps what came. It goes away when nothing is missing.
+    """
+    _check(prompts, plan)
+    async with EngineClient(plan.url, silence_timeout_s=plan.timeout_s) as client:
+        report.model = await _model(client, plan.model)
+        with Journal(plan.journal, plan.settings(report.model)) as journal:
+            report.answers = {key: each for key, each in journal.answers.items() if each.sample < plan.samples}
+            report.resumed = len(report.answers)
+            run = _Run(client, plan, report, journal, on_answer)
+            try:
+                await run.ask(prompts)
+            except asyncio.CancelledError:
+                report.interrupted = True
+    _write(prompts, plan, report)
+
+
+class _Run:
+    """A few askers that share one list of questions."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        plan: CollectPlan,
+        report: CollectReport,
+        journal: Journal,
+        on_answer: Callable[[], None],
+    ) -> None:
+        self._client, self._plan, self._report, self._journal = client, plan, report, journal
+        self._on_answer = on_answer
+        self._failed_in_a_row = 0
+
+    async def ask(self, prompts: Sequence[Prompt]) -> None:
+        missing = (
+            (prompt, sample)
+            for prompt in prompts
+            for sample in range(self._plan.samples)
+            if (prompt.key, sample) not in self._report.answers
+        )
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(self._plan.at_once):
+                tasks.create_task(self._asker(missing))
+
+    async def _asker(self, missing: Iterator[tuple[Prompt, int]]) -> None:
+        for prompt, sample in missing:
+            told = await self._with_retries(prompt, sample)
+            if isinstance(told, Answer):
+                self._failed_in_a_row = 0
+                self._journal.add(told)
+                self._report.answers[told.prompt, told.sample] = told
+                self._on_answer()
+            else:
+                self._failed_in_a_row += 1
+                self._report.errors[told] += 1
+            if self._failed_in_a_row >= _GIVE_UP_AFTER:
+                self._report.gave_up = True
+                return
+
+    async def _with_retries(self, prompt: Prompt, sample: int) -> Answer | str:
+        for attempt in range(self._plan.retries + 1):
+            told, again = await self._once(prompt, sample)
+            if isinstance(told, Answer) or not again or attempt == self._plan.retries:
+                break
+            await asyncio.sleep(self._plan.retry_s * 2**attempt)
+        return told
+
+    async def _once(self, prompt: Prompt, sample: int) -> tuple[Answer | str, bool]:
+        """An answer or the kind of fault, and whether asking again may help."""
+        body = request_body(prompt, sample, self._report.model, self._plan)
+        try:
+            answer = await self._client.post("/v1/chat/completions", body, {"content-type": "application/json"})
+            try:
+                if answer.status != 200:
+                    return f"http_{answer.status}", answer.status in _RETRY_STATUS
+                return read_answer(await answer.read(), prompt, sample), False
+            finally:
+                answer.close()
+        except EngineError as error:
+            return error.kind, True
+
+
+def request_body(prompt: Prompt, sample: int, model: str, plan: CollectPlan) -> bytes:
+    """One question; each sample has its own seed, the same in every run."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt.text}],
+        "max_tokens": plan.max_tokens,
+        "seed": xxhash.xxh3_64_intdigest(f"{plan.seed}\n{prompt.key}\n{sample}".encode()) >> 33,
+    }
+    told = {"temperature": plan.temperature, "top_p": plan.top_p}
+    return json.dumps(body | {name: value for name, value in told.items() if value is not None}).encode()
+
+
+def read_answer(data: bytes, prompt: Prompt, sample: int) -> Answer | str:
+    """The length of an answer, or what is wrong with it."""
+    try:
+        told = json.loads(data)
+        reason = told["choices"][0]["finish_reason"]
+        usage = told.get("usage") or {}
+        tokens, given = usage.get("completion_tokens"), usage.get("prompt_tokens")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return "malformed"
+    if not isinstance(tokens, int) or not isinstance(given, int):
+        return "no_usage"
+    if tokens < 1:
+        return "empty"
+    if reason not in ("stop", "length"):
+        return f"ended_by_{reason}"[:40]
+    return Answer(prompt.key, sample, tokens, reason == "length", max(1, given))
+
+
+def _write(prompts: Sequence[Prompt], plan: CollectPlan, report: CollectReport) -> None:
+    """The prompts with all their samples; the journal stays while any is missing."""
+    rows = []
+    for prompt in prompts:
+        found = [report.answers.get((prompt.key, sample)) for sample in range(plan.samples)]
+        answers = [answer for answer in found if answer is not None]
+        if len(answers) == plan.samples:
+            rows.append((prompt, answers))
+    report.whole_prompts = len(rows)
+    if rows:
+        columns = {
+            "corpus": [prompt.corpus for prompt, _ in rows],
+            "split": [prompt.split for prompt, _ in rows],
+            "prompt_id": [prompt.prompt_id for prompt, _ in rows],
+            "llm": [report.model] * len(rows),
+            "input_tokens": [answers[0].input_tokens for _, answers in rows],
+            "lengths": [[answer.tokens for answer in answers] for _, answers in rows],
+            "capped": [[answer.capped for answer in answers] for _, answers in rows],
+            "prompt": [prompt.text for prompt, _ in rows],
+            "temperature": [plan.temperature] * len(rows),
+        }
+        LengthSamples.from_table(columns, origin=str(plan.out)).write(plan.out)
+    if len(rows) == len(prompts):
+        plan.journal.unlink(missing_ok=True)
+
+
+def _check(prompts: Sequence[Prompt], plan: CollectPlan) -> None:
+    if not plan.out.parent.is_dir():
+        raise InputError("its folder does not exist", source=plan.out, hint=f"make {plan.out.parent} first")
+    if plan.out.exists() and not plan.journal.exists():
+        raise InputError("is there already, and whole", source=plan.out, hint="name another file, or remove it")
+    twice = [key for key, count in Counter(prompt.key for prompt in prompts).items() if count > 1]
+    if twice or not prompts:
+        corpus, _, prompt_id = twice[0].partition("\n") if twice else ("", "", "")
+        problem = f"prompt_id {prompt_id} of {corpus} is there twice" if twice else "there are no prompts"
+        raise InputError(problem, source="--prompts", hint="give each prompt once, and at least one")
+
+
+async def _model(client: EngineClient, wanted: str | None) -> str:
+    try:
+        served = [str(model["id"]) for model in await client.models()]
+    except EngineError as error:
+        raise InputError(
+            str(error), source="--url", hint="start one with `lengthwise engine`, or mend the URL"
+        ) from error
+    if wanted is None and not served:
+        raise InputError(f"{client.url} serves no model", source="--url", hint="name one with --model")
+    return served[0] if wanted is None else wanted

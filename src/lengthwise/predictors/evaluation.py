@@ -1,0 +1,268 @@
+"""A predictor against samples of the truth, beside two constants and the noise ceiling.
+
+Degenerate samples are out by CASTILLO's rule; only `raw_mae_mean` has them in. A prompt's point prediction is the
+sampling mean where the predictor tells one, else the belief's median; tau is always of the median.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from lengthwise.predictors import scores
+from lengthwise.predictors.baselines import (
+    CAP,
+    Ceiling,
+    ConstantPerLlm,
+    ConstantPerLlmAndCorpus,
+    clean_moments,
+    column,
+)
+from lengthwise.predictors.forecast import CENTRAL, forecast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from lengthwise.predictors.baselines import RowPredictor
+    from lengthwise.predictors.contract import LengthPredictor
+    from lengthwise.predictors.forecast import Forecast
+    from lengthwise.predictors.scores import ClassScores
+    from lengthwise.workloads import LengthSamples
+
+    Floats = NDArray[np.float64]
+    Rows = NDArray[np.intp]
+
+WIDTHS: Final = (50, 100, 200, 500, 1000)
+"""Bin widths of the BERT-on-CASTILLO paper, in tokens."""
+EQUAL_MASS_BINS: Final = 20
+PER_LLM: Final = "constant per LLM"
+PER_BOTH: Final = "constant per LLM and corpus"
+CEILING: Final = "noise ceiling"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Every figure over some rows; NaN where it has no meaning (the order a constant gives, say)."""
+
+    rows: int
+    samples: int
+    mae_mean: float
+    mse_mean: float
+    mae_median: float
+    """Of the belief's median against the mean of the samples, as `mae_mean` is where no mean is told."""
+    mae_std: float
+    mse_std: float
+    mae_sample: float
+    """Of the belief's median against each single sample."""
+    tau: float
+    r2_log: float
+    crps: float
+    coverage_50: float
+    coverage_90: float
+    width_50: float
+    width_90: float
+    raw_mae_mean: float
+    """Against the mean of all samples, degenerate ones in: they dominate it, so always say so."""
+    classes: Mapping[str, ClassScores]
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The same figures over everything, over each LLM and over each corpus."""
+
+    overall: Scores
+    by_llm: Mapping[str, Scores]
+    by_corpus: Mapping[str, Scores]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What was found; `predicted` and `true` are there to draw."""
+
+    predictor: str
+    origin: str
+    rows: int
+    left_out: int
+    """Rows without any clean sample."""
+    degenerate: float
+    """Share of samples left out."""
+    constants_from: str
+    subjects: Mapping[str, Breakdown]
+    """The predictor under its name, then the two constants and the noise ceiling."""
+    calibration: Mapping[float, float]
+    """Nominal share of a central interval -> share of single clean samples inside."""
+    predicted: Floats
+    true: Floats
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the points of the picture, as plain values."""
+        drawn = ("predicted", "true")
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in drawn}
+        return plain | {"subjects": {name: asdict(found) for name, found in self.subjects.items()}}
+
+
+@dataclass(frozen=True, eq=False)
+class _Truth:
+    llm: NDArray[np.object_]
+    corpus: NDArray[np.object_]
+    lengths: NDArray[np.int64]
+    clean: NDArray[np.bool_]
+    mean: Floats
+    std: Floats
+
+    @classmethod
+    def of(cls, samples: LengthSamples) -> _Truth:
+        lengths, clean = samples.lengths_matrix(), samples.clean_mask()
+        return cls(column(samples, "llm"), column(samples, "corpus"), lengths, clean, *clean_moments(lengths, clean))
+
+    def groups(self, by: NDArray[np.object_]) -> Iterator[tuple[str, Rows]]:
+        for name in sorted(set(by.tolist())):
+            yield name, np.flatnonzero(by == name)
+
+
+def evaluate(
+    predictor: LengthPredictor | RowPredictor,
+    samples: LengthSamples,
+    *,
+    name: str = "predictor",
+    reference: LengthSamples | None = None,
+    max_tokens: int = CAP,
+    batch: int = 256,
+    progress: Callable[[str, float], None] | None = None,
+) -> Evaluation:
+    """Score a predictor on every row, and the baselines beside it.
+
+    `reference` are rows of other prompts (train and validate) that the constants and the classes of equal mass
+    are fitted to; without it they are fitted to the evaluated rows themselves, which favours the constants.
+    `max_tokens` is the limit the samples were drawn under.
+    """
+    truth = _Truth.of(samples)
+    fitted = samples if reference is None else reference
+    schemes = class_schemes(truth.mean, fitted.clean_mean())
+    edges = np.unique(np.concatenate(list(schemes.values())))
+    per_llm, per_both = ConstantPerLlm.fit(fitted), ConstantPerLlmAndCorpus.fit(fitted)
+    subjects, asked = {}, {}
+    for who, asks in ((name, predictor), (PER_LLM, per_llm), (PER_BOTH, per_both)):
+        tell = None if progress is None else partial(progress, who)
+        said = forecast(asks, samples, edges=edges, max_tokens=max_tokens, batch=batch, progress=tell)
+        asked[who], subjects[who] = said, _breakdown(truth, partial(_score, truth, said, schemes, edges))
+    ceiling = Ceiling.of(truth.lengths, truth.clean)
+    subjects[CEILING] = _breakdown(truth, partial(_score_ceiling, truth, ceiling, schemes))
+    return Evaluation(
+        predictor=name,
+        origin=samples.origin,
+        rows=len(samples),
+        left_out=int((~truth.clean.any(axis=1)).sum()),
+        degenerate=float(1.0 - truth.clean.mean()),
+        constants_from="the evaluated rows themselves" if reference is None else f"{len(fitted):,} other rows",
+        subjects=subjects,
+        calibration={central: _covered(truth, asked[name], central, np.arange(len(samples))) for central in CENTRAL},
+        predicted=asked[name].point,
+        true=truth.mean,
+    )
+
+
+def class_schemes(true: Floats, fitted: Floats) -> dict[str, Floats]:
+    """Ways to cut lengths into classes, by name, as inner edges."""
+    longest = float(np.nanmax(true)) if np.isfinite(true).any() else 1.0
+    by_width = {f"{width} wide": scores.equal_width(width, longest) for width in WIDTHS}
+    return by_width | {
+        f"{EQUAL_MASS_BINS} of equal mass": scores.equal_mass(fitted, EQUAL_MASS_BINS),
+        "mu-Serve's five": scores.mu_serve(fitted),
+    }
+
+
+def _breakdown(truth: _Truth, score: Callable[[Rows], Scores]) -> Breakdown:
+    return Breakdown(
+        overall=score(np.arange(len(truth.llm))),
+        by_llm={name: score(rows) for name, rows in truth.groups(truth.llm)},
+        by_corpus={name: score(rows) for name, rows in truth.groups(truth.corpus)},
+    )
+
+
+def _score(truth: _Truth, said: Forecast, schemes: Mapping[str, Floats], edges: Floats, rows: Rows) -> Scores:
+    mean, clean, lengths = truth.mean[rows], truth.clean[rows], truth.lengths[rows].astype(np.float64)
+    some = np.flatnonzero(np.isfinite(mean))
+    median, point = said.median[rows], said.point[rows]
+    sampled = np.where(clean, lengths, np.nan)
+    return Scores(
+        rows=len(some),
+        samples=int(clean.sum()),
+        mae_mean=scores.mae(point, mean),
+        mse_mean=scores.mse(point, mean),
+        mae_median=scores.mae(median, mean),
+        mae_std=scores.mae(said.std[rows], truth.std[rows]),
+        mse_std=scores.mse(said.std[rows], truth.std[rows]),
+        mae_sample=scores.mae(np.broadcast_to(median[:, None], sampled.shape), sampled),
+        tau=scores.tau_within(truth.llm[rows], median, mean),
+        r2_log=scores.r2_log(point, mean),
+        crps=_average(scores.crps(said.quantiles[rows], lengths, clean)),
+        coverage_50=_covered(truth, said, 0.5, rows),
+        coverage_90=_covered(truth, said, 0.9, rows),
+        width_50=scores.sharpness(*_interval(said, 0.5, rows)),
+        width_90=scores.sharpness(*_interval(said, 0.9, rows)),
+        raw_mae_mean=scores.mae(point, lengths.mean(axis=1)),
+        classes={
+            name: scores.classification(
+                scores.classes(mean[some], inner),
+                scores.classes(point[some], inner),
+                _class_probabilities(said.at_edges[rows[some]], edges, inner),
+            )
+            for name, inner in schemes.items()
+        },
+    )
+
+
+def _score_ceiling(truth: _Truth, ceiling: Ceiling, schemes: Mapping[str, Floats], rows: Rows) -> Scores:
+    """Half of a prompt's samples against the other half; a single sample against all the others."""
+    mean, true = ceiling.mean[rows], ceiling.true_mean[rows]
+    some = np.flatnonzero(np.isfinite(mean) & np.isfinite(true))
+    nothing = math.nan
+    return Scores(
+        rows=len(some),
+        samples=int(truth.clean[rows].sum()),
+        mae_mean=scores.mae(mean, true),
+        mse_mean=scores.mse(mean, true),
+        mae_median=nothing,
+        mae_std=scores.mae(ceiling.std[rows], ceiling.true_std[rows]),
+        mse_std=scores.mse(ceiling.std[rows], ceiling.true_std[rows]),
+        mae_sample=_average(ceiling.from_the_others[rows]),
+        tau=scores.tau_within(truth.llm[rows], mean, true),
+        r2_log=scores.r2_log(mean, true),
+        crps=_average(ceiling.crps[rows]),
+        coverage_50=nothing,
+        coverage_90=nothing,
+        width_50=nothing,
+        width_90=nothing,
+        raw_mae_mean=nothing,
+        classes={
+            name: scores.classification(scores.classes(true[some], inner), scores.classes(mean[some], inner))
+            for name, inner in schemes.items()
+        },
+    )
+
+
+def _class_probabilities(at_edges: Floats, edges: Floats, inner: Floats) -> Floats:
+    below = at_edges[:, np.searchsorted(edges, inner)]
+    return np.diff(below, axis=1, prepend=0.0, append=1.0)
+
+
+def _interval(said: Forecast, central: float, rows: Rows) -> tuple[Floats, Floats]:
+    place = CENTRAL.index(central)
+    return said.low[rows, place], said.high[rows, place]
+
+
+def _covered(truth: _Truth, said: Forecast, central: float, rows: Rows) -> float:
+    low, high = _interval(said, central, rows)
+    return scores.coverage(low, high, truth.lengths[rows].astype(np.float64), truth.clean[rows])
+
+
+def _average(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else math.nan

@@ -1,0 +1,198 @@
+"""What an LLM's past answers say about its next one: a running log-t per LLM, the fallback of every predictor.
+
+Knows lengths and LLM names only. The running estimate is also what `online` follows drift with: there the quantity
+is a belief's error instead of a length.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from scipy import special
+
+from lengthwise.lengths import TIE_NU, student, wide_prior
+from lengthwise.predictors.contract import LogTBeliefs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from lengthwise.predictors.contract import PredictionInput
+
+MEMORY: Final = 150
+"""Observations after which one has lost 63 % of its weight, while nothing drifts."""
+
+MOST_LLMS: Final = 1024
+"""LLM names come from clients: above this the one unheard of for longest is forgotten."""
+
+_FAST_MEMORY: Final = 35
+_ALARM: Final = 4.0  # standard errors between the two memories; no false one in 100,000 simulated steady observations
+_KEPT_AT_ALARM: Final = 5.0  # observations' worth of the fast memory that the slow one starts again from
+_PRIOR_WEIGHT: Final = 5.0  # observations that a new LLM's history starts with
+_LEAST_SCALE: Final = 0.02
+_NU: Final = TIE_NU
+_INFORMATION: Final = (_NU + 3) / (_NU + 1)  # variance of a log-t location, in scale^2 per observation
+
+
+@dataclass(slots=True)
+class Running:
+    """Exponentially forgetting location and scale of y = location + scale * unit * T, T Student-t with nu 3.5.
+
+    Online EM (Cappe and Moulines 2009) on the t as a scale mixture: an observation far out counts
+    w = (nu+1)/(nu+z^2), and one of which only y > bound is known counts as its expectation given that. O(1) each.
+    """
+
+    memory: float
+    location: float
+    scale: float
+    count: float
+    """Observations' worth of evidence, the prior's included; at most `memory`."""
+    weight: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def starting(cls, memory: float, location: float, scale: float, count: float) -> Running:
+        """What `count` observations at this location and scale would have left."""
+        return cls(memory, location, scale, count, count, count * scale**2)
+
+    def observe(self, y: float, unit: float, *, censored: bool) -> None:
+        """Take in one value (or, censored, a lower bound of one) with its own unit of spread."""
+        z = (y - self.location) / (self.scale * unit)
+        weight, mean_z, spread = map(float, beyond(z)) if censored else ((_NU + 1) / (_NU + z * z), z, 0.0)
+        keep = 1.0 - 1.0 / self.memory
+        before, added = keep * self.weight, weight / unit**2
+        step = self.scale * unit * mean_z
+        self.weight = before + added
+        self.squares = keep * self.squares + self.scale**2 * spread + added * before / self.weight * step**2
+        self.count = keep * self.count + 1.0
+        self.location += added / self.weight * step
+        self.scale = max(_LEAST_SCALE, math.sqrt(self.squares / self.count))
+
+    def restart_from(self, other: Running, count: float) -> None:
+        """Forget all but a little of what the other knows."""
+        share = min(1.0, count / other.count)
+        self.location, self.scale = other.location, other.scale
+        self.count, self.weight, self.squares = (share * x for x in (other.count, other.weight, other.squares))
+
+
+def beyond(z: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """E[w], E[wT]/E[w] and E[wT^2] - E[wT]^2/E[w] given T > z, for w = (nu+1)/(nu+T^2).
+
+    w f is a t density with nu + 2 degrees of freedom, and wT f is -f', so that all three are closed.
+    """
+    z = np.asarray(z, np.float64)
+    survival = special.stdtr(_NU, -z)
+    density = student.density_constant(_NU) / math.sqrt(_NU) * (1 + z * z / _NU) ** (-(_NU + 1) / 2)
+    weight = np.asarray(special.stdtr(_NU + 2, -z * math.sqrt((_NU + 2) / _NU)) / survival, np.float64)
+    first = density / survival
+    return weight, first / weight, np.maximum(0.0, 1.0 + z * first - first**2 / weight)
+
+
+@dataclass(slots=True)
+class Tracker:
+    """A running log-t that is steady while nothing drifts and quick when something does.
+
+    Two memories, 150 and 35 observations. Where their locations differ by more than four standard errors, the slow
+    one starts again from the fast one.
+    """
+
+    slow: Running
+    fast: Running
+    seen: int = 0
+    alarms: int = 0
+
+    @classmethod
+    def starting(cls, location: float, scale: float, count: float, memory: float = MEMORY) -> Tracker:
+        """Believe this, with the weight of `count` observations."""
+        fast = Running.starting(_FAST_MEMORY, location, scale, min(count, _FAST_MEMORY))
+        return cls(Running.starting(memory, location, scale, count), fast)
+
+    @property
+    def location(self) -> float:
+        """Where the values lie now."""
+        return self.slow.location
+
+    @property
+    def scale(self) -> float:
+        """How far they spread, in their units."""
+        return self.slow.scale
+
+    def observe(self, y: float, unit: float = 1.0, *, censored: bool = False) -> None:
+        """Take in one value, or a lower bound of one."""
+        self.slow.observe(y, unit, censored=censored)
+        self.fast.observe(y, unit, censored=censored)
+        self.seen += 1
+        if self._differ():
+            self.slow.restart_from(self.fast, _KEPT_AT_ALARM)
+            self.alarms += 1
+
+    def _differ(self) -> bool:
+        if self.slow.count < 2 * self.fast.count:
+            return False  # so little is known that the slow one is quick itself
+        # Exponential means with gains a and b of the same values differ with variance (a - b)^2 / (2 (a + b)).
+        a, b = 1.0 / self.fast.weight, 1.0 / self.slow.weight
+        variance = _INFORMATION * self.slow.scale**2 * (a - b) ** 2 / (2 * (a + b))
+        return (self.fast.location - self.slow.location) ** 2 > _ALARM**2 * variance
+
+    def to_json(self) -> dict[str, Any]:
+        """Its whole state."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Tracker:
+        """The inverse of `to_json`."""
+        return cls(Running(**state["slow"]), Running(**state["fast"]), int(state["seen"]), int(state["alarms"]))
+
+
+def remember(trackers: dict[str, Tracker], llm: str, start: Tracker) -> Tracker:
+    """The LLM's tracker, `start` where it has none yet; the dictionary stays bounded and in order of last use."""
+    tracker = trackers.pop(llm, start)
+    trackers[llm] = tracker
+    if len(trackers) > MOST_LLMS:
+        del trackers[next(iter(trackers))]
+    return tracker
+
+
+def _as_prior() -> Tracker:
+    prior = wide_prior()
+    return Tracker.starting(prior.mu, prior.sigma, _PRIOR_WEIGHT)
+
+
+@dataclass
+class History:
+    """A predictor that looks at the LLM only: log-t of its answers so far, the newest counting most.
+
+    belief = LogT(location, scale, cap) of the LLM's own tracker, which starts as the pooled one with the weight of five
+    observations; the pooled one starts as the wide prior. So an LLM never seen has the pooled history, and
+    without any history the belief is the wide prior.
+    """
+
+    pooled: Tracker = field(default_factory=_as_prior)
+    by_llm: dict[str, Tracker] = field(default_factory=dict)
+
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
+        """Return one belief for each input, in order."""
+        known = [self.by_llm.get(each.llm, self.pooled) for each in inputs]
+        caps = np.array([each.cap for each in inputs], np.float64)
+        return LogTBeliefs.of([each.location for each in known], [each.scale for each in known], caps)
+
+    def observe(self, llm: str, length: int, *, censored: bool = False) -> None:
+        """Take in one answer: its length, or, cut or still running, the tokens so far. Tell each answer once."""
+        y = math.log(max(1, length))
+        start = Tracker.starting(self.pooled.location, self.pooled.scale, _PRIOR_WEIGHT)
+        remember(self.by_llm, llm, start).observe(y, censored=censored)
+        self.pooled.observe(y, censored=censored)
+
+    def to_json(self) -> dict[str, Any]:
+        """All there is to keep over a restart."""
+        return {"pooled": self.pooled.to_json(), "by_llm": {llm: t.to_json() for llm, t in self.by_llm.items()}}
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> History:
+        """The inverse of `to_json`."""
+        by_llm = {str(llm): Tracker.from_json(each) for llm, each in state["by_llm"].items()}
+        return cls(Tracker.from_json(state["pooled"]), by_llm)

@@ -1,0 +1,81 @@
+"""`load_predictor`: a predictor by its packaged name or from a file. No network, no torch."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol, overload
+
+from lengthwise.errors import InputError
+from lengthwise.predictors.file import SUFFIX, ModelFile, read_model_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from lengthwise.predictors.contract import Beliefs, PredictionInput
+
+
+class LoadedPredictor(Protocol):
+    """A LengthPredictor that also takes bare prompts with as many LLM names."""
+
+    @overload
+    def predict(self, inputs: Sequence[PredictionInput], llms: None = None) -> Beliefs: ...
+
+    @overload
+    def predict(self, inputs: Sequence[str], llms: Sequence[str]) -> Beliefs: ...
+
+    def predict(self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None) -> Beliefs:
+        """Return one belief for each input, in order."""
+
+
+def _fast(file: ModelFile, path: Path) -> LoadedPredictor:
+    from lengthwise.predictors.fast import load_fast
+
+    return load_fast(file, path)
+
+
+def _encoder(file: ModelFile, path: Path) -> LoadedPredictor:
+    from lengthwise.predictors.encoder.serve import EncoderPredictor
+
+    del path
+    return EncoderPredictor.load(file)
+
+
+LOADERS: Final[Mapping[str, Callable[[ModelFile, Path], LoadedPredictor]]] = {"encoder": _encoder, "fast": _fast}
+"""By the kind a model file names. A loader imports what it needs only when it is called."""
+
+
+def load_predictor(name: str | Path) -> LoadedPredictor:
+    """Load a packaged predictor by name, or one from a model file.
+
+    A string that ends in .lw or has a folder in it is a file; anything else is a name.
+    """
+    path = _path(name)
+    file = read_model_file(path)
+    loader = LOADERS.get(file.kind)
+    if loader is None:
+        known = ", ".join(sorted(LOADERS))
+        raise InputError(f"holds a predictor of kind '{file.kind}'", source=path, field="kind", hint=f"known: {known}")
+    return loader(file, path)
+
+
+def packaged_predictors() -> dict[str, Path]:
+    """Return the model files that ship with the package, by name."""
+    folder = Path(str(resources.files("lengthwise.predictors"))) / "models"
+    return {path.stem: path for path in sorted(folder.glob(f"*{SUFFIX}"))}
+
+
+def best_packaged() -> str:
+    """Return `default` where it is packaged, else `fast`."""
+    return "default" if "default" in packaged_predictors() else "fast"
+
+
+def _path(name: str | Path) -> Path:
+    if isinstance(name, Path) or name.endswith(SUFFIX) or len(Path(name).parts) > 1:
+        return Path(name)
+    packaged = packaged_predictors()
+    if name not in packaged:
+        raise InputError(
+            f"predictor '{name}' is not known", hint=f"one of: {', '.join(packaged) or 'none'}; or a model file"
+        )
+    return packaged[name]

@@ -1,0 +1,155 @@
+"""`Evaluation` as tables, and as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+import math
+from typing import TYPE_CHECKING, Final
+
+from lengthwise.reports.tables import Table, share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from lengthwise.predictors.evaluation import Breakdown, Evaluation, Scores
+
+__all__ = ["html_report", "tables", "write_html"]
+
+_COLUMNS: Final[tuple[tuple[str, Callable[[Scores], str]], ...]] = (
+    ("rows", lambda s: f"{s.rows:,}"),
+    ("tau", lambda s: _number(s.tau, 3)),
+    ("MAE mean", lambda s: _number(s.mae_mean, 1)),
+    ("MSE mean", lambda s: _number(s.mse_mean, 0)),
+    ("MAE median", lambda s: _number(s.mae_median, 1)),
+    ("MAE std", lambda s: _number(s.mae_std, 1)),
+    ("MSE std", lambda s: _number(s.mse_std, 0)),
+    ("MAE sample", lambda s: _number(s.mae_sample, 1)),
+    ("R² log", lambda s: _number(s.r2_log, 3)),
+    ("CRPS", lambda s: _number(s.crps, 1)),
+    ("in 50 %", lambda s: share(s.coverage_50)),
+    ("in 90 %", lambda s: share(s.coverage_90)),
+    ("width 50 %", lambda s: _number(s.width_50, 2)),
+    ("width 90 %", lambda s: _number(s.width_90, 2)),
+    ("MAE mean, raw", lambda s: _number(s.raw_mae_mean, 1)),
+)
+_IN_GROUPS: Final = ("rows", "tau", "MAE mean", "MAE std", "R² log", "CRPS", "in 50 %", "in 90 %", "MAE mean, raw")
+"""What fits beside the baselines on a terminal."""
+_NOTES: Final = (
+    "tau: Kendall's tau-b of the belief's median and the mean of the clean samples, within one LLM, averaged.",
+    "mean: the sampling mean where the predictor tells one, else the belief's median. MAE, MSE and CRPS are in tokens.",
+    "in 50 %, 90 %: share of single clean samples inside the central interval; its width is log(high / low).",
+    "raw: degenerate samples in; everywhere else they are out.",
+    "Noise ceiling: half of a prompt's samples against the other half, a single sample against the rest.",
+)
+
+
+def tables(found: Evaluation) -> list[Table]:
+    """Everything over all rows, the classes, then the predictor beside its baselines by LLM and by corpus."""
+    notes = [
+        f"Left out: {share(found.degenerate)} of samples (degenerate), {found.left_out:,} rows without a clean sample.",
+        f"Constants are fitted to {found.constants_from}.",
+        *_NOTES,
+    ]
+    rows = [(name, *_figures(subject.overall)) for name, subject in found.subjects.items()]
+    title = f"{found.predictor} on {found.rows:,} rows of {found.origin}"
+    return [
+        Table(title, ("", *(name for name, _ in _COLUMNS)), rows, notes),
+        _class_table(found),
+        _groups("By LLM", found.predictor, found.subjects, lambda subject: subject.by_llm),
+        _groups("By corpus", found.predictor, found.subjects, lambda subject: subject.by_corpus),
+    ]
+
+
+def _class_table(found: Evaluation) -> Table:
+    rows: list[tuple[str, ...]] = []
+    begins = set()
+    schemes = next(iter(found.subjects.values())).overall.classes
+    for scheme in schemes:
+        begins.add(len(rows))
+        for i, (name, subject) in enumerate(found.subjects.items()):
+            s = subject.overall.classes[scheme]
+            figures = (s.precision, s.recall, s.f1, s.mcc, s.auroc)
+            rows.append((scheme if i == 0 else "", name, share(s.accuracy), *(_number(value, 3) for value in figures)))
+    columns = ("classes", "", "accuracy", "precision", "recall", "F1", "MCC", "AUROC")
+    note = (
+        "Class of the mean of the clean samples; precision, recall, F1 and AUROC (one against the rest) are weighted."
+    )
+    return Table("Classes", columns, rows, [note], frozenset(begins - {0}))
+
+
+def _groups(
+    title: str,
+    predictor: str,
+    subjects: Mapping[str, Breakdown],
+    of: Callable[[Breakdown], Mapping[str, Scores]],
+) -> Table:
+    others = [name for name in subjects if name != predictor]
+    columns = [(name, figure) for name, figure in _COLUMNS if name in _IN_GROUPS]
+    rows = []
+    for group, scores in of(subjects[predictor]).items():
+        beside = [of(subjects[name])[group] for name in others]
+        rows.append(
+            (
+                group,
+                *(figure(scores) for _, figure in columns),
+                *(f"{_number(s.tau, 3)} / {_number(s.mae_mean, 1)}" for s in beside),
+            )
+        )
+    note = "Baselines: tau / MAE mean."
+    return Table(title, ("", *(name for name, _ in columns), *others), rows, [note])
+
+
+def _figures(scores: Scores) -> list[str]:
+    return [figure(scores) for _, figure in _COLUMNS]
+
+
+def _number(value: float, digits: int) -> str:
+    return "–" if math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def write_html(found: Evaluation, path: Path) -> None:
+    """Write the report, pictures inside."""
+    path.write_text(html_report(found), encoding="utf-8")
+
+
+def html_report(found: Evaluation) -> str:
+    """One page: pictures as data, nothing fetched."""
+    from lengthwise.reports.evaluation_figures import pictures  # Matplotlib takes half a second to load
+
+    shown = "\n".join(
+        f'<figure><img alt="{html.escape(title)}" src="data:image/png;base64,{data}"></figure>'
+        for title, data in pictures(found).items()
+    )
+    body = "\n".join(_html_table(table) for table in tables(found))
+    title = html.escape(f"{found.predictor}: how well it predicts lengths")
+    return _PAGE.format(title=title, pictures=shown, tables=body)
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    rows = "\n".join(_html_row(row, begins=i in table.rule_before) for i, row in enumerate(table.rows))
+    notes = "".join(f"<p>{html.escape(note)}</p>" for note in table.notes)
+    return f"<h2>{html.escape(table.title)}</h2><table><tr>{head}</tr>\n{rows}</table>{notes}"
+
+
+def _html_row(row: Sequence[str], *, begins: bool) -> str:
+    cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+    return f'<tr class="rule">{cells}</tr>' if begins else f"<tr>{cells}</tr>"
+
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 14px/1.45 system-ui, sans-serif; color: #23292e; margin: 2rem auto; max-width: 1400px; padding: 0 1rem; }}
+h2 {{ font-size: 1.05rem; margin-top: 2rem; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }}
+th, td {{ padding: .25rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #e3e6e9; }}
+th:first-child, td:first-child {{ text-align: left; }}
+tr.rule td {{ border-top: 1px solid #9aa3ab; }}
+p {{ color: #5b6770; margin: .3rem 0; max-width: 75rem; }}
+figure {{ margin: 1rem 0; }} img {{ max-width: 100%; }}
+</style></head><body><h1>{title}</h1>
+{pictures}
+{tables}
+</body></html>
+"""

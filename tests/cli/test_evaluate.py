@@ -1,0 +1,61 @@
+"""`lengthwise evaluate` and `lengthwise reproduce`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lengthwise.cli import _Group
+from lengthwise.cli import evaluate as evaluate_command
+from lengthwise.cli import reproduce as reproduce_command
+
+app = typer.Typer(cls=_Group)
+app.command()(evaluate_command.evaluate)
+app.add_typer(reproduce_command.app, name="reproduce")
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_constant_is_evaluated_on_the_packaged_sample_with_a_report() -> None:
+    result = runner.invoke(app, ["evaluate", "constant", "--report", "out.html", "--corpus", "Mbpp"])
+    assert result.exit_code == 0, result.output
+    assert "noise ceiling" in result.stdout
+    assert "report: out.html" in result.stdout
+    assert Path("out.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_as_json_stdout_is_json_only() -> None:
+    result = runner.invoke(app, ["evaluate", "constant-corpus", "castillo", "--json", "--llm", "llama-3.1-8B"])
+    found = json.loads(result.stdout)
+    assert found["predictor"] == "constant-corpus"
+    assert found["rows"] == 498
+
+
+def test_mistakes_are_one_line_and_exit_code_2() -> None:
+    for arguments, said in (
+        (["constant", "nowhere.parquet"], "no such file"),
+        (["constant", "castillo", "--split", "dev"], "known: test, train, validate"),
+        (["constant", "castillo", "--report", "no/such/out.html"], "no such folder"),
+    ):
+        result = runner.invoke(app, ["evaluate", *arguments])
+        assert result.exit_code == 2
+        assert said in result.stderr
+        assert "Traceback" not in result.output
+
+
+def test_reproduce_castillo_prints_the_papers_tables() -> None:
+    result = runner.invoke(app, ["reproduce", "castillo", "--predictor", "constant"])
+    assert result.exit_code == 0, result.output
+    for said in ("Table 2", "Table 4", "121.02", "bin of the P99", "no Alpaca rows here"):
+        assert said in result.stdout
+    found = json.loads(runner.invoke(app, ["reproduce", "castillo", "--predictor", "constant", "--json"]).stdout)
+    assert {cell["table"] for cell in found["cells"]} == {2, 4}

@@ -1,0 +1,121 @@
+"""Conformal calibration makes intervals cover what they say, per LLM, and says little where it knows little."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lengthwise.errors import InputError
+from lengthwise.predictors import LogTBeliefs, PredictionInput
+from lengthwise.predictors.calibration import Adjustment, Calibrated, Calibration, coverage, fit_calibration
+from lengthwise.predictors.history import History
+
+NU = 3.5
+
+
+def world(
+    seed: int, prompts: int, samples: int = 5, shift: float = 0.5, factor: float = 1.6
+) -> tuple[LogTBeliefs, np.ndarray]:
+    """Beliefs that are `shift` too low and `factor` too sharp; a prompt's samples share most of their error."""
+    rng = np.random.default_rng(seed)
+    mu, sigma = rng.normal(5.5, 0.8, prompts), 0.4 * np.exp(rng.normal(0, 0.2, prompts))
+    shared, own = rng.standard_normal((prompts, 1)), rng.standard_normal((prompts, samples))
+    chi = rng.chisquare(NU, (prompts, 1))
+    t = (0.9 * shared + math.sqrt(1 - 0.81) * own) / np.sqrt(chi / NU)
+    return LogTBeliefs.of(mu, sigma, 10**9), np.exp(mu[:, None] + shift + factor * sigma[:, None] * t)
+
+
+def test_shift_and_factor_are_found() -> None:
+    beliefs, lengths = world(0, 4000)
+    told = fit_calibration(beliefs, ["m"] * 4000, lengths)
+    assert told.by_llm["m"].shift == pytest.approx(0.5, abs=0.05)
+    assert told.by_llm["m"].factor == pytest.approx(1.6, rel=0.06)
+
+
+@pytest.mark.parametrize(("prompts", "level"), [(15, 0.9), (40, 0.9), (40, 0.5), (200, 0.8)])
+def test_a_new_prompts_answer_is_covered_with_the_promised_probability(prompts: int, level: float) -> None:
+    covered = []
+    for seed in range(400):
+        beliefs, lengths = world(seed, prompts + 50)
+        train = LogTBeliefs.of(beliefs.mu[:prompts], beliefs.sigma[:prompts], 10**9)
+        test = LogTBeliefs.of(beliefs.mu[prompts:], beliefs.sigma[prompts:], 10**9)
+        told = fit_calibration(train, ["m"] * prompts, lengths[:prompts], levels=[level])
+        covered.append(coverage(told.apply(test, ["m"] * 50), lengths[prompts:], level))
+    # Within the noise of the simulation; not much more than promised either: one prompt's worth, and the shift's.
+    assert level - 0.015 <= np.mean(covered) <= level + 1.5 / prompts + 0.015
+
+
+def test_each_llm_is_covered_by_its_own_figures() -> None:
+    right, right_lengths = world(1, 800, shift=0.0, factor=1.0)
+    wrong, wrong_lengths = world(2, 800, shift=-0.7, factor=2.0)
+    beliefs = LogTBeliefs.of(np.r_[right.mu, wrong.mu], np.r_[right.sigma, wrong.sigma], 10**9)
+    llms = ["right"] * 800 + ["wrong"] * 800
+    told = fit_calibration(beliefs, llms, np.r_[right_lengths, wrong_lengths])
+    for llm, shift, factor in (("right", 0.0, 1.0), ("wrong", -0.7, 2.0)):
+        fresh, lengths = world(3, 2000, shift=shift, factor=factor)
+        assert coverage(told.apply(fresh, [llm] * 2000), lengths) == pytest.approx(0.9, abs=0.025)
+
+
+def test_an_llm_with_few_prompts_leans_on_the_others_and_one_without_has_their_figures() -> None:
+    many, many_lengths = world(4, 1000, shift=0.5)
+    few, few_lengths = world(5, 12, shift=-0.5)
+    beliefs = LogTBeliefs.of(np.r_[many.mu, few.mu], np.r_[many.sigma, few.sigma], 10**9)
+    llms = ["many"] * 1000 + ["few"] * 10 + ["two"] * 2
+    told = fit_calibration(beliefs, llms, np.r_[many_lengths, few_lengths])
+    assert -0.5 < told.by_llm["few"].shift < told.by_llm["many"].shift
+    assert "two" not in told.by_llm
+    adjusted = told.apply(LogTBeliefs.of([5.0, 5.0], [0.5, 0.5], 100), ["two", "never seen"])
+    assert adjusted.mu == pytest.approx([5.0 + told.pooled.shift] * 2)
+
+
+def test_samples_that_do_not_count_do_not() -> None:
+    beliefs, lengths = world(6, 200)
+    present = np.ones(lengths.shape, bool)
+    present[:, 3:] = False
+    spoiled = np.where(present, lengths, 1e8)
+    told = fit_calibration(beliefs, ["m"] * 200, spoiled, present)
+    assert told == fit_calibration(beliefs, ["m"] * 200, lengths[:, :3])
+
+
+def test_answers_cut_at_the_cap_are_inside_an_interval_that_reaches_it() -> None:
+    beliefs = LogTBeliefs.of([5.0] * 100, [0.5] * 100, 150)
+    lengths = np.minimum(np.exp(5.0 + 0.5 * np.random.default_rng(0).standard_t(NU, (100, 4))), 150)
+    told = fit_calibration(beliefs, ["m"] * 100, lengths)
+    assert coverage(told.apply(beliefs, ["m"] * 100), lengths) >= 0.9
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.floats(-2, 2), st.floats(0.2, 5), st.integers(10, 60))
+def test_calibrating_what_was_moved_moves_it_back(shift: float, factor: float, prompts: int) -> None:
+    beliefs, lengths = world(7, prompts)
+    moved = fit_calibration(beliefs.adjusted(shift, factor), ["m"] * prompts, lengths)
+    still = fit_calibration(beliefs, ["m"] * prompts, lengths)
+    again = moved.apply(beliefs.adjusted(shift, factor), ["m"] * prompts)
+    assert again.mu == pytest.approx(still.apply(beliefs, ["m"] * prompts).mu)
+    assert again.sigma == pytest.approx(still.apply(beliefs, ["m"] * prompts).sigma)
+
+
+def test_a_calibration_survives_being_saved() -> None:
+    beliefs, lengths = world(8, 50)
+    told = fit_calibration(beliefs, ["a"] * 25 + ["b"] * 25, lengths, levels=(0.5, 0.9))
+    assert Calibration.from_json(json.loads(json.dumps(told.to_json()))) == told
+
+
+def test_a_calibrated_predictor_is_a_predictor() -> None:
+    told = Calibrated(History(), Calibration(Adjustment(), {"m": Adjustment(1.0, 2.0, 50)}))
+    beliefs = told.predict([PredictionInput("x", "m"), PredictionInput("x", "other")])
+    assert beliefs.mu[0] - beliefs.mu[1] == pytest.approx(1.0)
+    assert beliefs.sigma.tolist() == [2.0, 1.0]
+
+
+def test_too_few_prompts_or_columns_that_do_not_fit_are_refused() -> None:
+    beliefs, lengths = world(9, 5)
+    with pytest.raises(InputError, match="5 prompts are too few"):
+        fit_calibration(beliefs, ["m"] * 5, lengths)
+    with pytest.raises(InputError, match="5 beliefs, 4 LLMs and 5 rows"):
+        fit_calibration(beliefs, ["m"] * 4, lengths)

@@ -1,0 +1,118 @@
+"""A predictor that knows the law comes out right, and beside its baselines."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.predictors.baselines import ConstantPerLlm, ConstantPerLlmAndCorpus
+from lengthwise.predictors.evaluation import CEILING, PER_BOTH, PER_LLM, evaluate
+from lengthwise.reports.tables import to_json
+from lengthwise.workloads import LengthSamples
+from tests.predictors.rows import LLMS, Knows, KnowsTheBin, known_rows
+
+
+def test_the_true_law_is_calibrated_and_near_the_ceiling() -> None:
+    samples, mu = known_rows(prompts=300)
+    found = evaluate(Knows(mu), samples, name="knows")
+    mine, ceiling = (found.subjects[name].overall for name in ("knows", CEILING))
+    assert mine.coverage_50 == pytest.approx(0.5, abs=0.02)
+    assert mine.coverage_90 == pytest.approx(0.9, abs=0.015)
+    assert mine.tau > 0.85
+    assert mine.crps == pytest.approx(ceiling.crps, rel=0.05)
+    assert mine.crps < min(found.subjects[name].overall.crps for name in (PER_LLM, PER_BOTH))
+
+
+def test_too_narrow_a_belief_covers_too_little_and_ranks_as_well() -> None:
+    samples, mu = known_rows()
+    true, narrow = (evaluate(Knows(mu, sigma), samples).subjects["predictor"].overall for sigma in (0.2, 0.05))
+    assert narrow.coverage_90 < 0.6
+    assert narrow.width_90 < true.width_90
+    assert narrow.tau == pytest.approx(true.tau)
+    assert narrow.crps > true.crps
+
+
+def test_constants_are_fitted_to_the_reference_and_not_to_what_is_evaluated() -> None:
+    samples, mu = known_rows()
+    longer = known_rows(split="train")[0].where(corpus="long")
+    found = evaluate(Knows(mu), samples, reference=longer)
+    inside = evaluate(Knows(mu), samples)
+    assert found.subjects[PER_LLM].overall.mae_mean > inside.subjects[PER_LLM].overall.mae_mean
+    assert found.constants_from == "60 other rows"
+    assert "themselves" in inside.constants_from
+
+
+def test_a_constant_has_no_tau_and_a_constant_per_corpus_has() -> None:
+    samples, mu = known_rows()
+    found = evaluate(Knows(mu), samples)
+    assert math.isnan(found.subjects[PER_LLM].overall.tau)
+    assert found.subjects[PER_BOTH].overall.tau > 0.3
+    assert math.isnan(found.subjects[PER_BOTH].by_corpus["long"].tau)
+
+
+def test_groups_hold_every_row_once() -> None:
+    samples, mu = known_rows()
+    mine = evaluate(Knows(mu), samples).subjects["predictor"]
+    assert set(mine.by_llm) == set(LLMS)
+    assert set(mine.by_corpus) == {"long", "short"}
+    for groups in (mine.by_llm, mine.by_corpus):
+        assert sum(scores.rows for scores in groups.values()) == mine.overall.rows == len(samples)
+    weighted = sum(scores.mae_mean * scores.rows for scores in mine.by_corpus.values()) / len(samples)
+    assert mine.overall.mae_mean == pytest.approx(weighted)
+
+
+def test_degenerate_samples_only_count_in_the_raw_error() -> None:
+    samples, mu = known_rows()
+    columns = samples.table.to_pydict()
+    columns["lengths"][0] = [*columns["lengths"][0][:-1], 15_000]
+    columns["lengths"][1] = [15_000] * 10
+    spoilt = LengthSamples.from_table(columns, origin="made up")
+    clean, raw = evaluate(Knows(mu), samples), evaluate(Knows(mu), spoilt)
+    assert (raw.left_out, raw.subjects["predictor"].overall.rows) == (1, len(samples) - 1)
+    assert raw.degenerate == pytest.approx(11 / (10 * len(samples)))
+    assert raw.subjects["predictor"].overall.mae_mean < 2 * clean.subjects["predictor"].overall.mae_mean
+    assert raw.subjects["predictor"].overall.raw_mae_mean > 100
+
+
+def test_batches_change_nothing() -> None:
+    samples, mu = known_rows()
+    told: list[tuple[str, float]] = []
+    small = evaluate(Knows(mu), samples, batch=7, progress=lambda what, done: told.append((what, done)))
+    assert to_json(small.to_dict()) == to_json(evaluate(Knows(mu), samples).to_dict())
+    assert small.predicted == pytest.approx([np.exp(mu[text]) for text in samples.table["prompt"].to_pylist()])
+    assert [done for what, done in told if what == "predictor"][-1] == 1.0
+
+
+def test_beliefs_in_bins_are_scored_too() -> None:
+    samples, mu = known_rows()
+    mine = evaluate(KnowsTheBin(mu), samples).subjects["predictor"].overall
+    assert mine.classes["100 wide"].accuracy > 0.7
+    assert mine.classes["100 wide"].auroc > 0.8
+    assert math.isnan(mine.mae_std)
+    assert mine.tau > 0.5
+
+
+def test_a_baseline_as_the_predictor_equals_itself() -> None:
+    samples, _ = known_rows()
+    for baseline, name in ((ConstantPerLlm, PER_LLM), (ConstantPerLlmAndCorpus, PER_BOTH)):
+        found = evaluate(baseline.fit(samples), samples, name="again")
+        assert to_json(found.subjects["again"]) == to_json(found.subjects[name])
+
+
+def test_as_a_dict_it_is_json_without_the_pictures_points() -> None:
+    samples, mu = known_rows()
+    plain = json.loads(to_json(evaluate(Knows(mu), samples).to_dict()))
+    assert "predicted" not in plain
+    assert plain["subjects"][PER_LLM]["overall"]["tau"] is None
+    assert set(plain["calibration"]) >= {"0.5", "0.9"}
+
+
+def test_rows_without_text_cannot_be_predicted() -> None:
+    samples, mu = known_rows(prompts=2)
+    blank = LengthSamples.from_table(samples.table.drop_columns(["prompt"]), origin="made up")
+    with pytest.raises(InputError, match="prompt"):
+        evaluate(Knows(mu), blank)

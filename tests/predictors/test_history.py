@@ -1,0 +1,139 @@
+"""The running log-t learns from whole and cut-off answers, forgets, and is never short without reason."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy import integrate, special
+
+from lengthwise.lengths import LogT, fit_logt, wide_prior
+from lengthwise.predictors import LengthPredictor, PredictionInput
+from lengthwise.predictors.history import MOST_LLMS, History, Tracker, beyond
+
+NU = 3.5
+
+
+def draws(seed: int, n: int, mu: float = 5.5, sigma: float = 0.6) -> list[int]:
+    rng = np.random.default_rng(seed)
+    return [max(1, round(x)) for x in np.exp(mu + sigma * rng.standard_t(NU, n)).clip(max=1e6)]
+
+
+def belief(history: History, llm: str, max_tokens: int | None = None) -> LogT:
+    told = history.predict([PredictionInput("x", llm, max_tokens)])[0]
+    assert isinstance(told, LogT)
+    return told
+
+
+def test_without_any_history_the_wide_prior_is_believed() -> None:
+    assert isinstance(History(), LengthPredictor)
+    assert belief(History(), "any") == wide_prior()
+    assert belief(History(), "any", 100) == wide_prior(100)
+    assert len(History().predict([])) == 0
+
+
+def test_an_llm_never_seen_has_the_pooled_history() -> None:
+    history = History()
+    for length in draws(0, 300):
+        history.observe("seen", length)
+    stranger = belief(history, "stranger")
+    assert stranger.mu == pytest.approx(history.pooled.location)
+    assert stranger.mu == pytest.approx(5.5, abs=0.2)
+
+
+def test_llms_are_kept_apart() -> None:
+    history = History()
+    for short, long in zip(draws(1, 400, mu=3.0), draws(2, 400, mu=7.0), strict=True):
+        history.observe("short", short)
+        history.observe("long", long)
+    assert belief(history, "short").mu == pytest.approx(3.0, abs=0.2)
+    assert belief(history, "long").mu == pytest.approx(7.0, abs=0.2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_running_estimate_is_near_the_maximum_likelihood_of_what_it_remembers(seed: int) -> None:
+    history, lengths = History(), draws(seed, 450)
+    for length in lengths:
+        history.observe("m", length)
+    fitted = fit_logt(lengths[-300:])
+    assert belief(history, "m").mu == pytest.approx(fitted.mu, abs=0.12)
+    assert belief(history, "m").sigma == pytest.approx(fitted.sigma, rel=0.15)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_cut_by_max_tokens_do_not_make_the_history_short(seed: int) -> None:
+    cut, naive = History(), History()
+    for length in draws(seed, 600):
+        cut.observe("m", min(length, 300), censored=length > 300)
+        naive.observe("m", min(length, 300))
+    assert belief(cut, "m").mu == pytest.approx(5.5, abs=0.17)
+    assert belief(cut, "m").sigma == pytest.approx(0.6, rel=0.3)
+    assert belief(naive, "m").quantile(0.95) < 0.75 * belief(cut, "m").quantile(0.95)
+
+
+def test_one_wild_answer_moves_the_belief_little() -> None:
+    history = History()
+    for length in draws(3, 200):
+        history.observe("m", length)
+    before = belief(history, "m").mu
+    history.observe("m", 1_000_000)
+    assert abs(belief(history, "m").mu - before) < 0.02
+
+
+def test_memory_is_bounded_whatever_names_clients_make_up() -> None:
+    history = History()
+    for n in range(MOST_LLMS + 50):
+        history.observe(f"llm {n}", 100)
+    assert len(history.by_llm) == MOST_LLMS
+    assert "llm 0" not in history.by_llm
+
+
+def test_a_history_survives_being_saved() -> None:
+    history = History()
+    for length in draws(4, 50):
+        history.observe("m", length, censored=length > 400)
+    again = History.from_json(json.loads(json.dumps(history.to_json())))
+    assert belief(again, "m") == belief(history, "m")
+    again.observe("m", 77)
+    history.observe("m", 77)
+    assert belief(again, "m") == belief(history, "m")
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.integers(-3, 10**9), st.booleans()), max_size=30))
+def test_any_lengths_leave_a_usable_belief(told: list[tuple[int, bool]]) -> None:
+    history = History()
+    for length, censored in told:
+        history.observe("m", length, censored=censored)
+    assert 1.0 <= belief(history, "m").mean() <= 8192
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(-30, 30))
+def test_moments_beyond_a_bound_are_those_of_the_integral(z: float) -> None:
+    survival = float(special.stdtr(NU, -z))
+    height = math.gamma((NU + 1) / 2) / math.gamma(NU / 2) / math.sqrt(math.pi * NU)
+
+    def moment(power: int) -> float:
+        def integrand(x: float) -> float:
+            return (NU + 1) / (NU + x * x) * math.pow(x, power) * height * math.pow(1 + x * x / NU, -(NU + 1) / 2)
+
+        parts = [(z, 0.0), (0.0, math.inf)] if z < 0 else [(z, math.inf)]
+        return sum(float(integrate.quad(integrand, *part, limit=200)[0]) for part in parts) / survival
+
+    weight, mean, spread = beyond(z)
+    assert float(weight) == pytest.approx(moment(0), rel=1e-5)
+    assert float(mean * weight) == pytest.approx(moment(1), rel=1e-5, abs=1e-8)
+    assert float(spread) == pytest.approx(moment(2) - moment(1) ** 2 / moment(0), rel=1e-3, abs=1e-6)
+
+
+def test_steady_values_raise_no_alarm() -> None:
+    tracker = Tracker.starting(0.0, 1.0, 20.0)
+    for y in np.random.default_rng(5).standard_t(NU, 10_000):
+        tracker.observe(float(y))
+    assert tracker.alarms == 0
+    assert tracker.seen == 10_000
