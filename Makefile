@@ -62,7 +62,9 @@ format: $(STAMP) ## put the code into shape
 
 bench: $(STAMP) ## speed and accuracy figures, printed
 	$(BIN)/python -m benchmarks.lengths
+	$(BIN)/python -m benchmarks.predictors
 	$(BIN)/python -m benchmarks.workloads
+	$(BIN)/python -m benchmarks.policies
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.gateway
 

@@ -1,8 +1,12 @@
 """Train many variants of the encoder at once on a bare GPU machine, then one student of the best.
 
     pack     here: tokenise, and write everything a run needs into one folder (needs the package and its data)
+    unpack   there: a Llama's weights from their pieces
+    invent   there: prompts that the Llama makes up, for the teachers to speak of
+    more     here: these prompts as token ids for a pack (more.npz beside it)
     explore  there: variants side by side, scored on held-out prompts
     distil   there: an ensemble over folds, then students taught by it; the best one's weights are kept
+    left_out there: variants that each know nothing of one LLM
     join     here: the pieces of the weights as one file, for `lengthwise.predictors.encoder.export`
 
 `explore` and `distil` need Python, torch and NumPy, nothing else: the package's own modules are imported without the
@@ -24,6 +28,7 @@ from typing import Any
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 WORK = Path("/tmp/lengthwise-training")  # noqa: S108  (a machine of its own, given back after)
 PIECE = 8_000_000  # fp16 numbers per file: 16 MB
+CARRIED = 33_000_000  # bytes of a Llama's weights per file
 SHORT = {
     "lr": "optimiser.lr", "head_lr": "optimiser.head_lr", "epochs": "optimiser.epochs", "batch": "optimiser.batch",
     "ema": "optimiser.ema", "decay": "optimiser.layer_decay", "wd": "optimiser.weight_decay",
@@ -33,7 +38,7 @@ SHORT = {
     "log_std": "loss.log_std", "pairwise": "loss.pairwise", "sigma_prior": "loss.sigma_prior", "soft": "loss.soft",
     "drop": "identity.drop", "pooling": "pooling", "layers": "layers",
 }  # fmt: skip
-JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra")
+JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without")
 
 
 def bare_package() -> None:
@@ -45,7 +50,7 @@ def bare_package() -> None:
 
 
 def pack(arguments: argparse.Namespace) -> None:
-    """Write pack.npz, weights.pt and config.json."""
+    """Write pack.npz, weights and config.json."""
     import torch
 
     from lengthwise.predictors.encoder.augment import more_prompts
@@ -62,9 +67,192 @@ def pack(arguments: argparse.Namespace) -> None:
     made.write(arguments.folder / "pack.npz")
     (arguments.folder / "config.json").write_text(config.model_dump_json(indent=1))
     (arguments.folder / "shape.json").write_text(json.dumps(loaded.shape))
-    torch.save({k: v.half() for k, v in loaded.module.state_dict().items()}, arguments.folder / "weights.pt")
+    if loaded.shape is not None and "rope_theta" in loaded.shape:
+        pack_llama(arguments.folder)
+    else:
+        torch.save({k: v.half() for k, v in loaded.module.state_dict().items()}, arguments.folder / "weights.pt")
     for path in sorted(arguments.folder.iterdir()):
         print(f"{path.name:14} {path.stat().st_size / 1e6:6.1f} MB")  # noqa: T201
+
+
+def pack_llama(folder: Path) -> None:
+    """The embedded LLM's weights as its file has them, 4 and 8 bits each, in pieces that can be carried."""
+    import numpy as np
+    from gguf import GGUFReader
+
+    from lengthwise.engines.smollm2 import packaged_gguf
+
+    piece: dict[str, Any] = {}
+    number = size = 0
+    for tensor in GGUFReader(str(packaged_gguf())).tensors:
+        raw = np.array(tensor.data).view(np.uint8).ravel()
+        if size + raw.size > CARRIED and piece:
+            np.savez(folder / f"llama_{number}.npz", **piece)
+            number, size, piece = number + 1, 0, {}
+        key = "|".join([tensor.name, tensor.tensor_type.name, *(str(n) for n in reversed(tensor.shape.tolist()))])
+        piece[key], size = raw, size + raw.size
+    np.savez(folder / f"llama_{number}.npz", **piece)
+
+
+def unpack(arguments: argparse.Namespace) -> None:
+    """Put the pieces in --folder together as weights.pt."""
+    import numpy as np
+    import torch
+
+    state = {}
+    for path in sorted(arguments.folder.glob("llama_*.npz")):
+        with np.load(path) as pieces:
+            for key in pieces.files:
+                name, kind, *shape = key.split("|")
+                state[llama_name(name)] = unrotated(
+                    name, dequantised(pieces[key], kind).reshape([int(n) for n in shape])
+                )
+    torch.save({name: torch.as_tensor(value).half() for name, value in state.items()}, arguments.folder / "weights.pt")
+    print(f"{len(state)} tensors")  # noqa: T201
+
+
+def dequantised(raw: Any, kind: str) -> Any:  # noqa: ANN401
+    """Numbers of GGUF's blocks of 32."""
+    import numpy as np
+
+    if kind == "F32":
+        return raw.view(np.float32)
+    block = raw.reshape(-1, {"Q8_0": 34, "Q4_1": 20}[kind])
+    scale = block[:, :2].copy().view(np.float16).astype(np.float32)
+    if kind == "Q8_0":
+        return block[:, 2:].copy().view(np.int8) * scale
+    least = block[:, 2:4].copy().view(np.float16).astype(np.float32)
+    return np.concatenate([block[:, 4:] & 15, block[:, 4:] >> 4], axis=1) * scale + least
+
+
+def unrotated(name: str, value: Any) -> Any:  # noqa: ANN401
+    """GGUF keeps rows of queries and keys in pairs; Llama's own order is halves."""
+    if "attn_q" not in name and "attn_k" not in name:
+        return value
+    size = 64  # of a head
+    return value.reshape(-1, size // 2, 2, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
+
+
+def llama_name(name: str) -> str:
+    """A tensor's name in our Llama."""
+    name = name.removesuffix(".weight")
+    _, number, part = name.split(".") if name.startswith("blk.") else ("", "", name)
+    ours = {
+        "token_embd": "embed_tokens", "output_norm": "norm", "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm", "ffn_down": "down_proj", "ffn_gate": "gate_proj", "ffn_up": "up_proj",
+        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+    }[part]  # fmt: skip
+    return f"layers.{number}.{ours}.weight" if number else f"{ours}.weight"
+
+
+def load_bare(folder: Path) -> Any:  # noqa: ANN401
+    """The encoder of a pack's folder, without its files of origin."""
+    import torch
+
+    from lengthwise.predictors.encoder.bert import Bert, BertShape
+    from lengthwise.predictors.encoder.llama import Llama, LlamaShape
+
+    shape = json.loads((folder / "shape.json").read_text())
+    encoder = Llama(LlamaShape(**shape)) if "rope_theta" in shape else Bert(BertShape(**shape))
+    encoder.load_state_dict({k: v.float() for k, v in torch.load(folder / "weights.pt").items()})
+    return encoder
+
+
+def invent(arguments: argparse.Namespace) -> None:
+    """Let the Llama make up user turns: from nothing, and going on from the beginnings of trained prompts.
+
+    Writes token ids: `more` turns them into texts.
+    """
+    bare_package()
+    import numpy as np
+    import torch
+
+    from lengthwise.predictors.encoder.pack import TRAIN, Pack
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    folder = arguments.folder
+    encoder = load_bare(folder).to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
+    data = Pack.read(folder / "pack.npz")
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    rows = [data.tokens[a:b] for a, b in zip(data.offsets, data.offsets[1:], strict=False)]
+    trained = [rows[i] for i in np.flatnonzero(data.part == TRAIN)]
+    turn = trained[0][:3].astype(np.int64)  # <|im_start|>user\n
+    found: list[Any] = []
+    until = time.time() + arguments.budget
+    while time.time() < until and len(found) < arguments.count:
+        keep = int(rng.choice([3, 3, 11, 19, 35, 67]))
+        start = np.repeat(turn[None], arguments.batch, 0)
+        if keep > len(turn):
+            long = [row for row in trained if len(row) > keep + 12]
+            start = np.stack([long[i][:keep] for i in rng.integers(0, len(long), arguments.batch)]).astype(np.int64)
+        found += [row[3:] for row in sampled(encoder, torch.as_tensor(start, device=device), data.pad_id, 320)]
+    ids = np.concatenate(found).astype(np.uint16)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(arguments.out / "invented.npz", ids=ids, sizes=np.array([len(row) for row in found]))
+    print(f"{len(found)} prompts, {len(ids)} tokens")  # noqa: T201
+
+
+def sampled(encoder: Any, ids: Any, end: int, most: int) -> list[Any]:  # noqa: ANN401
+    """Go on to the end of the turn, temperature 0.9, top-p 0.95; turns that do not end are dropped."""
+    import torch
+
+    past: list[list[Any]] = [[] for _ in encoder.layers]
+    rows, new = ids, ids
+    over = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    with torch.no_grad():
+        for _ in range(most):
+            logits = encoder(new, past=past)[:, -1] @ encoder.embed_tokens.weight.T
+            top = torch.topk(torch.softmax(logits.float() / 0.9, -1), 200, dim=-1)
+            share = torch.where(top.values.cumsum(-1) - top.values < 0.95, top.values, 0.0)
+            new = top.indices.gather(1, torch.multinomial(share, 1))
+            new = torch.where(over[:, None], end, new)
+            rows = torch.cat([rows, new], dim=1)
+            over |= new[:, 0] == end
+            if bool(over.all()):
+                break
+    return [
+        row[: row.tolist().index(end, 3)] for row, done in zip(rows.cpu().numpy(), over.tolist(), strict=True) if done
+    ]
+
+
+def more(arguments: argparse.Namespace) -> None:
+    """Write invented prompts, distinct ones, as Parquet, and as more.npz of the pack in --folder."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet
+    from tokenizers import Tokenizer
+
+    from lengthwise.engines.smollm2 import model_folder
+    from lengthwise.predictors.encoder.backbones import load_backbone
+    from lengthwise.predictors.encoder.config import read_config
+
+    if not arguments.more.is_file():
+        tokenizer = Tokenizer.from_file(str(model_folder() / "tokenizer.json"))
+        with np.load(arguments.out / "invented.npz") as archive:
+            parts = np.split(archive["ids"], np.cumsum(archive["sizes"])[:-1])
+        made = tokenizer.decode_batch([part.tolist() for part in parts])
+        prompts = list(dict.fromkeys(text.strip() for text in made if len(text.split()) > 1))
+        pyarrow.parquet.write_table(pa.table({"prompt": prompts}), arguments.more)
+    config = read_config(arguments.config)
+    text = load_backbone(config.backbone, config.max_tokens).text
+    tokens, offsets, sizes = text.encode_all(pyarrow.parquet.read_table(arguments.more)["prompt"].to_pylist())
+    np.savez_compressed(arguments.folder / "more.npz", tokens=tokens, offsets=offsets, sizes=sizes)
+    print(f"{arguments.more}: {len(sizes)} prompts, {len(tokens)} tokens")  # noqa: T201
+
+
+def read_pack(folder: Path) -> Any:  # noqa: ANN401
+    """The pack of a folder, with the invented prompts where there are any."""
+    import numpy as np
+
+    from lengthwise.predictors.encoder.pack import Pack
+
+    data = Pack.read(folder / "pack.npz")
+    if (folder / "more.npz").is_file():
+        with np.load(folder / "more.npz") as archive:
+            data = data.extended(**{name: archive[name] for name in archive.files})
+    return data
 
 
 def parse_variant(text: str) -> tuple[str, dict[str, Any]]:
@@ -104,15 +292,18 @@ def work(arguments: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from lengthwise.predictors.encoder.bert import Bert, BertShape
     from lengthwise.predictors.encoder.ensemble import scores_of
     from lengthwise.predictors.encoder.network import LengthNetwork
-    from lengthwise.predictors.encoder.pack import Pack
+    from lengthwise.predictors.encoder.reshape import reshape
     from lengthwise.predictors.encoder.training import Trainer
 
+    WORK.mkdir(parents=True, exist_ok=True)
     name, settings = parse_variant(arguments.variant[0])
-    config = configured(arguments.folder, settings)
-    data = Pack.read(arguments.folder / "pack.npz")
+    folder = arguments.folder / settings.get("on", "")
+    config = configured(folder, settings)
+    data = read_pack(folder)
+    if "without" in settings:
+        data = data.without(settings["without"])
     if not settings.get("smollm2", True):
         data.lengths[:, [i for i, llm in enumerate(data.llms) if "SmolLM2" in llm]] = 0
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -120,18 +311,20 @@ def work(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1 if device == "cpu" else 2)
     seed = int(settings.get("seed", 0))
     torch.manual_seed(seed)
-    backbone = Bert(BertShape(**json.loads((arguments.folder / "shape.json").read_text())))
-    backbone.load_state_dict({k: v.float() for k, v in torch.load(arguments.folder / "weights.pt").items()})
-    if config.layers is not None:
-        backbone.keep_layers(config.layers)
+    backbone = load_bare(folder)
+    reshape(backbone, config)
     network = LengthNetwork(backbone, config, data.features)
     task, everything = make_task(arguments, settings, data)
     left = arguments.until - time.time()
     trainer = Trainer(network, task, config, seed, device, deadline=time.monotonic() + left)
     trainer.progress = lambda row: print(name, json.dumps(row), flush=True)  # noqa: T201
-    curves = trainer.run()
+    if arguments.mode == "say":
+        network.load_state_dict({k: v.float() for k, v in torch.load(WORK / f"{name}.pt").items()})
+    curves = trainer.run() if arguments.mode == "work" else []
     outputs, _ = trainer.predict(everything)
     np.savez(WORK / f"{name}.npz", outputs=outputs.astype(np.float16), saw=np.isin(np.arange(len(data)), task.train))
+    if arguments.mode == "say":
+        return
     state = {k: v.detach().half().cpu() for k, v in network.state_dict().items()}
     torch.save(state, WORK / f"{name}.pt")
     finished = {"name": name, "settings": settings, "scores": scores_of(outputs, data), "curves": curves}
@@ -159,9 +352,10 @@ def make_task(arguments: argparse.Namespace, settings: dict[str, Any], data: Any
     return Task(data, np.flatnonzero(learns), held_out, soft=soft, watch_only=("SmolLM2",)), everything
 
 
-def run_all(arguments: argparse.Namespace, variants: list[str], until: float, soft: Path | None = None) -> list[str]:
+def run_all(
+    arguments: argparse.Namespace, variants: list[str], until: float, soft: Path | None = None, mode: str = "work"
+) -> list[str]:
     """Run variants side by side, each in a process of its own; return the names of those that finished."""
-    WORK.mkdir(parents=True, exist_ok=True)
     waiting, names = list(variants), []
     running: list[subprocess.Popen[bytes]] = []
     while waiting or running:
@@ -169,7 +363,7 @@ def run_all(arguments: argparse.Namespace, variants: list[str], until: float, so
         while waiting and len(running) < arguments.parallel and time.time() < until - 20:
             variant = waiting.pop(0)
             names.append(parse_variant(variant)[0])
-            command = [sys.executable, __file__, "work", "--folder", str(arguments.folder), "--variant", variant]
+            command = [sys.executable, __file__, mode, "--folder", str(arguments.folder), "--variant", variant]
             command += ["--until", str(until), "--limit", str(arguments.limit)]
             command += ["--soft", str(soft)] if soft else []
             running.append(subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}))  # noqa: S603
@@ -187,13 +381,30 @@ def explore(arguments: argparse.Namespace) -> None:
     report(arguments, names)
 
 
+def left_out(arguments: argparse.Namespace) -> None:
+    """Train the variants, each without an LLM, and write what they say of all prompts with lengths."""
+    bare_package()
+    import numpy as np
+
+    from lengthwise.predictors.encoder.pack import UNLABELLED
+
+    names = run_all(arguments, arguments.variant, time.time() + arguments.budget - 10)
+    kept = read_pack(arguments.folder).part != UNLABELLED
+    said = {name: np.load(WORK / f"{name}.npz")["outputs"][kept] for name in names}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(arguments.out / "left_out.npz", **said)
+
+
 def distil(arguments: argparse.Namespace) -> None:
-    """Train the ensemble, average it, train the students, keep the best student's weights."""
+    """Train the ensemble, average it, train the students, keep the best student's weights.
+
+    In two stages where prompts are still being invented while the teachers learn: they say what they believe of all
+    prompts that are there when the second begins.
+    """
     bare_package()
     import numpy as np
 
     from lengthwise.predictors.encoder.ensemble import Member, soft_targets
-    from lengthwise.predictors.encoder.pack import Pack
 
     began = time.time()
     until = began + arguments.budget - 20
@@ -202,13 +413,28 @@ def distil(arguments: argparse.Namespace) -> None:
         for fold in range(arguments.folds)
         for name, _, recipe in [arguments.teacher[fold % len(arguments.teacher)].partition(":")]
     ]
-    names = run_all(arguments, teachers, began + arguments.teachers_share * arguments.budget)
-    data = Pack.read(arguments.folder / "pack.npz")
+    if arguments.stage != "students":
+        run_all(arguments, teachers, began + arguments.teachers_share * arguments.budget)
+    if arguments.stage == "teachers":
+        return
+    good = good_ones([parse_variant(teacher)[0] for teacher in teachers], arguments.slack)
+    names = run_all(arguments, [t for t in teachers if parse_variant(t)[0] in good], until, mode="say")
+    data = read_pack(arguments.folder)
     members = [Member(**dict(np.load(WORK / f"{name}.npz"))) for name in names]
     targets = soft_targets(members, data, oof=arguments.oof, disagreement=arguments.disagreement)
     np.save(WORK / "soft.npy", targets.astype(np.float32))
     students = run_all(arguments, arguments.student, until, soft=WORK / "soft.npy")
     report(arguments, [*names, *students], members=members, keep=students)
+
+
+def good_ones(names: list[str], slack: float) -> list[str]:
+    """Those that finished with a tau on held-out prompts near the best."""
+    done = {
+        name: json.loads((WORK / f"{name}.json").read_text()) for name in names if (WORK / f"{name}.json").is_file()
+    }
+    tau = {name: result["scores"]["held_out"]["tau"] for name, result in done.items()}
+    print("teachers:", json.dumps(tau))  # noqa: T201
+    return [name for name in tau if tau[name] >= max(tau.values()) - slack]
 
 
 def report(arguments: argparse.Namespace, names: list[str], members: Any = (), keep: list[str] | None = None) -> None:  # noqa: ANN401
@@ -217,9 +443,8 @@ def report(arguments: argparse.Namespace, names: list[str], members: Any = (), k
     import numpy as np
 
     from lengthwise.predictors.encoder.ensemble import Member, average, scores_of
-    from lengthwise.predictors.encoder.pack import Pack
 
-    data = Pack.read(arguments.folder / "pack.npz")
+    data = read_pack(arguments.folder)
     results = [json.loads((WORK / f"{name}.json").read_text()) for name in names]
     kept = max((r for r in results if r["name"] in (keep or names)), key=lambda r: r["scores"]["held_out"]["tau"])
     files = {name: dict(np.load(WORK / f"{name}.npz")) for name in names}
@@ -273,7 +498,7 @@ def join(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=["pack", "explore", "distil", "join", "work"])
+    parser.add_argument("mode", choices=list(MODES))
     parser.add_argument("--folder", type=Path, default=Path(".device"))
     parser.add_argument("--config", type=Path, default=Path("configs/default.yaml"))
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out/gpu")))
@@ -288,12 +513,22 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=560.0, help="seconds for all of it")
     parser.add_argument("--teachers-share", type=float, default=0.6, help="of the budget")
     parser.add_argument("--parallel", type=int, default=6)
+    parser.add_argument("--more", type=Path, default=Path("out/invented.parquet"), help="invented prompts")
+    parser.add_argument("--stage", choices=["all", "teachers", "students"], default="all")
+    parser.add_argument("--slack", type=float, default=0.01, help="teachers this far below the best are not heard")
+    parser.add_argument("--count", type=int, default=40_000, help="prompts to invent")
+    parser.add_argument("--batch", type=int, default=1024, help="prompts invented at once")
     parser.add_argument("--limit", type=int, default=0, help="train on this many prompts only, to try things out")
     parser.add_argument("--until", type=float, default=0.0)
     parser.add_argument("--soft", type=Path)
     arguments = parser.parse_args()
-    {"pack": pack, "explore": explore, "distil": distil, "join": join, "work": work}[arguments.mode](arguments)
+    MODES[arguments.mode](arguments)
 
+
+MODES = {
+    "pack": pack, "unpack": unpack, "invent": invent, "more": more, "explore": explore, "distil": distil,
+    "left_out": left_out, "join": join, "work": work, "say": work,
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

@@ -47,11 +47,12 @@ def test_lengths_of_a_served_llm_are_collected(prompts: str, tmp_path: Path) -> 
 
 
 def test_what_is_missing_is_told_and_is_exit_code_1(prompts: str, tmp_path: Path) -> None:
-    with served(Llm(fault=lambda n: JSONResponse({}, 400) if n == 1 else None).app()) as url:
+    wrong = JSONResponse({"error": {"message": "no such thing"}}, 400)
+    with served(Llm(fault=lambda n: wrong if n == 1 else None).app()) as url:
         result = run("--url", url, "--prompts", prompts, "--samples", "2", "--at-once", "1", "-o", str(tmp_path / "o"))
     assert result.exit_code == 1
     assert "3 of 4 answers of small" in result.stdout
-    assert "failed: 1 http_400" in result.stdout
+    assert "failed: 1 http_400\nhttp_400: no such thing\n" in result.stdout
     assert "goes on from" in result.stdout
 
 

@@ -73,7 +73,7 @@ def test_ctrl_c_prints_what_was_measured_so_far(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (["nothing.parquet"], "no such file"),
-        (["{w}", "--url", "{dead}"], "cannot be reached; start one with `lengthwise serve`, or mend the URL"),
+        (["{w}", "--url", "{dead}"], "cannot be reached; start one with `lengthwise engine` or `lengthwise serve`"),
         (["{w}", "--url", "nonsense"], "'nonsense' is not the URL of an engine"),
         (["{w}", "--speed", "0"], "--speed: a speed of 0"),
         (["{w}", "-o", "/no/such/folder/x.parquet"], "its folder does not exist"),

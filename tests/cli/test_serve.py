@@ -90,6 +90,8 @@ def test_a_taken_port_is_told_before_anything_starts() -> None:
     ("options", "told"),
     [
         (["--policy", "sjff"], "there is no policy 'sjff'; did you mean sjf?"),
+        (["--predictor", "fats"], "predictor 'fats' is not known; one of: default, fast; or a model file"),
+        (["--predictor", "missing.lw"], "missing.lw: is not a file"),
         (["--engine", "nonsense"], "'nonsense' is not the URL of an engine"),
         (["--host", "no.such.host.invalid"], "there is no address 'no.such.host.invalid'"),
         (["--in-flight", "0"], "--in-flight: '0' will not do"),

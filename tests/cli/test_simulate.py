@@ -34,10 +34,12 @@ def test_sjf_beats_fcfs_when_the_queue_is_long(tmp_path: Path) -> None:
     assert result.exit_code == 0
     told = json.loads(result.stdout)
     assert told["requests"] == 60
-    assert told["load"]["load"] > 1
-    assert told["load"]["slots"] == 4
-    assert told["policies"]["sjf"]["over_fcfs"]["e2e_mean"] < 0.9
-    assert told["policies"]["fcfs"]["over_fcfs"]["e2e_mean"] == 1.0
+    assert told["capacity"]["slots"] == 4
+    fcfs, sjf = told["runs"]
+    assert (fcfs["policy"], fcfs["predictor"], sjf["policy"], sjf["predictor"]) == ("fcfs", None, "sjf", "oracle")
+    assert fcfs["load"] > 1
+    assert sjf["over_fcfs"]["e2e_mean"]["ratio"] < 0.9
+    assert fcfs["over_fcfs"]["e2e_mean"]["ratio"] == 1.0
 
 
 def test_castillo_by_name_prints_a_table_and_states_the_load() -> None:
@@ -53,10 +55,61 @@ def test_the_same_command_prints_the_same_twice() -> None:
     assert run(*command).stdout == run(*command).stdout
 
 
+def test_any_predictor_by_name_and_the_tau_it_reached() -> None:
+    command = ("castillo", "--rate", "8", "--requests", "60", "--max-num-seqs", "4", "--policy", "fcfs,sjf")
+    told = json.loads(run(*command, "--predictor", "noisy:0.6", "--json").stdout)
+    assert told["predictors"]["noisy:0.6"]["tau"] == pytest.approx(0.6, abs=0.01)
+    assert "Beliefs: fast (tau 0." in run(*command, "--predictor", "fast").stdout
+    assert "Beliefs: none." in run(*command, "--predictor", "none").stdout
+
+
+def test_seeds_loads_and_predictors_are_crossed_and_the_gain_is_shared() -> None:
+    command = ("castillo", "--load", "0.7,1.1", "--seeds", "3", "--requests", "60", "--max-num-seqs", "4")
+    told = json.loads(run(*command, "--policy", "fcfs,sjf", "--predictor", "fast,oracle", "--json").stdout)
+    assert told["seeds"] == [0, 1, 2]
+    assert [(run["load"], run["policy"], run["predictor"]) for run in told["runs"]] == [
+        (load, *pair) for load in (0.7, 1.1) for pair in (("fcfs", None), ("sjf", "fast"), ("sjf", "oracle"))
+    ]
+    fast, oracle = told["runs"][4:]
+    assert oracle["gain_captured"]["e2e"] == 1.0
+    assert 0 < fast["gain_captured"]["e2e"] < 1
+    ratio = fast["over_fcfs"]["e2e_mean"]
+    assert ratio["low"] < ratio["ratio"] < ratio["high"]
+    assert len(fast["by_seed"]) == 3
+
+
+def test_a_report_is_one_page_with_its_plots_inside(tmp_path: Path) -> None:
+    source, page = batch(tmp_path / "w.parquet", arrivals=True), tmp_path / "out.html"
+    result = run(str(source), "--policy", "fcfs,sjf", "--rate", "5,20", "--max-num-seqs", "2", "--report", str(page))
+    assert result.exit_code == 0, result.stderr
+    assert f"report: {page}" in result.stdout.replace("\n", "")
+    text = page.read_text(encoding="utf-8")
+    assert text.count("Plotly.newPlot(") >= 6
+    assert "<script src" not in text
+
+
+def test_a_replayed_trace_is_the_same_with_every_seed_unless_it_is_drawn_anew(tmp_path: Path) -> None:
+    source = str(batch(tmp_path / "w.parquet", arrivals=True))
+    result = run(source, "--seeds", "2")
+    assert result.exit_code == 2
+    assert "--cv 1" in result.stderr
+    assert run(source, "--seeds", "2", "--cv", "1", "--rate", "4").exit_code == 0
+    assert run(source, "--seeds", "2", "--cv", "1").exit_code == 2
+
+
+def test_a_model_needs_prompts_to_read(tmp_path: Path) -> None:
+    result = run(str(batch(tmp_path / "w.parquet", arrivals=True)), "--predictor", "default")
+    assert result.exit_code == 2
+    assert (
+        "has no prompt texts for predictor 'default' to read; take oracle, noisy:TAU, history or none" in result.stderr
+    )
+    assert result.stderr.count("\n") == 1
+
+
 def test_own_arrivals_are_kept_without_a_rate_and_rescaled_with_one(tmp_path: Path) -> None:
     source = str(batch(tmp_path / "w.parquet", arrivals=True))
-    assert json.loads(run(source, "--json").stdout)["load"]["offered_per_s"] == pytest.approx(4.0)
-    assert json.loads(run(source, "--rate", "9", "--json").stdout)["load"]["offered_per_s"] == pytest.approx(9.0)
+    assert json.loads(run(source, "--json").stdout)["runs"][0]["offered_per_s"] == pytest.approx(4.0)
+    assert json.loads(run(source, "--rate", "9", "--json").stdout)["runs"][0]["offered_per_s"] == pytest.approx(9.0)
 
 
 def test_a_row_per_request_and_policy_is_written(tmp_path: Path) -> None:
@@ -64,12 +117,14 @@ def test_a_row_per_request_and_policy_is_written(tmp_path: Path) -> None:
     assert run(str(source), "--policy", "fcfs,sjf", "--requests", "10", "-o", str(out)).exit_code == 0
     table = pq.read_table(out)
     assert table["policy"].to_pylist() == ["fcfs"] * 10 + ["sjf"] * 10
+    assert table["predictor"].to_pylist() == [None] * 10 + ["oracle"] * 10
+    assert set(table["seed"].to_pylist()) == {0}
     assert (table["finish_s"].to_numpy() > table["first_token_s"].to_numpy()).all()
 
 
 def test_too_few_requests_for_a_backlog_are_said_to_be(tmp_path: Path) -> None:
     result = run(str(batch(tmp_path / "w.parquet", arrivals=True)))
-    assert "capacity is a lower bound" in result.stdout
+    assert "Capacity is a lower bound" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -84,6 +139,14 @@ def test_too_few_requests_for_a_backlog_are_said_to_be(tmp_path: Path) -> None:
         (["castillo", "--rate", "8", "--max-num-seqs", "0"], "at least 1"),
         (["castillo", "--rate", "8", "--max-batched-tokens", "10"], "max_num_batched_tokens"),
         (["castillo", "--rate", "8", "--requests", "0"], "at least 1"),
+        (["castillo", "--rate", "8,fast"], "commas between"),
+        (["castillo", "--load", "0"], "above 0"),
+        (["castillo", "--load", "0.9", "--rate", "8"], "one of --rate and --load"),
+        (["castillo", "--rate", "8", "--seeds", "0"], "at least 1"),
+        (["castillo", "--rate", "8", "--slo-ttft", "-1"], "above 0"),
+        (["castillo", "--rate", "8", "--cv", "-1"], "CV"),
+        (["castillo", "--rate", "8", "--predictor", "oracle,orakel"], "oracle"),
+        (["castillo", "--rate", "8", "--report", "out.pdf"], ".html"),
         (["castillo", "--rate", "8", "-o", "out.csv"], ".parquet"),
         (["castillo", "--rate", "8", "-o", "nowhere/out.parquet"], "nowhere"),
         (["castilo", "--rate", "8"], "did you mean castillo"),
@@ -102,4 +165,4 @@ def test_bad_input_is_one_line_and_exit_code_2(args: list[str], says: str) -> No
 def test_a_workload_without_arrivals_asks_for_a_rate(tmp_path: Path) -> None:
     result = run(str(batch(tmp_path / "w.parquet", arrivals=False)))
     assert result.exit_code == 2
-    assert "has no arrivals of its own; say how fast with --rate" in result.stderr
+    assert "has no arrivals of its own; say how fast with --rate or --load" in result.stderr

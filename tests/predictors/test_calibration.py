@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import LogTBeliefs, PredictionInput
-from lengthwise.predictors.calibration import Adjustment, Calibrated, Calibration, coverage, fit_calibration
-from lengthwise.predictors.history import History
+from lengthwise.predictors import LogTBeliefs
+from lengthwise.predictors.calibration import Calibration, fit_calibration
+from lengthwise.predictors.scores import coverage as inside
 
 NU = 3.5
 
@@ -28,6 +28,11 @@ def world(
     chi = rng.chisquare(NU, (prompts, 1))
     t = (0.9 * shared + math.sqrt(1 - 0.81) * own) / np.sqrt(chi / NU)
     return LogTBeliefs.of(mu, sigma, 10**9), np.exp(mu[:, None] + shift + factor * sigma[:, None] * t)
+
+
+def coverage(beliefs: LogTBeliefs, lengths: np.ndarray, level: float = 0.9) -> float:
+    low, high = beliefs.quantile((1 - level) / 2), beliefs.quantile((1 + level) / 2)
+    return inside(low, high, lengths, np.ones(lengths.shape, bool))
 
 
 def test_shift_and_factor_are_found() -> None:
@@ -70,7 +75,7 @@ def test_an_llm_with_few_prompts_leans_on_the_others_and_one_without_has_their_f
     assert -0.5 < told.by_llm["few"].shift < told.by_llm["many"].shift
     assert "two" not in told.by_llm
     adjusted = told.apply(LogTBeliefs.of([5.0, 5.0], [0.5, 0.5], 100), ["two", "never seen"])
-    assert adjusted.mu == pytest.approx([5.0 + told.pooled.shift] * 2)
+    assert adjusted.mu == pytest.approx([5.0 + told.others.shift] * 2)
 
 
 def test_samples_that_do_not_count_do_not() -> None:
@@ -85,8 +90,52 @@ def test_samples_that_do_not_count_do_not() -> None:
 def test_answers_cut_at_the_cap_are_inside_an_interval_that_reaches_it() -> None:
     beliefs = LogTBeliefs.of([5.0] * 100, [0.5] * 100, 150)
     lengths = np.minimum(np.exp(5.0 + 0.5 * np.random.default_rng(0).standard_t(NU, (100, 4))), 150)
-    told = fit_calibration(beliefs, ["m"] * 100, lengths)
+    told = fit_calibration(beliefs, ["m"] * 100, lengths, levels=[0.9])
     assert coverage(told.apply(beliefs, ["m"] * 100), lengths) >= 0.9
+
+
+def test_answers_cut_off_leave_shift_and_factor_what_they_are() -> None:
+    beliefs, lengths = world(10, 3000)
+    limits = np.exp(beliefs.mu + np.random.default_rng(10).normal(1.0, 0.8, 3000))[:, None]
+    cut = lengths > limits
+    seen = np.minimum(lengths, limits)
+    assert 0.3 < cut.mean() < 0.5
+    told = fit_calibration(beliefs, ["m"] * 3000, seen, censored=cut)
+    assert told.by_llm["m"].shift == pytest.approx(0.5, abs=0.06)
+    assert told.by_llm["m"].factor == pytest.approx(1.6, rel=0.1)
+    taken_as_whole = fit_calibration(beliefs, ["m"] * 3000, seen)
+    assert taken_as_whole.by_llm["m"].shift < 0.4
+
+
+def test_where_almost_all_is_cut_off_nothing_is_told() -> None:
+    beliefs, lengths = world(11, 100)
+    both = LogTBeliefs.of(np.r_[beliefs.mu, beliefs.mu], np.r_[beliefs.sigma, beliefs.sigma], 10**9)
+    cut = np.r_[np.zeros(lengths.shape, bool), np.ones(lengths.shape, bool)]
+    told = fit_calibration(both, ["whole"] * 100 + ["cut"] * 100, np.r_[lengths, lengths / 9], censored=cut)
+    assert set(told.by_llm) == {"whole"}
+
+
+def test_rows_count_as_they_are_weighed() -> None:
+    short, short_lengths = world(12, 900, shift=-0.5)
+    long, long_lengths = world(13, 100, shift=0.5)
+    beliefs = LogTBeliefs.of(np.r_[short.mu, long.mu], np.r_[short.sigma, long.sigma], 10**9)
+    lengths, weights = np.r_[short_lengths, long_lengths], np.r_[np.full(900, 1 / 900), np.full(100, 1 / 100)]
+    alike = fit_calibration(beliefs, ["m"] * 1000, lengths, weights=weights)
+    assert alike.by_llm["m"].shift == pytest.approx(0.0, abs=0.15)
+    assert fit_calibration(beliefs, ["m"] * 1000, lengths).by_llm["m"].shift < -0.3
+
+
+@pytest.mark.parametrize("nu", [2.5, 8.0])
+def test_caution_lets_no_level_promise_too_much(nu: float) -> None:
+    t = np.random.default_rng(14).standard_t(nu, 20_000)
+    beliefs = LogTBeliefs.of(np.zeros(20_000) + 6, np.full(20_000, 0.5), 10**9)
+    lengths = np.exp(6 + 0.5 * t)[:, None]
+    careful = fit_calibration(beliefs, ["m"] * 20_000, lengths, cautious=True).apply(beliefs, ["m"] * 20_000)
+    plain = fit_calibration(beliefs, ["m"] * 20_000, lengths).apply(beliefs, ["m"] * 20_000)
+    held = [coverage(careful, lengths, level) - level for level in (0.5, 0.9)]
+    assert min(held) == pytest.approx(0.0, abs=0.005)
+    assert max(held) > 0.005
+    assert min(coverage(plain, lengths, level) - level for level in (0.5, 0.9)) < -0.005
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -104,13 +153,6 @@ def test_a_calibration_survives_being_saved() -> None:
     beliefs, lengths = world(8, 50)
     told = fit_calibration(beliefs, ["a"] * 25 + ["b"] * 25, lengths, levels=(0.5, 0.9))
     assert Calibration.from_json(json.loads(json.dumps(told.to_json()))) == told
-
-
-def test_a_calibrated_predictor_is_a_predictor() -> None:
-    told = Calibrated(History(), Calibration(Adjustment(), {"m": Adjustment(1.0, 2.0, 50)}))
-    beliefs = told.predict([PredictionInput("x", "m"), PredictionInput("x", "other")])
-    assert beliefs.mu[0] - beliefs.mu[1] == pytest.approx(1.0)
-    assert beliefs.sigma.tolist() == [2.0, 1.0]
 
 
 def test_too_few_prompts_or_columns_that_do_not_fit_are_refused() -> None:

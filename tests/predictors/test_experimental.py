@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,9 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import LogT, Point
+from lengthwise.lengths import LogTColumns
 from lengthwise.predictors import LengthPredictor, PredictionInput
-from lengthwise.predictors.experimental import Hint, PredictorSpec, parse_predictor_spec
+from lengthwise.predictors.experimental import Hint, PredictorSpec, disturb_to_tau, own_sigma, parse_predictor_spec
 from lengthwise.predictors.history import History
 
 
@@ -29,12 +27,18 @@ def test_specs_are_read() -> None:
     assert parse_predictor_spec(" None ") == PredictorSpec("none")
     assert parse_predictor_spec("noisy:0.6") == parse_predictor_spec("noisy:tau=0.6") == PredictorSpec("noisy", tau=0.6)
     assert parse_predictor_spec("noisy:log=0.5") == PredictorSpec("noisy", log_error=0.5)
+    assert parse_predictor_spec("History") == PredictorSpec("history")
+    assert parse_predictor_spec("fast") == PredictorSpec("model", model="fast")
+    assert parse_predictor_spec("Mine.lw") == PredictorSpec("model", model="Mine.lw")
+    assert parse_predictor_spec("my/own") == PredictorSpec("model", model="my/own")
 
 
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
         ("oracl", "did you mean oracle"),
+        ("fst", "did you mean fast"),
+        ("", r"known are oracle, none, history, noisy:TAU, noisy:log=SPREAD, default, fast and model files \(.lw\)"),
         ("", "there is no predictor ''"),
         ("noisy", "how noisy"),
         ("noisy:", "how noisy"),
@@ -51,64 +55,78 @@ def test_a_spec_that_cannot_be_is_one_line(spec: str, told: str) -> None:
         parse_predictor_spec(spec)
 
 
-def test_the_oracle_knows_and_none_knows_nothing() -> None:
-    told = parse_predictor_spec("oracle").beliefs([5, 20_000], max_tokens=[100, None])
-    assert told == [Point(5, 100), Point(20_000, 20_000)]
-    assert parse_predictor_spec("none").beliefs([5, 7]) == [None, None]
+CAPS = 1e9
 
 
 @pytest.mark.parametrize("tau", [0.15, 0.37, 0.6, 0.8, 0.95, 1.0])
-def test_noisy_beliefs_have_the_tau_they_are_asked_for(tau: float) -> None:
-    true, means = workload()
-    beliefs = parse_predictor_spec(f"noisy:{tau}").beliefs(true, clean_means=means)
-    medians = [belief.quantile(0.5) for belief in beliefs if belief is not None]
+def test_noisy_medians_have_the_tau_they_are_asked_for(tau: float) -> None:
+    _, means = workload()
+    medians = parse_predictor_spec(f"noisy:{tau}").medians(means, np.full(len(means), CAPS), 0)
     assert stats.kendalltau(medians, means).statistic == pytest.approx(tau, abs=0.01)
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, 2**31), st.floats(0.3, 0.9), st.integers(60, 400))
+@given(st.integers(-5, 2**31), st.floats(0.3, 0.9), st.integers(60, 400))
 def test_any_seed_and_size_gives_that_tau(seed: int, tau: float, n: int) -> None:
-    true, _ = workload(n, seed)
+    true, _ = workload(n, abs(seed))
     spec = PredictorSpec("noisy", tau=tau)
-    medians = spec.medians(true + np.linspace(0, 0.5, n), np.full(n, 1e9), seed)
+    medians = spec.medians(true + np.linspace(0, 0.5, n), np.full(n, CAPS), seed)
     assert stats.kendalltau(medians, true + np.linspace(0, 0.5, n)).statistic == pytest.approx(tau, abs=0.01)
 
 
-def test_where_no_mean_is_known_the_true_length_is_disturbed() -> None:
-    true, means = workload()
-    means[1000:] = math.nan
-    beliefs = PredictorSpec("noisy", log_error=0.0).beliefs(true, clean_means=means)
-    medians = [belief.quantile(0.5) for belief in beliefs if belief is not None]
-    assert medians == pytest.approx(np.r_[means[:1000], true[1000:]])
+def test_of_several_llms_the_tau_is_that_within_each_averaged() -> None:
+    _, means = workload()
+    groups = np.array(["short", "long"] * 1000, dtype=object)
+    means = np.where(groups == "long", 50 * means, means)  # over both, the LLM alone would already order them
+    medians = disturb_to_tau(means, np.full(2000, CAPS), 0.5, seed=3, groups=groups)
+    within = [stats.kendalltau(medians[groups == llm], means[groups == llm]).statistic for llm in ("short", "long")]
+    assert np.mean(within) == pytest.approx(0.5, abs=0.01)
+    assert stats.kendalltau(medians, means).statistic > 0.6
+
+
+def test_the_same_prompt_is_disturbed_the_same_every_time() -> None:
+    _, means = workload(200)
+    units = np.tile(np.arange(200), 3)
+    for spec in ("noisy:0.6", "noisy:log=0.5"):
+        medians = parse_predictor_spec(spec).medians(means[units], np.full(600, CAPS), 0, units=units)
+        assert medians[:200].tolist() == medians[200:400].tolist() == medians[400:].tolist()
+        assert medians[:200].tolist() != means.tolist()
 
 
 def test_log_error_is_the_spread_of_the_log_error() -> None:
-    true, means = workload()
-    told = PredictorSpec("noisy", log_error=0.5).beliefs(true, clean_means=means)
-    logs = np.log([belief.quantile(0.5) for belief in told if belief is not None]) - np.log(means)
-    assert logs.std() == pytest.approx(0.5, rel=0.1)
+    _, means = workload()
+    medians = PredictorSpec("noisy", log_error=0.5).medians(means, np.full(2000, CAPS), 0)
+    assert (np.log(medians) - np.log(means)).std() == pytest.approx(0.5, rel=0.1)
+
+
+def test_medians_stay_between_one_token_and_the_cap() -> None:
+    _, means = workload()
+    medians = PredictorSpec("noisy", log_error=5.0).medians(means, np.full(2000, 300.0), 0)
+    assert (medians.min(), medians.max()) == (1.0, pytest.approx(300.0))
 
 
 def test_the_same_seed_is_the_same_noise_and_another_is_not() -> None:
     true, _ = workload(300)
-    spec = parse_predictor_spec("noisy:0.6")
-    assert spec.beliefs(true, seed=1) == spec.beliefs(true, seed=1) != spec.beliefs(true, seed=2)
+    a, b, c = (parse_predictor_spec("noisy:0.6").medians(true, np.full(300, CAPS), seed).tolist() for seed in (1, 1, 2))
+    assert a == b != c
 
 
 def test_a_noisy_belief_knows_how_wrong_it_is() -> None:
     true, means = workload()
-    beliefs = parse_predictor_spec("noisy:log=0.5").beliefs(true, clean_means=means)
-    pairs = [(belief, length) for belief, length in zip(beliefs, true, strict=True) if isinstance(belief, LogT)]
-    inside = [belief.quantile(0.25) <= length <= belief.quantile(0.75) for belief, length in pairs]
+    medians = parse_predictor_spec("noisy:log=0.5").medians(means, np.full(2000, CAPS), 0)
+    beliefs = LogTColumns.of(np.log(medians), own_sigma(true, medians), CAPS)
+    inside = (beliefs.quantile(0.25) <= true) & (true <= beliefs.quantile(0.75))
     assert np.mean(inside) == pytest.approx(0.5, abs=0.03)
 
 
 def test_lengths_so_tied_that_no_noise_has_that_tau_are_refused() -> None:
-    true = np.tile([1.0, 300.0], 500)
+    true, caps = np.tile([1.0, 300.0], 500), np.full(1000, CAPS)
     with pytest.raises(InputError, match=r"tau of 0.9; the nearest is 0\.7"):
-        parse_predictor_spec("noisy:0.9").beliefs(true)
-    assert len(parse_predictor_spec("noisy:0.5").beliefs(true)) == 1000
-    assert parse_predictor_spec("noisy:0.5").beliefs([]) == []
+        parse_predictor_spec("noisy:0.9").medians(true, caps, 0)
+    with pytest.raises(InputError, match="their lengths being all the same"):
+        parse_predictor_spec("noisy:0.5").medians(np.full(1000, 7.0), caps, 0)
+    assert len(parse_predictor_spec("noisy:0.5").medians(true, caps, 0)) == 1000
+    assert len(parse_predictor_spec("noisy:0.5").medians(np.empty(0), np.empty(0), 0)) == 0
 
 
 def test_a_hint_is_believed_where_there_is_one() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.workloads import LeftOut, load_alpaca
+from lengthwise.workloads.alpaca import ALPACA, ALPACA_LLM, load_alpaca_lengths
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +39,27 @@ def test_empty_answers_are_left_out_and_counted(folder: Path) -> None:
     assert load_alpaca(folder).left_out == (LeftOut("rows with an empty answer", 1),)
 
 
+def test_as_lengths_every_answer_is_one_sample_of_one_llm(folder: Path) -> None:
+    samples = load_alpaca_lengths(folder)
+    assert (samples.corpora, samples.llms) == ((ALPACA,), (ALPACA_LLM,))
+    rows = {row["prompt_id"]: row for row in samples.table.to_pylist()}
+    assert {number: row["lengths"] for number, row in rows.items()} == {"0": [2], "1": [1]}
+    assert rows["1"]["prompt"] == "Translate.\nrouge"
+
+
+def test_a_prompt_stays_in_its_split_when_others_come(tmp_path: Path) -> None:
+    splits = []
+    for count in (200, 400):
+        numbers = list(range(count))
+        words = {"instruction": [f"say {n}" for n in numbers], "input": [""] * count}
+        sizes = {"prompt_tokens": [2] * count, "out_tokens": [1] * count}
+        pq.write_table(pa.table(words | sizes), tmp_path / "alpaca52k.parquet")
+        table = load_alpaca_lengths(tmp_path).table
+        splits.append(dict(zip(table["prompt_id"].to_pylist(), table["split"].to_pylist(), strict=True)))
+    assert splits[0].items() <= splits[1].items()
+    assert 40 < sum(split == "test" for split in splits[1].values()) < 120
+
+
 def test_nothing_of_it_ships_so_the_folder_is_asked_for() -> None:
     with pytest.raises(InputError, match=r"does not ship .* set LENGTHWISE_DATA"):
         load_alpaca()
@@ -55,3 +77,5 @@ def test_all_of_it_but_28_empty_answers_is_there(full_data: Path) -> None:
     workload = load_alpaca(full_data / "alpaca52k")
     assert len(workload) == 52_002 - 28
     assert workload.left_out == (LeftOut("rows with an empty answer", 28),)
+    tested = load_alpaca_lengths(full_data / "alpaca52k").where(split="test")
+    assert len(tested) == pytest.approx(0.2 * len(workload), rel=0.02)

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from lengthwise import __version__
 from lengthwise.cli import (
+    adapt,
     collect,
     describe,
     doctor,
@@ -21,6 +22,7 @@ from lengthwise.cli import (
     reproduce,
     serve,
     simulate,
+    theory,
     traces,
     train,
     workload,
@@ -51,9 +53,11 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.command()(engine.engine)
 app.command()(simulate.simulate)
+app.command()(theory.theory)
 app.command()(replay.replay)
 app.command()(predict.predict)
 app.command()(train.train)
+app.command()(adapt.adapt)
 app.command()(evaluate.evaluate)
 app.command()(collect.collect)
 app.add_typer(reproduce.app, name="reproduce")

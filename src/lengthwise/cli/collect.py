@@ -32,6 +32,10 @@ def collect(
     model: Annotated[str | None, typer.Option(help="By default the first that the endpoint serves.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="By default the endpoint's own.")] = None,
     top_p: Annotated[float | None, typer.Option(min=0, max=1, help="By default the endpoint's own.")] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(min=0.01, help="Above 1 against loops; vLLM and SGLang know it.")
+    ] = None,
+    suffix: Annotated[str, typer.Option(help='Put after each prompt, such as "Think step by step."')] = "",
     max_tokens: Annotated[int, typer.Option(min=1, help="Longer answers are cut, and marked as such.")] = 1024,
     at_once: Annotated[int, typer.Option(min=1, help="Requests on the way at once.")] = 16,
     seed: Annotated[int, typer.Option(help="Each answer's own seed comes from it.")] = 0,
@@ -56,6 +60,8 @@ def collect(
         samples=samples,
         temperature=temperature,
         top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        suffix=suffix,
         max_tokens=max_tokens,
         seed=seed,
         at_once=at_once,
@@ -141,6 +147,7 @@ def facts(report: CollectReport, plan: CollectPlan) -> dict[str, Any]:
         "resumed": report.resumed,
         "capped": report.capped,
         "errors": dict(sorted(report.errors.items())),
+        "said": {kind: said for kind, said in sorted(report.said.items()) if kind in report.errors},
         "interrupted": report.interrupted,
         "gave_up": report.gave_up,
         "out": str(plan.out) if report.whole_prompts else None,
@@ -158,6 +165,9 @@ def _show(report: CollectReport, plan: CollectPlan, *, as_json: bool) -> None:
         typer.echo(f"{report.resumed:,} of them were there from before")
     if report.errors:
         typer.echo("failed: " + ", ".join(f"{n:,} {kind}" for kind, n in sorted(report.errors.items())))
+    for kind, said in told["said"].items():
+        if said:
+            typer.echo(f"{kind}: {said}")
     if report.gave_up:
         typer.echo("gave up: too many failures in a row")
     if report.whole_prompts:

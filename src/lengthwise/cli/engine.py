@@ -9,8 +9,12 @@ from typing import Annotated
 import typer
 
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+from lengthwise.predictors.service import DEFAULT_PREDICTOR
 
-Policy = Annotated[str, typer.Option("--policy", help="Order of the waiting requests inside the engine: fcfs, sjf.")]
+Policy = Annotated[str, typer.Option("--policy", help="Order of waiting requests in the engine (docs/policies.md).")]
+Predictor = Annotated[
+    str, typer.Option("--predictor", help="What predicts lengths: fast, default, none, or a model file (.lw).")
+]
 Seqs = Annotated[int, typer.Option("--max-num-seqs", min=1, help="Requests that run at once inside the engine.")]
 Model = Annotated[
     str | None,
@@ -19,7 +23,8 @@ Model = Annotated[
 
 
 def engine(
-    policy: Policy = "sjf",
+    policy: Policy = "lengthwise",
+    predictor: Predictor = DEFAULT_PREDICTOR,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 for any free port.")] = 8000,
     model: Model = None,
@@ -34,11 +39,12 @@ def engine(
 
     Example: `lengthwise engine --policy sjf --port 8000`
     """
-    options = EngineOptions(policy, host, port, model, max_num_seqs, max_model_len, plugin=not stock)
+    options = EngineOptions(policy, predictor, host, port, model, max_num_seqs, max_model_len, plugin=not stock)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engine is stopped on the way out
     typer.echo("starting vLLM (half a minute on a CPU) ...", err=True)
     with EmbeddedEngine(options) as running:
-        typer.echo(f"engine ready at {running.url}/v1, policy {'fcfs (stock)' if stock else policy}; log {running.log}")
+        order = "policy fcfs (stock)" if stock else f"policy {policy}, predictor {predictor}"
+        typer.echo(f"engine ready at {running.url}/v1, {order}; log {running.log}")
         try:
             signal.pause()
         except KeyboardInterrupt:

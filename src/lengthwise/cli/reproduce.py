@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from lengthwise.cli import reproduce_alpaca20, reproduce_reasoning
 from lengthwise.cli.lengths import load_samples
+from lengthwise.errors import InputError
+from lengthwise.experiments.castillo_curves_view import curve_tables, load_curves
 from lengthwise.experiments.castillo_paper import UNSEEN, compare
-from lengthwise.experiments.castillo_paper_view import tables
+from lengthwise.experiments.castillo_paper_view import html_report, tables
 from lengthwise.experiments.evaluate import evaluated_rows, open_predictor
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import print_tables, to_json
@@ -27,18 +31,34 @@ def castillo(
         str, typer.Option(help="A shipped predictor, a model file, `constant` or `constant-corpus`.")
     ] = "default",
     source: Annotated[str, typer.Option(help="`castillo`, or a folder in its layout.")] = "castillo",
+    curves: Annotated[
+        Path | None, typer.Option(help="Other loss curves: a file of scripts/gpu_curves.py or gpu_train.py.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML report with figures here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Tables 2 to 5 of the paper that predicts CASTILLO's lengths with BERT; a cell is claimed only beyond a constant.
 
-    Example: `lengthwise reproduce castillo --predictor default`
+    With its loss curves (figures 6, 9 and the appendix's) and, in the report, figure 7.
+
+    Example: `lengthwise reproduce castillo --predictor default --report castillo.html`
     """
+    if report is not None and not report.parent.is_dir():
+        raise InputError("no such folder", source=report.parent, hint="make it first, or give another --report")
+    measured = load_curves(curves)
     samples = load_samples(source)
     seen = samples.where(corpus=[corpus for corpus in samples.corpora if corpus != UNSEEN])
     chosen = open_predictor(predictor, evaluated_rows(seen, None)[1])
     with late_bar() as bar:
         found = compare(chosen, samples, name=predictor, progress=bar)
     if as_json:
-        typer.echo(to_json(found))
+        typer.echo(to_json(found if measured is None else {**vars(found), "curves": measured}))
     else:
-        print_tables(tables(found))
+        print_tables([*tables(found), *([] if measured is None else curve_tables(measured))])
+    if report is not None:
+        report.write_text(html_report(found, measured), encoding="utf-8")
+        typer.echo(f"report: {report}", err=as_json)
+
+
+app.command()(reproduce_alpaca20.alpaca20)
+app.command()(reproduce_reasoning.reasoning)

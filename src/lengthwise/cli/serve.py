@@ -16,13 +16,19 @@ def serve(
         list[str] | None,
         typer.Option(metavar="URL", help="An OpenAI-compatible engine; may be given more than once."),
     ] = None,
-    policy: Annotated[str, typer.Option(help="The order of waiting requests.")] = "sjf",
+    policy: Annotated[str, typer.Option(help="The order of waiting requests (docs/policies.md).")] = "lengthwise",
+    predictor: Annotated[
+        str, typer.Option(help="What predicts lengths: fast, default, none, or a model file (.lw).")
+    ] = "fast",
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Where to listen; 0 takes any free port.")] = 8080,
     in_flight: Annotated[int, typer.Option(help="Requests that run at once on one engine.")] = 64,
     max_waiting: Annotated[int, typer.Option(help="Requests held at once; one more is refused with 429.")] = 10_000,
     forward_hints: Annotated[
         bool, typer.Option(help="Tell engines expected lengths in vllm_xargs; off where they refuse it.")
+    ] = True,
+    stream_usage: Annotated[
+        bool, typer.Option(help="Ask engines how long streamed answers were; off where they refuse stream_options.")
     ] = True,
     silence_timeout: Annotated[
         float, typer.Option(help="Seconds an engine may send nothing before a request is given up.")
@@ -45,39 +51,41 @@ def serve(
 
     flags = {
         "policy": policy,
+        "predictor": predictor,
         "host": host,
         "port": port,
         "in_flight": in_flight,
         "max_waiting": max_waiting,
         "forward_hints": forward_hints,
+        "stream_usage": stream_usage,
         "silence_timeout_s": silence_timeout,
         "hold_timeout_s": hold_timeout,
         "remote_control": remote_control,
     }
     # Mistakes are told, and the port is taken, before an engine is started for nothing.
     GatewayConfig.from_flags(engines=tuple(engine or ["http://127.0.0.1"]), **flags)
-    with contextlib.closing(bind(host, port)) as sock, _engines(engine or [], policy) as urls:
+    with contextlib.closing(bind(host, port)) as sock, _engines(engine or [], policy, predictor) as urls:
         config = GatewayConfig.from_flags(engines=tuple(urls), **flags)
         check_engines(config.engines, wait_s=wait)
         at = f"[{host}]" if ":" in host else host
-        told = f"serving on http://{at}:{sock.getsockname()[1]} before {', '.join(config.engines)}, policy {policy}"
-        run_gateway(config, sock, on_ready=lambda: typer.echo(told))
+        told = f"serving on http://{at}:{sock.getsockname()[1]} before {', '.join(config.engines)}"
+        run_gateway(config, sock, on_ready=lambda: typer.echo(f"{told}, policy {policy}, predictor {predictor}"))
 
 
 @contextlib.contextmanager
-def _engines(urls: list[str], policy: str) -> Iterator[list[str]]:
+def _engines(urls: list[str], policy: str, predictor: str) -> Iterator[list[str]]:
     """The engines given, or the embedded one for as long as the gateway runs."""
     if urls:
         yield urls
         return
-    with _embedded_engine(policy) as url:
+    with _embedded_engine(policy, predictor) as url:
         yield [url]
 
 
 @contextlib.contextmanager
-def _embedded_engine(policy: str) -> Iterator[str]:
+def _embedded_engine(policy: str, predictor: str) -> Iterator[str]:
     from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 
     typer.echo("starting the embedded engine ...", err=True)
-    with EmbeddedEngine(EngineOptions(policy=policy)) as engine:
+    with EmbeddedEngine(EngineOptions(policy, predictor)) as engine:
         yield engine.url

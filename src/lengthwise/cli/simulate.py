@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
 from lengthwise.cli.workload import note
 from lengthwise.errors import InputError
-from lengthwise.policies import Policy, make_policy
+from lengthwise.policies import split_policies
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.simulation import policy_table, ratios_to_fcfs
+from lengthwise.reports.simulation import tables
+from lengthwise.reports.simulation_facts import facts
+from lengthwise.reports.simulation_page import html_report
 from lengthwise.reports.tables import print_tables, to_json
-from lengthwise.simulator import Capacity, Fleet, Outcome, measure_capacity
-from lengthwise.simulator import simulate as run
-from lengthwise.simulator.oracles import find_predictor
-from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_workload, redraw, replay
+from lengthwise.simulator import Fleet
+from lengthwise.simulator.grid import Plan, run_grid
+from lengthwise.simulator.metrics import Slo
+from lengthwise.workloads import castillo_workload, load_castillo, load_workload, redraw, replay
 from lengthwise.workloads.atomic import atomic_path
 from lengthwise.workloads.castillo import PACKAGED
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lengthwise.workloads import Workload
+
 _CASTILLO = "castillo"
 _CASTILLO_REQUESTS = 1000
+_REQUESTS_PER_SLOT = 20  # fewer do not make a queue, even above capacity
+_SLO = Slo()
 
 
 def simulate(
@@ -38,131 +46,164 @@ def simulate(
     fleet: Annotated[str, typer.Option(help="Engines as COUNT*MODEL@GPU, commas between.")] = "1*llama-3-8b@a100",
     policy: Annotated[str, typer.Option(help="Policies to compare, commas between.")] = "fcfs",
     rate: Annotated[
-        float | None, typer.Option(help="Requests per second; the workload's own arrivals if not given.")
+        str | None,
+        typer.Option(help="Requests per second, commas between; the workload's own arrivals if not given."),
+    ] = None,
+    load: Annotated[
+        str | None,
+        typer.Option(help="Instead of a rate: shares of what the fleet can do (FCFS, round robin), commas between."),
     ] = None,
     predictor: Annotated[
-        str, typer.Option(help="What policies believe: `oracle` (true lengths) or `none`.")
+        str,
+        typer.Option(
+            help="What policies believe, commas between: `oracle` (true lengths), `noisy:TAU`, `history`, `none`; "
+            "where the workload has prompts also `fast`, `default` or a model file."
+        ),
     ] = "oracle",
-    requests: Annotated[int | None, typer.Option(help="The first so many; castillo: 1,000 if not given.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="The first so many; castillo draws 1,000 if not given, or 20 per slot.")
+    ] = None,
     llm: Annotated[str, typer.Option(help="castillo: whose answers.")] = "llama-3.1-8b",
-    seed: Annotated[int, typer.Option(help="Of whatever is drawn: prompts, lengths, arrivals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of whatever is drawn: prompts, lengths, arrivals, noise.", min=0)] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="Repeat with so many seeds, from --seed on; each is the same for all policies.")
+    ] = 1,
+    cv: Annotated[
+        float | None,
+        typer.Option(
+            help="Draw arrivals anew, with gaps of this CV (1: Poisson), also where the workload has its own."
+        ),
+    ] = None,
     max_num_seqs: Annotated[
         int | None, typer.Option(help="Requests that run at once in an engine; vLLM's default for the GPU.")
     ] = None,
     max_batched_tokens: Annotated[
         int | None, typer.Option(help="Tokens computed in a step; vLLM's default for the GPU.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also write one row per request and policy: .parquet.")
+    kv_tokens: Annotated[
+        int | None, typer.Option(help="KV memory of an engine; what the weights leave of the GPU.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    prefix_caching: Annotated[
+        bool | None, typer.Option(help="Keep the blocks of prompts for who begins alike; on, as in vLLM.")
+    ] = None,
+    admission: Annotated[
+        str | None,
+        typer.Option(
+            help="What must fit to be admitted: `prompt` (vLLM's rule), or by believed lengths the future `peak` "
+            "of all, or a `reserve` for each."
+        ),
+    ] = None,
+    belief_delay: Annotated[float, typer.Option(help="Seconds from a request to the belief about it.")] = 0.0,
+    decision_time: Annotated[
+        float, typer.Option(help="Seconds an engine is kept by each admission or preemption.")
+    ] = 0.0,
+    slo_ttft: Annotated[float, typer.Option(help="Goodput: seconds to the first token, at most.")] = _SLO.ttft_s,
+    slo_tpot: Annotated[float, typer.Option(help="Goodput: seconds per further token, at most.")] = _SLO.tpot_s,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Also write one row per request of every run: .parquet.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write a page with plots: .html.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Serve a workload on simulated engines and compare policies on the same arrivals and lengths.
 
-    Example: `lengthwise simulate castillo --rate 8 --policy fcfs,sjf --max-num-seqs 32`
+    Example: `lengthwise simulate castillo --load 0.7,0.9,1.1 --policy fcfs,tie,lengthwise --max-num-seqs 32`
     """
-    policies = _policies(policy)
-    engines = Fleet.parse(fleet).limited_to(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_batched_tokens)
-    find_predictor(predictor)
-    _check_writable(out)
-    workload = _workload(source, rate=rate, requests=requests, llm=llm, seed=seed)
-    outcomes, capacity = _run(workload, engines, policies, predictor)
+    if seeds < 1:
+        raise InputError(f"{seeds} seeds", field="seeds", hint="give at least 1")
+    plan = Plan(
+        Fleet.parse(fleet).limited_to(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_batched_tokens,
+            kv_tokens=kv_tokens,
+            prefix_caching=prefix_caching,
+            admission=admission,
+        ),
+        policies=list(dict.fromkeys(split_policies(policy))),
+        predictors=list(dict.fromkeys(name.strip() for name in predictor.split(","))),
+        rates=_numbers(rate, "rate"),
+        loads=_numbers(load, "load"),
+        seeds=range(seed, seed + seeds),
+        slo=Slo(slo_ttft, slo_tpot),
+        belief_delay_s=belief_delay,
+        decision_s=decision_time,
+    )
+    _check_writable(out, ".parquet")
+    _check_writable(report, ".html")
+    draw = _source(source, plan, requests=requests, llm=llm, cv=cv)
+    with late_bar() as bar:
+        grid = run_grid(plan, draw, on_progress=bar)
     if out is not None:
         with atomic_path(out) as path:
-            pq.write_table(pa.concat_tables(outcome.to_table() for outcome in outcomes), path)
-    setting = {"fleet": str(engines), "predictor": predictor, "seed": seed}
+            pq.write_table(grid.to_table(), path)
     if as_json:
-        typer.echo(to_json(_facts(workload, outcomes, capacity, setting)))
+        typer.echo(to_json(facts(grid)))
     else:
-        _print(workload, outcomes, capacity, setting)
+        print_tables(tables(grid))
+    if report is not None:
+        with atomic_path(report) as path:
+            path.write_text(html_report(grid), encoding="utf-8")
+        typer.echo(f"report: {report}", err=as_json)
 
 
-def _run(workload: Workload, fleet: Fleet, policies: list[Policy], predictor: str) -> tuple[list[Outcome], Capacity]:
-    """Capacity first, then each policy on the same workload."""
-    runs = len(policies) + 1
-    with late_bar() as report:
-        capacity = measure_capacity(workload, fleet, on_progress=lambda share: report("capacity", share / runs))
-        outcomes = []
-        for done, policy in enumerate(policies, start=1):
-
-            def progress(share: float, name: str = policy.name, done: int = done) -> None:
-                report(name, (done + share) / runs)
-
-            outcomes.append(run(workload, fleet, policy, predictor=predictor, on_progress=progress))
-    return outcomes, capacity
-
-
-def _workload(source: str, *, rate: float | None, requests: int | None, llm: str, seed: int) -> Workload:
+def _source(source: str, plan: Plan, *, requests: int | None, llm: str, cv: float | None) -> Callable[[int], Workload]:
+    """What draws the workload of a seed, at one request per second unless its own arrivals are kept."""
     if source == _CASTILLO:
+        _check_arrivals(plan, source)
         samples = load_castillo(split="test")
-        n = _CASTILLO_REQUESTS if requests is None else requests
-        workload = castillo_workload(samples, llm, requests=n, rate=_needed(rate, source), seed=seed)
-        if samples.origin == PACKAGED:
-            note("LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package")
-        return workload
+        usual = max(_CASTILLO_REQUESTS, _REQUESTS_PER_SLOT * plan.fleet.slots)
+        n = usual if requests is None else requests
+        gaps = 1.0 if cv is None else cv
+
+        def draw(seed: int) -> Workload:
+            workload = castillo_workload(samples, llm, requests=n, rate=1.0, seed=seed, cv=gaps)
+            if samples.origin == PACKAGED and seed == plan.seeds[0]:
+                note("LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package")
+            return workload
+
+        return draw
     if get_close_matches(source, [_CASTILLO], cutoff=0.8) and not Path(source).exists():
         raise InputError(f"no workload is called '{source}'", hint=f"did you mean {_CASTILLO}?")
     # A table of lengths alone is read as a batch, so that what is missing can be told in one way.
     workload = load_workload(source, need_arrivals=False)
-    if workload.has_arrivals:
-        return replay(workload, requests=requests, rate=rate)
+    if cv is None and workload.has_arrivals:
+        _check_seeds(plan, source)
+        kept = replay(workload, requests=requests, rate=None if plan.own_arrivals else 1.0)
+        return lambda _: kept
+    _check_arrivals(plan, source, anew=workload.has_arrivals)
     n = len(workload) if requests is None else requests
-    return redraw(workload, requests=n, rate=_needed(rate, source), seed=seed)
+    return lambda seed: redraw(workload, requests=n, rate=1.0, seed=seed, cv=1.0 if cv is None else cv)
 
 
-def _needed(rate: float | None, source: str) -> float:
-    if rate is None:
-        raise InputError("has no arrivals of its own", source=source, hint="say how fast with --rate")
-    return rate
+def _check_arrivals(plan: Plan, source: str, *, anew: bool = False) -> None:
+    if plan.own_arrivals:
+        what = "its arrivals are to be drawn anew" if anew else "has no arrivals of its own"
+        raise InputError(what, source=source, hint="say how fast with --rate or --load")
 
 
-def _policies(text: str) -> list[Policy]:
-    return [make_policy(name) for name in dict.fromkeys(part.strip() for part in text.split(","))]
+def _check_seeds(plan: Plan, source: str) -> None:
+    """Nothing but noise differs between the seeds of a trace that is replayed."""
+    if len(plan.seeds) > 1 and not any(name.startswith("noisy") for name in plan.predictors):
+        raise InputError(
+            "a trace that is replayed is the same with every seed",
+            source=source,
+            field="seeds",
+            hint="draw its requests and arrivals anew with --cv 1",
+        )
 
 
-def _check_writable(out: Path | None) -> None:
+def _numbers(text: str | None, name: str) -> list[float]:
+    try:
+        return [] if text is None else list(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError as error:
+        raise InputError(f"'{text}'", field=name, hint="give numbers, commas between") from error
+
+
+def _check_writable(out: Path | None, suffix: str) -> None:
     """Before the work, not after it."""
     if out is None:
         return
-    if out.suffix != ".parquet":
-        raise InputError("is no Parquet file's name", source=out, hint="let it end in .parquet")
+    if out.suffix != suffix:
+        raise InputError(f"does not end in {suffix}", source=out, hint=f"let it end in {suffix}")
     if not out.parent.is_dir():
         raise InputError("its folder does not exist", source=out, hint=f"make {out.parent} first")
-
-
-def _facts(workload: Workload, outcomes: list[Outcome], capacity: Capacity, setting: dict[str, Any]) -> dict[str, Any]:
-    summaries = {outcome.policy: outcome.summary for outcome in outcomes}
-    return {
-        "workload": workload.name,
-        "content_hash": workload.content_hash,
-        "requests": len(workload),
-        "router": "round_robin",
-        **setting,
-        "load": {
-            "offered_per_s": workload.rate,
-            "capacity_per_s": capacity.requests_per_s,
-            "load": capacity.load(workload.rate),
-            "slots": capacity.slots,
-            "steady": capacity.steady,
-        },
-        "policies": {
-            name: {**summary.to_dict(), "over_fcfs": ratios_to_fcfs(summaries, name)}
-            for name, summary in summaries.items()
-        },
-    }
-
-
-def _print(workload: Workload, outcomes: list[Outcome], capacity: Capacity, setting: dict[str, Any]) -> None:
-    load = (
-        f"load {capacity.load(workload.rate):.2f}: {workload.rate:.3g} requests/s offered, "
-        f"{capacity.requests_per_s:.3g} possible under backlog (FCFS, round robin); "
-        f"n {len(workload):,}, slots {capacity.slots:,}, seed {setting['seed']}, run to drain"
-    )
-    notes = [load, f"beliefs: {setting['predictor']}; x FCFS: the policy's latency over FCFS's, below 1 is better"]
-    if not capacity.steady:
-        notes.append(
-            "capacity is a lower bound: fewer than two requests per slot make no backlog; "
-            "give more --requests or a smaller --max-num-seqs"
-        )
-    summaries = {outcome.policy: outcome.summary for outcome in outcomes}
-    print_tables([policy_table(summaries, title=f"{workload.name} on {setting['fleet']}", notes=notes)])

@@ -7,6 +7,7 @@ where it was. Lengths are the endpoint's own count (`usage.completion_tokens`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,8 +17,10 @@ import xxhash
 
 from lengthwise.engines.client import EngineClient, EngineError
 from lengthwise.engines.journal import Answer, Journal
+from lengthwise.engines.served import served_model
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples
+from lengthwise.workloads.reasoning import with_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 _RETRY_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504})
 _GIVE_UP_AFTER: Final = 50  # failures without one answer between them: nobody is there any more
+
+_SAID_AT_MOST: Final = 200  # characters of an endpoint's complaint
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,10 @@ class CollectPlan:
     temperature: float | None = None
     """None: the endpoint's own default."""
     top_p: float | None = None
+    repetition_penalty: float | None = None
+    """Above 1 it keeps small LLMs out of loops; an extension of vLLM and SGLang, so it is only sent where given."""
+    suffix: str = ""
+    """Put after each prompt, a blank line between."""
     max_tokens: int = 1024
     seed: int = 0
     at_once: int = 16
@@ -68,8 +77,12 @@ class CollectPlan:
 
     def settings(self, model: str) -> dict[str, Any]:
         """What a journal must agree in to be gone on with; more samples per prompt may be asked for."""
-        asked = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
-        return {"model": model, **asked, "seed": self.seed}
+        asked = {"temperature": self.temperature, "top_p": self.top_p, "repetition_penalty": self.repetition_penalty}
+        return {"model": model, **asked, "suffix": self.suffix, "max_tokens": self.max_tokens, "seed": self.seed}
+
+    def asked(self, prompt: Prompt) -> str:
+        """The text that is sent."""
+        return with_sentence(prompt.text, self.suffix)
 
 
 @dataclass
@@ -82,6 +95,8 @@ class CollectReport:
     resumed: int = 0
     answers: dict[tuple[str, int], Answer] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
+    said: dict[str, str] = field(default_factory=dict)
+    """What the endpoint first said to each kind of error, where it said anything."""
     whole_prompts: int = 0
     interrupted: bool = False
     gave_up: bool = False
@@ -106,7 +121,7 @@ async def collect(
     """
     _check(prompts, plan)
     async with EngineClient(plan.url, silence_timeout_s=plan.timeout_s) as client:
-        report.model = await _model(client, plan.model)
+        report.model = await served_model(client, plan.model)
         with Journal(plan.journal, plan.settings(report.model)) as journal:
             report.answers = {key: each for key, each in journal.answers.items() if each.sample < plan.samples}
             report.resumed = len(report.answers)
@@ -174,7 +189,9 @@ class _Run:
             answer = await self._client.post("/v1/chat/completions", body, {"content-type": "application/json"})
             try:
                 if answer.status != 200:
-                    return f"http_{answer.status}", answer.status in _RETRY_STATUS
+                    kind = f"http_{answer.status}"
+                    self._report.said.setdefault(kind, told_why(await answer.read()))
+                    return kind, answer.status in _RETRY_STATUS
                 return read_answer(await answer.read(), prompt, sample), False
             finally:
                 answer.close()
@@ -186,12 +203,26 @@ def request_body(prompt: Prompt, sample: int, model: str, plan: CollectPlan) -> 
     """One question; each sample has its own seed, the same in every run."""
     body: dict[str, Any] = {
         "model": model,
-        "messages": [{"role": "user", "content": prompt.text}],
+        "messages": [{"role": "user", "content": plan.asked(prompt)}],
         "max_tokens": plan.max_tokens,
         "seed": xxhash.xxh3_64_intdigest(f"{plan.seed}\n{prompt.key}\n{sample}".encode()) >> 33,
     }
-    told = {"temperature": plan.temperature, "top_p": plan.top_p}
+    told = {
+        "temperature": plan.temperature,
+        "top_p": plan.top_p,
+        "repetition_penalty": plan.repetition_penalty,
+    }
     return json.dumps(body | {name: value for name, value in told.items() if value is not None}).encode()
+
+
+def told_why(data: bytes) -> str:
+    """What an endpoint says of an error, on one line: OpenAI's shape, an older one of vLLM's, or plain text."""
+    text = data.decode("utf-8", errors="replace")
+    with contextlib.suppress(ValueError):
+        told = json.loads(text)
+        told = told.get("error", told) if isinstance(told, dict) else told
+        text = str(told.get("message", "")) if isinstance(told, dict) else str(told)
+    return " ".join(text.split())[:_SAID_AT_MOST]
 
 
 def read_answer(data: bytes, prompt: Prompt, sample: int) -> Answer | str:
@@ -230,7 +261,7 @@ def _write(prompts: Sequence[Prompt], plan: CollectPlan, report: CollectReport) 
             "input_tokens": [answers[0].input_tokens for _, answers in rows],
             "lengths": [[answer.tokens for answer in answers] for _, answers in rows],
             "capped": [[answer.capped for answer in answers] for _, answers in rows],
-            "prompt": [prompt.text for prompt, _ in rows],
+            "prompt": [plan.asked(prompt) for prompt, _ in rows],
             "temperature": [plan.temperature] * len(rows),
         }
         LengthSamples.from_table(columns, origin=str(plan.out)).write(plan.out)
@@ -248,15 +279,3 @@ def _check(prompts: Sequence[Prompt], plan: CollectPlan) -> None:
         corpus, _, prompt_id = twice[0].partition("\n") if twice else ("", "", "")
         problem = f"prompt_id {prompt_id} of {corpus} is there twice" if twice else "there are no prompts"
         raise InputError(problem, source="--prompts", hint="give each prompt once, and at least one")
-
-
-async def _model(client: EngineClient, wanted: str | None) -> str:
-    try:
-        served = [str(model["id"]) for model in await client.models()]
-    except EngineError as error:
-        raise InputError(
-            str(error), source="--url", hint="start one with `lengthwise engine`, or mend the URL"
-        ) from error
-    if wanted is None and not served:
-        raise InputError(f"{client.url} serves no model", source="--url", hint="name one with --model")
-    return served[0] if wanted is None else wanted

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.engines.served import served_model
 from lengthwise.errors import InputError
 from lengthwise.simulator.metrics import Summary, summarise
 
@@ -120,7 +121,7 @@ async def run_load(workload: Workload, report: LoadReport, on_end: Callable[[], 
     """Send the workload and fill the report. Cancelled (Ctrl-C), the report keeps what was measured."""
     plan = report.plan
     async with EngineClient(plan.url, silence_timeout_s=plan.timeout_s) as client:
-        report.model = await _model(client, plan.model)
+        report.model = await served_model(client, plan.model)
         began = time.perf_counter()
         due = (workload.arrival_s - workload.arrival_s[0]) / plan.speed if len(workload) else []
         try:
@@ -167,18 +168,6 @@ def _made_up(workload: Workload, row: int) -> str:
         words += random.Random(block).choices(_WORDS, k=min(left - len(words), workload.block_size or 0))  # noqa: S311
     words += random.Random(f"row {row}").choices(_WORDS, k=left - len(words))  # noqa: S311
     return "".join(words)
-
-
-async def _model(client: EngineClient, wanted: str | None) -> str:
-    try:
-        served = [str(model["id"]) for model in await client.models()]
-    except EngineError as error:
-        raise InputError(
-            str(error), source="--url", hint="start one with `lengthwise serve`, or mend the URL"
-        ) from error
-    if wanted is None and not served:
-        raise InputError(f"{client.url} serves no model", source="--url", hint="name one with --model")
-    return served[0] if wanted is None else wanted
 
 
 async def _send(client: EngineClient, path: str, body: bytes, sample: Sample, began: float) -> None:

@@ -1,18 +1,21 @@
-"""`PaperComparison` as tables: the paper's, ours and a constant's, one above the other."""
+"""`PaperComparison` as tables, the paper's, ours and a constant's, one above the other; and as one HTML page."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from lengthwise.experiments.castillo_curves_view import curve_tables
 from lengthwise.experiments.castillo_paper import ERRORS, LLMS, PAPER_PROMPT_METHOD, READINGS, WIDTHS
+from lengthwise.reports.page import html_page
 from lengthwise.reports.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lengthwise.experiments.castillo_curves_view import Curves
     from lengthwise.experiments.castillo_paper import Cell, PaperComparison
 
-__all__ = ["tables"]
+__all__ = ["html_report", "tables"]
 
 _WHAT: Final = {
     2: "Table 2: classes, six corpora",
@@ -25,6 +28,16 @@ _WHAT: Final = {
 def tables(found: PaperComparison) -> list[Table]:
     """The paper's tables 2 to 5, those that the data can fill."""
     return [_table(found, number) for number in _WHAT if found.prompts[number]]
+
+
+def html_report(found: PaperComparison, curves: Curves | None) -> str:
+    """One page: figures 6, 7, 9 and the appendix's, then the tables."""
+    from lengthwise.experiments.castillo_paper_plot import pictures  # Matplotlib takes half a second to load
+
+    shown = tables(found)
+    if curves is not None:
+        shown += curve_tables(curves)
+    return html_page("BERT on CASTILLO: the paper's tables and figures, ours beside", pictures(found, curves), shown)
 
 
 def _table(found: PaperComparison, number: int) -> Table:

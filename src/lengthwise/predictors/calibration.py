@@ -3,24 +3,25 @@
 On held-out prompts, with d = log(length) - mu of the belief:
 
     shift  = median of d
-    factor = Q(|d - shift| / sigma) / t(level)
+    factor = geometric mean (or, to be cautious, the largest) over the levels of Q(|d - shift| / sigma) / t(level)
 
-where Q is the conformal quantile at `level` and t(level) the half-width of the log-t's own central interval. A prompt
+where Q is the conformal quantile at a level and t(level) the half-width of the log-t's own central interval. A prompt
 is one unit, however many answers it has (Lee, Barber, Willett 2023): its samples share the weight 1/(n + 1), and
-1/(n + 1) lies at infinity for the prompt to come. The belief then covers a new prompt's answer with probability
-`level` or more, up to the shift being taken from the same prompts.
+1/(n + 1) lies at infinity for the prompt to come. With one level the belief then covers a new prompt's answer with
+that probability or more, up to the shift being taken from the same prompts. An answer that was cut off hands its
+weight on to the larger errors (Efron's redistribution to the right, which is Kaplan and Meier's estimate).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import TIE_NU, student
+from lengthwise.lengths import TIE_NU, LogTColumns, student
 from lengthwise.predictors.contract import LogTBeliefs
 
 if TYPE_CHECKING:
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from lengthwise.predictors.contract import Beliefs, LengthPredictor, PredictionInput
+    from lengthwise.predictors.contract import Beliefs
 
     Floats = NDArray[np.float64]
     Mask = NDArray[np.bool_]
 
+LEVELS: Final = (0.5, 0.9)
+"""Central intervals that are to cover what they say."""
 SHRINK: Final = 20.0
 """Prompts of its own at which an LLM's figures and the pooled ones count the same."""
 
@@ -50,36 +53,33 @@ class Adjustment:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Adjustments by LLM, and the pooled one for LLMs that are not in it."""
+    """Adjustments by LLM, that of `others` for LLMs not among them, and the nu of all beliefs."""
 
-    pooled: Adjustment
-    by_llm: Mapping[str, Adjustment]
+    others: Adjustment = Adjustment()
+    by_llm: Mapping[str, Adjustment] = field(default_factory=dict)
+    nu: float = TIE_NU
+
+    def columns(self, llms: Sequence[str]) -> tuple[Floats, Floats]:
+        """Shift and factor of each of these LLMs."""
+        found = [self.by_llm.get(llm, self.others) for llm in llms]
+        return np.array([each.shift for each in found]), np.array([each.factor for each in found])
 
     def apply(self, beliefs: Beliefs, llms: Sequence[str]) -> LogTBeliefs:
         """The calibrated beliefs; `llms` names the LLM of each."""
-        found = [self.by_llm.get(llm, self.pooled) for llm in llms]
-        return as_logt(beliefs).adjusted([each.shift for each in found], [each.factor for each in found])
+        logt, (shift, factor) = as_logt(beliefs), self.columns(llms)
+        columns = LogTColumns.of(logt.mu + shift, logt.sigma * factor, logt.columns.cap, self.nu)
+        return replace(logt, columns=columns)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a model file."""
-        return {"pooled": _plain(self.pooled), "by_llm": {llm: _plain(each) for llm, each in self.by_llm.items()}}
+        by_llm = {llm: asdict(each) for llm, each in self.by_llm.items()}
+        return {"others": asdict(self.others), "by_llm": by_llm, "nu": self.nu}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Calibration:
         """The inverse of `to_json`."""
-        return cls(Adjustment(**state["pooled"]), {llm: Adjustment(**each) for llm, each in state["by_llm"].items()})
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """A predictor whose beliefs have been calibrated."""
-
-    predictor: LengthPredictor
-    calibration: Calibration
-
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
-        """Return one belief for each input, in order."""
-        return self.calibration.apply(self.predictor.predict(inputs), [each.llm for each in inputs])
+        by_llm = {str(llm): Adjustment(**each) for llm, each in state["by_llm"].items()}
+        return cls(Adjustment(**state["others"]), by_llm, float(state["nu"]))
 
 
 def fit_calibration(
@@ -88,36 +88,31 @@ def fit_calibration(
     lengths: ArrayLike,
     present: ArrayLike | None = None,
     *,
-    levels: Sequence[float] = (0.9,),
+    censored: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    levels: Sequence[float] = LEVELS,
     shrink: float = SHRINK,
+    cautious: bool = False,
 ) -> Calibration:
     """Calibrate on held-out prompts: row i of `lengths` (n, k) are answers to the prompt of belief i.
 
-    `present` masks the samples that count. A sample cut at the cap counts as it stands: it is inside an interval
-    that reaches the cap. One level is met exactly; with several the factor is the geometric mean of theirs. An LLM
-    with n prompts has n/(n + shrink) of its own figures, none where n is too few for the level (below 9 at 90 %).
+    `present` masks the samples that count, `censored` those that were cut off and are at least that long; a sample
+    cut off and not marked so counts as it stands. `weights` tells what each row counts within its LLM. `cautious`
+    lets no level promise too much: what is predicted later is less like the training data than held-out prompts are. An
+    LLM with n prompts has n/(n + shrink) of its own figures, none where n is too few for a level (below 9 at 90 %).
     """
     logt = as_logt(beliefs)
-    x, here = _samples(lengths, present, len(logt), len(llms))
-    errors = np.log(np.maximum(x, 1.0)) - logt.mu[:, None]
+    rows = _Rows.of(logt, len(llms), lengths, present, censored, weights)
     names = np.array(llms, dtype=object)
-    pooled = _fit(errors, logt.sigma, here, logt.columns.nu, levels)
+    pooled = rows.spread(levels)
     if pooled is None:
         raise InputError(f"{len(logt)} prompts are too few to calibrate", hint="give at least 9 for 90 % intervals")
-    by_llm = {}
-    for llm in sorted(set(llms)):
-        rows = names == llm
-        own = _fit(errors[rows], logt.sigma[rows], here[rows], logt.columns.nu, levels)
-        if own is not None:
-            by_llm[llm] = _blend(own, pooled, own.prompts / (own.prompts + shrink))
-    return Calibration(pooled, by_llm)
-
-
-def coverage(beliefs: Beliefs, lengths: ArrayLike, level: float = 0.9, present: ArrayLike | None = None) -> float:
-    """Share of single samples inside the central interval of their prompt's belief (DESIGN's coverage)."""
-    x, here = _samples(lengths, present, len(beliefs), len(beliefs))
-    low, high = beliefs.quantile((1 - level) / 2)[:, None], beliefs.quantile((1 + level) / 2)[:, None]
-    return float(np.mean(((low <= x) & (x <= high))[here]))
+    own = {llm: rows.take(names == llm).spread(levels) for llm in sorted(set(llms))}
+    known = {llm: each for llm, each in own.items() if each is not None}
+    nu = logt.columns.nu
+    others = pooled.adjustment(nu, cautious)
+    by_llm = {llm: _blend(each.adjustment(nu, cautious), others, shrink) for llm, each in known.items()}
+    return Calibration(others, by_llm, nu)
 
 
 def as_logt(beliefs: Beliefs) -> LogTBeliefs:
@@ -132,47 +127,95 @@ def as_logt(beliefs: Beliefs) -> LogTBeliefs:
     )
 
 
-def _samples(lengths: ArrayLike, present: ArrayLike | None, beliefs: int, llms: int) -> tuple[Floats, Mask]:
-    x = np.asarray(lengths, np.float64)
-    x = x[:, None] if x.ndim == 1 else x
-    here = np.ones(x.shape, bool) if present is None else np.asarray(present, bool).reshape(x.shape)
-    if not len(x) == beliefs == llms:
-        raise InputError(f"{beliefs} beliefs, {llms} LLMs and {len(x)} rows of lengths", hint="give one of each")
-    return x, here
+@dataclass(frozen=True)
+class _Spread:
+    """Where errors lie, and how far from there the given shares of them reach, in sigmas."""
+
+    shift: float
+    reach: Mapping[float, float]
+    prompts: int
+
+    def adjustment(self, nu: float, cautious: bool) -> Adjustment:
+        logs = [math.log(max(q, 1e-6) / student.isf((1 - level) / 2, nu)) for level, q in self.reach.items()]
+        return Adjustment(self.shift, math.exp(max(logs) if cautious else sum(logs) / len(logs)), self.prompts)
 
 
-def _fit(errors: Floats, sigma: Floats, present: Mask, nu: float, levels: Sequence[float]) -> Adjustment | None:
-    """None where so few prompts cannot hold the level at all."""
-    counts = present.sum(axis=1)
-    prompts = int((counts > 0).sum())
-    weights = np.where(present, 1.0 / np.maximum(counts, 1)[:, None], 0.0)[present]
-    if not prompts:
-        return None
-    shift = _quantile(errors[present], weights, prompts / 2)
-    scores = (np.abs(errors - shift) / sigma[:, None])[present]
-    logs = []
-    for level in levels:
-        wanted = level * (prompts + 1)
-        if wanted > prompts:
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    errors: Floats
+    sigma: Floats
+    present: Mask
+    censored: Mask
+    weight: Floats
+
+    @classmethod
+    def of(
+        cls,
+        logt: LogTBeliefs,
+        llms: int,
+        lengths: ArrayLike,
+        present: ArrayLike | None,
+        censored: ArrayLike | None,
+        weights: ArrayLike | None,
+    ) -> _Rows:
+        x = np.asarray(lengths, np.float64)
+        x = x[:, None] if x.ndim == 1 else x
+        if not len(x) == len(logt) == llms:
+            raise InputError(f"{len(logt)} beliefs, {llms} LLMs and {len(x)} rows of lengths", hint="give one of each")
+        here = np.ones(x.shape, bool) if present is None else np.asarray(present, bool).reshape(x.shape)
+        cut = np.zeros(x.shape, bool) if censored is None else np.asarray(censored, bool).reshape(x.shape)
+        weight = np.ones(len(x)) if weights is None else np.asarray(weights, np.float64)
+        return cls(np.log(np.maximum(x, 1.0)) - logt.mu[:, None], logt.sigma, here, cut, weight)
+
+    def take(self, rows: Mask) -> _Rows:
+        return _Rows(self.errors[rows], self.sigma[rows], self.present[rows], self.censored[rows], self.weight[rows])
+
+    def spread(self, levels: Sequence[float]) -> _Spread | None:
+        """None where so few prompts cannot hold the levels; a level that answers cut off say nothing of is left out."""
+        counts = self.present.sum(axis=1)
+        prompts = int((counts > 0).sum())
+        if not prompts or max(levels) * (prompts + 1) > prompts:
             return None
-        logs.append(math.log(max(_quantile(scores, weights, wanted), 1e-6) / student.isf((1 - level) / 2, nu)))
-    return Adjustment(shift, math.exp(sum(logs) / len(logs)), prompts)
+        by_prompt = np.where(counts > 0, self.weight, 0.0)
+        by_prompt *= prompts / by_prompt.sum()
+        weights = np.broadcast_to((by_prompt / np.maximum(counts, 1))[:, None], self.present.shape)[self.present]
+        cut = self.censored[self.present]
+        errors = self.errors[self.present]
+        shift = _quantile(errors, _to_the_right(errors, weights, cut), prompts / 2)
+        if not math.isfinite(shift):
+            return None
+        scores = ((self.errors - shift) / self.sigma[:, None])[self.present]
+        weights = _to_the_right(scores, weights, cut)
+        reach = {level: _quantile(np.abs(scores), weights, level * (prompts + 1)) for level in levels}
+        held = {level: q for level, q in reach.items() if math.isfinite(q)}
+        return _Spread(shift, held, prompts) if held else None
+
+
+def _to_the_right(values: Floats, weights: Floats, censored: Mask) -> Floats:
+    """What each value counts once the censored ones have handed their weight on to the larger ones."""
+    if not censored.any():
+        return weights
+    order = np.lexsort((censored, values))  # of equal values the censored one is the larger
+    mine, ended = weights[order], ~censored[order]
+    at_risk = np.cumsum(mine[::-1])[::-1]
+    falls = np.where(ended, mine / at_risk, 0.0)
+    before = np.concatenate([[1.0], np.cumprod(1.0 - falls)[:-1]])
+    out = np.empty(len(values))
+    out[order] = weights.sum() * before * falls
+    return out
 
 
 def _quantile(values: Floats, weights: Floats, wanted: float) -> float:
-    """The smallest value with at least `wanted` of the weight at or below it."""
+    """The smallest value with at least `wanted` of the weight at or below it; infinity where there is none."""
     order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order])
-    return float(values[order][min(int(np.searchsorted(reached, wanted - 1e-9)), len(values) - 1)])
+    place = int(np.searchsorted(np.cumsum(weights[order]), wanted - 1e-9))
+    return float(values[order][place]) if place < len(values) else math.inf
 
 
-def _blend(own: Adjustment, pooled: Adjustment, share: float) -> Adjustment:
+def _blend(own: Adjustment, others: Adjustment, shrink: float) -> Adjustment:
+    share = own.prompts / (own.prompts + shrink)
     return Adjustment(
-        share * own.shift + (1 - share) * pooled.shift,
-        math.exp(share * math.log(own.factor) + (1 - share) * math.log(pooled.factor)),
+        share * own.shift + (1 - share) * others.shift,
+        math.exp(share * math.log(own.factor) + (1 - share) * math.log(others.factor)),
         own.prompts,
     )
-
-
-def _plain(adjustment: Adjustment) -> dict[str, Any]:
-    return {"shift": adjustment.shift, "factor": adjustment.factor, "prompts": adjustment.prompts}

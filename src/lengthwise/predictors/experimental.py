@@ -1,6 +1,7 @@
 """Predictors for experiments: the truth, the truth disturbed by a known amount, and what a client says.
 
-A request's true length is no part of a PredictionInput, so oracle and noisy work on a workload's columns.
+A request's true length is no part of a PredictionInput, so oracle and noisy work on a workload's columns (see
+`simulator.beliefs`); here is what they are called, and the noise.
 """
 
 from __future__ import annotations
@@ -8,30 +9,35 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
-from scipy import stats
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import DEFAULT_CAP, TIE_NU, LengthDistribution, LogT, Point, student
+from lengthwise.lengths import TIE_NU, student
 from lengthwise.predictors.calibration import as_logt
 from lengthwise.predictors.contract import LogTBeliefs
+from lengthwise.predictors.file import SUFFIX
+from lengthwise.predictors.load import packaged_predictors
+from lengthwise.predictors.scores import kendall_tau, tau_within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from lengthwise.predictors.contract import LengthPredictor, PredictionInput
 
     Floats = NDArray[np.float64]
 
-KINDS: Final = ("oracle", "none", "noisy:TAU", "noisy:log=SPREAD")
+Kind = Literal["oracle", "none", "noisy", "history", "model"]
+
 TAU_WITHIN: Final = 0.01
 HINT_SIGMA: Final = 0.25
 """Spread of the log length around a client's hint: half of the answers within 20 %."""
 
+_PLAIN: Final[tuple[Literal["oracle", "none", "history"], ...]] = ("oracle", "none", "history")
 _LEAST_SIGMA: Final = 0.02
 _DRAWS: Final = 8  # seeds tried until a small workload's tau falls where it should
 _STEPS: Final = 40
@@ -39,53 +45,58 @@ _STEPS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class PredictorSpec:
-    """An experimental predictor by name; a noisy one by Kendall's tau or by the spread of its log error."""
+    """A predictor by name: the truth, nothing, the truth with noise, the LLM's past answers, or a trained model.
 
-    kind: str
+    Noise is told by Kendall's tau or by the spread of the log error; a model by its packaged name or its file.
+    """
+
+    kind: Kind
     tau: float | None = None
     log_error: float | None = None
+    model: str | None = None
 
-    def beliefs(
+    def medians(
         self,
-        true_lengths: ArrayLike,
+        centre: Floats,
+        caps: Floats,
+        seed: int,
         *,
-        clean_means: ArrayLike | None = None,
-        max_tokens: Sequence[int | None] | None = None,
-        seed: int = 0,
-    ) -> list[LengthDistribution | None]:
-        """One belief per request of a workload; `clean_means` may be NaN where unknown."""
-        true = np.asarray(true_lengths, np.float64)
-        limits = [None] * len(true) if max_tokens is None else list(max_tokens)
-        if self.kind == "none":
-            return [None] * len(true)
-        # An answer may be longer than the default cap, and then it is not cut there.
-        caps = [max(int(x), DEFAULT_CAP if cap is None else cap) for x, cap in zip(true, limits, strict=True)]
-        if self.kind == "oracle":
-            return [Point(int(x), cap) for x, cap in zip(true, caps, strict=True)]
-        means = np.full(len(true), math.nan) if clean_means is None else np.asarray(clean_means, np.float64)
-        centre = np.where(np.isfinite(means), means, true)
-        medians = self.medians(centre, np.array(caps, np.float64), seed)
-        # It knows how wrong it is: the quartiles of its own log error, sampling included.
-        error = np.median(np.abs(np.log(true / medians))) if len(true) else 0.0
-        sigma = max(_LEAST_SIGMA, float(error) / student.isf(0.25, TIE_NU))
-        return [LogT(math.log(m), sigma, cap) for m, cap in zip(medians.tolist(), caps, strict=True)]
+        units: NDArray[np.intp] | None = None,
+        groups: NDArray[np.object_] | None = None,
+    ) -> Floats:
+        """The disturbed values of a noisy predictor, between 1 token and the cap.
 
-    def medians(self, centre: Floats, caps: Floats, seed: int) -> Floats:
-        """The disturbed values of a noisy predictor, between 1 token and the cap."""
+        Values of one unit (a prompt that comes again) have the same noise; tau is that within each group (an LLM),
+        averaged. Without them, every value is a unit and all are one group.
+        """
+        units = np.arange(len(centre)) if units is None else units
         if self.log_error is not None:
-            return disturb(centre, caps, self.log_error, _normals(len(centre), seed, 0))
-        return disturb_to_tau(centre, caps, 1.0 if self.tau is None else self.tau, seed)
+            return disturb(centre, caps, self.log_error, _normals(len(centre), seed, 0)[units])
+        return disturb_to_tau(centre, caps, 1.0 if self.tau is None else self.tau, seed, units=units, groups=groups)
 
 
 def parse_predictor_spec(text: str) -> PredictorSpec:
-    """Read oracle, none, noisy:0.6 (Kendall's tau) or noisy:log=0.5 (spread of the log error)."""
-    kind, _, value = text.strip().lower().partition(":")
-    if kind in ("oracle", "none") and not value:
-        return PredictorSpec(kind)
-    if kind != "noisy":
-        near = get_close_matches(kind, ("oracle", "none", "noisy"), n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise InputError(f"there is no predictor '{text}'", hint=f"{meant}known are {', '.join(KINDS)}")
+    """Read oracle, none, history, noisy:0.6 (Kendall's tau), noisy:log=0.5, a packaged name or a model file."""
+    name = text.strip()
+    kind, _, value = name.lower().partition(":")
+    for plain in _PLAIN:
+        if kind == plain and not value:
+            return PredictorSpec(plain)
+    if kind == "noisy":
+        return _noisy(text, value)
+    if name.endswith(SUFFIX) or len(Path(name).parts) > 1:
+        return PredictorSpec("model", model=name)
+    packaged = tuple(packaged_predictors())
+    if kind in packaged and not value:
+        return PredictorSpec("model", model=kind)
+    known = ("oracle", "none", "history", "noisy", *packaged)
+    near = get_close_matches(kind, known, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    kinds = ", ".join(["oracle", "none", "history", "noisy:TAU", "noisy:log=SPREAD", *packaged])
+    raise InputError(f"there is no predictor '{text}'", hint=f"{meant}known are {kinds} and model files ({SUFFIX})")
+
+
+def _noisy(text: str, value: str) -> PredictorSpec:
     name, _, number = value.rpartition("=")
     try:
         amount = float(number)
@@ -100,12 +111,26 @@ def parse_predictor_spec(text: str) -> PredictorSpec:
     )
 
 
+def own_sigma(true: Floats, medians: Floats) -> float:
+    """The spread of a belief that knows how wrong it is: by the quartiles of its own log error, sampling included."""
+    error = float(np.median(np.abs(np.log(true / medians)))) if len(true) else 0.0
+    return max(_LEAST_SIGMA, error / student.isf(0.25, TIE_NU))
+
+
 def disturb(centre: Floats, caps: Floats, spread: float, normals: Floats) -> Floats:
     """Log-normal noise on the values, kept between 1 token and the cap."""
     return np.asarray(np.exp(np.clip(np.log(centre) + spread * normals, 0.0, np.log(caps))))
 
 
-def disturb_to_tau(centre: Floats, caps: Floats, tau: float, seed: int) -> Floats:
+def disturb_to_tau(
+    centre: Floats,
+    caps: Floats,
+    tau: float,
+    seed: int,
+    *,
+    units: NDArray[np.intp] | None = None,
+    groups: NDArray[np.object_] | None = None,
+) -> Floats:
     """Log-normal noise of such a spread that Kendall's tau-b with the undisturbed values is `tau`, within 0.01.
 
     The spread is found by bisection on these very values. Where ties or few requests leave no such spread (lengths
@@ -113,27 +138,29 @@ def disturb_to_tau(centre: Floats, caps: Floats, tau: float, seed: int) -> Float
     """
     if tau == 1.0 or len(centre) < 2:
         return disturb(centre, caps, 0.0, np.zeros(len(centre)))
+    units = np.arange(len(centre)) if units is None else units
     nearest = math.nan
     for draw in range(_DRAWS):
-        normals = _normals(len(centre), seed, draw)
+        normals = _normals(len(centre), seed, draw)[units]
         low, high = -7.0, 5.0  # logs of the spread
         for _ in range(_STEPS):
             middle = (low + high) / 2
             values = disturb(centre, caps, math.exp(middle), normals)
-            reached = float(stats.kendalltau(centre, values).statistic)
+            reached = kendall_tau(values, centre) if groups is None else tau_within(groups, values, centre)
             if abs(reached - tau) <= TAU_WITHIN / 2:
                 return values
             if math.isnan(nearest) or abs(reached - tau) < abs(nearest - tau):
                 nearest = reached
             low, high = (middle, high) if reached > tau else (low, middle)
+    best = "there is none, their lengths being all the same" if math.isnan(nearest) else f"the nearest is {nearest:.2f}"
     raise InputError(
-        f"no noise gives these {len(centre)} requests a tau of {tau:g}; the nearest is {nearest:.2f}",
+        f"no noise gives these {len(centre)} requests a tau of {tau:g}; {best}",
         hint="take another tau, or more requests with more different lengths",
     )
 
 
 def _normals(n: int, seed: int, draw: int) -> Floats:
-    return np.random.default_rng([seed, draw, 0x6E6F69]).standard_normal(n)
+    return np.random.default_rng([seed % 2**64, draw, 0x6E6F69]).standard_normal(n)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 class LoadedPredictor(Protocol):
     """A LengthPredictor that also takes bare prompts with as many LLM names."""
 
+    @property
+    def llms(self) -> tuple[str, ...]:
+        """The LLMs it knows."""
+
     @overload
     def predict(self, inputs: Sequence[PredictionInput], llms: None = None) -> Beliefs: ...
 
@@ -41,6 +45,15 @@ def _encoder(file: ModelFile, path: Path) -> LoadedPredictor:
     return EncoderPredictor.load(file)
 
 
+def _with_adapted(base: LoadedPredictor, file: ModelFile, path: Path) -> LoadedPredictor:
+    from lengthwise.predictors.adapt.predictor import AdaptedPredictor, from_part
+
+    return AdaptedPredictor(base, from_part(file.part(ADAPTED), base.llms, path), file.card)
+
+
+ADAPTED: Final = "adapted.json"
+"""The part of a model file with the LLMs that `lengthwise adapt` added, whatever the kind."""
+
 LOADERS: Final[Mapping[str, Callable[[ModelFile, Path], LoadedPredictor]]] = {"encoder": _encoder, "fast": _fast}
 """By the kind a model file names. A loader imports what it needs only when it is called."""
 
@@ -50,13 +63,14 @@ def load_predictor(name: str | Path) -> LoadedPredictor:
 
     A string that ends in .lw or has a folder in it is a file; anything else is a name.
     """
-    path = _path(name)
+    path = model_path(name)
     file = read_model_file(path)
     loader = LOADERS.get(file.kind)
     if loader is None:
         known = ", ".join(sorted(LOADERS))
         raise InputError(f"holds a predictor of kind '{file.kind}'", source=path, field="kind", hint=f"known: {known}")
-    return loader(file, path)
+    loaded = loader(file, path)
+    return _with_adapted(loaded, file, path) if ADAPTED in file.parts else loaded
 
 
 def packaged_predictors() -> dict[str, Path]:
@@ -70,7 +84,8 @@ def best_packaged() -> str:
     return "default" if "default" in packaged_predictors() else "fast"
 
 
-def _path(name: str | Path) -> Path:
+def model_path(name: str | Path) -> Path:
+    """Where a packaged predictor's file, or the file that is named, lies."""
     if isinstance(name, Path) or name.endswith(SUFFIX) or len(Path(name).parts) > 1:
         return Path(name)
     packaged = packaged_predictors()

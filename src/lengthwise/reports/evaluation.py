@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import math
 from typing import TYPE_CHECKING, Final
 
+from lengthwise.reports.page import html_page
 from lengthwise.reports.tables import Table, share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from lengthwise.predictors.evaluation import Breakdown, Evaluation, Scores
@@ -117,39 +117,4 @@ def html_report(found: Evaluation) -> str:
     """One page: pictures as data, nothing fetched."""
     from lengthwise.reports.evaluation_figures import pictures  # Matplotlib takes half a second to load
 
-    shown = "\n".join(
-        f'<figure><img alt="{html.escape(title)}" src="data:image/png;base64,{data}"></figure>'
-        for title, data in pictures(found).items()
-    )
-    body = "\n".join(_html_table(table) for table in tables(found))
-    title = html.escape(f"{found.predictor}: how well it predicts lengths")
-    return _PAGE.format(title=title, pictures=shown, tables=body)
-
-
-def _html_table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
-    rows = "\n".join(_html_row(row, begins=i in table.rule_before) for i, row in enumerate(table.rows))
-    notes = "".join(f"<p>{html.escape(note)}</p>" for note in table.notes)
-    return f"<h2>{html.escape(table.title)}</h2><table><tr>{head}</tr>\n{rows}</table>{notes}"
-
-
-def _html_row(row: Sequence[str], *, begins: bool) -> str:
-    cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
-    return f'<tr class="rule">{cells}</tr>' if begins else f"<tr>{cells}</tr>"
-
-
-_PAGE: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 14px/1.45 system-ui, sans-serif; color: #23292e; margin: 2rem auto; max-width: 1400px; padding: 0 1rem; }}
-h2 {{ font-size: 1.05rem; margin-top: 2rem; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }}
-th, td {{ padding: .25rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #e3e6e9; }}
-th:first-child, td:first-child {{ text-align: left; }}
-tr.rule td {{ border-top: 1px solid #9aa3ab; }}
-p {{ color: #5b6770; margin: .3rem 0; max-width: 75rem; }}
-figure {{ margin: 1rem 0; }} img {{ max-width: 100%; }}
-</style></head><body><h1>{title}</h1>
-{pictures}
-{tables}
-</body></html>
-"""
+    return html_page(f"{found.predictor}: how well it predicts lengths", pictures(found), tables(found))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from lengthwise.reports.figures import COLOURS, GREY, dots, figure, legend, log_tokens, percent_axis, short_name
+from lengthwise.reports.figures import COLOURS, GREY, dots, figure, legend, log_tokens, percent_axis, png, short_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from lengthwise.predictors.evaluation import Breakdown, Evaluation, Scores
 
@@ -29,7 +26,7 @@ def pictures(found: Evaluation) -> dict[str, str]:
     with figure(1, 2, size=(13, 5.6), title=f"{found.predictor}: {found.rows:,} rows") as (drawing, axes):
         _predicted_against_true(axes[0], found)
         _calibration(axes[1], found)
-        belief = _png(drawing)
+        belief = png(drawing)
     return {
         "Predicted against true, and calibration": belief,
         "By LLM": _bars(found, "by LLM", lambda subject: subject.by_llm),
@@ -95,7 +92,7 @@ def _bars(found: Evaluation, by: str, of: Callable[[Breakdown], Mapping[str, Sco
         percent_axis(axes[2])
         handles, labels = axes[1].get_legend_handles_labels()
         drawing.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-        return _png(drawing)
+        return png(drawing)
 
 
 _PANELS: Final[tuple[tuple[str, Callable[[Scores], float]], ...]] = (
@@ -103,9 +100,3 @@ _PANELS: Final[tuple[tuple[str, Callable[[Scores], float]], ...]] = (
     ("MAE of the mean (tokens)", lambda scores: scores.mae_mean),
     ("samples in the 90 % interval", lambda scores: scores.coverage_90),
 )
-
-
-def _png(drawing: Figure) -> str:
-    data = io.BytesIO()
-    drawing.savefig(data, format="png", dpi=110)
-    return base64.b64encode(data.getvalue()).decode("ascii")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +24,19 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["COLOURS", "GREY", "boxes", "dots", "figure", "legend", "log_tokens", "percent_axis", "save", "short_name"]
+__all__ = [
+    "COLOURS",
+    "GREY",
+    "boxes",
+    "dots",
+    "figure",
+    "legend",
+    "log_tokens",
+    "percent_axis",
+    "png",
+    "save",
+    "short_name",
+]
 
 COLOURS: Final = ("#1b6ca8", "#d1495b", "#2a9d5c", "#e0902f", "#7b4fa3", "#5b6770")
 """Told apart by people with any colour vision, in this order."""
@@ -68,6 +82,13 @@ def save(drawing: Figure, path: Path) -> None:
     if path.suffix.lstrip(".") not in kinds:
         raise InputError(f"'{path.suffix}' is no picture", source=path, hint="end the name in .png, .pdf or .svg")
     drawing.savefig(path, dpi=150)
+
+
+def png(drawing: Figure) -> str:
+    """A PNG in base64, to be put into a page."""
+    data = io.BytesIO()
+    drawing.savefig(data, format="png", dpi=110)
+    return base64.b64encode(data.getvalue()).decode("ascii")
 
 
 def dots(

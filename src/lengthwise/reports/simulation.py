@@ -1,70 +1,156 @@
-"""Policies side by side on one workload: absolute latency, and each as a multiple of FCFS."""
+"""A grid of simulations as tables: latency, throughput, and each policy as a multiple of FCFS."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Final
 
-from lengthwise.reports.tables import Table
+from lengthwise.reports.tables import Table, share
+from lengthwise.simulator.cells import BASELINE, STATISTICS, TRUTH
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from lengthwise.simulator import Summary
+    from lengthwise.simulator.cells import Cell, Grid, Level, Measure, Statistic
+    from lengthwise.simulator.paired import Ratio
 
-BASELINE: Final = "fcfs"
-_COLUMNS: Final = (
-    "policy",
-    "TTFT mean",
-    "TTFT p99",
-    "TPOT mean",
-    "E2E mean",
-    "x FCFS",
-    "E2E p99",
-    "x FCFS",
-    "per token mean",
-    "x FCFS",
-    "requests/s",
-    "tokens/s",
-    "preempted",
-    "refused",
+NAMES: Final[dict[Measure, str]] = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "per_token_s": "per token"}
+_WAITING: Final = 0.01
+_AGAINST: Final[tuple[tuple[Measure, Statistic], ...]] = (
+    ("ttft_s", "mean"),
+    ("e2e_s", "mean"),
+    ("e2e_s", "p99"),
+    ("per_token_s", "mean"),
+    ("per_token_s", "p99"),
 )
 
 
-def ratios_to_fcfs(summaries: Mapping[str, Summary], policy: str) -> dict[str, float]:
-    """This policy's latency over FCFS's, below 1 is better; NaN where FCFS was not run."""
-    ours, base = summaries[policy], summaries.get(BASELINE)
-    pairs = {
-        "e2e_mean": (ours.e2e_s.mean, math.nan if base is None else base.e2e_s.mean),
-        "e2e_p99": (ours.e2e_s.p99, math.nan if base is None else base.e2e_s.p99),
-        "per_token_mean": (ours.per_token_s.mean, math.nan if base is None else base.per_token_s.mean),
-    }
-    return {name: mine / theirs if theirs > 0 else math.nan for name, (mine, theirs) in pairs.items()}
-
-
-def policy_table(summaries: Mapping[str, Summary], *, title: str, notes: Sequence[str] = ()) -> Table:
-    """One row per policy."""
-    rows = [_row(policy, summary, ratios_to_fcfs(summaries, policy)) for policy, summary in summaries.items()]
-    return Table(title, _COLUMNS, rows, notes=notes)
-
-
-def _row(policy: str, summary: Summary, ratios: Mapping[str, float]) -> list[str]:
+def tables(grid: Grid) -> list[Table]:
+    """Absolute latency, what was served, then everything against FCFS."""
     return [
-        policy,
-        seconds(summary.ttft_s.mean),
-        seconds(summary.ttft_s.p99),
-        seconds(summary.tpot_s.mean),
-        seconds(summary.e2e_s.mean),
-        times(ratios["e2e_mean"]),
-        seconds(summary.e2e_s.p99),
-        times(ratios["e2e_p99"]),
-        seconds(summary.per_token_s.mean),
-        times(ratios["per_token_mean"]),
-        f"{summary.requests_per_s:,.2f}",
-        f"{summary.output_tokens_per_s:,.0f}",
-        f"{summary.preemptions:,}",
-        f"{summary.refused:,}",
+        _latency(grid, "Time to first token and per further token", ("ttft_s", "tpot_s")),
+        _latency(grid, "Completion time and latency per token", ("e2e_s", "per_token_s")),
+        _served(grid),
+        _against(grid),
     ]
+
+
+def _latency(grid: Grid, title: str, measures: Sequence[Measure]) -> Table:
+    columns = [(measure, statistic) for measure in measures for statistic in STATISTICS]
+    return _table(
+        grid,
+        title,
+        [f"{NAMES[measure]} {statistic}" for measure, statistic in columns],
+        lambda cell: [seconds(cell.latency(measure, statistic)) for measure, statistic in columns],
+    )
+
+
+def _served(grid: Grid) -> Table:
+    def row(cell: Cell) -> list[str]:
+        return [
+            f"{cell.mean(lambda s: s.requests_per_s):,.2f}",
+            f"{cell.mean(lambda s: s.output_tokens_per_s):,.0f}",
+            f"{cell.goodput(grid.slo):,.2f}",
+            share(cell.within(grid.slo)),
+            f"{cell.mean(lambda s: s.preemptions):,.4g}",
+            f"{cell.mean(lambda s: s.refused):,.4g}",
+            share(cell.kv_mean),
+            share(cell.kv_peak),
+        ]
+
+    columns = ("requests/s", "tokens/s", "goodput/s", "in SLO", "preempted", "refused", "KV mean", "KV peak")
+    slo = f"SLO: TTFT at most {seconds(grid.slo.ttft_s)} and TPOT at most {seconds(grid.slo.tpot_s)}"
+    return _table(grid, "What was served", columns, row, [f"{slo}; goodput counts requests within both."])
+
+
+def _against(grid: Grid) -> Table:
+    gains = TRUTH in grid.beliefs and len(grid.beliefs) > 1
+
+    def row(cell: Cell) -> list[str]:
+        ratios = [multiple(grid.ratio(cell, *what)) for what in _AGAINST]
+        if not gains:
+            return ratios
+        ours = cell.predictor not in (None, TRUTH)
+        captured = [grid.gain_captured(cell, measure) if ours else math.nan for measure in ("e2e_s", "per_token_s")]
+        return [*ratios, *(share(gain) for gain in captured)]
+
+    columns = [f"{NAMES[measure]} {statistic}" for measure, statistic in _AGAINST]
+    if gains:
+        columns += ["gain captured, E2E", "per token"]
+    return _table(grid, "Over FCFS, below 1 is better", columns, row, _notes(grid, gains=gains))
+
+
+def _notes(grid: Grid, *, gains: bool) -> list[str]:
+    how = (
+        f"over {len(grid.seeds)} seeds, paired"
+        if len(grid.seeds) > 1
+        else "of a paired bootstrap over blocks of consecutive requests; --seeds gives surer ones"
+    )
+    notes = [f"Brackets: 95 % interval {how}."]
+    if not any(cell.policy == BASELINE for cell in grid.cells):
+        notes = ["No ratios: fcfs is not among the policies."]
+    if gains:
+        notes.append(
+            "Gain captured: (FCFS - this) / (FCFS - the same policy with true lengths), on mean latency; "
+            "– where true lengths gain less than 1 %."
+        )
+    levels = ", ".join(f"{level.load:.2f} ({level.offered_per_s:.3g} requests/s)" for level in grid.levels)
+    seeds = f"seed {grid.seeds[0]}" if len(grid.seeds) == 1 else f"{len(grid.seeds)} seeds from {grid.seeds[0]}"
+    notes.append(
+        f"Load {levels}; {grid.capacity_per_s:.3g} requests/s possible under backlog (FCFS, round robin); "
+        f"n {len(grid.workload):,}, slots {grid.fleet.slots:,}, {seeds}, run to drain."
+    )
+    if not all(capacity.steady for capacity in grid.capacities):
+        notes.append(
+            "Capacity is a lower bound: fewer than two requests per slot make no backlog; "
+            "give more --requests or a smaller --max-num-seqs."
+        )
+    idle = [level for level in grid.levels if _is_idle(grid, level)]
+    if idle:
+        notes.append(
+            f"Hardly anybody waits at load {', '.join(f'{level.load:.2f}' for level in idle)}, so order cannot matter: "
+            "offer more, for longer (--requests), or to fewer slots (--max-num-seqs)."
+        )
+    taus = ((name, grid.tau(name)) for name in grid.beliefs)
+    told = ", ".join(name if math.isnan(tau) else f"{name} (tau {tau:.3f})" for name, tau in taus)
+    return [*notes, f"Beliefs: {told}."]
+
+
+def _is_idle(grid: Grid, level: Level) -> bool:
+    """Whether requests wait less than 1 % of their time, whatever the policy."""
+    cells = [cell for cell in grid.cells if cell.level == level]
+    return all(cell.mean(lambda s: s.queueing_s.mean) < _WAITING * cell.latency("e2e_s", "mean") for cell in cells)
+
+
+def _table(
+    grid: Grid,
+    title: str,
+    columns: Sequence[str],
+    row: Callable[[Cell], list[str]],
+    notes: Sequence[str] = (),
+) -> Table:
+    """A row per cell. What is the same in all of them goes into the title."""
+    many_levels, many_predictors = len(grid.levels) > 1, len(grid.beliefs) > 1
+    rows, begins = [], set()
+    for i, cell in enumerate(grid.cells):
+        if i and cell.level != grid.cells[i - 1].level:
+            begins.add(i)
+        load = [f"{cell.level.load:.2f}"] if many_levels else []
+        predictor = ["" if cell.predictor is None else cell.predictor] if many_predictors else []
+        rows.append([cell.policy, *predictor, *load, *row(cell)])
+    same = "" if many_levels else f", load {grid.levels[0].load:.2f}"
+    same += "" if many_predictors else f", beliefs {next(iter(grid.beliefs))}"
+    head = ["policy", *(["predictor"] if many_predictors else []), *(["load"] if many_levels else [])]
+    return Table(
+        f"{title}: {grid.workload.name} on {grid.fleet}{same}", [*head, *columns], rows, notes, frozenset(begins)
+    )
+
+
+def multiple(ratio: Ratio) -> str:
+    """A multiple with its interval."""
+    if math.isnan(ratio.ratio):
+        return "–"
+    return "1" if ratio.low == ratio.high else f"{ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 def seconds(value: float) -> str:
@@ -72,8 +158,3 @@ def seconds(value: float) -> str:
     if math.isnan(value):
         return "–"
     return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:,.2f} s"
-
-
-def times(ratio: float) -> str:
-    """A multiple."""
-    return "–" if math.isnan(ratio) else f"{ratio:.3f}"

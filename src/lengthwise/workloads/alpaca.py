@@ -6,7 +6,7 @@ Licensed for non-commercial use (CC-BY-NC-4.0): read from a folder of yours, not
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +16,16 @@ from lengthwise.errors import InputError
 from lengthwise.workloads.blocks import BLOCK_TOKENS, text_block_lists
 from lengthwise.workloads.data_home import VARIABLE, data_home
 from lengthwise.workloads.files import read_parquet_table
+from lengthwise.workloads.length_samples import LengthSamples
 from lengthwise.workloads.workload import LeftOut, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+ALPACA: Final = "alpaca52k"
+"""What its rows are called as a corpus of lengths, and as a source in a training's settings."""
+ALPACA_LLM: Final = "openai/text-davinci-003"
+"""Who wrote the reference answers."""
 _FILE = "alpaca52k.parquet"
 _COLUMNS = ("instruction", "input", "prompt_tokens", "out_tokens")
 
@@ -31,18 +36,8 @@ def load_alpaca(where: str | Path | None = None) -> Workload:
     `where` is the folder that holds alpaca52k.parquet, $LENGTHWISE_DATA/alpaca52k if not given. The prompt is
     the instruction, or instruction, line break and input. Rows with an empty answer are left out and counted.
     """
-    path = _folder(where) / _FILE
-    table = read_parquet_table(path)
-    for field in _COLUMNS:
-        if field not in table.column_names:
-            raise InputError("missing column", source=path, field=field, hint=f"needed: {', '.join(_COLUMNS)}")
-    answered: NDArray[np.bool_] = pc.greater(table["out_tokens"], 0).to_numpy()
-    empty = int(len(table) - answered.sum())
-    kept = table.filter(pa.array(answered))
-    prompts = [
-        f"{instruction}\n{given}" if given else instruction
-        for instruction, given in zip(kept["instruction"].to_pylist(), kept["input"].to_pylist(), strict=True)
-    ]
+    path, kept, empty = _answered(where)
+    prompts = _prompts(kept)
     tokens = kept["prompt_tokens"].to_numpy()
     return Workload.from_table(
         {
@@ -52,11 +47,54 @@ def load_alpaca(where: str | Path | None = None) -> Workload:
             "prompt": prompts,
             "block_hashes": text_block_lists(prompts, tokens),
         },
-        name="alpaca52k",
+        name=ALPACA,
         block_size=BLOCK_TOKENS,
         left_out=(LeftOut("rows with an empty answer", empty),) if empty else (),
         source=path,
     )
+
+
+def load_alpaca_lengths(where: str | Path | None = None, *, test: float = 0.2, seed: int = 1) -> LengthSamples:
+    """All of Alpaca as lengths to learn from: one LLM, one answer per prompt, a random share as split `test`.
+
+    Rows with an empty answer are left out. A prompt's id is its number in the original order.
+    """
+    path, kept, _ = _answered(where)
+    samples = LengthSamples.from_table(
+        {
+            "corpus": [ALPACA] * len(kept),
+            "prompt_id": kept["idx"].cast(pa.string()),
+            "llm": [ALPACA_LLM] * len(kept),
+            "input_tokens": pc.max_element_wise(kept["prompt_tokens"], 1),
+            "lengths": [[length] for length in kept["out_tokens"].to_pylist()],
+            "prompt": _prompts(kept),
+        },
+        origin=str(path),
+    )
+    parts = samples.split_by_prompt({"test": test, "train": 1.0 - test}, seed)
+    tables = [
+        part.table.set_column(part.table.schema.get_field_index("split"), "split", pa.array([name] * len(part)))
+        for name, part in parts.items()
+    ]
+    return LengthSamples(pa.concat_tables(tables).combine_chunks(), samples.origin)
+
+
+def _answered(where: str | Path | None) -> tuple[Path, pa.Table, int]:
+    """The file, its rows that have an answer, and how many have none."""
+    path = _folder(where) / _FILE
+    table = read_parquet_table(path)
+    for field in _COLUMNS:
+        if field not in table.column_names:
+            raise InputError("missing column", source=path, field=field, hint=f"needed: {', '.join(_COLUMNS)}")
+    if "idx" not in table.column_names:
+        table = table.append_column("idx", pa.array(np.arange(len(table))))
+    answered: NDArray[np.bool_] = pc.greater(table["out_tokens"], 0).to_numpy()
+    return path, table.filter(pa.array(answered)), int(len(table) - answered.sum())
+
+
+def _prompts(rows: pa.Table) -> list[str]:
+    pairs = zip(rows["instruction"].to_pylist(), rows["input"].to_pylist(), strict=True)
+    return [f"{instruction}\n{given}" if given else instruction for instruction, given in pairs]
 
 
 def _folder(where: str | Path | None) -> Path:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lengthwise.predictors.encoder.calibration import Calibration, calibrate
 from lengthwise.predictors.encoder.ensemble import Member, soft_targets
 from lengthwise.predictors.encoder.metrics import kendall_tau
 from lengthwise.predictors.encoder.pack import HELD_OUT, Pack
@@ -46,33 +44,6 @@ def test_a_target_leans_to_the_teacher_that_did_not_see_the_prompt() -> None:
     members = [Member(outputs(4.0), everything), Member(outputs(6.0), nothing)]
     for oof, expected in ((0.0, 5.0), (1.0, 6.0)):
         np.testing.assert_allclose(soft_targets(members, pack(0.3), oof=oof)[..., 0], expected, atol=1e-6)
-
-
-def test_calibration_mends_place_and_spread() -> None:
-    data = pack(0.4)
-    fixed = calibrate(outputs(4.5, -3.0), "logt", data, np.arange(P))
-    mu, sigma = fixed.apply(outputs(4.5, -3.0)[:, 0], np.zeros(P, np.int64), "logt")
-    assert fixed.nu in (3.0, 3.5, 4.0)
-    assert abs(mu[0] - 5.0) < 0.03
-    assert abs(sigma[0] - 0.4) < 0.04
-
-
-def test_an_llm_with_few_held_out_prompts_takes_what_all_say() -> None:
-    data = pack(0.4)
-    lengths = data.lengths.copy()
-    lengths[10:, 1] = 0
-    lengths[:10, 1] = 3000
-    fixed = calibrate(outputs(5.0), "logt", replace(data, lengths=lengths), np.arange(P))
-    assert abs(fixed.shift[1]) < 0.1
-
-
-def test_calibration_survives_its_file() -> None:
-    fixed = Calibration(np.array([0.1, 0.2]), np.array([1.0, 2.0]), 5.0, np.array([[0.0, 1.0], [4.0, 5.0]]))
-    again = Calibration.of_json(fixed.to_json())
-    assert again.shift.tolist() == fixed.shift.tolist()
-    assert again.nu == 5.0
-    assert again.knots is not None
-    assert again.knots.tolist() == [[0.0, 1.0], [4.0, 5.0]]
 
 
 def test_tau_counts_ties_as_tau_b_does() -> None:

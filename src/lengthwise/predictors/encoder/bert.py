@@ -15,6 +15,8 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_ACTIVATIONS: dict[str, Any] = {"gelu": functional.gelu, "relu": functional.relu}
+
 
 @dataclass(frozen=True, slots=True)
 class BertShape:
@@ -35,13 +37,29 @@ class BertShape:
         return cls(**{name: config[name] for name in cls.__slots__ if name in config})
 
 
-class Layer(nn.Module):  # type: ignore[misc]  # torch is not seen by the type checker
+class Attention(nn.Module):  # type: ignore[misc]  # torch is not seen by the type checker
+    """What each token takes from the others. A module of its own, so that the export can put one operator there."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, qkv: Any, mask: Any, drop: float) -> Any:  # noqa: ANN401  (tensors are Any without torch's types)
+        """Return (batch, tokens, width) of queries, keys and values beside each other."""
+        batch, tokens, width = qkv.shape
+        parts = qkv.view(batch, tokens, 3, self.heads, width // 3 // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        seen = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop)
+        return seen.transpose(1, 2).reshape(batch, tokens, width // 3)
+
+
+class Layer(nn.Module):  # type: ignore[misc]
     """Attention and the two-layer network, each added to its input and normalised after."""
 
     def __init__(self, shape: BertShape) -> None:
         super().__init__()
         width = shape.hidden_size
-        self.heads = shape.num_attention_heads
+        self.attention = Attention(shape.num_attention_heads)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.norm_attention = nn.LayerNorm(width, shape.layer_norm_eps)
@@ -49,17 +67,14 @@ class Layer(nn.Module):  # type: ignore[misc]  # torch is not seen by the type c
         self.down = nn.Linear(shape.intermediate_size, width)
         self.norm_output = nn.LayerNorm(width, shape.layer_norm_eps)
         self.dropout = 0.1
+        self.activation = "gelu"
 
-    def forward(self, x: Any, mask: Any) -> Any:  # noqa: ANN401  (tensors are Any without torch's types)
+    def forward(self, x: Any, mask: Any) -> Any:  # noqa: ANN401
         """Return what the layer makes of x (batch, tokens, width); mask is False where attention may not look."""
-        batch, tokens, width = x.shape
         drop = self.dropout if self.training else 0.0
-        parts = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads)
-        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
-        seen = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop)
-        seen = self.out(seen.transpose(1, 2).reshape(batch, tokens, width))
+        seen = self.out(self.attention(self.qkv(x), mask, drop))
         x = self.norm_attention(x + functional.dropout(seen, drop, self.training))
-        inner = self.down(functional.gelu(self.up(x)))
+        inner = self.down(_ACTIVATIONS[self.activation](self.up(x)))
         return self.norm_output(x + functional.dropout(inner, drop, self.training))
 
 
@@ -76,6 +91,7 @@ class Bert(nn.Module):  # type: ignore[misc]
         self.norm = nn.LayerNorm(width, shape.layer_norm_eps)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
         self.dropout = 0.1
+        self.funnel: tuple[int, int] | None = None
         for parameter in (self.words.weight, self.positions.weight):
             nn.init.normal_(parameter, std=0.02)
 
@@ -85,14 +101,28 @@ class Bert(nn.Module):  # type: ignore[misc]
         return self.shape.hidden_size
 
     def forward(self, ids: Any, mask: Any) -> Any:  # noqa: ANN401
-        """Return (batch, tokens, width); mask is 1 for tokens and 0 for padding, None where there is no padding."""
+        """Return (batch, tokens, width); mask is 1 for tokens and 0 for padding, None where there is no padding.
+
+        With a funnel there are fewer vectors than tokens, and `mask_after` says which of them are padding.
+        """
         place = self.positions.weight[: ids.shape[1]]
         x = self.norm(self.words(ids) + place + self.types)
         x = functional.dropout(x, self.dropout if self.training else 0.0, self.training)
         looks = None if mask is None else mask.bool()[:, None, None, :]
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
+            if self.funnel is not None and number == self.funnel[0]:
+                x = shortened(x, mask, self.funnel[1])
+                mask = self.mask_after(mask)
+                looks = None if mask is None else mask.bool()[:, None, None, :]
             x = layer(x, looks)
         return x
+
+    def mask_after(self, mask: Any) -> Any:  # noqa: ANN401
+        """Return the mask of what `forward` returns: a group counts where one of its tokens does."""
+        if mask is None or self.funnel is None:
+            return mask
+        groups = functional.max_pool1d(mask[:, 1:].float(), self.funnel[1], ceil_mode=True)
+        return torch.cat([mask[:, :1], groups.to(mask.dtype)], dim=1)
 
     def set_dropout(self, share: float) -> None:
         """Set the share dropped everywhere."""
@@ -104,10 +134,27 @@ class Bert(nn.Module):  # type: ignore[misc]
         """Keep some of the layers, counted from 0, and forget the rest."""
         self.layers = nn.ModuleList(self.layers[number] for number in numbers)
 
+    def set_activation(self, name: str) -> None:
+        """Use "gelu" or "relu" in every layer; weights trained with another must learn it."""
+        for layer in self.layers:
+            layer.activation = name
+
     def groups(self) -> list[list[Any]]:
         """Parameters from the bottom up, for learning rates that fall with depth."""
         bottom = [*self.words.parameters(), *self.positions.parameters(), self.types, *self.norm.parameters()]
         return [bottom, *(list(layer.parameters()) for layer in self.layers)]
+
+
+def shortened(x: Any, mask: Any, stride: int) -> Any:  # noqa: ANN401
+    """Put the mean of every `stride` tokens in their place; the first token, which stands for the prompt, stays."""
+    first, rest = x[:, :1], x[:, 1:].transpose(1, 2)
+    if mask is None:
+        rest = functional.avg_pool1d(rest, stride, ceil_mode=True)
+    else:
+        here = mask[:, None, 1:].to(x.dtype)
+        share = functional.avg_pool1d(here, stride, ceil_mode=True)
+        rest = functional.avg_pool1d(rest * here, stride, ceil_mode=True) / share.clamp(min=1.0 / stride)
+    return torch.cat([first, rest.transpose(1, 2)], dim=1)
 
 
 def from_transformers(state: Mapping[str, Any], shape: BertShape) -> Bert:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from lengthwise.predictors.encoder.config import HeadConfig
     from lengthwise.predictors.encoder.pack import Pack
 
-_MU_SERVE: Final = (0.25, 0.5, 0.75, 0.99)  # percentiles between mu-Serve's five classes
+# Percentiles between mu-Serve's five classes, as in scores.MU_SERVE_CUTS, which says where they were read. Not
+# imported: this module also runs where there is nothing but torch and NumPy.
+_MU_SERVE: Final = (0.25, 0.5, 0.75, 0.99)
 _LONGEST: Final = 15_000.0  # CASTILLO's limit
 
 
@@ -29,6 +31,7 @@ def bin_edges(config: HeadConfig, pack: Pack) -> NDArray[Any] | None:
     rows = lengths[(lengths > 0).any(-1)]
     target = rows.max(-1) if config.bin_target == "p99" else rows.sum(-1) / (rows > 0).sum(-1)
     shares = _MU_SERVE if config.bins == "mu_serve" else np.linspace(0, 1, config.bin_count + 1)[1:-1]
-    # A length belongs to the bin it closes: bins are (low, high], and short data may make two edges one.
+    # A length belongs to the bin it closes: bins are (low, high] (mu-Serve's are [low, high), with edges of each LLM
+    # by itself where it trains on several), and short data may make two edges one.
     inner = np.unique(np.quantile(target, shares))
     return np.array([0.0, *inner, max(_LONGEST, inner[-1] + 1.0)])

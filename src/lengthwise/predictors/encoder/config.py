@@ -43,6 +43,8 @@ class HeadConfig(_Part):
     bin_cap: int = Field(default=4000, ge=1)
     """Where bins of equal width end; the last one takes what is longer."""
     bin_target: Literal["mean", "p99", "samples"] = "mean"
+    blur: Weight = 0.0
+    """Spread in bins of what is aimed at, over the neighbours of the right bin: a near miss is half right; 0: none."""
 
 
 class LossConfig(_Part):
@@ -106,11 +108,13 @@ class DataConfig(_Part):
     """Which rows are trained on. A test split is refused: it is for the figures on the card."""
 
     source: str | None = None
-    """A folder in CASTILLO's layout or a Parquet file of length samples; without it $LENGTHWISE_DATA."""
+    """A folder in CASTILLO's layout, a Parquet file of length samples, or alpaca52k; without it $LENGTHWISE_DATA."""
     corpora: tuple[str, ...] = ("Apps", "BigCodeBench", "DS1000", "DollyDataset", "Mbpp", "ShareGPT")
     splits: tuple[Literal["train", "validate"], ...] = ("train", "validate")
     smollm2: bool = True
     """SmolLM2's lengths on the same prompts as one LLM more, right-censored at 1,024."""
+    without: tuple[str, ...] = ()
+    """LLMs that are left out, as if nobody had heard of them; short names will do."""
     held_out: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     split_seed: int = 0
     limit: int | None = Field(default=None, ge=8)
@@ -126,6 +130,14 @@ class DistilConfig(_Part):
     """How much of the teachers' variance in mu widens the student's sigma."""
 
 
+class FunnelConfig(_Part):
+    """Where an encoder goes on with the means of neighbouring tokens: later layers cost that much less."""
+
+    after: int = Field(default=1, ge=0)
+    """Layers that still read every token."""
+    stride: int = Field(default=4, ge=2)
+
+
 class TrainingConfig(_Part):
     """All of it."""
 
@@ -134,8 +146,12 @@ class TrainingConfig(_Part):
     """A hub name, a folder, or the installed package of MiniLM."""
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Which of the encoder's layers to keep, from 0; all where not given. Fewer are faster."""
+    funnel: FunnelConfig | None = None
+    """A BERT's later layers read groups of tokens."""
+    activation: Literal["gelu", "relu"] | None = None
+    """Of a BERT's layers, in place of its own."""
     max_tokens: int = Field(default=512, ge=8)
-    pooling: Literal["cls", "mean", "max", "all"] = "all"
+    pooling: Literal["cls", "mean", "max", "all", "last_all"] = "all"
     identity: IdentityConfig = IdentityConfig()
     head: HeadConfig = HeadConfig()
     loss: LossConfig = LossConfig()
@@ -171,9 +187,12 @@ def parse_config(tree: object, *, source: str | Path = "settings") -> TrainingCo
         raise InputError(str(first["msg"]), source=source, field=field) from None
 
 
+_OPTIONAL: dict[int | str, type[BaseModel]] = {"distil": DistilConfig, "funnel": FunnelConfig}
+
+
 def _settings_beside(place: tuple[int | str, ...]) -> str:
     model: type[BaseModel] = TrainingConfig
     for part in place[:-1]:
         inner = model.model_fields[str(part)].annotation
-        model = DistilConfig if part == "distil" else inner if isinstance(inner, type) else model
+        model = _OPTIONAL[part] if part in _OPTIONAL else inner if isinstance(inner, type) else model
     return f"known there: {', '.join(model.model_fields)}"

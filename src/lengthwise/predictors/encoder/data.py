@@ -15,8 +15,10 @@ from lengthwise.lengths.families import logt_family
 from lengthwise.predictors.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST, TRAIN, UNLABELLED, Pack
 from lengthwise.predictors.identity import FEATURES, identify
 from lengthwise.workloads import LengthSamples, load_castillo
+from lengthwise.workloads.alpaca import ALPACA, load_alpaca_lengths
 from lengthwise.workloads.data_home import data_home
 from lengthwise.workloads.files import read_parquet_table
+from lengthwise.workloads.llms import resolve_llm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,13 +34,16 @@ _FOLDS: Final = 10
 
 def load_samples(config: DataConfig) -> LengthSamples:
     """Every row of the data that is named, all splits: `make_pack` says which are trained on."""
-    if config.source is not None and Path(config.source).is_file():
+    if config.source == ALPACA:
+        samples = load_alpaca_lengths()
+    elif config.source is not None and Path(config.source).is_file():
         samples = LengthSamples.read(config.source)
     else:
         samples = load_castillo(config.source)
     if config.smollm2:
         samples = _with_smollm2(samples, config.source)
-    return samples
+    gone = {resolve_llm(name, samples.llms) for name in config.without}
+    return samples.where(llm=[llm for llm in samples.llms if llm not in gone]) if gone else samples
 
 
 def _with_smollm2(samples: LengthSamples, source: str | None) -> LengthSamples:
@@ -73,7 +78,7 @@ def make_pack(
     samples: LengthSamples, config: DataConfig, encoder: TextEncoder, unlabelled: Sequence[tuple[str, str | None]] = ()
 ) -> Pack:
     """Tokenise each prompt once and lay its lengths out by LLM; held-out prompts are drawn from the trained ones."""
-    table, prompt = _prompts(samples)
+    table, prompt = prompt_table(samples)
     corpora = tuple(samples.corpora)
     corpus = np.array([corpora.index(name) for name in table["corpus"].to_pylist()], np.int8)
     texts = [*table["prompt"].to_pylist(), *(text for text, _ in unlabelled)]
@@ -101,12 +106,12 @@ def make_pack(
 
 def trained_texts(samples: LengthSamples, config: DataConfig) -> list[tuple[str, str]]:
     """The texts that are trained on, with their corpora: nothing held out, nothing of a test split."""
-    table, _ = _prompts(samples)
+    table, _ = prompt_table(samples)
     pairs = list(zip(table["prompt"].to_pylist(), table["corpus"].to_pylist(), strict=True))
     return [pairs[i] for i in np.flatnonzero(_parts(table, config) == TRAIN)]
 
 
-def _prompts(samples: LengthSamples) -> tuple[pa.Table, NDArray[Any]]:
+def prompt_table(samples: LengthSamples) -> tuple[pa.Table, NDArray[Any]]:
     """One row per prompt, and the number of its prompt for each row of the samples."""
     keys = pc.binary_join_element_wise(samples.table["corpus"], samples.table["prompt_id"], "\n").combine_chunks()
     coded = keys.dictionary_encode()

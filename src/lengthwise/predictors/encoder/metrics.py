@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _LEVELS = (0.5, 0.9)
+_BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,13 @@ class Scores:
 
 def kendall_tau(x: Floats, y: Floats) -> float:
     """Kendall's tau-b of two lists; NaN where one of them is constant."""
-    dx, dy = (np.sign(values[:, None] - values[None, :]).astype(np.int8) for values in (x, y))
-    ties = np.sqrt(float((dx != 0).sum()) * float((dy != 0).sum()))
-    return float((dx * dy).sum(dtype=np.int64) / ties) if ties else float("nan")
+    agree = apart_x = apart_y = 0
+    for start in range(0, len(x), _BLOCK):  # ten thousand prompts against each other would not fit into memory
+        dx, dy = (np.sign(values[start : start + _BLOCK, None] - values).astype(np.int8) for values in (x, y))
+        agree += int((dx * dy).sum(dtype=np.int64))
+        apart_x, apart_y = apart_x + int(np.count_nonzero(dx)), apart_y + int(np.count_nonzero(dy))
+    ties = np.sqrt(float(apart_x) * float(apart_y))
+    return float(agree / ties) if ties else float("nan")
 
 
 def score(

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from lengthwise.predictors.encoder.bert import Bert
+
 if TYPE_CHECKING:
     from lengthwise.predictors.encoder.config import HeadConfig, TrainingConfig
 
@@ -25,12 +27,15 @@ _MASKED: Final = -1e4
 
 
 class Pooling(nn.Module):  # type: ignore[misc]  # torch is not seen by the type checker
-    """One vector of a prompt from those of its tokens: the first, their mean, their maximum, or all three."""
+    """One vector of a prompt from those of its tokens: the first, their mean, their maximum, or all three.
+
+    "last_all" takes the last token in place of the first, which in a causal network has seen nothing.
+    """
 
     def __init__(self, kind: str, width: int) -> None:
         super().__init__()
         self.kind = kind
-        self.width = 3 * width if kind == "all" else width
+        self.width = 3 * width if kind in ("all", "last_all") else width
 
     def forward(self, hidden: Any, mask: Any) -> Any:  # noqa: ANN401  (tensors are Any without torch's types)
         """Return (batch, width); without a mask every token counts."""
@@ -38,9 +43,12 @@ class Pooling(nn.Module):  # type: ignore[misc]  # torch is not seen by the type
         parts = []
         if self.kind in ("cls", "all"):
             parts.append(hidden[:, 0])
-        if self.kind in ("mean", "all"):
+        if self.kind == "last_all":
+            last = hidden.shape[1] - 1 if mask is None else mask.sum(1).long() - 1
+            parts.append(hidden[torch.arange(len(hidden), device=hidden.device), last])
+        if self.kind in ("mean", "all", "last_all"):
             parts.append(hidden.mean(1) if here is None else (hidden * here).sum(1) / here.sum(1).clamp(min=1.0))
-        if self.kind in ("max", "all"):
+        if self.kind in ("max", "all", "last_all"):
             parts.append((hidden if here is None else hidden + (1.0 - here) * _MASKED).amax(1))
         return torch.cat(parts, dim=-1)
 
@@ -116,7 +124,8 @@ class LengthNetwork(nn.Module):  # type: ignore[misc]
 
     def encode(self, ids: Any, mask: Any, log_size: Any) -> Any:  # noqa: ANN401
         """Return the prompts' vectors (batch, width)."""
-        pooled = self.pooling(self.backbone(ids, mask), mask)
+        hidden = self.backbone(ids, mask)
+        pooled = self.pooling(hidden, self.backbone.mask_after(mask) if isinstance(self.backbone, Bert) else mask)
         return torch.cat([pooled, log_size.unsqueeze(-1).to(pooled.dtype)], dim=-1)
 
     def all_llms(self, prompts: Any, drop: float = 0.0) -> tuple[Any, Any]:  # noqa: ANN401

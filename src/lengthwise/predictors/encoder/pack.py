@@ -6,7 +6,7 @@ NumPy only. A pack can be trained from on a machine that has neither tokenizers 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -70,6 +70,35 @@ class Pack:
         ids = np.full((len(self), int(count.max())), self.pad_id, np.int32)
         ids[np.arange(ids.shape[1]) < count[:, None]] = self.tokens
         return ids, count
+
+    def without(self, word: str) -> Pack:
+        """The same without one LLM, found by a word of its name: nothing of it is left."""
+        kept = [number for number, llm in enumerate(self.llms) if word not in llm]
+        return replace(
+            self,
+            lengths=self.lengths[:, kept],
+            censored=self.censored[:, kept],
+            fitted=self.fitted[:, kept],
+            features=self.features[[*kept, len(self.llms)]],
+            llms=tuple(self.llms[number] for number in kept),
+        )
+
+    def extended(self, tokens: NDArray[Any], offsets: NDArray[np.int64], sizes: NDArray[np.int32]) -> Pack:
+        """The same with further prompts after the others, of no corpus and without lengths."""
+        spare = len(sizes)
+        empty = {"lengths": 0, "censored": False, "fitted": np.nan, "corpus": -1, "part": UNLABELLED, "fold": -1}
+        more = {
+            name: np.concatenate([mine, np.full((spare, *mine.shape[1:]), value, mine.dtype)])
+            for name, value in empty.items()
+            for mine in [getattr(self, name)]
+        }
+        return replace(
+            self,
+            tokens=np.concatenate([self.tokens, tokens]),
+            offsets=np.concatenate([self.offsets, self.offsets[-1] + offsets[1:]]),
+            sizes=np.concatenate([self.sizes, sizes]),
+            **more,
+        )
 
     def write(self, path: Path) -> None:
         """Write one file."""

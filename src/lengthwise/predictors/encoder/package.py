@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.encoder.calibration import Calibration, calibrate
+from lengthwise.predictors.calibration import Calibration
 from lengthwise.predictors.encoder.export import to_onnx
+from lengthwise.predictors.encoder.held_out import calibrate, rank_knots
 from lengthwise.predictors.encoder.metrics import as_row, score
 from lengthwise.predictors.encoder.pack import ELSEWHERE, HELD_OUT, TEST
-from lengthwise.predictors.encoder.readout import places_and_spreads
+from lengthwise.predictors.encoder.readout import as_logt, places_and_spreads
 from lengthwise.predictors.encoder.run import settings_json
-from lengthwise.predictors.encoder.serve import KIND, EncoderPredictor
+from lengthwise.predictors.encoder.serve import KIND, UNKNOWN, EncoderPredictor
 from lengthwise.predictors.file import ModelFile, write_model_file
+from lengthwise.predictors.licences import LICENCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,18 +31,6 @@ if TYPE_CHECKING:
 
 LARGEST: Final = 25_000_000
 _PARTS: Final = {"held_out": HELD_OUT, "test": TEST, "other corpora, test": ELSEWHERE}
-_LICENCES: Final = {
-    "CASTILLO (lengths)": "CC-BY-4.0",
-    "Apps": "MIT",
-    "BigCodeBench": "Apache-2.0",
-    "DS1000": "CC-BY-SA-4.0",
-    "DollyDataset": "CC-BY-SA-3.0",
-    "Mbpp": "CC-BY-4.0",
-    "ShareGPT": "unclear",
-    "Alpaca": "CC-BY-NC-4.0",
-    "SmolLM2 (lengths)": "Apache-2.0",
-    "MiniLM (encoder)": "MIT",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +51,17 @@ def write_predictor(
         "encoder.json": settings_json(prepared),
     }
     progress("calibrating on held-out prompts")
-    plain = Calibration.none(len(prepared.pack.llms) + 1)
-    served = EncoderPredictor.load(ModelFile({"kind": KIND}, {**parts, "calibration.json": plain.to_json()}))
+    plain = json.dumps(Calibration().to_json()).encode()
+    served = EncoderPredictor.load(ModelFile({"kind": KIND}, {**parts, "calibration.json": plain}))
     said = _say(served, prepared, progress)
-    kind = prepared.config.head.kind
-    calibration = calibrate(said.outputs, kind, prepared.pack, said.prompts["held_out"])
-    card = _card(prepared, _figures(said, prepared, calibration))
-    write_model_file(path, card, {**parts, "calibration.json": calibration.to_json()})
+    knots = None
+    if prepared.config.head.kind == "rank":
+        knots = rank_knots(said.outputs, prepared.pack, said.prompts["held_out"])
+        parts["encoder.json"] = settings_json(prepared, knots)
+    calibration, figures = _measure(said, prepared, knots)
+    parts["calibration.json"] = json.dumps(calibration.to_json()).encode()
+    card = _card(prepared, figures)
+    write_model_file(path, card, parts)
     if path.stat().st_size > LARGEST and prepared.config.quantise:
         size = path.stat().st_size / 1e6
         raise InputError(f"is {size:.1f} MB, more than a shipped predictor may be", source=path, hint="fewer layers")
@@ -91,14 +86,21 @@ def _say(served: EncoderPredictor, prepared: Prepared, progress: Callable[[str],
     return _Said(outputs, prompts)
 
 
-def _figures(said: _Said, prepared: Prepared, calibration: Calibration) -> dict[str, Any]:
+def _measure(
+    said: _Said, prepared: Prepared, knots: NDArray[np.float64] | None
+) -> tuple[Calibration, dict[str, dict[str, Any]]]:
+    """Calibrate (bins say what they say), and score what is then believed."""
     pack, kind = prepared.pack, prepared.config.head.kind
-    rows = np.broadcast_to(np.arange(len(pack.llms) + 1), said.outputs.shape[:2])
+    calibration = Calibration()
+    sigma: NDArray[np.float64] | None
     if kind == "bins":
         mu, sigma = places_and_spreads(said.outputs, kind, prepared.edges)
     else:
-        mu, sigma = calibration.apply(said.outputs, rows, kind)
-    return {
+        raw, spread = as_logt(said.outputs, kind, knots)
+        calibration = calibrate(raw, spread, pack, said.prompts["held_out"])
+        shift, factor = calibration.columns([*pack.llms, UNKNOWN])
+        mu, sigma = raw + shift, spread * factor
+    return calibration, {
         name: as_row(score(mu, sigma, pack, some, leave_out=("SmolLM2",), nu=calibration.nu))
         for name, some in said.prompts.items()
         if len(some)
@@ -120,7 +122,7 @@ def _card(prepared: Prepared, figures: dict[str, Any]) -> dict[str, Any]:
             "prompts": int((prepared.pack.part < TEST).sum()),
             "held_out": int((prepared.pack.part == HELD_OUT).sum()),
         },
-        "licences": {name: licence for name, licence in _LICENCES.items() if name in used},
+        "licences": {name: licence for name, licence in LICENCES.items() if name in used},
         "figures": figures,
         "limits": (
             "Learned from single-turn English prompts, mostly code and questions; other languages, long chats and "

@@ -31,6 +31,17 @@ def places_and_spreads(outputs: Array, kind: str, edges: Array | None = None) ->
     return said[..., 0], None
 
 
+def as_logt(outputs: Array, kind: str, knots: Array | None = None) -> tuple[Array, Array]:
+    """Return mu and sigma as a head says them; `knots` turn a rank head's scores into log lengths.
+
+    A head that tells no spread has sigma 1: calibration makes it what it must be.
+    """
+    place, spread = places_and_spreads(outputs, kind)
+    if knots is not None:
+        place = np.interp(place, knots[0], knots[1])
+    return place, np.ones(place.shape) if spread is None else spread
+
+
 def probabilities(logits: Array) -> Array:
     """Softmax over the last axis."""
     raised = np.exp(logits - logits.max(axis=-1, keepdims=True))

@@ -19,6 +19,7 @@ from lengthwise.predictors.encoder.data import SMOLLM2, load_samples, make_pack
 from lengthwise.predictors.encoder.ensemble import Member, soft_targets
 from lengthwise.predictors.encoder.network import LengthNetwork
 from lengthwise.predictors.encoder.pack import HELD_OUT, TRAIN, UNLABELLED
+from lengthwise.predictors.encoder.reshape import reshape
 from lengthwise.predictors.encoder.training import Task, Trainer
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ class Prepared:
     def network(self) -> LengthNetwork:
         """A fresh network; its head is drawn from torch's generator."""
         backbone = copy.deepcopy(self.loaded.module)
-        if self.config.layers is not None:
-            backbone.keep_layers(self.config.layers)
+        reshape(backbone, self.config)
         bins = 0 if self.edges is None else len(self.edges) - 1
         return LengthNetwork(backbone, self.config, self.pack.features, bins)
 
@@ -136,9 +136,9 @@ def load_weights(prepared: Prepared, path: Path) -> LengthNetwork:
     return network
 
 
-def settings_json(prepared: Prepared) -> bytes:
-    """What the served predictor must know of the settings."""
+def settings_json(prepared: Prepared, knots: NDArray[Any] | None = None) -> bytes:
+    """What the served predictor must know of the settings, and the knots of a rank head."""
     config = prepared.config
     edges = None if prepared.edges is None else prepared.edges.tolist()
     tree = {"llms": prepared.pack.llms, "head": config.head.kind, "max_tokens": config.max_tokens, "edges": edges}
-    return json.dumps(tree).encode()
+    return json.dumps({**tree, "knots": None if knots is None else knots.tolist()}).encode()

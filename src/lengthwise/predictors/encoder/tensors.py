@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lengthwise.predictors.encoder.pack import Pack
 
-_ROUND_TO = 32  # batch widths come in few sizes: fewer shapes to plan for
+_ROUND_TO = 32  # batch widths come in few sizes: fewer shapes for a GPU to plan for
 _SORTED_TOGETHER = 8  # batches whose prompts are sorted by length among each other, so that little is padding
 
 
@@ -72,7 +72,8 @@ class Tensors:
         """Return these prompts, padded to the longest of them."""
         at = torch.as_tensor(prompts, device=self.device)
         widest = int(self.counts[prompts].max())
-        width = min(-(-widest // _ROUND_TO) * _ROUND_TO, self.ids.shape[1])
+        step = 1 if self.device == "cpu" else _ROUND_TO
+        width = min(-(-widest // step) * step, self.ids.shape[1])
         mask = torch.arange(width, device=self.device) < self.count[at].unsqueeze(1)
         return Batch(self.ids[at, :width], mask, self.log_size[at], self._targets(at))
 

@@ -92,6 +92,18 @@ class FastPredictor:
             sample_std=natural[:, 3],
         )
 
+    def outputs(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the raw outputs for every known LLM and the unknown one: (texts, LLMs + 1, 4).
+
+        They are log median, log sigma, log mean and log std of repeated answers, before calibration and widening.
+        """
+        names = [*self.llms, ""]
+        features = np.array([identify(name).features() for name in names], np.float32)
+        who = np.stack([self.network.who(row, own) for row, own in enumerate(features)], axis=1)
+        shift = self.levels[:, None] * _RELATIVE + _AT_ZERO
+        found = [self.network.outputs(np.repeat(self._look(text)[0][None], len(names), axis=0), who) for text in texts]
+        return np.asarray(np.reshape(found, (-1, *shift.shape)) + shift, np.float32)
+
     def _look(self, text: str) -> tuple[Floats, float]:
         page = self.reader.read(text)
         x = self.network.standardise(self.tables.describe(page))

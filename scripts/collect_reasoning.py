@@ -1,0 +1,82 @@
+"""Collect the lengths behind `lengthwise reproduce reasoning`: the same prompts with and without a request to reason.
+
+    python scripts/collect_reasoning.py
+
+Starts the embedded engine, asks it with `lengthwise collect`, and packs what came into the package's samples: about a
+quarter of an hour on two CPU cores; stopped, it goes on where it was. Answers have seeds of their own, but an engine's
+batches are not the same twice: a second run gives other lengths of the same kind.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+from lengthwise.workloads import LengthSamples
+from lengthwise.workloads.reasoning import LIMIT, SENTENCE
+
+SAMPLES = Path(__file__).parents[1] / "src" / "lengthwise" / "workloads" / "samples"
+WORK = Path("build/reasoning")
+PROMPTS_PER_CORPUS = 12
+CHARACTERS_AT_MOST = 2_000
+"""Longer prompts cost a CPU minutes and say little more; about half of Apps' are longer."""
+AT_ONCE = 32
+ASK = ["--samples", "4", "--max-tokens", str(LIMIT), "--temperature", "0.7", "--top-p", "0.9"]
+"""The settings of the lengths that the shipped predictors know SmolLM2 from: only the sentence is new to them."""
+
+
+def prompts() -> list[dict[str, str]]:
+    """Test prompts of the packaged slice, of each corpus those with the lowest hash: no shipped predictor saw them."""
+    table = LengthSamples.read(SAMPLES / "castillo.parquet").where(split="test").table
+    texts = {
+        (corpus, prompt_id): text
+        for corpus, prompt_id, text in zip(
+            *(table[name].to_pylist() for name in ("corpus", "prompt_id", "prompt")), strict=True
+        )
+        if len(text) <= CHARACTERS_AT_MOST
+    }
+    chosen = []
+    for corpus in sorted({corpus for corpus, _ in texts}):
+        ids = [prompt_id for its, prompt_id in texts if its == corpus]
+        ids.sort(key=lambda text: xxhash.xxh3_64_intdigest(f"reasoning\n{text}".encode()))
+        chosen += [
+            {"corpus": corpus, "prompt_id": each, "split": "test", "prompt": texts[corpus, each]}
+            for each in ids[:PROMPTS_PER_CORPUS]
+        ]
+    return chosen
+
+
+def main() -> None:
+    """Collect both halves and pack them."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    asked = WORK / "prompts.jsonl"
+    asked.write_text("".join(json.dumps(each) + "\n" for each in prompts()), encoding="utf-8")
+    halves = {"": WORK / "plain.parquet", SENTENCE: WORK / "steps.parquet"}
+    if not all(whole(out) for out in halves.values()):
+        with EmbeddedEngine(EngineOptions(policy="fcfs", max_num_seqs=AT_ONCE)) as engine:
+            for suffix, out in halves.items():
+                if not whole(out):
+                    where = ["--url", engine.url, "--prompts", str(asked), "--at-once", str(AT_ONCE), "-o", str(out)]
+                    command = [sys.executable, "-m", "lengthwise", "collect", *where, *ASK, "--suffix", suffix]
+                    subprocess.run(command, check=True)  # noqa: S603  (our own command line)
+    parts = []
+    for suffix, out in halves.items():
+        table = pq.read_table(out).drop_columns(["prompt"])  # the texts are in castillo.parquet
+        parts.append(table.append_column("sentence", pa.array([suffix or None] * len(table), pa.string())))
+    pq.write_table(pa.concat_tables(parts).combine_chunks(), SAMPLES / "reasoning.parquet", compression="zstd")
+
+
+def whole(out: Path) -> bool:
+    """Whether a half has been collected to its end."""
+    return out.exists() and not out.with_name(out.name + ".partial").exists()
+
+
+if __name__ == "__main__":
+    main()

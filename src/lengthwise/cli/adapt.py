@@ -1,0 +1,77 @@
+"""`lengthwise adapt`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lengthwise.errors import InputError
+from lengthwise.reports.progress import late_bar
+from lengthwise.reports.tables import Table, print_tables, share, to_json
+
+if TYPE_CHECKING:
+    from lengthwise.predictors.adapt import Report
+
+_NAMED = 4
+
+
+def adapt(
+    model: Annotated[str, typer.Argument(help="A packaged predictor (default, fast) or a model file.")],
+    lengths: Annotated[
+        Path,
+        typer.Option(help="What `collect` wrote, or Parquet, CSV or JSON lines with prompt and length."),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Model file to write.")],
+    llm: Annotated[str | None, typer.Option(help="The LLM's name [default: the one in the file].")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Teach a predictor a new LLM from 50 to 500 of its own lengths: on the CPU, in seconds to minutes.
+
+    Nothing is retrained: the LLM becomes a mixture of those the predictor knows, with a spread of its own. Scores are
+    on lengths of prompts that were not learned from.
+
+    Example: `lengthwise adapt default --lengths mine.parquet -o mine.lw`
+    """
+    # Optimisers take a while to import, which the other commands need not pay.
+    from lengthwise.predictors.adapt import adapt_file, read_observed
+    from lengthwise.predictors.adapt.observed import ENOUGH
+
+    if not out.absolute().parent.is_dir():
+        raise InputError("no such folder", source=out.parent, field="--out")
+    observed = read_observed(lengths, llm)
+    if observed.count < ENOUGH:
+        typer.echo(f"warning: {observed.count} lengths are few; {ENOUGH} or more tell what it is worth", err=True)
+    with late_bar() as bar:
+        report = adapt_file(model, observed, out, progress=bar)
+    if as_json:
+        typer.echo(to_json({"out": str(out), "report": report}))
+        return
+    print_tables([_table(report)])
+    typer.echo(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
+
+
+def _table(report: Report) -> Table:
+    kinds = {"as an unknown LLM" if not report.replaced else "as it was": report.before, "adapted": report.after}
+    most = sorted(report.weights.items(), key=lambda pair: -abs(pair[1]))[:_NAMED]
+    cut = f", {report.cut_off:,} of them cut off" if report.cut_off else ""
+    return Table(
+        title=f"{report.llm}: {report.lengths:,} lengths of {report.prompts:,} prompts{cut}",
+        columns=["", "tau", "CRPS", "MAE", "in 50 %", "in 90 %"],
+        rows=[
+            [
+                name,
+                f"{each.tau:.3f}",
+                f"{each.crps:,.1f}",
+                f"{each.mae:,.1f}",
+                share(each.coverage_50),
+                share(each.coverage_90),
+            ]
+            for name, each in kinds.items()
+        ],
+        notes=[
+            "each prompt's lengths against a belief learned from the other prompts only; CRPS and MAE in tokens",
+            "mostly " + ", ".join(f"{weight:+.2f} {llm.rsplit('/', 1)[-1]}" for llm, weight in most),
+        ],
+    )

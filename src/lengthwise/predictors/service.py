@@ -1,0 +1,196 @@
+"""Beliefs while a host serves: asked for at once, made by a worker thread, taken in before the host next decides.
+
+The host's own thread never waits for a predictor and never runs one. It admits a request, which gives it the
+LLM's history to go by meanwhile; asks; takes in what has come (`deliver`); and tells how each answer ended, which
+teaches the history and the predictor's calibration. Nothing here raises into the host. Knows no clock but the
+one it is given, and neither policies nor HTTP.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lengthwise.predictors.contract import PredictionInput
+from lengthwise.predictors.history import History
+from lengthwise.predictors.load import load_predictor, packaged_predictors
+from lengthwise.predictors.online import OnlineCalibrated
+from lengthwise.predictors.worker import Ended, Question, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lengthwise.lengths import LengthDistribution
+    from lengthwise.predictors.contract import LengthPredictor
+
+NO_PREDICTOR: Final = "none"
+DEFAULT_PREDICTOR: Final = "fast"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What has happened so far. asked = answered + failed + dropped + those still open."""
+
+    asked: int
+    answered: int
+    failed: int
+    """The predictor raised, or the prompt could not be read."""
+    dropped: int
+    """Never put to the predictor: too many wait, it hangs, or the question had grown old."""
+    late: int
+    """Of the answered: the request waited no longer when its belief came."""
+    hung: int
+    """Times the predictor was found not to return."""
+    observed: int
+    """Ends that the predictor's calibration was told."""
+    cpu_s: float
+    age_s: float
+    """Sum over the answered: from the question to the belief."""
+
+
+@dataclass(slots=True)
+class _Open:
+    llm: str
+    ticket: tuple[str, int]  # what the worker knows it by: a host may use a key again
+    asked: bool = False
+
+
+class BeliefService:
+    """The beliefs of one host. All methods are the host thread's; only the worker runs the predictor.
+
+    `load` is called by the worker, at `warm` or the first question; None means no predictor, only history. At most
+    `max_waiting` questions wait, none longer than `deadline_s`; a predictor that has not returned for `patience_s`
+    hangs, and is asked nothing until it does return.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], LengthPredictor] | None,
+        *,
+        max_waiting: int = 1024,
+        patience_s: float = 10.0,
+        deadline_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._history = History()
+        self._open: dict[str, _Open] = {}
+        self._numbers = itertools.count()
+        self._max_waiting = max_waiting
+        self._patience_s = patience_s
+        self._clock = clock
+        self._hangs = False
+        self._asked = self._dropped = self._late = self._hung = 0
+        self._worker = None if load is None else Worker(lambda: OnlineCalibrated(load()), clock, deadline_s)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether there is a predictor at all."""
+        return self._worker is not None
+
+    @property
+    def counts(self) -> Counts:
+        """What has happened so far."""
+        work = self._worker
+        return Counts(
+            asked=self._asked,
+            answered=0 if work is None else work.answered,
+            failed=0 if work is None else work.failed,
+            dropped=self._dropped + (0 if work is None else work.expired),
+            late=self._late,
+            hung=self._hung,
+            observed=0 if work is None else work.observed,
+            cpu_s=0.0 if work is None else work.cpu_s,
+            age_s=0.0 if work is None else work.age_s,
+        )
+
+    def warm(self) -> None:
+        """Have the predictor loaded now, not at the first question."""
+        if self._worker is not None:
+            self._worker.start()
+
+    def admit(self, key: str, llm: str, max_tokens: int | None) -> LengthDistribution | None:
+        """A request has come: what its LLM's history says of it. None, the wide prior, where there is no history.
+
+        Every key that is admitted must end (`ended`).
+        """
+        self._open[key] = _Open(llm, (key, next(self._numbers)))
+        if not self._history.pooled.seen:
+            return None
+        return self._history.predict([PredictionInput("", llm, max_tokens)])[0]
+
+    def ask(self, key: str, read: Callable[[], PredictionInput]) -> None:
+        """Want a belief for an admitted request. The worker calls `read`, so that reading costs the host nothing."""
+        state = self._open.get(key)
+        if self._worker is None or state is None or state.asked:
+            return
+        self._asked += 1
+        if self._found_hanging(self._worker) or self._worker.waiting >= self._max_waiting:
+            self._dropped += 1
+            return
+        state.asked = True
+        self._worker.put(Question(state.ticket, read, self._clock()))
+
+    def deliver(self, take: Callable[[str, LengthDistribution], bool]) -> None:
+        """Hand over the beliefs that have come. `take` says whether the request was still waiting."""
+        if self._worker is None:
+            return
+        self._found_hanging(self._worker)
+        while (arrived := self._worker.next_arrived()) is not None:
+            key, _ = ticket = arrived.ticket
+            state = self._open.get(key)
+            # One that ended before its belief came is nobody's any more.
+            if state is None or state.ticket != ticket or not take(key, arrived.belief):
+                self._late += 1
+
+    def ended(self, key: str, tokens: int | None, *, censored: bool = False) -> None:
+        """An admitted request is over: its answer's length, None where that is not known; told twice, counts once.
+
+        `censored`: cut by max_tokens or by its client, so that it would have been at least this long. An answer
+        that was cut before its first token says nothing.
+        """
+        state = self._open.pop(key, None)
+        if state is None:
+            return
+        known = None if tokens is None or (censored and tokens < 1) else tokens
+        if known is not None:
+            self._history.observe(state.llm, known, censored=censored)
+        if state.asked and self._worker is not None:
+            self._worker.put(Ended(state.ticket, known, censored))
+
+    def close(self) -> None:
+        """Stop the worker; one that hangs is left behind and ends with the process."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    def _found_hanging(self, worker: Worker) -> bool:
+        since = worker.busy_since
+        hangs = since is not None and self._clock() - since > self._patience_s
+        if hangs and not self._hangs:
+            self._hung += 1
+            if self._hung == 1:
+                _log.warning(
+                    "the predictor has not returned for %.0f s: it is asked nothing until it does, and requests go "
+                    "by the history of their LLM",
+                    self._patience_s,
+                )
+        self._hangs = hangs
+        return hangs
+
+
+def belief_service(name: str) -> BeliefService:
+    """The service of a predictor by name or file; `none` has history only."""
+    return BeliefService(None if name == NO_PREDICTOR else lambda: load_predictor(name))
+
+
+def known_predictor(name: str) -> str:
+    """The same name, or a file's full path; InputError where there is no such predictor or its file is no good."""
+    if name == NO_PREDICTOR or name in packaged_predictors():
+        return name
+    load_predictor(name)
+    return str(Path(name).resolve())

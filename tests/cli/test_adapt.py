@@ -1,0 +1,61 @@
+"""`lengthwise adapt`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from typer.testing import CliRunner
+
+from lengthwise.cli import app
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+runner = CliRunner()
+
+
+def lengths(path: Path, rows: int, **columns: Any) -> str:
+    table = {
+        "prompt": [f"Write {'a long story' if i % 2 else 'one word'} about {i} things" for i in range(rows)],
+        "length": [600 + 7 * i if i % 2 else 4 + i for i in range(rows)],
+        "llm": ["me/Mine-7B"] * rows,
+    }
+    pq.write_table(pa.table({**table, **columns}), path)
+    return str(path)
+
+
+def test_a_new_llm_is_learned_and_predicted(tmp_path: Path) -> None:
+    out = str(tmp_path / "mine.lw")
+    result = runner.invoke(app, ["adapt", "fast", "--lengths", lengths(tmp_path / "a.parquet", 60), "-o", out])
+    assert result.exit_code == 0, result.output
+    assert "me/Mine-7B: 60 lengths of 60 prompts" in result.stdout
+    assert "warning" not in result.stderr
+    told = runner.invoke(app, ["predict", "Write one word", "--llm", "mine-7b", "--predictor", out, "--json"])
+    assert json.loads(told.stdout)["quantiles"]["0.5"] > 0
+
+
+def test_few_lengths_are_warned_of_and_json_stays_json(tmp_path: Path) -> None:
+    arguments = ["adapt", "fast", "--lengths", lengths(tmp_path / "a.parquet", 30), "-o", str(tmp_path / "m.lw")]
+    result = runner.invoke(app, [*arguments, "--json", "--llm", "other/Name"])
+    found = json.loads(result.stdout)
+    assert found["report"]["llm"] == "other/Name"
+    assert set(found["report"]["after"]) == {"tau", "crps", "mae", "coverage_50", "coverage_90"}
+    assert "warning: 30 lengths are few" in result.stderr
+
+
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    few, good = lengths(tmp_path / "few.parquet", 12), lengths(tmp_path / "good.parquet", 30)
+    for model, file, out, said in (
+        ("fast", few, "m.lw", "12 lengths of 12 prompts are too few"),
+        ("fast", str(tmp_path / "none.parquet"), "m.lw", "no such file"),
+        ("nothing", good, "m.lw", "predictor 'nothing' is not known"),
+        ("fast", good, "no/such/m.lw", "no such folder"),
+    ):
+        result = runner.invoke(app, ["adapt", model, "--lengths", file, "-o", str(tmp_path / out)])
+        assert result.exit_code == 2
+        assert said in result.stderr
+        assert len(result.stderr.strip().splitlines()) <= 2
+        assert "Traceback" not in result.output

@@ -1,0 +1,64 @@
+"""Options of `lengthwise simulate` that change the engines."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lengthwise.cli import app
+from lengthwise.workloads import Workload, write_workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    """Forty requests at once, long and short in turn, that begin alike."""
+    columns = {
+        "arrival_s": [0.01 * i for i in range(40)],
+        "input_tokens": [130] * 40,
+        "output_tokens": [300, 10] * 20,
+        "block_hashes": [[1, 2]] * 40,
+    }
+    write_workload(Workload.from_table(columns, name="w", block_size=64), tmp_path / "w.parquet")
+    return str(tmp_path / "w.parquet")
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["simulate", *arguments, "--max-num-seqs", "8", "--json"])
+    assert result.exit_code == 0, result.stderr
+    told: dict[str, Any] = json.loads(result.stdout)
+    return told
+
+
+def mean(told: dict[str, Any], measure: str = "e2e_s") -> float:
+    return float(told["runs"][0][measure]["mean"])
+
+
+def test_what_is_cached_need_not_be_computed(source: str) -> None:
+    assert mean(run(source), "ttft_s") < mean(run(source, "--no-prefix-caching"), "ttft_s")
+
+
+def test_memory_can_be_made_short_and_admission_can_foresee_it(source: str) -> None:
+    short = ("--kv-tokens", "1600", "--no-prefix-caching")
+    preempted = [run(source, *short, *more)["runs"][0]["preemptions"] for more in ((), ("--admission", "peak"))]
+    assert preempted[0] > 0
+    assert preempted[1] == 0
+
+
+def test_decisions_and_late_beliefs_cost_what_is_said(source: str) -> None:
+    assert mean(run(source, "--decision-time", "0.05")) > mean(run(source))
+    assert mean(run(source, "--policy", "sjf", "--belief-delay", "100")) > mean(run(source, "--policy", "sjf"))
+
+
+@pytest.mark.parametrize(
+    "option", [("--admission", "luck"), ("--belief-delay", "-1"), ("--decision-time", "nan"), ("--kv-tokens", "3")]
+)
+def test_an_impossible_option_is_refused_before_any_work(source: str, option: tuple[str, str]) -> None:
+    result = CliRunner().invoke(app, ["simulate", source, *option])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")

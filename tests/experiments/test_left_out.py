@@ -1,0 +1,83 @@
+"""The left-out experiment draws from prompts no training saw and judges on test prompts only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.experiments.left_out import CORPORA, Judged, LeftOut, Prompts, Said, leave_out, training_rows
+from lengthwise.predictors import load_predictor
+from lengthwise.workloads import LengthSamples
+
+LLMS = ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-3B-Instruct", "google/gemma-3-4b-it")
+
+
+def samples(prompts: int = 1500) -> LengthSamples:
+    rng = np.random.default_rng(0)
+    mu = rng.normal(5.5, 0.8, prompts)
+    columns: dict[str, list[object]] = {
+        name: [] for name in ("corpus", "split", "prompt_id", "llm", "lengths", "prompt")
+    }
+    for i in range(prompts):
+        for shift, llm in enumerate(LLMS):
+            columns["corpus"].append(CORPORA[i % 6])
+            columns["split"].append(("train", "validate", "test")[i % 3])
+            columns["prompt_id"].append(f"p{i}")
+            columns["llm"].append(llm)
+            columns["lengths"].append([int(x) + 1 for x in np.exp(mu[i] + 0.3 * shift + 0.3 * rng.standard_t(3.5, 4))])
+            columns["prompt"].append(f"{mu[i]:.4f} number {i}")
+    return LengthSamples.from_table({**columns, "input_tokens": [5] * len(columns["llm"])}, origin="made up")
+
+
+def said(prompts: Prompts) -> Said:
+    mu = np.array([float(text.split()[0]) for text in prompts.texts])
+    return Said(LLMS[1:], np.stack([mu, mu + 0.3, mu - 1.0], axis=1), np.full((len(mu), 3), 0.3), 3.5)
+
+
+def test_the_pool_is_what_the_training_did_not_see_and_the_test_is_neither() -> None:
+    rows = samples()
+    prompts = Prompts.of(rows, "llama-3.1-8B")
+    trained = training_rows(rows, "llama-3.1-8B")
+    assert LLMS[0] not in trained.llms
+    columns = (trained.table[name].to_pylist() for name in ("corpus", "prompt_id", "split"))
+    seen = {(corpus, prompt_id) for corpus, prompt_id, split in zip(*columns, strict=True) if split != "test"}
+    pool = {key for key, test in zip(prompts.keys, prompts.test, strict=True) if not test}
+    assert 20 <= len(pool) <= 90
+    assert not pool & seen
+    assert all(int(key[1][1:]) % 3 == 1 for key in pool)
+    assert all(int(key[1][1:]) % 3 == 2 for key, test in zip(prompts.keys, prompts.test, strict=True) if test)
+
+
+def test_an_adapted_llm_is_known_about_as_well_as_it_can_be() -> None:
+    prompts = Prompts.of(samples(6000), "llama-3.1-8B")
+    best = Judged(0.7, 0.5, 0.9)
+    found = leave_out(said(prompts), prompts, best, lengths=60, draws=3)
+    assert found.adapted.tau == pytest.approx(found.unknown.tau, abs=0.01)
+    assert found.unknown.coverage_90 < 0.5
+    assert 0.85 < found.adapted.coverage_90 < 0.95
+    assert len({draw.coverage_90 for draw in found.draws}) == 3
+
+
+def test_the_same_draws_come_again() -> None:
+    prompts = Prompts.of(samples(), "llama-3.1-8B")
+    known = Judged(0.7, 0.5, 0.9)
+    first, second = (leave_out(said(prompts), prompts, known, lengths=20, draws=1) for _ in range(2))
+    assert first == second
+
+
+def test_met_means_both_tau_and_coverage() -> None:
+    row = LeftOut("m", 180, 100, Judged(0.6, 0.5, 0.9), Judged(0.5, 0.5, 0.9), (Judged(0.58, 0.5, 0.9),))
+    assert row.met
+    for draw in (Judged(0.56, 0.5, 0.9), Judged(0.58, 0.5, 0.84), Judged(0.58, 0.5, 0.96)):
+        assert not replace(row, draws=(draw,)).met
+
+
+def test_a_predictor_that_knows_the_llm_and_a_pool_too_small_are_refused() -> None:
+    prompts = Prompts.of(samples(), "llama-3.1-8B")
+    with pytest.raises(InputError, match="this predictor knows"):
+        Said.by(load_predictor("fast"), prompts)
+    with pytest.raises(InputError, match="to draw 5000 from"):
+        leave_out(said(prompts), prompts, Judged(0.7, 0.5, 0.9), lengths=5000)

@@ -1,0 +1,131 @@
+"""A few lengths tell how an LLM is mixed of others, and how sure of it one may be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special
+
+from lengthwise.predictors.adapt.kinds import NAMES
+from lengthwise.predictors.adapt.mixture import Answers, fit_mixture, likeness
+from tests.predictors.adapt import worlds
+
+LIKE = likeness(worlds.NEW, worlds.KNOWN)
+
+
+def error(weights: tuple[float, ...], count: int, seed: int = 0, limit: float = np.inf) -> tuple[float, float]:
+    """RMS error of mu on new prompts, after and before learning from `count` lengths."""
+    learned_from, fresh = worlds.texts(count, seed), worlds.texts(400, 99)
+    told = worlds.lengths(learned_from, weights, 0.7, seed + 1)
+    found = fit_mixture(worlds.answers(learned_from, told, limit=limit), LIKE)
+    known = worlds.answers(fresh, np.ones(400))
+    true = known.mu @ np.array(weights) + 0.7
+    mu, _ = found.apply(known.mu, known.sigma, known.kinds)
+    return float(np.sqrt(np.mean((mu - true) ** 2))), float(np.sqrt(np.mean((known.mu @ LIKE - true) ** 2)))
+
+
+def test_likeness_follows_the_family_and_without_one_everybody_counts_alike() -> None:
+    assert LIKE.argmax() == 1
+    assert LIKE.sum() == pytest.approx(1.0)
+    assert likeness("nobody/Mystery", worlds.KNOWN).tolist() == pytest.approx([1 / 3] * 3)
+    assert likeness(worlds.KNOWN[2], worlds.KNOWN).tolist() == [0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("weights", [(0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.5, -0.2, 0.9)])
+def test_a_hundred_lengths_find_the_mixture_whatever_the_name_says(weights: tuple[float, ...]) -> None:
+    after, before = np.mean([error(weights, 100, seed) for seed in range(4)], axis=0)
+    assert after < 0.11
+    assert after < before / 4
+
+
+def test_more_lengths_are_better() -> None:
+    weights = (0.6, -0.2, 0.9)
+    errors = [np.mean([error(weights, count, seed)[0] for seed in range(4)]) for count in (25, 100, 400)]
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_answers_cut_off_are_longer_than_they_were_seen_to_be() -> None:
+    weights, limit = (0.0, 1.0, 0.0), 700.0
+    learned_from = worlds.texts(200)
+    told = worlds.lengths(learned_from, weights, 0.7)
+    assert 0.2 < np.mean(told >= limit) < 0.5
+    knows, _ = error(weights, 200, limit=limit)
+    whole = worlds.answers(learned_from, np.minimum(told, limit))
+    fresh = worlds.answers(worlds.texts(400, 99), np.ones(400))
+    naive, _ = fit_mixture(whole, LIKE).apply(fresh.mu, fresh.sigma, fresh.kinds)
+    assert knows < 0.15
+    assert knows < np.sqrt(np.mean((naive - fresh.mu @ np.array(weights) - 0.7) ** 2)) / 1.5
+
+
+def test_a_kind_of_prompt_that_is_different_is_noticed() -> None:
+    prompts, fresh = worlds.texts(150), worlds.texts(400, 99)
+    odd, odd_fresh = (np.arange(n) % 3 == 0 for n in (150, 400))
+    told = worlds.lengths(prompts, (0.0, 1.0, 0.0), 0.0) * np.where(odd, 4.0, 1.0)
+    kinds, kinds_fresh = (np.zeros((len(flags), len(NAMES))) + flags[:, None] for flags in (odd, odd_fresh))
+    found = fit_mixture(worlds.answers(prompts, told, kinds=kinds), LIKE)
+    known = worlds.answers(fresh, np.ones(400), kinds=kinds_fresh)
+    mu, _ = found.apply(known.mu, known.sigma, known.kinds)
+    apart = (mu - known.mu[:, 1])[odd_fresh].mean() - (mu - known.mu[:, 1])[~odd_fresh].mean()
+    assert apart == pytest.approx(np.log(4.0), abs=0.3)
+
+
+def test_what_a_prompt_is_no_kind_of_moves_a_belief_no_further_than_the_prompts_learned_from() -> None:
+    rng = np.random.default_rng(5)
+    prompts = worlds.texts(100)
+    found = fit_mixture(
+        worlds.answers(prompts, worlds.lengths(prompts, (0, 1, 0), 0.0), kinds=rng.normal(0, 1, (100, len(NAMES)))),
+        LIKE,
+    )
+    known = worlds.answers(prompts[:1], np.ones(1), kinds=np.full((1, len(NAMES)), 1e9))
+    assert np.isfinite(found.apply(known.mu, known.sigma, known.kinds)[0]).all()
+    assert found.tilt.units(known.kinds).max() <= 3.0
+
+
+@pytest.mark.parametrize("count", [30, 100])
+def test_intervals_cover_what_they_say_though_learned_from_few(count: int) -> None:
+    covered = []
+    for seed in range(8):
+        prompts, fresh = worlds.texts(count, seed), worlds.texts(400, 1000 + seed)
+        weights = (0.5, -0.2, 0.9)
+        found = fit_mixture(worlds.answers(prompts, worlds.lengths(prompts, weights, 0.3, seed + 50)), LIKE)
+        truth = np.log(worlds.lengths(fresh, weights, 0.3, seed + 70))
+        known = worlds.answers(fresh, np.ones(400))
+        mu, sigma = found.apply(known.mu, known.sigma, known.kinds)
+        covered.append(np.mean(np.abs(truth - mu) <= sigma * special.stdtrit(worlds.NU, 0.95)))
+    assert 0.86 <= np.mean(covered) <= 0.95
+
+
+def test_ten_answers_to_a_prompt_count_as_one_that_is_known_better() -> None:
+    prompts = worlds.texts(60)
+    one = worlds.lengths(prompts, (0.0, 0.0, 1.0), 0.2)
+    again = np.repeat(one[:, None], 10, axis=1)
+    once, often = (fit_mixture(worlds.answers(prompts, told), LIKE) for told in (one, again))
+    np.testing.assert_allclose(often.weights, once.weights, atol=1e-3)
+    assert often.factor == pytest.approx(once.factor, rel=1e-3)
+
+
+@settings(deadline=None, max_examples=5)
+@given(st.floats(-2.0, 2.0), st.integers(0, 5))
+def test_an_llm_that_answers_twice_as_long_is_only_shifted(shift: float, seed: int) -> None:
+    prompts = worlds.texts(40, seed)
+    told = np.exp(np.array([worlds.beliefs_of(text)[1] for text in prompts])) * 50
+    plain, longer = (fit_mixture(worlds.answers(prompts, x), LIKE) for x in (told, told * np.exp(shift)))
+    assert longer.shift - plain.shift == pytest.approx(shift, abs=0.02)
+    np.testing.assert_allclose(longer.weights, plain.weights, atol=0.02)
+
+
+def test_rows_may_have_different_numbers_of_answers() -> None:
+    prompts = worlds.texts(40)
+    told = np.stack([worlds.lengths(prompts, (0, 1, 0), 0.0, seed) for seed in (1, 2)], axis=1)
+    whole = worlds.answers(prompts, told)
+    present = np.ones(told.shape, bool)
+    present[::2, 1] = False
+    spoiled = Answers(
+        whole.mu, whole.sigma, whole.kinds, np.where(present, told, 1e8), present, whole.censored, worlds.NU
+    )
+    clean = Answers(
+        whole.mu, whole.sigma, whole.kinds, np.where(present, told, 1.0), present, whole.censored, worlds.NU
+    )
+    assert fit_mixture(spoiled, LIKE).weights.tolist() == fit_mixture(clean, LIKE).weights.tolist()

@@ -1,0 +1,82 @@
+"""LLMs whose lengths are known mixtures of others', and a predictor that knows the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lengthwise.predictors import LogTBeliefs
+from lengthwise.predictors.adapt.kinds import NAMES
+from lengthwise.predictors.adapt.mixture import Answers
+from lengthwise.predictors.contract import as_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from lengthwise.predictors import PredictionInput
+
+    Floats = NDArray[np.float64]
+
+KNOWN = ("Qwen/Qwen-7B", "meta-llama/Llama-8B", "google/gemma-4b")
+NEW = "meta-llama/Llama-70B"
+NU = 3.5
+SIGMA = 0.3
+
+
+def beliefs_of(text: str) -> Floats:
+    """Mu of the known LLMs: a text is one number for each, spread over prompts."""
+    return np.array([float(word) for word in text.split()])
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    rng = np.random.default_rng(seed)
+    shared, own = rng.normal(5.5, 0.7, (count, 1)), rng.normal(0.0, 0.4, (count, len(KNOWN)))
+    return [" ".join(f"{mu:.4f}" for mu in row) for row in shared + own]
+
+
+def lengths(prompts: Sequence[str], weights: Sequence[float], shift: float, seed: int = 1) -> Floats:
+    """One answer each of an LLM that is this mixture."""
+    rng = np.random.default_rng(seed)
+    mu = np.array([beliefs_of(text) for text in prompts]) @ np.array(weights) + shift
+    told: Floats = np.maximum(1, np.rint(np.exp(mu + SIGMA * rng.standard_t(NU, len(mu)))))
+    return told
+
+
+def answers(prompts: Sequence[str], told: Floats, *, limit: float = np.inf, kinds: Floats | None = None) -> Answers:
+    mu = np.array([beliefs_of(text) for text in prompts])
+    told = told.reshape(len(mu), -1)
+    no_kind = np.zeros((len(mu), len(NAMES)))
+    return Answers(
+        mu=mu,
+        sigma=np.full(mu.shape, SIGMA),
+        kinds=no_kind if kinds is None else kinds,
+        lengths=np.minimum(told, limit),
+        present=np.ones(told.shape, bool),
+        censored=told >= limit,
+        nu=NU,
+    )
+
+
+@dataclass
+class Base:
+    """A predictor that believes what the text says, for three LLMs; the mean of them for any other."""
+
+    llms: tuple[str, ...] = KNOWN
+    asked: int = 0
+
+    def predict(
+        self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
+    ) -> LogTBeliefs:
+        asked = as_inputs(inputs, llms)
+        self.asked += len(asked)
+        mu = [
+            beliefs_of(each.text)[self.llms.index(each.llm)] if each.llm in self.llms else beliefs_of(each.text).mean()
+            for each in asked
+        ]
+        means = np.exp(np.array(mu)) * 1.1
+        caps = [each.cap for each in asked]
+        return LogTBeliefs.of(mu, [SIGMA] * len(mu), caps, sample_mean=means, sample_std=means / 4)

@@ -1,0 +1,446 @@
+"""Beliefs for a host that never waits: what is asked, what comes, what is learned, and what may go wrong."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from lengthwise.errors import InputError
+from lengthwise.predictors import PredictionInput, load_predictor
+from lengthwise.predictors.load import packaged_predictors
+from lengthwise.predictors.service import BeliefService, belief_service, known_predictor
+from tests.predictors.guesses import Guess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from lengthwise.lengths import LengthDistribution
+
+
+@dataclass
+class Host:
+    """A host of the service, with a clock of its own: it takes in what comes, and says who still waits."""
+
+    service: BeliefService
+    waiting: set[str] = field(default_factory=set)
+    taken: dict[str, LengthDistribution] = field(default_factory=dict)
+
+    def come(self, key: str, text: str | None = None, llm: str = "m", ask: bool = True) -> LengthDistribution | None:
+        self.waiting.add(key)
+        history = self.service.admit(key, llm, 1000)
+        if ask:
+            self.service.ask(key, lambda: PredictionInput(text or f"about {key} 100", llm, 1000))
+        return history
+
+    def take(self, key: str, belief: LengthDistribution) -> bool:
+        assert key not in self.taken, "a belief is given once"
+        self.taken[key] = belief
+        return key in self.waiting
+
+    def deliver(self) -> None:
+        self.service.deliver(self.take)
+
+    def until(self, what: Callable[[], object]) -> None:
+        end = time.monotonic() + 20
+        while not what():
+            self.deliver()
+            assert time.monotonic() < end, "it did not come about in time"
+            time.sleep(0.001)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def guess() -> Iterator[Guess]:
+    made = Guess()
+    yield made
+    made.gate.set()
+
+
+@pytest.fixture
+def host(guess: Guess) -> Iterator[Host]:
+    host = Host(BeliefService(lambda: guess))
+    yield host
+    guess.gate.set()
+    host.service.close()
+
+
+def test_a_belief_comes_after_the_question_and_is_the_predictors(host: Host) -> None:
+    assert host.come("a", "long 400") is None
+    host.until(lambda: "a" in host.taken)
+    assert host.taken["a"].quantile(0.5) == pytest.approx(400)
+    assert host.taken["a"].cap == 1000
+    assert (host.service.counts.answered, host.service.counts.late) == (1, 0)
+
+
+def test_the_real_predictor_believes_what_it_would_say_directly() -> None:
+    host = Host(belief_service("fast"))
+    prompts = {str(n): text for n, text in enumerate(["Hello", "Write a long story about a dragon.", "def f(x):", ""])}
+    for key, text in prompts.items():
+        request = PredictionInput(text, "meta-llama/Llama-3.1-8B-Instruct", 2000)
+        host.service.admit(key, request.llm, 2000)
+        host.service.ask(key, lambda request=request: request)  # type: ignore[misc]
+    host.until(lambda: len(host.taken) == len(prompts))
+    for key, text in prompts.items():
+        own = load_predictor("fast").predict([PredictionInput(text, "meta-llama/Llama-3.1-8B-Instruct", 2000)])[0]
+        assert host.taken[key].mean() == pytest.approx(own.mean(), rel=1e-5)
+        assert host.taken[key].quantile(0.9) == pytest.approx(own.quantile(0.9), rel=1e-5)
+    assert host.service.counts.cpu_s > 0
+    host.service.close()
+
+
+def test_a_predictor_that_raises_is_counted_logged_once_and_leaves_the_history(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.come("a", "no number")
+    host.come("b", "none either")
+    host.come("c", "good 50")
+    host.until(lambda: host.service.counts.failed == 2 and "c" in host.taken)
+    assert set(host.taken) == {"c"}, "one bad prompt does not spoil the others"
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "ValueError" in warnings[0].message
+
+
+def test_a_prompt_that_cannot_be_read_fails_alone(host: Host) -> None:
+    def unreadable() -> PredictionInput:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd")
+
+    host.service.admit("odd", "m", None)
+    host.service.ask("odd", unreadable)
+    host.come("fine")
+    host.until(lambda: "fine" in host.taken)
+    assert (host.service.counts.failed, host.service.counts.answered) == (1, 1)
+
+
+def test_a_predictor_that_cannot_be_loaded_fails_every_question_and_never_the_host(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tries = 0
+
+    def broken() -> Guess:
+        nonlocal tries
+        tries += 1
+        raise InputError("is no model file")
+
+    host = Host(BeliefService(broken))
+    host.come("a")
+    host.until(lambda: host.service.counts.failed == 1)
+    host.come("b")
+    host.until(lambda: host.service.counts.failed == 2)
+    host.service.ended("a", 10)
+    assert tries == 1
+    assert [record.message for record in caplog.records if "cannot be loaded" in record.message]
+    host.service.close()
+
+
+def test_a_predictor_that_hangs_is_noticed_once_and_asked_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    clock, guess = Clock(), Guess()
+    host = Host(BeliefService(lambda: guess, patience_s=10, clock=clock))
+    guess.gate.clear()
+    host.come("a")
+    assert guess.inside.wait(20)
+    host.deliver()
+    assert host.service.counts.hung == 0
+    clock.now = 11
+    host.deliver()
+    host.come("b")
+    host.deliver()
+    counts = host.service.counts
+    assert (counts.hung, counts.dropped, counts.asked, counts.answered) == (1, 1, 2, 0)
+    assert len([record for record in caplog.records if "not returned" in record.message]) == 1
+    # The history goes on learning meanwhile, and the host goes by it.
+    host.service.ended("b", 300)
+    assert host.come("c") is not None
+    # It comes back: what it says is late, and it is asked again.
+    host.waiting.discard("a")
+    guess.gate.set()
+    host.until(lambda: "a" in host.taken)
+    host.come("d")
+    host.until(lambda: "d" in host.taken)
+    assert (host.service.counts.late, host.service.counts.dropped) == (1, 2)
+    host.service.close()
+
+
+def test_a_predictor_that_has_nothing_to_do_does_not_hang() -> None:
+    clock, guess = Clock(), Guess()
+    host = Host(BeliefService(lambda: guess, clock=clock))
+    host.service.warm()
+    worker = host.service._worker
+    assert worker is not None
+    host.until(lambda: worker.busy_since is None and worker._predictor is not None)
+    clock.now = 1000.0
+    host.come("a")
+    host.until(lambda: "a" in host.taken)
+    clock.now = 2000.0
+    host.come("b")
+    host.until(lambda: "b" in host.taken)
+    assert (host.service.counts.hung, host.service.counts.dropped) == (0, 0)
+    host.service.close()
+
+
+def test_a_stopping_host_does_not_wait_for_a_predictor_that_hangs(guess: Guess) -> None:
+    host = Host(BeliefService(lambda: guess))
+    guess.gate.clear()
+    host.come("a")
+    assert guess.inside.wait(20)
+    host.service.close()
+    assert guess.calls == 1
+
+
+def test_a_belief_that_comes_too_late_is_counted_and_one_for_a_request_that_ended_is_nobodys(
+    host: Host, guess: Guess
+) -> None:
+    guess.gate.clear()
+    for key in ("waits", "runs", "ended"):
+        host.come(key)
+    host.waiting -= {"runs"}
+    host.service.ended("ended", None)
+    guess.gate.set()
+    host.until(lambda: host.service.counts.late == 2)
+    assert set(host.taken) == {"waits", "runs"}
+
+
+def test_a_key_that_is_used_again_does_not_get_the_belief_of_the_one_before(host: Host, guess: Guess) -> None:
+    guess.gate.clear()
+    host.come("same", "first 400")
+    assert guess.inside.wait(20)
+    host.service.ended("same", None)
+    host.come("same", "second 50")
+    guess.gate.set()
+    host.until(lambda: "same" in host.taken)
+    assert host.taken["same"].quantile(0.5) == pytest.approx(50)
+    assert host.service.counts.late == 1
+
+
+def test_a_full_queue_drops_questions_and_keeps_the_host_going(guess: Guess) -> None:
+    host = Host(BeliefService(lambda: guess, max_waiting=3))
+    guess.gate.clear()
+    for n in range(50):
+        host.come(str(n))
+    guess.gate.set()
+    host.until(lambda: host.service.counts.answered + host.service.counts.dropped == 50)
+    assert host.service.counts.dropped >= 50 - 3 - 3 - 2  # in the queue, in the worker's hands
+    host.service.close()
+
+
+def test_a_question_that_has_grown_old_is_not_put(guess: Guess) -> None:
+    clock = Clock()
+    host = Host(BeliefService(lambda: guess, patience_s=1000, deadline_s=30, clock=clock))
+    guess.gate.clear()
+    host.come("first")
+    assert guess.inside.wait(20)
+    host.come("old")
+    clock.now = 31
+    host.come("new")
+    guess.gate.set()
+    host.until(lambda: {"first", "new"} <= set(host.taken))
+    assert "about old 100" not in guess.believed
+    assert host.service.counts.dropped == 1
+    host.service.close()
+
+
+def test_without_any_belief_the_history_of_that_llm_is_gone_by_and_before_it_the_wide_prior(host: Host) -> None:
+    assert host.come("first", ask=False) is None
+    host.service.ended("first", 40)
+    for n in range(200):
+        host.come(f"short{n}", llm="terse", ask=False)
+        host.service.ended(f"short{n}", 20)
+        host.come(f"long{n}", llm="wordy", ask=False)
+        host.service.ended(f"long{n}", 900)
+    terse, wordy, stranger = (host.come(llm, llm=llm, ask=False) for llm in ("terse", "wordy", "stranger"))
+    assert terse is not None
+    assert wordy is not None
+    assert stranger is not None
+    assert terse.mean() < 40 < 500 < wordy.mean()
+    assert terse.mean() < stranger.mean() < wordy.mean()
+
+
+def test_cut_answers_are_learned_from_as_at_least_that_long() -> None:
+    means = {}
+    for censored in (True, False):
+        host = Host(BeliefService(None))
+        for n in range(100):
+            host.come(str(n))
+            host.service.ended(str(n), 100, censored=censored)
+        history = host.come("next")
+        assert history is not None
+        means[censored] = history.mean()
+    assert means[True] > 1.5 * means[False]
+
+
+def test_an_answer_that_never_began_or_was_not_measured_teaches_nothing(host: Host) -> None:
+    for n, (tokens, censored) in enumerate([(0, True), (None, False), (None, True)]):
+        host.come(str(n))
+        host.until(lambda n=n: str(n) in host.taken)  # type: ignore[misc]
+        host.service.ended(str(n), tokens, censored=censored)
+    assert host.come("next") is None
+    host.until(lambda: "next" in host.taken)
+    assert host.service.counts.observed == 0
+
+
+def test_the_calibration_follows_answers_that_are_twice_as_long_as_predicted(host: Host) -> None:
+    for n in range(200):
+        host.come(str(n), "predicted 100")
+        host.until(lambda n=n: str(n) in host.taken)  # type: ignore[misc]
+        host.service.ended(str(n), 200)
+    host.until(lambda: host.service.counts.observed == 200)
+    host.come("next", "predicted 100")
+    host.until(lambda: "next" in host.taken)
+    assert host.taken["next"].quantile(0.5) == pytest.approx(200, rel=0.15)
+
+
+def test_without_a_predictor_nothing_is_asked() -> None:
+    host = Host(belief_service("none"))
+    host.come("a")
+    host.deliver()
+    host.service.ended("a", 5)
+    host.service.warm()
+    host.service.close()
+    assert not host.service.predicts
+    assert host.service.counts.asked == 0
+
+
+def test_a_predictor_is_known_by_name_or_file_and_a_mistake_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [known_predictor(name) for name in ("none", "fast", "default")] == ["none", "fast", "default"]
+    with pytest.raises(InputError, match="predictor 'fats' is not known"):
+        known_predictor("fats")
+    with pytest.raises(InputError, match="is not a file"):
+        known_predictor(str(tmp_path / "missing.lw"))
+    mine = tmp_path / "mine.lw"
+    mine.write_bytes(packaged_predictors()["fast"].read_bytes())
+    monkeypatch.chdir(tmp_path)
+    assert known_predictor("mine.lw") == str(mine), "a child process may stand elsewhere"
+    mine.write_bytes(mine.read_bytes()[:1000])
+    with pytest.raises(InputError, match=r"mine\.lw: is not a model file, or not a whole one"):
+        known_predictor("mine.lw")
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Requests that come, are asked about and end in any order, with the worker's own steps anywhere between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guess = Guess()
+        self.clock = Clock()
+        self.service = BeliefService(lambda: self.guess, max_waiting=4, deadline_s=30, clock=self.clock)
+        self.host = Host(self.service)
+        worker = self.service._worker
+        assert worker is not None
+        self.worker = worker
+        worker.start = lambda: None  # type: ignore[method-assign]  # no thread: its steps are rules here
+        self.count = 0
+        self.open: set[str] = set()
+        self.asked: set[str] = set()
+        self.seen: list[tuple[str, int, bool]] = []
+        observe = worker._loaded().observe
+
+        def seeing(request: PredictionInput, length: int, *, censored: bool = False) -> None:
+            self.seen.append((request.text.split()[0], length, censored))
+            observe(request, length, censored=censored)
+
+        worker._loaded().observe = seeing  # type: ignore[method-assign]
+        self.ends: dict[str, tuple[int | None, bool]] = {}
+
+    @rule(bad=st.booleans(), ask=st.booleans(), tokens=st.integers(1, 5000))
+    def come(self, bad: bool, ask: bool, tokens: int) -> None:
+        key = f"r{self.count}"
+        self.count += 1
+        before = self.service.counts
+        history = self.host.come(key, f"{key} " + ("bad" if bad else str(tokens)), ask=ask)
+        self.open.add(key)
+        # Never short: what is gone by is finite, and the wide prior where nothing has been seen.
+        assert history is None or 0 < history.mean() <= 1000
+        assert (history is None) == all(tokens is None for tokens, _ in self.ends.values())
+        if ask and self.service.counts.dropped == before.dropped:
+            self.asked.add(key)
+
+    @rule()
+    def work(self) -> None:
+        self.worker.work(wait=False)
+
+    @rule()
+    def deliver(self) -> None:
+        self.host.deliver()
+
+    @rule(seconds=st.floats(0, 40))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), tokens=st.none() | st.integers(0, 5000), censored=st.booleans(), twice=st.booleans())
+    def end(self, data: st.DataObject, tokens: int | None, censored: bool, twice: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.open)))
+        self.open.remove(key)
+        self.host.waiting.discard(key)
+        self.service.ended(key, tokens, censored=censored)
+        if twice:
+            self.service.ended(key, 77)
+        self.ends[key] = (None if tokens is None or (censored and tokens == 0) else tokens, censored)
+
+    @precondition(lambda self: self.host.waiting)
+    @rule(data=st.data())
+    def run(self, data: st.DataObject) -> None:
+        self.host.waiting.discard(data.draw(st.sampled_from(sorted(self.host.waiting))))
+
+    @invariant()
+    def nothing_is_invented(self) -> None:
+        counts = self.service.counts
+        assert set(self.host.taken) <= self.asked
+        assert counts.asked >= counts.answered + counts.failed + counts.dropped
+        assert counts.late <= counts.answered
+        # Each answer once, and only one that was predicted, ended and measured.
+        assert len({key for key, *_ in self.seen}) == len(self.seen) == counts.observed
+        for key, length, censored in self.seen:
+            assert self.ends[key] == (length, censored)
+
+    def teardown(self) -> None:
+        while self.worker.waiting:
+            self.worker.work(wait=False)
+        self.deliver()
+        self.nothing_is_invented()
+        counts = self.service.counts
+        assert counts.asked == counts.answered + counts.failed + counts.dropped
+        measured = {key for key, (tokens, _) in self.ends.items() if tokens is not None}
+        predicted = {text.split()[0] for text in self.guess.believed}
+        assert {key for key, *_ in self.seen} == predicted & measured
+        assert {key for key, _ in self.worker._inputs} <= self.open, "no prompt is kept longer than its request"
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_many_questions_from_a_busy_host_are_each_answered_once() -> None:
+    guess = Guess()
+    host = Host(BeliefService(lambda: guess, max_waiting=10_000))
+    for n in range(2000):
+        host.come(str(n), f"{n} {1 + n}")
+        if n % 7 == 0:
+            host.deliver()
+        if n % 3 == 0:
+            host.service.ended(str(n), 1 + n)
+    host.until(lambda: host.service.counts.answered == 2000)
+    host.deliver()
+    for n in range(2000):
+        host.service.ended(str(n), 1 + n)
+    host.until(lambda: host.service.counts.observed == 2000)
+    for key, belief in host.taken.items():
+        assert math.log(belief.quantile(0.5)) == pytest.approx(math.log(min(1000, 1 + int(key))), abs=0.5)
+    host.service.close()
