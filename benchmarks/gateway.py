@@ -1,6 +1,6 @@
-"""What a small request costs the gateway: CPU-ms of its process, at concurrency 32.
+"""What a small request costs the gateway: CPU-ms of its process, at concurrency 32, by what predicts lengths.
 
-    python -m benchmarks.gateway [--requests 3000]
+    python -m benchmarks.gateway [--requests 3000] [--predictors none,fast]
 
 The engine is the tests' stand-in, which answers at once, in a process of its own; gateway and client have theirs.
 Requests per second are of all three together on this machine, so CPU-ms is the figure to compare. Linux only.
@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import os
 import platform
-import re
 import subprocess
 import sys
 import time
@@ -29,7 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CONCURRENCY = 32
-GATEWAY = "from lengthwise.cli.serve import serve; import sys; serve(engine=[sys.argv[1]], port=int(sys.argv[2]))"
+GATEWAY = (
+    "from lengthwise.cli.serve import serve; import sys; "
+    "serve(engine=[sys.argv[1]], port=int(sys.argv[2]), predictor=sys.argv[3])"
+)
 KINDS: dict[str, dict[str, Any]] = {
     "plain, 3 tokens": {},
     "plain, with a hint": {"nvext": {"agent_hints": {"osl": 3}}},
@@ -77,22 +79,26 @@ def measure(gateway: int, url: str, fields: dict[str, Any], requests: int) -> tu
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=3000)
-    requests = parser.parse_args().requests
-    ports = free_port(), free_port()
-    engine, url = (f"http://127.0.0.1:{port}" for port in ports)
+    parser.add_argument("--predictors", default="none,fast")
+    arguments = parser.parse_args()
+    predictors = arguments.predictors.split(",")
     with ExitStack() as stack:
-        stack.enter_context(process("-m", "tests.gateway.engine", str(ports[0])))
+        port = free_port()
+        engine = f"http://127.0.0.1:{port}"
+        stack.enter_context(process("-m", "tests.gateway.engine", str(port)))
         check_engines([engine], wait_s=30)
-        gateway = stack.enter_context(process("-c", GATEWAY, engine, str(ports[1])))
-        check_engines([url], wait_s=30)
-        machine = re.sub(
-            r"\s+", " ", f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
-        )
-        print(f"{machine}; concurrency {CONCURRENCY}, {requests:,} requests each")
-        print(f"{'request':<22}{'CPU-ms':>8}{'requests/s':>12}")
+        gateways = {}
+        for predictor in predictors:
+            port = free_port()
+            pid = stack.enter_context(process("-c", GATEWAY, engine, str(port), predictor))
+            gateways[predictor] = pid, f"http://127.0.0.1:{port}"
+            check_engines([gateways[predictor][1]], wait_s=30)
+        machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
+        print(f"{machine}; concurrency {CONCURRENCY}, {arguments.requests:,} requests each; CPU-ms, requests/s")
+        print(f"{'predictor':<22}" + "".join(f"{predictor:>16}" for predictor in predictors))
         for kind, fields in KINDS.items():
-            cpu_ms, rate = measure(gateway, url, fields, requests)
-            print(f"{kind:<22}{cpu_ms:>8.2f}{rate:>12.0f}")
+            found = [measure(pid, url, fields, arguments.requests) for pid, url in gateways.values()]
+            print(f"{kind:<22}" + "".join(f"{cpu_ms:>8.2f}{rate:>8.0f}" for cpu_ms, rate in found))
 
 
 if __name__ == "__main__":

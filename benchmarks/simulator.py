@@ -1,46 +1,189 @@
-"""Requests simulated per CPU second: 10,000 requests of Azure's conversation lengths, 8 engines, FCFS.
+"""Requests simulated per CPU second, beside what was asked for and, where it is there, DynoSim.
 
-    LENGTHWISE_DATA=... python -m benchmarks.simulator
+    LENGTHWISE_DATA=... python -m benchmarks.simulator [--quick]
+    LENGTHWISE_DYNOSIM_PYTHON=/elsewhere/bin/python ...      # a Python that has `ai-dynamo`: the peer, in the same run
 
-CPU time of the simulation alone, the making of jobs included, loading of the file not; best of three. The same
-with every step taken singly shows what jumping over uneventful steps is worth.
+CPU time of one process, everything on: prefix cache, timeline, beliefs, the policy's own `keys`. "simulation" is
+`simulate` and its summary, best of three, loading of the file not counted; "process" is a fresh Python from its start
+to its end.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
 import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lengthwise.simulator import Fleet, Outcome, simulate
-from lengthwise.workloads import Workload, load_trace
+from lengthwise.simulator import Fleet, RequestBeliefs, believe, measure_capacity, simulate
+from lengthwise.workloads import load_trace, redraw
 
-REQUESTS = 10_000
-FLEET = "8*llama-3-8b@a100"
+if TYPE_CHECKING:
+    from lengthwise.simulator import Outcome
+    from lengthwise.workloads import Workload
+
+TRACE = "conv_r8_n100000"
+ENGINE = "llama-3-8b@a100"
+RATE_PER_ENGINE = 5.0
+PEER = "LENGTHWISE_DYNOSIM_PYTHON"
 ROUNDS = 3
 
 
-def timed(workload: Workload, policy: str, *, jump: bool) -> tuple[Outcome, float]:
-    began = time.process_time()
-    outcome = simulate(workload, Fleet.parse(FLEET), policy, jump=jump)
-    return outcome, time.process_time() - began
+@dataclass(frozen=True)
+class Figure:
+    name: str
+    per_s: float
+    wanted: float | None = None
+    remark: str = ""
+
+    def __str__(self) -> str:
+        verdict = (
+            "" if self.wanted is None else f"{self.wanted:>10,.0f}  {'ok' if self.per_s >= self.wanted else 'MISSED'}"
+        )
+        return f"{self.name:<44}{self.per_s:>10,.0f}{verdict:<20}{self.remark}"
+
+
+def per_second(
+    workload: Workload, fleet: Fleet, policy: str, beliefs: str | RequestBeliefs = "oracle", rounds: int = ROUNDS
+) -> tuple[float, Outcome]:
+    """Requests per CPU second of the simulation and its summary, the best of some rounds."""
+    best, outcome = float("inf"), None
+    for _ in range(rounds):
+        began = time.process_time()
+        outcome = simulate(workload, fleet, policy, predictor=beliefs)
+        assert outcome.summary.requests == len(workload)
+        best = min(best, time.process_time() - began)
+    assert outcome is not None
+    return len(workload) / best, outcome
+
+
+def child(*arguments: str, **environment: str) -> tuple[float, float, str]:
+    """CPU seconds and peak megabytes of a fresh Python, and what it said before its peak, which it prints last.
+
+    Its peak by its own account: what the parent is told counts the parent's memory at the fork too.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True, env={**os.environ, **environment})  # noqa: S603
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    *_, told, peak_kb = done.stdout.split("\n")[:-1]
+    return seconds, int(peak_kb) / 1024, told
+
+
+_CHILD = f"""
+import time
+from lengthwise.simulator import Fleet, simulate
+from lengthwise.workloads import load_trace
+workload = load_trace("{TRACE}")
+began = time.process_time()
+simulate(workload.head(REQUESTS), Fleet.parse("8*{ENGINE}")).summary
+print(time.process_time() - began)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+def compilation() -> None:
+    """What the compiler costs: once on a machine, and then at each start."""
+    program = _CHILD.replace("REQUESTS", "10")
+    with tempfile.TemporaryDirectory() as folder:
+        cold, warm = (float(child(sys.executable, "-c", program, NUMBA_CACHE_DIR=folder)[2]) for _ in range(2))
+    print(
+        f"compiling, once on a machine: {cold - warm:.1f} CPU s; loading what is compiled, each start: {warm:.2f} CPU s"
+    )
+
+
+def process(requests: int) -> list[Figure]:
+    seconds, megabytes, _ = child(sys.executable, "-c", _CHILD.replace("REQUESTS", str(requests)))
+    name = "fcfs, 8 engines, process from start to end"
+    return [Figure(name, requests / seconds, 35_000, f"{megabytes:.0f} MB, at most 400")]
+
+
+def simulations(workload: Workload) -> list[Figure]:
+    fleet = Fleet.parse(f"8*{ENGINE}")
+    figures = [Figure("fcfs, 8 engines, simulation", per_second(workload, fleet, "fcfs")[0], 50_000)]
+    small = fleet.limited_to(kv_tokens=fleet.engines[0].kv_tokens // 4)
+    busy = workload.replace(
+        arrival_s=workload.arrival_s * (workload.rate / (1.1 * measure_capacity(workload, small).requests_per_s))
+    )
+    beliefs = believe(busy, "noisy:0.6")
+    for policy, wanted, rounds in (("tie", 15_000, ROUNDS), ("lengthwise", None, 1)):
+        rate, outcome = per_second(busy, small, policy, beliefs, rounds)
+        remark = f"{outcome.summary.preemptions:,} preemptions, mean {outcome.summary.e2e_s.mean:.0f} s"
+        figures.append(Figure(f"{policy}, load 1.1, a quarter of the KV memory", rate, wanted, remark))
+    conversations = load_trace("mooncake_conversation")
+    rate, outcome = per_second(conversations, fleet, "fcfs")
+    cached = outcome.cached_tokens.sum() / outcome.input_tokens.sum()
+    figures.append(Figure("Mooncake conversation with its hashes", rate, 5_000, f"{cached:.0%} of prompts cached"))
+    return figures
+
+
+def flatness(workload: Workload, counts: tuple[int, ...], engines: tuple[int, ...]) -> None:
+    """Microseconds per request at the same load per engine; the largest over the smallest is to stay below 1.5."""
+    for what, cases in (
+        ("requests", [(n, 8) for n in counts]),
+        ("engines", [(counts[1], number) for number in engines]),
+    ):
+        costs = []
+        for n, number in cases:
+            drawn = redraw(workload, requests=n, rate=RATE_PER_ENGINE * number, seed=1)
+            costs.append(1e6 / per_second(drawn, Fleet.parse(f"{number}*{ENGINE}"), "fcfs", rounds=2)[0])
+        sizes = (n if what == "requests" else number for n, number in cases)
+        told = ", ".join(f"{size:,}: {cost:.1f}" for size, cost in zip(sizes, costs, strict=True))
+        spread = max(costs) / min(costs)
+        print(
+            f"microseconds per request by {what}: {told}; spread {spread:.2f} ({'ok' if spread <= 1.5 else 'MISSED'})"
+        )
+
+
+def peer(workload: Workload) -> list[Figure]:
+    """DynoSim on the same requests; its process from start to end, as it has no other way in."""
+    python = os.environ.get(PEER)
+    if python is None:
+        print(f"DynoSim is not in this run: {PEER} names no Python that has ai-dynamo")
+        return []
+    spec = Fleet.parse(ENGINE).engines[0]
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        _write_trace(workload, trace)
+        limits = (spec.kv_blocks, spec.block_size, spec.max_num_seqs, spec.max_num_batched_tokens)
+        script = Path(__file__).with_name("dynosim.py")
+        seconds, megabytes, version = child(python, str(script), str(trace), "8", *map(str, limits))
+    remark = f"{megabytes:.0f} MB, ai-dynamo {version}"
+    return [Figure("DynoSim, fcfs, 8 engines, process", len(workload) / seconds, None, remark)]
+
+
+def _write_trace(workload: Workload, path: Path) -> None:
+    """Mooncake's lines with hashes that nobody shares, which DynoSim asks for."""
+    blocks = -(-workload.input_tokens // 512)
+    firsts = np.cumsum(blocks) - blocks
+    columns = (workload.arrival_s * 1e3, workload.input_tokens, workload.output_tokens, firsts, blocks)
+    with path.open("w") as stream:
+        for ms, prompt, answer, first, count in zip(*(column.tolist() for column in columns), strict=True):
+            line = {"timestamp": ms, "input_length": prompt, "output_length": answer}
+            stream.write(json.dumps({**line, "hash_ids": list(range(first, first + count))}) + "\n")
 
 
 def main() -> None:
-    workload = load_trace("conv_r8_n100000").head(REQUESTS)
-    print(f"{len(workload):,} requests of {workload.name} at {workload.rate:.1f}/s, {FLEET}")
-    outcomes = {}
-    for policy, jump, rounds in (
-        ("fcfs", True, ROUNDS),
-        ("sjf", True, ROUNDS),
-        ("fcfs", False, 1),
-    ):
-        runs = [timed(workload, policy, jump=jump) for _ in range(rounds)]
-        outcomes[policy, jump] = runs[0][0]
-        seconds = min(took for _, took in runs)
-        label = f"{policy}{'' if jump else ', every step singly'}"
-        print(f"{label:<26}{seconds:>7.2f} CPU s{REQUESTS / seconds:>10,.0f} requests per CPU s")
-    assert np.array_equal(outcomes["fcfs", True].finish, outcomes["fcfs", False].finish)
+    quick = "--quick" in sys.argv[1:]
+    workload = load_trace(TRACE)
+    if quick:
+        workload = workload.head(20_000)
+    simulate(workload.head(100), Fleet.parse(ENGINE))  # compiled, or loaded
+    print(f"{len(workload):,} requests of {workload.name}, {ENGINE}; requests per CPU second, and what is wanted")
+    for figure in (*simulations(workload), *process(len(workload)), *peer(workload)):
+        print(figure)
+    compilation()
+    flatness(
+        workload, (10_000, 20_000) if quick else (10_000, 100_000, 1_000_000), (1, 8, 64) if quick else (1, 8, 64, 256)
+    )
 
 
 if __name__ == "__main__":

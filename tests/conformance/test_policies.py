@@ -1,54 +1,169 @@
-"""Laws that every policy keeps in the queue that every host uses; a new policy joins by being registered."""
+"""Laws that every policy keeps, plain, with parameters or wrapped; a new policy joins by being registered."""
 
 from __future__ import annotations
 
+import copy
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lengthwise.policies import POLICIES, Job, JobColumns, Policy, PolicyQueue, QueueView, make_policy
+from lengthwise.policies import Job, JobColumns, Policy, PolicyQueue, QueueView, make_policy
+from tests.conformance.strategies import jobs, policies, preempting, specs, times, unbelieving, views
 from tests.lengths.beliefs import beliefs
 
-policies = st.sampled_from(sorted(POLICIES)).map(make_policy)
-views = st.builds(QueueView, st.integers(0, 10_000), st.integers(0, 512), st.integers(1, 512))
-times = st.floats(0, 1e6)
+if TYPE_CHECKING:
+    from lengthwise.lengths import LengthDistribution
 
 
-@st.composite
-def jobs(draw: st.DrawFn, job_id: str = "a") -> Job:
-    return Job(
-        id=job_id,
-        arrival=draw(times),
-        prompt_tokens=draw(st.integers(0, 100_000)),
-        belief=draw(st.none() | beliefs()),
-        max_tokens=draw(st.none() | st.integers(1, 20_000)),
-        priority=draw(st.integers(-2, 2)),
-        generated=draw(st.integers(0, 20_000)),
-    )
+@settings(deadline=None)
+@given(specs)
+def test_a_policys_name_makes_the_same_policy(spec: str) -> None:
+    policy = make_policy(spec)
+    again = make_policy(policy.name)
+    assert again == policy
+    assert again.name == policy.name
+    assert isinstance(policy, Policy)
 
 
-@given(policies, jobs(), views, times)
-def test_keys_are_finite_for_any_belief_and_none(policy: Policy, job: Job, view: QueueView, now: float) -> None:
-    assert math.isfinite(policy.key(job, view, now))
-
-
-@given(policies, st.lists(jobs(), min_size=1, max_size=8), views, times)
-def test_keys_as_arrays_are_the_single_keys(policy: Policy, many: list[Job], view: QueueView, now: float) -> None:
+@settings(deadline=None)
+@given(policies, st.lists(jobs(), max_size=8), views, times)
+def test_keys_as_arrays_are_the_single_keys_and_finite(
+    policy: Policy, many: list[Job], view: QueueView, now: float
+) -> None:
     keys = policy.keys(JobColumns.of(many), view, now)
-    assert keys == pytest.approx([policy.key(job, view, now) for job in many])
-    assert np.isfinite(keys).all()
+    assert keys.shape == (len(many),)
+    single = [policy.key(job, view, now) for job in many]
+    assert all(math.isfinite(key) for key in single)
+    assert keys == pytest.approx(single, rel=1e-12, abs=1e-12)
 
 
-@given(policies, st.lists(jobs(), max_size=6), jobs(), times)
-def test_a_victim_is_one_of_the_running(policy: Policy, running: list[Job], candidate: Job, now: float) -> None:
-    forced = policy.victim(running, None, now)
-    assert (forced in running) if running else (forced is None)
-    yields = policy.victim(running, candidate, now)
-    assert yields is None or yields in running
+@settings(deadline=None)
+@given(policies, jobs(), views, views, times, times, st.integers(0, 20_000))
+def test_a_key_depends_on_what_its_rekey_class_says_and_on_nothing_else(
+    policy: Policy, job: Job, view: QueueView, other: QueueView, now: float, later: float, generated: int
+) -> None:
+    assume(policy.rekey != "on_time")
+    if policy.rekey == "on_level":
+        assume(policy.level(view) == policy.level(other))
+    key = policy.key(job, view, now)
+    assert policy.key(job, other, later) == key
+    if policy.rekey != "on_progress":
+        job.generated = generated
+        assert policy.key(job, other, later) == key
+
+
+@settings(deadline=None)
+@given(
+    unbelieving.map(make_policy),
+    st.lists(jobs(), min_size=1, max_size=6),
+    jobs(),
+    st.lists(beliefs(), min_size=7, max_size=7),
+    views,
+)
+def test_who_does_not_believe_decides_the_same_whatever_is_believed(
+    policy: Policy, running: list[Job], candidate: Job, others: list[LengthDistribution], view: QueueView
+) -> None:
+    assert not policy.believes
+
+    def decisions() -> tuple[object, ...]:
+        columns = JobColumns.of(running)
+        keys, ready = policy.keys(columns, view, 0.0).tolist(), policy.yielding(columns, 0.0).tolist()
+        rounds = policy.rounds()
+        turns = [] if rounds is None else [rounds.enter(job) for job in running]
+        return keys, ready, policy.makes_room(columns, candidate, 0.0), turns
+
+    before = decisions()
+    for job, belief in zip([*running, candidate], others, strict=False):
+        job.believe(belief)
+    assert decisions() == before
+
+
+@settings(deadline=None)
+@given(policies, st.integers(0, 3000), st.integers(1, 600), st.integers(0, 600), st.integers(0, 600))
+def test_levels_are_few_and_rise_with_the_queue(
+    policy: Policy, waiting: int, slots: int, running: int, other: int
+) -> None:
+    level = policy.level(QueueView(waiting, running, slots))
+    assert 0 <= level <= 64
+    assert policy.level(QueueView(waiting + 1, running, slots)) >= level
+    assert policy.level(QueueView(waiting, other, slots)) == level
+
+
+@settings(deadline=None)
+@given(policies, st.lists(jobs(), min_size=1, max_size=6), times)
+def test_somebody_yields_to_memory_and_the_last_admitted_among_equals(
+    policy: Policy, running: list[Job], now: float
+) -> None:
+    readiness = policy.yielding(JobColumns.of(running), now)
+    assert readiness.shape == (len(running),)
+    assert not np.isnan(readiness).any()
+    assert readiness.max() > -np.inf
+    equals = [job for job, ready in zip(running, readiness, strict=True) if ready == readiness.max()]
+    assert policy.victim(running, None, now) is equals[-1]
+    assert policy.victim([], None, now) is None
+
+
+@settings(deadline=None)
+@given(st.one_of(preempting().map(make_policy), policies), st.lists(jobs(), max_size=6), jobs(), times)
+def test_who_makes_room_runs_and_is_no_more_urgent(
+    policy: Policy, running: list[Job], candidate: Job, now: float
+) -> None:
+    index = policy.makes_room(JobColumns.of(running), candidate, now)
+    assert policy.makes_room(JobColumns.of(running), JobColumns.of([candidate]), now) == index
+    assert policy.victim(running, candidate, now) is (None if index is None else running[index])
+    if index is None:
+        return
+    assert policy.preempts
+    assert 0 <= index < len(running)
+    assert running[index].priority >= candidate.priority
+
+
+@settings(deadline=None)
+@given(st.one_of(preempting().map(make_policy), policies), st.lists(jobs(), min_size=1, max_size=6), jobs(), times)
+def test_who_made_room_does_not_take_its_place_back_at_once(
+    policy: Policy, running: list[Job], candidate: Job, now: float
+) -> None:
+    index = policy.makes_room(JobColumns.of(running), candidate, now)
+    assume(index is not None)
+    assert index is not None
+    after = [*running[:index], *running[index + 1 :], candidate]
+    assert policy.makes_room(JobColumns.of(after), running[index], now) != len(after) - 1
+
+
+@settings(deadline=None)
+@given(
+    st.one_of(preempting().map(make_policy), policies),
+    st.lists(jobs(), min_size=1, max_size=6),
+    jobs(),
+    times,
+    st.integers(1, 5_000),
+)
+def test_a_no_stays_a_no_as_the_running_go_on_unless_hosts_are_told_to_ask_again(
+    policy: Policy, running: list[Job], candidate: Job, now: float, tokens: int
+) -> None:
+    certain = all(job.sigma == 0.0 and job.generated + tokens < job.expected for job in running)
+    assume(policy.asks_again == 0 or certain)
+    assume(policy.makes_room(JobColumns.of(running), candidate, now) is None)
+    for job in running:
+        job.generated += tokens
+    assert policy.makes_room(JobColumns.of(running), candidate, now) is None
+
+
+@settings(deadline=None)
+@given(policies, st.lists(jobs(), min_size=1, max_size=6), views, times)
+def test_asking_changes_nothing(policy: Policy, many: list[Job], view: QueueView, now: float) -> None:
+    columns = JobColumns.of(many)
+    before = copy.deepcopy(columns)
+    first = policy.keys(columns, view, now).copy()
+    policy.yielding(columns, now)
+    policy.makes_room(columns, many[0], now)
+    assert np.array_equal(policy.keys(columns, view, now), first)
+    for name in JobColumns.__dataclass_fields__:
+        assert np.array_equal(getattr(columns, name), getattr(before, name))
 
 
 @settings(deadline=None)
@@ -58,78 +173,12 @@ def test_a_drain_serves_everybody_once_in_order(policy: Policy, many: list[Job],
     for number, job in enumerate(many):
         job.id = str(number)
         queue.push(job, now)
+    queue.refresh(now)
     foretold = [job.id for job in queue]
     served = []
     while (first := queue.pop(now)) is not None:
         served.append(first.id)
     assert sorted(served, key=int) == [str(n) for n in range(len(many))]
-    if policy.rekey != "on_level":
+    if policy.level(QueueView(len(many), 0, 4)) == policy.level(QueueView(0, 0, 4)):
         assert served == foretold
     assert len(queue) == 0
-
-
-class QueueAgainstAList(RuleBasedStateMachine):
-    """The queue beside a plain list that is sorted anew at every question."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.policy = make_policy("sjf")
-        self.queue = PolicyQueue(self.policy, slots=4)
-        self.model: list[Job] = []
-        self.served: list[str] = []
-        self.now = 0.0
-        self.count = 0
-
-    def _order(self) -> list[Job]:
-        view = self.queue.view
-        return sorted(self.model, key=lambda job: (job.priority, self.policy.key(job, view, self.now)))
-
-    @rule(job=jobs(), wait=st.floats(0, 10))
-    def push(self, job: Job, wait: float) -> None:
-        self.now += wait
-        job.id = str(self.count)
-        self.count += 1
-        self.queue.push(job, self.now)
-        self.model.append(job)
-
-    @rule()
-    def pop(self) -> None:
-        expected = self._order()
-        job = self.queue.pop(self.now)
-        assert job is (expected[0] if expected else None)
-        if job is not None:
-            self.model.remove(job)
-            self.served.append(job.id)
-
-    @precondition(lambda self: self.model)
-    @rule(pick=st.integers(0, 1_000))
-    def remove(self, pick: int) -> None:
-        job = self.model.pop(pick % len(self.model))
-        assert self.queue.remove(job.id) is job
-        assert self.queue.remove(job.id) is None
-
-    @precondition(lambda self: self.model)
-    @rule(pick=st.integers(0, 1_000), belief=beliefs())
-    def believe(self, pick: int, belief: object) -> None:
-        job = self.model[pick % len(self.model)]
-        job.believe(belief)  # type: ignore[arg-type]
-        self.queue.update(job, self.now)
-
-    @rule(name=st.sampled_from(sorted(POLICIES)))
-    def change_policy(self, name: str) -> None:
-        self.policy = make_policy(name)
-        self.queue.use(self.policy, self.now)
-
-    @invariant()
-    def nothing_is_lost_or_served_twice(self) -> None:
-        assert len(self.queue) == len(self.model)
-        assert [job.id for job in self.queue] == [job.id for job in self._order()]
-        assert len(set(self.served)) == len(self.served)
-
-    @invariant()
-    def dead_entries_are_bounded(self) -> None:
-        assert len(self.queue._heap) <= 2 * len(self.queue) + 65
-
-
-TestQueueAgainstAList = QueueAgainstAList.TestCase
-TestQueueAgainstAList.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lengthwise.simulator import EngineSpec, Fleet, StepCost
 from lengthwise.workloads import Workload
@@ -34,16 +34,30 @@ def engine(
     blocks: int = 64,
     block_size: int = 4,
     context: int = 4096,
+    caching: bool = False,
+    **others: Any,
 ) -> EngineSpec:
-    return EngineSpec("tiny", cost, blocks * block_size, context, seqs, budget, block_size)
+    return EngineSpec(
+        "tiny", cost, blocks * block_size, context, seqs, budget, block_size, prefix_caching=caching, **others
+    )
 
 
-def fleet(cost: CostModel = TICK, *, engines: int = 1, **limits: int) -> Fleet:
+def fleet(cost: CostModel = TICK, *, engines: int = 1, **limits: Any) -> Fleet:
     return Fleet((engine(cost, **limits),) * engines)
 
 
-def requests(lengths: Sequence[tuple[int, int]], arrivals: Sequence[float] | float = 0.0) -> Workload:
-    """(prompt, answer) pairs, and when they arrive."""
+def requests(
+    lengths: Sequence[tuple[int, int]],
+    arrivals: Sequence[float] | float = 0.0,
+    *,
+    blocks: Sequence[Sequence[int]] | None = None,
+    block_size: int | None = None,
+    **columns: Any,
+) -> Workload:
+    """(prompt, answer) pairs, and when they arrive; `blocks` are the hashes of the prompts' blocks."""
     times = [arrivals] * len(lengths) if isinstance(arrivals, float) else arrivals
     prompts, answers = zip(*lengths, strict=True)
-    return Workload.from_table({"arrival_s": times, "input_tokens": prompts, "output_tokens": answers}, name="by hand")
+    table = {"arrival_s": times, "input_tokens": prompts, "output_tokens": answers, **columns}
+    if blocks is not None:
+        table["block_hashes"] = blocks
+    return Workload.from_table(table, name="by hand", block_size=block_size)

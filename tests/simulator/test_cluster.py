@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.simulator import Capacity, Fleet, measure_capacity, simulate
+from lengthwise.simulator import Capacity, Fleet, RoundRobin, measure_capacity, simulate
 from tests.simulator.builders import TICK, UNEVEN, engine, fleet, requests
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ def test_one_slot_under_fcfs_is_a_fifo_queue() -> None:
     free_at = 0.0
     for row, (prompt, answer) in enumerate(lengths):
         start = max(arrivals[row], free_at)
-        free_at = start + UNEVEN.step_s(prompt, prompt * prompt, 0, 0)
+        free_at = start + UNEVEN.step_s([(0, prompt)])
         for context in range(prompt + 1, prompt + answer):
-            free_at += UNEVEN.step_s(0, 0, 1, context)
+            free_at += UNEVEN.step_s([], [context])
         assert (outcome.started[row], outcome.finish[row]) == (start, free_at)
     assert outcome.summary.queueing_s.mean > 0  # it did queue
 
@@ -60,6 +60,26 @@ class _ToTheLast:
 def test_another_router_takes_the_place_of_round_robin() -> None:
     outcome = simulate(requests([(2, 2)] * 3), fleet(engines=3), router=_ToTheLast)
     assert outcome.engine.tolist() == [2, 2, 2]
+
+
+class _OneByOne:
+    """Round robin that does not say it is blind."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.routes = RoundRobin(fleet)
+
+    def choose(self, job: Job, now: float) -> int:
+        return self.routes.choose(job, now)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "tie", "srpt", "hrrn"])
+def test_routing_one_by_one_is_the_same_as_dealing_all_out_ahead(policy: str) -> None:
+    rng = np.random.default_rng(3)
+    lengths = [(int(p), int(o)) for p, o in zip(rng.integers(1, 60, 200), rng.integers(1, 40, 200), strict=True)]
+    workload = requests(lengths, np.cumsum(rng.exponential(0.05, 200)).tolist())
+    small = fleet(UNEVEN, engines=3, seqs=3, blocks=60, caching=True)
+    ahead, singly = (simulate(workload, small, policy, router=router) for router in (RoundRobin, _OneByOne))
+    assert ahead.to_table().equals(singly.to_table())
 
 
 def test_oracle_orders_by_true_length_and_without_a_belief_order_is_arrival() -> None:

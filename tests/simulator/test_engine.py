@@ -1,164 +1,229 @@
-"""Schedules small enough to write down: every step takes one second."""
+"""One engine by hand: every step takes a second, so that moments count steps."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from lengthwise.lengths import Point
-from lengthwise.policies import Job, make_policy
-from lengthwise.simulator import Engine
-from lengthwise.simulator.outcome import Ledger
-from tests.simulator.builders import engine
+from lengthwise.errors import InputError
+from lengthwise.simulator import EngineSpec, Fleet, Outcome, simulate
+from tests.simulator.builders import TICK, UNEVEN, engine, fleet, requests
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lengthwise.simulator import EngineSpec
+    from lengthwise.workloads import Workload
 
 
-def loaded(spec: EngineSpec, lengths: Sequence[tuple[int, int]], policy: str = "fcfs") -> tuple[Engine, Ledger]:
-    """An engine with everybody waiting at time 0, beliefs true; jobs are called a, b, c, ..."""
-    ledger = Ledger(len(lengths))
-    host = Engine(spec, make_policy(policy), ledger)
-    for row, (prompt, answer) in enumerate(lengths):
-        host.submit(Job(chr(ord("a") + row), 0.0, prompt, Point(answer)), row, answer)
-    return host, ledger
+def serve(spec: EngineSpec, workload: Workload, policy: str = "fcfs", **options: Any) -> Outcome:
+    return simulate(workload, Fleet((spec,)), policy, **options)
 
 
-def schedule(host: Engine) -> list[dict[str, int]]:
-    """Tokens computed per job, step by step to the end."""
-    steps = []
-    while host.busy:
-        steps.append({request.job.id: tokens for request, tokens in host.step().scheduled.items()})
-    return steps
+def admissions(outcome: Outcome) -> list[int]:
+    return [int(row) for row in outcome.engines[0].admissions]
 
 
 def test_a_prompt_is_computed_in_chunks_and_the_running_go_first() -> None:
-    host, ledger = loaded(engine(seqs=2, budget=4), [(6, 2), (3, 1)])
-    assert schedule(host) == [{"a": 4}, {"a": 2, "b": 2}, {"a": 1, "b": 1}]
-    assert ledger.started == [0.0, 1.0]
-    assert ledger.first_token == [2.0, 3.0]  # at the end of the step that completes the prompt
-    assert ledger.finish == [3.0, 3.0]
+    # Steps: 4 of a; 2 of a and 2 of b; a's second token and b's last prompt token.
+    outcome = serve(engine(seqs=2, budget=4), requests([(6, 2), (3, 1)]))
+    assert outcome.started.tolist() == [0.0, 1.0]
+    assert outcome.first_token.tolist() == [2.0, 3.0]  # at the end of the step that completes the prompt
+    assert outcome.finish.tolist() == [3.0, 3.0]
+    assert outcome.engines[0].steps == 3
 
 
 def test_a_slot_is_filled_in_the_step_after_it_falls_free() -> None:
-    host, ledger = loaded(engine(seqs=1), [(2, 2), (2, 1)])
-    assert schedule(host) == [{"a": 2}, {"a": 1}, {"b": 2}]
-    assert ledger.started == [0.0, 2.0]
-    assert ledger.finish == [2.0, 3.0]
+    outcome = serve(engine(seqs=1), requests([(2, 2), (2, 1)]))
+    assert outcome.started.tolist() == [0.0, 2.0]
+    assert outcome.finish.tolist() == [2.0, 3.0]
 
 
 def test_the_policy_orders_who_waits() -> None:
-    host, ledger = loaded(engine(seqs=1), [(2, 9), (2, 1), (2, 4)], "sjf")
-    schedule(host)
-    assert ledger.admissions == [(0, 1), (0, 2), (0, 0)]
+    assert admissions(serve(engine(seqs=1), requests([(2, 9), (2, 1), (2, 4)]), "sjf")) == [1, 2, 0]
 
 
 def test_a_preempted_request_keeps_its_tokens_and_computes_them_again() -> None:
-    # Four blocks of two tokens: both prompts fit, both answers do not.
-    host, ledger = loaded(engine(blocks=4, block_size=2), [(3, 5), (3, 5)])
-    assert schedule(host) == [
-        {"a": 3, "b": 3},
-        {"a": 1, "b": 1},
-        {"a": 1},  # a needs a third block: b, the last admitted, yields
-        {"a": 1},  # b needs three blocks for its 3 + 2 tokens, one is free
-        {"a": 1},
-        {"b": 5},
-        {"b": 1},
-        {"b": 1},
-    ]
-    assert ledger.first_token == [1.0, 1.0]
-    assert ledger.finish == [5.0, 8.0]
-    assert ledger.preemptions == [0, 1]
-    assert ledger.admissions == [(0, 0), (0, 1), (0, 1)]
-    assert host.kv.free == 4
+    # Four blocks of two tokens: both prompts fit, both answers do not. In the third step a needs a third block, and b,
+    # the last admitted, yields; it needs three blocks for its 3 + 2 tokens, so it waits until a is done.
+    outcome = serve(engine(blocks=4, block_size=2), requests([(3, 5), (3, 5)]))
+    assert outcome.first_token.tolist() == [1.0, 1.0]
+    assert outcome.finish.tolist() == [5.0, 8.0]
+    assert outcome.preemptions.tolist() == [0, 1]
+    assert admissions(outcome) == [0, 1, 1]
+
+
+def test_a_preempted_request_finds_what_is_left_of_it_in_the_prefix_cache() -> None:
+    # b yields with two full blocks, and finds one of them again: its tokens are computed in fewer steps.
+    limits: dict[str, Any] = {"blocks": 6, "block_size": 2, "seqs": 2, "budget": 2}
+    workload = requests([(4, 7), (4, 7)])
+    without = serve(engine(**limits), workload)
+    cached = serve(engine(**limits, caching=True), workload)
+    assert without.preemptions.tolist() == cached.preemptions.tolist() == [0, 1]
+    assert cached.finish[1] < without.finish[1]
 
 
 def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
-    host, _ = loaded(engine(blocks=4, block_size=2, seqs=2), [(3, 5), (3, 4)], "sjf")
-    host.step()
-    host.submit(Job("c", host.now, 1, Point(1)), 0, 1)
-    host.step()  # both slots are taken
-    third = host.step()
-    assert [request.job.id for request in third.preempted] == ["a"]
-    assert (third.admitted, host.kv.free) == ([], 1)  # there was a slot and memory for c
-    assert [request.job.id for request in host.step().admitted] == ["c"]
+    # c is short enough to be admitted in step 3, when b yields to a, but only comes to run in step 4.
+    outcome = serve(engine(blocks=4, block_size=2, seqs=2), requests([(3, 5), (3, 4), (1, 1)], [0.0, 0.0, 1.0]), "sjf")
+    assert outcome.preemptions.tolist() == [1, 0, 0]
+    assert outcome.started[2] == 3.0
 
 
 def test_a_preempted_request_keeps_its_place_before_those_who_came_with_it() -> None:
-    host, ledger = loaded(engine(blocks=4, block_size=2, seqs=2), [(3, 5), (3, 5), (1, 1)])
-    schedule(host)
-    assert [row for _, row in ledger.admissions] == [0, 1, 1, 2]
+    assert admissions(serve(engine(blocks=4, block_size=2, seqs=2), requests([(3, 5), (3, 5), (1, 1)]))) == [0, 1, 1, 2]
 
 
 def test_the_policys_victim_yields_though_it_asked_first_and_the_others_go_on() -> None:
-    host, ledger = loaded(engine(blocks=4, block_size=2), [(3, 5), (3, 3)], "sjf")
-    assert schedule(host) == [
-        {"b": 3, "a": 3},
-        {"b": 1, "a": 1},
-        {"b": 1},  # b needs a third block; a has more to come
-        {"a": 5},
-        {"a": 1},
-        {"a": 1},
-    ]
-    assert ledger.preemptions == [1, 0]
-
-
-def test_a_victim_that_had_its_tokens_gives_them_back_to_those_behind() -> None:
-    host, _ = loaded(engine(budget=40, blocks=128, block_size=2), [(40, 90)], "sjf")
-    host.step()
-    host.submit(Job("b", host.now, 4, Point(9)), 0, 9)
-    host.step()
-    host.submit(Job("c", host.now, 200, Point(2)), 0, 2)
-    host.step()
-    host.step()
-    host.kv.take(host.kv.free)  # memory is now as short as can be
-    step = host.step()  # a had its token before b needed a block; c is in the middle of its prompt
-    assert [request.job.id for request in step.preempted] == ["a"]
-    assert {request.job.id: tokens for request, tokens in step.scheduled.items()} == {"b": 1, "c": 39}
+    # sjf admits b first. In the third step b needs a third block, and a has more to come.
+    outcome = serve(engine(blocks=4, block_size=2), requests([(3, 5), (3, 3)]), "sjf")
+    assert outcome.finish.tolist() == [6.0, 3.0]
+    assert outcome.preemptions.tolist() == [1, 0]
 
 
 def test_a_prompt_waits_until_all_of_it_fits_though_its_first_chunk_would() -> None:
-    host, ledger = loaded(engine(budget=8, blocks=4, block_size=4), [(4, 3), (13, 1)])
-    assert schedule(host) == [{"a": 4}, {"a": 1}, {"a": 1}, {"b": 8}, {"b": 5}]
-    assert ledger.preemptions == [0, 0]
+    outcome = serve(engine(budget=8, blocks=4, block_size=4), requests([(4, 3), (13, 1)]))
+    assert outcome.started.tolist() == [0.0, 3.0]
+    assert outcome.preemptions.tolist() == [0, 0]
 
 
 def test_who_does_not_fit_is_not_overtaken() -> None:
-    host, ledger = loaded(engine(blocks=4, block_size=4), [(8, 3), (12, 1), (1, 1)])
-    schedule(host)
-    assert [row for _, row in ledger.admissions] == [0, 1, 2]
+    assert admissions(serve(engine(blocks=4, block_size=4), requests([(8, 3), (12, 1), (1, 1)]))) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("prompt", "answer", "fits"), [(9, 8, True), (9, 9, False), (30, 1, False)])
-def test_a_request_that_can_never_fit_is_refused_at_once(prompt: int, answer: int, fits: bool) -> None:
+def test_a_request_that_can_never_fit_is_refused_and_counted(prompt: int, answer: int, fits: bool) -> None:
     # 16 tokens of KV memory; the last token of an answer is never computed, so needs no place.
-    host, ledger = loaded(engine(blocks=4, block_size=4), [(prompt, answer)])
-    schedule(host)
-    assert ledger.refused == ([] if fits else [0])
+    outcome = serve(engine(blocks=4, block_size=4), requests([(prompt, answer), (1, 1)]))
+    assert outcome.summary.refused == (0 if fits else 1)
+    assert np.isnan(outcome.finish[0]) == (not fits)
 
 
 def test_a_request_beyond_the_context_is_refused() -> None:
-    assert engine(context=10).can_hold(6, 4)
-    assert not engine(context=10).can_hold(7, 4)
+    assert engine(context=10).can_hold([6, 7], [4, 4]).tolist() == [True, False]
 
 
-class _NobodyYields:
-    name = "stubborn"
+def test_equal_prefixes_are_computed_once() -> None:
+    # 8 of 9 tokens are the same: b computes one of them, and is done a step before c, which shares nothing.
+    hashes = [[1, 2], [1, 2], [3, 4]]
+    workload = requests([(9, 1)] * 3, [0.0, 5.0, 5.0], blocks=hashes, block_size=4)
+    outcome = serve(engine(budget=9, caching=True), workload)
+    assert outcome.cached_tokens.tolist() == [0, 8, 0]
+    assert outcome.finish.tolist() == [1.0, 6.0, 7.0]
+    assert serve(engine(budget=9), workload).cached_tokens.tolist() == [0, 0, 0]
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(make_policy("fcfs"), name)
 
-    def victim(self, *_: object) -> None:
-        return None
+def test_of_a_prompt_that_is_cached_as_a_whole_the_last_block_is_computed_again() -> None:
+    workload = requests([(8, 1), (8, 1)], [0.0, 5.0], blocks=[[1, 2], [1, 2]], block_size=4)
+    assert serve(engine(caching=True), workload).cached_tokens.tolist() == [0, 4]
 
 
-def test_a_policy_that_names_no_victim_is_told_so() -> None:
-    ledger = Ledger(2)
-    host = Engine(engine(blocks=4, block_size=2), _NobodyYields(), ledger)  # type: ignore[arg-type]
-    for row in range(2):
-        host.submit(Job(str(row), 0.0, 3), row, 5)
-    with pytest.raises(RuntimeError, match="stubborn"):
-        schedule(host)
+def test_a_prefix_is_shared_within_the_step_that_computes_it() -> None:
+    workload = requests([(9, 2), (9, 2)], blocks=[[1, 2], [1, 2]], block_size=4)
+    assert serve(engine(caching=True), workload).cached_tokens.tolist() == [0, 8]
+
+
+def test_the_longest_unused_prefix_is_forgotten_first() -> None:
+    # Five blocks of four: two for each of the first prefixes, one for the last tokens. The first prefix is used again,
+    # so a third one takes the blocks of the second.
+    hashes = [[10, 11], [20, 21], [10, 11], [30, 31], [10, 11], [20, 21]]
+    workload = requests([(9, 1)] * 6, [0.0, 5.0, 10.0, 15.0, 20.0, 25.0], blocks=hashes, block_size=4)
+    assert serve(engine(blocks=5, caching=True), workload).cached_tokens.tolist() == [0, 0, 8, 0, 8, 0]
+
+
+def test_hashes_over_longer_blocks_than_the_engines_stand_for_several() -> None:
+    workload = requests([(17, 1), (17, 1)], [0.0, 5.0], blocks=[[1, 2], [1, 3]], block_size=8)
+    assert serve(engine(caching=True, block_size=2), workload).cached_tokens.tolist() == [0, 8]
+    workload = requests([(17, 1), (17, 1)], [0.0, 5.0], blocks=[[1, 2, 3, 4], [1, 2, 3, 5]], block_size=4)
+    assert serve(engine(caching=True, block_size=8), workload).cached_tokens.tolist() == [0, 8]
+
+
+def test_memory_that_is_held_is_counted() -> None:
+    outcome = serve(engine(blocks=10, block_size=4), requests([(4, 5)]))
+    assert outcome.engines[0].kv_peak == pytest.approx(2 / 10)  # 4 + 5 tokens, the last of them never computed
+    # One block in the first step, two in the other four; where steps are leapt over, their ends are averaged.
+    assert outcome.engines[0].kv_mean == pytest.approx((1 + 4 * 2) / 5 / 10, rel=0.25)
+    assert outcome.engines[0].busy_s == 5.0
+
+
+def test_a_timeline_has_moments_of_the_whole_run() -> None:
+    workload = requests([(4, 40)] * 200, [float(i) for i in range(200)])
+    line = serve(engine(seqs=2), workload).engines[0].timeline
+    assert len(line.time) <= 1024
+    assert (np.diff(line.time) > 0).all()
+    assert line.time[-1] > 1000.0  # 200 requests of 40 steps, two at a time
+    assert line.running.max() == 2
+    assert line.waiting.max() > 100
+    assert 0.0 < line.kv_use.max() <= 1.0
+
+
+def test_a_decision_takes_the_time_that_is_given_for_it() -> None:
+    # Two admissions in the first step, one in the third.
+    outcome = serve(engine(seqs=2), requests([(2, 2), (2, 2), (2, 1)]), decision_s=0.125)
+    assert outcome.finish.tolist() == [2.25, 2.25, 3.375]
+
+
+def test_a_late_belief_counts_from_when_it_comes() -> None:
+    # One slot. b and c arrive while a runs; without beliefs they are alike, and b came first. The shorter one is c.
+    workload = requests([(2, 4), (2, 9), (2, 2)], [0.0, 0.5, 0.5])
+    assert admissions(serve(engine(seqs=1), workload, "sjf")) == [0, 2, 1]
+    assert admissions(serve(engine(seqs=1), workload, "sjf", belief_delay_s=3.0)) == [0, 2, 1]
+    assert admissions(serve(engine(seqs=1), workload, "sjf", belief_delay_s=4.0)) == [0, 1, 2]
+
+
+def test_a_running_request_yields_to_a_shorter_one_where_the_policy_preempts() -> None:
+    # a has 9 of 10 tokens to go when b comes with 2. b goes first, then a computes prompt and token again and goes on.
+    outcome = serve(engine(seqs=1), requests([(2, 10), (2, 2)], [0.0, 0.5]), "srpt:c=1")
+    assert outcome.finish.tolist() == [12.0, 3.0]
+    assert outcome.preemptions.tolist() == [1, 0]
+    assert admissions(outcome) == [0, 1, 0]
+
+
+def test_by_its_future_peak_a_request_waits_until_memory_will_suffice() -> None:
+    # 12 tokens. a: 2 + 6, b: 2 + 6. Together they would need 16 at the end; b waits until a is so far that what a gives
+    # back is there in time.
+    workload = requests([(2, 6), (2, 6)])
+    assert serve(engine(blocks=12, block_size=1), workload).preemptions.sum() == 1
+    foreseen = serve(engine(blocks=12, block_size=1, admission="peak"), workload)
+    assert foreseen.preemptions.sum() == 0
+    assert 0.0 < foreseen.started[1] < foreseen.finish[0]
+
+
+def test_a_reservation_holds_prompt_and_believed_answer() -> None:
+    workload = requests([(2, 6), (2, 6)])
+    reserved = serve(engine(blocks=12, block_size=1, admission="reserve"), workload)
+    assert reserved.started[1] == reserved.finish[0]  # 7 + 7 tokens do not fit together
+    both = serve(engine(blocks=16, block_size=1, admission="reserve"), workload)
+    assert both.started.tolist() == [0.0, 0.0]
+
+
+def test_who_outgrows_its_reservation_yields_and_is_granted_twice_as_much() -> None:
+    # The wide prior's median is far below 2,000 tokens; memory would hold both to the end.
+    workload = requests([(2, 2000), (2, 2000)])
+    spec = engine(blocks=5000, block_size=1, admission="reserve", admission_quantile=0.5)
+    outcome = serve(spec, workload, predictor="none")
+    assert outcome.preemptions.sum() > 0
+    assert outcome.summary.requests == 2
+
+
+def test_a_workload_with_a_request_beyond_counting_is_refused() -> None:
+    with pytest.raises(InputError, match="row 2"):
+        simulate(requests([(1, 1), (2**31, 1)]), fleet())
+
+
+def test_engine_blocks_that_do_not_match_the_hashes_are_refused() -> None:
+    with pytest.raises(InputError, match="block_size"):
+        simulate(requests([(9, 1)], blocks=[[1]], block_size=6), fleet(caching=True))
+
+
+def test_steps_singly_are_the_same_steps() -> None:
+    workload = requests([(3, 50), (5, 20), (2, 90)], [0.0, 0.1, 0.2])
+    leapt, singly = (serve(engine(UNEVEN), workload, jump=jump) for jump in (True, False))
+    assert leapt.finish.tolist() == singly.finish.tolist()
+    assert leapt.engines[0].steps == singly.engines[0].steps
+
+
+def test_the_cost_model_of_each_engine_counts() -> None:
+    fast, slow = engine(UNEVEN), engine(TICK)
+    outcome = simulate(requests([(2, 2), (2, 2)]), Fleet((fast, slow)))
+    assert outcome.finish[0] == UNEVEN.step_s([(0, 2)]) + UNEVEN.step_s([], [3])
+    assert outcome.finish[1] == 2.0

@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lengthwise.reports.simulation import policy_table, ratios_to_fcfs, seconds
+from lengthwise.errors import InputError
 from lengthwise.simulator import Spread, simulate, summarise
+from lengthwise.simulator.metrics import Slo
 from tests.simulator.builders import fleet, requests
 
 
@@ -68,21 +69,16 @@ def test_an_outcome_is_a_table_with_a_row_per_request() -> None:
     assert table.schema.field("preemptions").type == pa.int64()
 
 
-def test_the_report_sets_each_policy_against_fcfs() -> None:
-    workload = requests([(2, 9), (2, 1)])
-    summaries = {name: simulate(workload, fleet(seqs=1), name).summary for name in ("fcfs", "sjf")}
-    ratios = ratios_to_fcfs(summaries, "sjf")
-    assert ratios["e2e_mean"] == pytest.approx((1 + 10) / (9 + 10))
-    rows = {row[0]: row for row in policy_table(summaries, title="by hand").rows}
-    assert rows["fcfs"][4:6] == ["9.50 s", "1.000"]
-    assert rows["sjf"][4:6] == ["5.50 s", "0.579"]
+def test_goodput_asks_for_both_limits_and_one_token_has_no_tpot() -> None:
+    met = Slo(ttft_s=1.0, tpot_s=0.1).met(
+        sent=np.zeros(5),
+        first_token=np.array([1.0, 1.0, 1.5, 1.0, math.nan]),
+        finish=np.array([2.0, 2.1, 1.6, 1.0, math.nan]),
+        output_tokens=np.array([11, 11, 11, 1, 1]),
+    )
+    assert met.tolist() == [True, False, False, True, False]
 
 
-def test_without_fcfs_there_is_no_ratio() -> None:
-    summaries = {"sjf": simulate(requests([(2, 2)]), fleet(), "sjf").summary}
-    assert math.isnan(ratios_to_fcfs(summaries, "sjf")["e2e_mean"])
-    assert "–" in policy_table(summaries, title="alone").rows[0]
-
-
-def test_durations_read_well() -> None:
-    assert [seconds(value) for value in (0.0123, 12.3, math.nan)] == ["12.3 ms", "12.30 s", "–"]
+def test_a_limit_of_nothing_is_told() -> None:
+    with pytest.raises(InputError, match="above 0"):
+        Slo(ttft_s=0.0)

@@ -3,21 +3,28 @@
 Policies are pure: time comes in as an argument, and they know no clock, socket, simulator or engine.
 """
 
-from lengthwise.policies.contract import JobColumns, Policy, QueueView
+from lengthwise.policies.base import Ordering
+from lengthwise.policies.columns import JobColumns
+from lengthwise.policies.contract import Policy, QueueView, Rekey, Rounds
 from lengthwise.policies.fcfs import Fcfs
 from lengthwise.policies.job import Job
 from lengthwise.policies.queue import PolicyQueue
-from lengthwise.policies.registry import POLICIES, make_policy
+from lengthwise.policies.registry import POLICIES, WRAPPERS, make_policy, split_policies
 from lengthwise.policies.sjf import Sjf
 
 __all__ = [
     "POLICIES",
+    "WRAPPERS",
     "Fcfs",
     "Job",
     "JobColumns",
+    "Ordering",
     "Policy",
     "PolicyQueue",
     "QueueView",
+    "Rekey",
+    "Rounds",
     "Sjf",
     "make_policy",
+    "split_policies",
 ]

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lengthwise.policies.base import Ordering
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from lengthwise.policies.contract import JobColumns, QueueView, Rekey
+    from lengthwise.policies.base import Numbers
+    from lengthwise.policies.columns import JobColumns
+    from lengthwise.policies.contract import QueueView
     from lengthwise.policies.job import Job
 
 
-class Fcfs:
+@dataclass(frozen=True)
+class Fcfs(Ordering):
     """First come, first served.
 
     key = arrival      (seconds)
     Memory short: the last admitted yields, as in vLLM. Nobody yields to a waiting request. Needs no belief.
     """
 
-    name = "fcfs"
-    rekey: Rekey = "never"
+    called = "fcfs"
+    believes = False
 
-    def level(self, queue: QueueView) -> int:
-        """Keys do not depend on the queue."""
-        del queue
-        return 0
-
-    def key(self, job: Job, queue: QueueView, now: float) -> float:
-        """Earlier first."""
-        del queue, now
-        return job.arrival
-
-    def keys(self, jobs: JobColumns, queue: QueueView, now: float) -> NDArray[np.float64]:
+    def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Earlier first."""
         del queue, now
         return jobs.arrival
-
-    def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
-        """The last admitted, and only when memory is short."""
-        del now
-        return running[-1] if candidate is None and running else None

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from lengthwise.lengths import DEFAULT_CAP, Belief, wide_prior
+from lengthwise.lengths import DEFAULT_CAP, TIE_NU, Belief, LogT, Point, student, wide_prior
+from lengthwise.policies.columns import SHORTEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lengthwise.lengths import LengthDistribution
+    from lengthwise.policies.contract import Rounds
 
 
 _TAIL: Final = 0.9  # the level of TIE's CVaR
+_SIDE: Final = 0.16  # quantiles at this and its complement tell the spread of a belief that is no log-t
+_T_AT_SIDE: Final = student.isf(_SIDE, TIE_NU)
 
 
 @lru_cache(maxsize=1024)
-def _without_belief(cap: int) -> tuple[float, float]:
-    return wide_prior(max(1, cap)).mean_and_cvar(_TAIL)
+def _without_belief(cap: int) -> tuple[LogT, float, float]:
+    prior = wide_prior(max(1, cap))
+    return prior, *prior.mean_and_cvar(_TAIL)
 
 
 @dataclass(slots=True, eq=False)
 class Job:
     """All that a decision may look at. Times in seconds on the host's own clock, lengths in tokens.
 
-    `expected` and `tail` (the CVaR at 0.9) are taken from the belief once, when it comes; without a belief
-    they are the wide prior's. `priority`: lower runs first, as in vLLM.
+    `priority`: lower runs first, as in vLLM. `cached_tokens`: of the prompt, found in the engine's prefix cache.
+    `in_round` is the job's round in `turns`, `charged` what it pays there; set by the queue if a policy serves in
+    turns. Taken from the belief when it comes (without one, from the wide prior), all of the length cut at `cap`, the
+    smaller of the belief's and max_tokens: `expected` and `tail`, its mean and its CVaR at 0.9; `mu` and `sigma`, those
+    of the log-t that the belief is (sigma 0: a certain length) or, for another family, that has its median and its
+    quantiles at 16 and 84 %; and `foretold`, the `expected` of the last belief before the first token.
     """
 
     id: str
@@ -44,23 +54,52 @@ class Job:
     llm: str | None = None
     tenant: str | None = None
     session: str | None = None
-    expected: float = 0.0
-    tail: float = 0.0
+    expected: float = field(init=False)
+    tail: float = field(init=False)
+    mu: float = field(init=False)
+    sigma: float = field(init=False)
+    cap: float = field(init=False)
+    foretold: float = field(init=False, default=math.nan)
+    in_round: int = field(init=False, default=0)
+    turns: Rounds | None = field(init=False, default=None)
+    charged: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.believe(self.belief)
 
     def believe(self, belief: LengthDistribution | None) -> None:
         """Take a new belief about the whole answer; None falls back to the wide prior, never to short."""
+        first = not self.generated or math.isnan(self.foretold)
         self.belief = belief
+        held: LengthDistribution
         if belief is None:
-            self.expected, self.tail = _without_belief(DEFAULT_CAP if self.max_tokens is None else self.max_tokens)
-            return
-        held = belief.censored_at(self.max_tokens)
-        both = held.mean_and_cvar(_TAIL) if isinstance(held, Belief) else (held.mean(), held.cvar(_TAIL))
-        self.expected, self.tail = both
+            cap = DEFAULT_CAP if self.max_tokens is None else self.max_tokens
+            held, self.expected, self.tail = _without_belief(cap)
+        else:
+            held = belief.censored_at(self.max_tokens)
+            both = held.mean_and_cvar(_TAIL) if isinstance(held, Belief) else (held.mean(), held.cvar(_TAIL))
+            self.expected, self.tail = both
+        self.mu, self.sigma = _log_t(held)
+        self.cap = held.cap
+        if first:
+            self.foretold = self.expected
+
+    @property
+    def median(self) -> float:
+        """The belief as a single number."""
+        return min(math.exp(self.mu), self.cap)
 
     @property
     def expected_remaining(self) -> float:
         """What the first belief leaves to come, at least one token."""
         return max(1.0, self.expected - self.generated)
+
+
+def _log_t(belief: LengthDistribution) -> tuple[float, float]:
+    """Return mu and sigma of the log-t that the belief is, or that has its quantiles."""
+    if isinstance(belief, LogT) and belief.nu == TIE_NU:
+        return belief.mu, belief.sigma
+    if isinstance(belief, Point):
+        return math.log(max(belief.mean(), SHORTEST)), 0.0
+    low, median, high = (math.log(max(belief.quantile(q), SHORTEST)) for q in (_SIDE, 0.5, 1.0 - _SIDE))
+    return median, (high - low) / (2.0 * _T_AT_SIDE)

@@ -1,48 +1,40 @@
-"""Shortest job first, on the expected length."""
+"""Shortest job first, on a point estimate."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+import numpy as np
 
-    import numpy as np
+from lengthwise.policies.base import Ordering
+
+if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from lengthwise.policies.contract import JobColumns, QueueView, Rekey
+    from lengthwise.policies.base import Numbers
+    from lengthwise.policies.columns import JobColumns
+    from lengthwise.policies.contract import QueueView
     from lengthwise.policies.job import Job
 
 
-class Sjf:
-    """Shortest expected answer first, without preemption.
+@dataclass(frozen=True)
+class Sjf(Ordering):
+    """Shortest predicted answer first, without preemption (SSJF, arXiv 2404.08509).
 
-    key = E[length]      (tokens; a hint and a true length are beliefs too)
-    Memory short: the one with most still expected to come yields; the last admitted among equals.
-    Without a belief: the wide prior, so an unknown request stands among the middling ones.
+    key = min(median, cap)      (tokens: the belief as a single number; a hint and a true length are beliefs too)
+    Memory short: the one with most still to come by that number yields; the last admitted among equals.
+    Without a belief: the wide prior's median, so an unknown request stands among the middling ones.
     """
 
-    name = "sjf"
-    rekey: Rekey = "never"
+    called = "sjf"
 
-    def level(self, queue: QueueView) -> int:
-        """Keys do not depend on the queue."""
-        del queue
-        return 0
-
-    def key(self, job: Job, queue: QueueView, now: float) -> float:
+    def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Shorter first."""
         del queue, now
-        return job.expected
+        return np.minimum(np.exp(jobs.mu), jobs.cap)
 
-    def keys(self, jobs: JobColumns, queue: QueueView, now: float) -> NDArray[np.float64]:
-        """Shorter first."""
-        del queue, now
-        return jobs.expected
-
-    def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
-        """The one with most still to come, and only when memory is short."""
+    def yielding(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
+        """Most still to come first."""
         del now
-        if candidate is not None or not running:
-            return None
-        return max(reversed(running), key=lambda job: job.expected_remaining)
+        return np.asarray(np.maximum(1.0, np.minimum(np.exp(jobs.mu), jobs.cap) - jobs.generated))

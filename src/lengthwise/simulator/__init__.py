@@ -3,30 +3,37 @@
 No wall clock, no randomness of its own: the same inputs give the same outcome, bit for bit.
 """
 
+from lengthwise.simulator.beliefs import RequestBeliefs, believe
 from lengthwise.simulator.capacity import Capacity, measure_capacity
-from lengthwise.simulator.cluster import RoundRobin, Router, simulate
-from lengthwise.simulator.costs import CostModel, StepCost
-from lengthwise.simulator.engine import Engine, Step
-from lengthwise.simulator.fleet import ENGINES, EngineSpec, Fleet
+from lengthwise.simulator.catalogue import ENGINES, find_engine
+from lengthwise.simulator.cluster import BlindRouter, RoundRobin, Router, simulate
+from lengthwise.simulator.costs import CostModel, Line, Piecewise, Roofline, StepCost
+from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.metrics import Spread, Summary, summarise
-from lengthwise.simulator.oracles import PREDICTORS
-from lengthwise.simulator.outcome import Outcome
+from lengthwise.simulator.outcome import EngineOutcome, Outcome, Timeline
+from lengthwise.simulator.spec import EngineSpec
 
 __all__ = [
     "ENGINES",
-    "PREDICTORS",
+    "BlindRouter",
     "Capacity",
     "CostModel",
-    "Engine",
+    "EngineOutcome",
     "EngineSpec",
     "Fleet",
+    "Line",
     "Outcome",
+    "Piecewise",
+    "RequestBeliefs",
+    "Roofline",
     "RoundRobin",
     "Router",
     "Spread",
-    "Step",
     "StepCost",
     "Summary",
+    "Timeline",
+    "believe",
+    "find_engine",
     "measure_capacity",
     "simulate",
     "summarise",

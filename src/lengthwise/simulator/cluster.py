@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import math
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
 
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, Policy, make_policy
+from lengthwise.simulator.beliefs import RequestBeliefs, believe
+from lengthwise.simulator.desk import Desk
 from lengthwise.simulator.engine import Engine
-from lengthwise.simulator.oracles import find_predictor
-from lengthwise.simulator.outcome import Ledger, Outcome
+from lengthwise.simulator.outcome import Outcome
+from lengthwise.simulator.traffic import Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from lengthwise.simulator.fleet import Fleet
     from lengthwise.workloads import Workload
 
-_REPORT_EVERY = 512  # arrivals
-_DRAIN_SLICE_S = 60.0  # virtual seconds between reports of progress once all have arrived
+    Progress = Callable[[float], None]
+
+_REPORT_EVERY = 4096  # requests
 
 
 class Router(Protocol):
@@ -25,6 +33,14 @@ class Router(Protocol):
 
     def choose(self, job: Job, now: float) -> int:
         """Return the engine for this job."""
+
+
+@runtime_checkable
+class BlindRouter(Router, Protocol):
+    """Looks at nothing, so that all requests can be dealt out at once and engines run one after the other."""
+
+    def deal(self, requests: int) -> NDArray[np.integer]:
+        """Return the engines for so many jobs."""
 
 
 class RoundRobin:
@@ -37,9 +53,13 @@ class RoundRobin:
     def choose(self, job: Job, now: float) -> int:
         """The next engine in the circle."""
         del job, now
-        chosen = self._next
-        self._next = (chosen + 1) % self._engines
-        return chosen
+        return int(self.deal(1)[0])
+
+    def deal(self, requests: int) -> NDArray[np.integer]:
+        """The next engines in the circle."""
+        engines = (self._next + np.arange(requests)) % self._engines
+        self._next = (self._next + requests) % self._engines
+        return engines
 
 
 def simulate(
@@ -48,67 +68,112 @@ def simulate(
     policy: Policy | str = "fcfs",
     *,
     router: Callable[[Fleet], Router] = RoundRobin,
-    predictor: str = "oracle",
+    predictor: str | RequestBeliefs = "oracle",
+    belief_delay_s: float = 0.0,
+    decision_s: float = 0.0,
     jump: bool = True,
-    on_progress: Callable[[float], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> Outcome:
     """Serve the workload to the last request.
 
-    `router` makes a fresh router for the fleet. `jump=False` takes every step singly, for the same outcome.
-    `on_progress` is told now and then which share of the requests is settled.
+    `router` makes a fresh router for the fleet. `predictor` is a name, or what `believe` made of one: several policies
+    then share the beliefs. Beliefs come `belief_delay_s` after their requests; until then policies go by the wide
+    prior. Each admission and each preemption keeps its engine `decision_s` longer. `jump=False` takes every step
+    singly, for the same outcome. `on_progress` is told now and then which share of the requests is settled.
     """
     policy = make_policy(policy) if isinstance(policy, str) else policy
+    check_seconds(belief_delay_s=belief_delay_s, decision_s=decision_s)
     _check_somebody_fits(workload, fleet)
-    ledger = Ledger(len(workload))
-    engines = [Engine(spec, policy, ledger, number) for number, spec in enumerate(fleet.engines)]
+    beliefs = believe(workload, predictor) if isinstance(predictor, str) else predictor
+    traffic = Traffic.of(workload, beliefs, belief_delay_s=belief_delay_s, quantile=_quantile(fleet))
+    desk = Desk(policy, traffic.jobs)
     routes = router(fleet)
-    lengths = workload.output_tokens.tolist()
 
-    def report() -> None:
-        if on_progress is not None:
-            on_progress(ledger.settled / len(workload))
+    def engine(number: int) -> Engine:
+        return Engine(fleet.engines[number], desk, traffic, decision_s=decision_s, jump=jump)
 
-    for row, job in enumerate(_jobs(workload, predictor)):
-        engine = engines[routes.choose(job, job.arrival)]
-        engine.advance(job.arrival, jump=jump)
-        engine.submit(job, row, lengths[row])
-        if row % _REPORT_EVERY == 0:
-            report()
-    for engine in engines:
-        while engine.busy:
-            engine.advance(engine.now + _DRAIN_SLICE_S, jump=jump)
-            report()
-    return Outcome.of(workload, policy.name, ledger)
+    report = _Report(len(workload), on_progress)
+    if isinstance(routes, BlindRouter):
+        return _serve_blindly(routes, fleet, engine, traffic, report, policy.name)
+    return _serve_in_turn(routes, fleet, engine, traffic, report, policy.name)
 
 
-def _jobs(workload: Workload, predictor: str) -> Iterator[Job]:
-    """The requests as policies see them, made as they arrive: a week of traffic is never held at once."""
-    predict = find_predictor(predictor)
-    columns = ("arrival_s", "input_tokens", "output_tokens", "max_tokens", "priority", "llm", "tenant", "session")
-    rows = zip(*(workload.table[name].to_pylist() for name in columns), strict=True)
-    for row, (arrival, prompt, length, max_tokens, priority, llm, tenant, session) in enumerate(rows):
-        yield Job(
-            id=str(row),
-            arrival=arrival,
-            prompt_tokens=prompt,
-            belief=predict(length, max_tokens),
-            max_tokens=max_tokens,
-            priority=priority,
-            llm=llm,
-            tenant=tenant,
-            session=session,
-        )
+class _Report:
+    """Tells the share of requests that are settled."""
+
+    def __init__(self, requests: int, tell: Progress | None) -> None:
+        self.every = None if tell is None else _REPORT_EVERY
+        self._requests = requests
+        self._tell = tell
+
+    def __call__(self, settled: int) -> None:
+        if self._tell is not None:
+            self._tell(settled / max(1, self._requests))
+
+
+def _serve_blindly(
+    routes: BlindRouter, fleet: Fleet, engine: Callable[[int], Engine], traffic: Traffic, report: _Report, policy: str
+) -> Outcome:
+    """Deal all requests out, then run one engine after the other: none knows of the others."""
+    chosen = routes.deal(len(traffic.requests))
+    order = np.argsort(chosen, kind="stable")
+    ends = np.searchsorted(chosen[order], np.arange(len(fleet)), side="right")
+    done, settled = [], 0
+    for number in range(len(fleet)):
+        one = engine(number)
+        one.submit(order[ends[number - 1] if number else 0 : ends[number]])
+        while not one.advance(settle=report.every):
+            report(settled + one.settled)
+        settled += one.settled
+        report(settled)
+        done.append(one.outcome())
+    return Outcome.of(traffic.workload, policy, traffic.requests, chosen, done)
+
+
+def _serve_in_turn(
+    routes: Router, fleet: Fleet, engine: Callable[[int], Engine], traffic: Traffic, report: _Report, policy: str
+) -> Outcome:
+    """Route each request as it arrives, with every engine where it is at that moment."""
+    engines = [engine(number) for number in range(len(fleet))]
+    chosen = np.empty(len(traffic.requests), np.int64)
+    for row, now in enumerate(traffic.requests["arrival"].tolist()):
+        chosen[row] = number = routes.choose(traffic.job(row), now)
+        engines[number].advance(now)
+        engines[number].submit(np.array([row]))
+        if report.every and row % report.every == 0:
+            report(sum(one.settled for one in engines))
+    for one in engines:
+        one.advance()
+        report(sum(each.settled for each in engines))
+    return Outcome.of(traffic.workload, policy, traffic.requests, chosen, [one.outcome() for one in engines])
+
+
+def check_seconds(**given: float) -> None:
+    """Refuse a duration that is none."""
+    for name, seconds in given.items():
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise InputError(f"{seconds} seconds", field=name, hint="a number of at least 0")
 
 
 def _check_somebody_fits(workload: Workload, fleet: Fleet) -> None:
     """A single request too large is refused and counted; a fleet too small for all of them is a mistake."""
-    needs = zip(workload.input_tokens.tolist(), workload.output_tokens.tolist(), strict=True)
-    specs = set(fleet.engines)
-    if not any(spec.can_hold(prompt, output) for prompt, output in needs for spec in specs):
-        largest = max(min(spec.max_model_len, spec.kv_tokens) for spec in specs)
+    if not any(spec.can_hold(workload.input_tokens, workload.output_tokens).any() for spec in set(fleet.engines)):
+        largest = max(min(spec.max_model_len, spec.kv_tokens) for spec in fleet.engines)
         raise InputError(
             f"no request fits into an engine, whose largest holds {largest} tokens",
             source=workload.name,
             field="fleet",
             hint="give engines with more KV memory, or shorter requests",
         )
+
+
+def _quantile(fleet: Fleet) -> float | None:
+    """The level at which engines believe lengths when they admit; None where none of them does."""
+    levels = {spec.admission_quantile for spec in fleet.engines if spec.admission != "prompt"}
+    if len(levels) > 1:
+        raise InputError(
+            f"engines that believe at different levels: {sorted(levels)}",
+            field="admission_quantile",
+            hint="give all engines of a fleet the same",
+        )
+    return levels.pop() if levels else None

@@ -1,30 +1,59 @@
 """How long one step of an engine takes, as a function of what is in the batch.
 
-A cost model knows tokens and seconds; it knows nothing of requests, queues or memory.
+A cost model knows tokens and seconds; it knows nothing of requests, queues or memory. The formulas themselves are in
+`kernel.steptime`, where the compiled engine has them too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from lengthwise.errors import InputError
+from lengthwise.simulator.kernel import steptime
+from lengthwise.simulator.kernel.records import COST
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lengthwise.simulator.kernel.records import Record
+
+NEVER_LONG: Final = math.inf
 
 
-class CostModel(Protocol):
-    """Seconds per step. Another law (roofline, fitted, read from a file) takes `StepCost`'s place here."""
+class CostModel(ABC):
+    """Seconds per step."""
 
-    def step_s(self, prefill_tokens: int, prefill_pairs: int, decodes: int, kv_tokens: int) -> float:
-        """Return the duration of one step."""
+    @abstractmethod
+    def parameters(self) -> Record:
+        """Return the parameters as the compiled engine takes them."""
 
-    def decode_run(self, now: float, until: float, steps: int, decodes: int, kv_tokens: int) -> tuple[float, int]:
-        """Run decode-only steps of one batch, each reading `decodes` more KV tokens than the one before.
+    def step_s(
+        self, chunks: Sequence[tuple[int, int]] = (), contexts: Sequence[int] = (), *, shared_tokens: int = 0
+    ) -> float:
+        """Seconds of a step that computes chunks of prompts, from position to position, and a token over each context.
 
-        Up to `steps` of them, each beginning before `until`. Returns when the last one ended and how many
-        there were; to the last bit what `step_s` added up step by step gives.
+        A context counts its new token. `shared_tokens` are those counted more than once, being shared.
         """
+        cost = self.parameters()
+        return steptime.step_s(
+            cost,
+            sum(end - begin for begin, end in chunks),
+            sum(end for _, end in chunks),
+            sum(steptime.chunk_cost(cost, begin, end) for begin, end in chunks),
+            len(contexts),
+            sum(contexts),
+            shared_tokens,
+            len(chunks) + len(contexts),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class StepCost:
+class StepCost(CostModel):
     """Linear step time with quadratic prefill attention.
 
     step = base + prefill_token * n + prefill_pair * q + decode * B + kv_token * K      (seconds)
@@ -42,18 +71,92 @@ class StepCost:
     decode: float
     kv_token: float
 
-    def step_s(self, prefill_tokens: int, prefill_pairs: int, decodes: int, kv_tokens: int) -> float:
-        """Return the duration of one step."""
-        base = self.decode_base if decodes else self.prefill_base
-        prefill = self.prefill_token * prefill_tokens + self.prefill_pair * prefill_pairs
-        return base + prefill + self.decode * decodes + self.kv_token * kv_tokens
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(f"{value}", field=name, hint="seconds, at least 0")
+        if not (self.prefill_base > 0 and self.decode_base > 0):
+            raise InputError("a step that takes no time", field="prefill_base, decode_base", hint="seconds above 0")
 
-    def decode_run(self, now: float, until: float, steps: int, decodes: int, kv_tokens: int) -> tuple[float, int]:
-        """Add up step by step: a closed form would be faster still, but would round differently."""
-        fixed, per_token = self.decode_base + self.decode * decodes, self.kv_token
-        done = 0
-        while done < steps and now < until:
-            now += fixed + per_token * kv_tokens
-            kv_tokens += decodes
-            done += 1
-        return now, done
+    def parameters(self) -> Record:
+        """The six coefficients."""
+        return _record(steptime.LINEAR, **asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline(CostModel):
+    """Step time from what a GPU can compute and read, and what an LLM asks of it.
+
+    step = overhead + max(token * (n + B), weights) + prefill_pair * q + kv_token * K      (seconds)
+
+    The larger of computing the batch's tokens and reading the weights; then attention: computing over prompts (q as in
+    StepCost), reading K tokens of context.
+    """
+
+    overhead: float
+    token: float
+    weights: float
+    prefill_pair: float
+    kv_token: float
+
+    def parameters(self) -> Record:
+        """The five coefficients."""
+        return _record(steptime.ROOFLINE, **asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """constant + slope * T + square * T^2 milliseconds, from so many tokens T of a batch on."""
+
+    since: float
+    constant: float
+    slope: float = 0.0
+    square: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piecewise(CostModel):
+    """Step time in pieces, as Preble's simulator has it (methods: E2).
+
+    step = (linear(T) + attention(C) + sum over chunks of long(e, s)) / efficiency      (milliseconds)
+
+    T: tokens of the batch. linear: the last of `lines` that T has reached. C: tokens of all contexts; attention is a
+    constant up to 1,024 of them and a line beyond, halved where the unique ones among them are few: at most 1,024 per
+    sequence, and at most 2^24 times the number of sequences. long: for a chunk of e tokens that ends at s where
+    e * s reaches `long_from`.
+    """
+
+    lines: tuple[Line, ...]
+    efficiency: float
+    attention_below: float = 0.0
+    attention_constant: float = 0.0
+    attention_slope: float = 0.0
+    long_from: float = NEVER_LONG
+    long_terms: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+
+    def parameters(self) -> Record:
+        """All pieces."""
+        lines = np.zeros((4, 4))
+        lines[: len(self.lines)] = [(line.since, line.constant, line.slope, line.square) for line in self.lines]
+        return _record(
+            steptime.PIECEWISE,
+            n_lines=len(self.lines),
+            lines=lines,
+            attention_from=1024.0,
+            attention_below=self.attention_below,
+            attention_constant=self.attention_constant,
+            attention_slope=self.attention_slope,
+            halved_context=1024.0,
+            halved_product=32.0 * 256.0 * 2048.0,
+            long_from=self.long_from,
+            long_terms=self.long_terms,
+            divisor=self.efficiency,
+        )
+
+
+def _record(family: int, **values: object) -> Record:
+    record = np.zeros(1, COST).view(np.recarray)[0]
+    record["family"] = family
+    for name, value in values.items():
+        record[name] = value
+    return record

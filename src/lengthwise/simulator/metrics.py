@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lengthwise.errors import InputError
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -56,6 +58,26 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: what is not a number is None."""
         return {name: _plain(value) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a user of a chat is promised: the first token soon, the others as fast as one reads."""
+
+    ttft_s: float = 2.0
+    tpot_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, limit in (("slo-ttft", self.ttft_s), ("slo-tpot", self.tpot_s)):
+            if not limit > 0:
+                raise InputError(f"a limit of {limit:g} s", field=name, hint="give a number above 0")
+
+    def met(
+        self, *, sent: Floats, first_token: Floats, finish: Floats, output_tokens: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Whether each request was served within both limits; of one token, the first is all there is."""
+        tpot = time_per_output_token(first_token, finish, output_tokens)
+        return np.asarray((first_token - sent <= self.ttft_s) & ((tpot <= self.tpot_s) | (output_tokens == 1)))
 
 
 def time_per_output_token(first_token: Floats, finish: Floats, output_tokens: NDArray[np.int64]) -> Floats:

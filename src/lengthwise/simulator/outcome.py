@@ -1,8 +1,7 @@
-"""What came of a simulation: one row per request, in the workload's order."""
+"""What came of a simulation: one row per request, in the workload's order, and what each engine did."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,43 +12,35 @@ import pyarrow as pa
 from lengthwise.simulator.metrics import Summary, summarise
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from lengthwise.simulator.kernel.records import Records
     from lengthwise.workloads import Workload
 
 
-class Ledger:
-    """The notes engines take while a simulation runs; NaN is "not yet"."""
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """How full an engine was, at moments about equally far apart. KV use is the share of blocks that are held."""
 
-    def __init__(self, requests: int) -> None:
-        self.engine = [-1] * requests
-        self.started = [math.nan] * requests
-        self.first_token = [math.nan] * requests
-        self.finish = [math.nan] * requests
-        self.preemptions = [0] * requests
-        self.admissions: list[tuple[int, int]] = []  # engine, row
-        self.refused: list[int] = []
-        self.settled = 0
+    time: NDArray[np.float64]
+    waiting: NDArray[np.int32]
+    running: NDArray[np.int32]
+    kv_use: NDArray[np.float64]
 
-    def arrived(self, row: int, engine: int) -> None:
-        """A request was sent to an engine."""
-        self.engine[row] = engine
 
-    def admit(self, row: int, engine: int, now: float) -> None:
-        """A request began to run, for the first time or again after a preemption."""
-        self.admissions.append((engine, row))
-        if math.isnan(self.started[row]):
-            self.started[row] = now
+@dataclass(frozen=True, eq=False)
+class EngineOutcome:
+    """What one engine did. `kv_mean` is over the time in which it was busy."""
 
-    def complete(self, row: int, now: float) -> None:
-        """A request got its last token."""
-        self.finish[row] = now
-        self.settled += 1
-
-    def refuse(self, row: int) -> None:
-        """A request can never fit where it was sent."""
-        self.refused.append(row)
-        self.settled += 1
+    steps: int
+    busy_s: float
+    kv_mean: float
+    kv_peak: float
+    admissions: NDArray[np.int32]
+    """Rows as they were admitted, again after a preemption, in order."""
+    timeline: Timeline
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,25 +54,34 @@ class Outcome:
     finish: NDArray[np.float64]
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
+    cached_tokens: NDArray[np.int64]
+    """Of the prompt, found in the prefix cache when it was first admitted."""
     preemptions: NDArray[np.int64]
     engine: NDArray[np.int64]
-    admissions: tuple[tuple[int, int], ...]
-    """(engine, row) as each was admitted, again after a preemption; in order within an engine."""
+    engines: tuple[EngineOutcome, ...]
 
     @classmethod
-    def of(cls, workload: Workload, policy: str, ledger: Ledger) -> Outcome:
-        """Close the ledger."""
+    def of(
+        cls,
+        workload: Workload,
+        policy: str,
+        requests: Records,
+        engine: NDArray[np.integer],
+        engines: Sequence[EngineOutcome],
+    ) -> Outcome:
+        """Take the columns out of the engines' records."""
         return cls(
             policy=policy,
             arrival=workload.arrival_s,
-            started=np.array(ledger.started),
-            first_token=np.array(ledger.first_token),
-            finish=np.array(ledger.finish),
+            started=requests["started"].copy(),
+            first_token=requests["first_token"].copy(),
+            finish=requests["finish"].copy(),
             input_tokens=workload.input_tokens,
             output_tokens=workload.output_tokens,
-            preemptions=np.array(ledger.preemptions, np.int64),
-            engine=np.array(ledger.engine, np.int64),
-            admissions=tuple(ledger.admissions),
+            cached_tokens=requests["found"].astype(np.int64),
+            preemptions=requests["preemptions"].astype(np.int64),
+            engine=engine.astype(np.int64),
+            engines=tuple(engines),
         )
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class Outcome:
 
     def admitted(self, engine: int = 0) -> list[int]:
         """The rows an engine admitted, in order, each once."""
-        return list(dict.fromkeys(row for at, row in self.admissions if at == engine))
+        return list(dict.fromkeys(self.engines[engine].admissions.tolist()))
 
     @cached_property
     def summary(self) -> Summary:
@@ -107,7 +107,7 @@ class Outcome:
         """One row per request; seconds in names that end in _s, null where a request was refused."""
         seconds = ("arrival", "started", "first_token", "finish")
         columns = {"policy": pa.repeat(pa.scalar(self.policy), len(self))}
-        for name in ("engine", *seconds, "input_tokens", "output_tokens", "preemptions"):
+        for name in ("engine", *seconds, "input_tokens", "output_tokens", "cached_tokens", "preemptions"):
             column = pa.array(getattr(self, name), from_pandas=True)  # NaN becomes null
             columns[f"{name}_s" if name in seconds else name] = column
         return pa.table(columns)

@@ -1,0 +1,74 @@
+"""Speed of policies: `python -m benchmarks.policies [--json]`.
+
+CPU time of one `key`, of the `keys` of 1,000 waiting jobs (none of which has begun, and all of which have), and of
+one question to 64 running jobs who yields to a waiting one; the fastest of several rounds. In microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lengthwise.lengths import LogT
+from lengthwise.policies import POLICIES, Job, JobColumns, QueueView, make_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SPECS = (*POLICIES, "bounded(tie)", "fair(srpt)", "classes(gittins)")
+VIEW = QueueView(1000, 64, 64)
+
+
+def microseconds(work: Callable[[], object], repeats: int) -> float:
+    """The fastest of nine rounds, per call."""
+    rounds = []
+    for _ in range(9):
+        start = time.process_time_ns()
+        for _ in range(repeats):
+            work()
+        rounds.append((time.process_time_ns() - start) / repeats / 1e3)
+    return min(rounds)
+
+
+def measure(spec: str, jobs: list[Job]) -> dict[str, float]:
+    policy, one = make_policy(spec), jobs[0]
+    fresh = JobColumns.of(jobs)
+    ages = np.random.default_rng(1).integers(1, 1500, len(jobs)).astype(float)
+    begun = JobColumns.filled(
+        **{name: getattr(fresh, name) for name in JobColumns.__dataclass_fields__ if name != "generated"},
+        generated=ages,
+    )
+    running = begun.take(np.arange(64))
+    return {
+        "key": microseconds(lambda: policy.key(one, VIEW, 2000.0), 2000),
+        "keys_1000": microseconds(lambda: policy.keys(fresh, VIEW, 2000.0), 100),
+        "keys_1000_begun": microseconds(lambda: policy.keys(begun, VIEW, 2000.0), 50),
+        "makes_room_64": microseconds(lambda: policy.makes_room(running, one, 2000.0), 100),
+    }
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--json", action="store_true")
+    as_json = arguments.parse_args().json
+    rng = np.random.default_rng(0)
+    jobs = [
+        Job(str(n), float(n), 100, belief=LogT(rng.normal(5.7, 1), rng.uniform(0.2, 1.2), 8192)) for n in range(1000)
+    ]
+    figures = {spec: measure(spec, jobs) for spec in SPECS}
+    if as_json:
+        print(json.dumps({"python": platform.python_version(), "microseconds": figures}))
+        return
+    print(f"{'':18} {'key':>8} {'keys, 1,000':>12} {'all begun':>10} {'makes room, 64':>15}   microseconds of CPU time")
+    for spec, row in figures.items():
+        key, fresh, begun, room = row.values()
+        print(f"{spec:18} {key:8.2f} {fresh:12.1f} {begun:10.1f} {room:15.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""Draw the figures of docs/policies.md, one for each policy, by asking the policy itself.
+
+    python scripts/policy_plots.py            # writes docs/figures/policy_NAME.svg
+
+Left: who goes first, by what the policy looks at. Right: the same 160 requests through a queue that is too slow for
+them, in the order in which they are admitted: on the line nobody overtakes anybody.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+
+from lengthwise.lengths import LogT, LogTColumns
+from lengthwise.policies import POLICIES, WRAPPERS, Job, JobColumns, PolicyQueue, QueueView, make_policy
+from lengthwise.policies.lengthwise import FAST, Lanes
+from lengthwise.policies.residual import gittins_rank
+from lengthwise.reports.figures import COLOURS, GREY, figure, legend, log_tokens
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+FIGURES = Path(__file__).parents[1] / "docs" / "figures"
+SIZE = (8.8, 3.2)
+CAP = 8192
+SPREAD = 0.6  # sigma of the beliefs, where nothing else is said
+SLOTS = 4
+NOW = 300.0
+TICKS = (30, 100, 300, 1000, 3000)
+LONG, SHORT = QueueView(40, SLOTS, SLOTS), QueueView(2, SLOTS, SLOTS)
+OF_TWO = ("tie",)  # drawn for a short and for a long queue
+
+
+def main() -> None:
+    """Draw them all."""
+    FIGURES.mkdir(exist_ok=True)
+    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lengthwise"})
+    for name in POLICIES:
+        draw(name, name, columns=3 if name in OF_TWO else 2)
+    for name in WRAPPERS:
+        draw(
+            name,
+            {"classes": "classes(sjf)", "fair": "fair(sjf):quantum=2000", "bounded": "bounded(sjf):overtakes=20"}[name],
+        )
+
+
+def draw(name: str, spec: str, columns: int = 2) -> None:
+    """One figure."""
+    with figure(1, columns, size=SIZE, title=spec) as (drawing, panels):
+        left = LEFT.get(name, by_length_and_waiting)
+        if name in OF_TWO:
+            by_length_and_waiting(panels[0], spec, SHORT)
+            by_length_and_waiting(panels[1], spec, LONG)
+            panels[0].set_title("half as many wait as run")
+            panels[1].set_title("ten times as many wait")
+        else:
+            left(panels[0], spec)
+        order_of_service(panels[-1], name, spec)
+        path = FIGURES / f"policy_{name}.svg"
+        text = io.StringIO()
+        drawing.savefig(text, format="svg", metadata={"Date": None})
+        # Half the size: a hundredth of a point is more than anybody sees.
+        path.write_text(re.sub(r"(\d\.\d\d)\d+", r"\1", text.getvalue()))
+        print(path)  # noqa: T201
+
+
+def beliefs(median: Array, sigma: float | Array = SPREAD) -> dict[str, Any]:
+    """The columns that log-t beliefs fill."""
+    believed = LogTColumns.of(np.log(median), sigma, CAP)
+    expected, tail = believed.mean_and_cvar()
+    return {"expected": expected, "tail": tail, "mu": believed.mu, "sigma": believed.sigma, "cap": believed.cap}
+
+
+def places(axes: Axes, x: Array, y: Array, keys: Array) -> None:
+    """Bands of equal place, from the first tenth to the last."""
+    order = np.argsort(np.argsort(keys.ravel(), kind="stable")) / keys.size
+    # Equal keys have an equal place: the middle of theirs.
+    _, same = np.unique(keys.ravel(), return_inverse=True)
+    order = (np.bincount(same, order) / np.bincount(same))[same].reshape(keys.shape)
+    bands = axes.contourf(x, y, order, levels=np.linspace(0, 1, 11), cmap="YlGnBu_r")
+    bar = axes.figure.colorbar(bands, ax=axes, ticks=[0.05, 0.95])
+    bar.ax.set_yticklabels(["first", "last"])
+    axes.grid(visible=False)
+
+
+def by_length_and_waiting(axes: Axes, spec: str, view: QueueView = LONG) -> None:
+    """Who goes first, by median length and time waited."""
+    medians, waited = np.geomspace(20, 5000, 40), np.linspace(0, 240, 40)
+    grid = np.meshgrid(medians, waited)
+    jobs = JobColumns.filled(arrival=NOW - grid[1].ravel(), **beliefs(grid[0].ravel()))
+    places(axes, medians, waited, make_policy(spec).keys(jobs, view, NOW).reshape(grid[0].shape))
+    log_tokens(axes, TICKS)
+    axes.set_xlabel("predicted median, tokens")
+    axes.set_ylabel("waited, s")
+
+
+def by_spread(axes: Axes, spec: str) -> None:
+    """What a policy makes of beliefs of the same median and growing spread, beside others."""
+    del spec
+    sigma = np.linspace(0.05, 1.6, 80)
+    jobs = JobColumns.filled(arrival=0.0, **beliefs(np.full(80, 300.0), sigma))
+    series = {
+        "sjf, ltr: median": np.exp(jobs.mu),
+        "sept: E": jobs.expected,
+        "tie: E + 0.3 CVaR": jobs.expected + 0.3 * jobs.tail,
+        "gittins: rank": gittins_rank(jobs),
+    }
+    for colour, (name, values) in zip(COLOURS, series.items(), strict=False):
+        axes.plot(sigma, values, color=colour, label=name)
+    axes.set_yscale("log")
+    axes.set_xlabel("sigma of a belief with median 300")
+    axes.set_ylabel("score, tokens")
+    legend(axes)
+
+
+def by_lane(axes: Axes, spec: str) -> None:
+    """How far a job is set back behind who comes later, by its length and by how much waits; the fast lane apart."""
+    del spec
+    rng = np.random.default_rng(0)
+    seen = [
+        Job(str(n), float(n), belief=LogT(float(mu), SPREAD, CAP)) for n, mu in enumerate(rng.normal(5.5, 1.0, 2000))
+    ]
+    medians = np.geomspace(5, 5000, 200)
+    for colour, wait in zip(COLOURS, (0.0, 200.0, 2000.0), strict=False):
+        back = []
+        for median in medians:
+            lanes = Lanes(lambda: SLOTS)
+            for job in seen[-300:]:
+                lanes.enter(job)
+            lanes.served = lanes.clock - wait
+            job = Job("one", 0.0, belief=LogT(float(np.log(median)), SPREAD, CAP))
+            turn = lanes.enter(job)
+            back.append(np.nan if turn == FAST else max(0.0, 16.0 * (turn - 1) - lanes.clock))
+        axes.plot(medians, back, color=colour, label=f"newcomers wait {wait:g}")
+    fast = medians[np.isnan(back)]
+    axes.axvspan(medians[0], fast.max(), color=GREY, alpha=0.25, label="fast lane")
+    log_tokens(axes, TICKS)
+    axes.set_ylim(-20, 1200)
+    axes.set_xlabel("predicted median, tokens")
+    axes.set_ylabel("set back by, tokens per slot")
+    legend(axes)
+
+
+def by_age(axes: Axes, spec: str) -> None:
+    """Rank against tokens generated, by spread."""
+    policy, ages = make_policy(spec), np.arange(0.0, 1200.0, 8.0)
+    for colour, sigma in zip(COLOURS, (0.0, 0.3, 0.6, 1.2), strict=False):
+        about = {"expected": np.full(len(ages), 300.0)} if sigma == 0 else beliefs(np.full(len(ages), 300.0), sigma)
+        jobs = JobColumns.filled(arrival=0.0, generated=ages, **about)
+        ranks = policy.keys(jobs, LONG, NOW)
+        axes.plot(ages, ranks, color=colour, label=f"sigma {sigma:g}" if sigma else "certain")
+    if "srpt" in spec:
+        mean = float(beliefs(np.array([300.0]), 0.6)["expected"][0])
+        axes.axvline(0.8 * mean, color=GREY, linestyle=":", label="c: let finish from here (0.6)")
+    axes.set_ylim(0, 2000)
+    axes.set_xlabel("generated, of a belief with median 300")
+    axes.set_ylabel("key, tokens")
+    legend(axes)
+
+
+def by_prompt(axes: Axes, spec: str) -> None:
+    """Who goes first, by prompt length and time waited."""
+    prompts, waited = np.geomspace(20, 8000, 40), np.linspace(0, 120, 40)
+    grid = np.meshgrid(prompts, waited)
+    jobs = JobColumns.filled(arrival=NOW - grid[1].ravel(), expected=300.0, prompt_tokens=grid[0].ravel())
+    places(axes, prompts, waited, make_policy(spec).keys(jobs, LONG, NOW).reshape(grid[0].shape))
+    log_tokens(axes, TICKS)
+    axes.set_xlabel("prompt not cached, tokens")
+    axes.set_ylabel("waited, s")
+
+
+def by_hit_group(axes: Axes, spec: str) -> None:
+    """Which hit-ratio group is served when, if all of them have plenty waiting."""
+    queue = PolicyQueue(make_policy(spec))
+    for number in range(2500):
+        group = number % 10
+        queue.push(Job(str(number), number / 10, 100, cached_tokens=10 * group + 5), 0.0)
+    served = [job.cached_tokens // 10 for _ in range(1150) if (job := queue.pop(0.0)) is not None]
+    starts = [0, *[n for n in range(1, len(served)) if served[n] != served[n - 1]], len(served)]
+    for start, end in pairwise(starts):
+        axes.plot([start, end], [served[start]] * 2, color=COLOURS[0], linewidth=4, solid_capstyle="butt")
+    axes.set_xlabel("place in the order of service")
+    axes.set_ylabel("hit-ratio group")
+
+
+def by_tenant(axes: Axes, spec: str) -> None:
+    """Work admitted of two tenants who both always wait, with and without the wrapper."""
+    for inside, style in ((spec, "-"), ("sjf", ":")):
+        queue = PolicyQueue(make_policy(inside))
+        rng = np.random.default_rng(1)
+        for number in range(600):
+            tenant, median = ("short answers", 150) if number % 2 else ("long answers", 600)
+            belief = LogT(math.log(median) + 0.4 * rng.standard_normal(), SPREAD, CAP)
+            queue.push(Job(str(number), float(number), belief=belief, tenant=tenant), 0.0)
+        done = {"short answers": [0.0], "long answers": [0.0]}
+        for _ in range(300):
+            job = queue.pop(0.0)
+            for tenant, totals in done.items():
+                more = job.expected if job is not None and job.tenant == tenant else 0.0
+                totals.append(totals[-1] + more / 1000)
+        for colour, (tenant, totals) in zip(COLOURS, done.items(), strict=False):
+            axes.plot(totals, style, color=colour, label=f"{tenant}, {'fair' if style == '-' else 'sjf alone'}")
+    axes.set_xlabel("requests admitted")
+    axes.set_ylabel("work admitted, 1,000 tokens")
+    legend(axes)
+
+
+def by_overtakers(axes: Axes, spec: str) -> None:
+    """How many who came later went before each request."""
+    for inside, colour in (("sjf", GREY), (spec, COLOURS[0])):
+        came = [int(job.id) for job in admitted("bounded", inside)]
+        overtakers = {number: sum(other > number for other in came[:place]) for place, number in enumerate(came)}
+        axes.plot([overtakers[number] for number in range(len(came))], ".", color=colour, label=inside)
+    axes.axhline(20, color=COLOURS[1], linewidth=0.8)
+    axes.set_xlabel("order of coming")
+    axes.set_ylabel("overtaken by")
+    legend(axes)
+
+
+def by_class(axes: Axes, spec: str) -> None:
+    """How readily running jobs of three classes yield, by what they have still to come."""
+    expected = np.geomspace(30, 3000, 40)
+    for colour, priority in zip(COLOURS, (0, 1, 2), strict=False):
+        jobs = JobColumns.filled(arrival=0.0, expected=np.tile(expected, 3), priority=np.repeat([0, 1, 2], 40))
+        readiness = make_policy(spec).yielding(jobs, NOW)[jobs.priority == priority]
+        axes.plot(expected, readiness, ".", color=colour, label=f"priority {priority}")
+    log_tokens(axes, TICKS)
+    axes.set_xlabel("expected, tokens")
+    axes.set_ylabel("place in yielding, of 120")
+    legend(axes)
+
+
+def admitted(name: str, spec: str) -> list[Job]:
+    """The same requests under any policy, in the order in which they are admitted."""
+    rng = np.random.default_rng(0)
+    queue = PolicyQueue(make_policy(spec), SLOTS)
+    medians = np.exp(rng.normal(math.log(300), 1.0, 160)).clip(20, 5000)
+    jobs = [
+        Job(
+            str(number),
+            2.0 * number,
+            int(rng.lognormal(6, 1)),
+            belief=LogT(math.log(median), SPREAD, CAP),
+            tenant=str(number % 3),
+            priority=number % 3 if name == "classes" else 0,
+        )
+        for number, median in enumerate(medians)
+    ]
+    for job in jobs:
+        job.cached_tokens = int(job.prompt_tokens * rng.random())
+    served: list[Job] = []
+    coming = iter([*jobs, None])
+    after = next(coming)
+    for turn in range(10_000):
+        now = 3.0 * turn  # one is admitted every 3 s, one comes every 2 s
+        while after is not None and after.arrival <= now:
+            queue.push(after, now)
+            after = next(coming)
+        first = queue.pop(now)
+        if first is None:
+            break
+        served.append(first)
+    return served
+
+
+def order_of_service(axes: Axes, name: str, spec: str) -> None:
+    """Order of coming against order of admission."""
+    served = admitted(name, spec)
+    came = [int(job.id) for job in served]
+    colour = np.log10([job.prompt_tokens - job.cached_tokens if name == "boost" else job.expected for job in served])
+    axes.plot([0, 160], [0, 160], color=GREY, linewidth=0.8)
+    dots = axes.scatter(
+        came, np.arange(len(came)), c=colour, s=9, cmap=mpl.colormaps["plasma_r"].resampled(8), vmin=1.5, vmax=3.5
+    )
+    bar = axes.figure.colorbar(dots, ax=axes, ticks=[2, 3])
+    bar.ax.set_yticklabels(["100", "1,000"])
+    bar.ax.set_title("tokens", fontsize=8)
+    axes.set_xlabel("order of coming")
+    axes.set_ylabel("order of admission")
+
+
+LEFT: dict[str, Any] = {
+    "lengthwise": by_lane,
+    "sept": by_spread,
+    "srpt": by_age,
+    "gittins": by_age,
+    "boost": by_prompt,
+    "preble": by_hit_group,
+    "fair": by_tenant,
+    "bounded": by_overtakers,
+    "classes": by_class,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""What policies have in common: a policy writes its formula once, and the rest of the contract follows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import numpy as np
+
+from lengthwise.errors import InputError
+from lengthwise.policies.columns import JobColumns
+from lengthwise.policies.contract import one
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from lengthwise.policies.contract import Policy, QueueView, Rekey, Rounds, Slots
+    from lengthwise.policies.job import Job
+
+
+Numbers = Any
+"""A float for one job, an array for columns of jobs; NumPy's functions, which take either, do not say so in types."""
+
+
+def parameter(default: float | str, *, least: float, most: float = 1e9, word: str | None = None) -> Any:  # noqa: ANN401
+    """A parameter that `make_policy` takes: a number from `least` to `most`, or the one word that may stand instead."""
+    return field(default=default, metadata={"least": least, "most": most, "word": word})
+
+
+@dataclass(frozen=True)
+class Ordering(ABC):
+    """A policy from one formula, `score`. By default nobody yields to a waiting job, and the last admitted to memory.
+
+    Parameters are dataclass fields made with `parameter`: checked here, spelt in the name, read by `make_policy`.
+    """
+
+    called: ClassVar[str]
+    rekey: ClassVar[Rekey] = "never"
+    believes: ClassVar[bool] = True
+    preempts: ClassVar[bool] = False
+    asks_again: ClassVar[int] = 0
+
+    @abstractmethod
+    def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
+        """Return the place of one job or of many: smaller runs first."""
+
+    @property
+    def name(self) -> str:
+        """The name with every parameter that is not the default."""
+        return self.called + spelt(self)
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+
+    def level(self, queue: QueueView) -> int:
+        """Keys do not depend on the queue."""
+        del queue
+        return 0
+
+    def key(self, job: Job, queue: QueueView, now: float) -> float:
+        """The score of one job."""
+        return float(self.score(job, queue, now))
+
+    def keys(self, jobs: JobColumns, queue: QueueView, now: float) -> NDArray[np.float64]:
+        """The scores of many jobs."""
+        return cast("NDArray[np.float64]", self.score(jobs, queue, now))
+
+    def yielding(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
+        """All alike, so that the last admitted yields, as in vLLM."""
+        del now
+        return np.zeros(len(jobs))
+
+    def makes_room(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
+        """Nobody yields to a waiting job."""
+        del jobs, candidate, now
+        return None
+
+    def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
+        """The one who makes room for the candidate; without one, the readiest to yield."""
+        return choose_victim(self, running, candidate, now)
+
+    def rounds(self, slots: Slots = one) -> Rounds | None:
+        """Nobody takes turns."""
+        del slots
+        return None
+
+
+def last_of_largest(readiness: NDArray[np.float64]) -> int:
+    """The index of the largest, the last among equals: who yields, of jobs in order of admission."""
+    return len(readiness) - 1 - int(np.argmax(readiness[::-1]))
+
+
+def choose_victim(policy: Policy, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
+    """Answer `victim` by `makes_room` and `yielding`."""
+    if not running or (candidate is not None and not policy.preempts):
+        return None
+    columns = JobColumns.of(running)
+    if candidate is None:
+        return running[last_of_largest(policy.yielding(columns, now))]
+    index = policy.makes_room(columns, candidate, now)
+    return None if index is None else running[index]
+
+
+def check_parameters(policy: Any) -> None:  # noqa: ANN401
+    """Refuse a parameter that is not a number in its range, nor its word."""
+    for known in fields(policy):
+        if "least" not in known.metadata:
+            continue
+        value, limits = getattr(policy, known.name), known.metadata
+        if value == limits["word"]:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and limits["least"] <= value <= limits["most"]):
+            word = "" if limits["word"] is None else f", or '{limits['word']}'"
+            raise InputError(
+                f"{known.name} of policy {policy.called} is {value!r}",
+                hint=f"give a number from {limits['least']:g} to {limits['most']:g}{word}",
+            )
+
+
+def spelt(policy: Any) -> str:  # noqa: ANN401
+    """The parameters that are not the default, as `make_policy` reads them: `:c=0.5`, or nothing."""
+    given = [
+        f"{known.name}={value if isinstance(value, str) else format(value, '.12g')}"
+        for known in fields(policy)
+        if "least" in known.metadata and (value := getattr(policy, known.name)) != known.default
+    ]
+    return ":" + ",".join(given) if given else ""

@@ -1,0 +1,37 @@
+"""The Gittins index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lengthwise.policies.base import parameter
+from lengthwise.policies.preemptive import Preemptive
+from lengthwise.policies.residual import gittins_rank
+
+if TYPE_CHECKING:
+    from lengthwise.policies.base import Numbers
+    from lengthwise.policies.columns import JobColumns
+    from lengthwise.policies.job import Job
+
+
+@dataclass(frozen=True)
+class Gittins(Preemptive):
+    """Best chance to finish per token spent first (Gittins; on length beliefs: SageSched, arXiv 2603.07917).
+
+    key = inf over D of E[min(X - a, D) | X > a] / P(X - a <= D | X > a)      (tokens; X the length, a = generated)
+    over those D that end at least one answer in ten, and D = cap - a. With certain lengths: what is left, as SRPT.
+
+    A belief with a heavy tail is ranked by its good chance to be over soon, and worse the longer it runs. A running job
+    yields to a waiting one when its rank is more than `margin` = 2 times as large: with 1, two jobs of the same belief
+    would take turns for ever, each paying for its prompt again; with 2, they do once per doubling of their rank. Memory
+    short: the largest rank yields. Without a belief: the wide prior.
+    """
+
+    called = "gittins"
+
+    margin: float = parameter(2.0, least=1.0)
+
+    def rank(self, jobs: Job | JobColumns) -> Numbers:
+        """The index over belief and age."""
+        return gittins_rank(jobs)

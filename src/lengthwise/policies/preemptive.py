@@ -1,0 +1,73 @@
+"""What policies that let a running job yield to a waiting one have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lengthwise.policies.base import Ordering, last_of_largest
+from lengthwise.policies.residual import prepare
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from lengthwise.policies.base import Numbers
+    from lengthwise.policies.columns import JobColumns
+    from lengthwise.policies.contract import QueueView
+    from lengthwise.policies.job import Job
+
+
+@dataclass(frozen=True)
+class Preemptive(Ordering):
+    """The smallest rank runs: a running job yields to a waiting one of a rank that is smaller by a margin.
+
+    Never to one of a less urgent priority. Ranks of uncertain beliefs grow as a job runs on, so hosts ask again.
+    """
+
+    rekey = "on_progress"
+    preempts = True
+    asks_again = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        prepare()
+
+    @abstractmethod
+    def rank(self, jobs: Job | JobColumns) -> Numbers:
+        """Return what is compared, between waiting and running alike: smaller runs."""
+
+    @property
+    @abstractmethod
+    def margin(self) -> float:
+        """How many times the candidate's rank a running job's must be, to yield."""
+
+    def may_yield(self, jobs: JobColumns) -> NDArray[np.bool_]:
+        """Return who may be asked to yield to a waiting job."""
+        return np.ones(len(jobs), np.bool_)
+
+    def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
+        """Smaller rank first."""
+        del queue, now
+        return self.rank(jobs)
+
+    def yielding(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
+        """Largest rank first, of those who may yield; of the others only when there is no such."""
+        del now
+        ranks = np.asarray(self.rank(jobs))
+        return np.where(self.may_yield(jobs), ranks, ranks - _AFTER_ALL)
+
+    def makes_room(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
+        """The largest rank of those who may yield, if the candidate's is smaller by the margin."""
+        del now
+        open_to = self.may_yield(jobs) & (jobs.priority >= candidate.priority)
+        if not open_to.any():
+            return None
+        ranks = np.where(open_to, self.rank(jobs), -np.inf)
+        index = last_of_largest(ranks)
+        return index if ranks[index] > self.margin * np.max(self.rank(candidate)) else None
+
+
+_AFTER_ALL = 1e12  # tokens; more than any rank

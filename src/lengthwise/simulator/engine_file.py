@@ -1,0 +1,88 @@
+"""An engine in a YAML file: its limits, and a step time that was fitted to it.
+
+name: my-engine
+cost: {family: linear, prefill_base: 7.0e-3, decode_base: 10.7e-3, prefill_token: 4.9e-5,
+       prefill_pair: 2.1e-9, decode: 2.7e-5, kv_token: 8.1e-8}      # seconds; see StepCost
+kv_tokens: 467291
+max_model_len: 131072
+max_num_seqs: 256
+max_num_batched_tokens: 2048
+block_size: 16
+prefix_caching: true
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml  # type: ignore[import-untyped]
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lengthwise.errors import InputError
+from lengthwise.simulator.costs import CostModel, Roofline, StepCost
+from lengthwise.simulator.spec import Admission, EngineSpec
+
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Linear(_Strict):
+    family: Literal["linear"]
+    prefill_base: _Above0
+    decode_base: _Above0
+    prefill_token: _Seconds = 0.0
+    prefill_pair: _Seconds = 0.0
+    decode: _Seconds = 0.0
+    kv_token: _Seconds = 0.0
+
+    def model(self) -> CostModel:
+        return StepCost(**self.model_dump(exclude={"family"}))
+
+
+class _Roofline(_Strict):
+    family: Literal["roofline"]
+    overhead: _Seconds = 0.0
+    token: _Seconds
+    weights: _Above0
+    prefill_pair: _Seconds = 0.0
+    kv_token: _Seconds = 0.0
+
+    def model(self) -> CostModel:
+        return Roofline(**self.model_dump(exclude={"family"}))
+
+
+class _File(_Strict):
+    name: str | None = None
+    cost: Annotated[_Linear | _Roofline, Field(discriminator="family")]
+    kv_tokens: int
+    max_model_len: int = 131_072
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    prefix_caching: bool = True
+    admission: Admission = "prompt"
+    admission_quantile: float = 0.9
+
+
+def read_engine(path: str | Path) -> EngineSpec:
+    """Read an engine's file; what is wrong with it is an InputError that names the field."""
+    path = Path(path)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = _File.model_validate(content)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", source=path, field="fleet") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError("is no YAML", source=path, hint="see docs/simulator.md for an engine's file") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part not in ("linear", "roofline"))
+        hint = "see docs/simulator.md for an engine's file"
+        raise InputError(first["msg"].lower(), source=path, field=where or None, hint=hint) from error
+    limits = given.model_dump(exclude={"name", "cost"})
+    return EngineSpec(given.name or path.stem, given.cost.model(), **limits)

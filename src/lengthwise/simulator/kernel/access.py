@@ -1,0 +1,85 @@
+"""Arrays by their addresses, and how what works on them is compiled.
+
+Numba counts references to an array at each use, which takes longer than the simulation itself. An engine's record
+carries the addresses of its arrays instead; whoever made them keeps them alive.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numba
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from lengthwise.simulator.kernel.records import ARRAYS, ENGINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from lengthwise.simulator.kernel.records import Record
+
+    At = Callable[[Record, int | np.integer[Any]], Record]
+
+Function = TypeVar("Function", bound="Callable[..., object]")
+
+
+def compiled(function: Function) -> Function:
+    """Compile a function that only compiled ones call: without what Python would need to call it, that is faster."""
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+    return cast("Function", numba.njit(**options)(function))
+
+
+def _at(name: str) -> At:
+    """What gives the record at an index of one of an engine's arrays, by reference."""
+    record, size = numba.from_dtype(ARRAYS[name]), ARRAYS[name].itemsize
+    field = ENGINE.fields
+    offset = 0 if field is None else field[name][1]
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def at(typing_context: Any, engine: Any, index: Any) -> Any:  # noqa: ANN401
+        del typing_context, index
+
+        def place(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+            owner, number = arguments
+            begin = builder.load(cgutils.get_record_member(builder, owner, offset, context.get_data_type(types.int64)))
+            address = builder.add(begin, builder.mul(number, context.get_constant(types.int64, size)))
+            return builder.inttoptr(address, context.get_value_type(signature.return_type))
+
+        return record(engine, types.int64), place
+
+    return cast("At", at)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def copy(typing_context: Any, to: Any, source: Any) -> Any:  # noqa: ANN401
+    """Write one record over another of its kind."""
+    del typing_context
+
+    def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        size = context.get_constant(types.int64, signature.args[0].size)
+        cgutils.raw_memcpy(builder, *arguments, size, 1)
+        return context.get_dummy_value()
+
+    return types.void(to, source), write
+
+
+request_at = _at("requests")
+key_at = _at("keys")  # at (column * stages + stage) * requests + row
+rung_at = _at("believed")  # at row * rungs + rung
+hash_offset_at = _at("hash_offsets")
+hash_at = _at("hashes")
+row_at = _at("rows")
+waiting_at = _at("waiting")
+running_at = _at("running")
+level_at = _at("levels")
+event_at = _at("events")
+sample_at = _at("samples")
+block_at = _at("blocks")
+index_at = _at("index")
+table_at = _at("tables")  # at table * positions + position
+free_table_at = _at("free_tables")
+scratch_at = _at("scratch")

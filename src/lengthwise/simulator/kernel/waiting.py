@@ -1,0 +1,145 @@
+"""Who waits: a binary heap in the policy's order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lengthwise.simulator.kernel.access import compiled, copy, key_at, level_at, request_at, waiting_at
+from lengthwise.simulator.kernel.records import ASK_KEYS, ASK_LEVEL, NEVER, ON_LEVEL, ON_TIME, STALE
+
+if TYPE_CHECKING:
+    from lengthwise.simulator.kernel.records import Record
+
+
+@compiled
+def _before(one: Record, other: Record) -> bool:
+    if one.priority != other.priority:
+        return bool(one.priority < other.priority)
+    if one.round != other.round:
+        return bool(one.round < other.round)
+    if one.key != other.key:
+        return bool(one.key < other.key)
+    return bool(one.turn < other.turn)
+
+
+@compiled
+def _put(engine: Record, place: int, entry: Record) -> None:
+    copy(waiting_at(engine, place), entry)
+    request_at(engine, entry.row).place = place
+
+
+@compiled
+def _rise(engine: Record, place: int) -> int:
+    """Let an entry pass those above it that it goes before; where it comes to stand."""
+    moving = waiting_at(engine, engine.waiting_size - 1)  # never an entry: see `full`
+    copy(moving, waiting_at(engine, place))
+    while place > 0:
+        above = (place - 1) >> 1
+        if not _before(moving, waiting_at(engine, above)):
+            break
+        _put(engine, place, waiting_at(engine, above))
+        place = above
+    _put(engine, place, moving)
+    return place
+
+
+@compiled
+def _sink(engine: Record, place: int) -> None:
+    """Let an entry fall behind those below it that go before it."""
+    moving = waiting_at(engine, engine.waiting_size - 1)
+    copy(moving, waiting_at(engine, place))
+    while True:
+        below = 2 * place + 1
+        if below >= engine.n_waiting:
+            break
+        if below + 1 < engine.n_waiting and _before(waiting_at(engine, below + 1), waiting_at(engine, below)):
+            below += 1
+        if not _before(waiting_at(engine, below), moving):
+            break
+        _put(engine, place, waiting_at(engine, below))
+        place = below
+    _put(engine, place, moving)
+
+
+@compiled
+def full(engine: Record) -> bool:
+    """Whether one more to wait would find no room in the array."""
+    return bool(engine.n_waiting + 1 >= engine.waiting_size)
+
+
+@compiled
+def _key(engine: Record, row: int) -> float:
+    column = engine.column if engine.rekey == ON_LEVEL and engine.column != STALE else 0
+    believed = engine.stages == 1 or engine.now >= request_at(engine, row).arrival + engine.belief_delay
+    stage = engine.stages - 1 if believed else 0
+    return float(key_at(engine, (column * engine.stages + stage) * engine.requests_size + row).value)
+
+
+@compiled
+def push(engine: Record, row: int) -> None:
+    """Let a request wait: behind its equals, or before them where it comes back after a preemption."""
+    request, entry = request_at(engine, row), waiting_at(engine, engine.n_waiting)
+    engine.turns += 1
+    entry.turn = -engine.turns if request.preemptions else engine.turns
+    entry.key, entry.row = _key(engine, row), row
+    entry.priority, entry.round = request.priority, request.round
+    engine.n_waiting += 1
+    _rise(engine, engine.n_waiting - 1)
+    engine.stuck = 0
+    engine.keyed_at = -np.inf  # of keys that go stale with time, one is not of today
+
+
+@compiled
+def pop(engine: Record) -> int:
+    """Take the first in line."""
+    row = int(waiting_at(engine, 0).row)
+    request_at(engine, row).place = -1
+    engine.n_waiting -= 1
+    if engine.n_waiting:
+        copy(waiting_at(engine, 0), waiting_at(engine, engine.n_waiting))
+        _sink(engine, 0)
+    return row
+
+
+@compiled
+def rekey_one(engine: Record, row: int) -> None:
+    """Put one who waits where its round and its key of today belong."""
+    place = request_at(engine, row).place
+    waiting_at(engine, place).key = _key(engine, row)
+    waiting_at(engine, place).round = request_at(engine, row).round
+    _sink(engine, _rise(engine, place))
+
+
+@compiled
+def rekey_all(engine: Record) -> None:
+    """Order everybody by the keys of today."""
+    for place in range(engine.n_waiting):
+        entry = waiting_at(engine, place)
+        entry.key = _key(engine, entry.row)
+        request_at(engine, entry.row).place = place
+    for place in range(engine.n_waiting // 2 - 1, -1, -1):
+        _sink(engine, place)
+
+
+@compiled
+def refresh(engine: Record) -> int:
+    """See to it that the keys are of this moment; what it returns is 0, or a question."""
+    if engine.rekey == NEVER:
+        return 0
+    if engine.rekey == ON_LEVEL:
+        pair = engine.n_waiting * (engine.max_num_seqs + 1) + engine.n_running
+        known = level_at(engine, pair & (engine.levels_size - 1))
+        if known.pair != pair:
+            return ASK_LEVEL
+        if known.column != engine.column:
+            engine.column = known.column
+            rekey_all(engine)
+    elif engine.rekey == ON_TIME:
+        if engine.now > engine.keyed_at:
+            return ASK_KEYS
+        if engine.column == STALE:
+            engine.column = 0
+            rekey_all(engine)
+    return 0

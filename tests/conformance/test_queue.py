@@ -1,0 +1,109 @@
+"""The queue that every host uses, beside a plain list that is sorted anew at every question; under every policy."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from lengthwise.policies import Job, PolicyQueue, make_policy
+from tests.conformance.strategies import jobs, specs
+from tests.lengths.beliefs import beliefs
+
+
+class QueueAgainstAList(RuleBasedStateMachine):
+    """Push, pop, abort, preempt, believe, change the policy: nobody is lost, served twice or out of order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = PolicyQueue(make_policy("fcfs"), slots=1)
+        self.model: list[Job] = []  # in order of coming; who came back stands first
+        self.taken: list[Job] = []
+        self.now = 0.0
+        self.count = 0
+
+    @initialize(spec=specs)
+    def start(self, spec: str) -> None:
+        self.queue = PolicyQueue(make_policy(spec), slots=1)
+
+    def _order(self) -> list[Job]:
+        policy, view = self.queue.policy, self.queue.view
+        return sorted(self.model, key=lambda job: (job.priority, job.in_round, policy.key(job, view, self.now)))
+
+    @rule(job=jobs(), wait=st.floats(0, 10))
+    def push(self, job: Job, wait: float) -> None:
+        self.now += wait
+        job.id, job.arrival, job.in_round = str(self.count), self.now, 0
+        self.count += 1
+        self.queue.push(job, self.now)
+        self.model.append(job)
+
+    @rule()
+    def pop(self) -> None:
+        expected = self._order()
+        job = self.queue.pop(self.now)
+        assert job is (expected[0] if expected else None)
+        if job is not None:
+            self.model.remove(job)
+            self.taken.append(job)
+
+    @precondition(lambda self: self.taken)
+    @rule(pick=st.integers(0, 1_000), tokens=st.integers(0, 500))
+    def preempt(self, pick: int, tokens: int) -> None:
+        job = self.taken.pop(pick % len(self.taken))
+        job.generated += tokens
+        turns, before = job.turns, job.in_round
+        self.queue.push(job, self.now, front=True)
+        if job.turns is turns:  # the policy has not been changed meanwhile
+            assert job.in_round == before
+        self.model.insert(0, job)
+
+    @precondition(lambda self: self.taken)
+    @rule(pick=st.integers(0, 1_000))
+    def finish(self, pick: int) -> None:
+        self.queue.finished(self.taken.pop(pick % len(self.taken)))
+
+    @precondition(lambda self: self.model)
+    @rule(pick=st.integers(0, 1_000))
+    def remove(self, pick: int) -> None:
+        job = self.model.pop(pick % len(self.model))
+        assert self.queue.remove(job.id) is job
+        assert self.queue.remove(job.id) is None
+
+    @precondition(lambda self: self.model)
+    @rule(pick=st.integers(0, 1_000), belief=beliefs())
+    def believe(self, pick: int, belief: object) -> None:
+        job = self.model[pick % len(self.model)]
+        job.believe(belief)  # type: ignore[arg-type]
+        self.queue.update(job, self.now)
+
+    @rule(spec=specs)
+    def change_policy(self, spec: str) -> None:
+        self.queue.use(make_policy(spec), self.now)
+
+    @rule()
+    def look_at_the_order(self) -> None:
+        """A rule, not an invariant: looking brings stale keys up to date, and must not be what keeps them right."""
+        self.queue.refresh(self.now)
+        assert [job.id for job in self.queue] == [job.id for job in self._order()]
+        policy, view, places = self.queue.policy, self.queue.view, self.queue._places
+        held = {
+            entry[5]: entry[2]
+            for entry in self.queue._heap
+            if entry[5] in places and places[entry[5]].stamp == entry[4]
+        }
+        assert held == pytest.approx({job.id: policy.key(job, view, self.now) for job in self.model}, rel=1e-12)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        assert len(self.queue) == len(self.model)
+        assert {job.id for job in self.queue} == {job.id for job in self.model}
+
+    @invariant()
+    def dead_entries_are_bounded(self) -> None:
+        assert len(self.queue._heap) <= 2 * len(self.queue) + 65
+
+
+TestQueueAgainstAList = QueueAgainstAList.TestCase
+TestQueueAgainstAList.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

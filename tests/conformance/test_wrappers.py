@@ -1,0 +1,124 @@
+"""What the wrappers promise, around any policy: the starvation bound, fair shares, strict classes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lengthwise.lengths import Point
+from lengthwise.policies import Job, JobColumns, PolicyQueue, make_policy
+from tests.conformance.strategies import jobs, plain, preempting
+
+lengths = st.integers(1, 2_000)
+
+
+@settings(deadline=None)
+@given(
+    plain,
+    st.integers(0, 6),
+    st.integers(0, 50),
+    st.lists(st.tuples(st.floats(0, 20), lengths, st.integers(0, 2)), min_size=1, max_size=60),
+)
+def test_bounded_nobody_is_overtaken_by_more_than_so_many_nor_by_who_came_later_than_that(
+    inside: str, overtakes: int, wait: int, traffic: list[tuple[float, int, int]]
+) -> None:
+    queue = PolicyQueue(make_policy(f"bounded({inside}):overtakes={overtakes},wait={wait}"), slots=2)
+    now, came, admitted = 0.0, 0, []
+    for gap, length, pops in traffic:
+        now += gap
+        queue.push(Job(str(came), now, 7, belief=Point(length), tenant=str(length % 3)), now)
+        came += 1
+        admitted += [job for _ in range(pops) if (job := queue.pop(now)) is not None]
+    while (last := queue.pop(now)) is not None:
+        admitted.append(last)
+    assert len(admitted) == came
+    for place, job in enumerate(admitted):
+        overtakers = [other for other in admitted[:place] if int(other.id) > int(job.id)]
+        assert len(overtakers) <= overtakes
+        assert all(other.arrival - job.arrival <= wait for other in overtakers)
+
+
+def fill(queue: PolicyQueue, tenant: str, lengths: list[int]) -> None:
+    for length in lengths:
+        number = len(queue)
+        queue.push(Job(f"{tenant} {number}", float(number), belief=Point(length), tenant=tenant), float(number))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    plain.filter(lambda spec: spec != "preble"),
+    st.integers(1, 60),
+    st.lists(st.integers(1, 4), min_size=300, max_size=400),
+    st.lists(st.integers(5, 20), min_size=100, max_size=150),
+)
+def test_fair_tenants_who_both_wait_get_the_same_within_two_quanta_and_two_requests(
+    inside: str, quantum: int, greedy: list[int], modest: list[int]
+) -> None:
+    """Though the one has more, shorter and, coming first, older requests."""
+    queue = PolicyQueue(make_policy(f"fair({inside}):quantum={quantum}"), slots=2)
+    fill(queue, "greedy", greedy)
+    fill(queue, "modest", modest)
+    admitted = {"greedy": 0, "modest": 0}
+    while admitted["greedy"] < sum(greedy) and admitted["modest"] < sum(modest):
+        job = queue.pop(1000.0)
+        assert job is not None
+        assert job.tenant is not None
+        admitted[job.tenant] += job.charged
+        assert abs(admitted["greedy"] - admitted["modest"]) <= 2 * quantum + 2 * max(*greedy, *modest)
+
+
+@pytest.mark.parametrize("inside", ["fcfs", "sjf", "hrrn", "srpt"])
+def test_fair_who_was_away_has_saved_nothing_up(inside: str) -> None:
+    queue = PolicyQueue(make_policy(f"fair({inside}):quantum=50"), slots=2)
+    fill(queue, "early", [10] * 500)
+    for _ in range(200):
+        assert queue.pop(1000.0) is not None
+    fill(queue, "late", [10] * 100)
+    next_served = [job.tenant for _ in range(60) if (job := queue.pop(1000.0)) is not None]
+    assert 25 <= next_served.count("late") <= 35
+
+
+def test_fair_corrects_by_the_truth_what_it_charged_by_expectation() -> None:
+    queue = PolicyQueue(make_policy("fair(fcfs):quantum=10"), slots=2)
+    liar = Job("0", 0.0, belief=Point(1), tenant="liar")
+    queue.push(liar, 0.0)
+    assert queue.pop(0.0) is liar
+    liar.generated = 1000
+    queue.finished(liar)
+    fill(queue, "liar", [1])
+    fill(queue, "honest", [1] * 50)
+    served = [job.tenant for _ in range(51) if (job := queue.pop(1.0)) is not None]
+    assert served.index("liar") == 50
+
+
+@settings(deadline=None)
+@given(plain, st.lists(jobs(), min_size=1, max_size=6), jobs(), st.floats(0, 100))
+def test_classes_the_least_urgent_yields_to_memory_and_to_the_more_urgent(
+    inside: str, running: list[Job], candidate: Job, now: float
+) -> None:
+    policy = make_policy(f"classes({inside})")
+    least_urgent = max(job.priority for job in running)
+    victim = policy.victim(running, None, now)
+    assert victim is not None
+    assert victim.priority == least_urgent
+    taken = policy.victim(running, candidate, now)
+    if candidate.priority < least_urgent:
+        assert taken is not None
+        assert taken.priority == least_urgent
+    elif taken is not None:
+        assert taken.priority == candidate.priority
+
+
+@settings(deadline=None)
+@given(preempting(depth=0), st.lists(jobs(), min_size=1, max_size=6), jobs(), st.floats(0, 100))
+def test_rounds_hold_for_who_runs_as_well(inside: str, running: list[Job], candidate: Job, now: float) -> None:
+    candidate.believe(Point(1))
+    candidate.generated = candidate.priority = 0
+    for wrapper in ("fair", "bounded"):
+        policy = make_policy(f"{wrapper}({inside})")
+        victim = policy.victim(running, None, now)
+        assert victim is not None
+        assert victim.in_round == max(job.in_round for job in running)
+        index = policy.makes_room(JobColumns.of(running), candidate, now)
+        assert index is None or running[index].in_round >= candidate.in_round

@@ -1,0 +1,138 @@
+"""The simulated engine beside vLLM's own scheduler: the same steps, with prefix cache and memory running out.
+
+A step takes a second here, so that moments count steps. vLLM's blocks are hashed from token ids, ours come with the
+workload; equal tokens have equal hashes in both.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.engines.need import need_vllm
+
+need_vllm()
+
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+
+from lengthwise.simulator import Fleet, Outcome, simulate
+from lengthwise.workloads import Workload
+from tests.engines.scheduling import BLOCK_SIZE, make_request, make_scheduler, tiny_model
+from tests.simulator.builders import engine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SLOTS = 6
+BUDGET = 96
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Requests of which many begin alike: prompts as token ids, lengths of answers, steps of arrival."""
+
+    prompts: list[list[int]]
+    answers: list[int]
+    steps: list[int]
+
+    @classmethod
+    def of(cls, seed: int) -> Drawn:
+        rng = random.Random(seed)
+        streams = [[rng.randrange(1000) for _ in range(200)] for _ in range(3)]
+        prompts = []
+        for _ in range(40):
+            length, same = rng.choice([1, 15, 16, 17, 33, 64, 130]), rng.choice([0, 16, 40, 64, 200])
+            stream = rng.choice(streams)
+            prompts.append([token if i < same else rng.randrange(1000) for i, token in enumerate(stream[:length])])
+        answers = [rng.choice([1, 2, 8, 30, 70]) for _ in prompts]
+        return cls(prompts, answers, sorted(rng.randrange(120) for _ in prompts))
+
+    def workload(self) -> Workload:
+        """The same for the simulator: a number for each beginning, the same where the tokens are."""
+        known: dict[tuple[int, ...], int] = {}
+        blocks = [
+            [
+                known.setdefault(tuple(prompt[:end]), len(known))
+                for end in range(BLOCK_SIZE, len(prompt) + 1, BLOCK_SIZE)
+            ]
+            for prompt in self.prompts
+        ]
+        return Workload.from_table(
+            {
+                "arrival_s": [float(step) for step in self.steps],
+                "input_tokens": [len(prompt) for prompt in self.prompts],
+                "output_tokens": self.answers,
+                "block_hashes": blocks,
+            },
+            name="drawn",
+            block_size=BLOCK_SIZE,
+        )
+
+
+def run_vllm(scheduler: Any, drawn: Drawn) -> list[tuple[int, int, int]]:
+    """(step of finish, preemptions, cached tokens) of each request. Each answers with a token of its own."""
+    requests = [
+        make_request(str(row), len(prompt), answer, arrival=float(step), prompt=prompt)
+        for row, (prompt, answer, step) in enumerate(zip(drawn.prompts, drawn.answers, drawn.steps, strict=True))
+    ]
+    finished: dict[str, int] = {}
+    cached: dict[str, int] = {}
+    now = 0
+    while now <= drawn.steps[-1] or scheduler.has_unfinished_requests():
+        for request, step in zip(requests, drawn.steps, strict=True):
+            if step == now:
+                scheduler.add_request(request)
+        output = scheduler.schedule()
+        for data in output.scheduled_new_reqs:
+            cached.setdefault(data.req_id, data.num_computed_tokens)
+        names = list(output.num_scheduled_tokens)
+        done = [scheduler.requests[name] for name in names]
+        sampled = [[int(one.request_id)] if one.num_computed_tokens >= one.num_tokens else [] for one in done]
+        now += 1
+        if not names:
+            continue
+        result = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: number for number, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        for outputs in scheduler.update_from_output(output, result).values():
+            finished |= {one.request_id: now for one in outputs.outputs if one.finish_reason is not None}
+        assert now < 20_000, "the schedule does not drain"
+    return [(finished[str(row)], one.num_preemptions, cached[str(row)]) for row, one in enumerate(requests)]
+
+
+def simulated(drawn: Drawn, *, blocks: int, caching: bool) -> Outcome:
+    spec = engine(seqs=SLOTS, budget=BUDGET, blocks=blocks, block_size=BLOCK_SIZE, caching=caching)
+    return simulate(drawn.workload(), Fleet((spec,)))
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("blocks", [16, 24, 1000])
+@pytest.mark.parametrize("seed", range(10))
+def test_every_request_finishes_in_the_step_it_does_in_vllm(model: Path, seed: int, blocks: int, caching: bool) -> None:
+    drawn = Drawn.of(seed)
+    # One of vLLM's blocks is never used.
+    options: dict[str, Any] = {"slots": SLOTS, "budget": BUDGET, "blocks": blocks + 1, "prefix_caching": caching}
+    theirs = run_vllm(make_scheduler(Scheduler, model, **options), drawn)
+    ours = simulated(drawn, blocks=blocks, caching=caching)
+    columns = (ours.finish.astype(int).tolist(), ours.preemptions.tolist(), ours.cached_tokens.tolist())
+    assert list(zip(*columns, strict=True)) == theirs
+
+
+def test_the_traffic_runs_out_of_memory_and_finds_prefixes() -> None:
+    short = simulated(Drawn.of(0), blocks=16, caching=True)
+    assert short.preemptions.sum() > 5
+    assert short.cached_tokens.sum() > 100
