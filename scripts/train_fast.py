@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lengthwise.errors import InputError
+from lengthwise.experiments.left_out import training_rows
 from lengthwise.predictors import LogTBeliefs, PredictionInput
 from lengthwise.predictors.fast import KIND, FastPredictor
 from lengthwise.predictors.fast.examples import PromptTable, figures, sigma_factors
@@ -61,6 +62,8 @@ def main() -> None:
     """Train, calibrate, write, and print the figures."""
     options = _options()
     samples = load_castillo(options.data).where(corpus=CORPORA)
+    if options.without is not None:
+        samples = training_rows(samples, options.without)
     table = PromptTable.of(samples)
     test = table.rows([i for i, part in enumerate(table.splits) if part == "test"])
     unseen = set(test.texts)
@@ -85,6 +88,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--encoder", type=Path, help="folder of all-MiniLM-L6-v2; without it the installed package's")
     parser.add_argument("--meaning", type=Path, help="where word vectors are kept between runs (.npz)")
     parser.add_argument("--soft", type=Path, help="a teacher's beliefs: Parquet of corpus, prompt_id, llm, mu")
+    parser.add_argument("--without", help="an LLM to know nothing of, for benchmarks.left_out")
     parser.add_argument("--out", type=Path, default=MODELS / "fast.lw")
     return parser.parse_args()
 
@@ -199,7 +203,7 @@ def _card(train: PromptTable, found: dict[str, Any]) -> dict[str, Any]:
         "name": "fast",
         "llms": list(train.llms),
         "data": "CASTILLO (Perez-Ramirez, Kostic, Boman, 2025; danfperam/castillo): train and validate rows of "
-        f"{', '.join(CORPORA)}: {len(train)} prompts, 13 LLMs, ten samples each, degenerate samples out. "
+        f"{', '.join(CORPORA)}: {len(train)} prompts, {len(train.llms)} LLMs, ten samples each, degenerate ones out. "
         "No Alpaca, no text of the test split. Meaning of single words from all-MiniLM-L6-v2.",
         "licences": "CASTILLO CC-BY-4.0, credited as above. Prompts were read for training and are not in this file: "
         "Dolly CC-BY-SA-3.0, Mbpp CC-BY-4.0, DS1000 CC-BY-SA-4.0, BigCodeBench Apache-2.0, Apps MIT, ShareGPT unclear. "

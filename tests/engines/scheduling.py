@@ -55,9 +55,18 @@ def make_scheduler(
     vllm_policy: str = "fcfs",
     prefix_caching: bool = False,
     policy: str | None = None,
+    predictor: str | None = None,
+    tokenizer: Path | None = None,
 ) -> Any:
-    """A scheduler of the given class, the way vLLM's engine core builds it."""
-    model_config = ModelConfig(model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=4096)
+    """A scheduler of the given class, the way vLLM's engine core builds it; without a tokenizer unless one is given."""
+    model_config = ModelConfig(
+        model=str(model),
+        tokenizer=str(tokenizer or model),
+        skip_tokenizer_init=tokenizer is None,
+        served_model_name="SmolLM2-135M-Instruct",
+        dtype="float32",
+        max_model_len=4096,
+    )
     scheduler_config = SchedulerConfig(
         max_num_seqs=slots,
         max_num_batched_tokens=budget,
@@ -71,7 +80,7 @@ def make_scheduler(
         scheduler_config=scheduler_config,
         model_config=model_config,
         cache_config=cache_config,
-        additional_config={"lengthwise": {"policy": policy}} if policy else {},
+        additional_config={"lengthwise": {"policy": policy, "predictor": predictor}} if policy or predictor else {},
     )
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
     groups = [KVCacheGroupSpec(["layer"], spec)]
@@ -94,10 +103,12 @@ def make_request(
     arrival: float = 0.0,
     priority: int = 0,
     said: dict[str, Any] | None = None,
+    prompt: list[int] | None = None,
+    **sampling: Any,
 ) -> Request:
     init_none_hash(sha256)
-    params = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=said)
-    tokens = [random.Random(name).randrange(1000) for _ in range(prompt_tokens)]
+    params = SamplingParams(**{"max_tokens": output_tokens, "ignore_eos": True, "extra_args": said, **sampling})
+    tokens = prompt or [random.Random(name).randrange(1000) for _ in range(prompt_tokens)]
     return Request(
         request_id=name,
         prompt_token_ids=tokens,

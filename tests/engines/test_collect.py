@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from lengthwise.engines.collect import CollectPlan, CollectReport, Prompt, collect, read_answer, request_body
+from lengthwise.engines.collect import CollectPlan, CollectReport, Prompt, collect, read_answer, request_body, told_why
 from lengthwise.engines.journal import Answer, Journal
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples
@@ -128,6 +128,39 @@ def test_errors_are_counted_by_kind_and_the_next_run_asks_only_what_is_missing(t
     assert LengthSamples.read(out).table.equals(LengthSamples.read(tmp_path / "at once").table)
 
 
+def test_what_the_endpoint_says_of_an_error_is_kept(tmp_path: Path) -> None:
+    too_long = JSONResponse({"error": {"message": "the prompt is\n too long", "code": 400}}, 400)
+    with served(Llm(fault=lambda n: too_long if n < 3 else None).app()) as url:
+        report = gather(url, tmp_path / "out", at_once=1)
+    assert (dict(report.errors), report.said) == ({"http_400": 2}, {"http_400": "the prompt is too long"})
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b'{"error": {"message": "too  long"}}', "too long"),
+        (b'{"object": "error", "message": "older vLLM"}', "older vLLM"),
+        (b'{"error": "a word"}', "a word"),
+        (b"Bad\nGateway", "Bad Gateway"),
+        (b"\xff" * 999, "\ufffd" * 200),
+        (b"{}", ""),
+        (b"", ""),
+    ],
+)
+def test_an_error_is_read_in_whatever_shape_it_comes(data: bytes, said: str) -> None:
+    assert told_why(data) == said
+
+
+def test_a_suffix_is_asked_and_kept_with_the_prompt(tmp_path: Path) -> None:
+    llm = Llm()
+    with served(llm.app()) as url:
+        gather(url, tmp_path / "out", suffix="Think.", repetition_penalty=1.1)
+    asked = {body["messages"][0]["content"] for body in llm.bodies}
+    assert asked == {f"{prompt.text}\n\nThink." for prompt in PROMPTS}
+    assert set(LengthSamples.read(tmp_path / "out").table["prompt"].to_pylist()) == asked
+    assert {body["repetition_penalty"] for body in llm.bodies} == {1.1}
+
+
 def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     out = tmp_path / "out"
 
@@ -160,6 +193,8 @@ def test_a_journal_of_other_settings_is_not_mixed_in(tmp_path: Path) -> None:
         gather(url, tmp_path / "out")
         with pytest.raises(InputError, match=r"other settings \(temperature None, now 1.0\)"):
             gather(url, tmp_path / "out", temperature=1.0)
+        with pytest.raises(InputError, match=r"other settings \(suffix '', now 'Think.'\)"):
+            gather(url, tmp_path / "out", suffix="Think.")
 
 
 def test_more_samples_may_be_asked_for_later(tmp_path: Path) -> None:

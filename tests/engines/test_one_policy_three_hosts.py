@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from lengthwise.policies import make_policy
+from lengthwise.policies import Job, QueueView, make_policy
+from lengthwise.predictors import PredictionInput, load_predictor
+from lengthwise.predictors.render import render_chat
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.workloads import Workload
 from tests.engines.need import need_vllm
@@ -27,6 +29,20 @@ if TYPE_CHECKING:
 
 COUNT = 200
 SLOTS = 4
+QUESTIONS = [
+    "Hi",
+    "Write a long story about a dragon who learns to cook.",
+    "Is 7 a prime number? Answer yes or no.",
+    "def add(a, b):\n    # Add two numbers.\n",
+    "Write a Python class for a binary search tree with insert, delete and tests.",
+    "Translate 'good morning' into French.",
+    "Explain, step by step and in detail, how a compiler turns source code into machine code.",
+    "What is the capital of France?",
+]
+CHATS = [
+    *([{"role": "user", "content": question}] for question in QUESTIONS),
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Summarise the French revolution."}],
+]
 
 
 def known_requests() -> list[dict[str, Any]]:
@@ -50,9 +66,10 @@ def requests() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def vllm(requests: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder: Path = tmp_path_factory.mktemp("vllm")
-    given, out = folder / "requests.json", folder / "out.json"
+    given, chats, out = (folder / f"{name}.json" for name in ("requests", "chats", "out"))
     given.write_text(json.dumps(requests))
-    command = [sys.executable, "-m", "tests.engines.vllm_host", str(given), str(out), "fcfs", "sjf"]
+    chats.write_text(json.dumps(CHATS))
+    command = [sys.executable, "-m", "tests.engines.vllm_host", str(given), str(chats), str(out), "fcfs", "sjf"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(out.read_text()))
@@ -92,6 +109,17 @@ def test_mean_latency_falls_in_both(requests: list[dict[str, Any]], vllm: dict[s
     virtual = {p: simulated(requests, vllm, p).summary.e2e_s.mean for p in ("fcfs", "sjf")}
     assert steps["sjf"] < 0.75 * steps["fcfs"]
     assert virtual["sjf"] < 0.75 * virtual["fcfs"]
+
+
+def test_requests_that_tell_nothing_are_admitted_by_what_the_predictor_believes(vllm: dict[str, Any]) -> None:
+    sjf, fast, told = make_policy("sjf"), load_predictor("fast"), vllm["predicted"]
+    keys = []
+    for number, chat in enumerate(CHATS):
+        belief = fast.predict([PredictionInput(render_chat(chat), told["llm"], told["most"])])[0]
+        keys.append(sjf.key(Job(str(number), 0.0, belief=belief, max_tokens=told["most"]), QueueView(), 0.0))
+    assert len(set(keys)) > len(CHATS) / 2, "most keys were to differ; those at the cap keep the order of coming"
+    assert told["admitted"] == [str(number) for number in sorted(range(len(CHATS)), key=keys.__getitem__)]
+    assert told["late"] == 0
 
 
 def test_every_answer_is_token_for_token_the_same_under_either_policy(vllm: dict[str, Any]) -> None:

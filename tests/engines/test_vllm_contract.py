@@ -12,10 +12,12 @@ from tests.engines.need import need_vllm
 need_vllm()
 
 import vllm
+from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched import request_queue, scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 from lengthwise.engines.vllm import RELEASES, LengthwiseScheduler, PolicyRequestQueue
 from tests.engines.scheduling import make_request, make_scheduler, tiny_model
@@ -54,10 +56,33 @@ def test_both_waiting_queues_are_where_ours_are_put(stock: Scheduler) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["running", "policy", "requests", "vllm_config", "max_num_active_reqs", "max_num_scheduled_tokens", "block_size"],
+    [
+        "running",
+        "policy",
+        "requests",
+        "vllm_config",
+        "max_num_active_reqs",
+        "max_num_scheduled_tokens",
+        "block_size",
+        "max_model_len",
+    ],
 )
 def test_the_scheduler_has_what_is_read(stock: Scheduler, name: str) -> None:
     assert hasattr(stock, name)
+
+
+def test_the_name_of_the_llm_and_its_tokenizer_can_be_had(stock: Scheduler) -> None:
+    model = stock.vllm_config.model_config
+    assert model.served_model_name == "SmolLM2-135M-Instruct"
+    assert cached_tokenizer_from_config(model) is None, "this one was told to do without"
+
+
+def test_every_request_that_is_over_is_freed_in_one_place() -> None:
+    source = Path(inspect.getsourcefile(scheduler) or "").read_text()
+    assert source.count("self._free_request(") == 2  # it stopped by itself, or it was stopped from outside
+    assert {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED", "FINISHED_REPETITION"} <= set(
+        RequestStatus.__members__
+    )
 
 
 def test_free_blocks_can_be_counted(stock: Scheduler) -> None:
@@ -84,7 +109,10 @@ def test_a_victim_is_the_last_of_the_running_and_comes_back_through_prepend() ->
         "max_tokens",
         "num_prompt_tokens",
         "num_output_tokens",
+        "prompt_token_ids",
+        "resumable",
         "sampling_params",
+        "status",
     ],
 )
 def test_a_request_has_what_a_job_is_made_of(name: str) -> None:

@@ -1,8 +1,9 @@
 """A real vLLM engine with a real LLM, in a process of its own: what it admits, when it finishes, what it says.
 
-    python -m tests.engines.vllm_host REQUESTS.json OUT.json POLICY...
+    python -m tests.engines.vllm_host REQUESTS.json CHATS.json OUT.json POLICY...
 
-All requests of the file are queued before the first step; once per policy, on the same engine.
+All requests of the first file, which tell their lengths, are queued before the first step; once per policy, on the same
+engine. Then the chats of the second, which do not: they are ordered under sjf by what the predictor believes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ os.environ.update(
 )
 
 SLOTS = 4
+MOST = 400  # tokens of an answer whose length is predicted
 
 
 def start() -> Any:
@@ -61,6 +63,26 @@ def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
     return {"admitted": admitted, "finished": finished}
 
 
+def serve_predicted(engine: Any, chats: list[list[dict[str, str]]]) -> dict[str, Any]:
+    """Queue everything, and once all beliefs are there admit a few at a time; answers are cut after a token."""
+    from vllm import SamplingParams
+
+    scheduler = engine.engine_core.engine_core.scheduler
+    tokenizer = engine.get_tokenizer()
+    for number, chat in enumerate(chats):
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        prompt = {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+        engine.add_request(str(number), prompt, SamplingParams(max_tokens=MOST, temperature=0.0))
+    while scheduler.beliefs.counts.answered < len(chats):
+        time.sleep(0.01)
+    admitted = _note_admissions(scheduler)
+    while engine.has_unfinished_requests():
+        engine.abort_request([output.request_id for output in engine.step()])
+    while scheduler.beliefs.counts.observed < len(chats):
+        time.sleep(0.01)
+    return {"admitted": admitted, "llm": scheduler.jobs.llm, "most": MOST, "late": scheduler.beliefs.counts.late}
+
+
 def _note_admissions(scheduler: Any) -> list[str]:
     """Names of the requests in the order in which the scheduler first admits them, filled as it runs."""
     admitted: list[str] = []
@@ -77,14 +99,16 @@ def _note_admissions(scheduler: Any) -> list[str]:
 
 
 def main() -> None:
-    requests = json.loads(Path(sys.argv[1]).read_text())
+    requests, chats = (json.loads(Path(name).read_text()) for name in sys.argv[1:3])
     engine = start()
     scheduler = engine.engine_core.engine_core.scheduler
     outcome = {"budget": scheduler.max_num_scheduled_tokens, "block_size": scheduler.block_size}
-    for policy in sys.argv[3:]:
+    for policy in sys.argv[4:]:
         scheduler.use_policy(policy)
         outcome[policy] = serve(engine, requests)
-    Path(sys.argv[2]).write_text(json.dumps(outcome))
+    scheduler.use_policy("sjf")
+    outcome["predicted"] = serve_predicted(engine, chats)
+    Path(sys.argv[3]).write_text(json.dumps(outcome))
 
 
 if __name__ == "__main__":

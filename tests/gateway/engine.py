@@ -67,7 +67,7 @@ def served(app: Any, port: int = 0) -> Iterator[str]:
 
 @dataclass
 class StandIn:
-    """An engine of which everything can be seen. Lengths come from `max_tokens`."""
+    """An engine of which everything can be seen. Lengths come from `max_tokens`, or from `lengths` by user."""
 
     token_s: float = 0.0
     model: str = "stand-in"
@@ -79,6 +79,7 @@ class StandIn:
     headers: list[dict[str, str]] = field(default_factory=list)
     finished: int = 0
     aborted: int = 0
+    lengths: dict[str, int] = field(default_factory=dict)
     most_at_once: int = 0
 
     def __post_init__(self) -> None:
@@ -121,11 +122,13 @@ class StandIn:
             self.finished += 1
             status = 500 if self.mode == "error" else 400
             return JSONResponse({"error": {"message": "its own", "code": status}}, status)
-        tokens = int(body.get("max_tokens") or 3)
+        most = int(body.get("max_tokens") or 3)
+        tokens = min(most, self.lengths.get(body.get("user"), most))
+        reason = "length" if tokens == most else "stop"
         if body.get("stream"):
             usage = bool((body.get("stream_options") or {}).get("include_usage"))
             chat = request.url.path.endswith("chat/completions")
-            return StreamingResponse(self._events(tokens, usage, chat), media_type="text/event-stream")
+            return StreamingResponse(self._events(tokens, reason, usage, chat), media_type="text/event-stream")
         try:
             for _ in range(tokens):
                 await self._token(request)
@@ -133,7 +136,7 @@ class StandIn:
             self.aborted += 1
             return Response(status_code=499)
         self.finished += 1
-        choice = {"index": 0, "finish_reason": "length", "text": "x " * tokens}
+        choice = {"index": 0, "finish_reason": reason, "text": "x " * tokens}
         choice["message"] = {"role": "assistant", "content": "x " * tokens}
         usage_told = {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1}
         return JSONResponse({"id": "a", "object": "o", "choices": [choice], "usage": usage_told})
@@ -148,14 +151,14 @@ class StandIn:
             if request is not None and await request.is_disconnected():
                 raise ConnectionAbortedError
 
-    async def _events(self, tokens: int, usage: bool, chat: bool) -> AsyncIterator[bytes]:
+    async def _events(self, tokens: int, reason: str, usage: bool, chat: bool) -> AsyncIterator[bytes]:
         ended = False
         try:
             for n in range(tokens):
                 await self._token()
                 if self.mode == "break" and n == 2:
                     raise ConnectionResetError("told to break")
-                yield _event(n, chat)
+                yield _event(n, chat, reason if n == tokens - 1 else None)
             if usage:
                 yield b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":%d}}\n\n' % tokens
             yield b"data: [DONE]\n\n"
@@ -167,8 +170,8 @@ class StandIn:
                 self.aborted += 1
 
 
-def _event(n: int, chat: bool) -> bytes:
-    choice: dict[str, Any] = {"index": 0, "finish_reason": None}
+def _event(n: int, chat: bool, reason: str | None) -> bytes:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
     choice |= {"delta": {"content": f"t{n} "}} if chat else {"text": f"t{n} "}
     kind = "chat.completion.chunk" if chat else "text_completion"
     event = {"id": "a", "object": kind, "created": 1, "model": "stand-in", "choices": [choice]}

@@ -21,8 +21,9 @@ PLAIN = "/v1/completions"
 
 @contextmanager
 def gateway(*engines: str, **options: Any) -> Iterator[str]:
-    """A gateway before these engines; quick to notice, unless told otherwise."""
-    config = GatewayConfig(engines=engines, **{"health_interval_s": 0.05, "hold_timeout_s": 5.0, **options})
+    """A gateway before these engines; quick to notice and without a predictor, unless told otherwise."""
+    defaults = {"health_interval_s": 0.05, "hold_timeout_s": 5.0, "predictor": "none"}
+    config = GatewayConfig(engines=engines, **{**defaults, **options})
     with served(create_app(config)) as url:
         yield url
 

@@ -21,6 +21,7 @@ need_vllm()
 
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.engines.smollm2 import MODEL_NAME
+from tests.gateway.helpers import metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,6 +79,20 @@ async def test_a_stream_says_the_same(gateway: str, http: aiohttp.ClientSession)
     said = [json.loads(piece)["choices"][0]["delta"].get("content") or "" for piece in pieces]
     assert "".join(said) == whole
     assert end == "[DONE]"
+
+
+async def test_lengths_are_predicted_and_learned_from_a_stream_whose_client_asked_for_no_usage(
+    gateway: str, http: aiohttp.ClientSession
+) -> None:
+    async with http.post(f"{gateway}/v1/chat/completions", json=chat(stream=True)) as answer:
+        assert '"usage":{' not in await answer.text()
+    for _ in range(100):
+        learned = await metric(http, gateway, 'lengthwise_predictor_events_total{event="observed"}')
+        if learned == 1:
+            break
+        await asyncio.sleep(0.1)
+    assert learned == 1
+    assert await metric(http, gateway, 'lengthwise_predictor_events_total{event="answered"}') == 1
 
 
 async def test_several_answers_to_one_prompt(gateway: str, http: aiohttp.ClientSession) -> None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, Self
 from lengthwise.engines.smollm2 import MODEL_NAME, cache_home, model_folder
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
+from lengthwise.predictors.service import DEFAULT_PREDICTOR, known_predictor
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 SCHEDULER: Final = "lengthwise.engines.vllm.LengthwiseScheduler"
 _STARTS_IN_S: Final = 300.0
 _STOPS_IN_S: Final = 10.0
+_BATCHED_TOKENS: Final = 2048  # vLLM's default on a CPU; without chunks it must hold the longest prompt
 _PR_SET_PDEATHSIG: Final = 1  # from <linux/prctl.h>
 _LIBC: Final = ctypes.CDLL(None)
 
@@ -42,7 +44,8 @@ _LIBC: Final = ctypes.CDLL(None)
 class EngineOptions:
     """How the child is started. The defaults suit two CPU cores; on a GPU vLLM's own are better."""
 
-    policy: str = "sjf"
+    policy: str = "lengthwise"
+    predictor: str = DEFAULT_PREDICTOR
     host: str = "127.0.0.1"
     port: int = 0  # any free one
     model: str | None = None  # the embedded LLM
@@ -99,6 +102,7 @@ class EmbeddedEngine:
     def start(self) -> None:
         """Start the child and wait until it is healthy; then watch over it."""
         make_policy(self.options.policy)
+        known_predictor(self.options.predictor)
         _need_vllm()
         self._port = _free_port(self.options.host, self.options.port)
         atexit.register(self.stop)
@@ -134,10 +138,15 @@ class EmbeddedEngine:
         ]
         flags += ["--max-num-seqs", str(options.max_num_seqs), "--max-model-len", str(options.max_model_len)]
         if options.plugin:
-            settings = json.dumps({"lengthwise": {"policy": options.policy}})
+            chosen = {"policy": options.policy, "predictor": known_predictor(options.predictor)}
+            settings = json.dumps({"lengthwise": chosen})
             flags += ["--scheduler-cls", SCHEDULER, "--additional-config", settings]
         if not _has_gpu():
             flags += ["--enforce-eager", "--dtype", "bfloat16" if _has_bfloat16() else "float32"]
+            # vLLM's CPU build dies of a request with a seed whose prompt is computed in chunks: it rewinds the
+            # request's random generator, which only CUDA's can do.
+            budget = max(_BATCHED_TOKENS, options.max_model_len)
+            flags += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(budget)]
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *options.extra]
 
     def _spawn(self) -> None:

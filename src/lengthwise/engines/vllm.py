@@ -11,10 +11,13 @@ has moved in another release. What it relies on, all under vllm/v1:
 - Scheduler.running is a list in order of admission; when memory runs out under `--scheduling-policy fcfs` the last
   of it is preempted and comes back through waiting.prepend_request. (Under `priority` vLLM picks by priority.)
 - A per-request value in the body's `vllm_xargs` arrives as request.sampling_params.extra_args.
+- Every request that is over passes Scheduler._free_request once, with the status it ended with.
 
-Options come from `--additional-config '{"lengthwise": {"policy": "sjf"}}'` or the environment variable
-LENGTHWISE_POLICY; the default is sjf. A request's belief comes in `vllm_xargs`: `expected_tokens` (a length), or
-`belief_mu` and `belief_sigma` (a log-t); without either it is the wide prior.
+Options come from `--additional-config '{"lengthwise": {"policy": "sjf", "predictor": "fast"}}'` or the environment
+variables LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are sjf and fast. A request's belief comes in
+`vllm_xargs`: `expected_tokens` (a length), or `belief_mu` and `belief_sigma` (a log-t). Without either the request is
+queued at once by the LLM's history (before there is any, the wide prior) and re-keyed at the first step after the
+predictor's belief has come; predicting is another thread's work.
 """
 
 from __future__ import annotations
@@ -26,13 +29,18 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import vllm
+from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
+from lengthwise.engines.prompts import PromptReader
 from lengthwise.errors import InputError
-from lengthwise.lengths import DEFAULT_CAP, LogT, Point
+from lengthwise.lengths import LogT, Point
 from lengthwise.policies import Job, PolicyQueue, make_policy
+from lengthwise.predictors import PredictionInput
+from lengthwise.predictors.service import DEFAULT_PREDICTOR, belief_service, known_predictor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,12 +50,18 @@ if TYPE_CHECKING:
 
     from lengthwise.lengths import LengthDistribution
     from lengthwise.policies import Policy
+    from lengthwise.predictors.service import BeliefService
 
 RELEASES: Final = ("0.32.",)
 """Releases of vLLM that the plug-in was tested with."""
 
-DEFAULT_POLICY: Final = "sjf"
+DEFAULT_POLICY: Final = "lengthwise"
 POLICY_VARIABLE: Final = "LENGTHWISE_POLICY"
+PREDICTOR_VARIABLE: Final = "LENGTHWISE_PREDICTOR"
+
+_CUT: Final = frozenset(
+    {RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_REPETITION}
+)
 
 _log = logging.getLogger("lengthwise.engines.vllm")
 
@@ -61,25 +75,38 @@ class LengthwiseSyncScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         options = (self.vllm_config.additional_config or {}).get("lengthwise", {})
         name = options.get("policy") or os.environ.get(POLICY_VARIABLE) or DEFAULT_POLICY
+        predictor = options.get("predictor") or os.environ.get(PREDICTOR_VARIABLE) or DEFAULT_PREDICTOR
         self.length_policy: Policy = make_policy(name)
-        self.jobs = Jobs(by_priority=self.policy == SchedulingPolicy.PRIORITY)
+        self.beliefs: BeliefService = belief_service(known_predictor(predictor))
+        self.jobs = Jobs(self)
         self.now = time.time()
         self.waiting = PolicyRequestQueue(self)
         self.kv_holding_waiting = PolicyRequestQueue(self)
         if not vllm.__version__.startswith(RELEASES):
             _log.warning("vLLM %s is not one of those this was tested with: %s", vllm.__version__, RELEASES)
-        _log.info("lengthwise orders the waiting requests: policy %s", self.length_policy.name)
+        self.jobs.prepare()
+        _log.info("lengthwise orders the waiting requests: policy %s, predictor %s", name, predictor)
 
     def use_policy(self, name: str) -> None:
         """Change the policy under the waiting requests; `fcfs` is the kill switch."""
         self.length_policy = make_policy(name)
+        self.jobs.prepare()
         for queue in (self.waiting, self.kv_holding_waiting):
             queue.use(self.length_policy)
+            for request in queue:
+                self.jobs.ask(request)
+
+    def shutdown(self) -> None:
+        """Stop predicting too, and say what came of it."""
+        self.beliefs.close()
+        _log.info("the predictor's work: %s", self.beliefs.counts)
+        super().shutdown()
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedule one step as vLLM does, with whoever should yield at the end of `running`."""
         # One time for the whole step: vLLM peeks at a request, changes it, and then pops it, and must get the same.
         self.now = time.time()
+        self.beliefs.deliver(self._believe)
         if self.policy == SchedulingPolicy.PRIORITY or not self._memory_may_run_out():
             return super().schedule(throttle_prefills)
         admission = {request.request_id: place for place, request in enumerate(self.running)}
@@ -88,6 +115,19 @@ class LengthwiseSyncScheduler(Scheduler):
         # Back into order of admission, in which the running share the token budget; who just came stands last.
         self.running.sort(key=lambda request: admission.get(request.request_id, len(admission)))
         return output
+
+    def _believe(self, request_id: str, belief: LengthDistribution) -> bool:
+        """Take in a belief: re-key the request where it waits. One that runs has it for the choice of victims."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        job = self.jobs.of(request)
+        job.believe(belief)
+        return any(queue.rekey(job) for queue in (self.waiting, self.kv_holding_waiting))
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (vLLM's own)
+        self.jobs.ended(request)
+        return super()._free_request(request, *args, **kwargs)
 
     def _memory_may_run_out(self) -> bool:
         """Whether this step could need more blocks than are free: one each, and the token budget's worth."""
@@ -120,27 +160,74 @@ class LengthwiseScheduler(LengthwiseSyncScheduler, AsyncScheduler):
 
 
 class Jobs:
-    """The Job that stands for a Request, made once and kept on it."""
+    """The Job that stands for a Request, made once and kept on it, and what is asked and learned about its length."""
 
-    def __init__(self, *, by_priority: bool) -> None:
-        self._by_priority = by_priority
+    def __init__(self, scheduler: LengthwiseSyncScheduler) -> None:
+        self._scheduler = scheduler
+        self._beliefs = scheduler.beliefs
+        self._by_priority = scheduler.policy == SchedulingPolicy.PRIORITY
         self._latest = 0.0
+        self.llm = str(scheduler.vllm_config.model_config.served_model_name)
+        self._reader: PromptReader | None = None
+
+    def prepare(self) -> None:
+        """Have what predicting needs, unless the policy goes by no belief: under fcfs nothing is loaded."""
+        if self._reader is None and self._beliefs.predicts and self._scheduler.length_policy.believes:
+            # None where vLLM was told to do without. The template is learned on this thread: an encoding tokenizer
+            # must not be shared.
+            tokenizer = cached_tokenizer_from_config(self._scheduler.vllm_config.model_config)
+            if tokenizer is not None:
+                self._reader = PromptReader.of(tokenizer)
+                self._beliefs.warm()
 
     def of(self, request: Request) -> Job:
         """Return the request's job with its progress brought up to date."""
         job: Job | None = getattr(request, "lengthwise_job", None)
         if job is None:
+            cap = self._cap(request)
+            told = belief_of(request, cap)
+            known = self._beliefs.admit(request.request_id, self.llm, cap)
             job = Job(
                 id=request.request_id,
                 arrival=self._arrival(request),
                 prompt_tokens=request.num_prompt_tokens,
-                belief=belief_of(request),
-                max_tokens=request.max_tokens or None,
+                belief=known if told is None else told,
+                max_tokens=cap,
+                llm=self.llm,
                 priority=request.priority if self._by_priority else 0,
             )
             request.lengthwise_job = job
+            request.lengthwise_told = told is not None
+            self.ask(request)
         job.generated = request.num_output_tokens
         return job
+
+    def ask(self, request: Request) -> None:
+        """Have its length predicted, unless the client has told it, nobody goes by it or nothing can be read."""
+        ids, reader = request.prompt_token_ids, self._reader
+        if reader is None or ids is None or request.lengthwise_told or not _generates(request):
+            return
+        if self._scheduler.length_policy.believes:
+            cap = self._cap(request)
+            self._beliefs.ask(
+                request.request_id, lambda: PredictionInput(reader.read(ids), self.llm, cap, prompt_tokens=len(ids))
+            )
+
+    def ended(self, request: Request) -> None:
+        """Learn from how a request ended: whole, cut, or in a way that says nothing of its length."""
+        tokens = request.num_output_tokens if _generates(request) else None
+        if request.status == RequestStatus.FINISHED_ABORTED and tokens and request.sampling_params.stop:
+            # Stop strings are looked for outside the engine, which is then told to abort: that was its end.
+            self._beliefs.ended(request.request_id, tokens)
+        elif request.status == RequestStatus.FINISHED_STOPPED or request.status in _CUT:
+            self._beliefs.ended(request.request_id, tokens, censored=request.status in _CUT)
+        else:
+            self._beliefs.ended(request.request_id, None)
+
+    def _cap(self, request: Request) -> int:
+        """The most tokens that the answer may have: what the request allows, and what the context leaves."""
+        left: int = self._scheduler.max_model_len - request.num_prompt_tokens
+        return max(1, min(int(request.max_tokens), left))
 
     def _arrival(self, request: Request) -> float:
         """When it came. vLLM's fcfs goes by the order of entry, not by the clock: never before the last one."""
@@ -148,6 +235,11 @@ class Jobs:
             return float(request.arrival_time)
         self._latest = max(self._latest, request.arrival_time)
         return self._latest
+
+
+def _generates(request: Request) -> bool:
+    """Whether it is one prompt and one answer: no embedding, and no session that goes on with another prompt."""
+    return request.sampling_params is not None and not request.resumable
 
 
 class PolicyRequestQueue(RequestQueue):
@@ -162,6 +254,13 @@ class PolicyRequestQueue(RequestQueue):
     def use(self, policy: Policy) -> None:
         """Change the policy under the waiting requests."""
         self._queue.use(policy, self._scheduler.now)
+
+    def rekey(self, job: Job) -> bool:
+        """Put a waiting request where its belief of now puts it; False where it does not wait here."""
+        if job.id not in self._requests:
+            return False
+        self._queue.update(job, self._scheduler.now)
+        return True
 
     def add_request(self, request: Request) -> None:
         """Let a request wait, behind its equals."""
@@ -226,14 +325,13 @@ class PolicyRequestQueue(RequestQueue):
         self._queue.push(job, now, front=front)
 
 
-def belief_of(request: Request) -> LengthDistribution | None:
+def belief_of(request: Request, cap: int) -> LengthDistribution | None:
     """Return what the request's body says of its length; None where it says nothing usable.
 
     A bad value must not stop the engine: it counts as nothing said, and the log names it.
     """
     params = request.sampling_params
     said = (params.extra_args if params is not None else None) or {}
-    cap = request.max_tokens or DEFAULT_CAP
     try:
         if "belief_mu" in said or "belief_sigma" in said:
             return LogT(float(said["belief_mu"]), float(said["belief_sigma"]), cap)

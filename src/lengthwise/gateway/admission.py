@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lengthwise.gateway.errors import ApiError
 from lengthwise.lengths import DEFAULT_CAP, Point
 from lengthwise.policies import Job
+from lengthwise.predictors import PredictionInput
+from lengthwise.predictors.render import render_chat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +22,7 @@ _Tokens = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):
-    # Fields we do not use are the engine's business: the body goes on as it came, so nothing is lost here,
-    # and a long prompt is not turned into objects that nobody reads.
+    # Fields we do not use are the engine's business: the body goes on as it came, so nothing is lost here.
     model_config = ConfigDict(extra="ignore")
 
 
@@ -38,7 +39,10 @@ class _VllmXargs(_Part):
 
 
 class CompletionBody(_Part):
-    """The fields of /v1/completions that decide where a request stands."""
+    """The fields of /v1/completions that decide where a request stands.
+
+    Whether a prompt, messages or tools are any good is for the engine to say: here they are only read.
+    """
 
     model: str | None = None
     stream: bool | None = None
@@ -48,6 +52,9 @@ class CompletionBody(_Part):
     user: str | None = None
     nvext: _Nvext | None = None
     vllm_xargs: _VllmXargs | None = None
+    n: Any = None
+    prompt: Any = None
+    stream_options: Any = None
 
     @property
     def limit(self) -> int | None:
@@ -84,27 +91,80 @@ class CompletionBody(_Part):
             session=None if session is None else session.decode("latin-1"),
         )
 
-    def forwarded(self, raw: bytes, job: Job) -> bytes:
-        """The body for the engine: as it came, with the expected length put in where it is known.
+    @property
+    def llm(self) -> str:
+        """The LLM that is to answer."""
+        return self.model or ""
+
+    @property
+    def readable(self) -> bool:
+        """Whether there is one text to read: not token ids, which nobody here can read, nor several prompts."""
+        return isinstance(self._only_prompt, str)
+
+    @property
+    def one_answer(self) -> bool:
+        """Whether the tokens of all that comes back are the length of one answer."""
+        return self.n in (None, 1) and self.readable
+
+    def text(self) -> str:
+        """The prompt."""
+        return str(self._only_prompt)
+
+    @property
+    def _only_prompt(self) -> Any:  # noqa: ANN401
+        alone = isinstance(self.prompt, list) and len(self.prompt) == 1
+        return self.prompt[0] if alone else self.prompt
+
+    def prediction_input(self) -> PredictionInput:
+        """The request as predictors read it."""
+        return PredictionInput(self.text(), self.llm, self.limit)
+
+    def with_hint(self, raw: bytes, job: Job) -> bytes:
+        """The body for the engine: as it came, with the length that the client expects where the engine looks for it.
 
         The plug-in inside vLLM reads it as `vllm_xargs.expected_tokens`.
         """
         told = self.vllm_xargs is not None and self.vllm_xargs.expected_tokens is not None
-        if job.belief is None or told:
+        if self.hint is None or told:
             return raw
         expected = round(job.expected, 1)
         if "vllm_xargs" not in self.model_fields_set:
-            # Put in by hand, so that the rest stays the client's bytes.
-            return b'{"vllm_xargs":{"expected_tokens":%.1f},' % expected + raw.lstrip()[1:]
+            return _put_in(raw, b'"vllm_xargs":{"expected_tokens":%.1f}' % expected)
         whole: dict[str, Any] = json.loads(raw)
         whole["vllm_xargs"] = {**(whole["vllm_xargs"] or {}), "expected_tokens": expected}
         return json.dumps(whole).encode()
+
+    @property
+    def lacks_usage(self) -> bool:
+        """Whether a stream is asked for without its usage; what a client says of it itself is left as it is."""
+        return self.stream is True and "stream_options" not in self.model_fields_set
+
+    @staticmethod
+    def with_usage(raw: bytes) -> bytes:
+        """The body, with the usage of its stream asked for."""
+        return _put_in(raw, b'"stream_options":{"include_usage":true}')
 
 
 class ChatBody(CompletionBody):
     """The same for /v1/chat/completions."""
 
     messages: list[Any]
+    tools: Any = None
+
+    @property
+    def readable(self) -> bool:
+        """Whether there is one text to read: always."""
+        return True
+
+    def text(self) -> str:
+        """The conversation, in the one rendering that predictors know."""
+        return render_chat(self.messages, self.tools or ())
+
+
+def _put_in(raw: bytes, field: bytes) -> bytes:
+    """Put a field into a JSON object by hand, so that the rest stays the client's bytes."""
+    rest = raw.lstrip()[1:]
+    return b"{" + field + (b"" if rest.lstrip().startswith(b"}") else b",") + rest
 
 
 def parse(model: type[CompletionBody], raw: bytes) -> CompletionBody:

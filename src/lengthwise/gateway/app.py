@@ -22,6 +22,7 @@ from lengthwise.gateway.dispatch import Dispatcher, Engine
 from lengthwise.gateway.errors import ApiError, from_engine, tell_api_error, tell_bug, tell_http_exception
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.policies import make_policy
+from lengthwise.predictors.service import belief_service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -59,15 +60,17 @@ class _Gateway:
             for url in config.engines
         ]
         self._engines = [Engine(client, number, config.in_flight) for number, client in enumerate(clients)]
-        self._dispatcher = Dispatcher(self._engines, make_policy(config.policy), max_waiting=config.max_waiting)
-        self._metrics = Metrics(self._dispatcher)
+        policy = make_policy(config.policy)
+        self._beliefs = belief_service(config.predictor)
+        self._dispatcher = Dispatcher(self._engines, policy, self._beliefs, max_waiting=config.max_waiting)
+        self._metrics = Metrics(self._dispatcher, config.predictor, self._beliefs)
 
     def routes(self) -> list[Route]:
         return [
             *(
                 Route(
                     path,
-                    Completions(path, model, self._config, self._dispatcher, self._metrics),
+                    Completions(path, model, self._config, self._dispatcher, self._beliefs, self._metrics),
                     methods=["POST"],
                 )
                 for path, model in (
@@ -94,11 +97,14 @@ class _Gateway:
                     hold_timeout_s=self._config.hold_timeout_s,
                 )
             )
+            if self._dispatcher.policy.believes:
+                self._beliefs.warm()
             try:
                 yield
             finally:
                 watch.cancel()
                 await asyncio.wait([watch])
+                self._beliefs.close()
 
     async def models(self, request: Request) -> Response:
         """What the engines serve, each name once."""
@@ -124,7 +130,12 @@ class _Gateway:
         engines = [{"url": e.url, "up": e.up, "running": e.in_flight} for e in self._engines]
         body = {"status": "ok" if up else "no engine is up", "engines": engines}
         return JSONResponse(
-            {**body, "waiting": self._dispatcher.waiting, "policy": self._dispatcher.policy.name},
+            {
+                **body,
+                "waiting": self._dispatcher.waiting,
+                "policy": self._dispatcher.policy.name,
+                "predictor": self._config.predictor,
+            },
             200 if up else 503,
         )
 

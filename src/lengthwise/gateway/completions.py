@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lengthwise.engines.client import EngineBrokenError, EngineError, EngineUnreachableError
 from lengthwise.gateway.admission import CompletionBody, parse
 from lengthwise.gateway.errors import ApiError, from_engine
+from lengthwise.gateway.measuring import Measure
 from lengthwise.gateway.streaming import Caller, ClientGoneError, relay
 
 if TYPE_CHECKING:
@@ -18,9 +20,23 @@ if TYPE_CHECKING:
     from lengthwise.engines.client import EngineAnswer
     from lengthwise.gateway.config import GatewayConfig
     from lengthwise.gateway.dispatch import Dispatcher, Engine
-    from lengthwise.gateway.metrics import Metrics, Outcome
+    from lengthwise.gateway.metrics import Metrics, Outcome, Source
+    from lengthwise.lengths import LengthDistribution
+    from lengthwise.policies import Job
+    from lengthwise.predictors.service import BeliefService
 
 _job_numbers: Final = itertools.count()  # a client's request id may come twice, a job's may not
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One request and its answer, on their way."""
+
+    job: Job
+    raw: bytes
+    caller: Caller
+    request_id: bytes
+    measure: Measure
 
 
 class Completions:
@@ -32,12 +48,14 @@ class Completions:
         model: type[CompletionBody],
         config: GatewayConfig,
         dispatcher: Dispatcher,
+        beliefs: BeliefService,
         metrics: Metrics,
     ) -> None:
         self._path = path
         self._model = model
         self._config = config
         self._dispatcher = dispatcher
+        self._beliefs = beliefs
         self._metrics = metrics
         self._first_byte = metrics.first_byte_seconds.labels(path)
         self._whole = metrics.request_seconds.labels(path)
@@ -67,36 +85,62 @@ class Completions:
     async def _serve(self, raw: bytes, caller: Caller, request_id: bytes, began: float) -> Outcome:
         body = parse(self._model, raw)
         job = body.job(str(next(_job_numbers)), began, caller.headers)
-        self._metrics.beliefs.labels("none" if job.belief is None else "hint").inc()
+        self._dispatcher.refuse_if_full()  # before anything is predicted for it
         if self._config.forward_hints:
-            raw = body.forwarded(raw, job)
+            raw = body.with_hint(raw, job)
+        hide_usage = self._config.stream_usage and self._beliefs.predicts and body.lacks_usage
+        if hide_usage:
+            raw = body.with_usage(raw)
+        measure = Measure(hide_usage=hide_usage)
+        self._believe(job, body)
+        call = _Call(job, raw, caller, request_id, measure)
+        first = job.belief
+        try:
+            return await self._hold_and_run(call)
+        finally:
+            if job.started is not None:
+                self._metrics.beliefs.labels(_source(body, first, job)).inc()
+            tokens, cut = (measure.length if body.one_answer else None) or (None, False)
+            self._beliefs.ended(job.id, tokens, censored=cut)
+
+    def _believe(self, job: Job, body: CompletionBody) -> None:
+        """Let the job go by the client's hint, else by history until the predictor has said something."""
+        history = self._beliefs.admit(job.id, body.llm, body.limit)
+        if job.belief is None:
+            job.believe(history)
+            if body.readable and self._dispatcher.policy.believes:
+                self._beliefs.ask(job.id, body.prediction_input)
+
+    async def _hold_and_run(self, call: _Call) -> Outcome:
+        job = call.job
         while True:
             engine = await self._dispatcher.place(job)
-            self._metrics.queue_seconds.observe(self._dispatcher.clock() - began)
+            self._metrics.queue_seconds.observe(self._dispatcher.clock() - job.arrival)
             try:
-                return await self._run(engine, raw, caller, request_id, began)
+                return await self._run(engine, call)
             except EngineUnreachableError as error:
                 # It has seen nothing of the request: back to the queue, for another engine or its return.
-                if self._dispatcher.clock() - began >= self._config.hold_timeout_s:
+                if self._dispatcher.clock() - job.arrival >= self._config.hold_timeout_s:
                     raise from_engine(error) from error
             except EngineError as error:
-                if not caller.answered:
+                if not call.caller.answered:
                     raise from_engine(error) from error
                 return "broken_stream"
             finally:
                 self._dispatcher.release(engine)
 
-    async def _run(self, engine: Engine, raw: bytes, caller: Caller, request_id: bytes, began: float) -> Outcome:
+    async def _run(self, engine: Engine, call: _Call) -> Outcome:
         """Have the request answered by this engine, and note what that says about the engine."""
-        headers = caller.forwarded_headers(request_id.decode("latin-1"))
+        headers = call.caller.forwarded_headers(call.request_id.decode("latin-1"))
         try:
-            answer = await engine.client.post(self._path, raw, headers)
+            answer = await engine.client.post(self._path, call.raw, headers)
             try:
                 await relay(
                     answer,
-                    caller,
-                    request_id,
-                    lambda: self._first_byte.observe(self._dispatcher.clock() - began),
+                    call.caller,
+                    call.request_id,
+                    call.measure,
+                    lambda: self._first_byte.observe(self._dispatcher.clock() - call.job.arrival),
                 )
             finally:
                 answer.close()
@@ -108,6 +152,15 @@ class Completions:
                 self._dispatcher.set_down(engine, error)
             raise
         return _answered(answer)
+
+
+def _source(body: CompletionBody, first: LengthDistribution | None, job: Job) -> Source:
+    """What the job went by when its turn came: a belief that came later is not taken in."""
+    if body.hint is not None:
+        return "hint"
+    if job.belief is not first:
+        return "predictor"
+    return "prior" if first is None else "history"
 
 
 def _answered(answer: EngineAnswer) -> Outcome:

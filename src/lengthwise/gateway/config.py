@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from lengthwise.engines.client import engine_url
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
+from lengthwise.predictors.service import DEFAULT_PREDICTOR, known_predictor
 
 
 def _known_policy(name: str) -> str:
@@ -29,7 +30,9 @@ class GatewayConfig(BaseModel):
     engines: Annotated[
         tuple[Annotated[str, AfterValidator(engine_url)], ...], Field(min_length=1), AfterValidator(_distinct)
     ]
-    policy: Annotated[str, AfterValidator(_known_policy)] = "sjf"
+    policy: Annotated[str, AfterValidator(_known_policy)] = "lengthwise"
+    predictor: Annotated[str, AfterValidator(known_predictor)] = DEFAULT_PREDICTOR
+    """What predicts the lengths of answers: a packaged predictor, a model file, or none."""
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65535)
 
@@ -40,6 +43,9 @@ class GatewayConfig(BaseModel):
     max_body_bytes: int = Field(64 << 20, ge=1)
     forward_hints: bool = True
     """Tell the engine an expected length in `vllm_xargs`; off for engines that refuse unknown fields."""
+
+    stream_usage: bool = True
+    """Ask engines how long a streamed answer was, for calibration; clients who did not ask are not told."""
 
     silence_timeout_s: float = Field(600.0, gt=0)
     """How long an engine may send nothing before its request is given up with 504."""

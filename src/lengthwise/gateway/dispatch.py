@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lengthwise.engines.client import EngineClient
+    from lengthwise.lengths import LengthDistribution
     from lengthwise.policies import Job, Policy
+    from lengthwise.predictors.service import BeliefService
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1
@@ -64,12 +66,16 @@ class RoundRobin:
 
 
 class Dispatcher:
-    """The one queue of the gateway. A freed place goes to the first of it, at once."""
+    """The one queue of the gateway. A freed place goes to the first of it, at once.
+
+    Beliefs that have come since are taken in just before: only then does the order matter.
+    """
 
     def __init__(
         self,
         engines: Sequence[Engine],
         policy: Policy,
+        beliefs: BeliefService,
         *,
         max_waiting: int,
         chooser: Chooser | None = None,
@@ -80,7 +86,9 @@ class Dispatcher:
         self._max_waiting = max_waiting
         self._chooser = RoundRobin() if chooser is None else chooser
         self._queue = PolicyQueue(policy)
+        self._beliefs = beliefs
         self._turns: dict[str, asyncio.Future[Engine]] = {}
+        self._held: dict[str, Job] = {}
         self._none_up_since: float | None = None
         self._count()
 
@@ -99,11 +107,8 @@ class Dispatcher:
         _log.warning("policy %s instead of %s, %d waiting", policy.name, self.policy.name, self.waiting)
         self._queue.use(policy, self.clock())
 
-    async def place(self, job: Job) -> Engine:
-        """Wait for the job's turn and take a place on an engine; give it back with `release`.
-
-        Cancelled, the job leaves the queue, or gives back the place it was just given.
-        """
+    def refuse_if_full(self) -> None:
+        """Raise 429 where one more could not be held."""
         if self.waiting >= self._max_waiting and not self._free():
             raise ApiError(
                 429,
@@ -111,8 +116,16 @@ class Dispatcher:
                 code="queue_full",
                 headers={"retry-after": str(_RETRY_AFTER_S)},
             )
+
+    async def place(self, job: Job) -> Engine:
+        """Wait for the job's turn and take a place on an engine; give it back with `release`.
+
+        Cancelled, the job leaves the queue, or gives back the place it was just given.
+        """
+        self.refuse_if_full()
         turn: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
         self._turns[job.id] = turn
+        self._held[job.id] = job
         self._queue.push(job, self.clock())
         self._give()
         try:
@@ -123,6 +136,7 @@ class Dispatcher:
             raise
         finally:
             self._turns.pop(job.id, None)
+            self._held.pop(job.id, None)
             self._queue.remove(job.id)
 
     def release(self, engine: Engine) -> None:
@@ -161,7 +175,17 @@ class Dispatcher:
     def _free(self) -> list[Engine]:
         return [engine for engine in self.engines if engine.free]
 
+    def _believe(self, job_id: str, belief: LengthDistribution) -> bool:
+        """Put a job where its belief puts it; False where it waits no longer."""
+        if job_id not in self._queue:
+            return False
+        job = self._held[job_id]
+        job.believe(belief)
+        self._queue.update(job, self.clock())
+        return True
+
     def _give(self) -> None:
+        self._beliefs.deliver(self._believe)
         while self._queue and (free := self._free()):
             now = self.clock()
             job = self._queue.pop(now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from lengthwise.gateway.dispatch import Dispatcher, Engine
+    from lengthwise.predictors.service import BeliefService
 
 Outcome = Literal["ok", "refused", "client_error", "engine_error", "broken_stream", "cancelled", "bug"]
-Source = Literal["hint", "none"]
+Source = Literal["hint", "predictor", "history", "prior"]
 
 # From a cache hit on an idle engine to the longest answer somebody waits for.
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -43,15 +44,43 @@ class _State:
         yield policy
 
 
+class _Predictor:
+    """The belief service's own figures, read when somebody asks."""
+
+    def __init__(self, name: str, beliefs: BeliefService) -> None:
+        self._name = name
+        self._beliefs = beliefs
+
+    def collect(self) -> Iterator[Metric]:
+        predictor = GaugeMetricFamily("lengthwise_predictor", "1 for the predictor in use.", labels=["predictor"])
+        predictor.add_metric([self._name], 1)
+        yield predictor
+        counts = self._beliefs.counts
+        events = CounterMetricFamily("lengthwise_predictor_events", "What came of the questions.", labels=["event"])
+        for event in ("asked", "answered", "late", "failed", "dropped", "hung", "observed"):
+            events.add_metric([event], getattr(counts, event))
+        yield events
+        yield CounterMetricFamily(
+            "lengthwise_predictor_cpu_seconds", "CPU time of reading prompts and predicting.", counts.cpu_s
+        )
+        yield SummaryMetricFamily(
+            "lengthwise_predictor_belief_age_seconds",
+            "From a request to its belief.",
+            count_value=counts.answered,
+            sum_value=counts.age_s,
+        )
+
+
 class Metrics:
     """One registry per gateway, so that two in one process do not mix."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, predictor: str, beliefs: BeliefService) -> None:
         self._registry = registry = CollectorRegistry()
         registry.register(_State(dispatcher))
+        registry.register(_Predictor(predictor, beliefs))
         self.requests = Counter("lengthwise_requests", "Requests ended.", ["endpoint", "outcome"], registry=registry)
         self.beliefs = Counter(
-            "lengthwise_beliefs", "Where the belief about a length came from.", ["source"], registry=registry
+            "lengthwise_beliefs", "What a request went by when its turn came.", ["source"], registry=registry
         )
         self.engine_failures = Counter(
             "lengthwise_engine_failures",

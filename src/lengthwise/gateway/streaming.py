@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from lengthwise.engines.client import EngineAnswer
+    from lengthwise.gateway.measuring import Measure
 
 # Headers of one connection, not of the request (RFC 9110, 7.6.1), and those that each side sets for itself.
 _OWN: Final = frozenset(
@@ -106,8 +107,10 @@ class Caller:
         await self.write(bytes(response.body), last=True)
 
 
-async def relay(answer: EngineAnswer, caller: Caller, request_id: bytes, on_first_byte: Callable[[], None]) -> None:
-    """Pass an engine's answer on: events as they come, anything else once it is whole.
+async def relay(
+    answer: EngineAnswer, caller: Caller, request_id: bytes, measure: Measure, on_first_byte: Callable[[], None]
+) -> None:
+    """Pass an engine's answer on, and measure it: events as they come, anything else once it is whole.
 
     A plain answer is small, and read whole its loss can still be told with a proper status. In a stream it
     is told with an error event, and the EngineError goes on to the caller of this function.
@@ -117,6 +120,7 @@ async def relay(answer: EngineAnswer, caller: Caller, request_id: bytes, on_firs
     if not answer.is_stream:
         body = await answer.read()
         on_first_byte()
+        measure.whole(body)
         headers.append((b"content-length", b"%d" % len(body)))
         await caller.start(answer.status, headers)
         await caller.write(body, last=True)
@@ -129,7 +133,7 @@ async def relay(answer: EngineAnswer, caller: Caller, request_id: bytes, on_firs
                 on_first_byte()
                 await caller.start(answer.status, headers)
             whole, held = _whole_lines(held + data if held else data)
-            if whole:
+            if whole and (whole := measure.lines(whole)):
                 blank = whole.endswith((b"\n\n", b"\r\n\r\n"))
                 await caller.write(whole)
     except EngineError as error:
