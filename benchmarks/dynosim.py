@@ -19,7 +19,8 @@ def main() -> None:
     config = core._normalize_mocker_config({"engine": {"backend": "vllm", **engine}})  # noqa: SLF001
     core.run_mocker_trace_replay([trace], extra_engine_args=config, num_workers=int(engines), trace_block_size=512)
     print(version("ai-dynamo"))
-    print(next(line.split()[1] for line in Path("/proc/self/status").open() if line.startswith("VmHWM")))
+    status = Path("/proc/self/status").read_text().splitlines()
+    print(next(line.split()[1] for line in status if line.startswith("VmHWM")))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     LENGTHWISE_DATA=... python -m benchmarks.left_out --models DIR [--known default]     # DIR/without-gemma-3-4b.lw ...
     LENGTHWISE_DATA=... python -m benchmarks.left_out --said DIR --pack .device/minilm   # from scripts/gpu_train.py
 
-Model files: `data: {without: [gemma-3-4b]}` in a config of `lengthwise train`, or `scripts/train_fast.py --without
-gemma-3-4b`. Ten draws of lengths from prompts no training saw; judged on official test prompts of six corpora.
+Model files: `data: {without: [gemma-3-4b]}` in a config of `lengthwise train`. Ten draws of lengths from prompts no
+training saw (`data.held_out`, the same by hash in all of them); judged on official test prompts of six corpora.
 """
 
 from __future__ import annotations

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.experiments.left_out import CORPORA, Judged, LeftOut, Prompts, Said, leave_out, training_rows
+from lengthwise.experiments.left_out import CORPORA, Judged, LeftOut, Prompts, Said, leave_out
 from lengthwise.predictors import load_predictor
+from lengthwise.predictors.encoder.config import DataConfig
+from lengthwise.predictors.encoder.data import _parts, prompt_table
+from lengthwise.predictors.encoder.pack import TRAIN
 from lengthwise.workloads import LengthSamples
 
 LLMS = ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-3B-Instruct", "google/gemma-3-4b-it")
@@ -40,10 +43,10 @@ def said(prompts: Prompts) -> Said:
 def test_the_pool_is_what_the_training_did_not_see_and_the_test_is_neither() -> None:
     rows = samples()
     prompts = Prompts.of(rows, "llama-3.1-8B")
-    trained = training_rows(rows, "llama-3.1-8B")
-    assert LLMS[0] not in trained.llms
-    columns = (trained.table[name].to_pylist() for name in ("corpus", "prompt_id", "split"))
-    seen = {(corpus, prompt_id) for corpus, prompt_id, split in zip(*columns, strict=True) if split != "test"}
+    table, _ = prompt_table(rows)
+    keys = list(zip(table["corpus"].to_pylist(), table["prompt_id"].to_pylist(), strict=True))
+    seen = {key for key, part in zip(keys, _parts(table, DataConfig()), strict=True) if part == TRAIN}
+    assert len(seen) > 800
     pool = {key for key, test in zip(prompts.keys, prompts.test, strict=True) if not test}
     assert 20 <= len(pool) <= 90
     assert not pool & seen
@@ -81,3 +84,14 @@ def test_a_predictor_that_knows_the_llm_and_a_pool_too_small_are_refused() -> No
         Said.by(load_predictor("fast"), prompts)
     with pytest.raises(InputError, match="to draw 5000 from"):
         leave_out(said(prompts), prompts, Judged(0.7, 0.5, 0.9), lengths=5000)
+
+
+def test_a_real_predictor_is_asked_about_an_llm_it_has_never_heard_of() -> None:
+    prompts = replace(Prompts.of(samples(), "llama-3.1-8B"), llm="me/Mine-8B")
+    fast = load_predictor("fast")
+    found = Said.by(fast, prompts)
+    assert found.llms == fast.llms
+    assert found.mu.shape == found.sigma.shape == (len(prompts.texts), len(fast.llms) + 1)
+    row = leave_out(found, prompts, Judged(0.7, 0.5, 0.9), lengths=20, draws=1)
+    assert row.llm == "me/Mine-8B"
+    assert np.isfinite(row.adapted.tau)

@@ -124,7 +124,9 @@ def test_the_middle_of_a_long_prompt_is_not_read(fast: FastPredictor) -> None:
 
 
 def test_the_card_says_what_a_user_must_know(fast: FastPredictor) -> None:
-    assert "CC-BY-4.0" in fast.card["licences"]
+    assert fast.card["licences"]["CASTILLO (lengths)"] == "CC-BY-4.0"
+    assert "Apache-2.0" in fast.card["licences"]["MiniLM (encoder)"]
+    assert len(fast.card["teacher"]["answers_sha256"]) == 64
     assert "No Alpaca" in fast.card["data"]
     held, test = fast.card["figures"]["held_out"], fast.card["figures"]["test"]
     assert test["tau"] > 0.5

@@ -45,18 +45,19 @@ class Drawn:
     steps: list[int]
 
     @classmethod
-    def of(cls, seed: int) -> Drawn:
+    def of(cls, seed: int, *, alike: bool = True) -> Drawn:
         rng = random.Random(seed)
         streams = [[rng.randrange(1000) for _ in range(200)] for _ in range(3)]
         prompts = []
         for _ in range(40):
-            length, same = rng.choice([1, 15, 16, 17, 33, 64, 130]), rng.choice([0, 16, 40, 64, 200])
+            length = rng.choice([1, 15, 16, 17, 33, 64, 130])
+            same = rng.choice([0, 16, 40, 64, 200]) if alike else 0
             stream = rng.choice(streams)
             prompts.append([token if i < same else rng.randrange(1000) for i, token in enumerate(stream[:length])])
         answers = [rng.choice([1, 2, 8, 30, 70]) for _ in prompts]
         return cls(prompts, answers, sorted(rng.randrange(120) for _ in prompts))
 
-    def workload(self) -> Workload:
+    def workload(self, *, hashed: bool = True) -> Workload:
         """The same for the simulator: a number for each beginning, the same where the tokens are."""
         known: dict[tuple[int, ...], int] = {}
         blocks = [
@@ -71,7 +72,7 @@ class Drawn:
                 "arrival_s": [float(step) for step in self.steps],
                 "input_tokens": [len(prompt) for prompt in self.prompts],
                 "output_tokens": self.answers,
-                "block_hashes": blocks,
+                "block_hashes": blocks if hashed else [None] * len(blocks),
             },
             name="drawn",
             block_size=BLOCK_SIZE,
@@ -114,9 +115,14 @@ def run_vllm(scheduler: Any, drawn: Drawn) -> list[tuple[int, int, int]]:
     return [(finished[str(row)], one.num_preemptions, cached[str(row)]) for row, one in enumerate(requests)]
 
 
-def simulated(drawn: Drawn, *, blocks: int, caching: bool) -> Outcome:
+def simulated(drawn: Drawn, *, blocks: int, caching: bool, hashed: bool = True) -> Outcome:
     spec = engine(seqs=SLOTS, budget=BUDGET, blocks=blocks, block_size=BLOCK_SIZE, caching=caching)
-    return simulate(drawn.workload(), Fleet((spec,)))
+    return simulate(drawn.workload(hashed=hashed), Fleet((spec,)))
+
+
+def columns(outcome: Outcome) -> list[tuple[int, int, int]]:
+    finish = outcome.finish.astype(int).tolist()
+    return list(zip(finish, outcome.preemptions.tolist(), outcome.cached_tokens.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -127,9 +133,18 @@ def test_every_request_finishes_in_the_step_it_does_in_vllm(model: Path, seed: i
     # One of vLLM's blocks is never used.
     options: dict[str, Any] = {"slots": SLOTS, "budget": BUDGET, "blocks": blocks + 1, "prefix_caching": caching}
     theirs = run_vllm(make_scheduler(Scheduler, model, **options), drawn)
-    ours = simulated(drawn, blocks=blocks, caching=caching)
-    columns = (ours.finish.astype(int).tolist(), ours.preemptions.tolist(), ours.cached_tokens.tolist())
-    assert list(zip(*columns, strict=True)) == theirs
+    assert columns(simulated(drawn, blocks=blocks, caching=caching)) == theirs
+
+
+@pytest.mark.parametrize("blocks", [16, 24])
+@pytest.mark.parametrize("seed", range(10, 16))
+def test_without_hashes_a_preempted_request_still_finds_as_much_of_itself(model: Path, seed: int, blocks: int) -> None:
+    drawn = Drawn.of(seed, alike=False)
+    options: dict[str, Any] = {"slots": SLOTS, "budget": BUDGET, "blocks": blocks + 1, "prefix_caching": True}
+    theirs = run_vllm(make_scheduler(Scheduler, model, **options), drawn)
+    ours = [columns(simulated(drawn, blocks=blocks, caching=True, hashed=hashed)) for hashed in (True, False)]
+    assert ours == [theirs, theirs]
+    assert columns(simulated(drawn, blocks=blocks, caching=False)) != theirs or not any(p for _, p, _ in theirs)
 
 
 def test_the_traffic_runs_out_of_memory_and_finds_prefixes() -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pyarrow as pa
 
 from lengthwise.errors import InputError
 from lengthwise.predictors import LogTBeliefs, scores
@@ -21,7 +20,6 @@ from lengthwise.predictors.adapt.run import ask
 from lengthwise.predictors.baselines import CAP, clean_moments
 from lengthwise.predictors.calibration import as_logt
 from lengthwise.predictors.contract import PredictionInput
-from lengthwise.workloads import LengthSamples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lengthwise.predictors.load import LoadedPredictor
+    from lengthwise.workloads import LengthSamples
 
     Floats = NDArray[np.float64]
     Progress = Callable[[str, float], None]
@@ -164,15 +163,6 @@ def leave_out(
         found.append(_judge(beliefs, prompts))
     unknown = LogTBeliefs.of(said.mu[test, -1], said.sigma[test, -1], CAP, nu=said.nu)
     return LeftOut(prompts.llm, len(pool), lengths, known, _judge(unknown, prompts), tuple(found))
-
-
-def training_rows(samples: LengthSamples, llm: str) -> LengthSamples:
-    """Rows for a training that must not hear of the LLM, nor see the prompts it may be adapted on; and the test's."""
-    gone = samples.where(llm=llm).llms
-    others = samples.where(llm=[each for each in samples.llms if each not in gone])
-    parts = others.split_by_prompt({"held": HELD_OUT, "rest": 1.0 - HELD_OUT}, SPLIT_SEED)
-    tables = [parts["rest"].table, parts["held"].where(split="test").table]
-    return LengthSamples(pa.concat_tables(tables).combine_chunks(), samples.origin)
 
 
 def _judge(beliefs: LogTBeliefs, prompts: Prompts) -> Judged:

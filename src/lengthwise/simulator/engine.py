@@ -216,12 +216,13 @@ def _record(spec: EngineSpec, desk: Desk, traffic: Traffic) -> Records:
     told = spec.prefix_caching and traffic.workload.has_blocks
     record["looks_up"] = told and (policy.rekey in ("on_progress", "on_time") or policy.rounds() is not None)
     record["asks_arrivals"] = policy.rounds() is not None or (told and policy.rekey == "on_progress")
-    record["caches_prefixes"] = spec.prefix_caching
+    record["caches"] = _caches(spec, traffic)
     record["hash_parts"], record["hash_joins"] = _hash_units(spec, traffic)
     record["admission"] = _ADMISSION[spec.admission]
     record["belief_delay"] = desk.jobs.delay_s
     record["answer"] = r.NO_ANSWER
-    record["asked"] = record["pending"] = record["room_asked"] = r.NOBODY
+    for row in ("asked", "pending", "room_asked", "kept_first", "kept_last"):
+        record[row] = r.NOBODY
     record["keyed_at"] = -np.inf
     record["column"] = r.STALE if policy.rekey == "on_level" else 0
     record["sample_every"] = _SAMPLE_EVERY_S
@@ -233,7 +234,7 @@ def _own_arrays(spec: EngineSpec, traffic: Traffic) -> dict[str, NDArray[Any]]:
     """The arrays of an engine with nobody in it, all of its memory free."""
     seqs = min(spec.max_num_seqs, len(traffic.requests))
     blocks, slots, tables = 0, 1, (1, 1)
-    if spec.prefix_caching:
+    if _caches(spec, traffic) == r.BY_BLOCK:
         blocks = spec.kv_blocks
         slots = 1 << (2 * blocks).bit_length()
         longest = (traffic.requests["prompt"] + traffic.requests["output"]).max(initial=1)
@@ -256,6 +257,13 @@ def _own_arrays(spec: EngineSpec, traffic: Traffic) -> dict[str, NDArray[Any]]:
         "scratch": np.empty(seqs + 2, r.SCRATCH),
         "free_tables": np.arange(seqs, dtype=np.int32).view(r.INT),
     }
+
+
+def _caches(spec: EngineSpec, traffic: Traffic) -> int:
+    """What can be found again: blocks need names only where requests may begin alike."""
+    if not spec.prefix_caching:
+        return r.NOTHING
+    return r.BY_BLOCK if traffic.workload.has_blocks else r.OWN_ONLY
 
 
 def _hash_units(spec: EngineSpec, traffic: Traffic) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Length samples as prompts x LLMs x samples, and how good beliefs about them are."""
+"""Length samples as prompts x LLMs x samples, how good beliefs about them are, and what calibrates them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import stats
 
-from lengthwise.lengths import TIE_NU
+from lengthwise.predictors.calibration import Calibration, fit_calibration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from lengthwise.predictors.contract import LogTBeliefs
     from lengthwise.workloads import LengthSamples
 
     Doubles = NDArray[np.float64]
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PromptTable:
-    """One row per prompt; lengths and `clean` are (prompts, LLMs, samples), not clean where there is no row."""
+    """One row per prompt; lengths are (prompts, LLMs, samples), not `clean` where no row is, `cut` where capped."""
 
     keys: tuple[tuple[str, str], ...]
     splits: tuple[str, ...]
@@ -30,11 +31,12 @@ class PromptTable:
     llms: tuple[str, ...]
     lengths: Doubles
     clean: NDArray[np.bool_]
+    cut: NDArray[np.bool_]
 
     @classmethod
     def of(cls, samples: LengthSamples) -> PromptTable:
         """Bring all rows of one prompt together."""
-        lengths, clean = samples.lengths_matrix(), samples.clean_mask()
+        lengths, clean, cut = samples.lengths_matrix(), samples.clean_mask(), samples.capped_matrix()
         columns = (samples.table[name].to_pylist() for name in ("corpus", "prompt_id", "split", "prompt", "llm"))
         places: dict[tuple[str, str, str], int] = {}
         texts: list[str] = []
@@ -46,11 +48,12 @@ class PromptTable:
                 texts.append(text)
             cells.append((places[key], samples.llms.index(llm)))
         shape = (len(places), len(samples.llms), lengths.shape[1])
-        all_lengths, all_clean = np.ones(shape), np.zeros(shape, bool)
+        all_lengths, all_clean, all_cut = np.ones(shape), np.zeros(shape, bool), np.zeros(shape, bool)
         where = tuple(np.array(cells).T)
-        all_lengths[where], all_clean[where] = lengths, clean
+        all_lengths[where], all_clean[where], all_cut[where] = lengths, clean, cut & clean
         keys = tuple((corpus, prompt_id) for corpus, prompt_id, _ in places)
-        return cls(keys, tuple(split for _, _, split in places), tuple(texts), samples.llms, all_lengths, all_clean)
+        splits = tuple(split for _, _, split in places)
+        return cls(keys, splits, tuple(texts), samples.llms, all_lengths, all_clean, all_cut)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -59,7 +62,17 @@ class PromptTable:
         """Return some of the prompts."""
         keys, splits, texts = (tuple(column[i] for i in keep) for column in (self.keys, self.splits, self.texts))
         index = np.asarray(keep, np.intp)
-        return PromptTable(keys, splits, texts, self.llms, self.lengths[index], self.clean[index])  # type: ignore[arg-type]
+        arrays = (self.lengths[index], self.clean[index], self.cut[index])
+        return PromptTable(keys, splits, texts, self.llms, *arrays)  # type: ignore[arg-type]
+
+    @classmethod
+    def joined(cls, parts: Sequence[PromptTable]) -> PromptTable:
+        """Put prompts of several tables into one; all have the same LLMs."""
+        keys, splits, texts = (
+            tuple(x for part in parts for x in getattr(part, n)) for n in ("keys", "splits", "texts")
+        )
+        arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "clean", "cut"))
+        return cls(keys, splits, texts, parts[0].llms, *arrays)
 
     @property
     def has(self) -> NDArray[np.bool_]:
@@ -84,25 +97,28 @@ class PromptTable:
         return np.asarray(np.where(known, excess, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1))
 
 
-def sigma_factors(table: PromptTable, mu: Doubles, sigma: Doubles) -> Doubles:
-    """Return the factor per LLM that makes 50 and 90 % intervals cover as much of held-out single samples.
+def calibration(table: PromptTable, known: LogTBeliefs, unknown: LogTBeliefs) -> Calibration:
+    """Split conformal adjustments from beliefs about held-out prompts x LLMs, as known LLMs and as unknown ones.
 
-    Split conformal quantiles of |z| over those of Student's t; one factor must serve both, so their geometric mean.
+    An unknown LLM may be any: its adjustment is what all LLMs need when they are predicted as strangers.
     """
-    z = np.abs(np.log(table.lengths) - mu[..., None]) / sigma[..., None]
-    factors = []
-    for llm in range(z.shape[1]):
-        own = z[:, llm][table.clean[:, llm]]
-        half, most = np.quantile(own, [0.5, 0.9]) / stats.t.ppf([0.75, 0.95], TIE_NU)
-        factors.append(float(np.sqrt(half * most)))
-    return np.array(factors)
+    shape = (-1, table.lengths.shape[2])
+    lengths, clean, cut = (each.reshape(shape) for each in (table.lengths, table.clean, table.cut))
+    names = list(table.llms) * len(table)
+    each, others = (fit_calibration(one, names, lengths, clean, censored=cut) for one in (known, unknown))
+    return Calibration(others.others, each.by_llm, each.nu)
 
 
-def figures(table: PromptTable, mu: Doubles, sigma: Doubles, mean: Doubles, std: Doubles) -> dict[str, Any]:
-    """Return tau and MAE by LLM and over LLMs, and coverage of single clean samples (DESIGN.md's definitions)."""
+def figures(table: PromptTable, beliefs: LogTBeliefs, leave_out: str) -> dict[str, Any]:
+    """Return tau and MAE by LLM and over LLMs, and coverage of single clean samples, of beliefs about prompts x LLMs.
+
+    Definitions as in `evaluation`. An LLM that is left out of the mean over LLMs has its own figures all the same.
+    """
     true, has = table.clean_mean(), table.has
+    columns = (beliefs.mu, beliefs.sigma, beliefs.sample_mean, beliefs.sample_std)
+    mu, sigma, mean, std = (column.reshape(has.shape) for column in columns)
     z = np.abs(np.log(table.lengths) - mu[..., None]) / sigma[..., None]
-    inside = {share: z <= stats.t.ppf(0.5 + share / 2.0, TIE_NU) for share in (0.5, 0.9)}
+    inside = {share: z <= stats.t.ppf(0.5 + share / 2.0, beliefs.columns.nu) for share in (0.5, 0.9)}
     count = np.maximum(table.clean.sum(axis=2), 1)
     off = np.where(table.clean, table.lengths - true[..., None], 0.0)
     spread = np.sqrt(np.square(off).sum(axis=2) / count)
@@ -117,5 +133,6 @@ def figures(table: PromptTable, mu: Doubles, sigma: Doubles, mean: Doubles, std:
             "cover50": float(inside[0.5][:, llm][clean].mean()),
             "cover90": float(inside[0.9][:, llm][clean].mean()),
         }
-    overall = {name: float(np.mean([one[name] for one in by_llm.values()])) for name in next(iter(by_llm.values()))}
+    counted = [own for name, own in by_llm.items() if name != leave_out]
+    overall = {name: float(np.mean([own[name] for own in counted])) for name in counted[0]}
     return {"prompts": int(has.any(axis=1).sum()), **overall, "by_llm": by_llm}

@@ -1,38 +1,46 @@
-"""Fits the network with torch: log-t likelihood of every sample, and the sample mean and std beside it."""
+"""Fits the network with torch: likelihood of every sample, sample mean and std beside it, and a teacher's view."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch import nn
 
 from lengthwise.lengths import TIE_NU
-from lengthwise.predictors.fast.network import CLIP, SIGMA_AT_ZERO, STD_BELOW_MEAN, Network
+from lengthwise.predictors.encoder import student_t
+from lengthwise.predictors.fast.network import CLIP, OUTPUTS, SIGMA_AT_ZERO, STD_BELOW_MEAN, Network
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
+    Doubles = NDArray[np.float64]
+    Mask = NDArray[np.bool_]
+
+_QUARTILES: Final = (-0.7, 0.0, 0.7)
+"""Where a teacher's belief is asked for lengths, in its sigmas: about its quartiles and its median."""
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Prompts x LLMs x samples. Where `clean` is all False for a prompt and LLM, that pair teaches nothing.
+    """Prompts x LLMs x samples. Where `clean` is all False for a prompt and LLM, only a teacher teaches that pair.
 
-    `soft_mu` is a teacher's log median, NaN where there is none: the seam for distillation.
+    `cut` marks answers that go on beyond their length. `soft` (prompts, LLMs, 4) is what a teacher says: log median,
+    log sigma, log mean and log std, NaN where it says nothing. `levels` is the usual log length of each LLM.
     """
 
     description: Floats
-    lengths: NDArray[np.float64]
-    clean: NDArray[np.bool_]
+    lengths: Doubles
+    clean: Mask
+    cut: Mask
+    soft: Floats
     name_features: Floats
-    levels: NDArray[np.float64]
-    soft_mu: NDArray[np.float64] | None = None
+    levels: Doubles
 
 
 @dataclass(frozen=True)
@@ -42,32 +50,34 @@ class Recipe:
     hidden: int = 256
     joint: int = 96
     identity: int = 24
-    dropout: float = 0.4
-    input_dropout: float = 0.2
+    dropout: float = 0.3
+    input_dropout: float = 0.1
     unknown: float = 0.1
-    epochs: int = 45
-    batch: int = 64
-    rate: float = 2e-3
+    epochs: int = 20
+    batch: int = 128
+    rate: float = 3e-3
     decay: float = 0.05
-    soft_weight: float = 2.0
+    soft_weight: float = 1.0
+    networks: int = 3
 
 
-def fit_network(examples: Examples, recipe: Recipe, seeds: Sequence[int]) -> Network:
-    """Train one network per seed and keep them as one."""
+def fit_network(examples: Examples, recipe: Recipe, seed: int) -> Network:
+    """Train some networks from seeds of their own, and return the one that says their mean."""
     centre = examples.description.mean(axis=0)
     spread = examples.description.std(axis=0) + 1e-3
     x = torch.from_numpy(np.clip((examples.description - centre) / spread, -CLIP, CLIP))
-    trained = [_train(x, _Targets.of(examples), recipe, seed) for seed in seeds]
-    return Network.of(
-        {"centre": centre, "spread": spread} | {name: np.stack([one[name] for one in trained]) for name in trained[0]}
-    )
+    targets, same = _Targets.of(examples), {"centre": centre, "spread": spread}
+    seeds = range(seed * recipe.networks, (seed + 1) * recipe.networks)
+    return Network.mean([Network.of({**same, **_train(x, targets, recipe, one)}) for one in seeds])
 
 
 @dataclass(frozen=True, eq=False)
 class _Targets:
     logs: Any
-    clean: Any
+    share: Any
+    cut: Any
     has: Any
+    whole: Any
     log_mean: Any
     log_std: Any
     soft: Any
@@ -81,11 +91,12 @@ class _Targets:
         count = np.maximum(clean.sum(axis=2), 1.0)
         mean = (lengths * clean).sum(axis=2) / count
         std = np.sqrt((np.square(lengths - mean[..., None]) * clean).sum(axis=2) / count)
-        soft = np.full(mean.shape, np.nan) if examples.soft_mu is None else examples.soft_mu
+        has, soft_has = examples.clean.any(axis=2), np.isfinite(examples.soft[..., 0])
         columns = (
-            np.log(np.maximum(lengths, 1.0)), clean / count[..., None], examples.clean.any(axis=2),
-            np.log(np.maximum(mean, 1.0)), np.log(np.maximum(std, 1.0)), np.nan_to_num(soft), np.isfinite(soft),
-            examples.levels, examples.name_features,
+            np.log(np.maximum(lengths, 1.0)), clean / count[..., None], examples.cut & examples.clean, has,
+            has & ~(examples.cut & examples.clean).any(axis=2), np.log(np.maximum(mean, 1.0)),
+            np.log(np.maximum(std, 1.0)), np.nan_to_num(examples.soft), soft_has, examples.levels,
+            examples.name_features,
         )  # fmt: skip
         return cls(*(torch.from_numpy(np.asarray(column, np.float32)) for column in columns))
 
@@ -94,24 +105,24 @@ class _Net(nn.Module):  # type: ignore[misc]  # torch is an extra; its classes a
     def __init__(self, width: int, llms: int, names: int, recipe: Recipe) -> None:
         super().__init__()
         self.a = nn.Linear(width, recipe.hidden)
-        self.b = nn.Linear(recipe.hidden + recipe.identity, recipe.joint)
+        self.b = nn.Linear(recipe.hidden, recipe.joint)
+        self.v = nn.Linear(recipe.identity, recipe.joint, bias=False)
         self.identity = nn.Embedding(llms + 1, recipe.identity)
         self.k = nn.Linear(names, recipe.identity, bias=False)
-        self.c = nn.Linear(recipe.joint, 4)
-        self.d = nn.Linear(recipe.hidden, 4, bias=False)
+        self.c = nn.Linear(recipe.joint, OUTPUTS)
+        self.d = nn.Linear(recipe.hidden, OUTPUTS, bias=False)
         self.drop_input, self.drop = nn.Dropout(recipe.input_dropout), nn.Dropout(recipe.dropout)
 
     def forward(self, x: Any, rows: Any, names: Any) -> Any:  # noqa: ANN401
         z = self.drop(torch.relu(self.a(self.drop_input(x))))
-        who = self.identity(rows) + self.k(names)
-        h = torch.relu(self.b(torch.cat([z[:, None].expand(-1, rows.shape[1], -1), who], dim=2)))
+        # What a prompt and what an LLM add is computed once for each, not once for each pair.
+        h = torch.relu(self.b(z)[:, None] + self.v(self.identity.weight)[rows] + self.v(self.k(names)))
         return self.c(self.drop(h)) + self.d(z)[:, None]
 
     def arrays(self) -> dict[str, Floats]:
-        hidden = self.a.out_features
         found = {
-            "a": self.a.weight.T, "a_bias": self.a.bias, "b": self.b.weight[:, :hidden].T, "b_bias": self.b.bias,
-            "v": self.b.weight[:, hidden:].T, "identity": self.identity.weight, "k": self.k.weight.T,
+            "a": self.a.weight.T, "a_bias": self.a.bias, "b": self.b.weight.T, "b_bias": self.b.bias,
+            "v": self.v.weight.T, "identity": self.identity.weight, "k": self.k.weight.T,
             "c": self.c.weight.T, "d": self.d.weight.T, "c_bias": self.c.bias,
         }  # fmt: skip
         return {name: value.detach().numpy().copy() for name, value in found.items()}
@@ -141,16 +152,28 @@ def _batches(n: int, recipe: Recipe) -> Iterator[Any]:
 
 
 def _loss(y: Any, targets: _Targets, some: Any, recipe: Recipe) -> Any:  # noqa: ANN401
-    mu = y[..., 0] + targets.levels
-    log_sigma = (y[..., 1] + SIGMA_AT_ZERO).clamp(-4.0, 2.0)
-    z = (targets.logs[some] - mu[..., None]) / log_sigma.exp()[..., None]
-    likelihood = log_sigma[..., None] + (TIE_NU + 1.0) / 2.0 * torch.log1p(z * z / TIE_NU)
-    each = (
-        (likelihood * targets.clean[some]).sum(dim=2)
-        + (mu - targets.log_mean[some]).abs()
-        + 0.5 * (y[..., 2] + targets.levels - targets.log_mean[some]).abs()
-        + 0.5 * (y[..., 3] + targets.levels - STD_BELOW_MEAN - targets.log_std[some]).abs()
-    )
-    has, soft_has = targets.has[some], targets.soft_has[some]
-    taught = (recipe.soft_weight * (mu - targets.soft[some]).abs() * soft_has).sum() / soft_has.sum().clamp(min=1.0)
-    return (each * has).sum() / has.sum().clamp(min=1.0) + taught
+    mu, log_sigma = y[..., 0] + targets.levels, (y[..., 1] + SIGMA_AT_ZERO).clamp(-4.0, 2.0)
+    log_mean, log_std = y[..., 2] + targets.levels, y[..., 3] + targets.levels - STD_BELOW_MEAN
+
+    def far(about: Any, mean: Any, std: Any) -> Any:  # noqa: ANN401
+        return (mu - about).abs() + 0.5 * (log_mean - mean).abs() + 0.5 * (log_std - std).abs()
+
+    def unlikely(logs: Any) -> Any:  # noqa: ANN401
+        t = (logs - mu[..., None]) * torch.exp(-log_sigma)[..., None]
+        return t, log_sigma[..., None] + (TIE_NU + 1.0) / 2.0 * torch.log1p(t * t / TIE_NU)
+
+    mean, cut = targets.log_mean[some], targets.cut[some] > 0
+    t, each = unlikely(targets.logs[some])
+    each = torch.masked_scatter(each, cut, -student_t.logsf(t[cut], TIE_NU))
+    labelled = (each * targets.share[some]).sum(dim=2) + far(mean, mean, targets.log_std[some]) * targets.whole[some]
+    loss = _mean(labelled, targets.has[some])
+    if recipe.soft_weight:
+        soft = targets.soft[some]
+        asked = soft[..., :1] + torch.exp(soft[..., 1:2]) * torch.tensor(_QUARTILES)
+        taught = unlikely(asked)[1].mean(dim=2) + far(soft[..., 0], soft[..., 2], soft[..., 3])
+        loss = loss + recipe.soft_weight * _mean(taught, targets.soft_has[some])
+    return loss
+
+
+def _mean(each: Any, where: Any) -> Any:  # noqa: ANN401
+    return (each * where).sum() / where.sum().clamp(min=1.0)

@@ -6,9 +6,10 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
+from scipy.linalg import block_diag
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 CLIP: Final = 4.0
 """Standardised inputs are cut here: no prompt may drive the network further than training ever did."""
+
+OUTPUTS: Final = 4
 
 SIGMA_AT_ZERO: Final = -1.2
 """Log sigma of a belief where the network says 0; its outputs then start near what is usual."""
@@ -29,8 +32,7 @@ class Network:
     """x = clip((description - centre) / spread); z = relu(x A + a); h = relu(z B + who); y = h C + z D + c.
 
     who = b + V (identity row of the LLM + features of its name K). The last identity row is for unknown LLMs.
-    The leading axis of the weights counts networks trained apart, whose outputs are averaged. Outputs: log
-    median, log sigma, log mean and log std of repeated answers, relative to the LLM's usual log length.
+    Outputs: log median, log sigma, log mean and log std of repeated answers, relative to the LLM's usual log length.
     """
 
     centre: Floats
@@ -55,24 +57,43 @@ class Network:
         """Return the fields by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    @classmethod
+    def mean(cls, networks: Sequence[Self]) -> Self:
+        """Return one network that says the mean of what several say; they must standardise alike."""
+        first, share = networks[0], np.float32(1.0 / len(networks))
+        beside = {name: np.concatenate([getattr(one, name) for one in networks], axis=-1)
+                  for name in ("a", "a_bias", "b_bias", "identity", "k")}  # fmt: skip
+        apart = {name: block_diag(*(getattr(one, name) for one in networks)) for name in ("b", "v")}
+        below = {name: np.concatenate([getattr(one, name) for one in networks]) * share for name in ("c", "d")}
+        bias = np.mean([one.c_bias for one in networks], axis=0)
+        return cls.of({"centre": first.centre, "spread": first.spread, **beside, **apart, **below, "c_bias": bias})
+
     def who(self, row: int, name_features: Floats) -> Floats:
-        """Return what an LLM adds to the hidden layer of each network; the same for all its prompts."""
-        known = self.identity[:, row] + name_features @ self.k
-        return np.asarray(np.einsum("me,meh->mh", known, self.v) + self.b_bias, np.float32)
+        """Return what an LLM adds to the hidden layer; the same for all its prompts."""
+        return np.asarray((self.identity[row] + name_features @ self.k) @ self.v + self.b_bias, np.float32)
 
     def standardise(self, description: Floats) -> Floats:
-        """Return descriptions in spreads from the centre, not yet cut."""
-        return np.asarray((description - self.centre) / self.spread, np.float32)
+        """Return a description in spreads from the centre, cut."""
+        x: Floats = description - self.centre
+        x /= self.spread
+        np.maximum(x, -CLIP, out=x)
+        np.minimum(x, CLIP, out=x)
+        return x
 
-    def outputs(self, x: Floats, who: Floats) -> Floats:
-        """Return (rows, 4) of standardised descriptions (rows, width) and of `who` as (networks, rows, hidden)."""
-        z = np.minimum(np.maximum(x, -CLIP), CLIP) @ self.a
-        z += self.a_bias[:, None]
+    def prompt(self, x: Floats) -> tuple[Floats, Floats]:
+        """Return what one prompt adds to the hidden layer and to the outputs, whoever answers.
+
+        One at a time: for many rows at once BLAS wakes its threads, which costs more CPU time than it saves.
+        """
+        z: Floats = x @ self.a
+        z += self.a_bias
         np.maximum(z, 0.0, out=z)
-        h = z @ self.b
-        h += who
-        np.maximum(h, 0.0, out=h)
-        y = h @ self.c
-        y += z @ self.d
-        y += self.c_bias[:, None]
-        return np.asarray(y[0] if len(y) == 1 else y.mean(axis=0))
+        direct: Floats = z @ self.d
+        direct += self.c_bias
+        hidden: Floats = z @ self.b
+        return hidden, direct
+
+    def outputs(self, hidden: Floats, direct: NDArray[Any]) -> NDArray[Any]:
+        """Return (..., 4) of what prompts and LLMs add to the hidden layer, which is used up, and to the outputs."""
+        np.maximum(hidden, 0.0, out=hidden)
+        return np.asarray(hidden @ self.c + direct)

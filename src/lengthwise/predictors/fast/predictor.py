@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+from zipfile import BadZipFile
 
 import numpy as np
 
 from lengthwise.errors import InputError
+from lengthwise.lengths import LogTColumns
+from lengthwise.predictors.calibration import Calibration
 from lengthwise.predictors.contract import LogTBeliefs, PredictionInput, as_inputs
 from lengthwise.predictors.fast.network import CLIP, SIGMA_AT_ZERO, STD_BELOW_MEAN, Network
-from lengthwise.predictors.fast.tables import Packed, Tables, from_bytes, to_bytes
+from lengthwise.predictors.fast.tables import PAIRS, Tables, from_bytes, to_bytes
 from lengthwise.predictors.fast.text import FEATURES, HEAD_CHARACTERS, TAIL_CHARACTERS, Page, Reader
 from lengthwise.predictors.identity import identify
 from lengthwise.workloads.llms import resolve_llm
@@ -32,6 +36,9 @@ _log = logging.getLogger(__name__)
 MOST_WIDENING: Final = 2.5
 """Sigma of a prompt that is nothing like the training data, over what the network says."""
 
+NOTHING_KNOWN: Final = 1.0
+"""Sigma of such a prompt at least: about that of all lengths of an LLM, whatever the prompt."""
+
 _USUAL_STRANGERS: Final = 0.10
 _ALL_STRANGE: Final = 0.50
 _USUAL_OUTLIERS: Final = 0.04
@@ -44,19 +51,28 @@ _LEAST: Final = np.array([0.0, -4.0, 0.0, 0.0])
 _MOST: Final = np.array([12.0, 2.0, 12.0, 12.0])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Llm:
     shift: NDArray[np.float64]
     sigma_factor: float
     who: Floats
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Seen:
+    """What a prompt adds, whoever answers it."""
+
+    hidden: Floats
+    direct: Floats
+    oddness: float
+
+
 @dataclass(eq=False)
 class FastPredictor:
     """Log-t beliefs from word tables and a small network.
 
-    `levels` (usual log length) and `sigma_factors` (split conformal) have one entry per LLM of `llms` and a last
-    one for unknown LLMs. Not locked: two threads that meet a new LLM name at once do the same work twice.
+    `levels` (usual log length) has one entry per LLM of `llms` and a last one for unknown LLMs. Not locked: two
+    threads that meet a new LLM name at once do the same work twice.
     """
 
     reader: Reader
@@ -64,7 +80,7 @@ class FastPredictor:
     network: Network
     llms: tuple[str, ...]
     levels: NDArray[np.float64]
-    sigma_factors: NDArray[np.float64]
+    calibration: Calibration
     card: Mapping[str, Any] = field(default_factory=dict)
     _met: dict[str, _Llm] = field(default_factory=dict, repr=False)
 
@@ -76,49 +92,55 @@ class FastPredictor:
         if not asked:
             empty = np.empty(0)
             return LogTBeliefs.of(empty, empty, empty, sample_mean=empty, sample_std=empty)
-        distinct = {text: self._look(text) for text in dict.fromkeys(one.text for one in asked)}
+        texts = [one.text for one in asked]
+        looked = {text: self._look(text) for text in dict.fromkeys(texts)}
+        seen = [looked[text] for text in texts]
         known = [self._met.get(one.llm) or self._meet(one.llm) for one in asked]
-        x = np.array([distinct[one.text][0] for one in asked])
-        who = np.array([llm.who for llm in known]).transpose(1, 0, 2)
-        y = self.network.outputs(x, who) + np.array([llm.shift for llm in known])
-        y = np.minimum(np.maximum(y, _LEAST), _MOST)
+        hidden = np.array([one.hidden for one in seen]) + np.array([llm.who for llm in known])
+        direct = np.array([one.direct for one in seen]) + np.array([llm.shift for llm in known])
+        y = self.network.outputs(hidden, direct)
+        np.minimum(np.maximum(y, _LEAST, out=y), _MOST, out=y)
         natural = np.exp(y)
-        factor = [llm.sigma_factor * distinct[one.text][1] for llm, one in zip(known, asked, strict=True)]
-        return LogTBeliefs.of(
-            y[:, 0],
-            natural[:, 1] * factor,
-            [one.cap for one in asked],
-            sample_mean=natural[:, 2],
-            sample_std=natural[:, 3],
-        )
+        odd = np.array([one.oddness for one in seen])
+        sigma = natural[:, 1] * [llm.sigma_factor for llm in known] * (1.0 + (MOST_WIDENING - 1.0) * odd)
+        cap = np.array([one.cap for one in asked], np.float64)
+        # All is bounded by now: the checks of LogTBeliefs.of, a tenth of the time, are left out.
+        columns = LogTColumns(y[:, 0], np.maximum(sigma, NOTHING_KNOWN * odd), cap, self.calibration.nu)
+        return LogTBeliefs(columns, natural[:, 2], natural[:, 3])
 
-    def outputs(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def outputs(self, texts: Sequence[str]) -> Floats:
         """Return the raw outputs for every known LLM and the unknown one: (texts, LLMs + 1, 4).
 
         They are log median, log sigma, log mean and log std of repeated answers, before calibration and widening.
         """
-        names = [*self.llms, ""]
-        features = np.array([identify(name).features() for name in names], np.float32)
-        who = np.stack([self.network.who(row, own) for row, own in enumerate(features)], axis=1)
+        features = np.array([identify(name).features() for name in (*self.llms, "")], np.float32)
+        who = np.stack([self.network.who(row, own) for row, own in enumerate(features)])
         shift = self.levels[:, None] * _RELATIVE + _AT_ZERO
-        found = [self.network.outputs(np.repeat(self._look(text)[0][None], len(names), axis=0), who) for text in texts]
-        return np.asarray(np.reshape(found, (-1, *shift.shape)) + shift, np.float32)
+        found = np.empty((len(texts), *shift.shape), np.float32)
+        for row, text in enumerate(texts):
+            seen = self._look(text)
+            found[row] = self.network.outputs(seen.hidden + who, seen.direct + shift)
+        return found
 
-    def _look(self, text: str) -> tuple[Floats, float]:
+    def _look(self, text: str) -> _Seen:
         page = self.reader.read(text)
         x = self.network.standardise(self.tables.describe(page))
-        return x, _widening(page, x, text)
+        hidden, direct = self.network.prompt(x)
+        return _Seen(hidden, direct, _oddness(page, x, text))
 
     def _meet(self, name: str) -> _Llm:
         """Look an LLM's name up; an unknown one is logged once and gets the row trained for strangers."""
+        adjustment = self.calibration.others
         try:
-            row = self.llms.index(resolve_llm(name, self.llms))
+            llm = resolve_llm(name, self.llms)
+            row, adjustment = self.llms.index(llm), self.calibration.by_llm.get(llm, adjustment)
         except InputError:
             row = len(self.llms)
             _log.warning("LLM '%s' is not known to this predictor: its beliefs are those of an unknown LLM", name)
         features = np.array(identify(name).features(), np.float32)
         shift = self.levels[row] * _RELATIVE + _AT_ZERO
-        met = _Llm(shift, float(self.sigma_factors[row]), self.network.who(row, features))
+        shift[0] += adjustment.shift
+        met = _Llm(shift, adjustment.factor, self.network.who(row, features))
         if len(self._met) < 10_000:  # names come from clients: memory stays bounded
             self._met[name] = met
         return met
@@ -126,25 +148,22 @@ class FastPredictor:
     def parts(self) -> dict[str, bytes]:
         """Return the parts of a model file."""
         words = sorted(self.reader.rows, key=self.reader.rows.__getitem__)
-        tables = self.tables
-        packed: dict[str, NDArray[Any]] = {}
-        for name, table in (("meaning", tables.meaning), ("topics", tables.topics)):
-            packed |= {f"{name}_values": table.values, f"{name}_scales": table.scales}
-        arrays = {
-            **packed,
-            "rarity": tables.rarity.astype(np.float16),
-            "slope": tables.slope.astype(np.float16),
-            "intercept": np.array(tables.intercept),
+        tables: dict[str, NDArray[Any]] = {
+            "words": self.tables.words,
+            "pairs": self.tables.pairs,
+            "rarity": self.tables.rarity.astype(np.float16),
             "levels": self.levels,
-            "sigma_factors": self.sigma_factors,
         }
-        network = {name: value.astype(np.float16) for name, value in self.network.arrays().items()}
-        exact = {"centre": self.network.centre, "spread": self.network.spread}
+        network: dict[str, NDArray[Any]] = {
+            name: value.astype(np.float16) for name, value in self.network.arrays().items()
+        }
+        exact: dict[str, NDArray[Any]] = {"centre": self.network.centre, "spread": self.network.spread}
         return {
             "words.txt": b"\n".join(word for word in words if not word.startswith(b"\x01")),
             "llms.txt": "\n".join(self.llms).encode(),
-            "tables.npz": to_bytes(arrays),
-            "network.npz": to_bytes(network | exact),
+            "calibration.json": json.dumps(self.calibration.to_json()).encode(),
+            "tables.npz": to_bytes(tables),
+            "network.npz": to_bytes({**network, **exact}),
         }
 
 
@@ -154,34 +173,28 @@ def load_fast(file: ModelFile, source: str | Path) -> FastPredictor:
     try:
         arrays = from_bytes(table_part)
         network = Network.of(from_bytes(network_part))
-        meaning, topics = (Packed(arrays[f"{name}_values"], arrays[f"{name}_scales"]) for name in ("meaning", "topics"))
-        tables = Tables(
-            meaning,
-            topics,
-            arrays["rarity"].astype(np.float32),
-            arrays["slope"].astype(np.float32),
-            float(arrays["intercept"].item()),
-        )
-        levels, factors = arrays["levels"], arrays["sigma_factors"]
-    except (KeyError, ValueError, OSError) as error:
+        tables = Tables(arrays["words"], arrays["pairs"], arrays["rarity"].astype(np.float32))
+        levels = arrays["levels"]
+        calibration = Calibration.from_json(json.loads(file.part("calibration.json", source)))
+    except (KeyError, TypeError, ValueError, EOFError, OSError, BadZipFile) as error:
         raise InputError("a part is not what it should be", source=source, hint="get the file again") from error
-    if len(network.centre) != tables.width:
+    if len(network.centre) != tables.width or len(tables.pairs) != PAIRS:
         raise InputError("describes prompts in another way", source=source, hint="train it again with this version")
     reader = Reader.of(file.part("words.txt", source).split(b"\n"))
     llms = tuple(file.part("llms.txt", source).decode().split("\n"))
-    return FastPredictor(reader, tables, network, llms, levels, factors, file.card)
+    return FastPredictor(reader, tables, network, llms, levels, calibration, file.card)
 
 
-def _widening(page: Page, x: Floats, text: str) -> float:
-    """How many times wider than the network says: words it never saw, a page like none it saw, text not read.
+def _oddness(page: Page, x: Floats, text: str) -> float:
+    """From 0 to 1, how unlike training: words never seen, a page like none, text not read.
 
     The cheap features alone tell an odd page; a share of inputs past the clip is usual up to a point.
     """
-    outlying = np.count_nonzero(np.abs(x[:FEATURES]) > CLIP) / FEATURES
+    outlying = np.count_nonzero(np.abs(x[:FEATURES]) >= CLIP) / FEATURES
     read = (HEAD_CHARACTERS + TAIL_CHARACTERS) / max(len(text), 1)
     oddness = max(
         (page.strangeness - _USUAL_STRANGERS) / (_ALL_STRANGE - _USUAL_STRANGERS),
         (outlying - _USUAL_OUTLIERS) / (_ALL_OUTLYING - _USUAL_OUTLIERS),
         1.0 - 2.0 * read,
     )
-    return 1.0 + (MOST_WIDENING - 1.0) * min(max(oddness, 0.0), 1.0)
+    return min(max(oddness, 0.0), 1.0)

@@ -1,15 +1,15 @@
-"""Word tables: what each word and pair of words adds to the description of a prompt."""
+"""Word tables: what each word and each pair of neighbouring words adds to the description of a prompt."""
 
 from __future__ import annotations
 
 import io
-import math
 from dataclasses import dataclass
+from math import sqrt
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from lengthwise.predictors.fast.text import FEATURES, MOST_WORDS, Page
+from lengthwise.predictors.fast.text import FEATURES, Page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,102 +19,77 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
     Words = NDArray[np.int32]
 
-PAIRS: Final = 1 << 14
-"""Rows that pairs of neighbouring words are hashed to: a power of two."""
+PAIR_BITS: Final = 16
+PAIRS: Final = 1 << PAIR_BITS
+"""Rows that pairs of neighbouring words are hashed to."""
 
-EDGE_WORDS: Final = 12
-"""How many of the first and of the last words are also described by themselves: instructions stand there."""
-
-
-_LOG_COUNTS: Final = np.log1p(np.arange(2 * MOST_WORDS + 1)).astype(np.float32)
-
-_ONES: Final = np.ones(MOST_WORDS, np.float32)  # a product with it is the quickest sum
+_LEFT: Final = np.uint32(2_654_435_761)
+_RIGHT: Final = np.uint32(1_640_531_527)
+_SHIFT: Final = np.uint32(32 - PAIR_BITS)
 
 
-def terms(words: Words, size: int) -> tuple[Words, Floats]:
-    """Return the distinct words and pairs of a page, pairs after the `size` words, and the log counts of each."""
-    wide = words.astype(np.int64)
-    left, right = wide[:-1], wide[1:]
-    pairs = (((left * 1_000_003 + right * 7_919) ^ (right >> 3)) & (PAIRS - 1)) + size
-    # np.unique does the same in twice the time.
-    found = np.concatenate([wide, pairs]).astype(np.int32)
-    found.sort()
-    last = np.empty(len(found), bool)
-    last[-1] = True
-    np.not_equal(found[1:], found[:-1], out=last[:-1])
-    ends = np.flatnonzero(last)
-    counts = ends.copy()
-    counts[0] += 1
-    counts[1:] -= ends[:-1]
-    return found.take(ends), _LOG_COUNTS.take(counts)
+def terms(words: Words, size: int) -> Words:
+    """Return the distinct words and pairs of a page in order, pairs after the `size` words.
 
-
-@dataclass(frozen=True, eq=False)
-class Packed:
-    """A matrix in bytes: each column a whole number from -127 to 127 times its scale.
-
-    It stays so in memory: most of the time of a lookup is waiting for memory.
+    A pair is hashed with its order, by the upper bits of a product. np.unique does the same in twice the time.
     """
-
-    values: NDArray[np.int8]
-    scales: Floats
-
-    @classmethod
-    def of(cls, matrix: NDArray[np.floating[Any]]) -> Self:
-        """Round a matrix; the error is at most half a step of its column."""
-        scales = (np.abs(matrix).max(axis=0) / 127.0).astype(np.float32)
-        scales[scales == 0.0] = 1.0
-        return cls(np.ascontiguousarray(np.rint(matrix / scales), np.int8), scales)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return self.values.shape[0], self.values.shape[1]
-
-    def take(self, rows: Words) -> Floats:
-        """Return some rows in steps, not yet scaled."""
-        return self.values.take(rows, axis=0).astype(np.float32)
+    own = words.view(np.uint32)
+    found = np.empty(2 * len(own) - 1, np.uint32)
+    found[: len(own)] = own
+    pairs = found[len(own) :]
+    np.multiply(own[:-1], _LEFT, out=pairs)
+    pairs += own[1:] * _RIGHT
+    pairs >>= _SHIFT
+    pairs += np.uint32(size)
+    found.sort()
+    first = np.empty(len(found), bool)
+    first[0] = True
+    np.not_equal(found[1:], found[:-1], out=first[1:])
+    kept: Words = found[first].view(np.int32)
+    return kept
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """`meaning` (words) comes from a sentence encoder, `topics` (words and pairs) from the training prompts.
+    """Rows for words, and narrower ones for pairs, which have the first columns only.
 
-    `rarity` weighs words and pairs (inverse document frequency); `slope` is a ridge regression on the same
-    weighted counts, a first guess at how much longer than usual the answer is, starting at `intercept`.
+    Bytes, also in memory: most of the time of a lookup is waiting for memory. They are steps of no fixed size, since
+    the network standardises its inputs anyway. `rarity` weighs words and pairs (inverse document frequency, 0 for what
+    training hardly saw).
     """
 
-    meaning: Packed
-    topics: Packed
+    words: NDArray[np.int8]
+    pairs: NDArray[np.int8]
     rarity: Floats
-    slope: Floats
-    intercept: float
+
+    @classmethod
+    def of(cls, words: NDArray[np.floating], pairs: NDArray[np.floating], rarity: Floats) -> Self:
+        """Round the rows to bytes; a column has the same step for words and pairs."""
+        most = np.abs(words).max(axis=0)
+        most[: pairs.shape[1]] = np.maximum(most[: pairs.shape[1]], np.abs(pairs).max(axis=0))
+        step = np.where(most > 0.0, most, 1.0) / 127.0
+        first, second = (
+            np.ascontiguousarray(np.rint(rows / step[: rows.shape[1]]), np.int8) for rows in (words, pairs)
+        )
+        return cls(first, second, rarity)
 
     @property
     def width(self) -> int:
         """Numbers in a description."""
-        return FEATURES + 3 * self.meaning.shape[1] + self.topics.shape[1] + 1
+        return FEATURES + int(self.words.shape[1])
 
     def describe(self, page: Page) -> Floats:
-        """Describe a page: its features; mean meaning of all, the first and the last words; topics; first guess.
-
-        Meaning and topics are in steps of their tables: the network standardises its inputs anyway.
-        """
+        """Describe a page: its features, then the sum of the rows of its terms, each once and weighed by rarity."""
         out = np.empty(self.width, np.float32)
         out[:FEATURES] = page.features
-        weight, meaning = self.rarity.take(page.words), self.meaning.take(page.words)
-        ends = (slice(None), slice(EDGE_WORDS), slice(-EDGE_WORDS, None))
-        start, wide = FEATURES, self.meaning.shape[1]
-        for end in ends:
-            own = weight[end]
-            np.dot(own, meaning[end], out=out[start : start + wide])
-            out[start : start + wide] /= float(own @ _ONES[: len(own)]) + 1e-6
-            start += wide
-        distinct, counts = terms(page.words, self.meaning.shape[0])
-        tf_idf = counts * self.rarity.take(distinct)
-        tf_idf /= math.sqrt(tf_idf @ tf_idf) + 1e-6
-        np.dot(tf_idf, self.topics.take(distinct), out=out[start:-1])
-        out[-1] = tf_idf @ self.slope.take(distinct) + self.intercept
+        size, narrow = len(self.words), self.pairs.shape[1]
+        found = terms(page.words, size)
+        weight = self.rarity.take(found)
+        weight *= 1.0 / (sqrt(weight @ weight) + 1e-6)
+        edge = int(found.searchsorted(size))
+        words, pairs = self.words.take(found[:edge], axis=0), self.pairs.take(found[edge:] - size, axis=0)
+        np.dot(weight[:edge], words.astype(np.float32), out=out[FEATURES:])
+        out[FEATURES : FEATURES + narrow] += weight[edge:] @ pairs.astype(np.float32)
         return out
 
 

@@ -1,27 +1,15 @@
-"""KV memory: blocks taken and given back, and the prefix cache with vLLM's order of eviction.
+"""KV memory: blocks taken and given back.
 
-Without a prefix cache blocks are only counted. With one, each block has an identity once it is full: that of the
-workload's hash it lies in, or the request's own. Free blocks stay in the cache until they are taken: from the front of
-the free queue, where those without identity are put back first and the others last, a request's tail before its head.
+Blocks are only counted where nothing is cached; `remains` and `prefixes` say which of them can be found again.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from lengthwise.simulator.kernel.access import (
-    block_at,
-    compiled,
-    copy,
-    hash_at,
-    hash_offset_at,
-    index_at,
-    request_at,
-    running_at,
-    table_at,
-)
+from lengthwise.simulator.kernel import prefixes, remains
+from lengthwise.simulator.kernel.access import compiled, request_at, running_at
+from lengthwise.simulator.kernel.records import BY_BLOCK, OWN_ONLY
 
 if TYPE_CHECKING:
     from lengthwise.simulator.kernel.records import Record
@@ -34,117 +22,18 @@ def needed(tokens: int, block_size: int) -> int:
 
 
 @compiled
-def _mix(number: np.uint64) -> np.int64:
-    """The same 64 bits well mixed, so that their last ones can be a place: splitmix64's finalizer."""
-    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.int64(number ^ (number >> np.uint64(31)))
-
-
-@compiled
-def _identity(engine: Record, row: int, position: int) -> np.int64:
-    """What the full block at this position of a request holds, so that equal content has equal identity."""
-    first, last = hash_offset_at(engine, row).value, hash_offset_at(engine, row + 1).value
-    if engine.hash_parts:
-        which, part = first + position // engine.hash_parts, position % engine.hash_parts
-    else:
-        which, part = first + (position + 1) * engine.hash_joins - 1, 0
-    # The last hash of a trace may stand for a block that is not full.
-    if which < last and (position + 1) * engine.block_size <= request_at(engine, row).prompt:
-        return _mix(hash_at(engine, which).value + np.uint64(part) * np.uint64(0x9E3779B97F4A7C15))
-    return _mix(~((np.uint64(row) << np.uint64(32)) | np.uint64(position)))
-
-
-@compiled
-def _slot(engine: Record, identity: np.int64) -> np.int64:
-    """Where in the index an identity stands, or would stand."""
-    mask = engine.index_size - 1
-    slot = identity & mask
-    while index_at(engine, slot).oldest and index_at(engine, slot).identity != identity:
-        slot = (slot + 1) & mask
-    return slot
-
-
-@compiled
-def _find(engine: Record, identity: np.int64) -> int:
-    """The oldest block of an identity, below 0 if there is none."""
-    return int(index_at(engine, _slot(engine, identity)).oldest - 1)
-
-
-@compiled
-def _enter(engine: Record, number: int, identity: np.int64) -> None:
-    """Put a full block into the cache, behind older ones of the same content."""
-    block, entry = block_at(engine, number), index_at(engine, _slot(engine, identity))
-    block.identity, block.named = identity, 1
-    if entry.oldest == 0:
-        entry.identity, entry.oldest = identity, number + 1
-        block.twin_before = block.twin_after = number
-        return
-    oldest = block_at(engine, entry.oldest - 1)
-    newest = block_at(engine, oldest.twin_before)
-    block.twin_before, block.twin_after = oldest.twin_before, entry.oldest - 1
-    newest.twin_after = oldest.twin_before = number
-
-
-@compiled
-def _forget(engine: Record, number: int) -> None:
-    """Take a block out of the cache."""
-    block = block_at(engine, number)
-    if not block.named:
-        return
-    block.named = 0
-    slot = _slot(engine, block.identity)
-    after = block.twin_after
-    if after != number:
-        block_at(engine, block.twin_before).twin_after = after
-        block_at(engine, after).twin_before = block.twin_before
-        if index_at(engine, slot).oldest == number + 1:
-            index_at(engine, slot).oldest = after + 1
-        return
-    # Close the gap, so that no entry is cut off from the slot it was meant for.
-    mask = engine.index_size - 1
-    gap, slot = slot, (slot + 1) & mask
-    while index_at(engine, slot).oldest:
-        if (slot - index_at(engine, slot).identity) & mask >= (slot - gap) & mask:
-            copy(index_at(engine, gap), index_at(engine, slot))
-            gap = slot
-        slot = (slot + 1) & mask
-    index_at(engine, gap).oldest = 0
-
-
-@compiled
-def _unlink(engine: Record, number: int) -> None:
-    block = block_at(engine, number)
-    block_at(engine, block.before).after = block.after
-    block_at(engine, block.after).before = block.before
-    engine.free -= 1
-
-
-@compiled
-def _link(engine: Record, number: int, before: int) -> None:
-    """Put a block into the free queue, behind `before`."""
-    after = block_at(engine, before).after
-    block_at(engine, number).before, block_at(engine, number).after = before, after
-    block_at(engine, before).after = block_at(engine, after).before = number
-    engine.free += 1
-
-
-@compiled
 def cached_blocks(engine: Record, row: int, tokens: int) -> tuple[int, int]:
     """Leading blocks of a request that are in the cache, and how many of them count as free.
 
     At least its last token is to be computed, or nothing would come out.
     """
-    found = idle = 0
-    if engine.caches_prefixes:
-        most = (tokens - 1) // engine.block_size
-        while found < most:
-            number = _find(engine, _identity(engine, row, found))
-            if number < 0:
-                break
-            idle += block_at(engine, number).users == 0
-            found += 1
-    return found, idle
+    most = (tokens - 1) // engine.block_size
+    if engine.caches == BY_BLOCK:
+        return prefixes.leading(engine, row, most)
+    if engine.caches == OWN_ONLY:
+        found = min(int(request_at(engine, row).kept), most)
+        return found, found
+    return 0, 0
 
 
 @compiled
@@ -160,15 +49,11 @@ def look_up(engine: Record, row: int) -> None:
 def adopt(engine: Record, position: int, blocks: int) -> None:
     """Give one who starts to run the leading blocks that are in the cache."""
     who = running_at(engine, position)
-    for at in range(blocks):
-        number = _find(engine, _identity(engine, who.row, at))
-        block = block_at(engine, number)
-        if block.users == 0:
-            _unlink(engine, number)
-        else:
-            engine.shared_tokens += engine.block_size
-        block.users += 1
-        table_at(engine, who.table * engine.positions + at).value = number
+    if engine.caches == BY_BLOCK:
+        prefixes.adopt(engine, position, blocks)
+    elif blocks:
+        remains.forget(engine, who.row, blocks)
+        engine.free -= blocks
     who.blocks = who.hashed = blocks
     who.computed = blocks * engine.block_size
 
@@ -180,23 +65,20 @@ def grow(engine: Record, position: int, tokens: int) -> bool:
     more = needed(tokens, engine.block_size) - who.blocks
     if more > engine.free:
         return False
-    if not engine.caches_prefixes:
-        if more > 0:
+    if more > 0:
+        if engine.caches == BY_BLOCK:
+            prefixes.take(engine, position, more)
+        else:
+            remains.take(engine, more)
             engine.free -= more
-            who.blocks += more
-    else:
-        for at in range(who.blocks, who.blocks + more):
-            number = block_at(engine, engine.n_blocks).after
-            _unlink(engine, number)
-            _forget(engine, number)
-            block_at(engine, number).users = 1
-            table_at(engine, who.table * engine.positions + at).value = number
-        who.blocks += max(more, 0)
+        who.blocks += more
+        engine.peak_blocks = max(engine.peak_blocks, engine.n_blocks - engine.free)
+    if engine.caches:
         # From now on others may use them, though they are computed only at the end of this step: as in vLLM.
-        for at in range(who.hashed, tokens // engine.block_size):
-            _enter(engine, table_at(engine, who.table * engine.positions + at).value, _identity(engine, who.row, at))
-            who.hashed = at + 1
-    engine.peak_blocks = max(engine.peak_blocks, engine.n_blocks - engine.free)
+        full = tokens // engine.block_size
+        if engine.caches == BY_BLOCK:
+            prefixes.name(engine, position, full)
+        who.hashed = max(who.hashed, full)
     return True
 
 
@@ -204,22 +86,10 @@ def grow(engine: Record, position: int, tokens: int) -> bool:
 def give_back(engine: Record, position: int) -> None:
     """Free the blocks of one who runs."""
     who = running_at(engine, position)
-    if not engine.caches_prefixes:
-        engine.free += who.blocks
+    computed = who.computed // engine.block_size
+    if engine.caches == BY_BLOCK:
+        prefixes.give_back(engine, position, computed)
     else:
-        # What is not computed yet (its step was called off) must not be found.
-        for at in range(who.computed // engine.block_size, who.hashed):
-            _forget(engine, table_at(engine, who.table * engine.positions + at).value)
-        front = engine.n_blocks
-        for at in range(who.blocks - 1, -1, -1):
-            number = table_at(engine, who.table * engine.positions + at).value
-            block = block_at(engine, number)
-            block.users -= 1
-            if block.users:
-                engine.shared_tokens -= engine.block_size
-            elif block.named:
-                _link(engine, number, block_at(engine, engine.n_blocks).before)
-            else:
-                _link(engine, number, front)
-                front = number
+        engine.free += who.blocks
+        remains.keep(engine, who.row, min(who.hashed, computed))
     who.blocks = who.hashed = who.computed = 0

@@ -45,6 +45,11 @@ ON_LEVEL: Final = 1
 ON_PROGRESS: Final = 2
 ON_TIME: Final = 3
 
+# What of a request can be found again once its memory is given back.
+NOTHING: Final = 0
+OWN_ONLY: Final = 1  # by itself, after a preemption
+BY_BLOCK: Final = 2  # by whoever begins alike
+
 # What must fit when a request is admitted.
 WHOLE_PROMPT: Final = 0  # vLLM: all of its prompt, now
 FUTURE_PEAK: Final = 1  # LightLLM: the highest point that the memory of all will reach, as far as is believed
@@ -66,6 +71,9 @@ REQUEST: Final = np.dtype(
         ("cached", "i4"),  # tokens in the prefix cache when it last came to wait (if asked for) or to run
         ("found", "i4"),  # the same when it first came to run
         ("allotted", "i4"),  # tokens of answer that RESERVATION grants, 0 until asked
+        ("kept", "i4"),  # under OWN_ONLY, blocks that it could find again
+        ("kept_before", "i4"),  # rows, in the order in which memory was given back
+        ("kept_after", "i4"),
     ]
 )
 """One request of the workload, the same for all engines."""
@@ -188,7 +196,7 @@ ENGINE: Final = np.dtype(
         ("asks_again", "i8"),
         ("asks_arrivals", "i8"),
         ("looks_up", "i8"),  # whether a policy is told what is cached of those who wait
-        ("caches_prefixes", "i8"),
+        ("caches", "i8"),
         ("hash_parts", "i8"),  # engine blocks in a block of the workload's hashes, 0 where several of those make one
         ("hash_joins", "i8"),
         ("admission", "i8"),
@@ -214,6 +222,9 @@ ENGINE: Final = np.dtype(
         ("n_running", "i8"),
         ("free", "i8"),  # blocks
         ("reserved", "i8"),  # blocks, under RESERVATION
+        ("n_kept", "i8"),  # of the free blocks, those that could be found again, under OWN_ONLY
+        ("kept_first", "i8"),  # rows
+        ("kept_last", "i8"),
         ("shared_tokens", "i8"),  # of contexts, held once and used by more than one
         ("turns", "i8"),
         ("column", "i8"),  # of keys, that the heap is ordered by

@@ -1,0 +1,191 @@
+"""The prefix cache, block by block, with vLLM's order of eviction.
+
+A block has an identity once it is full: that of the workload's hash it lies in, or the request's own. Free blocks stay
+in the cache until they are taken: from the front of the free queue, where those without identity are put back first and
+the others last, a request's tail before its head.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lengthwise.simulator.kernel.access import (
+    block_at,
+    compiled,
+    copy,
+    hash_at,
+    hash_offset_at,
+    index_at,
+    request_at,
+    running_at,
+    table_at,
+)
+
+if TYPE_CHECKING:
+    from lengthwise.simulator.kernel.records import Record
+
+
+@compiled
+def _mix(number: np.uint64) -> np.int64:
+    """The same 64 bits well mixed, so that their last ones can be a place: splitmix64's finalizer."""
+    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.int64(number ^ (number >> np.uint64(31)))
+
+
+@compiled
+def _identity(engine: Record, row: int, position: int) -> np.int64:
+    """What the full block at this position of a request holds, so that equal content has equal identity."""
+    first, last = hash_offset_at(engine, row).value, hash_offset_at(engine, row + 1).value
+    if engine.hash_parts:
+        which, part = first + position // engine.hash_parts, position % engine.hash_parts
+    else:
+        which, part = first + (position + 1) * engine.hash_joins - 1, 0
+    # The last hash of a trace may stand for a block that is not full.
+    if which < last and (position + 1) * engine.block_size <= request_at(engine, row).prompt:
+        return _mix(hash_at(engine, which).value + np.uint64(part) * np.uint64(0x9E3779B97F4A7C15))
+    return _mix(~((np.uint64(row) << np.uint64(32)) | np.uint64(position)))
+
+
+@compiled
+def _slot(engine: Record, identity: np.int64) -> np.int64:
+    """Where in the index an identity stands, or would stand."""
+    mask = engine.index_size - 1
+    slot = identity & mask
+    while index_at(engine, slot).oldest and index_at(engine, slot).identity != identity:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@compiled
+def _find(engine: Record, identity: np.int64) -> int:
+    """The oldest block of an identity, below 0 if there is none."""
+    return int(index_at(engine, _slot(engine, identity)).oldest - 1)
+
+
+@compiled
+def _enter(engine: Record, number: int, identity: np.int64) -> None:
+    """Put a full block into the cache, behind older ones of the same content."""
+    block, entry = block_at(engine, number), index_at(engine, _slot(engine, identity))
+    block.identity, block.named = identity, 1
+    if entry.oldest == 0:
+        entry.identity, entry.oldest = identity, number + 1
+        block.twin_before = block.twin_after = number
+        return
+    oldest = block_at(engine, entry.oldest - 1)
+    newest = block_at(engine, oldest.twin_before)
+    block.twin_before, block.twin_after = oldest.twin_before, entry.oldest - 1
+    newest.twin_after = oldest.twin_before = number
+
+
+@compiled
+def _forget(engine: Record, number: int) -> None:
+    """Take a block out of the cache."""
+    block = block_at(engine, number)
+    if not block.named:
+        return
+    block.named = 0
+    slot = _slot(engine, block.identity)
+    after = block.twin_after
+    if after != number:
+        block_at(engine, block.twin_before).twin_after = after
+        block_at(engine, after).twin_before = block.twin_before
+        if index_at(engine, slot).oldest == number + 1:
+            index_at(engine, slot).oldest = after + 1
+        return
+    # Close the gap, so that no entry is cut off from the slot it was meant for.
+    mask = engine.index_size - 1
+    gap, slot = slot, (slot + 1) & mask
+    while index_at(engine, slot).oldest:
+        if (slot - index_at(engine, slot).identity) & mask >= (slot - gap) & mask:
+            copy(index_at(engine, gap), index_at(engine, slot))
+            gap = slot
+        slot = (slot + 1) & mask
+    index_at(engine, gap).oldest = 0
+
+
+@compiled
+def _unlink(engine: Record, number: int) -> None:
+    block = block_at(engine, number)
+    block_at(engine, block.before).after = block.after
+    block_at(engine, block.after).before = block.before
+    engine.free -= 1
+
+
+@compiled
+def _link(engine: Record, number: int, before: int) -> None:
+    """Put a block into the free queue, behind `before`."""
+    after = block_at(engine, before).after
+    block_at(engine, number).before, block_at(engine, number).after = before, after
+    block_at(engine, before).after = block_at(engine, after).before = number
+    engine.free += 1
+
+
+@compiled
+def leading(engine: Record, row: int, most: int) -> tuple[int, int]:
+    """Leading blocks of a request that are in the cache, and how many of them are free."""
+    found = idle = 0
+    while found < most:
+        number = _find(engine, _identity(engine, row, found))
+        if number < 0:
+            break
+        idle += block_at(engine, number).users == 0
+        found += 1
+    return found, idle
+
+
+@compiled
+def adopt(engine: Record, position: int, blocks: int) -> None:
+    """Let one who starts to run use the leading blocks that are in the cache."""
+    who = running_at(engine, position)
+    for at in range(blocks):
+        number = _find(engine, _identity(engine, who.row, at))
+        block = block_at(engine, number)
+        if block.users == 0:
+            _unlink(engine, number)
+        else:
+            engine.shared_tokens += engine.block_size
+        block.users += 1
+        table_at(engine, who.table * engine.positions + at).value = number
+
+
+@compiled
+def take(engine: Record, position: int, more: int) -> None:
+    """Take so many free blocks, and forget what they held."""
+    who = running_at(engine, position)
+    for at in range(who.blocks, who.blocks + more):
+        number = block_at(engine, engine.n_blocks).after
+        _unlink(engine, number)
+        _forget(engine, number)
+        block_at(engine, number).users = 1
+        table_at(engine, who.table * engine.positions + at).value = number
+
+
+@compiled
+def name(engine: Record, position: int, blocks: int) -> None:
+    """Put the blocks that are full into the cache, up to so many."""
+    who = running_at(engine, position)
+    for at in range(who.hashed, blocks):
+        _enter(engine, table_at(engine, who.table * engine.positions + at).value, _identity(engine, who.row, at))
+
+
+@compiled
+def give_back(engine: Record, position: int, computed: int) -> None:
+    """Free the blocks of one who runs; those beyond the computed ones must not be found (their step was called off)."""
+    who = running_at(engine, position)
+    for at in range(computed, who.hashed):
+        _forget(engine, table_at(engine, who.table * engine.positions + at).value)
+    front = engine.n_blocks
+    for at in range(who.blocks - 1, -1, -1):
+        number = table_at(engine, who.table * engine.positions + at).value
+        block = block_at(engine, number)
+        block.users -= 1
+        if block.users:
+            engine.shared_tokens -= engine.block_size
+        elif block.named:
+            _link(engine, number, block_at(engine, engine.n_blocks).before)
+        else:
+            _link(engine, number, front)
+            front = number
