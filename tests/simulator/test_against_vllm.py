@@ -144,10 +144,11 @@ def test_without_hashes_a_preempted_request_still_finds_as_much_of_itself(model:
     theirs = run_vllm(make_scheduler(Scheduler, model, **options), drawn)
     ours = [columns(simulated(drawn, blocks=blocks, caching=True, hashed=hashed)) for hashed in (True, False)]
     assert ours == [theirs, theirs]
-    assert columns(simulated(drawn, blocks=blocks, caching=False)) != theirs or not any(p for _, p, _ in theirs)
 
 
 def test_the_traffic_runs_out_of_memory_and_finds_prefixes() -> None:
     short = simulated(Drawn.of(0), blocks=16, caching=True)
     assert short.preemptions.sum() > 5
     assert short.cached_tokens.sum() > 100
+    own = Drawn.of(11, alike=False)
+    assert columns(simulated(own, blocks=16, caching=True)) != columns(simulated(own, blocks=16, caching=False))
