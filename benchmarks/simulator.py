@@ -134,7 +134,8 @@ def flatness(workload: Workload, counts: tuple[int, ...], engines: tuple[int, ..
         costs = []
         for n, number in cases:
             drawn = redraw(workload, requests=n, rate=RATE_PER_ENGINE * number, seed=1)
-            costs.append(1e6 / per_second(drawn, Fleet.parse(f"{number}*{ENGINE}"), "fcfs", rounds=2)[0])
+            rounds = max(2, 300_000 // n)  # short ones are easily disturbed
+            costs.append(1e6 / per_second(drawn, Fleet.parse(f"{number}*{ENGINE}"), "fcfs", rounds=rounds)[0])
         sizes = (n if what == "requests" else number for n, number in cases)
         told = ", ".join(f"{size:,}: {cost:.1f}" for size, cost in zip(sizes, costs, strict=True))
         spread = max(costs) / min(costs)

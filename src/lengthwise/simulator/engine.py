@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from lengthwise.errors import InputError
 from lengthwise.policies import QueueView
 from lengthwise.policies.base import last_of_largest
 from lengthwise.simulator.jobs import Progress
 from lengthwise.simulator.kernel import records as r
+from lengthwise.simulator.layout import engine_record, own_arrays
 from lengthwise.simulator.outcome import EngineOutcome, Timeline
 
 if TYPE_CHECKING:
@@ -18,16 +18,11 @@ if TYPE_CHECKING:
 
     from lengthwise.policies import Job, Rounds
     from lengthwise.simulator.desk import Desk
-    from lengthwise.simulator.kernel.records import Record, Records
+    from lengthwise.simulator.kernel.records import Record
     from lengthwise.simulator.spec import EngineSpec
     from lengthwise.simulator.traffic import Traffic
 
 _ALL: Final = np.iinfo(np.int64).max
-_SAMPLES = 1024
-_SAMPLE_EVERY_S = 0.25
-_LEVELS = 4096  # remembered answers: a power of two
-_REKEY = {"never": r.NEVER, "on_level": r.ON_LEVEL, "on_progress": r.ON_PROGRESS, "on_time": r.ON_TIME}
-_ADMISSION = {"prompt": r.WHOLE_PROMPT, "peak": r.FUTURE_PEAK, "reserve": r.RESERVATION}
 
 
 class Engine:
@@ -49,10 +44,13 @@ class Engine:
         self._jobs: dict[int, Job] = {}
         self._told = 0
         self._desk_changed = desk.changed
-        self._engine = _record(spec, desk, traffic)
+        self._engine = engine_record(spec, desk, traffic)
         self._engine["decision_s"], self._engine["jumps"] = decision_s, jump
         self._arrays: dict[str, NDArray[Any]] = {}
-        self._use(**_own_arrays(spec, traffic), **traffic.arrays(), keys=desk.keys)
+        arrays = own_arrays(spec, traffic, by_level=desk.policy.rekey == "on_level")
+        self._use(**arrays, **traffic.arrays(), keys=desk.keys)
+        self.record["rungs"] = traffic.believed_length.shape[1]
+        self.record["positions"] = arrays["tables"].shape[1]
 
     @property
     def record(self) -> Record:
@@ -64,7 +62,8 @@ class Engine:
         have, more = int(self.record["n_rows"]), len(rows)
         known = self._arrays["rows"]
         if have + more > len(known):
-            known = np.resize(known, max(have + more, 2 * have))
+            before, known = known, np.empty(max(have + more, 2 * have), r.INT)
+            known[:have] = before[:have]
             self._use(rows=known)
         known["value"][have : have + more] = rows
         self.record["n_rows"] += more
@@ -83,13 +82,12 @@ class Engine:
 
     def _use(self, **arrays: NDArray[Any]) -> None:
         """Let the compiled engine work on these arrays: it gets their addresses, and they are kept alive here."""
+        record = self.record
         for name, array in arrays.items():
-            self._arrays[name] = array
-            self.record[name] = array.ctypes.data
+            record[name] = array.ctypes.data
             if name in r.SIZED:
-                self.record[f"{name}_size"] = len(array)
-        self.record["rungs"] = self._arrays["believed"].shape[1]
-        self.record["positions"] = self._arrays["tables"].shape[1]
+                record[f"{name}_size"] = len(array)
+        self._arrays |= arrays
 
     @property
     def settled(self) -> int:
@@ -201,81 +199,3 @@ class Engine:
     def _grow(self) -> None:
         full = "waiting" if self.record["n_waiting"] + 1 >= self.record["waiting_size"] else "events"
         self._use(**{full: np.resize(self._arrays[full], 2 * len(self._arrays[full]))})
-
-
-def _record(spec: EngineSpec, desk: Desk, traffic: Traffic) -> Records:
-    """An engine's record with its limits and options, before it has any memory."""
-    engine = np.zeros(1, r.ENGINE)
-    record, policy = engine[0], desk.policy
-    for limit in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
-        record[limit] = getattr(spec, limit)
-    record["n_blocks"] = record["free"] = spec.kv_blocks
-    record["cost"] = spec.cost.parameters()
-    record["rekey"], record["preempts"] = _REKEY[policy.rekey], policy.preempts
-    record["asks_again"] = policy.asks_again
-    told = spec.prefix_caching and traffic.workload.has_blocks
-    record["looks_up"] = told and (policy.rekey in ("on_progress", "on_time") or policy.rounds() is not None)
-    record["asks_arrivals"] = policy.rounds() is not None or (told and policy.rekey == "on_progress")
-    record["caches"] = _caches(spec, traffic)
-    record["hash_parts"], record["hash_joins"] = _hash_units(spec, traffic)
-    record["admission"] = _ADMISSION[spec.admission]
-    record["belief_delay"] = desk.jobs.delay_s
-    record["answer"] = r.NO_ANSWER
-    for row in ("asked", "pending", "room_asked", "kept_first", "kept_last"):
-        record[row] = r.NOBODY
-    record["keyed_at"] = -np.inf
-    record["column"] = r.STALE if policy.rekey == "on_level" else 0
-    record["sample_every"] = _SAMPLE_EVERY_S
-    record["stages"] = len(desk.jobs.tables)
-    return cast("Records", engine)
-
-
-def _own_arrays(spec: EngineSpec, traffic: Traffic) -> dict[str, NDArray[Any]]:
-    """The arrays of an engine with nobody in it, all of its memory free."""
-    seqs = min(spec.max_num_seqs, len(traffic.requests))
-    blocks, slots, tables = 0, 1, (1, 1)
-    if _caches(spec, traffic) == r.BY_BLOCK:
-        blocks = spec.kv_blocks
-        slots = 1 << (2 * blocks).bit_length()
-        longest = (traffic.requests["prompt"] + traffic.requests["output"]).max(initial=1)
-        tables = (seqs, -(-min(int(longest), spec.max_model_len) // spec.block_size))
-    free = np.zeros(blocks + 1, r.BLOCK)
-    free["before"], free["after"] = np.arange(-1, blocks), np.arange(1, blocks + 2)
-    free["before"][0], free["after"][-1] = blocks, 0
-    levels = np.zeros(_LEVELS, r.LEVEL)
-    levels["pair"] = -1
-    return {
-        "rows": np.empty(64, r.INT),
-        "waiting": np.empty(64, r.WAITING),
-        "running": np.empty(seqs + 1, r.RUNNING),
-        "levels": levels,
-        "events": np.empty(1024, r.INT),
-        "samples": np.empty(_SAMPLES, r.SAMPLE),
-        "blocks": free,
-        "index": np.zeros(slots, r.INDEX),
-        "tables": np.empty(tables, r.INT),
-        "scratch": np.empty(seqs + 2, r.SCRATCH),
-        "free_tables": np.arange(seqs, dtype=np.int32).view(r.INT),
-    }
-
-
-def _caches(spec: EngineSpec, traffic: Traffic) -> int:
-    """What can be found again: blocks need names only where requests may begin alike."""
-    if not spec.prefix_caching:
-        return r.NOTHING
-    return r.BY_BLOCK if traffic.workload.has_blocks else r.OWN_ONLY
-
-
-def _hash_units(spec: EngineSpec, traffic: Traffic) -> tuple[int, int]:
-    """Engine blocks in a block of the workload's hashes, or 0 and how many of those make an engine block."""
-    theirs, ours = traffic.workload.block_size, spec.block_size
-    if theirs is None or not spec.prefix_caching:
-        return 1, 1
-    if theirs % ours and ours % theirs:
-        raise InputError(
-            f"blocks of {ours} tokens, where the workload's prefixes are known in blocks of {theirs}",
-            source=spec.name,
-            field="block_size",
-            hint=f"take one that divides {theirs} or is a multiple of it, or switch prefix caching off",
-        )
-    return theirs // ours, ours // theirs

@@ -66,6 +66,11 @@ class Traffic:
             beliefs=beliefs,
         )
 
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        return int((self.requests["prompt"] + self.requests["output"]).max(initial=1))
+
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What engines work on, by the names they know it under."""
         return {
