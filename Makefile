@@ -14,7 +14,7 @@ export LENGTHWISE_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: help install engine upstream serve test check format bench clean
+.PHONY: help install engine upstream serve test check format bench evidence clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -65,8 +65,13 @@ bench: $(STAMP) ## speed and accuracy figures, printed
 	$(BIN)/python -m benchmarks.predictors
 	$(BIN)/python -m benchmarks.workloads
 	$(BIN)/python -m benchmarks.policies
+	$(BIN)/python -m benchmarks.routing
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.gateway
+
+evidence: $(ENGINE) ## the measurement on the real engine, hours of it, and docs/evidence.md; goes on where it was
+	mkdir -p out
+	$(BIN)/lengthwise bench engine --report out/evidence.html --page docs/evidence.md
 
 clean: ## forget the virtual environment and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .upstream out

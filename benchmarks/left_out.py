@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lengthwise.errors import InputError
-from lengthwise.experiments.left_out import (
+from lengthwise.experiments.left_out.study import (
     DRAWS,
     LENGTHS,
     LLMS,
@@ -74,7 +74,7 @@ def _options() -> argparse.Namespace:
 
 def _read(options: argparse.Namespace, prompts: dict[str, Prompts]) -> dict[str, Said]:
     if options.said is not None:
-        from lengthwise.experiments.left_out_said import read_said
+        from lengthwise.experiments.left_out.said import read_said
 
         if options.pack is None:
             raise InputError("no pack", field="--pack", hint="the folder these networks were trained from")

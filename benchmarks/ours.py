@@ -6,8 +6,9 @@ seed. Ratios: FCFS over the policy for means (above 1 is better), the policy ove
 intervals over seeds.
 
 Beside it: shortest first, TIE, and shortest first aged at many fixed rates (e-folds of the score per so many mean
-answers' time), the curve that `lengthwise` is to lie above. Then the share of the true-length gain that it keeps with
-the shipped predictors, on CASTILLO's test prompts.
+answers' time), the curve that `lengthwise` is to lie above. Then, on CASTILLO's test prompts, the share of the
+true-length gain that it keeps with the shipped predictors; with `ceiling`, the mean of the prompt's other answers, the
+most that reading a prompt can tell; and who gains by it, by the length of the answer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,13 +26,14 @@ from lengthwise.simulator import Fleet, believe, measure_capacity, simulate
 from lengthwise.workloads import castillo_workload, load_castillo
 
 if TYPE_CHECKING:
-    from lengthwise.simulator import Outcome
+    from lengthwise.simulator import Outcome, RequestBeliefs
     from lengthwise.workloads import LengthSamples, Workload
 
 LLM = "llama-3.1-8b"
 LOADS = (0.7, 0.9, 1.1)
 AGES = (1, 2, 3, 5, 8, 13, 21, 40)
 N, SLOTS, CUT = 2000, 8, 4096
+BANDS = (1, 100, 300, 600, CUT + 1)
 FLEET = Fleet.parse("1*llama-3-8b@a100").limited_to(max_num_seqs=SLOTS)
 
 
@@ -75,22 +79,49 @@ def summary(rows: np.ndarray[Any, Any]) -> dict[str, list[float]]:
     return {name: [float(mid), float(mid - h), float(mid + h)] for name, mid, h in named}
 
 
-def captured(samples: LengthSamples, seeds: int, predictor: str) -> dict[str, dict[str, float]]:
+def other_answers(samples: LengthSamples, seed: int) -> RequestBeliefs:
+    """What is believed of each request of a seed: the mean of the prompt's other clean answers."""
+    drawn = castillo_workload(samples, LLM, requests=N, rate=1.0, seed=seed)
+    rows = samples.where(llm=LLM)
+    answers = dict(zip(rows.table["prompt"].to_pylist(), rows.clean_mask().sum(axis=1).tolist(), strict=True))
+    count = np.array([answers[prompt] for prompt in drawn.table["prompt"].to_pylist()])
+    others = (count * drawn.sample_mean - drawn.output_tokens) / np.maximum(count - 1, 1)
+    others = np.where(count > 1, others, drawn.sample_mean.mean())
+    return replace(believe(drawn.limited_to(CUT), "noisy:1"), predictor="ceiling", mu=np.log(np.clip(others, 1, CUT)))
+
+
+def captured(samples: LengthSamples, seeds: int, predictor: str) -> dict[str, Any]:
     """The share of the true-length gain that the policy keeps with a predictor (DESIGN.md's definition), by load."""
-    gains: dict[str, dict[str, list[float]]] = {str(load): {"mean_e2e": [], "per_token": []} for load in LOADS[1:]}
-    taus = []
+    found: dict[str, dict[str, list[Any]]] = {
+        str(load): {name: [] for name in ("mean_e2e", "per_token", "p99_e2e", "tau", "saved_s", "saved_s_if_true")}
+        for load in LOADS[1:]
+    }
     for seed in range(seeds):
-        beliefs = believe(traffic(samples, seed, 1.0), predictor)  # prompts do not depend on the load
-        taus.append(beliefs.tau)
-        for load in LOADS[1:]:
+        ceiling = predictor == "ceiling"
+        beliefs = other_answers(samples, seed) if ceiling else believe(traffic(samples, seed, 1.0), predictor)
+        for load in LOADS[1:]:  # what is believed does not depend on it
             requests = traffic(samples, seed, load)
-            base = latencies(simulate(requests, FLEET, "fcfs", predictor="oracle"))
-            told = latencies(simulate(requests, FLEET, "lengthwise", predictor=beliefs))
-            true = latencies(simulate(requests, FLEET, "lengthwise", predictor="oracle"))
-            for place, each in enumerate(gains[str(load)].values()):
-                each.append((base[place] - told[place]) / (base[place] - true[place]))
-    tau = {"tau": float(np.mean(taus))}
-    return {load: {name: float(np.mean(each)) for name, each in row.items()} | tau for load, row in gains.items()}
+            runs = [
+                simulate(requests, FLEET, policy, predictor=known)
+                for policy, known in (("fcfs", "oracle"), ("lengthwise", beliefs), ("lengthwise", "oracle"))
+            ]
+            base, told, true = (latencies(run) for run in runs)
+            row = found[str(load)]
+            row["mean_e2e"].append((base[0] - told[0]) / (base[0] - true[0]))
+            row["per_token"].append((base[1] - told[1]) / (base[1] - true[1]))
+            row["p99_e2e"].append(told[2] / base[2])
+            row["tau"].append(beliefs.tau)
+            row["saved_s"].append(saved(runs[0], runs[1]))
+            row["saved_s_if_true"].append(saved(runs[0], runs[2]))
+    return {load: {name: np.mean(each, axis=0).tolist() for name, each in row.items()} for load, row in found.items()}
+
+
+def saved(base: Outcome, other: Outcome) -> list[float]:
+    """Seconds of E2E that each band of true lengths saves, over all requests: they add up to the gain in the mean."""
+    gain = (base.finish - other.finish) / len(base.finish)
+    return [
+        float(gain[(base.output_tokens >= low) & (base.output_tokens < high)].sum()) for low, high in pairwise(BANDS)
+    ]
 
 
 def main() -> None:
@@ -98,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--predictor", default="noisy:0.55")
-    parser.add_argument("--shipped", default="fast,default", help="predictors to count the kept gain of; empty: none")
+    parser.add_argument("--shipped", default="fast,default,ceiling", help="predictors to count the kept gain of")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     everything, test = load_castillo(), load_castillo(split="test")
@@ -113,9 +144,14 @@ def main() -> None:
             said = "  ".join(f"{key} {mid:.3f} ({low:.3f} to {high:.3f})" for key, (mid, low, high) in ratios.items())
             print(f"  {name:12} {said}")
     for name, loads in kept.items():
-        for load, shares in loads.items():
-            share = ", ".join(f"{key} {value:.2f}" for key, value in shares.items())
-            print(f"true-length gain kept with {name}, load {load}, CASTILLO's test prompts: {share}")
+        for load, row in loads.items():
+            print(
+                f"true-length gain kept with {name} (tau {row['tau']:.3f}), load {load}, CASTILLO's test prompts: "
+                f"mean E2E {row['mean_e2e']:.2f}, per token {row['per_token']:.2f} (p99 {row['p99_e2e']:.3f} of FCFS)"
+            )
+            bands = zip(pairwise(BANDS), row["saved_s"], row["saved_s_if_true"], strict=True)
+            each = [f"{low} to {high - 1} tokens {told:.2f} of {true:.2f} s" for (low, high), told, true in bands]
+            print(f"  saved of the mean E2E by answers of {'; '.join(each)}")
 
 
 if __name__ == "__main__":

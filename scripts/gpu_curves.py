@@ -1,4 +1,4 @@
-"""Measure the loss curves of `lengthwise reproduce castillo`: every study of experiments/castillo_curves.py.
+"""Measure the loss curves of `lengthwise reproduce castillo`: every study of experiments/castillo/curves.py.
 
 python scripts/gpu_train.py pack --folder .device/minilm      # here: token ids, lengths, MiniLM's weights
 python -m scripts.gpu_curves --folder .device/minilm   # there (Python, torch, NumPy): castillo_curves.json
@@ -27,7 +27,7 @@ def work(job: tuple[Path, str, dict[str, Any], int, float]) -> tuple[str, list[d
     bare()
     import torch
 
-    from lengthwise.experiments.castillo_curves import STUDIES, only, run
+    from lengthwise.experiments.castillo.curves import STUDIES, only, run
     from lengthwise.predictors.encoder.bert import Bert, BertShape
     from lengthwise.predictors.encoder.bins import bin_edges
     from lengthwise.predictors.encoder.network import LengthNetwork
@@ -74,7 +74,7 @@ def main() -> None:
     bare()
     import torch
 
-    from lengthwise.experiments.castillo_curves import STUDIES
+    from lengthwise.experiments.castillo.curves import STUDIES
 
     changes = {"optimiser.epochs": arguments.epochs, "early_stopping.patience": arguments.epochs}
     began = time.time()

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from lengthwise.cli import _Group
 from lengthwise.cli import reproduce as reproduce_command
-from lengthwise.experiments.alpaca20_run import write_predictions
+from lengthwise.experiments.alpaca20.run import write_predictions
 from tests.experiments.test_alpaca20 import predictions, write_alpaca
 
 if TYPE_CHECKING:

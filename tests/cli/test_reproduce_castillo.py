@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from lengthwise.cli import _Group
 from lengthwise.cli import reproduce as reproduce_command
-from tests.experiments.test_castillo_curves import made_up
+from tests.experiments.castillo.test_curves import made_up
 
 app = typer.Typer(cls=_Group)
 app.add_typer(reproduce_command.app, name="reproduce")

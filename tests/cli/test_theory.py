@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from lengthwise.cli import app
 from lengthwise.cli import theory as command
-from lengthwise.experiments.queueing import Queue
-from lengthwise.experiments.theory import Claim, Effort
+from lengthwise.experiments.theory.queueing import Queue
+from lengthwise.experiments.theory.study import Claim, Effort
 from lengthwise.policies import make_policy
 
 

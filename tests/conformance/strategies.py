@@ -11,8 +11,8 @@ VARIANTS = (
     "tie:beta=0.3",
     "tie:gamma=1",
     "tie:beta=0,gamma=0.5,tau=1",
-    "srpt:c=0",
-    "srpt:c=1",
+    "srpt:c=0.8",
+    "srpt:c=1,times=1",
     "gittins:margin=1",
     "boost:horizon=100,scale=10",
 )
@@ -59,4 +59,5 @@ def jobs(draw: st.DrawFn, job_id: str = "a") -> Job:
     if draw(st.booleans()):  # a later belief: what was foretold is no longer what is expected
         job.believe(draw(beliefs()))
     job.in_round = draw(st.integers(0, 3))
+    job.preemptions = draw(st.integers(0, 6))
     return job

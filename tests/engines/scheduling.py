@@ -52,11 +52,15 @@ def make_scheduler(
     slots: int = 4,
     blocks: int = 1000,
     budget: int = 256,
+    context: int = 4096,
+    chunked: bool = True,
     vllm_policy: str = "fcfs",
     prefix_caching: bool = False,
     policy: str | None = None,
     predictor: str | None = None,
     tokenizer: Path | None = None,
+    steps: Path | None = None,
+    measuring: dict[str, Any] | None = None,
 ) -> Any:
     """A scheduler of the given class, the way vLLM's engine core builds it; without a tokenizer unless one is given."""
     model_config = ModelConfig(
@@ -65,22 +69,24 @@ def make_scheduler(
         skip_tokenizer_init=tokenizer is None,
         served_model_name="SmolLM2-135M-Instruct",
         dtype="float32",
-        max_model_len=4096,
+        max_model_len=context,
     )
     scheduler_config = SchedulerConfig(
         max_num_seqs=slots,
         max_num_batched_tokens=budget,
-        max_model_len=4096,
-        enable_chunked_prefill=True,
+        max_model_len=context,
+        enable_chunked_prefill=chunked,
         is_encoder_decoder=False,
         policy=vllm_policy,
     )
     cache_config = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=prefix_caching)
+    chosen = {"policy": policy, "predictor": predictor, **({} if steps is None else {"steps": str(steps)})}
+    chosen |= measuring or {}
     config = VllmConfig(
         scheduler_config=scheduler_config,
         model_config=model_config,
         cache_config=cache_config,
-        additional_config={"lengthwise": {"policy": policy, "predictor": predictor}} if policy or predictor else {},
+        additional_config={"lengthwise": chosen} if policy or predictor else {},
     )
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
     groups = [KVCacheGroupSpec(["layer"], spec)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def with_client(url: str, use: Callable[[EngineClient], Awaitable[Any]], **options: float) -> Any:
+def with_client(url: str, use: Callable[[EngineClient], Awaitable[Any]], **options: Any) -> Any:
     async def call() -> Any:
         async with EngineClient(url, **options) as client:
             return await use(client)

@@ -161,6 +161,18 @@ def test_a_suffix_is_asked_and_kept_with_the_prompt(tmp_path: Path) -> None:
     assert {body["repetition_penalty"] for body in llm.bodies} == {1.1}
 
 
+def test_a_penalty_is_sent_and_kept_in_mind_only_where_it_is_given(tmp_path: Path) -> None:
+    llm = Llm()
+    with served(llm.app()) as url:
+        gather(url, tmp_path / "out", frequency_penalty=0.4)
+        gather(url, tmp_path / "plain")
+    assert [body.get("frequency_penalty") for body in llm.bodies] == [0.4] * (len(llm.bodies) // 2) + [None] * (
+        len(llm.bodies) // 2
+    )
+    assert "frequency_penalty" not in CollectPlan("http://h", tmp_path / "x").settings("m")
+    assert CollectPlan("http://h", tmp_path / "x", frequency_penalty=0.4).settings("m")["frequency_penalty"] == 0.4
+
+
 def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     out = tmp_path / "out"
 

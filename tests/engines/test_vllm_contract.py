@@ -65,6 +65,14 @@ def test_both_waiting_queues_are_where_ours_are_put(stock: Scheduler) -> None:
         "max_num_scheduled_tokens",
         "block_size",
         "max_model_len",
+        "connector",
+        "ec_connector",
+        "lora_config",
+        "num_waiting_for_streaming_input",
+        "pause_state",
+        "prev_step_scheduled_req_ids",
+        "requires_kv_delivery",
+        "scheduler_reserve_full_isl",
     ],
 )
 def test_the_scheduler_has_what_is_read(stock: Scheduler, name: str) -> None:
@@ -100,10 +108,41 @@ def test_a_victim_is_the_last_of_the_running_and_comes_back_through_prepend() ->
     assert "self.waiting.prepend_request(request)" in inspect.getsource(Scheduler._preempt_request)
 
 
+def test_a_request_can_be_preempted_between_two_steps_and_others_admitted_in_the_next(stock: Scheduler) -> None:
+    assert list(inspect.signature(stock._preempt_request).parameters) == ["request", "timestamp", "drop_stale_output"]
+    # Only who is preempted inside a step stops admission in it; who was before is told to the workers all the same.
+    source = inspect.getsource(Scheduler.schedule)
+    assert "preempted_reqs: list[Request] = []" in source
+    assert "if not preempted_reqs and self._pause_state" in source
+    assert "preempted_req_ids=self.reset_preempted_req_ids" in source
+    assert "if request.num_stale_output_tokens and not request.drop_stale_output:" in source
+
+
+def test_what_a_waiting_request_needs_can_be_asked(stock: Scheduler) -> None:
+    manager = stock.kv_cache_manager
+    assert set(inspect.signature(manager.coordinator.get_num_blocks_to_allocate).parameters) == {
+        "request_id",
+        "num_tokens",
+        "new_computed_blocks",
+        "num_encoder_tokens",
+        "total_computed_tokens",
+        "num_local_computed_tokens",
+        "num_tokens_main_model",
+        "apply_admission_cap",
+        "prefill_end",
+    }
+    assert manager.watermark_blocks >= 0
+    assert len(manager.get_computed_blocks(make_request("a", 8, 16))) == 3
+    assert not stock._is_blocked_waiting_status(RequestStatus.PREEMPTED)
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "request_id",
+        "num_output_placeholders",
+        "num_preemptions",
+        "num_stale_output_tokens",
         "arrival_time",
         "priority",
         "max_tokens",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lengthwise.experiments.length_families import Effort
+from lengthwise.experiments.length_families.study import Effort
 from lengthwise.lengths.families import LOGT
 from lengthwise.workloads import LengthSamples
 

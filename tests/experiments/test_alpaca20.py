@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
-from lengthwise.experiments.alpaca20 import FIGURES, PAPER, compare, load_predictions
-from lengthwise.experiments.alpaca20_run import BINS, BinPredictions, together, write_predictions
-from lengthwise.experiments.alpaca20_train import start_from, train_here
-from lengthwise.experiments.alpaca20_view import html_report, plain, tables
+from lengthwise.experiments.alpaca20.run import BINS, BinPredictions, together, write_predictions
+from lengthwise.experiments.alpaca20.study import FIGURES, PAPER, compare, load_predictions
+from lengthwise.experiments.alpaca20.train import start_from, train_here
+from lengthwise.experiments.alpaca20.view import html_report, plain, tables
 from lengthwise.reports.tables import to_json
 from lengthwise.workloads.alpaca import load_alpaca_lengths
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.experiments.length_families import LengthFamilies, sample_prompts, study_families
-from lengthwise.experiments.length_families_plot import draw
-from lengthwise.experiments.length_families_view import tables
+from lengthwise.experiments.length_families.plot import draw
+from lengthwise.experiments.length_families.study import LengthFamilies, sample_prompts, study_families
+from lengthwise.experiments.length_families.view import tables
 from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT
 from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples

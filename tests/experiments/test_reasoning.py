@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.experiments.reasoning import ReasoningStudy, study
-from lengthwise.experiments.reasoning_view import html_report, tables
+from lengthwise.experiments.reasoning.study import ReasoningStudy, study
+from lengthwise.experiments.reasoning.view import html_report, tables
 from lengthwise.predictors.contract import LogTBeliefs
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.reasoning import ReasoningPairs, load_reasoning, pair

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from lengthwise.experiments.queueing import SIZES, Queue
-from lengthwise.experiments.theory import CertainSrpt, Claim, Effort, Jobs, PreemptiveSjf, claims, examine, serve
-from lengthwise.experiments.theory_view import facts, table
+from lengthwise.experiments.theory.queueing import SIZES, Queue
+from lengthwise.experiments.theory.study import CertainSrpt, Claim, Effort, Jobs, PreemptiveSjf, claims, examine, serve
+from lengthwise.experiments.theory.view import facts, table
 from lengthwise.policies import make_policy
 
 
 def said_elsewhere(claim: Claim) -> bool:
     """Job for job the same as another: see the two tests after the next."""
     same = claim.queue.all_alike and claim.policy.name != "fcfs"
-    return same or claim.policy.name == "srpt:c=0" or claim.name.startswith("limited SRPT, c = 1 ")
+    srpt = claim.name.startswith("limited SRPT, c = 1 ") and claim.queue.predictions == "perfect"
+    return same or claim.name.startswith("limited SRPT, c = 0 ") or srpt
 
 
 def effort(claim: Claim) -> Effort:

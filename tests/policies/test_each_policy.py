@@ -97,8 +97,8 @@ def test_srpt_lets_the_longest_to_go_yield_but_not_who_is_further_than_c() -> No
     running = [Job("far", 0.0, belief=Point(1000)), Job("near", 0.0, belief=Point(400))]
     running[0].generated, running[1].generated = 600, 10
     short, middling = Job("short", 0.0, belief=Point(50)), Job("middling", 0.0, belief=Point(395))
-    assert make_policy("srpt").victim(running, short, 0.0) is running[0]
-    assert make_policy("srpt").victim(running, middling, 0.0) is running[0]  # 400 to go against 395
+    assert make_policy("srpt:c=0.8").victim(running, short, 0.0) is running[0]
+    assert make_policy("srpt:c=0.8").victim(running, middling, 0.0) is running[0]  # 400 to go against 395
     assert make_policy("srpt:c=0.5").victim(running, short, 0.0) is running[1]
     assert make_policy("srpt:c=0.5").victim(running, middling, 0.0) is None
     assert make_policy("srpt:c=0.5").victim(running, None, 0.0) is running[1]
@@ -112,7 +112,7 @@ def test_srpts_limit_goes_by_the_first_prediction_though_the_belief_is_refined()
     running.generated = 90
     running.believe(Point(1000))
     assert running.foretold == 100
-    assert make_policy("srpt").victim([running], Job("b", 0.0, belief=Point(5)), 0.0) is None
+    assert make_policy("srpt:c=0.8").victim([running], Job("b", 0.0, belief=Point(5)), 0.0) is None
     assert make_policy("srpt:c=1").victim([running], Job("b", 0.0, belief=Point(5)), 0.0) is running
 
 

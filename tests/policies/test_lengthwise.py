@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.lengths import Point
+from lengthwise.lengths import LogT, Point, wide_prior
 from lengthwise.policies import Job, PolicyQueue, make_policy
-from lengthwise.policies.lengthwise import FAST, SHARE, Lanes
+from lengthwise.policies.lengthwise import FAST, FEW, SHARE, Lanes
 
 LENGTHS = st.lists(st.integers(1, 8000), min_size=1, max_size=200)
 GRAIN = 16
@@ -75,13 +75,67 @@ def test_a_short_one_passes_all_who_wait() -> None:
     assert first.id == "1000"
 
 
+def test_the_shortest_third_of_the_jobs_takes_the_fast_lane() -> None:
+    lanes = Lanes(lambda: 4)
+    for number in range(3000):
+        lanes.enter(job(number, 20 + number * 7 % 600))
+    fast = [length for length in range(20, 620) if lanes._short(length)]
+    assert fast == list(range(20, 20 + len(fast)))
+    assert len(fast) / 600 == pytest.approx(FEW, abs=0.04)
+
+
+def test_where_the_short_ones_take_longer_than_believed_the_fast_lane_pays_for_it() -> None:
+    honest, deceived = (Lanes(lambda: 4) for _ in range(2))
+    for number in range(2000):
+        length = 40 if number % 3 == 0 else 400
+        for lanes in (honest, deceived):
+            done = job(number, length)
+            lanes.enter(done)
+            done.generated = 400 if lanes is deceived else length
+            lanes.finished(done)
+    honest.credit = deceived.credit = 300.0
+    fast = [sum(lanes.enter(job(n, 40)) == FAST for n in range(20)) for lanes in (honest, deceived)]
+    assert fast[0] >= 7
+    assert fast[1] <= 1
+
+
+def test_many_who_are_very_short_take_the_fast_lane_together() -> None:
+    rounds = rounds_of([400 if number % 5 == 0 else 8 for number in range(1000)])
+    late = rounds[500:]
+    assert all((turn == FAST) == (number % 5 != 0) for number, turn in enumerate(late))
+
+
+@pytest.mark.parametrize("length", [1, 20, 400, 5000])
+def test_where_all_are_alike_nobody_takes_the_fast_lane(length: int) -> None:
+    assert FAST not in rounds_of([length] * 200)
+    assert FAST not in rounds_of([round(length * (1 + number % 7 / 50)) for number in range(200)])
+
+
+def test_beliefs_drawn_to_the_middle_let_as_many_pass_as_true_lengths() -> None:
+    lengths = [100 * 1.2 ** (number * 7 % 10) for number in range(2000)]
+    middle = math.exp(sum(map(math.log, lengths)) / len(lengths))
+    shrunk = [middle * (length / middle) ** 0.5 for length in lengths]
+    fast = [[turn == FAST for turn in rounds_of([round(n) for n in each])[1000:]] for each in (lengths, shrunk)]
+    assert sum(fast[1]) == pytest.approx(sum(fast[0]), rel=0.1)
+
+
+def test_a_wide_belief_may_be_short_but_a_missing_one_never_is() -> None:
+    lanes = Lanes(lambda: 1)
+    for number in range(1000):
+        lanes.enter(job(number, 3000 + number))
+    lanes.credit = 1e9
+    assert lanes.enter(Job("wide", 0.0, belief=LogT(math.log(350.0), 1.1, 10_000))) == FAST
+    assert lanes.enter(Job("none", 0.0)) != FAST
+    assert lanes.enter(Job("filled in", 0.0, belief=wide_prior(), max_tokens=9000)) != FAST
+
+
 def test_a_late_belief_brings_a_short_one_forward_and_sets_nobody_back() -> None:
     queue = warmed()
     late = Job("late", 500.0)
     queue.push(late, 500.0)
     before = late.in_round
     assert before != FAST
-    late.believe(Point(6000, 10_000))
+    late.believe(Point(900, 10_000))
     queue.update(late, 500.0)
     assert late.in_round <= before
     late.believe(Point(15, 10_000))
@@ -99,7 +153,9 @@ def test_what_changes_is_counted_once() -> None:
     other.enter(job(0, 300))
     assert lanes.clock == pytest.approx(other.clock)
     assert lanes.total == pytest.approx(other.total)
+    assert lanes.count == pytest.approx(other.count)
     assert sum(lanes.work) == pytest.approx(sum(other.work))
+    assert sum(lanes.jobs) == pytest.approx(lanes.count)
 
 
 def test_the_picture_of_what_comes_is_renewed_and_never_overflows() -> None:

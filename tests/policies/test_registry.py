@@ -14,7 +14,7 @@ from lengthwise.policies import POLICIES, WRAPPERS, make_policy, split_policies
     ("spec", "name"),
     [
         ("srpt:c=0.5", "srpt:c=0.5"),
-        ("srpt:c=0.8", "srpt"),
+        ("srpt:c=0", "srpt"),
         (" tie:beta = 0.10, tau=60 ", "tie:beta=0.1,tau=60"),
         ("tie:tau=60,beta=0.10", "tie:beta=0.1,tau=60"),
         ("tie:beta=adaptive", "tie"),
@@ -32,7 +32,7 @@ def test_a_name_spells_parameters_and_wrappers(spec: str, name: str) -> None:
     [
         ("sfj", r"there is no policy 'sfj'; did you mean sjf\? known are fcfs, sjf"),
         ("", "there is no policy ''; known are fcfs"),
-        ("srpt:d=1", r"policy srpt has no parameter 'd=1'; it takes c, as in srpt:c=NUMBER"),
+        ("srpt:d=1", r"policy srpt has no parameter 'd=1'; it takes c, times, as in srpt:c=NUMBER"),
         ("srpt:0.8", r"policy srpt has no parameter '0.8'; it takes c"),
         ("srpt:c=lots", r"c of policy srpt is 'lots'; give a number from 0 to 1e\+09"),
         ("srpt:c=nan", "c of policy srpt is nan"),

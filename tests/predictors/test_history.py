@@ -24,7 +24,9 @@ def draws(seed: int, n: int, mu: float = 5.5, sigma: float = 0.6) -> list[int]:
 
 
 def belief(history: History, llm: str, max_tokens: int | None = None) -> LogT:
-    told = history.predict([PredictionInput("x", llm, max_tokens)])[0]
+    asked = PredictionInput("x", llm, max_tokens)
+    told = history.predict([asked])[0]
+    assert told == history.belief(llm, asked.cap)
     assert isinstance(told, LogT)
     return told
 

@@ -77,6 +77,7 @@ def test_figures_read_well() -> None:
     assert [seconds(value) for value in (0.0123, 12.3, math.nan)] == ["12.3 ms", "12.30 s", "–"]
     assert multiple(Ratio(0.5, 0.4, 0.6)) == "0.500 [0.400, 0.600]"
     assert multiple(Ratio(1.0, 1.0, 1.0)) == "1"
+    assert multiple(Ratio(0.9, 0.9, 0.9)) == "0.900 [0.900, 0.900]"
     assert multiple(Ratio.none()) == "–"
 
 
@@ -96,6 +97,26 @@ def test_plotly_accepts_every_figure_and_each_holds_numbers(
 def test_the_heatmap_counts_every_request_once_for_each_policy() -> None:
     for trace in json.loads(to_json(length_heatmap(grid()).data)):
         assert sum(share for row in trace["z"] for share in row if share is not None) == pytest.approx(1.0)
+
+
+def test_the_fuller_a_cell_of_the_heatmap_the_darker_it_is() -> None:
+    shades = [colour for _, colour in length_heatmap(grid()).layout["coloraxis"]["colorscale"]]
+    light = [sum(int(shade[i : i + 2], 16) for i in (1, 3, 5)) for shade in shades]
+    assert light == sorted(light, reverse=True)
+
+
+def test_a_batch_has_no_load_to_speak_of() -> None:
+    batch = requests([(8, 3), (8, 40), (8, 12)] * 5).replace(arrival_s=[0.0] * 15)
+    found = run_grid(Plan(fleet(UNEVEN, seqs=2), ["fcfs", "sjf"]), lambda _: batch)
+    assert length_heatmap(found).says.startswith("All at once, beliefs oracle.")
+
+
+def test_every_point_of_mean_against_tail_lies_inside_its_panel() -> None:
+    figure = mean_against_tail(grid())
+    for trace in figure.data:
+        for side in ("x", "y"):
+            low, high = figure.layout[f"{side}axis{trace[f'{side}axis'].removeprefix(side)}"]["range"]
+            assert low < trace[side][0] < high
 
 
 def test_the_queue_over_time_is_longer_under_fcfs_and_empty_in_the_end() -> None:

@@ -85,6 +85,8 @@ class Request:
     blocks: list[Block] = field(default_factory=list)
     named: int = 0
     preemptions: int = 0
+    reached: int = 0
+    recomputed: int = 0
     started: float = math.nan
     first_token: float = math.nan
     finish: float = math.nan
@@ -277,12 +279,15 @@ class ReferenceEngine:
         while budget > 0 and len(self.running) < self.spec.max_num_seqs and (request := self.head()) is not None:
             if not self._fits(request):
                 break
-            self.waiting.remove(request)
             hits = self._hits(request)
+            if not self.spec.chunked_prefill and request.tokens - len(hits) * self.spec.block_size > budget:
+                break
+            self.waiting.remove(request)
             for block in hits:
                 self.memory.touch(block)
             request.blocks, request.named = list(hits), len(hits)
             request.computed = request.job.cached_tokens = len(hits) * self.spec.block_size
+            request.recomputed += max(0, request.reached - request.computed)
             request.scheduled = min(request.tokens - request.computed, budget)
             self.running.append(request)
             assert self._grow(request, request.computed + request.scheduled)
@@ -338,8 +343,10 @@ class ReferenceEngine:
         for block in victim.blocks[victim.computed // self.spec.block_size : victim.named]:
             self.memory.forget(block)  # its step was called off, so it is not computed
         self._free(victim)
+        victim.reached = max(victim.reached, victim.computed)
         victim.computed = victim.scheduled = 0
         victim.preemptions += 1
+        victim.job.preemptions += 1
         self._wait(victim)
 
     # -- memory

@@ -7,7 +7,7 @@ workload; equal tokens have equal hashes in both.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -134,6 +134,28 @@ def test_every_request_finishes_in_the_step_it_does_in_vllm(model: Path, seed: i
     options: dict[str, Any] = {"slots": SLOTS, "budget": BUDGET, "blocks": blocks + 1, "prefix_caching": caching}
     theirs = run_vllm(make_scheduler(Scheduler, model, **options), drawn)
     assert columns(simulated(drawn, blocks=blocks, caching=caching)) == theirs
+
+
+@pytest.mark.parametrize(("seed", "blocks"), [(21, 1000), (31, 1000), (36, 1000), (74, 1000), (34, 16), (51, 16)])
+def test_without_chunks_a_prompt_waits_for_a_step_that_holds_it_whole(model: Path, seed: int, blocks: int) -> None:
+    drawn = crowded(seed)
+    limits: dict[str, Any] = {"slots": SLOTS, "budget": WHOLE, "blocks": blocks + 1, "prefix_caching": True}
+    theirs = run_vllm(make_scheduler(Scheduler, model, **limits, context=WHOLE, chunked=False), drawn)
+    assert columns(in_one_piece(drawn, blocks=blocks, chunks=False)) == theirs
+    assert columns(in_one_piece(drawn, blocks=blocks, chunks=True)) != theirs
+
+
+WHOLE = 208  # no request is longer: one prompt always fits into a step, two long ones do not
+
+
+def crowded(seed: int) -> Drawn:
+    drawn = Drawn.of(seed)
+    return replace(drawn, steps=[step // 10 for step in drawn.steps])
+
+
+def in_one_piece(drawn: Drawn, *, blocks: int, chunks: bool) -> Outcome:
+    spec = engine(seqs=SLOTS, budget=WHOLE, blocks=blocks, block_size=BLOCK_SIZE, context=WHOLE, caching=True)
+    return simulate(drawn.workload(), Fleet((replace(spec, chunked_prefill=chunks),)))
 
 
 @pytest.mark.parametrize("blocks", [16, 24])

@@ -17,8 +17,8 @@ from tests.simulator.builders import UNEVEN, engine
 from tests.simulator.reference import ReferenceEngine
 
 POLICIES = [
-    "fcfs", "sjf", "tie", "ltr", "sept", "srpt", "srpt:c=0.3", "gittins", "hrrn", "boost", "preble", "lengthwise",
-    "fair(tie)", "bounded(sjf):overtakes=3", "classes(sjf)", "fair(srpt)",
+    "fcfs", "sjf", "tie", "ltr", "sept", "srpt:c=0.8", "srpt:c=0.3,times=2", "gittins", "hrrn", "boost", "preble",
+    "lengthwise", "fair(tie)", "bounded(sjf):overtakes=3", "classes(sjf)", "fair(srpt:c=0.8)",
 ]  # fmt: skip
 
 
@@ -69,6 +69,10 @@ def cases(draw: st.DrawFn) -> Case:
     )
     # One engine is large enough that the workload is not refused as a whole.
     large = replace(spec, kv_tokens=4096, max_model_len=4096)
+    if draw(st.booleans()):  # prompts in one piece: a step must hold the longest, and seldom holds two
+        budget = draw(st.integers(48, 60))
+        spec = replace(spec, max_model_len=48, max_num_batched_tokens=budget, chunked_prefill=False)
+        large = replace(large, max_model_len=512, max_num_batched_tokens=512, chunked_prefill=False)
     options = {
         "belief_delay_s": draw(st.sampled_from([0.0, 0.0, 0.03, 0.5])),
         "decision_s": draw(st.sampled_from([0.0, 0.002])),
@@ -98,6 +102,7 @@ def agree(case: Case, outcome: Outcome) -> None:
             ours = [getattr(outcome, name)[one.row] for name in ("started", "first_token", "finish")]
             assert np.array_equal(ours, [one.started, one.first_token, one.finish], equal_nan=True)
             assert outcome.preemptions[one.row] == one.preemptions
+            assert outcome.recomputed_tokens[one.row] == one.recomputed
             assert outcome.cached_tokens[one.row] == one.cached
 
 

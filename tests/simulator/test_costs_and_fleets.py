@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.simulator import ENGINES, Fleet, StepCost, find_engine
+from lengthwise.simulator.engine_file import engine_yaml
 from tests.simulator.builders import TICK, UNEVEN, engine
 
 if TYPE_CHECKING:
@@ -192,3 +194,21 @@ def test_an_impossible_engine_is_refused(limits: dict[str, Any]) -> None:
 def test_a_fleet_needs_an_engine() -> None:
     with pytest.raises(InputError, match="without engines"):
         Fleet(())
+
+
+def test_a_file_says_whether_prompts_are_computed_in_chunks(tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text(_FILE + "chunked_prefill: false\nmax_model_len: 512\nmax_num_batched_tokens: 512\n")
+    assert not Fleet.parse(str(path)).engines[0].chunked_prefill
+    path.write_text(_FILE + "chunked_prefill: false\nmax_model_len: 513\nmax_num_batched_tokens: 512\n")
+    with pytest.raises(InputError, match="must hold the longest prompt"):
+        Fleet.parse(str(path))
+
+
+def test_an_engine_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    spec = replace(ENGINES["llama-3-8b@a100"], name="mine", block_size=128, prefix_caching=False)
+    path.write_text(engine_yaml(spec))
+    assert Fleet.parse(str(path)).engines == (spec,)
+    with pytest.raises(InputError, match="Piecewise"):
+        engine_yaml(ENGINES["mistral-7b@a100"])

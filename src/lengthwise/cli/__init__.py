@@ -11,6 +11,8 @@ from typer.core import TyperGroup
 from lengthwise import __version__
 from lengthwise.cli import (
     adapt,
+    bench,
+    bench_foretold,
     collect,
     describe,
     doctor,
@@ -21,6 +23,7 @@ from lengthwise.cli import (
     replay,
     reproduce,
     serve,
+    shadow,
     simulate,
     theory,
     traces,
@@ -51,7 +54,7 @@ app = typer.Typer(
     help="LLM serving that knows how long an answer will be.",
 )
 app.command()(serve.serve)
-app.command()(engine.engine)
+app.add_typer(engine.app, name="engine")
 app.command()(simulate.simulate)
 app.command()(theory.theory)
 app.command()(replay.replay)
@@ -60,6 +63,9 @@ app.command()(train.train)
 app.command()(adapt.adapt)
 app.command()(evaluate.evaluate)
 app.command()(collect.collect)
+app.add_typer(bench.app, name="bench")
+bench.app.command()(bench_foretold.foretold)
+app.add_typer(shadow.app, name="shadow")
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(workload.app, name="workload")
 workload.app.command()(describe.describe)

@@ -35,6 +35,9 @@ def collect(
     repetition_penalty: Annotated[
         float | None, typer.Option(min=0.01, help="Above 1 against loops; vLLM and SGLang know it.")
     ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="Above 0 against loops; counts the answer's own tokens only.")
+    ] = None,
     suffix: Annotated[str, typer.Option(help='Put after each prompt, such as "Think step by step."')] = "",
     max_tokens: Annotated[int, typer.Option(min=1, help="Longer answers are cut, and marked as such.")] = 1024,
     at_once: Annotated[int, typer.Option(min=1, help="Requests on the way at once.")] = 16,
@@ -61,6 +64,7 @@ def collect(
         temperature=temperature,
         top_p=top_p,
         repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
         suffix=suffix,
         max_tokens=max_tokens,
         seed=seed,

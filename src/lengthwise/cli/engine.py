@@ -1,14 +1,17 @@
-"""`lengthwise engine`: just the embedded engine."""
+"""`lengthwise engine`: just the embedded engine; `lengthwise engine fit` is beside it."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from lengthwise.cli import engine_fit
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+from lengthwise.errors import InputError
 from lengthwise.predictors.service import DEFAULT_PREDICTOR
 
 Policy = Annotated[str, typer.Option("--policy", help="Order of waiting requests in the engine (docs/policies.md).")]
@@ -22,7 +25,13 @@ Model = Annotated[
 ]
 
 
+app = typer.Typer(rich_markup_mode="markdown")
+app.command()(engine_fit.fit)
+
+
+@app.callback(invoke_without_command=True)
 def engine(
+    context: typer.Context,
     policy: Policy = "lengthwise",
     predictor: Predictor = DEFAULT_PREDICTOR,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
@@ -31,6 +40,7 @@ def engine(
     max_num_seqs: Seqs = 16,
     max_model_len: Annotated[int, typer.Option(min=16, help="Context, prompt and answer together.")] = 2048,
     stock: Annotated[bool, typer.Option("--stock", help="vLLM as it is, without our scheduler.")] = False,
+    steps: Annotated[Path | None, typer.Option("--steps", help="Write every step to this file (Parquet).")] = None,
 ) -> None:
     """Run the embedded engine: vLLM with our scheduler inside, an OpenAI API on loopback.
 
@@ -39,7 +49,23 @@ def engine(
 
     Example: `lengthwise engine --policy sjf --port 8000`
     """
-    options = EngineOptions(policy, predictor, host, port, model, max_num_seqs, max_model_len, plugin=not stock)
+    if context.invoked_subcommand is not None:
+        return
+    if steps is not None and stock:
+        raise InputError("--steps with --stock", hint="steps are written by our scheduler: leave out one of them")
+    if steps is not None and not steps.resolve().parent.is_dir():
+        raise InputError("its folder does not exist", source=steps, hint=f"make {steps.parent} first")
+    options = EngineOptions(
+        policy,
+        predictor,
+        host,
+        port,
+        model,
+        max_num_seqs,
+        max_model_len,
+        plugin=not stock,
+        plugin_options={} if steps is None else {"steps": str(steps.resolve())},
+    )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engine is stopped on the way out
     typer.echo("starting vLLM (half a minute on a CPU) ...", err=True)
     with EmbeddedEngine(options) as running:

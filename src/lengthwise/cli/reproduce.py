@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli import reproduce_alpaca20, reproduce_reasoning
+from lengthwise.cli import reproduce_alpaca20, reproduce_one_prompt, reproduce_reasoning, reproduce_tie, reproduce_trail
 from lengthwise.cli.lengths import load_samples
 from lengthwise.errors import InputError
-from lengthwise.experiments.castillo_curves_view import curve_tables, load_curves
-from lengthwise.experiments.castillo_paper import UNSEEN, compare
-from lengthwise.experiments.castillo_paper_view import html_report, tables
+from lengthwise.experiments.castillo.curves_view import curve_tables, load_curves
+from lengthwise.experiments.castillo.paper import UNSEEN, compare
+from lengthwise.experiments.castillo.paper_view import html_report, tables
 from lengthwise.experiments.evaluate import evaluated_rows, open_predictor
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import print_tables, to_json
@@ -62,3 +62,6 @@ def castillo(
 
 app.command()(reproduce_alpaca20.alpaca20)
 app.command()(reproduce_reasoning.reasoning)
+app.command()(reproduce_tie.tie)
+app.command()(reproduce_trail.trail)
+app.command("one_prompt")(reproduce_one_prompt.one_prompt)

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from lengthwise.errors import InputError
-from lengthwise.experiments.alpaca20 import compare, load_predictions
-from lengthwise.experiments.alpaca20_run import write_predictions
-from lengthwise.experiments.alpaca20_train import train_here
-from lengthwise.experiments.alpaca20_view import html_report, plain, tables
+from lengthwise.experiments.alpaca20.run import write_predictions
+from lengthwise.experiments.alpaca20.study import compare, load_predictions
+from lengthwise.experiments.alpaca20.train import train_here
+from lengthwise.experiments.alpaca20.view import html_report, plain, tables
 from lengthwise.predictors.encoder.config import read_config
 from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.workloads.alpaca import load_alpaca_lengths

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from lengthwise.errors import InputError
-from lengthwise.experiments.reasoning import study
-from lengthwise.experiments.reasoning_view import tables, write_html
+from lengthwise.experiments.reasoning.study import study
+from lengthwise.experiments.reasoning.view import tables, write_html
 from lengthwise.predictors import load_predictor
 from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.workloads.reasoning import LIMIT, load_reasoning, read_reasoning

@@ -45,6 +45,9 @@ def simulate(
     ],
     fleet: Annotated[str, typer.Option(help="Engines as COUNT*MODEL@GPU, commas between.")] = "1*llama-3-8b@a100",
     policy: Annotated[str, typer.Option(help="Policies to compare, commas between.")] = "fcfs",
+    router: Annotated[
+        str, typer.Option(help="Routers to compare, commas between: who chooses among the engines.")
+    ] = "round_robin",
     rate: Annotated[
         str | None,
         typer.Option(help="Requests per second, commas between; the workload's own arrivals if not given."),
@@ -127,6 +130,7 @@ def simulate(
         slo=Slo(slo_ttft, slo_tpot),
         belief_delay_s=belief_delay,
         decision_s=decision_time,
+        routers=list(dict.fromkeys(split_policies(router))),
     )
     _check_writable(out, ".parquet")
     _check_writable(report, ".html")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 from urllib.parse import urlsplit
 
 import aiohttp
+from yarl import URL
 
 from lengthwise.errors import InputError
 
@@ -117,14 +118,22 @@ class EngineAnswer:
 class EngineClient:
     """Talks to the engine at `url`; open while it is used as an async context manager."""
 
-    def __init__(self, url: str, *, connect_timeout_s: float = 5.0, silence_timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, url: str, *, connect_timeout_s: float = 5.0, silence_timeout_s: float = 600.0, keep: bool = True
+    ) -> None:
+        """With `keep` connections are used again; without, each request has its own."""
         self.url = engine_url(url)
+        self._keep = keep
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=silence_timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+            connector=(
+                aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
+                if self._keep
+                else aiohttp.TCPConnector(limit=0, force_close=True)
+            ),
             timeout=self._timeout,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -144,6 +153,11 @@ class EngineClient:
     async def get(self, path: str, headers: Mapping[str, str] | None = None) -> EngineAnswer:
         """Ask for a path."""
         return await self._call("GET", path, headers=headers)
+
+    async def forward(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> EngineAnswer:
+        """Send somebody else's request as it came; `path` is written as in a request line, its query included."""
+        data = None if not body else body if len(body) < _LARGE_BODY else io.BytesIO(body)
+        return await self._call(method, path, encoded=True, data=data, headers=headers)
 
     async def check(self, timeout_s: float = 5.0) -> None:
         """Return if the engine says it can serve, else raise why not."""
@@ -168,11 +182,13 @@ class EngineClient:
         finally:
             answer.close()
 
-    async def _call(self, method: str, path: str, **options: Any) -> EngineAnswer:  # noqa: ANN401
+    async def _call(self, method: str, path: str, *, encoded: bool = False, **options: Any) -> EngineAnswer:  # noqa: ANN401
         if self._session is None:
             raise RuntimeError("an EngineClient is used inside `async with`")
         try:
-            response = await self._session.request(method, self.url + path, allow_redirects=False, **options)
+            response = await self._session.request(
+                method, URL(self.url + path, encoded=encoded), allow_redirects=False, **options
+            )
         except (aiohttp.ClientError, OSError) as error:
             raise _told(error, self.url) from error
         return EngineAnswer(self.url, response)

@@ -61,6 +61,8 @@ class CollectPlan:
     top_p: float | None = None
     repetition_penalty: float | None = None
     """Above 1 it keeps small LLMs out of loops; an extension of vLLM and SGLang, so it is only sent where given."""
+    frequency_penalty: float | None = None
+    """Above 0 likewise; of the answer's own tokens only."""
     suffix: str = ""
     """Put after each prompt, a blank line between."""
     max_tokens: int = 1024
@@ -78,6 +80,8 @@ class CollectPlan:
     def settings(self, model: str) -> dict[str, Any]:
         """What a journal must agree in to be gone on with; more samples per prompt may be asked for."""
         asked = {"temperature": self.temperature, "top_p": self.top_p, "repetition_penalty": self.repetition_penalty}
+        if self.frequency_penalty is not None:  # an option that came later: a journal without it can be gone on with
+            asked["frequency_penalty"] = self.frequency_penalty
         return {"model": model, **asked, "suffix": self.suffix, "max_tokens": self.max_tokens, "seed": self.seed}
 
     def asked(self, prompt: Prompt) -> str:
@@ -211,6 +215,7 @@ def request_body(prompt: Prompt, sample: int, model: str, plan: CollectPlan) -> 
         "temperature": plan.temperature,
         "top_p": plan.top_p,
         "repetition_penalty": plan.repetition_penalty,
+        "frequency_penalty": plan.frequency_penalty,
     }
     return json.dumps(body | {name: value for name, value in told.items() if value is not None}).encode()
 

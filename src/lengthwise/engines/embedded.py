@@ -22,7 +22,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from lengthwise.engines.smollm2 import MODEL_NAME, cache_home, model_folder
 from lengthwise.errors import InputError
@@ -30,6 +30,7 @@ from lengthwise.policies import make_policy
 from lengthwise.predictors.service import DEFAULT_PREDICTOR, known_predictor
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
 SCHEDULER: Final = "lengthwise.engines.vllm.LengthwiseScheduler"
@@ -53,6 +54,7 @@ class EngineOptions:
     max_model_len: int = 2048
     plugin: bool = True  # False: stock vLLM, to compare with
     extra: tuple[str, ...] = ()  # further vLLM flags
+    plugin_options: Mapping[str, Any] = field(default_factory=dict)  # of the plug-in, for measurements
 
 
 @dataclass
@@ -138,7 +140,8 @@ class EmbeddedEngine:
         ]
         flags += ["--max-num-seqs", str(options.max_num_seqs), "--max-model-len", str(options.max_model_len)]
         if options.plugin:
-            chosen = {"policy": options.policy, "predictor": known_predictor(options.predictor)}
+            chosen = {**options.plugin_options, "policy": options.policy}
+            chosen["predictor"] = known_predictor(options.predictor)
             settings = json.dumps({"lengthwise": chosen})
             flags += ["--scheduler-cls", SCHEDULER, "--additional-config", settings]
         if not _has_gpu():
@@ -193,6 +196,11 @@ _CPU_DEFAULTS: Final = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
+
+
+def engine_threads() -> int:
+    """Threads that an engine started now computes with, on a CPU."""
+    return int({**_CPU_DEFAULTS, **os.environ}["OMP_NUM_THREADS"])
 
 
 def _need_vllm() -> None:

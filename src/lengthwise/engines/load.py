@@ -23,12 +23,14 @@ from lengthwise.errors import InputError
 from lengthwise.simulator.metrics import Summary, summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from lengthwise.engines.client import EngineAnswer
     from lengthwise.workloads import Workload
 
 Hints = Literal["none", "oracle"]
+
+_CONNECTS_IN_S: Final = 60.0
 
 # One token each, with the space before them, in the tokenizers of the common LLMs.
 _WORDS: Final = (" the", " of", " and", " to", " in", " is", " that", " for", " it", " was", " on", " are", " as")
@@ -49,6 +51,8 @@ class LoadPlan:
     """oracle: tell each true length, as `nvext.agent_hints.osl`."""
     timeout_s: float = 600.0
     """How long an answer may be silent."""
+    extras: Sequence[Mapping[str, Any]] = ()
+    """Further fields of each request's body, by row: sampling, a seed, `vllm_xargs`."""
 
     def __post_init__(self) -> None:
         if not 0 < self.speed < math.inf:
@@ -68,6 +72,8 @@ class Sample:
     first_token_s: float = math.nan
     finished_s: float = math.nan
     output_tokens: int = 0
+    prompt_tokens: int = 0
+    """As the endpoint counts them; 0 where it does not tell."""
     error: str | None = None
 
 
@@ -120,7 +126,10 @@ class LoadReport:
 async def run_load(workload: Workload, report: LoadReport, on_end: Callable[[], None]) -> None:
     """Send the workload and fill the report. Cancelled (Ctrl-C), the report keeps what was measured."""
     plan = report.plan
-    async with EngineClient(plan.url, silence_timeout_s=plan.timeout_s) as client:
+    # A connection each, and long to come about: on a busy machine a kept one may be dropped just as it is used again.
+    async with EngineClient(
+        plan.url, connect_timeout_s=_CONNECTS_IN_S, silence_timeout_s=plan.timeout_s, keep=False
+    ) as client:
         report.model = await served_model(client, plan.model)
         began = time.perf_counter()
         due = (workload.arrival_s - workload.arrival_s[0]) / plan.speed if len(workload) else []
@@ -151,6 +160,8 @@ def request_of(workload: Workload, row: int, model: str, plan: LoadPlan) -> tupl
         body["ignore_eos"] = True
     if plan.hints == "oracle":
         body["nvext"] = {"agent_hints": {"osl": length}}
+    if plan.extras:
+        body |= plan.extras[row]
     if priority := int(workload.priority[row]):
         body["priority"] = priority
     prompt = workload.table["prompt"][row].as_py()
@@ -214,7 +225,9 @@ async def _read(answer: EngineAnswer, sample: Sample, began: float) -> str | Non
                 return "malformed"
             if "error" in event:
                 return "stream_error"
-            told = (event.get("usage") or {}).get("completion_tokens", told)
+            usage = event.get("usage") or {}
+            told = usage.get("completion_tokens", told)
+            sample.prompt_tokens = usage.get("prompt_tokens", sample.prompt_tokens)
             if _has_token(event):
                 events += 1
                 sample.first_token_s = sample.first_token_s if started else now

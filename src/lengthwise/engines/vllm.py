@@ -10,32 +10,46 @@ has moved in another release. What it relies on, all under vllm/v1:
   interface; what holds KV blocks is drained first, whatever the policy says.
 - Scheduler.running is a list in order of admission; when memory runs out under `--scheduling-policy fcfs` the last
   of it is preempted and comes back through waiting.prepend_request. (Under `priority` vLLM picks by priority.)
+- _preempt_request, called between two steps, takes a running request's blocks and puts it back into `waiting`; vLLM
+  admits nobody in a step in which memory ran out, but does after this. Output of such a request that is still on its
+  way is delivered, and it is not admitted again before that.
 - A per-request value in the body's `vllm_xargs` arrives as request.sampling_params.extra_args.
 - Every request that is over passes Scheduler._free_request once, with the status it ended with.
 
 Options come from `--additional-config '{"lengthwise": {"policy": "sjf", "predictor": "fast"}}'` or the environment
-variables LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are sjf and fast. A request's belief comes in
-`vllm_xargs`: `expected_tokens` (a length), or `belief_mu` and `belief_sigma` (a log-t). Without either the request is
-queued at once by the LLM's history (before there is any, the wide prior) and re-keyed at the first step after the
+variables LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are lengthwise and fast. `"steps": "PATH.parquet"`
+there has every step of the engine written down (`engines.steps`). A request's belief comes in `vllm_xargs`:
+`expected_tokens` (a length), or `belief_mu` and `belief_sigma` (a log-t). Without either the request is queued at once
+by the LLM's history (before there is any, the wide prior) and re-keyed at the first step after the
 predictor's belief has come; predicting is another thread's work.
+
+For measurements: the option `plays` and a request's `cap` (`engines.plays`), and `account`, a file to which the figures
+of the predictor's work are written whenever nothing is left to do.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import vllm
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from lengthwise.engines.plays import Plays
+from lengthwise.engines.preemption import Room
 from lengthwise.engines.prompts import PromptReader
+from lengthwise.engines.steps import EngineFacts, StepLog
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT, Point
 from lengthwise.policies import Job, PolicyQueue, make_policy
@@ -70,6 +84,7 @@ class LengthwiseSyncScheduler(Scheduler):
     """vLLM's plain scheduler with its waiting requests in a policy's order, and victims by that policy."""
 
     running: list[Request]
+    steps: StepLog | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (passed on to vLLM as they are)
         super().__init__(*args, **kwargs)
@@ -77,19 +92,26 @@ class LengthwiseSyncScheduler(Scheduler):
         name = options.get("policy") or os.environ.get(POLICY_VARIABLE) or DEFAULT_POLICY
         predictor = options.get("predictor") or os.environ.get(PREDICTOR_VARIABLE) or DEFAULT_PREDICTOR
         self.length_policy: Policy = make_policy(name)
-        self.beliefs: BeliefService = belief_service(known_predictor(predictor))
+        self.plays = Plays.of(options.get("plays"))
+        known = known_predictor(predictor)
+        self.beliefs: BeliefService = belief_service(known) if self.plays is None else self.plays.service(known)
+        self._account: str | None = options.get("account")
         self.jobs = Jobs(self)
+        self.room = Room()
         self.now = time.time()
         self.waiting = PolicyRequestQueue(self)
         self.kv_holding_waiting = PolicyRequestQueue(self)
         if not vllm.__version__.startswith(RELEASES):
             _log.warning("vLLM %s is not one of those this was tested with: %s", vllm.__version__, RELEASES)
         self.jobs.prepare()
+        if options.get("steps"):
+            self.steps = StepLog(Path(options["steps"]), self._facts())
         _log.info("lengthwise orders the waiting requests: policy %s, predictor %s", name, predictor)
 
     def use_policy(self, name: str) -> None:
         """Change the policy under the waiting requests; `fcfs` is the kill switch."""
         self.length_policy = make_policy(name)
+        self.room.forget()
         self.jobs.prepare()
         for queue in (self.waiting, self.kv_holding_waiting):
             queue.use(self.length_policy)
@@ -100,13 +122,35 @@ class LengthwiseSyncScheduler(Scheduler):
         """Stop predicting too, and say what came of it."""
         self.beliefs.close()
         _log.info("the predictor's work: %s", self.beliefs.counts)
+        if self.steps is not None:
+            self.steps.close()
         super().shutdown()
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Schedule one step, and write it down where that is asked for."""
+        if self.steps is None:
+            return self._schedule(throttle_prefills)
+        began, cpu = time.time(), time.thread_time()
+        output = self._schedule(throttle_prefills)
+        cpu = time.thread_time() - cpu
+        waiting = len(self.waiting) + len(self.kv_holding_waiting)
+        self.steps.scheduled(_spans(output), waiting=waiting, running=len(self.running), began_s=began, cpu_s=cpu)
+        return output
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:  # noqa: ANN401
+        """Take in what a step made; it ends here."""
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self.steps is not None and scheduler_output.num_scheduled_tokens:
+            self.steps.done(busy=self.has_unfinished_requests())
+        return outputs
+
+    def _schedule(self, throttle_prefills: bool) -> SchedulerOutput:
         """Schedule one step as vLLM does, with whoever should yield at the end of `running`."""
         # One time for the whole step: vLLM peeks at a request, changes it, and then pops it, and must get the same.
         self.now = time.time()
         self.beliefs.deliver(self._believe)
+        if self.length_policy.preempts and not throttle_prefills:
+            self._make_room()
         if self.policy == SchedulingPolicy.PRIORITY or not self._memory_may_run_out():
             return super().schedule(throttle_prefills)
         admission = {request.request_id: place for place, request in enumerate(self.running)}
@@ -123,11 +167,94 @@ class LengthwiseSyncScheduler(Scheduler):
             return False
         job = self.jobs.of(request)
         job.believe(belief)
+        self.room.forget()
         return any(queue.rekey(job) for queue in (self.waiting, self.kv_holding_waiting))
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (vLLM's own)
         self.jobs.ended(request)
-        return super()._free_request(request, *args, **kwargs)
+        freed = super()._free_request(request, *args, **kwargs)
+        # Whenever nothing is left to do: vLLM may end an engine without a word to its scheduler.
+        if self._account is not None and not self.requests:
+            Path(self._account).write_text(json.dumps(asdict(self.beliefs.counts)), encoding="utf-8")
+        return freed
+
+    def _facts(self) -> EngineFacts:
+        limits = self.scheduler_config
+        return EngineFacts(
+            engine=f"vLLM {vllm.__version__}",
+            model=str(self.vllm_config.model_config.served_model_name),
+            # One block is the null block, which nobody gets.
+            kv_tokens=(self.kv_cache_config.num_blocks - 1) * self.block_size,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            prefix_caching=bool(self.cache_config.enable_prefix_caching),
+            chunked_prefill=limits.enable_chunked_prefill,
+        )
+
+    def _make_room(self) -> None:
+        """Let running requests yield to the first in line, while it cannot be admitted and the policy names somebody.
+
+        Before vLLM's own step, so that the place is taken in the same step. Not where vLLM might pass over the first in
+        line for a reason of its own and give the place to another: then one after the other would yield.
+        """
+        self.room.stepped()
+        if self.connector is not None or self.ec_connector is not None or self.pause_state != PauseState.UNPAUSED:
+            return
+        while self.running and self.waiting and not self.kv_holding_waiting:
+            head = self.waiting.peek_request()
+            if self._is_passed_over(head) or self._finds_room(head):
+                return
+            running = [request.request_id for request in self.running if _may_yield(request)]
+            name = self.room.made_by(
+                self.length_policy, head.request_id, running, lambda name: self.jobs.of(self.requests[name]), self.now
+            )
+            if name is None:
+                return
+            self._yield(self.requests[name])
+
+    def _yield(self, request: Request) -> None:
+        """Preempt a running request between two steps; it waits where it belongs."""
+        job = self.jobs.of(request)
+        arrival = job.arrival
+        self.running.remove(request)
+        self._preempt_request(request, time.monotonic(), drop_stale_output=self.requires_kv_delivery)
+        # Should it be admitted again in this very step, vLLM must send all its tokens anew.
+        self.prev_step_scheduled_req_ids.discard(request.request_id)
+        job.arrival = arrival  # vLLM's order after memory ran out, before everybody, is not for who yields to one
+        self.waiting.rekey(job)
+
+    def _is_passed_over(self, head: Request) -> bool:
+        """Whether vLLM would pass over the first in line: it is not ready, or its adapter has no place."""
+        if self._is_blocked_waiting_status(head.status) or head.num_stale_output_tokens > 0:
+            return True
+        if self.lora_config is None or head.lora_request is None:
+            return False
+        there = {request.lora_request.lora_int_id for request in self.running if request.lora_request is not None}
+        return len(there) >= self.lora_config.max_loras and head.lora_request.lora_int_id not in there
+
+    def _finds_room(self, head: Request) -> bool:
+        """Whether there is a slot for the first in line, and memory for all its tokens, as vLLM will reckon."""
+        if len(self.running) + self.num_waiting_for_streaming_input >= self.max_num_active_reqs:
+            return False
+        manager = self.kv_cache_manager
+        tokens = min(head.num_tokens, self.max_model_len)
+        if not self.scheduler_reserve_full_isl:
+            tokens = min(tokens, self.max_num_scheduled_tokens)
+        blocks, cached, _ = manager.get_computed_blocks(head)
+        needed = manager.coordinator.get_num_blocks_to_allocate(
+            request_id=head.request_id,
+            num_tokens=tokens,
+            new_computed_blocks=blocks.blocks,
+            num_encoder_tokens=0,
+            total_computed_tokens=cached,
+            num_local_computed_tokens=cached,
+            num_tokens_main_model=tokens,
+            apply_admission_cap=True,
+            prefill_end=max(head.num_prompt_tokens, head.num_tokens - 1),
+        )
+        return bool(needed + manager.watermark_blocks <= manager.block_pool.get_num_free_blocks())
 
     def _memory_may_run_out(self) -> bool:
         """Whether this step could need more blocks than are free: one each, and the token budget's worth."""
@@ -167,7 +294,8 @@ class Jobs:
         self._beliefs = scheduler.beliefs
         self._by_priority = scheduler.policy == SchedulingPolicy.PRIORITY
         self._latest = 0.0
-        self.llm = str(scheduler.vllm_config.model_config.served_model_name)
+        served = str(scheduler.vllm_config.model_config.served_model_name)
+        self.llm = served if scheduler.plays is None else scheduler.plays.llm
         self._reader: PromptReader | None = None
 
     def prepare(self) -> None:
@@ -199,7 +327,7 @@ class Jobs:
             request.lengthwise_job = job
             request.lengthwise_told = told is not None
             self.ask(request)
-        job.generated = request.num_output_tokens
+        job.generated, job.preemptions = request.num_output_tokens, request.num_preemptions
         return job
 
     def ask(self, request: Request) -> None:
@@ -215,19 +343,27 @@ class Jobs:
 
     def ended(self, request: Request) -> None:
         """Learn from how a request ended: whole, cut, or in a way that says nothing of its length."""
+        job: Job | None = getattr(request, "lengthwise_job", None)
+        if job is not None:
+            job.generated = request.num_output_tokens
+            for queue in (self._scheduler.waiting, self._scheduler.kv_holding_waiting):
+                queue.finished(job)
         tokens = request.num_output_tokens if _generates(request) else None
         if request.status == RequestStatus.FINISHED_ABORTED and tokens and request.sampling_params.stop:
             # Stop strings are looked for outside the engine, which is then told to abort: that was its end.
             self._beliefs.ended(request.request_id, tokens)
         elif request.status == RequestStatus.FINISHED_STOPPED or request.status in _CUT:
-            self._beliefs.ended(request.request_id, tokens, censored=request.status in _CUT)
+            # One that was forced to a length below the limit that its client declared has ended, and was not cut.
+            capped, declared = request.status == RequestStatus.FINISHED_LENGTH_CAPPED, declared_cap(request)
+            forced = capped and declared is not None and (tokens or 0) < self._cap(request)
+            self._beliefs.ended(request.request_id, tokens, censored=request.status in _CUT and not forced)
         else:
             self._beliefs.ended(request.request_id, None)
 
     def _cap(self, request: Request) -> int:
         """The most tokens that the answer may have: what the request allows, and what the context leaves."""
         left: int = self._scheduler.max_model_len - request.num_prompt_tokens
-        return max(1, min(int(request.max_tokens), left))
+        return max(1, min(declared_cap(request) or int(request.max_tokens), left))
 
     def _arrival(self, request: Request) -> float:
         """When it came. vLLM's fcfs goes by the order of entry, not by the clock: never before the last one."""
@@ -235,6 +371,20 @@ class Jobs:
             return float(request.arrival_time)
         self._latest = max(self._latest, request.arrival_time)
         return self._latest
+
+
+def _spans(output: SchedulerOutput) -> Iterator[tuple[int, int]]:
+    """Of each request in a step, the tokens computed before it and those computed in it."""
+    for new in output.scheduled_new_reqs:
+        yield new.num_computed_tokens, output.num_scheduled_tokens[new.req_id]
+    others = output.scheduled_cached_reqs
+    for name, computed in zip(others.req_ids, others.num_computed_tokens, strict=True):
+        yield computed, output.num_scheduled_tokens[name]
+
+
+def _may_yield(request: Request) -> bool:
+    """Whether a running request may be asked to yield: not one whose last token is on its way."""
+    return _generates(request) and request.num_output_tokens + request.num_output_placeholders < request.max_tokens
 
 
 def _generates(request: Request) -> bool:
@@ -261,6 +411,10 @@ class PolicyRequestQueue(RequestQueue):
             return False
         self._queue.update(job, self._scheduler.now)
         return True
+
+    def finished(self, job: Job) -> None:
+        """Tell the queue that a request is over, its length in its job."""
+        self._queue.finished(job)
 
     def add_request(self, request: Request) -> None:
         """Let a request wait, behind its equals."""
@@ -323,6 +477,17 @@ class PolicyRequestQueue(RequestQueue):
             job.arrival = min(job.arrival, first.arrival)
         self._requests[request.request_id] = request
         self._queue.push(job, now, front=front)
+
+
+def declared_cap(request: Request) -> int | None:
+    """The limit that the request's client declares; for a measurement that forces lengths (`engines.plays`)."""
+    params = request.sampling_params
+    said = ((params.extra_args if params is not None else None) or {}).get("cap")
+    try:
+        return None if said is None else max(1, int(said))
+    except (TypeError, ValueError, OverflowError) as error:
+        _log.warning("request %s: no usable cap in vllm_xargs (%s)", request.request_id, error)
+        return None
 
 
 def belief_of(request: Request, cap: int) -> LengthDistribution | None:

@@ -102,6 +102,8 @@ class Completions:
                 self._metrics.beliefs.labels(_source(body, first, job)).inc()
             tokens, cut = (measure.length if body.one_answer else None) or (None, False)
             self._beliefs.ended(job.id, tokens, censored=cut)
+            if tokens is not None or job.started is None:
+                self._dispatcher.finished(job, tokens or 0)
 
     def _believe(self, job: Job, body: CompletionBody) -> None:
         """Let the job go by the client's hint, else by history until the predictor has said something."""

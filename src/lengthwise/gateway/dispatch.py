@@ -145,6 +145,11 @@ class Dispatcher:
         self._count()
         self._give()
 
+    def finished(self, job: Job, tokens: int) -> None:
+        """Tell how long an answer was (nothing, if it never began), for orders that serve in turns."""
+        job.generated = tokens
+        self._queue.finished(job)
+
     def set_up(self, engine: Engine) -> None:
         """The engine answers (again)."""
         if not engine.up:

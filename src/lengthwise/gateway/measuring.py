@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 _TOKENS: Final = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
+_PROMPT: Final = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
 _REASON: Final = re.compile(rb'"finish_reason"\s*:\s*"(\w+)"')
 # A JSON string holds no bare quotes, so an answer that talks about these fields is not mistaken for them.
 _WHOLE: Final = frozenset({b"stop", b"tool_calls", b"function_call"})
@@ -20,6 +21,7 @@ class Measure:
         self._hide_usage = hide_usage
         self._hid = False
         self._tokens: int | None = None
+        self._prompt: int | None = None
         self._reasons: list[bytes] = []
         self._events = 0
         self._streams = False
@@ -35,6 +37,21 @@ class Measure:
         if self._streams and not self._reasons and self._events > 1:
             return self._events - 1, True
         return None
+
+    @property
+    def told(self) -> bool:
+        """Whether the engine told the tokens."""
+        return self._tokens is not None
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Of the prompt, where the engine tells it."""
+        return self._prompt
+
+    @property
+    def counted(self) -> int | None:
+        """Tokens by the count of a stream's events, where nobody tells them: about one each."""
+        return max(1, self._events - 1) if self._streams and self._events > 1 else None
 
     def whole(self, body: bytes) -> None:
         """An answer in one piece."""
@@ -54,6 +71,8 @@ class Measure:
             self._reasons += _REASON.findall(data)
         if b'"completion_tokens"' in data:
             self._tokens = int(_TOKENS.findall(data)[-1])
+        if b'"prompt_tokens"' in data and (told := _PROMPT.findall(data)):
+            self._prompt = int(told[-1])
 
     def _hides(self, line: bytes) -> bool:
         """Whether this is the event that only tells the usage, or the blank line that ends it."""

@@ -18,6 +18,8 @@ from lengthwise.gateway.app import create_app
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from starlette.applications import Starlette
+
     from lengthwise.gateway.config import GatewayConfig
 
 _KEEP_ALIVE_S: Final = 75  # longer than clients keep their idle connections, so that they let go first
@@ -78,12 +80,19 @@ def run_gateway(
     """Serve until SIGINT or SIGTERM, then let running requests finish, at most `shutdown_timeout_s`."""
     if sock is None:
         sock = bind(config.host, config.port)
+    run_app(create_app(config), sock, shutdown_timeout_s=config.shutdown_timeout_s, on_ready=on_ready)
+
+
+def run_app(
+    app: Starlette, sock: socket.socket, *, shutdown_timeout_s: int, on_ready: Callable[[], None] | None = None
+) -> None:
+    """The same for any application of ours."""
     sock.listen(_BACKLOG)
     if on_ready is not None:
         on_ready()
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(config),
+            app,
             ws="none",
             lifespan="on",
             log_level="warning",
@@ -91,7 +100,7 @@ def run_gateway(
             server_header=False,
             proxy_headers=False,  # the kill switch looks at who is really there
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=config.shutdown_timeout_s,
+            timeout_graceful_shutdown=shutdown_timeout_s,
         )
     )
     # uvicorn raises the signal again once it has shut down. Left alone, SIGTERM would then end the process

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from lengthwise.engines.client import EngineAnswer
     from lengthwise.gateway.measuring import Measure
 
-# Headers of one connection, not of the request (RFC 9110, 7.6.1), and those that each side sets for itself.
-_OWN: Final = frozenset(
+# Headers of one connection, not of the request (RFC 9110, 7.6.1).
+_CONNECTION: Final = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
-    b"transfer-encoding upgrade host content-length content-type expect date server x-request-id".split()
+    b"transfer-encoding upgrade host content-length expect".split()
 )
+_OWN: Final = _CONNECTION | frozenset(b"content-type date server x-request-id".split())
+"""And those that each side sets for itself."""
 
 
 class ClientGoneError(Exception):
@@ -64,6 +66,14 @@ class Caller:
         headers["content-type"] = "application/json"  # by now it is known to be
         return headers
 
+    def passed_headers(self) -> dict[str, str]:
+        """The client's headers as they came, but for those of the connection."""
+        return {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in self.headers.items()
+            if name not in _CONNECTION
+        }
+
     @asynccontextmanager
     async def present(self) -> AsyncIterator[None]:
         """Cancels what runs inside when the client goes away, and raises ClientGoneError then."""
@@ -100,23 +110,31 @@ class Caller:
         self._ended = last
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
-    async def fail(self, error: ApiError, request_id: bytes) -> None:
+    async def fail(self, error: ApiError, request_id: bytes | None) -> None:
         """Answer with an error of ours."""
         response = error.response()
-        await self.start(error.status, [*response.raw_headers, (b"x-request-id", request_id)])
+        named = [] if request_id is None else [(b"x-request-id", request_id)]
+        await self.start(error.status, [*response.raw_headers, *named])
         await self.write(bytes(response.body), last=True)
 
 
 async def relay(
-    answer: EngineAnswer, caller: Caller, request_id: bytes, measure: Measure, on_first_byte: Callable[[], None]
+    answer: EngineAnswer,
+    caller: Caller,
+    request_id: bytes | None,
+    measure: Measure,
+    on_first_byte: Callable[[], None],
 ) -> None:
     """Pass an engine's answer on, and measure it: events as they come, anything else once it is whole.
+
+    Without a `request_id` of ours the answer keeps the engine's.
 
     A plain answer is small, and read whole its loss can still be told with a proper status. In a stream it
     is told with an error event, and the EngineError goes on to the caller of this function.
     """
-    headers = [(name.lower(), value) for name, value in _passed(answer)]
-    headers.append((b"x-request-id", request_id))
+    headers = list(_passed(answer, own_id=request_id is None))
+    if request_id is not None:
+        headers.append((b"x-request-id", request_id))
     if not answer.is_stream:
         body = await answer.read()
         on_first_byte()
@@ -156,10 +174,10 @@ def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
     return data[:end], data[end:]
 
 
-def _passed(answer: EngineAnswer) -> Iterable[tuple[bytes, bytes]]:
+def _passed(answer: EngineAnswer, *, own_id: bool) -> Iterable[tuple[bytes, bytes]]:
     for name, value in answer.headers.items():
         lower = name.lower().encode("latin-1")
-        if lower not in _OWN or lower == b"content-type":
+        if lower not in _OWN or lower == b"content-type" or (own_id and lower == b"x-request-id"):
             yield lower, value.encode("latin-1", "surrogateescape")
 
 

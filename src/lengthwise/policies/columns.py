@@ -38,6 +38,7 @@ class JobColumns:
     cached_tokens: NDArray[np.float64]
     priority: NDArray[np.float64]
     in_round: NDArray[np.float64]
+    preemptions: NDArray[np.float64]
 
     @classmethod
     def of(cls, jobs: Iterable[Job]) -> JobColumns:
@@ -61,6 +62,7 @@ class JobColumns:
         cached_tokens: ArrayLike = 0,
         priority: ArrayLike = 0,
         in_round: ArrayLike = 0,
+        preemptions: ArrayLike = 0,
     ) -> JobColumns:
         """Make columns from what is known; one number serves all, and what is left out is that of a certain length."""
         expected = np.asarray(expected, np.float64)
@@ -77,6 +79,7 @@ class JobColumns:
             cached_tokens,
             priority,
             in_round,
+            preemptions,
         )
         length = np.broadcast_shapes(*(np.shape(column) for column in given))
         return cls(*(np.broadcast_to(np.asarray(column, np.float64), length) for column in given))

@@ -24,13 +24,15 @@ class Gittins(Preemptive):
 
     A belief with a heavy tail is ranked by its good chance to be over soon, and worse the longer it runs. A running job
     yields to a waiting one when its rank is more than `margin` = 2 times as large: with 1, two jobs of the same belief
-    would take turns for ever, each paying for its prompt again; with 2, they do once per doubling of their rank. Memory
-    short: the largest rank yields. Without a belief: the wide prior.
+    would take turns for ever, each paying for its prompt again; with 2, they do once per doubling of their rank. Who
+    has been preempted `times` = 4 times yields to no waiting job any more. Memory short: the largest rank yields.
+    Without a belief: the wide prior.
     """
 
     called = "gittins"
 
     margin: float = parameter(2.0, least=1.0)
+    times: float = parameter(4, least=0.0)
 
     def rank(self, jobs: Job | JobColumns) -> Numbers:
         """The index over belief and age."""

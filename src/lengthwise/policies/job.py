@@ -33,6 +33,7 @@ class Job:
     """All that a decision may look at. Times in seconds on the host's own clock, lengths in tokens.
 
     `priority`: lower runs first, as in vLLM. `cached_tokens`: of the prompt, found in the engine's prefix cache.
+    `preemptions`: how often it had to yield, to whatever.
     `in_round` is the job's round in `turns`, `charged` what it pays there; set by the queue if a policy serves in
     turns. Taken from the belief when it comes (without one, from the wide prior), all of the length cut at `cap`, the
     smaller of the belief's and max_tokens: `expected` and `tail`, its mean and its CVaR at 0.9; `mu` and `sigma`, those
@@ -50,6 +51,7 @@ class Job:
     started: float | None = None
     generated: int = 0
     cached_tokens: int = 0
+    preemptions: int = 0
     blocks: Sequence[int] = ()
     llm: str | None = None
     tenant: str | None = None

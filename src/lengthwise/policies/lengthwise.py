@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from lengthwise.lengths import wide_prior
 from lengthwise.policies.base import Ordering
 from lengthwise.policies.contract import one
 
@@ -17,39 +18,47 @@ if TYPE_CHECKING:
     from lengthwise.policies.contract import QueueView, Rounds, Slots
     from lengthwise.policies.job import Job
 
-SHARE: Final = 0.12
-"""Of the work, that goes through the fast lane: others wait at most about 1 / (1 - SHARE) times as long."""
+FEW: Final = 1 / 3
+"""Of the jobs: so many of the shortest take the fast lane."""
+SHARE: Final = 0.25
+"""Of the work, at most, that goes through the fast lane: others wait at most about 1 / (1 - SHARE) times as long."""
 FAST: Final = 0
 """The round of the fast lane: before all others."""
-_PATIENCE: Final = 0.5  # of the time that newcomers wait: how far a longer job may be set back behind shorter ones
-_SURE: Final = 2.0  # medians: a belief whose mean is larger is too wide to call anybody short
+_LITTLE: Final = 0.1  # of the work: the shortest that make up no more take the fast lane, however many they are
+_CLEARLY: Final = 0.9  # of the mean job: to let longer ones pass the others would win little
+_PATIENCE: Final = 1 / 3  # of the time that newcomers wait: how far a longer job may be set back behind shorter ones
 _CREDIT: Final = 6.0  # mean jobs: what the fast lane may save up
 _FORGETS: Final = 4096  # jobs: over so many the picture of what comes is renewed
 _GRAIN: Final = 16.0  # tokens per slot in a round
-_BINS_PER_DOUBLING: Final = 6
+_BINS_PER_DOUBLING: Final = 12
 _BINS: Final = 24 * _BINS_PER_DOUBLING
+_NOTHING: Final = wide_prior()  # is believed where a prediction is missing
 
 
 @dataclass(frozen=True)
 class Lengthwise(Ordering):
-    """First come, first served, with a fast lane for the shortest that together make up 12 % of the work.
+    """First come, first served, with a fast lane for the shortest third.
 
     round = 0                                         in the fast lane
-            1 + (A + min(median, wait / 2)) / 16      in the other   (tokens per slot)
+            1 + (A + min(median, wait / 3)) / 16      in the other   (tokens per slot)
     key   = median                                    (tokens: the belief as a single number, at most its cap)
     A = work that has come so far, by medians / slots, a clock that runs with the work; wait = A - what has been served,
     by the same clock: how long newcomers stand in line. Medians, because a mean of a heavy tail hides who is short.
 
+    In the fast lane: who is among the shortest third of the jobs of late, or among the shortest that make up a tenth of
+    the work, and clearly shorter than the mean. A third of the jobs and not a share of the work, because beliefs that
+    are drawn to the middle would fill a share of the believed work with few jobs, and noisy ones with many long ones.
+
     While little waits, `wait` is near 0 and this is first come, first served, but for the shortest. When much waits, a
-    job lets those pass that come later but would be done before it, up to half of the wait.
+    job lets those pass that come later but would be done before it, up to a third of the wait.
 
-    Bound. The fast lane takes a job only from its credit: 12 % of the work of each job that comes, and no more than six
-    mean jobs saved up. In the other lane at most slots * median tokens of later work overtake a job. So where work
-    comes r times as fast as it is served, a job waits at most (what it would under FCFS + the time of its own length +
-    that of six mean jobs) / (1 - 0.12 r), all by medians. Nobody starves, and there is nothing to tune.
+    Bound. The fast lane takes a job only from its credit: a quarter of the work of each job that comes, and no more
+    than six mean jobs saved up. In the other lane at most slots * median tokens of later work overtake a job. So where
+    work comes r times as fast as it is served, a job waits at most (what it would under FCFS + the time of its own
+    length + that of six mean jobs) / (1 - r / 4), all by medians. Nobody starves, and there is nothing to tune. If
+    those called short take longer than the others, by what was believed of both, the credit pays for it.
 
-    Memory short: the last admitted yields. A belief whose mean is over twice its median is too wide to
-    call a job short, and so is the wide prior, which stands in for a missing one.
+    Memory short: the last admitted yields. The wide prior, which stands in for a missing belief, is never short.
     """
 
     called = "lengthwise"
@@ -65,6 +74,19 @@ class Lengthwise(Ordering):
 
 
 @dataclass(slots=True)
+class Taken:
+    """Tokens that were believed of those who are done, and what they were in truth."""
+
+    believed: float = 1.0
+    true: float = 1.0
+
+    @property
+    def ratio(self) -> float:
+        """How much longer than believed."""
+        return self.true / self.believed
+
+
+@dataclass(slots=True)
 class Lanes:
     """What has come of late, and the credit of the fast lane."""
 
@@ -76,12 +98,15 @@ class Lanes:
     count: float = 0.0
     total: float = 0.0
     credit: float = 0.0
+    jobs: list[float] = field(default_factory=lambda: [0.0] * _BINS)
     work: list[float] = field(default_factory=lambda: [0.0] * _BINS)
+    """Of those who came of late, by length."""
+    all: Taken = field(default_factory=Taken)
+    short: Taken = field(default_factory=Taken)
 
     def enter(self, job: Job) -> int:
         """The lane of a job that has just come, and its place in it."""
         self.unit *= 1.0 + 1.0 / _FORGETS
-        self.count += self.unit
         self.clock += job.median / self.slots()
         self._weigh(job.median, self.unit)
         self._earn(job.median)
@@ -103,23 +128,41 @@ class Lanes:
         self.served = max(self.served, in_round * _GRAIN)
 
     def finished(self, job: Job) -> None:
-        """What was expected of it has been counted; its truth is the predictor's business."""
+        """What it took in truth: if the short ones take more than was believed, the fast lane pays for it."""
+        if job.generated <= 0:  # it failed
+            return
+        for taken in (self.all, self.short) if self._short(job.median) else (self.all,):
+            taken.believed += self.unit * job.median
+            taken.true += self.unit * job.generated
 
     def _place(self, job: Job) -> int:
-        median, place = job.median, _bin(job.median)
-        shorter = sum(self.work[:place]) + 0.5 * self.work[place]
-        sure = job.expected <= _SURE * median
-        if sure and shorter <= SHARE * self.total and median <= self.credit:
-            self.credit -= median
+        median, known = job.median, (job.mu, job.sigma) != (_NOTHING.mu, _NOTHING.sigma)
+        price = median * max(1.0, self.short.ratio / self.all.ratio)
+        if known and price <= self.credit and self._short(median):
+            self.credit -= price
             return FAST
         wait = max(0.0, self.clock - self.served)
         return 1 + int((self.clock + min(median, _PATIENCE * wait)) / _GRAIN)
 
+    def _short(self, tokens: float) -> bool:
+        """Among the shortest third of the jobs, or the shortest tenth of the work; half of one's equals count."""
+        if tokens * self.count > _CLEARLY * self.total:
+            return False
+        place = _bin(tokens)
+        few = sum(self.jobs[:place]) + 0.5 * self.jobs[place] <= FEW * self.count
+        return few or sum(self.work[:place]) + 0.5 * self.work[place] <= _LITTLE * self.total
+
     def _weigh(self, tokens: float, weight: float) -> None:
-        self.work[_bin(tokens)] += weight * tokens
+        place = _bin(tokens)
+        self.jobs[place] += weight
+        self.work[place] += weight * tokens
+        self.count += weight
         self.total += weight * tokens
         if self.unit > 1e12:
+            self.jobs = [each / self.unit for each in self.jobs]
             self.work = [each / self.unit for each in self.work]
+            for taken in (self.all, self.short):
+                taken.believed, taken.true = taken.believed / self.unit, taken.true / self.unit
             self.total, self.count, self.unit = self.total / self.unit, self.count / self.unit, 1.0
 
     def _earn(self, tokens: float) -> None:

@@ -25,6 +25,10 @@ class Preemptive(Ordering):
     """The smallest rank runs: a running job yields to a waiting one of a rank that is smaller by a margin.
 
     Never to one of a less urgent priority. Ranks of uncertain beliefs grow as a job runs on, so hosts ask again.
+
+    Each time that a job yields, its prompt and what it has generated must be computed again, and there may always be
+    one more that is shorter. So a job that has been preempted `times` times, by whatever, yields to no waiting one any
+    more.
     """
 
     rekey = "on_progress"
@@ -44,9 +48,14 @@ class Preemptive(Ordering):
     def margin(self) -> float:
         """How many times the candidate's rank a running job's must be, to yield."""
 
+    @property
+    @abstractmethod
+    def times(self) -> float:
+        """After how many preemptions a job is let finish."""
+
     def may_yield(self, jobs: JobColumns) -> NDArray[np.bool_]:
         """Return who may be asked to yield to a waiting job."""
-        return np.ones(len(jobs), np.bool_)
+        return jobs.preemptions < self.times
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Smaller rank first."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from scipy import special
 
-from lengthwise.lengths import TIE_NU, student, wide_prior
+from lengthwise.lengths import TIE_NU, LogT, student, wide_prior
 from lengthwise.predictors.contract import LogTBeliefs
 
 if TYPE_CHECKING:
@@ -179,6 +179,11 @@ class History:
         known = [self.by_llm.get(each.llm, self.pooled) for each in inputs]
         caps = np.array([each.cap for each in inputs], np.float64)
         return LogTBeliefs.of([each.location for each in known], [each.scale for each in known], caps)
+
+    def belief(self, llm: str, cap: int) -> LogT:
+        """One belief, as `predict` gives it: for a host's own thread, a tenth of the time."""
+        known = self.by_llm.get(llm, self.pooled)
+        return LogT(known.location, known.scale, cap)
 
     def observe(self, llm: str, length: int, *, censored: bool = False) -> None:
         """Take in one answer: its length, or, cut or still running, the tokens so far. Tell each answer once."""

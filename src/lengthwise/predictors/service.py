@@ -122,7 +122,7 @@ class BeliefService:
         self._open[key] = _Open(llm, (key, next(self._numbers)))
         if not self._history.pooled.seen:
             return None
-        return self._history.predict([PredictionInput("", llm, max_tokens)])[0]
+        return self._history.belief(llm, PredictionInput("", llm, max_tokens).cap)
 
     def ask(self, key: str, read: Callable[[], PredictionInput]) -> None:
         """Want a belief for an admitted request. The worker calls `read`, so that reading costs the host nothing."""

@@ -47,7 +47,7 @@ h2 {{ font-size: 1.05rem; margin-top: 2rem; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }}
 th, td {{ padding: .25rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #e3e6e9; }}
 th:first-child, td:first-child {{ text-align: left; }}
-tr.rule td {{ border-top: 1px solid #9aa3ab; }}
+tr.rule td {{ border-top: 2px solid #9aa3ab; }}
 p {{ color: #5b6770; margin: .3rem 0; max-width: 75rem; }}
 figure {{ margin: 1rem 0; }} img {{ max-width: 100%; }}
 </style></head><body><h1>{title}</h1>

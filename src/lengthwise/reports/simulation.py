@@ -77,7 +77,8 @@ def _against(grid: Grid) -> Table:
     columns = [f"{NAMES[measure]} {statistic}" for measure, statistic in _AGAINST]
     if gains:
         columns += ["gain captured, E2E", "per token"]
-    return _table(grid, "Over FCFS, below 1 is better", columns, row, _notes(grid, gains=gains))
+    base = "FCFS" if len(grid.routers) == 1 else f"FCFS behind {grid.routers[0]}"
+    return _table(grid, f"Over {base}, below 1 is better", columns, row, _notes(grid, gains=gains))
 
 
 def _notes(grid: Grid, *, gains: bool) -> list[str]:
@@ -137,7 +138,7 @@ def _table(
             begins.add(i)
         load = [f"{cell.level.load:.2f}"] if many_levels else []
         predictor = ["" if cell.predictor is None else cell.predictor] if many_predictors else []
-        rows.append([cell.policy, *predictor, *load, *row(cell)])
+        rows.append([cell.who, *predictor, *load, *row(cell)])
     same = "" if many_levels else f", load {grid.levels[0].load:.2f}"
     same += "" if many_predictors else f", beliefs {next(iter(grid.beliefs))}"
     head = ["policy", *(["predictor"] if many_predictors else []), *(["load"] if many_levels else [])]
@@ -150,7 +151,7 @@ def multiple(ratio: Ratio) -> str:
     """A multiple with its interval."""
     if math.isnan(ratio.ratio):
         return "–"
-    return "1" if ratio.low == ratio.high else f"{ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+    return "1" if ratio.low == ratio.high == 1 else f"{ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 def seconds(value: float) -> str:

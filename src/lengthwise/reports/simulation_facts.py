@@ -19,7 +19,7 @@ def facts(grid: Grid) -> dict[str, Any]:
         "content_hash": grid.workload.content_hash,
         "requests": len(grid.workload),
         "fleet": str(grid.fleet),
-        "router": "round_robin",
+        "routers": grid.routers,
         "seeds": grid.seeds,
         "slo": grid.slo,
         "capacity": {
@@ -38,6 +38,7 @@ def _run(grid: Grid, cell: Cell) -> dict[str, Any]:
         "offered_per_s": cell.level.offered_per_s,
         "predictor": cell.predictor,
         "policy": cell.policy,
+        "router": cell.router,
         **{measure: {name: cell.latency(measure, name) for name in STATISTICS} for measure in MEASURES},
         "over_fcfs": {
             f"{measure.removesuffix('_s')}_{name}": grid.ratio(cell, measure, name) for measure, name in COMPARED

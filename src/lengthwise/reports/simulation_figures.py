@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, panel
@@ -9,7 +10,7 @@ from lengthwise.reports.simulation import NAMES
 from lengthwise.simulator.cells import TRUTH
 
 if TYPE_CHECKING:
-    from lengthwise.simulator.cells import Cell, Grid, Measure, Statistic
+    from lengthwise.simulator.cells import Cell, Grid, Level, Measure, Statistic
 
 __all__ = ["colour", "label", "latency_against_load", "mean_against_tail"]
 
@@ -22,10 +23,10 @@ def latency_against_load(grid: Grid) -> Figure:
     names = [f"{NAMES[measure]} {statistic} (s)" for measure, statistic in _SHOWN]
     layout = axes([(axis("load"), {"rangemode": "tozero"})] * len(_SHOWN), columns=len(_SHOWN), titles=names)
     data = []
-    lines = dict.fromkeys((cell.policy, cell.predictor) for cell in grid.cells)
-    for policy, predictor in lines:
+    lines = dict.fromkeys((cell.who, cell.predictor) for cell in grid.cells)
+    for who, predictor in lines:
         cells = sorted(
-            (cell for cell in grid.cells if (cell.policy, cell.predictor) == (policy, predictor)),
+            (cell for cell in grid.cells if (cell.who, cell.predictor) == (who, predictor)),
             key=lambda cell: cell.level.load,
         )
         data += [
@@ -49,9 +50,9 @@ def mean_against_tail(grid: Grid) -> Figure:
     compared = any(grid.baseline(level) for level in levels)
     unit = "over FCFS" if compared else "(s)"
     layout = axes(
-        [(axis(f"E2E mean {unit}"), axis(f"E2E p99 {unit}"))] * len(levels),
+        [(axis(f"E2E mean {unit}", **_room(grid, level, "mean")), _room(grid, level, "p99")) for level in levels],
         columns=min(3, len(levels)),
-        titles=[f"load {level.load:.2f}" for level in levels],
+        titles=[f"load {level.load:.2f}: E2E p99 {unit}" for level in levels],
     )
     data = []
     for cell in grid.cells:
@@ -65,8 +66,23 @@ def mean_against_tail(grid: Grid) -> Figure:
                 "showlegend": place == 0,
             }
         )
-    says = "Down and to the left is better: a policy that lowers the mean should not pay for it in the tail."
+    says = (
+        "Down and to the left is better: a policy that lowers the mean should not pay for it in the tail. "
+        "Where an interval runs out of its panel, more seeds are needed."
+    )
     return Figure("Mean against p99", says, data, layout, height=120 + 360 * -(-len(levels) // 3))
+
+
+def _room(grid: Grid, level: Level, statistic: Statistic) -> dict[str, Any]:
+    """A range with room for all points; an interval that is far wider than they lie apart runs out of it."""
+    if grid.baseline(level) is None:
+        return {}
+    ratios = [grid.ratio(cell, "e2e_s", statistic) for cell in grid.cells if cell.level == level]
+    known = [ratio for ratio in ratios if math.isfinite(ratio.ratio)]
+    low, high = min(ratio.ratio for ratio in known), max(ratio.ratio for ratio in known)
+    reach = max(high - low, 0.02 * high)
+    ends = (max(low - reach, min(ratio.low for ratio in known)), min(high + reach, max(ratio.high for ratio in known)))
+    return {"range": [ends[0] - 0.1 * reach, ends[1] + 0.1 * reach]}
 
 
 def _absolute(cell: Cell) -> dict[str, Any]:
@@ -89,14 +105,14 @@ def _ratios(grid: Grid, cell: Cell) -> dict[str, Any]:
 
 
 def label(grid: Grid, cell: Cell) -> str:
-    """The policy, and the predictor where several are compared."""
-    return cell.policy if cell.predictor is None or len(grid.beliefs) == 1 else f"{cell.policy}, {cell.predictor}"
+    """The policy and router, and the predictor where several are compared."""
+    return cell.who if cell.predictor is None or len(grid.beliefs) == 1 else f"{cell.who}, {cell.predictor}"
 
 
 def colour(grid: Grid, cell: Cell) -> str:
-    """Of a policy: the same in every figure, grey for the first."""
-    policies = list(dict.fromkeys(each.policy for each in grid.cells))
-    return COLOURS[policies.index(cell.policy) % len(COLOURS)]
+    """Of a policy and router: the same in every figure, grey for the first."""
+    compared = list(dict.fromkeys(each.who for each in grid.cells))
+    return COLOURS[compared.index(cell.who) % len(COLOURS)]
 
 
 def _look(grid: Grid, cell: Cell) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,6 +29,8 @@ _POINTS: Final = 300
 _BINS: Final = 32
 _GROUPS: Final = 10
 _COLUMNS: Final = 3
+_SHADES: Final = ((0.0, "#e3eef7"), (0.15, "#9cc4e4"), (0.4, "#4a90c4"), (1.0, "#08306b"))
+"""The more requests the darker; most cells hold few, so these get most of the shades."""
 _MEASURES: Final[tuple[Measure, ...]] = ("ttft_s", "e2e_s", "per_token_s")
 
 
@@ -36,14 +39,16 @@ def cdfs(grid: Grid) -> Figure:
     cells = _shown(grid)
     shares = np.linspace(0, 1, _POINTS)
     data: list[dict[str, Any]] = []
+    panels = []
     for i, measure in enumerate(_MEASURES):
+        lines = []
         for cell in cells:
             values = np.concatenate([latencies(outcome)[measure] for outcome in cell.outcomes])
             known = values[~np.isnan(values)]
-            at = np.quantile(known, shares) if len(known) else []
-            data.append({**_line(grid, cell, i), "x": at, "y": shares})
-    both = (axis("seconds", type="log"), {"range": [0, 1], "tickformat": ".0%"})
-    layout = axes([both] * len(_MEASURES), columns=len(_MEASURES), titles=[NAMES[measure] for measure in _MEASURES])
+            lines.append(np.quantile(known, shares) if len(known) else np.array([]))
+            data.append({**_line(grid, cell, i), "x": lines[-1], "y": shares})
+        panels.append((_log_axis("seconds", np.concatenate(lines)), {"range": [0, 1], "tickformat": ".0%"}))
+    layout = axes(panels, columns=len(_MEASURES), titles=[NAMES[measure] for measure in _MEASURES])
     return Figure("How latency is spread", f"{_where(grid)} All seeds together.", data, layout)
 
 
@@ -59,7 +64,7 @@ def over_time(grid: Grid) -> Figure:
         [
             (time, {"rangemode": "tozero"}),
             (time, {"rangemode": "tozero"}),
-            (time, {"tickformat": ".0%", "range": [0, 1]}),
+            (time, {"tickformat": ".2~%", "rangemode": "tozero"}),
         ],
         columns=3,
         titles=["waiting", "running", "KV blocks held"],
@@ -91,9 +96,9 @@ def length_heatmap(grid: Grid) -> Figure:
                 **panel(i),
             }
         )
-    both = (axis("output tokens", type="log"), axis("E2E (s)", type="log"))
-    layout = axes([both] * len(cells), columns=min(_COLUMNS, len(cells)), titles=[cell.policy for cell in cells])
-    layout["coloraxis"] = {"colorscale": "Blues", "colorbar": {"tickformat": ".1%"}}
+    both = (_log_axis("output tokens", 10**x_edges), _log_axis("E2E (s)", 10**y_edges))
+    layout = axes([both] * len(cells), columns=min(_COLUMNS, len(cells)), titles=[cell.who for cell in cells])
+    layout["coloraxis"] = {"colorscale": _SHADES, "cmin": 0, "colorbar": {"tickformat": ".1%"}}
     says = f"{_where(grid)} The share of requests in each cell. What lies far above the lower edge has waited."
     height = 120 + 330 * -(-len(cells) // _COLUMNS)
     return Figure("Completion time against output length", says, data, layout, height=height)
@@ -126,20 +131,26 @@ def _shown(grid: Grid) -> list[Cell]:
 
 
 def _where(grid: Grid) -> str:
-    cell = _shown(grid)[0]
-    return f"At load {cell.level.load:.2f}, beliefs {next(iter(grid.beliefs))}."
+    load = _shown(grid)[0].level.load
+    return f"{f'At load {load:.2f}' if math.isfinite(load) else 'All at once'}, beliefs {next(iter(grid.beliefs))}."
 
 
 def _line(grid: Grid, cell: Cell, place: int) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": cell.policy,
-        "legendgroup": cell.policy,
+        "name": cell.who,
+        "legendgroup": cell.who,
         "line": {"color": colour(grid, cell), "width": 1.8},
         **panel(place),
         "showlegend": place == 0,
     }
+
+
+def _log_axis(title: str, values: Floats) -> dict[str, Any]:
+    """Over two decades and more only these are named."""
+    wide = len(values) > 0 and values.min() > 0 and values.max() >= 100 * values.min()
+    return axis(title, type="log", **({"dtick": 1} if wide else {}))
 
 
 def _timeline(outcome: Outcome) -> tuple[Floats, Floats, Floats, Floats]:

@@ -30,6 +30,7 @@ Statistic = Literal["mean", "p50", "p90", "p99"]
 
 BASELINE: Final = "fcfs"
 TRUTH: Final = "oracle"
+USUAL_ROUTER: Final = "round_robin"
 MEASURES: Final[tuple[Measure, ...]] = ("ttft_s", "tpot_s", "e2e_s", "per_token_s")
 STATISTICS: Final[tuple[Statistic, ...]] = ("mean", "p50", "p90", "p99")
 COMPARED: Final[tuple[tuple[Measure, Statistic], ...]] = tuple(
@@ -50,12 +51,18 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One policy with one predictor at one level, seed by seed. FCFS asks no predictor: there it is None."""
+    """One policy with one predictor and router at one level, seed by seed. Who asks no predictor has None."""
 
     level: Level
     predictor: str | None
     policy: str
     outcomes: tuple[Outcome, ...]
+    router: str = USUAL_ROUTER
+
+    @property
+    def who(self) -> str:
+        """The policy, and the router if it is not the usual one."""
+        return self.policy if self.router == USUAL_ROUTER else f"{self.policy} behind {self.router}"
 
     def mean(self, figure: Callable[[Summary], float]) -> float:
         """A figure of the runs, averaged over the seeds."""
@@ -109,6 +116,11 @@ class Grid:
         return tuple(dict.fromkeys(cell.level for cell in self.cells))
 
     @property
+    def routers(self) -> tuple[str, ...]:
+        """In the order in which they were asked for."""
+        return tuple(dict.fromkeys(cell.router for cell in self.cells))
+
+    @property
     def capacity_per_s(self) -> float:
         """What the fleet can do at most, averaged over the seeds."""
         return float(np.mean([capacity.requests_per_s for capacity in self.capacities]))
@@ -118,7 +130,7 @@ class Grid:
         return float(np.mean([beliefs.tau for beliefs in self.beliefs[predictor]]))
 
     def baseline(self, level: Level) -> Cell | None:
-        """FCFS at a level, where it was run."""
+        """FCFS at a level, where it was run; with several routers, behind the first."""
         return next((cell for cell in self.cells if cell.level == level and cell.policy == BASELINE), None)
 
     def ratio(self, cell: Cell, measure: Measure, statistic: Statistic) -> Ratio:
@@ -144,9 +156,7 @@ class Grid:
     def gain_captured(self, cell: Cell, measure: Measure) -> float:
         """(FCFS - this) / (FCFS - the same policy with true lengths), on means; NaN where the truth gains under 1 %."""
         base = self.baseline(cell.level)
-        truth = next(
-            (c for c in self.cells if (c.level, c.policy, c.predictor) == (cell.level, cell.policy, TRUTH)), None
-        )
+        truth = next((c for c in self.cells if (c.level, c.who, c.predictor) == (cell.level, cell.who, TRUTH)), None)
         if base is None or truth is None:
             return math.nan
         before = base.latency(measure, "mean")
@@ -184,7 +194,7 @@ def _met(outcome: Outcome, slo: Slo) -> NDArray[np.bool_]:
 
 def _marked(table: pa.Table, cell: Cell, seed: int) -> pa.Table:
     n = len(table)
-    marks = (("seed", pa.scalar(seed)), ("load", pa.scalar(cell.level.load)))
+    marks = (("seed", pa.scalar(seed)), ("load", pa.scalar(cell.level.load)), ("router", pa.scalar(cell.router)))
     for name, value in (*marks, ("predictor", pa.scalar(cell.predictor, pa.string()))):
         table = table.append_column(name, pa.repeat(value, n))
     return table

@@ -13,6 +13,7 @@ from lengthwise.simulator.beliefs import RequestBeliefs, believe
 from lengthwise.simulator.desk import Desk
 from lengthwise.simulator.engine import Engine
 from lengthwise.simulator.outcome import Outcome
+from lengthwise.simulator.routing import Routed, WatchingRouter, tell
 from lengthwise.simulator.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     Progress = Callable[[float], None]
 
 _REPORT_EVERY = 4096  # requests
+_BLIND = "round_robin"  # of the routers by name, the one that need not be asked one by one
 
 
 class Router(Protocol):
@@ -67,7 +69,7 @@ def simulate(
     fleet: Fleet,
     policy: Policy | str = "fcfs",
     *,
-    router: Callable[[Fleet], Router] = RoundRobin,
+    router: str | Callable[[Fleet], Router] = RoundRobin,
     predictor: str | RequestBeliefs = "oracle",
     belief_delay_s: float = 0.0,
     decision_s: float = 0.0,
@@ -76,10 +78,11 @@ def simulate(
 ) -> Outcome:
     """Serve the workload to the last request.
 
-    `router` makes a fresh router for the fleet. `predictor` is a name, or what `believe` made of one: several policies
-    then share the beliefs. Beliefs come `belief_delay_s` after their requests; until then policies go by the wide
-    prior. Each admission and each preemption keeps its engine `decision_s` longer. `jump=False` takes every step
-    singly, for the same outcome. `on_progress` is told now and then which share of the requests is settled.
+    `router` is a name of `lengthwise.routers`, or makes a fresh router for the fleet. `predictor` is a name, or what
+    `believe` made of one: several policies then share the beliefs. Beliefs come `belief_delay_s` after their requests;
+    until then policies and routers go by the wide prior. Each admission and each preemption keeps its engine
+    `decision_s` longer. `jump=False` takes every step singly, for the same outcome. `on_progress` is told now and then
+    which share of the requests is settled.
     """
     policy = make_policy(policy) if isinstance(policy, str) else policy
     check_seconds(belief_delay_s=belief_delay_s, decision_s=decision_s)
@@ -87,7 +90,7 @@ def simulate(
     beliefs = believe(workload, predictor) if isinstance(predictor, str) else predictor
     traffic = Traffic.of(workload, beliefs, belief_delay_s=belief_delay_s, quantile=_quantile(fleet))
     desk = Desk(policy, traffic.jobs)
-    routes = router(fleet)
+    routes = _routes(router, fleet, workload)
 
     def engine(number: int) -> Engine:
         return Engine(fleet.engines[number], desk, traffic, decision_s=decision_s, jump=jump)
@@ -96,6 +99,12 @@ def simulate(
     if isinstance(routes, BlindRouter):
         return _serve_blindly(routes, fleet, engine, traffic, report, policy.name)
     return _serve_in_turn(routes, fleet, engine, traffic, report, policy.name)
+
+
+def _routes(router: str | Callable[[Fleet], Router], fleet: Fleet, workload: Workload) -> Router:
+    if not isinstance(router, str):
+        return router(fleet)
+    return RoundRobin(fleet) if router == _BLIND else Routed(router, fleet, workload)
 
 
 class _Report:
@@ -136,7 +145,12 @@ def _serve_in_turn(
     """Route each request as it arrives, with every engine where it is at that moment."""
     engines = [engine(number) for number in range(len(fleet))]
     chosen = np.empty(len(traffic.requests), np.int64)
+    watching = routes if isinstance(routes, WatchingRouter) else None
     for row, now in enumerate(traffic.requests["arrival"].tolist()):
+        if watching is not None:
+            for number, one in enumerate(engines):
+                if not one.idle:
+                    tell(watching, number, one, traffic, now)
         chosen[row] = number = routes.choose(traffic.job(row), now)
         engines[number].advance(now)
         engines[number].submit(np.array([row]))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lengthwise.policies import Job, Rounds
     from lengthwise.simulator.desk import Desk
-    from lengthwise.simulator.kernel.records import Record
+    from lengthwise.simulator.kernel.records import Record, Records
     from lengthwise.simulator.spec import EngineSpec
     from lengthwise.simulator.traffic import Traffic
 
@@ -42,7 +42,7 @@ class Engine:
         self._traffic = traffic
         self._rounds = desk.policy.rounds(lambda: spec.max_num_seqs)
         self._jobs: dict[int, Job] = {}
-        self._told = 0
+        self._told = self._watched = 0
         self._desk_changed = desk.changed
         self._engine = engine_record(spec, desk, traffic)
         self._engine["decision_s"], self._engine["jumps"] = decision_s, jump
@@ -93,6 +93,26 @@ class Engine:
     def settled(self) -> int:
         """Requests that are finished or refused."""
         return int(self.record["settled"])
+
+    def happened(self, until: float) -> list[tuple[int, bool]]:
+        """Who was admitted or finished (True) since this was last asked, in order, up to a moment.
+
+        A step that began before that moment may end after it; who finished in it is told next time.
+        """
+        events = self._arrays["events"]["value"][self._watched : int(self.record["n_events"])]
+        rows, finished = np.where(events < 0, -1 - events, events), events < 0
+        late = finished & (self._traffic.requests["finish"][rows] > until)
+        known = int(np.argmax(late)) if late.any() else len(events)
+        self._watched += known
+        return list(zip(rows[:known].tolist(), finished[:known].tolist(), strict=True))
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do nor to tell."""
+        record = self.record
+        return bool(record["arrived"] == record["n_rows"] and record["settled"] == record["n_rows"]) and bool(
+            self._watched == record["n_events"]
+        )
 
     def outcome(self) -> EngineOutcome:
         """What it did so far."""
@@ -165,13 +185,16 @@ class Engine:
             self._desk.rekey(self._waiting(row), self._view, now)
 
     def _answer_belief(self, row: int) -> None:
-        """Give one whose belief has come its round anew."""
+        """Give one whose belief has come its round anew; one that runs has it for when it is over."""
         if self._rounds is not None:
             self._tell_rounds(self._rounds)
-            job, rounds = self._jobs[row], self._traffic.requests["round"]
+            job, requests = self._jobs.get(row), self._traffic.requests
+            if job is None:  # refused, or over already
+                return
             before = job.median
             self._traffic.jobs.tell(job, row, stage=-1)
-            rounds[row] = self._rounds.changed(job, int(rounds[row]), before)
+            if requests["place"][row] >= 0:
+                requests["round"][row] = self._rounds.changed(job, int(requests["round"][row]), before)
 
     def _tell_rounds(self, rounds: Rounds) -> None:
         """Let the rounds know who was admitted and who finished since they were last asked."""
@@ -188,14 +211,18 @@ class Engine:
     def _waiting(self, rows: NDArray[np.integer] | int) -> Progress:
         rows = np.atleast_1d(rows)
         requests = self._traffic.requests[rows]
-        return Progress(rows, requests["generated"], requests["cached"], requests["round"])
+        return _progress(rows, requests["generated"], requests)
 
     def _running(self) -> Progress:
         running = self._arrays["running"][: int(self.record["n_running"])]
         rows = running["row"]
         requests = self._traffic.requests[rows]
-        return Progress(rows, running["tokens"] - requests["prompt"], requests["cached"], requests["round"])
+        return _progress(rows, running["tokens"] - requests["prompt"], requests)
 
     def _grow(self) -> None:
         full = "waiting" if self.record["n_waiting"] + 1 >= self.record["waiting_size"] else "events"
         self._use(**{full: np.resize(self._arrays[full], 2 * len(self._arrays[full]))})
+
+
+def _progress(rows: NDArray[np.integer], generated: NDArray[np.integer], requests: Records) -> Progress:
+    return Progress(rows, generated, requests["cached"], requests["round"], requests["preemptions"])

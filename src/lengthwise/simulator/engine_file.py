@@ -9,10 +9,12 @@ max_num_seqs: 256
 max_num_batched_tokens: 2048
 block_size: 16
 prefix_caching: true
+chunked_prefill: true
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -65,6 +67,7 @@ class _File(_Strict):
     max_num_batched_tokens: int = 2048
     block_size: int = 16
     prefix_caching: bool = True
+    chunked_prefill: bool = True
     admission: Admission = "prompt"
     admission_quantile: float = 0.9
 
@@ -86,3 +89,12 @@ def read_engine(path: str | Path) -> EngineSpec:
         raise InputError(first["msg"].lower(), source=path, field=where or None, hint=hint) from error
     limits = given.model_dump(exclude={"name", "cost"})
     return EngineSpec(given.name or path.stem, given.cost.model(), **limits)
+
+
+def engine_yaml(spec: EngineSpec) -> str:
+    """An engine with a linear step time, as a file says it."""
+    if not isinstance(spec.cost, StepCost):
+        raise InputError(f"a cost of kind {type(spec.cost).__name__}", source=spec.name, hint="files are of StepCost")
+    cost = {"family": "linear", **{name: float(f"{value:.6g}") for name, value in asdict(spec.cost).items()}}
+    limits = {name: getattr(spec, name) for name in _File.model_fields if name not in ("name", "cost")}
+    return str(yaml.safe_dump({"name": spec.name, "cost": cost, **limits}, sort_keys=False))

@@ -11,9 +11,10 @@ import pyarrow as pa
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.experimental import parse_predictor_spec
+from lengthwise.routers import make_router
 from lengthwise.simulator.beliefs import RequestBeliefs, believe
 from lengthwise.simulator.capacity import measure_capacity
-from lengthwise.simulator.cells import BASELINE, Cell, Grid, Level
+from lengthwise.simulator.cells import BASELINE, USUAL_ROUTER, Cell, Grid, Level
 from lengthwise.simulator.cluster import check_seconds, simulate
 from lengthwise.simulator.metrics import Slo
 from lengthwise.workloads import Workload
@@ -45,6 +46,7 @@ class Plan:
     slo: Slo = field(default_factory=Slo)
     belief_delay_s: float = 0.0
     decision_s: float = 0.0
+    routers: Sequence[str] = (USUAL_ROUTER,)
 
     def __post_init__(self) -> None:
         if self.rates and self.loads:
@@ -58,6 +60,8 @@ class Plan:
             raise InputError("no seeds", field="seeds", hint="give at least 1")
         for policy in self.policies:
             make_policy(policy)
+        for router in self.routers:
+            make_router(router)
         for predictor in self.predictors:
             parse_predictor_spec(predictor)
 
@@ -67,13 +71,18 @@ class Plan:
         return not (self.rates or self.loads)
 
     @property
-    def pairs(self) -> list[tuple[str | None, str]]:
-        """Predictor and policy of each cell of a level. FCFS looks at no belief, so it is run once."""
-        others = [policy for policy in self.policies if policy != BASELINE]
-        return [
-            *((None, policy) for policy in self.policies if policy == BASELINE),
-            *((predictor, policy) for predictor in self.predictors for policy in others),
-        ]
+    def runs(self) -> list[tuple[str, str | None, str]]:
+        """Router, predictor and policy of each cell of a level.
+
+        FCFS looks at no belief, so it is run once, and first, behind a router that looks at none either.
+        """
+        runs: list[tuple[str, str | None, str]] = []
+        for router in self.routers:
+            blind = [] if make_router(router).believes else [policy for policy in self.policies if policy == BASELINE]
+            others = [policy for policy in self.policies if policy not in blind]
+            runs += [(router, None, policy) for policy in blind]
+            runs += [(router, predictor, policy) for predictor in self.predictors for policy in others]
+        return runs
 
 
 def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Grid:
@@ -86,7 +95,7 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
     for name in plan.predictors:
         if parse_predictor_spec(name).kind == "model":
             believe(drawn[0].head(1), name)  # a model that cannot be read, or has nothing to read, is told at once
-    steps = _Steps(on_progress, len(drawn) * (1 + len(plan.predictors) + _levels(plan) * len(plan.pairs)))
+    steps = _Steps(on_progress, len(drawn) * (1 + len(plan.predictors) + _levels(plan) * len(plan.runs)))
     capacities = tuple(measure_capacity(each, plan.fleet, on_progress=steps.next("capacity")) for each in drawn)
     beliefs = {name: _beliefs(name, drawn, plan.seeds, steps) for name in plan.predictors}
     cells: list[Cell] = []
@@ -96,21 +105,22 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
             for each, capacity in zip(drawn, capacities, strict=True)
         ]
         level = _level(plan, place, workloads, capacities)
-        for predictor, policy in plan.pairs:
+        for router, predictor, policy in plan.runs:
             known = beliefs[plan.predictors[0] if predictor is None else predictor]
             outcomes = tuple(
                 simulate(
                     workload,
                     plan.fleet,
                     policy,
+                    router=router,
                     predictor=believed,
                     belief_delay_s=plan.belief_delay_s,
                     decision_s=plan.decision_s,
-                    on_progress=steps.next(f"{policy} {level.load:.2f}"),
+                    on_progress=steps.next(f"{policy} {router} {level.load:.2f}"),
                 )
                 for workload, believed in zip(workloads, known, strict=True)
             )
-            cells.append(Cell(level, predictor, outcomes[0].policy, outcomes))
+            cells.append(Cell(level, predictor, outcomes[0].policy, outcomes, make_router(router).name))
     return Grid(plan.fleet, tuple(plan.seeds), plan.slo, drawn[0], capacities, beliefs, tuple(cells))
 
 

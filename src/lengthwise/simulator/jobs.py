@@ -23,24 +23,26 @@ if TYPE_CHECKING:
 
 _NAMES: Final = [field.name for field in fields(JobColumns)]
 _BELIEVED: Final = ("expected", "tail", "mu", "sigma", "cap", "foretold")
-_ARRIVAL, _GENERATED, _CACHED, _ROUND = (
-    _NAMES.index(name) for name in ("arrival", "generated", "cached_tokens", "in_round")
+_ARRIVAL, _GENERATED, _CACHED, _ROUND, _PREEMPTIONS = (
+    _NAMES.index(name) for name in ("arrival", "generated", "cached_tokens", "in_round", "preemptions")
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far some requests have come, by their rows: tokens generated, tokens cached, rounds."""
+    """How far some requests have come, by their rows: tokens generated, tokens cached, rounds, preemptions."""
 
     rows: Rows
     generated: Rows
     cached: Rows
     in_round: Rows
+    preemptions: Rows
 
     def of(self, table: Table) -> Table:
         """These requests out of the table of all."""
         some = table[:, self.rows]
         some[_GENERATED], some[_CACHED], some[_ROUND] = self.generated, self.cached, self.in_round
+        some[_PREEMPTIONS] = self.preemptions
         return some
 
 

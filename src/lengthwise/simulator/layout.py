@@ -47,6 +47,7 @@ def engine_record(spec: EngineSpec, desk: Desk, traffic: Traffic) -> Records:
     record["caches"] = _caches(spec, traffic)
     record["hash_parts"], record["hash_joins"] = _hash_units(spec, traffic)
     record["admission"] = _ADMISSION[spec.admission]
+    record["chunks"] = spec.chunked_prefill
     record["belief_delay"] = desk.jobs.delay_s
     record["answer"] = r.NO_ANSWER
     for row in ("asked", "pending", "room_asked", "kept_first", "kept_last"):

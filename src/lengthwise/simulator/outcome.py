@@ -57,6 +57,8 @@ class Outcome:
     cached_tokens: NDArray[np.int64]
     """Of the prompt, found in the prefix cache when it was first admitted."""
     preemptions: NDArray[np.int64]
+    recomputed_tokens: NDArray[np.int64]
+    """Had been computed, and were to be computed again after preemptions; what the prefix cache kept is not."""
     engine: NDArray[np.int64]
     engines: tuple[EngineOutcome, ...]
 
@@ -80,6 +82,7 @@ class Outcome:
             output_tokens=workload.output_tokens,
             cached_tokens=requests["found"].astype(np.int64),
             preemptions=requests["preemptions"].astype(np.int64),
+            recomputed_tokens=requests["recomputed"].astype(np.int64),
             engine=engine.astype(np.int64),
             engines=tuple(engines),
         )
@@ -107,7 +110,8 @@ class Outcome:
         """One row per request; seconds in names that end in _s, null where a request was refused."""
         seconds = ("arrival", "started", "first_token", "finish")
         columns = {"policy": pa.repeat(pa.scalar(self.policy), len(self))}
-        for name in ("engine", *seconds, "input_tokens", "output_tokens", "cached_tokens", "preemptions"):
+        tokens = ("input_tokens", "output_tokens", "cached_tokens")
+        for name in ("engine", *seconds, *tokens, "preemptions", "recomputed_tokens"):
             column = pa.array(getattr(self, name), from_pandas=True)  # NaN becomes null
             columns[f"{name}_s" if name in seconds else name] = column
         return pa.table(columns)

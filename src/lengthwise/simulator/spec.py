@@ -23,6 +23,7 @@ class EngineSpec:
     """One engine: its speed, its memory and its scheduler's limits, under vLLM's names.
 
     `kv_tokens` is what requests may use (vLLM's num_gpu_blocks, less the null block, times block_size).
+    Without `chunked_prefill` a prompt that does not fit into what a step has left of its token budget waits.
     `admission` other than `prompt` believes lengths at `admission_quantile`.
     """
 
@@ -34,6 +35,7 @@ class EngineSpec:
     max_num_batched_tokens: int = 2048
     block_size: int = 16
     prefix_caching: bool = True
+    chunked_prefill: bool = True
     admission: Admission = "prompt"
     admission_quantile: float = 0.9
 
@@ -53,6 +55,13 @@ class EngineSpec:
                 source=self.name,
                 field="max_num_batched_tokens",
                 hint="every running sequence needs one token a step: raise it or lower max_num_seqs",
+            )
+        if not self.chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise InputError(
+                f"{self.max_num_batched_tokens} tokens a step for prompts of up to {self.max_model_len} in one piece",
+                source=self.name,
+                field="max_num_batched_tokens",
+                hint="without chunks a step must hold the longest prompt: raise it or lower max_model_len",
             )
         if self.kv_blocks < 1:
             raise InputError(

@@ -8,6 +8,7 @@ still grow has no hash yet.
 
 from __future__ import annotations
 
+from struct import iter_unpack
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,9 +89,10 @@ def text_block_lists(texts: Sequence[str], input_tokens: NDArray[np.integer]) ->
     return block_lists(np.concatenate([np.empty(0, np.uint64), *hashes]), counts)
 
 
-def _full_chunks(data: bytes, size: int) -> list[memoryview]:
-    view = memoryview(data)
-    return [view[start : start + size] for start in range(0, len(data) - size + 1, size)]
+def _full_chunks(data: bytes, size: int) -> Iterable[bytes]:
+    """The full blocks. Unpacked rather than sliced: for a router, whose every decision begins here, that counts."""
+    full = memoryview(data)[: len(data) // size * size]
+    return (chunk for (chunk,) in iter_unpack(f"{size}s", full)) if full else ()
 
 
 def _mix(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -73,11 +73,11 @@ def _take_in(engine: Record) -> int:
 def _learn(engine: Record) -> int:
     """Let the next late belief count."""
     row = row_at(engine, engine.n_believed).value
+    if engine.asks_arrivals and engine.asked != row:
+        engine.asked = row
+        return ASK_BELIEF
+    engine.asked = NOBODY
     if request_at(engine, row).place >= 0:
-        if engine.asks_arrivals and engine.asked != row:
-            engine.asked = row
-            return ASK_BELIEF
-        engine.asked = NOBODY
         waiting.rekey_one(engine, row)
         engine.stuck = 0
     engine.room_asked = NOBODY

@@ -65,6 +65,8 @@ REQUEST: Final = np.dtype(
         ("output", "i4"),  # the true length; only the engine knows it
         ("generated", "i4"),  # true while it waits; while it runs, RUNNING has it
         ("preemptions", "i4"),
+        ("reached", "i4"),  # the most tokens it ever had in memory when it was preempted
+        ("recomputed", "i4"),  # tokens that it computed more than once, each as often as again
         ("priority", "i4"),
         ("round", "i8"),  # of a policy that serves in turns
         ("place", "i4"),  # in the heap of the waiting, -1 elsewhere
@@ -201,6 +203,7 @@ ENGINE: Final = np.dtype(
         ("hash_joins", "i8"),
         ("admission", "i8"),
         ("jumps", "i8"),
+        ("chunks", "i8"),  # whether a prompt may be computed in several steps
         ("belief_delay", "f8"),
         ("decision_s", "f8"),
         # the clock, and where in a step it stands

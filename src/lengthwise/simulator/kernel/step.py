@@ -65,6 +65,7 @@ def preempt(engine: Record, position: int) -> int:
     request = request_at(engine, row)
     request.generated = who.tokens - request.prompt
     request.preemptions += 1
+    request.reached = max(request.reached, who.computed)
     engine.budget += who.scheduled
     engine.decisions += 1
     engine.decoding = 0
@@ -155,6 +156,8 @@ def admit(engine: Record) -> int:
         engine.stuck = admission.steps_stuck(engine, row, tokens, cached, idle)
         if engine.stuck:
             return 0
+        if not engine.chunks and tokens - cached * engine.block_size > engine.budget:
+            return 0  # as in vLLM: what is not computed in chunks waits for a step that holds it whole
         if engine.n_events == engine.events_size:
             return GROW
         waiting.pop(engine)
@@ -180,6 +183,7 @@ def begin(engine: Record, row: int, tokens: int, cached: int) -> None:
     engine.decisions += 1
     engine.room_asked = NOBODY
     request.cached = who.computed
+    request.recomputed += max(0, request.reached - who.computed)
     if np.isnan(request.started):
         request.started = engine.now
         request.found = who.computed

@@ -1,0 +1,128 @@
+"""What the plug-in adds to an engine's step: `python -m benchmarks.scheduling [--json] [--waiting 1000]`.
+
+Schedulers of vLLM without a model (as the tests build them), the stock one and ours under each policy, side by side in
+one process: 1,000 requests waiting all the time, blocks of steps in turn. Counted is the CPU time of the scheduling
+thread in add_request, schedule and update_from_output. Answers have as many tokens as there are slots, whatever is
+believed of them: one request comes and one goes in a step, under every order. Lengths are predicted by `fast`, whose
+own thread is not counted. In microseconds; the mean of the fastest quarter of blocks, because others on the machine
+make blocks slower and never faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.engines.scheduling import Run, make_request, make_scheduler, step, tiny_model
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+from lengthwise.engines.smollm2 import model_folder
+from lengthwise.engines.vllm import LengthwiseScheduler
+from lengthwise.policies import POLICIES
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+TARGET_US = 200.0  # for those named first
+NAMED = ("lengthwise", "sjf", "tie")
+POLICY_NAMES = (*NAMED, *(name for name in POLICIES if name not in NAMED))
+BLOCK = 25  # steps
+
+
+@dataclass
+class Host:
+    """A scheduler that always has as many waiting as it had at first."""
+
+    scheduler: Any
+    waiting: int
+    slots: int
+    came: int = 0
+    step_us: list[float] = field(default_factory=list)
+
+    def fill(self) -> None:
+        """Let as many come as have gone."""
+        while len(self.scheduler.waiting) < self.waiting:
+            self.scheduler.add_request(self.request())
+
+    def settle(self) -> None:
+        """Wait until all that can be predicted is: a thousand that come at once are not what is measured."""
+        if isinstance(self.scheduler, LengthwiseScheduler):
+            while (counts := self.scheduler.beliefs.counts).asked > counts.answered + counts.failed + counts.dropped:
+                time.sleep(0.01)
+
+    def block(self) -> None:
+        """Run some steps, and count their CPU time."""
+        began = time.thread_time_ns()
+        requests = self.prepared()
+        making = time.thread_time_ns() - began
+        for _ in range(BLOCK):
+            while requests and len(self.scheduler.waiting) < self.waiting:
+                self.scheduler.add_request(requests.pop())
+            step(self.scheduler, Run())
+        self.step_us.append((time.thread_time_ns() - began - making) / BLOCK / 1e3)
+
+    def prepared(self) -> list[Request]:
+        """Requests for a block; making them is the API server's work."""
+        return [self.request() for _ in range(4 * BLOCK)][::-1]
+
+    def request(self) -> Request:
+        """The next to come, with a prompt of its own."""
+        self.came += 1
+        return make_request(str(self.came), 24, self.slots, arrival=float(self.came))
+
+
+def measure(waiting: int, slots: int, blocks: int, policies: tuple[str, ...]) -> dict[str, list[float]]:
+    """The CPU time of a step under each and of the stock scheduler, block by block."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny_model(Path(folder))
+        limits: dict[str, Any] = {"slots": slots, "budget": 2048, "blocks": 20_000, "tokenizer": model_folder()}
+        hosts = {"stock": Host(make_scheduler(AsyncScheduler, model, **limits), waiting, slots)}
+        for policy in policies:
+            hosts[policy] = Host(make_scheduler(LengthwiseScheduler, model, policy=policy, **limits), waiting, slots)
+    for host in hosts.values():
+        host.fill()
+        host.settle()
+        host.block()
+        host.step_us.clear()
+    for _ in range(blocks):
+        for host in hosts.values():
+            host.block()
+    for name, host in hosts.items():
+        if name != "stock":
+            host.scheduler.beliefs.close()
+    return {name: host.step_us for name, host in hosts.items()}
+
+
+def fastest(step_us: list[float]) -> float:
+    """The mean of the fastest quarter."""
+    return statistics.fmean(sorted(step_us)[: max(1, len(step_us) // 4)])
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--json", action="store_true")
+    arguments.add_argument("--waiting", type=int, default=1000)
+    arguments.add_argument("--slots", type=int, default=16)
+    arguments.add_argument("--blocks", type=int, default=40)
+    arguments.add_argument("--policy", default=",".join(POLICY_NAMES))
+    asked = arguments.parse_args()
+    found = measure(asked.waiting, asked.slots, asked.blocks, tuple(asked.policy.split(",")))
+    figures = {name: fastest(step_us) for name, step_us in found.items()}
+    if asked.json:
+        print(json.dumps({"waiting": asked.waiting, "slots": asked.slots, "step_us": figures}))
+        return
+    stock = figures.pop("stock")
+    print(f"{asked.waiting:,} waiting, {asked.slots} slots; a step of the stock scheduler: {stock:.0f} us of CPU time")
+    for name, took in figures.items():
+        target = f", at most {TARGET_US:.0f} wanted" if name in NAMED else ""
+        print(f"{name:12} adds {took - stock:6.0f} us{target}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""`lengthwise bench engine`: policies and predictors on a real engine, paired, cell by cell."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from lengthwise.errors import InputError
+from lengthwise.reports.progress import late_bar
+from lengthwise.reports.tables import print_tables, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lengthwise.experiments.evidence.bench import Bench
+    from lengthwise.experiments.evidence.plan import Cell
+    from lengthwise.experiments.evidence.store import Store
+
+app = typer.Typer(no_args_is_help=True, help="Measurements on real engines.")
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command()
+def engine(
+    policy: Annotated[str, typer.Option(help="Orders to compare; fcfs is stock vLLM.")] = "fcfs,sjf,tie,lengthwise",
+    predictor: Annotated[
+        str, typer.Option(help="What they go by: fast, default, a model file; oracle is the true length.")
+    ] = "fast,default,oracle",
+    load: Annotated[str, typer.Option(help="Shares of the measured capacity that arrive.")] = "0.7,1.1",
+    settings: Annotated[str, typer.Option(help="a: a grown LLM's lengths, played; b: the LLM's own answers.")] = "a,b",
+    only: Annotated[
+        Literal["headline"] | None, typer.Option(help="headline: nothing but what is measured several times.")
+    ] = None,
+    every_load: Annotated[
+        bool, typer.Option("--every-load", help="All orders at all loads, not at the highest only.")
+    ] = False,
+    offline: Annotated[bool, typer.Option(help="Also drain a batch under each order.")] = True,
+    n: Annotated[int, typer.Option("--n", min=1, help="Requests of a cell in setting a.")] = 600,
+    own_n: Annotated[int, typer.Option("--own-n", min=1, help="Requests of a cell in setting b.")] = 120,
+    own_lengths: Annotated[
+        int, typer.Option("--own-lengths", min=20, help="Lengths that predictors are adapted on in setting b.")
+    ] = 500,
+    slots: Annotated[int, typer.Option(min=1, help="Requests that run at once inside the engine.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="Paired repeats of the headline cells.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of prompts, lengths, arrivals and order.")] = 0,
+    url: Annotated[str | None, typer.Option(help="A server of one's own instead of the embedded engine.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of results.")] = Path("out/evidence"),
+    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots here.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write the page in Markdown here, its figure beside it.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and leave.")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Only report what is there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Measure policies and predictors on a real engine: the same arrivals and the same true lengths for each.
+
+    Headline cells are measured several times, every other cell once, at the highest load. Capacity comes first; then
+    it is said how many hours the cells take. Each is kept when it is over, and the same command goes on where it was.
+
+    With --url give one --policy and one --predictor, those that the server was started with: its order cannot be
+    changed from outside. Start stock vLLM for `--policy fcfs` first, which measures capacity, then others with the same
+    --out. For setting a the server needs the option `plays` (docs/engine.md); oracle is told with each request.
+
+    Exit code 1 where cells failed, 130 after Ctrl-C.
+
+    Example: `lengthwise bench engine --load 0.7,1.1 --report out.html`
+    """
+    # HTTP and what predicts take a while to import, which the other commands need not pay.
+    from lengthwise.experiments.evidence.bench import Bench, from_outside
+    from lengthwise.experiments.evidence.plan import Asked
+    from lengthwise.experiments.evidence.store import Store
+    from lengthwise.experiments.evidence.traffic import Sizes
+
+    asked = Asked(
+        policies=_names(policy),
+        predictors=_names(predictor),
+        loads=_loads(load),
+        settings=_names(settings),
+        repeats=repeats,
+        seed=seed,
+        only_headline=only is not None,
+        offline=offline,
+        every_load=every_load,
+    )
+    cells = asked.cells()
+    if url is not None and not no_run:
+        cells = from_outside(cells, *_as_served(asked.policies, asked.predictors))
+    sizes = Sizes(n, own_n, own_lengths, slots, seed)
+    _check_targets(report, page)
+    with late_bar() as bar:
+        bench = Bench(Store(out), sizes, lambda text: typer.echo(text, err=True), bar, url)
+        if dry_run:
+            _show_plan(bench, cells, as_json=as_json)
+            return
+        if not no_run:
+            _run(bench, cells)
+    _report(bench.store, report, page, as_json=as_json)
+    if bench.failed:
+        raise typer.Exit(1)
+
+
+def _run(bench: Bench, cells: Sequence[Cell]) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engine is stopped on the way out
+    bench.begin()
+    try:
+        bench.run(cells)
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on where it was", err=True)
+        raise typer.Exit(130) from None
+    for name, why in bench.failed.items():
+        typer.echo(f"missing: {name} ({why})", err=True)
+
+
+def _show_plan(bench: Bench, cells: Sequence[Cell], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(to_json({"cells": [cell.id for cell in cells], "forecast": bench.forecast(cells)}))
+        return
+    for cell in cells:
+        typer.echo(f"{cell.said}{', there already' if bench.store.has(cell) else ''}")
+    typer.echo(bench.forecast(cells))
+
+
+def _report(store: Store, report: Path | None, page: Path | None, *, as_json: bool) -> None:
+    from lengthwise.experiments.evidence.analysis import analyse
+    from lengthwise.experiments.evidence.figures import html_report, still_figure
+    from lengthwise.experiments.evidence.own import ceiling_of
+    from lengthwise.experiments.evidence.page import kept_by_hand, markdown
+    from lengthwise.experiments.evidence.targets import target_table
+    from lengthwise.experiments.evidence.view import tables
+
+    results = store.results()
+    if not results:
+        raise InputError("holds no finished cell", source=store.folder, hint="run without --no-run")
+    evidence = analyse(store.settings, results, ceiling_of(store.folder))
+    if report is not None:
+        report.write_text(html_report(evidence, results), encoding="utf-8")
+    if page is not None:
+        figures = page.parent / "figures"
+        figures.mkdir(exist_ok=True)
+        drawn = still_figure(evidence, results, figures / f"{page.stem}.png")
+        kept = kept_by_hand(page.read_text(encoding="utf-8")) if page.exists() else ""
+        page.write_text(markdown(evidence, f"figures/{page.stem}.png" if drawn else None, kept), encoding="utf-8")
+    if as_json:
+        typer.echo(to_json(evidence))
+    else:
+        print_tables([target_table(evidence), *tables(evidence)])
+
+
+def _as_served(policies: Sequence[str], predictors: Sequence[str]) -> tuple[str, str]:
+    """The one order that a server has."""
+    if len(policies) != 1 or (policies[0] != "fcfs" and len(predictors) != 1):
+        raise InputError(
+            "a server's policy and predictor cannot be changed from outside",
+            source="--url",
+            hint="give the one --policy and --predictor it was started with; run again for another, the same --out",
+        )
+    return policies[0], predictors[0]
+
+
+def _check_targets(report: Path | None, page: Path | None) -> None:
+    """Before hours are spent."""
+    for path in (report, page):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InputError("its folder does not exist", source=path, hint=f"make {path.parent} first")
+
+
+def _names(text: str) -> list[str]:
+    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise InputError(f"'{text}' names nothing", hint="give names with commas between them")
+    return names
+
+
+def _loads(text: str) -> list[float]:
+    try:
+        return [float(part) for part in _names(text)]
+    except ValueError as error:
+        raise InputError(f"'{text}'", source="--load", hint="give shares of capacity, such as 0.7,1.1") from error

@@ -1,0 +1,38 @@
+"""`lengthwise bench foretold`: what the simulator says of what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lengthwise.reports.progress import late_bar
+from lengthwise.reports.tables import print_tables, to_json
+
+
+def foretold(
+    out: Annotated[Path, typer.Argument(help="The folder of results of `lengthwise bench engine`.")],
+    engine: Annotated[
+        Path | None, typer.Option("--engine", help="An engine's file, instead of a fit on the other cells' steps.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Replay measured cells in the simulator and print how far it is off, policy by policy.
+
+    The same arrivals, prompts, lengths and beliefs. Each cell is simulated with a cost model fitted on the logged steps
+    of the others.
+
+    Example: `lengthwise bench foretold out/evidence`
+    """
+    from lengthwise.experiments.evidence.store import Store
+    from lengthwise.experiments.foretold.study import foretell
+    from lengthwise.experiments.foretold.view import facts, tables
+    from lengthwise.simulator.engine_file import read_engine
+
+    with late_bar() as bar:
+        found = foretell(Store(out), engine=None if engine is None else read_engine(engine), on_cell=bar)
+    if as_json:
+        typer.echo(to_json(facts(found)))
+    else:
+        print_tables(tables(found))

@@ -1,0 +1,114 @@
+"""`lengthwise shadow`: predict and log beside a running engine, and say what would have been gained."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lengthwise.engines.shadow_log import read_log
+from lengthwise.errors import InputError
+from lengthwise.experiments.shadow.gain import study_shadow
+from lengthwise.experiments.shadow.view import tables
+from lengthwise.policies import make_policy, split_policies
+from lengthwise.predictors.service import known_predictor
+from lengthwise.reports.tables import print_tables, to_json
+from lengthwise.simulator import find_engine
+
+app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
+
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        help="Replay on this engine: MODEL@GPU, or a file of `lengthwise engine fit`; else one is fitted to the log."
+    ),
+]
+Policy = Annotated[str, typer.Option(help="What to replay beside FCFS, commas between (docs/policies.md).")]
+Seqs = Annotated[int | None, typer.Option("--max-num-seqs", min=1, help="Requests that run at once in the engine.")]
+
+
+@app.callback()
+def shadow(
+    context: typer.Context,
+    url: Annotated[str | None, typer.Option(help="The running engine (or server) to stand in front of.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where clients come; 0 takes any free port.")] = 8081,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    log: Annotated[
+        Path | None, typer.Option(help="The log to write (JSON lines); by default shadow-DATE-TIME.jsonl here.")
+    ] = None,
+    predictor: Annotated[
+        str, typer.Option(help="What predicts lengths: fast, default, none, or a model file (.lw).")
+    ] = "fast",
+    stream_usage: Annotated[
+        bool, typer.Option(help="Ask the engine how long streamed answers were; off where it refuses stream_options.")
+    ] = True,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for an engine that does not answer yet.")] = 0.0,
+    engine: Engine = None,
+    policy: Policy = "lengthwise",
+    max_num_seqs: Seqs = None,
+) -> None:
+    """Stand in front of a running engine, predict and log beside it; its order is not touched.
+
+    Every request passes at once. Ctrl-C prints what would have been gained; `lengthwise shadow report LOG` prints it
+    again. Neither prompts nor answers are kept.
+
+    Example: `lengthwise shadow --url http://engine:8000 --port 8081`
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if url is None:
+        raise InputError("no engine to stand in front of", source="--url", hint="give one like http://127.0.0.1:8000")
+    # HTTP takes a second to import, which `report` need not pay.
+    from lengthwise.engines.client import engine_url
+    from lengthwise.gateway.server import bind, check_engines
+    from lengthwise.gateway.shadow import run_shadow
+
+    # Mistakes are told before a day's traffic is logged.
+    base, known = engine_url(url), known_predictor(predictor)
+    policies = [make_policy(name).name for name in split_policies(policy)]
+    if engine is not None:
+        find_engine(engine)
+    path = log or Path(time.strftime("shadow-%Y%m%d-%H%M%S.jsonl"))
+    with contextlib.closing(bind(host, port)) as sock:
+        check_engines([base], wait_s=wait)
+        at = f"[{host}]" if ":" in host else host
+        told = f"shadow on http://{at}:{sock.getsockname()[1]} before {base}, predictor {predictor}, log {path}"
+        run_shadow(base, sock, path, predictor=known, stream_usage=stream_usage, on_ready=lambda: typer.echo(told))
+    typer.echo(f"log: {path}")
+    try:
+        found = study_shadow(read_log(path), str(path), engine=engine, policies=policies, max_num_seqs=max_num_seqs)
+        print_tables(tables(found))
+    except InputError as error:  # too little traffic is no mistake here: the log is there all the same
+        typer.echo(str(error))
+
+
+@app.command()
+def report(
+    log: Annotated[Path, typer.Argument(help="A log of `lengthwise shadow`.")],
+    engine: Engine = None,
+    policy: Policy = "lengthwise",
+    max_num_seqs: Seqs = None,
+    max_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens computed in a step.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(min=1, help="KV memory of the engine.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """What would have been gained on the traffic of a log; it may still be written to.
+
+    Example: `lengthwise shadow report shadow.jsonl --engine engine.yaml --policy lengthwise,sjf`
+    """
+    found = study_shadow(
+        read_log(log),
+        str(log),
+        engine=engine,
+        policies=split_policies(policy),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_batched_tokens,
+        kv_tokens=kv_tokens,
+    )
+    if as_json:
+        typer.echo(to_json(found))
+    else:
+        print_tables(tables(found))

@@ -1,0 +1,185 @@
+"""What was seen of a running engine by who stands beside it: JSON lines, one per request as it ends.
+
+No prompt and no answer is kept: times, token counts, how an answer ended, and what was believed about its length
+before. The first line says where and when; `engine` lines are the engine's own gauges, the last line the predictor's
+account. Times are seconds since the first line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from lengthwise.errors import InputError
+
+if TYPE_CHECKING:
+    from io import TextIOWrapper
+    from pathlib import Path
+
+FORMAT: Final = 1
+
+End = Literal["whole", "cut", "left", "refused", "broken", "unmeasured"]
+"""whole: it ended by itself. cut: by max_tokens. left: its client went away, or this proxy stopped. refused: the engine
+said no. broken: the engine was lost. unmeasured: it ended, but how long it was is not known."""
+Source = Literal["hint", "predictor", "history", "prior"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Where and when the log was begun."""
+
+    engine: str
+    predictor: str
+    began: float
+    """Seconds since the epoch."""
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One request. None is what is not known; belief_sigma 0 is a client's own hint."""
+
+    arrival_s: float
+    finished_s: float
+    end: End
+    llm: str
+    streamed: bool
+    first_token_s: float | None = None
+    prompt_tokens: int | None = None
+    prompt_bytes: int = 0
+    """Of the whole body: what prompt_tokens are guessed from where the engine did not tell them."""
+    output_tokens: int | None = None
+    exact: bool = True
+    """False where the tokens are a count of events."""
+    one_answer: bool = True
+    max_tokens: int | None = None
+    source: Source = "prior"
+    belief_mu: float | None = None
+    belief_sigma: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """How full the engine said it was, at a moment."""
+
+    at_s: float
+    running: int
+    waiting: int
+    kv_use: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The engine's KV memory, as it tells it."""
+
+    kv_tokens: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the predictor did, told at the end."""
+
+    asked: int
+    answered: int
+    failed: int
+    dropped: int
+    cpu_s: float
+    mean_age_s: float
+    """From a request to its belief."""
+
+
+_KINDS: Final[dict[str, type[Header | Entry | Gauges | Memory | Account]]] = {
+    "shadow": Header,
+    "request": Entry,
+    "engine": Gauges,
+    "memory": Memory,
+    "account": Account,
+}
+_NAMES: Final = {kind: name for name, kind in _KINDS.items()}
+
+
+class ShadowLog:
+    """Open for writing inside `with`. A disk that is full must not stop anybody's request: it is logged once."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path = path
+        self.failed = 0
+        self._header = header
+        self._stream: TextIOWrapper | None = None
+
+    def __enter__(self) -> Self:
+        if not self.path.parent.is_dir():
+            raise InputError("its folder does not exist", source=self.path, hint=f"make {self.path.parent} first")
+        try:
+            self._stream = self.path.open("x", encoding="utf-8")
+        except FileExistsError as error:
+            raise InputError("is there already", source=self.path, hint="name another with --log") from error
+        except OSError as error:
+            raise InputError(f"cannot be written: {error.strerror}", source=self.path) from error
+        self.add(self._header)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def add(self, record: Header | Entry | Gauges | Memory | Account) -> None:
+        """Keep one more, at once."""
+        if self._stream is None:
+            raise RuntimeError("a ShadowLog is written inside `with`")
+        try:
+            self._stream.write(json.dumps({"kind": _NAMES[type(record)], **asdict(record)}) + "\n")
+            self._stream.flush()
+        except OSError as error:
+            self.failed += 1
+            if self.failed == 1:
+                _log.warning("%s cannot be written (%s): requests go on, the log does not", self.path, error)
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A log that was read: requests in order of arrival."""
+
+    header: Header
+    entries: tuple[Entry, ...]
+    gauges: tuple[Gauges, ...]
+    memory: Memory | None
+    account: Account | None
+
+
+def read_log(path: Path) -> Logged:
+    """Read a log; a last line cut short by a crash is forgotten, anything else that is wrong is an InputError."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    except (OSError, UnicodeDecodeError) as error:
+        told = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise InputError(f"cannot be read: {told}", source=path, hint="give a log of `lengthwise shadow`") from error
+    records = [_record(line, row, path) for row, line in enumerate(lines, start=1)]
+    if not records or not isinstance(records[0], Header):
+        raise InputError("is not a log of `lengthwise shadow`", source=path, hint="its first line says so")
+    if records[0].format > FORMAT:
+        raise InputError(f"has format {records[0].format}, newer than {FORMAT}", source=path, hint="update lengthwise")
+    entries = sorted((each for each in records if isinstance(each, Entry)), key=lambda each: each.arrival_s)
+    return Logged(
+        records[0],
+        tuple(entries),
+        tuple(each for each in records if isinstance(each, Gauges)),
+        next((each for each in records if isinstance(each, Memory)), None),
+        next((each for each in reversed(records) if isinstance(each, Account)), None),
+    )
+
+
+def _record(line: str, row: int, path: Path) -> Any:  # noqa: ANN401  (one of the kinds)
+    try:
+        told = json.loads(line)
+        kind = _KINDS[told["kind"]]
+        known = {field.name for field in fields(kind)}
+        return kind(**{name: value for name, value in told.items() if name in known})
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError("is no record of a shadow's log", source=path, row=row, hint="remove that line") from error

@@ -1,0 +1,173 @@
+"""An engine's own steps: what each held and how long it took, as a Parquet file that grows while the engine runs.
+
+Knows nothing of vLLM: the plug-in tells it numbers. What they mean is said at `simulator.StepCost`, which is fitted to
+them (`engines.fit`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from array import array
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lengthwise.errors import InputError
+from lengthwise.workloads.atomic import atomic_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+COLUMNS: Final = (
+    "start_s",  # of the step, seconds since 1970
+    "seconds",  # to its end; the engine's own work between two steps counts to the later one
+    "prompt_tokens",  # computed in this step: n
+    "prompt_pairs",  # sum of end^2 - begin^2 over the chunks: q
+    "decodes",  # sequences that compute one token over a context: B
+    "context_tokens",  # of those contexts, the new ones included: K
+    "waiting",  # requests, once this step was scheduled
+    "running",
+    "schedule_cpu_s",  # CPU time of schedule() on its thread
+)
+_COUNTS: Final = frozenset({"prompt_tokens", "decodes", "context_tokens", "waiting", "running"})
+_FACTS: Final = b"lengthwise.engine"
+_MOST_ROWS: Final = 1_000_000  # then the log is full; at 50 ms a step, 14 hours
+_FLUSH_S: Final = 20.0  # seconds between two writes while it is busy
+_IDLE_FLUSH_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What an engine is and may do, under vLLM's names; `kv_tokens` is what requests may use."""
+
+    engine: str
+    model: str
+    kv_tokens: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefix_caching: bool
+    chunked_prefill: bool
+
+
+@dataclass(slots=True)
+class _Open:
+    """A step that is scheduled and not yet done."""
+
+    scheduled_s: float
+    numbers: tuple[float, ...]
+
+
+class StepLog:
+    """Appends numbers to a buffer; a thread of its own writes the file, whole each time, so that it is never broken.
+
+    Steps end in the order in which they were scheduled. One that holds no tokens is no step, and has no end.
+    """
+
+    def __init__(self, path: Path, facts: EngineFacts) -> None:
+        if not path.parent.is_dir():
+            raise InputError("its folder does not exist", source=path, hint=f"make {path.parent} first")
+        self._path = path
+        self._facts = facts
+        self._open: deque[_Open] = deque()
+        self._rows = array("d")
+        self._sealed: list[NDArray[np.float64]] = []
+        self._sealed_rows = 0
+        self._ended_s: float | None = None
+        self._written_s = time.monotonic()
+        self._writer: threading.Thread | None = None
+
+    def scheduled(
+        self, spans: Iterable[tuple[int, int]], *, waiting: int, running: int, began_s: float, cpu_s: float
+    ) -> None:
+        """Take a step as it was scheduled: of each request in it the tokens computed before, and those computed now."""
+        prompt = pairs = decodes = context = 0
+        for before, new in spans:
+            end = before + new
+            if new == 1 and before > 0:  # as the simulator tells them apart
+                decodes += 1
+                context += end
+            else:
+                prompt += new
+                pairs += end * end - before * before
+        if prompt or decodes:
+            self._open.append(_Open(began_s, (prompt, pairs, decodes, context, waiting, running, cpu_s)))
+        elif not self._open:
+            self._ended_s = None  # nothing to compute: what passes until there is, is nobody's time
+
+    def done(self, *, busy: bool) -> None:
+        """Take the end of the oldest open step; `busy`: whether anything is left to do."""
+        step, now = self._open.popleft(), time.time()
+        began = step.scheduled_s if self._ended_s is None else self._ended_s
+        self._ended_s = now if busy else None
+        if self._sealed_rows + len(self._rows) // len(COLUMNS) < _MOST_ROWS:
+            self._rows.extend((began, now - began, *step.numbers))
+        if time.monotonic() - self._written_s > (_FLUSH_S if busy else _IDLE_FLUSH_S):
+            self._write_aside()
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.join()
+        self._seal()
+        self._write()
+
+    def _write_aside(self) -> None:
+        if self._rows and (self._writer is None or not self._writer.is_alive()):
+            self._seal()
+            self._written_s = time.monotonic()
+            self._writer = threading.Thread(target=self._write, name="step-log", daemon=True)
+            self._writer.start()
+
+    def _seal(self) -> None:
+        rows = np.array(self._rows, np.float64).reshape(-1, len(COLUMNS))
+        self._sealed.append(rows)
+        self._sealed_rows += len(rows)
+        self._rows = array("d")
+        if self._sealed_rows >= _MOST_ROWS:
+            _log.warning("the log of steps is full: %d rows in %s", self._sealed_rows, self._path)
+
+    def _write(self) -> None:
+        try:
+            write_steps(self._path, np.concatenate(self._sealed), self._facts)
+        except (OSError, InputError) as error:  # a full disk must not stop the engine
+            _log.warning("steps cannot be written to %s: %s", self._path, error)
+
+
+def write_steps(path: Path, rows: NDArray[np.float64], facts: EngineFacts) -> None:
+    """Write steps, one per row and their numbers in the order of COLUMNS."""
+    columns = {
+        name: rows[:, place].astype(np.int64 if name in _COUNTS else np.float64) for place, name in enumerate(COLUMNS)
+    }
+    table = pa.table(columns).replace_schema_metadata({_FACTS: json.dumps(asdict(facts)).encode()})
+    with atomic_path(path) as temporary:
+        pq.write_table(table, temporary)
+
+
+def read_steps(path: Path) -> tuple[pa.Table, EngineFacts]:
+    """Read a log of steps, and what it says of its engine."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise InputError("cannot be read as Parquet", source=path, hint="give a log that `steps` made") from error
+    missing = [name for name in COLUMNS if name not in table.column_names]
+    told = (table.schema.metadata or {}).get(_FACTS)
+    if missing or told is None:
+        hint = "give a log that the plug-in made: docs/engine.md, `steps`"
+        raise InputError(
+            "says nothing of its engine" if told is None else f"has no column {missing[0]}", source=path, hint=hint
+        )
+    return table, EngineFacts(**json.loads(told))

@@ -1,0 +1,191 @@
+"""The whole measurement, cell after cell: capacity first, then what was asked for, each kept as soon as it is over."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from lengthwise.engines.embedded import engine_threads
+from lengthwise.engines.smollm2 import model_folder
+from lengthwise.errors import InputError
+from lengthwise.experiments.evidence import own
+from lengthwise.experiments.evidence.beliefs import first_beliefs, with_beliefs
+from lengthwise.experiments.evidence.cell import CellFailedError, Run, run_cell
+from lengthwise.experiments.evidence.plan import ORACLE, STOCK, Cell, capacity_cell, hours, seconds
+from lengthwise.experiments.evidence.traffic import Sizes, Traffic, official_test, played_traffic
+from lengthwise.predictors.service import NO_PREDICTOR
+from lengthwise.workloads.castillo import PACKAGED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from lengthwise.experiments.evidence.beliefs import Columns
+    from lengthwise.experiments.evidence.store import Store
+    from lengthwise.experiments.evidence.traffic import Count
+
+_ATTEMPTS: Final = 2
+_LATE_S: Final = 0.5
+
+
+@dataclass
+class Bench:
+    """Runs cells into a store. `say` gets lines for people, `progress` (what is done now, share of the whole)."""
+
+    store: Store
+    sizes: Sizes
+    say: Callable[[str], None]
+    progress: Callable[[str, float], None]
+    url: str | None = None
+    failed: dict[str, str] = field(default_factory=dict)
+    """Cells that are not there, and why."""
+    _place: tuple[int, int] = (1, 1)
+    _traffic: dict[tuple[str, int], Traffic] = field(default_factory=dict)
+    _believed: dict[tuple[str, int, str], Columns | None] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Check that what is in the folder was measured the same way."""
+        packaged = official_test().origin == PACKAGED
+        data = "packaged sample" if packaged else "CASTILLO"
+        engine = {"own_server": True} if self.url is not None else {"own_server": False, "threads": engine_threads()}
+        self.store.begin({**asdict(self.sizes), **own.settings(), **engine, "data": data})
+        if packaged:
+            self.say("LENGTHWISE_DATA does not name CASTILLO's data: the packaged sample's test prompts are used")
+
+    def run(self, cells: Sequence[Cell]) -> None:
+        """Run what is not there yet. Ctrl-C leaves the cells that are over; the same again goes on from them."""
+        told = 0
+        for number, cell in enumerate(cells, start=1):
+            known = len(self._capacities(cells))
+            if known > told or number == 1:  # at first, and whenever a capacity has been measured
+                self.say(self.forecast(cells))
+                told = known
+            if not self.store.has(cell):
+                self._place = (number, len(cells))
+                self.say(f"cell {number} of {len(cells)}: {cell.said}{self._takes(cell)}")
+                self._try(cell)
+            if cell == capacity_cell(cell.setting) and cell.id in self.failed:
+                raise InputError(f"capacity cannot be measured: {self.failed[cell.id]}", hint="mend that first")
+
+    def forecast(self, cells: Sequence[Cell]) -> str:
+        """How many cells there are and what they take, by the capacity that was measured."""
+        left = [cell for cell in cells if not self.store.has(cell)]
+        known = self._capacities(cells)
+        ready = [cell for cell in left if cell.setting in known]
+        n = {setting: self.sizes.requests(setting) for setting in ("a", "b")}
+        text = f"{len(cells)} cells, {len(cells) - len(left)} of them there already"
+        if ready:
+            text += f"; {len(ready)} to run take about {hours(ready, n, known):.1f} h"
+        rates = ", ".join(f"({s}) {rate:.3g} requests/s" for s, rate in sorted(known.items()))
+        text += f" (capacity under backlog: {rates})" if rates else ""
+        if len(ready) < len(left):
+            text += "; how long others take is known once capacity is measured, which their first cell does"
+        return text
+
+    def capacity(self, setting: str) -> float:
+        """Requests a second under backlog, as measured."""
+        if not self.store.has(capacity_cell(setting)):
+            raise InputError(
+                f"the capacity of setting {setting} is not measured",
+                source=self.store.folder,
+                hint=f"measure stock vLLM first: --policy {STOCK}",
+            )
+        return float(self.store.read(capacity_cell(setting)).told["summary"]["requests_per_s"])
+
+    @cached_property
+    def own(self) -> own.Own:
+        """What setting b needs."""
+        return own.Own(self.store.folder / own.FOLDER, self.sizes, self.say, self.url)
+
+    @cached_property
+    def count(self) -> Count | None:
+        """Tokens by the embedded LLM's tokenizer; of another server's nothing is known."""
+        if self.url is not None:
+            return None
+        tokenizer = Tokenizer.from_file(str(model_folder() / "tokenizer.json"))
+        return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def traffic(self, cell: Cell) -> Traffic:
+        """The traffic of the cell's repeat."""
+        key = (cell.setting, cell.repeat)
+        if key not in self._traffic:
+            make = played_traffic if cell.setting == "a" else own.own_traffic
+            self._traffic[key] = make(official_test(), self.sizes, cell.repeat, self.count)
+        return self._traffic[key]
+
+    def _capacities(self, cells: Sequence[Cell]) -> dict[str, float]:
+        settings = {cell.setting for cell in cells}
+        return {each: self.capacity(each) for each in settings if self.store.has(capacity_cell(each))}
+
+    def _takes(self, cell: Cell) -> str:
+        if not self.store.has(capacity_cell(cell.setting)):
+            return ""
+        minutes = seconds(cell, self.sizes.requests(cell.setting), self.capacity(cell.setting)) / 60
+        return f", about {minutes:.0f} min"
+
+    def _try(self, cell: Cell) -> None:
+        """Run a cell, and once more where it failed; what fails twice is named at the end."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            began = time.monotonic()
+            try:
+                self._measure(cell)
+            except CellFailedError as error:
+                self.say(f"  failed ({error})" + (", once more" if attempt < _ATTEMPTS else ", left out"))
+                self.failed[cell.id] = str(error)
+            else:
+                self.failed.pop(cell.id, None)
+                self.say(f"  done in {(time.monotonic() - began) / 60:.1f} min: {self._seen(cell)}")
+                return
+
+    def _measure(self, cell: Cell) -> None:
+        capacity = None if cell.load is None else self.capacity(cell.setting)
+        rate = None if cell.load is None or capacity is None else cell.load * capacity
+        traffic, folder = self.traffic(cell), self.store.fresh(cell)
+        adapted = cell.setting == "b" and not cell.stock and self.url is None
+        predictor = self.own.predictor(cell.predictor, self.count) if adapted else cell.predictor
+        run = Run(cell, self.sizes, rate, predictor, self._true(cell, traffic), self.url)
+        told, requests = run_cell(run, traffic, folder, lambda k: self._ended(k, len(traffic.prompts)))
+        requests = with_beliefs(requests, self._beliefs(run, traffic, told["engine"]["model"]))
+        self.store.write(cell, {**told, "capacity": capacity}, requests)
+
+    def _ended(self, answers: int, n: int) -> None:
+        """Show how far the cell and the whole are."""
+        number, cells = self._place
+        self.progress(f"cell {number} of {cells}: {answers:,} of {n:,} answers", (number - 1 + answers / n) / cells)
+
+    def _beliefs(self, run: Run, traffic: Traffic, llm: str) -> Columns | None:
+        """Predicted once for all cells of a repeat."""
+        key = (run.cell.setting, run.cell.repeat, run.cell.predictor)
+        if run.cell.predictor == ORACLE or key not in self._believed:  # what is true in setting b differs by load
+            self._believed[key] = first_beliefs(run, traffic, llm)
+        return self._believed[key]
+
+    def _true(self, cell: Cell, traffic: Traffic) -> NDArray[np.int64] | None:
+        """The lengths to come: those played, or those that the stock run with the same seeds had; None before it."""
+        if cell.setting == "a":
+            return traffic.lengths
+        stock = Cell(cell.setting, STOCK, NO_PREDICTOR, cell.load, cell.repeat)
+        if cell.predictor == ORACLE and not self.store.has(stock):
+            raise CellFailedError(f"the true lengths are those of {stock.id}, which is not there")
+        if cell.stock or not self.store.has(stock):
+            return None
+        return self.store.read(stock).column("output_tokens").astype(np.int64)
+
+    def _seen(self, cell: Cell) -> str:
+        told = self.store.read(cell).told
+        e2e, rate = told["summary"]["e2e_s"], told["summary"]["requests_per_s"]
+        late = told["counts"]["client_late_s"]
+        behind = f"; sent up to {late:.1f} s late, this machine is too busy" if late > _LATE_S else ""
+        return f"E2E mean {e2e['mean']:.1f} s, p99 {e2e['p99']:.1f} s, {rate:.3g} requests/s{behind}"
+
+
+def from_outside(cells: Sequence[Cell], policy: str, predictor: str) -> list[Cell]:
+    """Of a server's cells those that it can run as it is: one order, which nobody can change from outside."""
+    wanted = (STOCK, NO_PREDICTOR) if policy == STOCK else (policy, predictor)
+    return [cell for cell in cells if (cell.policy, cell.predictor) == wanted]

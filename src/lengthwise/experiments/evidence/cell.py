@@ -1,0 +1,209 @@
+"""One cell: a fresh engine, a few requests to warm it, the traffic, and what was seen of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+from lengthwise.engines.load import LoadPlan, LoadReport, run_load
+from lengthwise.errors import InputError
+from lengthwise.experiments.evidence import seen
+from lengthwise.experiments.evidence.plan import ORACLE
+from lengthwise.experiments.evidence.traffic import PLAYED, Sizes, Traffic
+from lengthwise.predictors.service import NO_PREDICTOR
+from lengthwise.workloads import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from lengthwise.experiments.evidence.plan import Cell
+
+_SILENCE_S: Final = 7200.0  # a request may wait for the whole of a cell
+_WARM_TOKENS: Final = 8
+
+
+class CellFailedError(Exception):
+    """A cell that is not worth keeping: requests failed, or the engine was restarted under them."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a cell is run with, beside its traffic."""
+
+    cell: Cell
+    sizes: Sizes
+    rate: float | None
+    predictor: str
+    """The name or the file that the engine loads; in setting b an adapted one."""
+    true_tokens: NDArray[np.int64] | None
+    """What an oracle tells; None in setting b until the stock run is there."""
+    url: str | None = None
+    model: str | None = None
+
+    def options(self, folder: Path) -> EngineOptions:
+        """How the engine is started."""
+        cell, sizes = self.cell, self.sizes
+        plugin: dict[str, Any] = {"account": str(folder / "account.json"), "steps": str(folder / "steps.parquet")}
+        if cell.setting == "a":
+            plugin["plays"] = {"llm": PLAYED, "scale": sizes.scale}
+        return EngineOptions(
+            policy=cell.policy,
+            predictor=NO_PREDICTOR if cell.predictor == ORACLE else self.predictor,
+            max_num_seqs=sizes.slots,
+            model=self.model,
+            plugin=not cell.stock,
+            plugin_options=plugin,
+        )
+
+    def bodies(self, traffic: Traffic) -> list[dict[str, Any]]:
+        """What each request says beside its prompt. The true length reaches the plug-in from an oracle only."""
+        found: list[dict[str, Any]] = [dict(each) for each in traffic.sampling] or [
+            {"temperature": 0.0} for _ in traffic.prompts
+        ]
+        if not self.cell.stock:
+            for row, body in enumerate(found):
+                told: dict[str, Any] = {"cap": traffic.cap}
+                if self.cell.predictor == ORACLE and self.true_tokens is not None:
+                    told["expected_tokens"] = int(self.true_tokens[row])
+                body["vllm_xargs"] = told
+        return found
+
+
+def run_cell(
+    run: Run, traffic: Traffic, folder: Path, on_end: Callable[[int], None]
+) -> tuple[dict[str, Any], pa.Table]:
+    """What is told of the cell, and its requests; `on_end` hears how many are over."""
+    began, load_before = time.time(), os.getloadavg()
+    with _engine(run, folder) as (url, engine):
+        asyncio.run(_warm(url, run))
+        cpu_before, preempted_before = seen.session_cpu_s(engine), seen.preemptions(url)
+        client_before = time.process_time()
+        workload = traffic.workload(run.rate)
+        plan = LoadPlan(url, free=traffic.free, timeout_s=_SILENCE_S, extras=run.bodies(traffic))
+        report = LoadReport(len(workload), plan)
+        ended = 0
+
+        def one_more() -> None:
+            nonlocal ended
+            ended += 1
+            on_end(ended)
+
+        asyncio.run(run_load(workload, report, one_more))
+        if report.interrupted:
+            raise KeyboardInterrupt
+        client_s = time.process_time() - client_before
+        engine_s = seen.difference(seen.session_cpu_s(engine), cpu_before)
+        preemptions = seen.difference(seen.preemptions(url), preempted_before)
+        restarts = 0 if engine is None else engine.restarts
+    _check(report, restarts)
+    believed = seen.account(folder)
+    told = {
+        "repeat_seed": run.sizes.seed + run.cell.repeat,
+        "seed": run.sizes.seed,
+        "n": len(workload),
+        "slots": run.sizes.slots,
+        "cap": traffic.cap,
+        "rate": run.rate,
+        "began": began,
+        "took_s": time.time() - began,
+        "engine": {
+            "url": run.url,
+            **({} if run.url is not None else _plain(asdict(run.options(folder)))),
+            "model": report.model,
+        },
+        "summary": {**report.summary().to_dict(), "preemptions": preemptions},
+        "counts": {
+            "requests": len(workload),
+            "served": len(report.served),
+            "errors": report.errors,
+            "lengths_differ": None if traffic.free else report.lengths_differ,
+            "client_late_s": report.late_s,
+            "left_out": {each.rule: each.rows for each in traffic.left_out},
+            "beliefs": believed,
+        },
+        "cpu": {
+            "engine_s": engine_s,
+            "client_s": client_s,
+            "predictor_s": None if believed is None else believed.get("cpu_s"),
+            "schedule_ms_per_step": seen.schedule_ms(folder),
+        },
+        "data": traffic.origin if traffic.packaged else "CASTILLO, official test prompts",
+        "machine": {**seen.machine(), "load_before": load_before, "load_after": os.getloadavg()},
+        "versions": seen.versions(),
+    }
+    return told, _requests(run, traffic, report)
+
+
+@contextmanager
+def _engine(run: Run, folder: Path) -> Iterator[tuple[str, EmbeddedEngine | None]]:
+    if run.url is not None:
+        yield run.url, None
+        return
+    engine = EmbeddedEngine(run.options(folder))
+    try:
+        engine.start()
+    except InputError as error:
+        raise CellFailedError(str(error)) from error
+    try:
+        yield engine.url, engine
+    finally:
+        engine.stop()
+
+
+async def _warm(url: str, run: Run) -> None:
+    """A few requests that are not counted. Cut after a few tokens, they teach the history next to nothing."""
+    n = max(2, run.sizes.slots)
+    columns = {
+        "arrival_s": np.zeros(n),
+        "input_tokens": np.full(n, 8),
+        "output_tokens": np.full(n, _WARM_TOKENS),
+        "prompt": [f"Warm up, number {number}: say something about the weather." for number in range(n)],
+    }
+    workload = Workload.from_table(columns, name="warm-up")
+    report = LoadReport(n, LoadPlan(url))
+    await run_load(workload, report, lambda: None)
+    if report.errors:
+        raise CellFailedError(f"the engine did not answer the warm-up: {report.errors}")
+
+
+def _check(report: LoadReport, restarts: int) -> None:
+    if restarts:
+        raise CellFailedError(f"the engine died and was restarted {restarts} times")
+    if report.errors:
+        raise CellFailedError("requests failed: " + ", ".join(f"{n} {kind}" for kind, n in report.errors.items()))
+
+
+def _requests(run: Run, traffic: Traffic, report: LoadReport) -> pa.Table:
+    table = report.table()
+    true = report_lengths(report) if run.true_tokens is None else run.true_tokens
+    rows = table["row"].to_numpy()
+    prompts = pa.array([traffic.prompts[row] for row in rows], pa.large_string())
+    return table.append_column("prompt", prompts).append_column("true_tokens", pa.array(true[rows]))
+
+
+def report_lengths(report: LoadReport) -> NDArray[np.int64]:
+    """The lengths that answers had, by row."""
+    found = np.zeros(report.requests, np.int64)
+    for sample in report.samples:
+        found[sample.row] = sample.output_tokens
+    return found
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Without what names a place on this machine."""
+    kept = {key: value for key, value in options.items() if key not in ("host", "port", "plugin_options")}
+    kept["plays"] = options["plugin_options"].get("plays")
+    if kept["predictor"].endswith(".lw"):
+        kept["predictor"] = Path(kept["predictor"]).name
+    return kept

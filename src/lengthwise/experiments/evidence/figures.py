@@ -1,0 +1,170 @@
+"""The measurement as plots: an interactive page, and one still figure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lengthwise.experiments.evidence.lines import said
+from lengthwise.experiments.evidence.plan import STOCK
+from lengthwise.experiments.evidence.view import TITLES, tables
+from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interactive_page, panel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from lengthwise.experiments.evidence.lines import Evidence
+    from lengthwise.experiments.evidence.store import Result
+
+__all__ = ["html_report", "still_figure"]
+
+_POINTS = 300
+_DRAWN = ("default",)
+"""Whose curves a still figure has beside the headline's: more cannot be told apart."""
+
+
+def html_report(evidence: Evidence, results: Sequence[Result]) -> str:
+    """The page."""
+    figures = [_cdfs(results), _mean_against_tail(evidence), _by_repeat(evidence)]
+    return interactive_page("Length-aware scheduling on a real vLLM", figures, tables(evidence))
+
+
+def _cdfs(results: Sequence[Result]) -> Figure:
+    groups = sorted({(r.cell.setting, r.cell.load) for r in results if r.cell.load is not None})
+    orders = sorted({_order(result) for result in results}, key=lambda order: (order[0] != STOCK, order))
+    traces: list[dict[str, Any]] = []
+    for place, (setting, load) in enumerate(groups):
+        for colour, (policy, predictor) in enumerate(orders):
+            here = [
+                r for r in results if (r.cell.setting, r.cell.load, *_order(r)) == (setting, load, policy, predictor)
+            ]
+            if not here:
+                continue
+            x, y = _curve(np.concatenate([result.e2e_s for result in here]))
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "name": _name(policy, predictor),
+                    "legendgroup": _name(policy, predictor),
+                    "showlegend": not any(trace["name"] == _name(policy, predictor) for trace in traces),
+                    "line": {"color": COLOURS[colour % len(COLOURS)], "width": 2 if policy == STOCK else 1.5},
+                    "x": x,
+                    "y": y,
+                    **panel(place),
+                }
+            )
+    panels = [(axis("E2E latency, s", type="log"), axis("share of requests", range=[0, 1]))] * len(groups)
+    titles = [f"({setting}) load {load:g}" for setting, load in groups]
+    return Figure(
+        "How long requests took",
+        "Cumulative shares of E2E latency, all repeats together. The long end of a curve is where the tail is paid.",
+        traces,
+        axes(panels, columns=min(2, max(1, len(panels))), titles=titles) if panels else {},
+        height=420 * max(1, -(-len(panels) // 2)),
+    )
+
+
+def _mean_against_tail(evidence: Evidence) -> Figure:
+    groups = sorted({(line.setting, line.load or 0.0) for line in evidence.lines})
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": f"({setting}) load {load:g}",
+            "marker": {"size": 10, "color": COLOURS[1 + place]},
+            "text": [line.name for line in lines],
+            "x": [line.mean.ratio for line in lines],
+            "y": [line.p99.ratio for line in lines],
+            "error_x": _bars([line.mean for line in lines]),
+            "error_y": _bars([line.p99 for line in lines]),
+        }
+        for place, (setting, load) in enumerate(groups)
+        if (lines := [x for x in evidence.lines if (x.setting, x.load) == (setting, load) and not x.stock])
+    ]
+    layout = {"xaxis": axis("mean E2E over stock vLLM's"), "yaxis": axis("p99 E2E over stock vLLM's")}
+    says = "Left of 1 the mean is better than first come, first served; above 1 the slowest of a hundred pay for it."
+    return Figure("What the mean wins and the tail pays", says, traces, layout)
+
+
+def _by_repeat(evidence: Evidence) -> Figure:
+    lines = [line for line in evidence.lines if not line.stock]
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": f"({line.setting}) {line.load:g} {line.name}",
+            "marker": {"size": 9},
+            "x": list(line.by_repeat),
+            "y": [f"({line.setting}) {line.load:g} {line.name}"] * len(line.by_repeat),
+            "showlegend": False,
+        }
+        for line in lines
+    ]
+    layout = {"xaxis": axis("mean E2E over stock vLLM's, each repeat"), "yaxis": axis(""), "margin": {"l": 260}}
+    says = "Each dot is one pair of runs on the same traffic; left of 1 is better than first come, first served."
+    return Figure("Repeat by repeat", says, traces, layout, height=max(420, 120 + 24 * len(lines)))
+
+
+def still_figure(evidence: Evidence, results: Sequence[Result], path: Path) -> bool:
+    """E2E latencies and what was won at the highest load of setting a, for a document; False where there is none."""
+    from lengthwise.reports.figures import COLOURS as TOLD_APART
+    from lengthwise.reports.figures import GREY, dots, figure, legend, save
+
+    loads = [line.load for line in evidence.lines if line.setting == "a" and line.load is not None]
+    if not loads:
+        return False
+    load = max(loads)
+    here = [r for r in results if (r.cell.setting, r.cell.load) == ("a", load)]
+    lines = [line for line in evidence.lines if (line.setting, line.load) == ("a", load) and not line.stock]
+    size = (11.5, 4.6)
+    with figure(1, 2, size=size, title=f"Setting (a): {TITLES['a']}, load {load:g}") as (drawing, (left, right)):
+        told = {_order(result) for result in here if result.cell.headline or result.cell.predictor in _DRAWN}
+        orders = sorted(told, key=lambda order: (order[0] != STOCK, order))
+        for place, (policy, predictor) in enumerate(orders):
+            x, y = _curve(np.concatenate([r.e2e_s for r in here if _order(r) == (policy, predictor)]))
+            colour = GREY if policy == STOCK else TOLD_APART[(place - 1) % len(TOLD_APART)]
+            left.plot(x, y, color=colour, label=_name(policy, predictor), linewidth=2.4 if policy == STOCK else 1.5)
+        left.set_xscale("log")
+        left.set_xlabel("E2E latency, s")
+        left.set_ylabel("share of requests")
+        legend(left, loc="lower right")
+        shown = [
+            ("mean E2E", [1 / line.mean.ratio for line in lines]),
+            ("per-token latency", [1 / line.per_token.ratio for line in lines]),
+            ("p99 E2E", [1 / line.p99.ratio for line in lines]),
+        ]
+        if lines:
+            dots(right, [line.name.replace("`", "") for line in lines], shown)
+            right.axvline(1.0, color=GREY, linewidth=1)
+            right.set_xlabel("times better than stock vLLM (below 1: worse)")
+            legend(right, loc="best")
+        save(drawing, path)
+    return True
+
+
+def _curve(values: NDArray[np.float64]) -> tuple[list[float], list[float]]:
+    shares = np.linspace(0, 1, _POINTS)
+    return np.quantile(values, shares).tolist(), shares.tolist()
+
+
+def _bars(ratios: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [each.high - each.ratio for each in ratios],
+        "arrayminus": [each.ratio - each.low for each in ratios],
+        "thickness": 1,
+    }
+
+
+def _order(result: Result) -> tuple[str, str]:
+    return result.cell.policy, result.cell.predictor
+
+
+def _name(policy: str, predictor: str) -> str:
+    return "fcfs (stock vLLM)" if policy == STOCK else f"{policy}, {said(predictor).strip('`')}"

@@ -1,0 +1,165 @@
+"""Which cells are measured, in what order, and how long that takes.
+
+A cell is one run of one policy, on one predictor, under one load, with the traffic of one repeat. Cells of a repeat
+have the same traffic, so that they can be compared request by request; a repeat is run whole before the next, its cells
+in random order, so that a machine that grows slower or faster favours nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from lengthwise.errors import InputError
+from lengthwise.policies import make_policy
+from lengthwise.predictors.service import NO_PREDICTOR, known_predictor
+from lengthwise.workloads.seeds import generator
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Kind = Literal["online", "offline"]
+
+STOCK: Final = "fcfs"
+"""The baseline: vLLM as it is, without the plug-in."""
+ORACLE: Final = "oracle"
+"""The true length told with each request."""
+START_S: Final = 45.0
+"""An engine's start, the warm-up and its end, about."""
+
+_HEADLINE: Final = frozenset(
+    {
+        ("a", 1.1, STOCK, NO_PREDICTOR),
+        ("a", 1.1, "sjf", "default"),
+        ("a", 1.1, "lengthwise", "default"),
+        ("a", 1.1, "lengthwise", ORACLE),
+        ("a", 0.7, STOCK, NO_PREDICTOR),
+        ("a", 0.7, "lengthwise", "default"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run. `load` is the share of the measured capacity that arrives; None offline, where all is there at once."""
+
+    setting: str
+    policy: str
+    predictor: str
+    load: float | None
+    repeat: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        """Whether requests arrive over time."""
+        return "offline" if self.load is None else "online"
+
+    @property
+    def stock(self) -> bool:
+        """Whether the plug-in is left out."""
+        return self.policy == STOCK
+
+    @property
+    def id(self) -> str:
+        """The name of its folder."""
+        when = "offline" if self.load is None else f"{self.load:g}"
+        belief = "" if self.stock else f"-{predictor_label(self.predictor)}"
+        return f"{self.setting}-{when}-{self.policy}{belief}-r{self.repeat}"
+
+    @property
+    def said(self) -> str:
+        """For people."""
+        when = "offline" if self.load is None else f"load {self.load:g}"
+        order = "fcfs (stock vLLM)" if self.stock else f"{self.policy} on {predictor_label(self.predictor)}"
+        return f"({self.setting}) {when}, {order}, repeat {self.repeat}"
+
+    @property
+    def headline(self) -> bool:
+        """Whether it is measured three times."""
+        return (self.setting, self.load, self.policy, self.predictor) in _HEADLINE
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person wants measured."""
+
+    policies: Sequence[str] = (STOCK, "sjf", "tie", "lengthwise")
+    predictors: Sequence[str] = ("fast", "default", ORACLE)
+    loads: Sequence[float] = (0.7, 1.1)
+    settings: Sequence[str] = ("a", "b")
+    repeats: int = 3
+    seed: int = 0
+    only_headline: bool = False
+    offline: bool = True
+    every_load: bool = False
+    """Also what is no headline at the lower loads, where little queues and little can be won."""
+
+    def __post_init__(self) -> None:
+        for policy in self.policies:
+            make_policy(policy)
+        for predictor in self.predictors:
+            if predictor != ORACLE:
+                known_predictor(predictor)
+        for load in self.loads:
+            if not 0 < load <= 10:
+                raise InputError(
+                    f"a load of {load:g}", source="--load", hint="give shares of capacity, such as 0.7,1.1"
+                )
+        for setting in self.settings:
+            if setting not in ("a", "b"):
+                raise InputError(f"no setting '{setting}'", source="--settings", hint="a, b or a,b")
+
+    def cells(self) -> list[Cell]:
+        """In the order they are run: what measures capacity first, then repeat by repeat."""
+        found = [capacity_cell(setting) for setting in self.settings]
+        for repeat in range(self.repeats):
+            for setting in self.settings:
+                mine = [cell for cell in self._of(setting, repeat) if cell not in found]
+                order = generator(self.seed, f"order {setting} {repeat}").permutation(len(mine))
+                found += _stock_before_oracle([mine[place] for place in order])
+        return found
+
+    def _of(self, setting: str, repeat: int) -> list[Cell]:
+        cells = []
+        for load in self.loads:
+            for policy, predictor in self._orders():
+                cell = Cell(setting, policy, predictor, load, repeat)
+                once = repeat == 0 and not self.only_headline and (load == max(self.loads) or self.every_load)
+                if cell.headline or once:
+                    cells.append(cell)
+        if self.offline and setting == "a" and repeat == 0 and not self.only_headline:
+            told = [name for name in self.predictors if name != ORACLE]
+            best = "default" if "default" in told else (told or [ORACLE])[0]
+            cells += [Cell(setting, policy, best, None) for policy in self.policies if policy != STOCK]
+        return cells
+
+    def _orders(self) -> list[tuple[str, str]]:
+        """Policies with what they believe; FCFS believes nothing, and is always there to compare with."""
+        others = [policy for policy in self.policies if policy != STOCK]
+        return [(STOCK, NO_PREDICTOR), *((policy, name) for policy in others for name in self.predictors)]
+
+
+def capacity_cell(setting: str) -> Cell:
+    """The cell that measures capacity: the stock engine, all requests there at once."""
+    return Cell(setting, STOCK, NO_PREDICTOR, None)
+
+
+def _stock_before_oracle(cells: list[Cell]) -> list[Cell]:
+    """In setting b the true lengths are those of the stock run, so whoever is told them comes after it."""
+    return sorted(cells, key=lambda cell: cell.setting == "b" and cell.predictor == ORACLE)
+
+
+def seconds(cell: Cell, n: int, capacity: float) -> float:
+    """How long a cell takes: until the last has come, or until all is served, whichever is later."""
+    return START_S + n / capacity * max(1.0, 1.0 if cell.load is None else 1.0 / cell.load)
+
+
+def hours(cells: Sequence[Cell], n: Mapping[str, int], capacity: Mapping[str, float]) -> float:
+    """How long the cells take, by the capacity measured in each setting."""
+    return sum(seconds(cell, n[cell.setting], capacity[cell.setting]) for cell in cells) / 3600
+
+
+def predictor_label(name: str) -> str:
+    """The name of a predictor; of a model file its stem."""
+    return Path(name).stem if name.endswith(".lw") else name

@@ -1,0 +1,1 @@
+"""An LLM that a predictor has never heard of, after `adapt`."""

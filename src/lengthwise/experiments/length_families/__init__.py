@@ -1,0 +1,1 @@
+"""Which family real answer lengths follow, and how heavy their tails are."""

@@ -1,0 +1,1 @@
+"""How beliefs hold when an LLM is asked to reason."""

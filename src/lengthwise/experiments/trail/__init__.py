@@ -1,0 +1,1 @@
+"""TRAIL's limited preemption on a simulated engine, ours beside the paper's."""

@@ -1,0 +1,194 @@
+"""One request through the shadow: on to the engine at once, its answer back as it comes, then a line in the log."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from lengthwise.engines.client import EngineError
+from lengthwise.engines.shadow_log import Entry
+from lengthwise.gateway.admission import ChatBody, CompletionBody, parse
+from lengthwise.gateway.errors import ApiError, from_engine
+from lengthwise.gateway.measuring import Measure
+from lengthwise.gateway.streaming import Caller, ClientGoneError, relay
+from lengthwise.lengths import LogT, Point
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import Receive, Scope, Send
+
+    from lengthwise.engines.client import EngineClient
+    from lengthwise.engines.shadow_log import End, ShadowLog, Source
+    from lengthwise.lengths import LengthDistribution
+    from lengthwise.predictors.service import BeliefService
+
+_WATCHED: Final[dict[str, type[CompletionBody]]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+}
+_MOST_BYTES: Final = 1 << 30
+
+
+@dataclass
+class _Seen:
+    """One watched request so far."""
+
+    key: str
+    arrival_s: float
+    body: CompletionBody | None
+    measure: Measure
+    prompt_bytes: int
+    history: LengthDistribution | None = None
+    predicted: LengthDistribution | None = None
+    first_token_s: float | None = None
+    streamed: bool = False
+    end: End = "left"
+
+
+@dataclass
+class ShadowProxy:
+    """The ASGI application. It decides nothing: no queue, no order, no limit of its own."""
+
+    client: EngineClient
+    beliefs: BeliefService
+    log: ShadowLog
+    stream_usage: bool = True
+    clock: Callable[[], float] = time.monotonic
+    began: float = field(default_factory=time.monotonic)
+    """The log's second 0."""
+    _open: dict[str, _Seen] = field(default_factory=dict)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on."""
+        arrival_s = self.clock() - self.began
+        caller = Caller(scope, receive, send)
+        model = _WATCHED.get(scope["path"]) if scope["method"] == "POST" else None
+        try:
+            raw = await caller.body(_MOST_BYTES)
+            async with caller.present():
+                if model is None:
+                    await self._forward(scope, caller, raw, Measure(), None)
+                else:
+                    await self._watch(scope, caller, raw, model, arrival_s)
+        except ApiError as error:
+            await caller.fail(error, None)
+        except ClientGoneError:
+            pass
+
+    async def _watch(
+        self, scope: Scope, caller: Caller, raw: bytes, model: type[CompletionBody], arrival_s: float
+    ) -> None:
+        body = _read(model, raw)
+        hide_usage = self.stream_usage and body is not None and body.lacks_usage
+        if hide_usage:
+            raw = CompletionBody.with_usage(raw)
+        seen = _Seen(str(next(self._numbers)), arrival_s, body, Measure(hide_usage=hide_usage), len(raw))
+        self._believe(seen)
+        try:
+            await self._forward(scope, caller, raw, seen.measure, seen)
+        finally:
+            self._ended(seen)
+
+    def _believe(self, seen: _Seen) -> None:
+        """Ask for a belief as the plug-in would; nobody waits for it."""
+        self._open[seen.key] = seen
+        if seen.body is None:
+            return
+        seen.history = self.beliefs.admit(seen.key, seen.body.llm, seen.body.limit)
+        if seen.body.readable and seen.body.hint is None:
+            self.beliefs.ask(seen.key, seen.body.prediction_input)
+        self.beliefs.deliver(self._take)
+
+    def _take(self, key: str, belief: LengthDistribution) -> bool:
+        self._open[key].predicted = belief
+        return True
+
+    async def _forward(self, scope: Scope, caller: Caller, raw: bytes, measure: Measure, seen: _Seen | None) -> None:
+        query: bytes = scope["query_string"]
+        path = scope["raw_path"].decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
+        try:
+            answer = await self.client.forward(scope["method"], path, raw, caller.passed_headers())
+            try:
+                if seen is not None:
+                    seen.streamed = answer.is_stream
+                await relay(answer, caller, None, measure, lambda: self._first(seen))
+            finally:
+                answer.close()
+        except EngineError as error:
+            if seen is not None:
+                seen.end = "broken"
+            if not caller.answered:
+                raise from_engine(error) from error
+            return
+        if seen is not None:
+            seen.end = "refused" if answer.status >= 400 else _end(measure)
+
+    def _first(self, seen: _Seen | None) -> None:
+        if seen is not None and seen.streamed:
+            seen.first_token_s = self.clock() - self.began
+
+    def _ended(self, seen: _Seen) -> None:
+        self.beliefs.deliver(self._take)
+        del self._open[seen.key]
+        finished_s = self.clock() - self.began
+        one = seen.body is not None and seen.body.one_answer
+        tokens, cut = seen.measure.length or (None, False)
+        self.beliefs.ended(seen.key, tokens if one and seen.end != "refused" else None, censored=cut)
+        self.log.add(_entry(seen, finished_s, tokens))
+
+
+def _read(model: type[CompletionBody], raw: bytes) -> CompletionBody | None:
+    """The body, None where it cannot be read: the engine says what is wrong with it, not the shadow."""
+    try:
+        return parse(model, raw)
+    except ApiError:
+        return None
+
+
+def _end(measure: Measure) -> End:
+    if measure.length is None or not measure.told:
+        return "unmeasured"
+    return "cut" if measure.length[1] else "whole"
+
+
+def _entry(seen: _Seen, finished_s: float, tokens: int | None) -> Entry:
+    body = seen.body
+    source, mu, sigma = _belief(seen)
+    return Entry(
+        arrival_s=round(seen.arrival_s, 6),
+        finished_s=round(finished_s, 6),
+        end=seen.end,
+        llm="" if body is None else body.llm,
+        streamed=seen.streamed,
+        first_token_s=None if seen.first_token_s is None else round(seen.first_token_s, 6),
+        prompt_tokens=seen.measure.prompt_tokens,
+        prompt_bytes=seen.prompt_bytes,
+        output_tokens=seen.measure.counted if tokens is None else tokens,
+        exact=seen.measure.told,
+        one_answer=body is not None and body.one_answer,
+        max_tokens=None if body is None else body.limit,
+        source=source,
+        belief_mu=mu,
+        belief_sigma=sigma,
+    )
+
+
+def _belief(seen: _Seen) -> tuple[Source, float | None, float | None]:
+    """What a scheduler would have gone by: the client's hint, else the predictor, else history."""
+    hint = None if seen.body is None else seen.body.belief()
+    known: tuple[tuple[Source, LengthDistribution | None], ...] = (
+        ("hint", hint),
+        ("predictor", seen.predicted),
+        ("history", seen.history),
+    )
+    for source, belief in known:
+        if isinstance(belief, LogT):
+            return source, belief.mu, belief.sigma
+        if isinstance(belief, Point):
+            return source, math.log(max(1.0, belief.mean())), 0.0
+    return "prior", None, None

@@ -1,0 +1,130 @@
+"""The shadow as an application and on a port: the proxy, and beside it a look at the engine's own gauges."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.engines.shadow_log import Account, Gauges, Header, Memory, ShadowLog
+from lengthwise.gateway.errors import tell_bug
+from lengthwise.gateway.server import run_app
+from lengthwise.gateway.shadow.proxy import ShadowProxy
+from lengthwise.predictors.service import belief_service
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from lengthwise.predictors.service import BeliefService
+
+_LOOK_EVERY_S: Final = 1.0
+_SILENCE_S: Final = 24 * 3600.0  # who waits longer than the engine answers is for client and engine to say
+_SHUTDOWN_S: Final = 30
+_GAUGE: Final = r"^vllm:{}(?:\{{[^}}]*\}})? ([\d.e+-]+)$"
+_RUNNING, _WAITING, _KV = (
+    re.compile(_GAUGE.format(name), re.MULTILINE)
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+)
+_CACHE: Final = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+_LABEL: Final = re.compile(r'(block_size|num_gpu_blocks)="(\d+)"')
+
+
+def create_shadow(
+    url: str, log: ShadowLog, predictor: str = "fast", *, stream_usage: bool = True, look_every_s: float = _LOOK_EVERY_S
+) -> Starlette:
+    """The proxy before the engine at `url`; `log` is open for as long as it serves."""
+    client = EngineClient(url, silence_timeout_s=_SILENCE_S)
+    beliefs = belief_service(predictor)
+    proxy = ShadowProxy(client, beliefs, log, stream_usage)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        beliefs.warm()
+        async with client:
+            look = asyncio.create_task(_look(client, proxy, look_every_s))
+            try:
+                yield
+            finally:
+                look.cancel()
+                await asyncio.wait([look])
+                log.add(_account(beliefs))
+                beliefs.close()
+
+    return Starlette(routes=[Route("/{path:path}", proxy)], lifespan=lifespan, exception_handlers={Exception: tell_bug})
+
+
+def run_shadow(
+    url: str,
+    sock: socket.socket,
+    path: Path,
+    *,
+    predictor: str,
+    stream_usage: bool,
+    on_ready: Callable[[], None] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then let running requests finish, for at most 30 s; the log is in `path`."""
+    with ShadowLog(path, Header(url, predictor, time.time())) as log:
+        app = create_shadow(url, log, predictor, stream_usage=stream_usage)
+        run_app(app, sock, shutdown_timeout_s=_SHUTDOWN_S, on_ready=on_ready)
+
+
+async def _look(client: EngineClient, proxy: ShadowProxy, every_s: float) -> None:
+    """Note how full the engine says it is whenever that has changed; one that tells nothing is left alone."""
+    last: tuple[int, int] | None = None
+    memory = False
+    while True:
+        told = await _metrics(client)
+        if told is None:
+            return
+        if not memory and (found := _memory(told)) is not None:
+            proxy.log.add(found)
+            memory = True
+        gauges = _gauges(told, proxy.clock() - proxy.began)
+        if gauges is not None and (gauges.running, gauges.waiting) != last:
+            last = gauges.running, gauges.waiting
+            proxy.log.add(gauges)
+        await asyncio.sleep(every_s)
+
+
+async def _metrics(client: EngineClient) -> str | None:
+    """The engine's own figures; empty where it does not answer just now, None where it has none."""
+    try:
+        answer = await client.get("/metrics")
+        try:
+            return (await answer.read()).decode("utf-8", "replace") if answer.status == 200 else None
+        finally:
+            answer.close()
+    except EngineError:
+        return ""
+
+
+def _gauges(told: str, at_s: float) -> Gauges | None:
+    running, waiting, kv = (pattern.findall(told) for pattern in (_RUNNING, _WAITING, _KV))
+    if not running or not waiting:
+        return None
+    # One line per engine core behind the server: together they are the engine.
+    ran, waited = (int(sum(map(float, values))) for values in (running, waiting))
+    return Gauges(round(at_s, 3), ran, waited, float(kv[0]) if kv else None)
+
+
+def _memory(told: str) -> Memory | None:
+    found = _CACHE.search(told)
+    labels = {} if found is None else {name: int(value) for name, value in _LABEL.findall(found[1])}
+    if set(labels) != {"block_size", "num_gpu_blocks"}:
+        return None
+    # One block is vLLM's null block.
+    return Memory(max(1, labels["num_gpu_blocks"] - 1) * labels["block_size"], labels["block_size"])
+
+
+def _account(beliefs: BeliefService) -> Account:
+    counts = beliefs.counts
+    age = counts.age_s / counts.answered if counts.answered else 0.0
+    return Account(counts.asked, counts.answered, counts.failed, counts.dropped, round(counts.cpu_s, 6), round(age, 6))

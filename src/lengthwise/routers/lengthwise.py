@@ -1,0 +1,68 @@
+"""The router of this project: one cost in seconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from lengthwise.routers.base import Parameter
+from lengthwise.routers.kernel.cost import TERMS, cheapest
+from lengthwise.routers.ledger import still_to_come, variance
+from lengthwise.routers.prefix_routing import PrefixRouting
+
+if TYPE_CHECKING:
+    from lengthwise.policies import Job
+    from lengthwise.routers.base import Picked, Slots
+
+
+class Lengthwise(PrefixRouting):
+    """The engine where this job and those it meets lose the least time.
+
+    cost = first_token + urgency + decode + delay + eviction + overflow      (seconds; the first of equals)
+
+    first_token = prompts being computed + own prompt, less what is cached, + wait for a place + a step
+    urgency     = 7 * prompts being computed: who comes next waits for them too, and the tail of TTFT is theirs
+    decode      = expected answer * step
+    delay       = others * (own prompt, less what is cached + min(their answers' rest, own answer) * what a step grows)
+    eviction    = cached tokens that must go for it * prefill time * share of such that had been of use
+    overflow    = P(KV memory runs out) * (what a preempted job computes again, and how long the others wait for it)
+
+    wait for a place = (jobs there + 1 - places) * (mean rest of an answer * step / places + a mean prompt), if above 0
+    places = the smaller of max_num_seqs and KV memory / what a job holds half way through its answer
+    step = a decode step with this job in the batch, by the engine's own speed
+    Rests of answers are those of the ledger: beliefs, given how far jobs have come.
+
+    `urgency` (8) is how often prompts being computed count in all; 1: for the mean alone; more holds the tail of TTFT.
+    Without a belief: the wide prior. Without blocks: nothing is cached. Without events: the engine's speed and the
+    silence rule. Engines may differ in everything.
+    """
+
+    called = "lengthwise"
+    parameters: ClassVar = {"urgency": Parameter(8.0, 1.0, 1000.0)}
+    believes = True
+
+    def __init__(self, **given: float) -> None:
+        super().__init__(**given)
+        self._terms = np.zeros(len(TERMS))
+        self._usual = 0.0
+
+    def pick(self, job: Job, now: float, slots: Slots) -> Picked:
+        """The least cost."""
+        tokens = still_to_come(job)
+        self._usual += 0.01 * (tokens - self._usual) if self._usual else tokens
+        prompt = float(job.prompt_tokens + job.generated)
+        slot = cheapest(
+            self.ledger.loads,
+            self.index.engines,
+            self.depths,
+            slots,
+            float(now),
+            prompt,
+            float(tokens),
+            variance(job),
+            float(self._usual),
+            float(self.given["urgency"]),
+            self._terms,
+        )
+        return slot, dict(zip(TERMS, self._terms.tolist(), strict=True))

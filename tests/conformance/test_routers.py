@@ -1,0 +1,155 @@
+"""Every registered router under the same laws, with feedback that is late, doubled, lost, wrong or out of order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from lengthwise.routers import (
+    ROUTERS,
+    Admitted,
+    EngineInfo,
+    Event,
+    Evicted,
+    Finished,
+    NoEngineError,
+    Progress,
+    Router,
+    Scraped,
+    Speed,
+    make_router,
+)
+from lengthwise.routers.base import Routing
+from tests.conformance.strategies import jobs
+from tests.routers.books import check_books, check_empty
+
+if TYPE_CHECKING:
+    from lengthwise.policies import Job
+    from lengthwise.routers import EngineId
+
+SPECS = (*ROUTERS, "random:seed=7", "cache_aware:absolute=1,relative=1", "dynamo:active=2", "e2:window=5,hits=0.1")
+names = st.sampled_from(["a", "b", "c", 3])
+infos = st.builds(
+    EngineInfo,
+    names,
+    st.builds(Speed, st.sampled_from([1e-5, 1e-3]), st.sampled_from([0.01, 0.1])),
+    kv_tokens=st.sampled_from([64, 640, 100_000]),
+    max_num_seqs=st.integers(1, 4),
+    caches=st.booleans(),
+)
+chains = st.lists(st.integers(0, 2), max_size=6).map(
+    lambda path: [hash(tuple(path[: n + 1])) % 2**64 for n in range(len(path))]
+)
+tokens = st.integers(0, 3000)
+
+
+class AnyRouter(RuleBasedStateMachine):
+    """Engines come and go, jobs are sent and reported on, well or badly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router: Router = make_router("random")
+        self.up: dict[EngineId, EngineInfo] = {}
+        self.sent: dict[str, EngineId] = {}
+        self.events: list[Event] = []
+        self.now = 0.0
+        self.count = 0
+
+    @initialize(spec=st.sampled_from(SPECS))
+    def start(self, spec: str) -> None:
+        self.router = make_router(spec)
+        assert self.router.name == spec
+
+    @rule(info=infos)
+    def engine_up(self, info: EngineInfo) -> None:
+        self.router.engine_up(info)
+        self.up[info.id] = info
+
+    @rule(name=names)
+    def engine_down(self, name: EngineId) -> None:
+        self.router.engine_down(name)
+        self.up.pop(name, None)
+        self.sent = {job: engine for job, engine in self.sent.items() if engine != name}
+
+    @rule(wait=st.sampled_from([0.0, 0.01, 1.0, 100.0]))
+    def wait(self, wait: float) -> None:
+        self.now += wait
+
+    @rule(job=jobs(), blocks=chains, again=st.booleans(), some=st.none() | st.sets(names))
+    def choose(self, job: Job, blocks: list[int], again: bool, some: set[EngineId] | None) -> None:
+        if not (again and self.sent):
+            self.count += 1
+        job.id, job.blocks = str(self.count), blocks
+        allowed = set(self.up) if some is None else some & set(self.up)
+        if not allowed:
+            with pytest.raises(NoEngineError):
+                self.router.choose(job, self.now, some)
+            return
+        decision = self.router.choose(job, self.now, some)
+        assert decision.engine in allowed
+        assert all(value == value and abs(value) < float("inf") for value in decision.terms.values())
+        self.sent[job.id] = decision.engine
+
+    @precondition(lambda self: self.count)
+    @rule(
+        number=st.integers(1, 30),
+        engine=names,
+        right=st.booleans(),
+        made=tokens,
+        kind=st.sampled_from("apf"),
+        ago=st.floats(0, 9),
+    )
+    def tell(self, number: int, engine: EngineId, right: bool, made: int, kind: str, ago: float) -> None:
+        """About anybody, from any engine, at any time; what is about somebody who is not there is nothing."""
+        job = str(1 + number % self.count)
+        if right:
+            engine = self.sent.get(job, engine)
+        if kind == "f":
+            event: Event = Finished(job, engine, self.now - ago, made, ttft_s=0.1 if made % 2 else None)
+            if self.sent.get(job) == engine:
+                del self.sent[job]
+        elif kind == "a":
+            event = Admitted(job, engine, self.now - ago)
+        else:
+            event = Progress(job, engine, self.now - ago, made)
+        self.router.observe(event)
+        self.events.append(event)
+
+    @precondition(lambda self: self.events)
+    @rule(number=st.integers(0, 1000))
+    def tell_again(self, number: int) -> None:
+        event = self.events[number % len(self.events)]
+        if isinstance(event, Finished) and self.sent.get(event.job) == event.engine:
+            del self.sent[event.job]  # of an earlier stay there; nobody can tell the two apart
+        self.router.observe(event)
+
+    @rule(engine=names, blocks=chains)
+    def evict(self, engine: EngineId, blocks: list[int]) -> None:
+        self.router.observe(Evicted(engine, self.now, blocks))
+
+    @rule(engine=names, running=st.integers(0, 5), waiting=st.integers(0, 5), use=st.none() | st.floats(0, 1))
+    def scrape(self, engine: EngineId, running: int, waiting: int, use: float | None) -> None:
+        assert isinstance(self.router, Routing)
+        self.router.observe(Scraped(engine, self.now, running, waiting, use))
+        self.sent = {job: there for job, there in self.sent.items() if job in self.router.ledger}
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        assert isinstance(self.router, Routing)
+        assert set(self.router.slots) == set(self.up)
+        assert set(self.router.ledger._rows) == set(self.sent)
+        check_books(self.router)
+
+    def teardown(self) -> None:
+        assert isinstance(self.router, Routing)
+        for job, engine in self.sent.items():
+            self.router.observe(Finished(job, engine, self.now, 10))
+        check_empty(self.router)
+
+
+TestAnyRouter = AnyRouter.TestCase
+TestAnyRouter.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,86 @@
+"""When a policy is asked who makes room: no oftener than it must be, and never less."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lengthwise.engines.preemption import Room
+from lengthwise.lengths import LogT, Point
+from lengthwise.policies import Job, make_policy
+from lengthwise.policies.srpt import Srpt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Counted(Srpt):
+    """`srpt`, and how often it was asked."""
+
+    asked = 0
+
+    def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
+        type(self).asked += 1
+        return super().victim(running, candidate, now)
+
+
+@pytest.fixture
+def policy() -> Counted:
+    Counted.asked = 0
+    return Counted(c=0.8)
+
+
+JOBS = {
+    "short": Job("short", 0.0, belief=Point(10)),
+    "long": Job("long", 0.0, belief=Point(100)),
+    "longer": Job("longer", 0.0, belief=Point(200)),
+}
+
+
+def asked(room: Room, policy: Counted, head: str, running: list[str]) -> str | None:
+    return room.made_by(policy, head, running, JOBS.__getitem__, 0.0)
+
+
+def test_it_says_whom_the_policy_says(policy: Counted) -> None:
+    assert asked(Room(), policy, "short", ["long", "longer"]) == "longer"
+    assert asked(Room(), policy, "longer", ["long", "short"]) is None
+    assert asked(Room(), policy, "short", []) is None
+
+
+def test_a_no_holds_until_something_changes(policy: Counted) -> None:
+    room = Room()
+    for _ in range(3):
+        assert asked(room, policy, "longer", ["long", "short"]) is None
+        room.stepped()
+    assert policy.asked == 1
+    asked(room, policy, "longer", ["short", "long"])
+    assert policy.asked == 2, "others run"
+    asked(room, policy, "long", ["short", "long"])
+    assert policy.asked == 3, "another is first in line"
+    room.forget()
+    asked(room, policy, "long", ["short", "long"])
+    assert policy.asked == 4, "a belief has come"
+
+
+def test_a_no_is_asked_again_after_so_many_steps(policy: Counted) -> None:
+    room = Room()
+    for _ in range(2 * policy.asks_again + 1):
+        asked(room, policy, "longer", ["long"])
+        room.stepped()
+    assert policy.asked == 3
+
+
+def test_who_grows_with_age_is_found_by_asking_again() -> None:
+    """Of an uncertain belief more is to come the longer it runs: a no becomes a yes though nothing else is new."""
+    heavy = Job("heavy", 0.0, belief=LogT(4.0, 1.5, 8192))
+    other = Job("other", 0.0, belief=Point(1.2 * heavy.expected))
+    srpt, room, jobs = make_policy("srpt:c=1"), Room(), {"heavy": heavy, "other": other}
+    said = []
+    for generated in range(250):
+        heavy.generated = generated
+        said.append(room.made_by(srpt, "other", ["heavy"], jobs.__getitem__, 0.0))
+        room.stepped()
+    first = said.index("heavy")
+    assert first > 0
+    assert first % srpt.asks_again == 0

@@ -1,0 +1,153 @@
+"""The log of an engine's steps: what a row says, and a file that is whole whenever it is read."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lengthwise.engines import steps as module
+from lengthwise.engines.steps import COLUMNS, EngineFacts, StepLog, read_steps
+from lengthwise.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FACTS = EngineFacts("stand-in 1", "tiny", 1024, 16, 512, 4, 512, prefix_caching=True, chunked_prefill=False)
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    table, _ = read_steps(path)
+    found: list[dict[str, Any]] = table.to_pylist()
+    return found
+
+
+def scheduled(log: StepLog, clock: Clock, *spans: tuple[int, int]) -> None:
+    log.scheduled(spans, waiting=3, running=2, began_s=clock.now, cpu_s=0.001)
+
+
+def test_a_row_says_what_a_step_held_as_the_simulator_counts_it(tmp_path: Path, clock: Clock) -> None:
+    log = StepLog(tmp_path / "steps.parquet", FACTS)
+    # A whole prompt, the rest of another, the last token of a prompt in the cache, and two that decode.
+    scheduled(log, clock, (0, 10), (32, 8), (16, 1), (20, 1), (0, 1))
+    clock.now += 0.5
+    log.done(busy=False)
+    log.close()
+    (row,) = rows(tmp_path / "steps.parquet")
+    assert set(row) == set(COLUMNS)
+    assert (row["prompt_tokens"], row["prompt_pairs"]) == (10 + 8 + 1, 10**2 + 40**2 - 32**2 + 1)
+    assert (row["decodes"], row["context_tokens"]) == (2, 17 + 21)
+    assert (row["start_s"], row["seconds"]) == (1000.0, 0.5)
+    assert (row["waiting"], row["running"], row["schedule_cpu_s"]) == (3, 2, 0.001)
+
+
+def test_what_lies_between_steps_counts_while_there_is_work_and_not_while_there_is_none(
+    tmp_path: Path, clock: Clock
+) -> None:
+    log = StepLog(tmp_path / "steps.parquet", FACTS)
+    for wait, busy in ((0.0, True), (0.25, False), (60.0, True)):
+        clock.now += wait
+        scheduled(log, clock, (5, 1))
+        clock.now += 1.0
+        log.done(busy=busy)
+    log.close()
+    assert [row["seconds"] for row in rows(tmp_path / "steps.parquet")] == [1.0, 1.25, 1.0]
+
+
+def test_steps_scheduled_ahead_end_in_their_order(tmp_path: Path, clock: Clock) -> None:
+    log = StepLog(tmp_path / "steps.parquet", FACTS)
+    scheduled(log, clock, (0, 8))
+    clock.now += 0.1
+    scheduled(log, clock, (8, 1))  # while the first still computes
+    clock.now += 0.9
+    log.done(busy=True)
+    clock.now += 0.5
+    log.done(busy=False)
+    log.close()
+    first, second = rows(tmp_path / "steps.parquet")
+    assert (first["prompt_tokens"], first["seconds"]) == (8, 1.0)
+    assert (second["decodes"], second["seconds"]) == (1, 0.5)
+
+
+def test_a_step_without_tokens_is_none_and_its_time_is_nobodys(tmp_path: Path, clock: Clock) -> None:
+    log = StepLog(tmp_path / "steps.parquet", FACTS)
+    scheduled(log, clock, (5, 1))
+    clock.now += 1.0
+    log.done(busy=True)
+    scheduled(log, clock)
+    clock.now += 60.0
+    scheduled(log, clock, (6, 1))
+    clock.now += 1.0
+    log.done(busy=False)
+    log.close()
+    assert [row["seconds"] for row in rows(tmp_path / "steps.parquet")] == [1.0, 1.0]
+
+
+def test_the_file_is_whole_while_the_engine_runs(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "steps.parquet"
+    log = StepLog(path, FACTS)
+    for _ in range(30):
+        scheduled(log, clock, (5, 1))
+        clock.now += 1.0
+        log.done(busy=True)
+        if log._writer is not None:
+            log._writer.join()
+    assert 20 <= len(rows(path)) < 30  # never closed, as after a crash
+    assert read_steps(path)[1] == FACTS
+
+
+def test_a_log_that_is_full_stops_growing(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_ROWS", 5)
+    log = StepLog(tmp_path / "steps.parquet", FACTS)
+    for _ in range(9):
+        scheduled(log, clock, (5, 1))
+        clock.now += 1.0
+        log.done(busy=True)
+    log.close()
+    assert len(rows(tmp_path / "steps.parquet")) == 5
+
+
+def test_a_disk_that_fails_does_not_stop_the_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    log = StepLog(folder / "steps.parquet", FACTS)
+    folder.rmdir()
+    log.scheduled([(0, 3)], waiting=0, running=1, began_s=time.time(), cpu_s=0.0)
+    log.done(busy=False)
+    log.close()
+    assert "cannot be written" in caplog.text
+
+
+def test_a_log_in_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="folder does not exist"):
+        StepLog(tmp_path / "none" / "steps.parquet", FACTS)
+
+
+def test_what_is_no_log_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_steps(tmp_path / "gone.parquet")
+    pq.write_table(pa.table({"seconds": [1.0]}), tmp_path / "other.parquet")
+    with pytest.raises(InputError, match="nothing of its engine"):
+        read_steps(tmp_path / "other.parquet")

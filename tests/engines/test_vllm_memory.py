@@ -1,0 +1,140 @@
+"""Memory stays flat: after 20,000 requests nothing is held that was not held before them."""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.engines.need import need_vllm
+
+need_vllm()
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request, RequestStatus
+
+from lengthwise.engines.smollm2 import model_folder
+from lengthwise.engines.vllm import LengthwiseScheduler
+from lengthwise.predictors.contract import LogTBeliefs
+from lengthwise.predictors.service import BeliefService
+from tests.engines.scheduling import Run, make_scheduler, step, tiny_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from lengthwise.predictors.contract import PredictionInput
+
+REQUESTS, AT_ONCE, SLOTS = 20_000, 48, 32
+
+
+class Length:
+    """Believes the length of the prompt; some prompts it cannot take."""
+
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
+        if any(len(each.text) % 20 == 0 for each in inputs):
+            raise ValueError("not this one")
+        return LogTBeliefs.of([math.log(1 + len(each.text)) for each in inputs], 0.5, [each.cap for each in inputs])
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    service = BeliefService(Length)
+    worker = service._worker
+    assert worker is not None
+    worker.start = lambda: None  # type: ignore[method-assign]  # it works when told to, so that counts can be compared
+    monkeypatch.setattr("lengthwise.engines.vllm.belief_service", lambda _: service)
+    # Hardly enough memory: some are preempted all the time.
+    return make_scheduler(
+        LengthwiseScheduler,
+        tiny_model(tmp_path),
+        slots=SLOTS,
+        blocks=SLOTS - 8,
+        budget=2048,
+        policy="lengthwise",
+        tokenizer=model_folder(),
+    )
+
+
+def request(number: int) -> Request:
+    """A prompt that no other request has, one to three tokens of an answer, every tenth one's length told."""
+    params = SamplingParams(
+        max_tokens=1 + number % 3,
+        ignore_eos=True,
+        extra_args={"expected_tokens": 1 + number % 3} if number % 10 == 0 else None,
+    )
+    ids = [100 + number % 7, 200 + number // 200, 200 + number % 200, *range(300, 300 + number % 14)]
+    return Request(str(number), ids, params, None, arrival_time=float(number))
+
+
+def serve(scheduler: Any, numbers: range) -> int:
+    """Serve these to the last, `AT_ONCE` coming with every few steps; every seventh leaves. How many were preempted."""
+    run = Run()
+    coming = iter(numbers)
+    more = True
+    while more or scheduler.has_unfinished_requests():
+        batch = [request(number) for number, _ in zip(coming, range(AT_ONCE), strict=False)]
+        more = bool(batch)
+        for each in batch:
+            scheduler.add_request(each)
+        scheduler.finish_requests(
+            [each.request_id for each in batch if int(each.request_id) % 7 == 0], RequestStatus.FINISHED_ABORTED
+        )
+        for _ in range(3):
+            step(scheduler, run)
+            while scheduler.beliefs._worker.waiting:
+                scheduler.beliefs._worker.work(wait=False)
+        preempted = run.preemptions
+        run.steps.clear()
+        run.admitted.clear()
+        run.finished_at.clear()
+    return preempted
+
+
+def held(scheduler: Any) -> dict[str, int]:
+    """How much is in every place that grows, and how many of our objects live."""
+    service, worker = scheduler.beliefs, scheduler.beliefs._worker
+    queues = (scheduler.waiting, scheduler.kv_holding_waiting)
+    # By identity: asking some of torch's objects anything at all sets off warnings.
+    kinds = {id(Request)} | {
+        id(each)
+        for name, module in sys.modules.items()
+        if name.startswith("lengthwise.")
+        for each in vars(module).values()
+        if isinstance(each, type)
+    }
+    gc.collect()
+    living = Counter(type(each).__qualname__ for each in gc.get_objects() if id(type(each)) in kinds)
+    return {
+        "requests": len(scheduler.requests),
+        "open": len(service._open),
+        "inputs": len(worker._inputs),
+        "outbox": len(worker._outbox),
+        "inbox": worker.waiting,
+        "llms": len(service._history.by_llm),
+        "trackers": len(worker._predictor._trackers),
+        "predictions": len(worker._predictor._waiting),
+        "waiting": sum(len(queue._requests) + len(queue._queue._places) for queue in queues),
+        **living,
+    }
+
+
+def test_after_twenty_thousand_requests_nothing_is_held_that_was_not_held_before(scheduler: Any) -> None:
+    preempted = serve(scheduler, range(REQUESTS // 2))
+    before = held(scheduler)
+    preempted += serve(scheduler, range(REQUESTS // 2, REQUESTS))
+    after = held(scheduler)
+    # The newest predictions are remembered, but no more than so many.
+    assert before.pop("predictions") < after.pop("predictions") == 8192
+    assert after == before
+    assert (after["requests"], after["open"], after["inputs"], after["waiting"]) == (0, 0, 0, 0)
+    assert max(after.get("Job", 0), after.get("Request", 0)) <= SLOTS, "vLLM may hold on to those of its last step"
+    assert max(len(queue._queue._heap) for queue in (scheduler.waiting, scheduler.kv_holding_waiting)) <= 128
+    counts = scheduler.beliefs.counts
+    assert counts.answered > REQUESTS // 3
+    assert counts.failed > 0
+    assert preempted > 0

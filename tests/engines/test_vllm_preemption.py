@@ -1,0 +1,250 @@
+"""Limited preemption inside vLLM: who yields, and that nothing is lost of who does, also while output is on its way.
+
+That the same yield as in the simulator is in test_vllm_preempts_as_simulated.py.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.engines.need import need_vllm
+
+need_vllm()
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import RequestStatus
+
+from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
+from lengthwise.lengths import Point
+from tests.engines.scheduling import make_request, make_scheduler, tiny_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def told(name: str, prompt: int, length: int, **more: Any) -> Any:
+    return make_request(name, prompt, length, said={"expected_tokens": length}, **more)
+
+
+def said_at(name: str, position: int) -> int:
+    """The one right token there: so that one that is lost, repeated or out of order is seen."""
+    return (int(name) * 7919 + position * 104_729) % 1000
+
+
+@dataclass
+class Host:
+    """An engine around a scheduler, with as many steps under way at once as `depth` says; 2 is async scheduling."""
+
+    scheduler: Any
+    depth: int = 1
+    preempted: list[str] = field(default_factory=list)
+    scheduled: list[set[str]] = field(default_factory=list)
+    said: dict[str, list[int]] = field(default_factory=dict)
+    finished: list[str] = field(default_factory=list)
+    under_way: deque[tuple[Any, list[str], list[list[int]]]] = field(default_factory=deque)
+
+    def step(self) -> None:
+        output = self.scheduler.schedule()
+        self.preempted += sorted(output.preempted_req_ids or ())
+        names = list(output.num_scheduled_tokens)
+        self.scheduled.append(set(names))
+        if names:
+            requests = [self.scheduler.requests[name] for name in names]
+            tokens = [
+                [] if one.is_prefill_chunk else [said_at(one.request_id, one.num_computed_tokens)] for one in requests
+            ]
+            self.under_way.append((output, names, tokens))
+        if self.under_way and (len(self.under_way) >= self.depth or not names):
+            self._end(*self.under_way.popleft())
+
+    def _end(self, output: Any, names: list[str], tokens: list[list[int]]) -> None:
+        result = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: number for number, name in enumerate(names)},
+            sampled_token_ids=tokens,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            for one in outputs.outputs:
+                self.said.setdefault(one.request_id, []).extend(one.new_token_ids)
+                self.finished += [one.request_id] if one.finish_reason is not None else []
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def drain(self) -> None:
+        for _ in range(20_000):
+            if not (self.scheduler.has_unfinished_requests() or self.under_way):
+                return
+            self.step()
+        raise AssertionError("the schedule does not drain")
+
+
+def host(
+    model: Path, policy: str = "srpt:c=0.8", *, depth: int = 1, cls: type[Any] = LengthwiseScheduler, **limits: Any
+) -> Host:
+    return Host(make_scheduler(cls, model, policy=policy, **{"slots": 1, **limits}), depth)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_running_request_yields_to_a_shorter_one_which_runs_in_the_same_step(model: Path, depth: int) -> None:
+    engine = host(model, depth=depth)
+    engine.scheduler.add_request(told("1", 8, 100))
+    engine.steps(5)
+    engine.scheduler.add_request(told("2", 8, 10))
+    engine.step()
+    assert engine.preempted == ["1"]
+    assert engine.scheduled[-1] == {"2"}
+    engine.drain()
+    assert engine.finished == ["2", "1"]
+    assert engine.preempted == ["1"], "it takes its place back when the other is done, not before"
+
+
+def test_who_is_past_c_is_let_finish(model: Path) -> None:
+    engine = host(model, "srpt:c=0.2")
+    engine.scheduler.add_request(told("1", 8, 100))
+    engine.steps(21)  # 21 tokens
+    engine.scheduler.add_request(told("2", 8, 10))
+    engine.drain()
+    assert engine.preempted == []
+    assert engine.finished == ["1", "2"]
+
+
+def test_with_memory_too_short_for_the_first_in_line_somebody_yields_too(model: Path) -> None:
+    engine = host(model, slots=4, blocks=21)  # 20 of 16 tokens
+    engine.scheduler.add_request(told("1", 150, 100))
+    engine.scheduler.add_request(told("2", 100, 60))
+    engine.steps(3)
+    engine.scheduler.add_request(told("3", 120, 5))
+    engine.step()
+    assert engine.preempted == ["1"]
+    assert engine.scheduled[-1] == {"2", "3"}
+    engine.drain()
+    assert sorted(engine.finished) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("cls", "depth"), [(LengthwiseSyncScheduler, 1), (LengthwiseScheduler, 1), (LengthwiseScheduler, 2)]
+)
+@pytest.mark.parametrize(
+    "policy", ["srpt:c=0.8", "srpt:c=1,times=100", "gittins:margin=1,times=100", "bounded(srpt:c=0.8):overtakes=9"]
+)
+@pytest.mark.parametrize(("blocks", "caching"), [(1000, False), (24, True)])
+def test_every_answer_is_whole_and_in_order_however_often_it_was_preempted(
+    model: Path, policy: str, depth: int, blocks: int, caching: bool, cls: type[Any]
+) -> None:
+    preempted = 0
+    for seed in range(4):
+        rng = random.Random(seed)
+        engine = host(model, policy, depth=depth, cls=cls, slots=3, blocks=blocks, prefix_caching=caching, budget=64)
+        requests = [told(str(row), rng.choice([1, 16, 40, 130]), rng.choice([1, 2, 9, 60])) for row in range(40)]
+        for request in requests:
+            engine.scheduler.add_request(request)
+            engine.steps(rng.randrange(6))
+        aborted = [request.request_id for request in requests if rng.random() < 0.1 and not request.is_finished()]
+        engine.scheduler.finish_requests(aborted, RequestStatus.FINISHED_ABORTED)
+        engine.drain()
+        preempted += len(engine.preempted)
+        assert sorted(engine.finished + aborted) == sorted(request.request_id for request in requests)
+        for request in requests:
+            name, prompt = request.request_id, request.num_prompt_tokens
+            answer = engine.said.get(name, [])
+            assert answer == [said_at(name, prompt + place) for place in range(len(answer))]
+            assert name in aborted or len(answer) == request.max_tokens
+    assert preempted > 5, "somebody was to yield"
+
+
+@pytest.mark.parametrize("times", [0, 2, 5])
+def test_a_stream_of_short_ones_takes_a_long_ones_place_so_often_and_no_more(model: Path, times: int) -> None:
+    engine = host(model, f"srpt:c=0.8,times={times}")
+    long = told("0", 8, 200)
+    engine.scheduler.add_request(long)
+    engine.step()
+    for number in range(1, 30):
+        engine.scheduler.add_request(told(str(number), 8, 3))
+        engine.steps(5)
+    engine.drain()
+    assert engine.preempted == ["0"] * times
+    assert len(engine.finished) == 30
+
+
+def test_a_belief_that_comes_late_is_acted_upon(model: Path) -> None:
+    engine = host(model)
+    engine.scheduler.add_request(told("1", 8, 100))
+    engine.scheduler.add_request(told("2", 8, 300))
+    engine.steps(3)
+    assert engine.preempted == []
+    engine.scheduler.beliefs.deliver = lambda take: take("2", Point(20, 300))
+    engine.step()
+    assert engine.preempted == ["1"]
+
+
+def test_the_kill_switch_ends_preemption(model: Path) -> None:
+    engine = host(model)
+    engine.scheduler.add_request(told("1", 8, 100))
+    engine.steps(3)
+    engine.scheduler.use_policy("fcfs")
+    engine.scheduler.add_request(told("2", 8, 10))
+    engine.drain()
+    assert engine.preempted == []
+
+
+def test_priorities_of_vllm_count_in_who_yields(model: Path) -> None:
+    engine = host(model, "classes(fcfs)", vllm_policy="priority")
+    engine.scheduler.add_request(told("1", 8, 100, priority=1))
+    engine.steps(3)
+    engine.scheduler.add_request(told("2", 8, 100, priority=1))
+    engine.step()
+    assert engine.preempted == []
+    engine.scheduler.add_request(told("3", 8, 100, priority=0))
+    engine.drain()
+    assert engine.preempted == ["1"]
+    assert engine.finished == ["3", "1", "2"], "who yields waits where it belongs: before who came later"
+
+
+def test_nobody_yields_while_vllm_would_not_admit_the_first_in_line(model: Path) -> None:
+    engine = host(model)
+    engine.scheduler.add_request(told("1", 8, 100))
+    engine.steps(3)
+    short = told("2", 8, 10)
+    engine.scheduler.add_request(short)
+    engine.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    engine.step()
+    engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    short.status = RequestStatus.WAITING_FOR_STREAMING_REQ
+    engine.step()
+    short.status = RequestStatus.WAITING
+    engine.scheduler.schedule(throttle_prefills=True)
+    assert engine.preempted == []
+    assert not engine.scheduler._is_passed_over(short)
+    engine.scheduler.lora_config = SimpleNamespace(max_loras=1)
+    engine.scheduler.running[0].lora_request = SimpleNamespace(lora_int_id=1)
+    for adapter, passed in ((1, False), (2, True)):
+        short.lora_request = SimpleNamespace(lora_int_id=adapter)
+        assert engine.scheduler._is_passed_over(short) is passed
+
+
+def test_one_whose_last_token_is_on_its_way_is_not_asked(model: Path) -> None:
+    engine = host(model, "srpt:c=1", depth=2)
+    engine.scheduler.add_request(make_request("1", 8, 6, said={"expected_tokens": 90}))
+    engine.steps(6)
+    assert len(engine.said["1"]) == 5
+    engine.scheduler.add_request(told("2", 8, 3))
+    engine.drain()
+    assert engine.preempted == []
+    assert engine.finished == ["1", "2"]

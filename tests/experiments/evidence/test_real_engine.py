@@ -1,0 +1,48 @@
+"""A small version of the measurement on the real engine: the same code, a few requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lengthwise.experiments.evidence.analysis import analyse
+from lengthwise.experiments.evidence.bench import Bench
+from lengthwise.experiments.evidence.page import markdown
+from lengthwise.experiments.evidence.plan import ORACLE, Asked, Cell
+from lengthwise.experiments.evidence.store import Store
+from lengthwise.experiments.evidence.traffic import Sizes
+from tests.engines.need import need_vllm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_stock_and_ours_are_measured_on_the_same_requests_by_a_real_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_vllm()
+    monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
+    asked = Asked(["fcfs", "lengthwise"], ["fast", ORACLE], [1.1], ["a"], repeats=1, offline=False)
+    cells = [cell for cell in asked.cells() if cell.predictor != ORACLE]
+    bench = Bench(Store(tmp_path), Sizes(n=12, slots=2, cap=24), print, lambda *_: None)
+    bench.begin()
+    bench.run(cells)
+    assert not bench.failed
+    ours, stock = (bench.store.read(Cell("a", *order, 1.1)) for order in (("lengthwise", "fast"), ("fcfs", "none")))
+    for name in ("prompt", "true_tokens", "output_tokens", "prompt_tokens", "due_s"):
+        assert ours.requests[name].to_pylist() == stock.requests[name].to_pylist()
+    assert ours.requests["output_tokens"].to_pylist() == ours.requests["true_tokens"].to_pylist()
+    assert ours.requests["output_tokens"].to_numpy().max() <= 24
+    assert ours.told["summary"]["preemptions"] == 0
+    asked_and_answered = ours.told["counts"]["beliefs"]
+    assert asked_and_answered["asked"] >= 12
+    assert asked_and_answered["answered"] == asked_and_answered["asked"]
+    assert stock.told["counts"]["beliefs"] is None
+    assert ours.told["engine"]["plugin"]
+    assert not stock.told["engine"]["plugin"]
+    evidence = analyse(bench.store.settings, bench.store.results())
+    line = evidence.line("a", 1.1, "lengthwise", "fast")
+    assert line is not None
+    assert line.mean.low <= line.mean.ratio <= line.mean.high
+    assert "All figures" in markdown(evidence, None)

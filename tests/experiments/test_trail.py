@@ -1,0 +1,150 @@
+"""TRAIL's scheduling on a simulated engine: what is believed, what is measured, and what is concluded from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.experiments.trail import paper
+from lengthwise.experiments.trail.beliefs import EVERY, Probe, Probed, mean_error, point, probe_of_error
+from lengthwise.experiments.trail.study import (
+    AGE,
+    KINDS,
+    PROBES,
+    PROMPT,
+    TRUTH,
+    Effort,
+    Run,
+    Setting,
+    TrailStudy,
+    study,
+)
+from lengthwise.experiments.trail.view import html_report, plain, tables, verdict
+from lengthwise.policies import Job, JobColumns
+from lengthwise.reports.tables import to_json
+from lengthwise.simulator import believe
+from lengthwise.simulator.paired import Ratio
+from lengthwise.workloads import Workload, castillo_workload, load_castillo
+
+CAP = paper.MOST_TOKENS
+SMALL = Effort(seeds=2, requests=80, limits=(0.0, 0.8), slots=(2,), loads=(0.9,))
+
+
+@pytest.fixture(scope="module")
+def found() -> TrailStudy:
+    return study(load_castillo(), predictor="noisy:0.5", effort=SMALL)
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    samples = load_castillo().where(split="test")
+    return castillo_workload(samples, "llama-3.1-8b", requests=300, rate=1.0, seed=3, max_tokens=CAP)
+
+
+@pytest.mark.parametrize("error", [10.0, 60.0])
+def test_the_stand_in_has_the_error_it_is_asked_for(workload: Workload, error: float) -> None:
+    probe = probe_of_error(workload, error, cap=CAP, seed=3)
+    off = []
+    for row in range(len(workload)):
+        length = int(workload.output_tokens[row])
+        ages = np.arange(1, length)
+        jobs = JobColumns.filled(arrival=workload.arrival_s[row], expected=1.0, cap=CAP, generated=ages)
+        off.append(np.abs(probe.remaining(jobs) - (length - ages)))
+    assert np.concatenate(off).mean() == pytest.approx(error, rel=0.02)
+
+
+def test_between_two_readings_the_last_word_is_counted_down() -> None:
+    wrong = np.log([[2.0, 0.5, 1.0]])
+    probe = Probe(np.array([7.0]), np.array([40.0]), wrong)
+    ages = np.arange(1, 36)
+    said = probe.remaining(JobColumns.filled(arrival=7.0, expected=1.0, cap=CAP, generated=ages))
+    first, second, third = said[:EVERY], said[EVERY : 2 * EVERY], said[2 * EVERY :]
+    assert first.tolist() == [78.0 - n for n in range(EVERY)]  # 39 to come, taken for 78
+    assert second[:3].tolist() == [11.5, 10.5, 9.5]
+    assert second[-1] == 1.0, "who was taken for done sooner has a token to come"
+    assert third.tolist() == [7.0, 6.0, 5.0]
+
+
+def test_before_the_first_token_a_probed_request_is_ranked_by_its_prompt() -> None:
+    probe = Probe(np.array([0.0]), np.array([40.0]), np.zeros((1, 3)))
+    policy = Probed(c=0.8, probe=probe)
+    job = Job("a", 0.0, belief=None, max_tokens=CAP)
+    assert policy.rank(job) == job.expected
+    job.generated = 10
+    assert policy.rank(job) == 30.0
+
+
+def test_certain_beliefs_are_off_by_as_much_at_every_age_until_they_are_outlived() -> None:
+    alike = Workload.from_table(
+        {"arrival_s": [0.0, 1.0], "input_tokens": [1, 1], "output_tokens": [50, 50], "max_tokens": [CAP, CAP]}, name="x"
+    )
+    beliefs = replace(believe(alike, "oracle"), mu=np.log([60.0, 80.0]))
+    assert mean_error(alike, beliefs, CAP) == pytest.approx(20.0)
+    assert mean_error(alike, point(beliefs), CAP) == pytest.approx(20.0)
+
+
+def test_beliefs_refined_by_age_are_nearer_than_those_from_the_prompt(workload: Workload) -> None:
+    beliefs = believe(workload, "noisy:0.4")
+    assert mean_error(workload, beliefs, CAP) < mean_error(workload, point(beliefs), CAP)
+
+
+def test_every_kind_of_belief_is_served_at_every_c_with_and_without_a_cache(found: TrailStudy) -> None:
+    assert [(run.setting.caching, run.beliefs, run.c) for run in found.over_c] == [
+        (caching, kind, c) for caching in (False, True) for kind in KINDS for c in SMALL.limits
+    ]
+    assert {run.setting.rate for run in found.over_c} == {paper.RATE}
+    assert [run.setting.load for run in found.where] == pytest.approx([0.9] * 4)
+    assert found.errors[PROMPT] > found.errors[AGE] > 0 == found.errors[TRUTH]
+    assert [found.errors[PROMPT] / found.errors[name] for name in PROBES] == pytest.approx(list(PROBES.values()))
+
+
+def test_what_is_computed_again_is_counted_and_a_cache_saves_most_of_it(found: TrailStudy) -> None:
+    none, eager = ([run for run in found.where if run.c == c] for c in (0.0, 0.8))
+    assert all(run.over_none == Ratio(1.0, 1.0, 1.0) for run in none)
+    without, cached = eager
+    assert without.preemptions > 0.02
+    assert without.most <= 4
+    assert without.recomputed > 4 * cached.recomputed
+
+
+def test_it_goes_to_tables_a_page_and_json(found: TrailStudy) -> None:
+    titles = [table.title for table in tables(found)]
+    assert titles[0] == "Remaining length: how far off"
+    assert "Over c at 14 requests/s, no prefix cache" in titles
+    assert "is no probe" in tables(found)[0].notes[1]
+    page = html_report(found)
+    assert page.startswith("<!doctype html>")
+    assert "Where preemption pays" in page
+    facts = json.loads(to_json(plain(found)))
+    assert facts["paper"]["ttft_gain"] == [1.76, 24.07]
+    assert len(facts["over_c"]) == len(found.over_c)
+    assert facts["over_c"][0]["setting"]["slots"] == 48
+
+
+@pytest.mark.parametrize(
+    ("over_none", "said"),
+    [
+        (Ratio(1.05, 1.02, 1.08), "yes: c = 0.8, +5.0 %"),
+        (Ratio(1.01, 0.99, 1.03), "not beyond chance: c = 0.8"),
+        (Ratio(0.9, 0.8, 0.95), "no: c = 0 has"),
+    ],
+)
+def test_the_verdict_is_what_the_intervals_say(found: TrailStudy, over_none: Ratio, said: str) -> None:
+    one = Ratio(1.0, 1.0, 1.0)
+    setting = Setting(48, False, 14.0, 13.0)
+
+    def run(c: float, ratio: Ratio) -> Run:
+        return Run(setting, PROMPT, c, 1.0, 1.0, ratio, one, one, ratio, 0.0, 0, 0.0)
+
+    others = [each for each in found.over_c if each.beliefs != PROMPT or each.setting.caching]
+    judged = verdict(replace(found, over_c=(run(0.0, one), run(0.8, over_none), *others)))
+    assert judged["no prefix cache, prompt only"].startswith(said)
+
+
+def test_one_seed_has_no_interval() -> None:
+    with pytest.raises(InputError, match="at least 2"):
+        Effort(seeds=1)

@@ -1,0 +1,257 @@
+"""The shadow looks on: everything passes at once and as it is, and every request leaves one line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lengthwise.engines.shadow_log import Account, Entry, Gauges, Header, Logged, Memory, ShadowLog, read_log
+from lengthwise.errors import InputError
+from lengthwise.gateway.shadow import create_shadow
+from lengthwise.gateway.shadow.run import _gauges, _memory
+from lengthwise.predictors.service import BeliefService
+from tests.gateway.engine import RawEngine, StandIn, free_port, served
+from tests.gateway.helpers import CHAT, PLAIN, body, until_true
+from tests.predictors.guesses import Guess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import aiohttp
+
+pytestmark = pytest.mark.anyio
+
+
+@contextmanager
+def shadow(engine: str, path: Path, predictor: str = "none", **options: Any) -> Iterator[str]:
+    with (
+        ShadowLog(path, Header(engine, predictor, 0.0)) as log,
+        served(create_shadow(engine, log, predictor, look_every_s=0.05, **options)) as url,
+    ):
+        yield url
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "shadow.jsonl"
+
+
+@pytest.fixture
+def guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guess]:
+    """In the place of `fast`: it believes the number that a prompt ends with, and can be made to hang."""
+    made = Guess()
+    monkeypatch.setattr("lengthwise.gateway.shadow.run.belief_service", lambda _: BeliefService(lambda: made))
+    yield made
+    made.gate.set()
+
+
+async def streamed(http: aiohttp.ClientSession, url: str, data: dict[str, Any], path: str = PLAIN) -> str:
+    async with http.post(url + path, json={**data, "stream": True}) as response:
+        assert response.status == 200
+        return await response.text()
+
+
+async def test_requests_reach_the_engine_at_once_in_the_order_they_came_and_none_waits_for_another(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, log: Path
+) -> None:
+    engine.gate.clear()
+    names = [f"r{n}" for n in range(40)]
+    with shadow(engine_url, log) as url:
+        asked = []
+        for n, name in enumerate(names):
+            asked.append(asyncio.create_task(streamed(http, url, body(name, 3 + n % 5))))
+            await until_true(lambda n=n: len(engine.bodies) == n + 1)  # type: ignore[misc]
+        assert engine.names() == names
+        assert engine.running == len(names), "all are with the engine while none is answered"
+        engine.gate.set()
+        answers = await asyncio.gather(*asked)
+    assert all("[DONE]" in answer for answer in answers)
+    entries = read_log(log).entries
+    assert [entry.output_tokens for entry in entries] == [3 + n % 5 for n in range(40)]
+    assert all(a.arrival_s <= b.arrival_s for a, b in itertools.pairwise(entries))
+
+
+async def test_a_body_and_its_answer_pass_byte_for_byte(
+    http: aiohttp.ClientSession, engine: StandIn, log: Path
+) -> None:
+    sent = '{ "prompt":"h\\u00e9llo \U0001f600",  "max_tokens": 1, "made_up": {"deep": [1.50, null]} }'.encode()
+    with served(engine.app()) as engine_url, shadow(engine_url, log) as url:
+        headers = {"content-type": "application/json; charset=utf-8", "x-request-id": "mine", "authorization": "no"}
+        async with http.post(url + PLAIN, data=sent, headers=headers) as response:
+            through = await response.read()
+        async with http.post(engine_url + PLAIN, data=sent, headers=headers) as response:
+            assert through == await response.read()
+    assert engine.raw == [sent, sent]
+    assert headers.items() <= engine.headers[0].items()
+
+
+async def test_a_stream_comes_back_byte_for_byte_with_the_engines_own_headers(
+    http: aiohttp.ClientSession, log: Path
+) -> None:
+    events = b"".join(b'data: {"n":%d}\r\n\r\n' % n for n in range(300)) + b": a comment\n\ndata: [DONE]\n\nno end"
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-request-id: its\r\nconnection: close\r\n\r\n"
+    with RawEngine(head + events) as engine, shadow(engine.url, log) as url:
+        async with http.post(url + PLAIN, json=body(stream=True)) as response:
+            assert await response.read() == events
+            assert response.headers["x-request-id"] == "its"
+    assert [entry.end for entry in read_log(log).entries] == ["unmeasured"]
+
+
+@pytest.mark.parametrize("data", [b"not json", b'{"max_tokens": "many"}', b"[1]"])
+async def test_what_the_shadow_cannot_read_is_for_the_engine_to_answer(
+    http: aiohttp.ClientSession, log: Path, data: bytes
+) -> None:
+    reply = b'HTTP/1.1 400 No\r\ncontent-type: application/json\r\ncontent-length: 8\r\n\r\n{"a": 1}'
+    with RawEngine(reply) as engine, shadow(engine.url, log) as url:
+        async with http.post(url + PLAIN, data=data) as response:
+            assert (response.status, await response.read()) == (400, b'{"a": 1}')
+    assert [entry.end for entry in read_log(log).entries] == ["refused"]
+
+
+async def test_other_paths_and_methods_pass_unlogged(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, log: Path
+) -> None:
+    with shadow(engine_url, log) as url:
+        async with http.get(url + "/v1/models?a=b%20c") as response:
+            assert (await response.json())["data"][0]["id"] == engine.model
+        async with http.delete(url + "/v1/models") as response:
+            assert response.status == 405
+        async with http.get(url + "/nowhere") as response:
+            assert response.status == 404
+    assert read_log(log).entries == ()
+
+
+async def test_each_line_says_when_how_long_and_what_was_believed(
+    http: aiohttp.ClientSession, log: Path, guess: Guess
+) -> None:
+    engine = StandIn(token_s=0.005, lengths={"whole": 20})
+    with served(engine.app()) as engine_url, shadow(engine_url, log, "fast") as url:
+        text = await streamed(http, url, body("whole", 90, prompt="about 25"))
+        assert "usage" not in text, "the client asked for none"
+        await streamed(http, url, body("cut", 4, prompt="about 300"))
+        async with http.post(url + PLAIN, json=body("plain", 7, prompt="about 9")) as response:
+            assert response.status == 200
+        async with http.post(url + PLAIN, json=body("told", 7, nvext={"agent_hints": {"osl": 7}})) as response:
+            assert response.status == 200
+    assert engine.bodies[0]["stream_options"] == {"include_usage": True}
+    whole, cut, plain, told = read_log(log).entries
+    assert (whole.end, whole.output_tokens, whole.prompt_tokens, whole.max_tokens) == ("whole", 20, 7, 90)
+    assert whole.first_token_s is not None
+    assert whole.arrival_s < whole.first_token_s < whole.finished_s
+    assert whole.finished_s - whole.first_token_s >= 19 * 0.005
+    assert whole.source == "predictor"
+    assert whole.belief_mu == pytest.approx(math.log(25))
+    assert (cut.end, cut.output_tokens, cut.exact) == ("cut", 4, True)
+    assert (plain.end, plain.streamed, plain.first_token_s, plain.output_tokens) == ("cut", False, None, 7)
+    assert (told.source, told.belief_sigma) == ("hint", 0.0)
+    assert told.belief_mu == pytest.approx(math.log(7))
+    account = read_log(log).account
+    assert account is not None
+    assert (account.asked, account.answered, account.failed) == (3, 3, 0)
+    del guess
+
+
+async def test_a_predictor_that_hangs_or_raises_holds_up_nobody(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, log: Path, guess: Guess
+) -> None:
+    guess.gate.clear()
+    with shadow(engine_url, log, "fast") as url:
+        for name in "abc":
+            await streamed(http, url, body(name, 3, prompt="no number"))
+        assert engine.finished == 3, "all were answered while the predictor hung"
+        guess.gate.set()
+        async with http.post(url + CHAT, json={"messages": ["no object"], "max_tokens": 2}) as response:
+            assert response.status == 200
+    assert [entry.source for entry in read_log(log).entries] == ["prior", "history", "history", "history"]
+
+
+async def test_a_client_that_leaves_frees_the_engine_and_is_logged_so(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, log: Path
+) -> None:
+    engine.token_s = 0.01
+    with shadow(engine_url, log) as url:
+        async with http.post(url + PLAIN, json=body("a", 900, stream=True)) as response:
+            await response.content.readany()
+            response.close()
+        await until_true(lambda: engine.aborted == 1)
+    (entry,) = read_log(log).entries
+    assert (entry.end, entry.exact) == ("left", False)
+    assert entry.output_tokens is None or 1 <= entry.output_tokens < 900
+
+
+async def test_an_engine_that_dies_is_told_as_such(http: aiohttp.ClientSession, log: Path) -> None:
+    with shadow(f"http://127.0.0.1:{free_port()}", log) as url:
+        async with http.post(url + PLAIN, json=body()) as response:
+            assert response.status == 502
+    assert [entry.end for entry in read_log(log).entries] == ["broken"]
+
+
+async def test_a_full_disk_stops_the_log_and_no_request(
+    http: aiohttp.ClientSession, engine_url: str, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    with shadow(engine_url, log) as url:
+        monkeypatch.setattr("lengthwise.engines.shadow_log.asdict", full)
+        assert "[DONE]" in await streamed(http, url, body())
+        monkeypatch.undo()
+        assert "[DONE]" in await streamed(http, url, body())
+    assert len(read_log(log).entries) == 1
+
+
+def test_vllms_gauges_are_read() -> None:
+    told = (
+        "# HELP vllm:num_requests_running x\n"
+        'vllm:num_requests_running{engine="0",model_name="m"} 4.0\n'
+        'vllm:num_requests_waiting{engine="0",model_name="m"} 12.0\n'
+        'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25\n'
+        'vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="101",other="auto"} 1.0\n'
+    )
+    assert _gauges(told, 1.5) == Gauges(1.5, 4, 12, 0.25)
+    assert _memory(told) == Memory(12_800, 128)
+    assert _gauges("nothing", 0.0) is None
+    assert _memory("nothing") is None
+
+
+def test_a_log_is_read_as_it_was_written_and_a_line_cut_short_is_forgotten(log: Path) -> None:
+    header = Header("http://e", "fast", 5.0)
+    first, second = (Entry(at, at + 1, "whole", "m", True, at + 0.5, 3, 10, 4) for at in (2.0, 1.0))
+    rest = (Gauges(0.5, 1, 0), Memory(64, 16), Account(2, 2, 0, 0, 0.1, 0.01))
+    with ShadowLog(log, header) as writing:
+        for record in (first, second, *rest):
+            writing.add(record)
+    with log.open("a") as stream:
+        stream.write('{"kind": "requ')
+    assert read_log(log) == Logged(header, (second, first), rest[:1], rest[1], rest[2])
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "is not a log of `lengthwise shadow`"),
+        ("{}\n", "is no record"),
+        ('{"kind": "request"}\n', "is no record"),
+        ("\x00\n", "is no record"),
+        (json.dumps({"kind": "shadow", "engine": "e", "predictor": "p", "began": 0, "format": 9}) + "\n", "format 9"),
+    ],
+)
+def test_what_is_no_log_is_refused(log: Path, content: str, told: str) -> None:
+    log.write_text(content)
+    with pytest.raises(InputError, match=told):
+        read_log(log)
+
+
+def test_a_log_is_never_written_over(log: Path) -> None:
+    log.write_text("precious")
+    with pytest.raises(InputError, match="is there already"), ShadowLog(log, Header("e", "p", 0.0)):
+        pass
+    with pytest.raises(InputError, match="its folder does not exist"), ShadowLog(log / "x" / "y", Header("e", "p", 0)):
+        pass

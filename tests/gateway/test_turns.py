@@ -1,0 +1,51 @@
+"""Policies that serve in turns, in the gateway: a tenant pays for what its answers took, not for what was expected."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.gateway.engine import StandIn, served
+from tests.gateway.helpers import body, gateway, hinted, post, until_true, until_waiting
+
+if TYPE_CHECKING:
+    import aiohttp
+
+pytestmark = pytest.mark.anyio
+
+LONG = 50_000
+
+
+async def test_an_answer_that_was_shorter_than_expected_costs_its_tenant_no_turn(http: aiohttp.ClientSession) -> None:
+    engine = StandIn(lengths={"a": 3})
+    with served(engine.app()) as engine_url, gateway(engine_url, policy="fair(fcfs)", in_flight=1) as url:
+        await post(http, url, hinted("a", LONG))  # expected to be long, answered with three tokens
+        engine.gate.clear()
+        calls = [asyncio.create_task(post(http, url, body("blocks")))]
+        await until_true(lambda: len(engine.bodies) == 2)
+        for number, name in enumerate(("a", "b"), start=1):
+            calls.append(asyncio.create_task(post(http, url, body(name))))
+            await until_waiting(http, url, number)
+        engine.gate.set()
+        await asyncio.gather(*calls)
+    assert engine.names() == ["a", "blocks", "a", "b"]
+
+
+async def test_one_that_left_before_its_turn_has_taken_nothing(http: aiohttp.ClientSession) -> None:
+    engine = StandIn()
+    with served(engine.app()) as engine_url, gateway(engine_url, policy="fair(fcfs)", in_flight=1) as url:
+        engine.gate.clear()
+        calls = [asyncio.create_task(post(http, url, body("blocks")))]
+        await until_true(lambda: len(engine.bodies) == 1)
+        leaving = asyncio.create_task(post(http, url, hinted("a", LONG)))
+        await until_waiting(http, url, 1)
+        leaving.cancel()
+        await until_waiting(http, url, 0)
+        for number, name in enumerate(("a", "b"), start=1):
+            calls.append(asyncio.create_task(post(http, url, body(name))))
+            await until_waiting(http, url, number)
+        engine.gate.set()
+        await asyncio.gather(*calls)
+    assert engine.names() == ["blocks", "a", "b"]

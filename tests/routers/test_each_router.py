@@ -1,0 +1,229 @@
+"""What sets each router apart, by examples."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lengthwise.lengths import LogT, Point
+from lengthwise.policies import Job
+from lengthwise.routers import Admitted, EngineInfo, Finished, NoEngineError, Router, Scraped, Speed, make_router
+
+SLOW = Speed(prefill_token_s=0.001, step_s=0.1, sequence_s=0.001, kv_token_s=1e-6, prefill_pair_s=0.0)
+FAST = Speed(prefill_token_s=0.0001, step_s=0.01, sequence_s=0.0001, kv_token_s=1e-7, prefill_pair_s=0.0)
+
+
+def blocks(prefix: int, length: int = 20, shared: int = 18, tail: int = 0) -> list[int]:
+    """A prompt of which so many blocks are shared by all with its prefix."""
+    return [1000 * prefix + n if n < shared else 10**6 * (tail + 1) + 1000 * prefix + n for n in range(length)]
+
+
+def job(name: str, tokens: float = 100, prefix: int | None = None, **more: object) -> Job:
+    hashes = () if prefix is None else blocks(prefix, tail=hash(name) % 1000)
+    return Job(name, 0.0, 20 * 64, belief=Point(int(tokens)), blocks=hashes, **more)  # type: ignore[arg-type]
+
+
+def fleet(spec: str, *engines: EngineInfo) -> Router:
+    router = make_router(spec)
+    for engine in engines or (EngineInfo("a"), EngineInfo("b"), EngineInfo("c")):
+        router.engine_up(engine)
+    return router
+
+
+def chosen(router: Router, *jobs: Job, now: float = 0.0) -> str:
+    return "".join(str(router.choose(each, now).engine) for each in jobs)
+
+
+def test_round_robin_goes_around_and_passes_over_the_dead() -> None:
+    router = fleet("round_robin")
+    assert chosen(router, *(job(str(n)) for n in range(4))) == "abca"
+    router.engine_down("b")
+    assert chosen(router, *(job(str(n)) for n in range(3))) == "cac"
+    router.engine_up(EngineInfo("d"))  # in the place of b
+    assert chosen(router, *(job(str(n)) for n in range(3))) == "adc"
+
+
+@pytest.mark.parametrize("spec", ["random", "power_of_two"])
+def test_what_is_drawn_is_the_same_with_the_same_seed_and_spreads(spec: str) -> None:
+    first, again, other = (
+        chosen(fleet(f"{spec}:seed={seed}"), *(job(str(n)) for n in range(60))) for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    assert min(first.count(name) for name in "abc") > 10
+
+
+def test_least_outstanding_goes_where_the_fewest_are() -> None:
+    router = fleet("least_outstanding")
+    assert chosen(router, *(job(str(n)) for n in range(4))) == "abca"
+    router.observe(Finished("1", "b", 1.0))
+    assert chosen(router, job("x")) == "b"
+    router.observe(Scraped("b", 2.0, running=9, waiting=0))
+    assert chosen(router, job("y"), now=2.0) == "c"
+
+
+def test_least_load_counts_prompts_by_speed_and_shuns_full_memory() -> None:
+    router = fleet("least_load", EngineInfo("a", FAST), EngineInfo("b", SLOW))
+    assert chosen(router, *(job(str(n)) for n in range(8))) == "aaaaaaaa"  # nine prompts there take less than one here
+    router.observe(Scraped("a", 1.0, running=8, waiting=0, kv_use=0.95))
+    assert chosen(router, job("x")) == "b"
+
+
+def test_least_load_sees_answers_grow() -> None:
+    router = fleet("least_load", EngineInfo("a", SLOW), EngineInfo("b", SLOW))
+    router.choose(job("0", tokens=4000), 0.0, ["a"])
+    router.choose(job("1", tokens=4000), 90.0, ["b"])
+    router.observe(Admitted("0", "a", 0.0))
+    router.observe(Scraped("a", 90.0, running=1, waiting=0))
+    router.choose(job("2"), 90.0, ["a"])
+    router.observe(Finished("2", "a", 90.0))
+    assert chosen(router, job("3"), now=90.0) == "b"  # a's answer has had 900 tokens
+
+
+def test_cache_aware_follows_the_prefix_until_the_queue_is_out_of_balance() -> None:
+    router = fleet("cache_aware:absolute=3,relative=1.5")
+    assert chosen(router, *(job(str(n), prefix=1) for n in range(4))) == "aaaa"
+    assert chosen(router, job("other", prefix=2)) == "b"  # whose tree is empty
+    assert chosen(router, job("5", prefix=1)) == "c"  # a has four more than c
+
+
+def test_dynamo_weighs_overlap_against_blocks_in_use() -> None:
+    router = fleet("dynamo")
+    assert chosen(router, job("0", prefix=1), job("1", prefix=1)) == "ab"  # the first prompt is still being computed
+    assert chosen(router, job("2", prefix=2), job("3", prefix=1), now=9.0) == "ca"
+
+
+def test_e2_exploits_a_known_prefix_and_explores_with_a_new_one() -> None:
+    router = fleet("e2")
+    first = router.choose(job("0", prefix=1), 0.0)
+    assert first.terms["exploit"] == 0
+    again = router.choose(job("1", prefix=1), 1.0)
+    assert again.engine == first.engine
+    assert again.terms["exploit"] == 1
+    assert router.choose(job("2", prefix=2), 1.0).engine != first.engine
+
+
+def test_e2_sends_who_explores_to_an_engine_that_hardly_computes_prompts() -> None:
+    router = fleet("e2")
+    here = [router.choose(job(str(n), prefix=1), float(n)).engine for n in range(9)]
+    decision = router.choose(job("new", prefix=5), 9.0)
+    assert decision.engine == here[0]
+    assert decision.terms["hit_ratio"] >= 0.7
+    assert "hit_ratio" not in router.choose(job("later", prefix=6), 60.0).terms  # half a minute is over
+
+
+def test_e2_moves_prefixes_from_the_heaviest_engine_to_the_lightest() -> None:
+    router = fleet("e2:hits=1", EngineInfo("a", SLOW), EngineInfo("b", SLOW))
+    at_first = {prefix: router.choose(job(f"{prefix}", prefix=prefix), 0.0, ["a"]).engine for prefix in range(4)}
+    assert set(at_first.values()) == {"a"}
+    for prefix in range(4):  # b is allowed, but all prefixes are a's
+        router.choose(job(f"again {prefix}", prefix=prefix), 0.1)
+    assert {router.choose(job(f"last {prefix}", prefix=prefix), 0.2).engine for prefix in range(4)} == {"a", "b"}
+
+
+def test_e2_by_length_knows_the_long_from_the_short_where_e2_does_not() -> None:
+    for spec, told in (("e2", False), ("e2_length", True)):
+        router = fleet(f"{spec}:hits=1,imbalance=1000", EngineInfo("a", SLOW), EngineInfo("b", SLOW))
+        # The same prompts in the same numbers, so that only answers differ.
+        router.choose(job("long", tokens=3000, prefix=1, max_tokens=4000), 0.0, ["a"])
+        router.choose(job("short", tokens=1, prefix=2, max_tokens=4000), 0.0, ["b"])
+        assert (chosen(router, job("next", prefix=3)) == "b") == told
+
+
+def test_lengthwise_goes_to_the_prefix_but_not_into_a_crowd() -> None:
+    router = fleet("lengthwise")
+    assert chosen(router, job("0", prefix=1)) == "a"
+    assert chosen(router, job("1", prefix=1), now=1.0) == "a"
+    for n in range(200):
+        router.choose(job(f"crowd {n}", tokens=4000), 1.0, ["a"])
+    assert chosen(router, job("2", prefix=1), now=1.0) != "a"
+
+
+def test_lengthwise_goes_where_answers_are_short_if_counts_are_the_same() -> None:
+    router = fleet("lengthwise", EngineInfo("a", SLOW, max_num_seqs=2), EngineInfo("b", SLOW, max_num_seqs=2))
+    for n in range(2):
+        router.choose(job(f"long {n}", tokens=3000), 0.0, ["a"])
+        router.choose(job(f"short {n}", tokens=30), 0.0, ["b"])
+    decision = router.choose(job("next"), 0.1)
+    assert decision.engine == "b"
+    assert set(decision.terms) == {"first_token", "urgency", "decode", "delay", "eviction", "overflow"}
+
+
+def test_lengthwise_knows_fast_engines_from_slow_ones() -> None:
+    router = fleet("lengthwise", EngineInfo("a", SLOW), EngineInfo("b", FAST))
+    assert chosen(router, *(job(str(n)) for n in range(20))).count("b") >= 18
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.integers(0, 300), st.floats(1, 20))
+def test_lengthwise_takes_the_least_of_all_costs(seed: int, before: int, urgency: float) -> None:
+    """Whatever is passed over quickly in the compiled loop cannot have been better."""
+    rng = np.random.default_rng(seed)
+    speeds = (SLOW, FAST, Speed())
+    engines = [
+        EngineInfo(n, speeds[rng.integers(3)], int(rng.integers(2_000, 300_000)), max_num_seqs=int(rng.integers(1, 64)))
+        for n in range(5)
+    ]
+    router = fleet(f"lengthwise:urgency={urgency}", *engines)
+
+    def drawn(name: str) -> Job:
+        return job(name, tokens=int(rng.integers(1, 3000)), prefix=int(rng.integers(4)))
+
+    for n in range(before):
+        router.choose(drawn(str(n)), n * 0.02, [int(rng.integers(5))])
+    router.observe(Scraped(2, before * 0.02, int(rng.integers(80)), 0))
+    new, now = drawn("new"), before * 0.02 + 1.0
+    costs = {n: sum(deepcopy(router).choose(new, now, [n]).terms.values()) for n in range(5)}
+    least = sum(router.choose(new, now).terms.values())
+    assert least == pytest.approx(min(costs.values()))
+
+
+def test_lengthwise_fears_that_memory_runs_out() -> None:
+    small, large = EngineInfo("a", FAST, kv_tokens=8_000), EngineInfo("b", FAST, kv_tokens=800_000)
+    router = fleet("lengthwise", small, large)
+    wide = Job("wide", 0.0, 1000, belief=LogT(7.0, 1.0, 8192))
+    assert chosen(router, wide) == "b"
+    assert router.choose(Job("w2", 0.0, 1000, belief=LogT(7.0, 1.0, 8192)), 0.0, ["a"]).terms["overflow"] > 0
+
+
+def test_lengthwise_shuns_an_engine_that_others_keep_busy_until_nobody_says_so_any_more() -> None:
+    router = fleet("lengthwise", EngineInfo("a"), EngineInfo("b"))
+    router.observe(Scraped("a", 0.0, running=250, waiting=100))
+    assert chosen(router, job("0"), now=1.0) == "b"
+    router.observe(Finished("0", "b", 2.0))
+    busy, free = (sum(router.choose(job("1"), 600.0, [name]).terms.values()) for name in "ab")
+    assert busy == pytest.approx(free)
+
+
+def test_lengthwise_needs_neither_beliefs_nor_blocks() -> None:
+    router = fleet("lengthwise")
+    assert sorted(chosen(router, *(Job(str(n), 0.0, 500) for n in range(3)))) == ["a", "b", "c"]
+
+
+def test_only_those_that_look_at_beliefs_ask_a_host_to_predict() -> None:
+    assert [name for name in ("random", "e2", "e2_length", "lengthwise") if make_router(name).believes] == [
+        "e2_length",
+        "lengthwise",
+    ]
+
+
+def test_without_engines_there_is_nothing_to_choose() -> None:
+    router = make_router("lengthwise")
+    with pytest.raises(NoEngineError, match="no engine is up"):
+        router.choose(job("0"), 0.0)
+    router.engine_up(EngineInfo("a"))
+    with pytest.raises(NoEngineError, match="may be chosen"):
+        router.choose(job("0"), 0.0, ["b"])
+
+
+def test_an_engine_that_comes_back_holds_nothing() -> None:
+    router = fleet("lengthwise")
+    assert chosen(router, job("0", prefix=1)) == "a"
+    router.observe(Admitted("0", "a", 0.1))
+    router.engine_down("a")
+    router.engine_up(EngineInfo("a"))
+    before = router.choose(job("1", prefix=1), 0.2, ["a"]).terms["first_token"]
+    assert router.choose(job("1", prefix=1), 9.0, ["a"]).terms["first_token"] < before

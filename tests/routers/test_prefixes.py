@@ -1,0 +1,122 @@
+"""The compiled index beside dictionaries that say the same in the plainest way."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lengthwise.routers.kernel.prefixes import FREE_NODE, FREE_ROW, NEWER, NEXT_ROW
+from lengthwise.routers.prefixes import PrefixIndex, as_blocks
+
+Chain = list[int]
+
+
+def chain(path: list[int]) -> Chain:
+    """Hashes of a prompt whose blocks are these: each stands for all before it too."""
+    return [hash((17, *path[: end + 1])) % 2**64 for end in range(len(path))]
+
+
+class Plain:
+    """What each engine holds, the least recent first."""
+
+    def __init__(self) -> None:
+        self.room: dict[int, int] = {}
+        self.held: dict[int, OrderedDict[int, None]] = {}
+
+    def touch(self, slot: int, blocks: Chain, taken: int = 0) -> None:
+        room, held = max(0, self.room[slot] - taken), self.held[slot]
+        blocks = blocks[:room]
+        for block in reversed(blocks):
+            if block in held:
+                held.move_to_end(block)
+        missing = sum(block not in held for block in blocks)
+        while held and len(held) + missing > room:
+            held.popitem(last=False)
+        for block in reversed(blocks):
+            held[block] = None
+            held.move_to_end(block)
+
+    def leading(self, slot: int, blocks: Chain) -> int:
+        held = self.held.get(slot, OrderedDict())
+        return next((n for n, block in enumerate(blocks) if block not in held), len(blocks))
+
+
+chains = st.lists(st.integers(0, 2), max_size=7).map(chain)
+steps = st.lists(
+    st.tuples(st.sampled_from(["up", "down", "touch", "lose"]), st.integers(0, 3), chains, st.integers(0, 12)),
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(steps, st.sampled_from([1, 40]))
+def test_the_index_holds_what_plain_dictionaries_hold(steps: list[tuple[str, int, Chain, int]], stride: int) -> None:
+    index, plain = PrefixIndex(), Plain()
+    for what, number, blocks, size in steps:
+        slot = number * stride  # in one word of bits, or in several
+        if what == "up":
+            index.add(slot, size)
+            plain.room[slot] = size
+            plain.held.setdefault(slot, OrderedDict())
+            plain.touch(slot, [])
+        elif slot in plain.room and what == "down":
+            index.remove(slot)
+            del plain.room[slot], plain.held[slot]
+        elif slot in plain.room and what == "touch":
+            index.touch(slot, as_blocks(blocks), size // 4)
+            plain.touch(slot, blocks, size // 4)
+        elif slot in plain.room:
+            index.lose(slot, as_blocks(blocks[size % 4 :]))
+            for block in blocks[size % 4 :]:
+                plain.held[slot].pop(block, None)
+        depths = index.leading(as_blocks(blocks)).tolist()
+        for at, depth in enumerate(depths):
+            assert depth == plain.leading(at, blocks)
+        for at, held in plain.held.items():
+            assert index.held[at] == len(held)
+    assert len(index) == len({block for held in plain.held.values() for block in held})
+
+
+def test_growing_keeps_everything_and_memory_is_given_back() -> None:
+    index = PrefixIndex()
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, 2**64, 20, dtype=np.uint64) for _ in range(150)]
+    for slot in range(150):  # several times the first size, in blocks and in engines
+        index.add(slot, 40)
+        index.touch(slot, prompts[slot])
+    for slot in range(150):
+        depths = index.leading(prompts[slot])
+        assert depths[slot] == 20
+        assert depths.sum() == 20
+    for slot in range(150):
+        index.remove(slot)
+    tables = index._tables
+    assert len(index) == 0
+    for links, column, first in ((tables.rows, NEXT_ROW, FREE_ROW), (tables.nodes, NEWER, FREE_NODE)):
+        free, at = 0, int(tables.free[first])
+        while at < len(links):
+            free, at = free + 1, int(links[at, column])
+        assert free == len(links)
+
+
+def test_a_smaller_description_makes_an_engine_let_go_at_once() -> None:
+    index = PrefixIndex()
+    index.add(0, 10)
+    index.touch(0, as_blocks(chain([1] * 10)))
+    index.add(0, 3)
+    assert index.held[0] == 3
+    assert index.leading(as_blocks(chain([1] * 10)))[0] == 3  # the beginning stays
+
+
+def test_hashes_may_come_as_a_list_or_as_any_array() -> None:
+    numbers = [1, 2**64 - 1, 5]
+    read_only = np.array(numbers, np.uint64)
+    read_only.flags.writeable = False
+    for given_as in (numbers, tuple(numbers), read_only, np.array(numbers * 2, np.uint64)[::2][:0]):
+        made = as_blocks(given_as)
+        assert made.dtype == np.uint64
+        assert made.flags.carray
+        assert made.tolist() == list(given_as)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.routers import ROUTERS, Router, make_router
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_every_router_is_made_by_its_name_and_says_its_formula(name: str) -> None:
+    router = make_router(name)
+    assert isinstance(router, Router)
+    assert router.name == name
+    assert "\n\n" in (type(router).__doc__ or "")
+
+
+def test_a_name_tells_what_differs_from_the_default() -> None:
+    assert make_router(" dynamo : active = 2 , prefill=1 ").name == "dynamo:active=2"
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("lengthwize", "did you mean lengthwise"),
+        ("e2:windw=3", "it takes window, imbalance, hits"),
+        ("round_robin:seed=1", "it takes none"),
+        ("random:seed=x", "give a number"),
+        ("random:seed=-1", "from 0 to"),
+        ("random:seed=1,seed=2", "given twice"),
+        ("random:", "it takes seed"),
+    ],
+)
+def test_what_is_wrong_with_a_name_is_said(spec: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        make_router(spec)
+
+
+def test_names_are_known_without_loading_the_compiler() -> None:
+    program = "import sys, lengthwise.routers; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,118 @@
+"""Preemption that keeps the place: what it costs is bounded, and nobody starves who is promised not to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lengthwise.lengths import Point
+from lengthwise.policies import Job, PolicyQueue, make_policy
+from lengthwise.simulator import Fleet, Outcome, believe, simulate
+from lengthwise.workloads import Workload
+from tests.simulator.builders import UNEVEN, engine
+
+PLENTY = 100_000
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """Long and short ones, so close that some wait, so far apart that short ones find long ones running."""
+    n = draw(st.integers(1, 60))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    columns: dict[str, Any] = {
+        "arrival_s": np.sort(rng.uniform(0, draw(st.sampled_from([0.1, 1.0, 4.0])), n)),
+        "input_tokens": rng.integers(1, 60, n),
+        "output_tokens": np.where(rng.random(n) < 0.3, rng.integers(40, 120, n), rng.integers(1, 10, n)),
+    }
+    return Workload.from_table(columns, name="drawn")
+
+
+def served(
+    workload: Workload, policy: str, predictor: str = "oracle", *, slots: int = 2, caching: bool = False
+) -> Outcome:
+    spec = engine(UNEVEN, seqs=slots, budget=64, blocks=PLENTY, block_size=1, caching=caching)
+    return simulate(workload, Fleet((spec,)), policy, predictor=predictor)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    workloads(),
+    st.sampled_from([0.0, 0.3, 0.8, 1.0, 2.0]),
+    st.integers(0, 5),
+    st.sampled_from(["oracle", "noisy:log=0.8", "none"]),
+    st.booleans(),
+)
+def test_what_is_computed_again_is_at_most_times_prompt_and_c_times_the_prediction(
+    workload: Workload, c: float, times: int, predictor: str, caching: bool
+) -> None:
+    outcome = served(workload, f"srpt:c={c:g},times={times}", predictor, caching=caching)
+    assert np.isfinite(outcome.finish).all()
+    assert outcome.preemptions.max() <= times
+    foretold = believe(workload, predictor).expected_and_tail()[0]
+    once = outcome.input_tokens + np.floor(c * foretold + 1e-9)
+    assert (outcome.recomputed_tokens <= times * once).all()
+
+
+def passed_over(workload: Workload, outcome: Outcome) -> int:
+    """The most that came later than one request and were done before it."""
+    earlier = outcome.finish[None, :] < outcome.finish[:, None]
+    later = workload.arrival_s[None, :] > workload.arrival_s[:, None]
+    return int((earlier & later).sum(axis=1).max())
+
+
+@settings(deadline=None, max_examples=60)
+@given(workloads(), st.integers(0, 6), st.sampled_from(["oracle", "noisy:log=0.8"]))
+def test_inside_bounded_nobody_who_is_preempted_is_overtaken_by_more_than_promised(
+    workload: Workload, overtakes: int, predictor: str
+) -> None:
+    outcome = served(workload, f"bounded(srpt:c=1):overtakes={overtakes}", predictor, slots=1)
+    assert passed_over(workload, outcome) <= overtakes
+
+
+def stream_of_short_ones(count: int) -> Workload:
+    """A long one, and a short one whenever the long one has just begun again."""
+    return Workload.from_table(
+        {
+            "arrival_s": np.concatenate([[0.0], 0.05 + 0.1 * np.arange(count)]),
+            "input_tokens": np.concatenate([[40], np.full(count, 1)]),
+            "output_tokens": np.concatenate([[400], np.full(count, 1)]),
+        },
+        name="stream",
+    )
+
+
+def test_c_alone_does_not_bound_what_is_computed_again() -> None:
+    """Each short one that comes costs the long one its prompt and what it has; without a limit, all of them do."""
+    few, many = (served(stream_of_short_ones(n), "srpt:c=1,times=1000", slots=1) for n in (10, 40))
+    assert few.preemptions[0] >= 8
+    assert many.preemptions[0] > 2 * few.preemptions[0]
+    assert many.recomputed_tokens[0] > 2 * few.recomputed_tokens[0]
+    limited = served(stream_of_short_ones(40), "srpt:c=1,times=3", slots=1)
+    assert limited.preemptions[0] == 3
+    assert limited.finish[0] < many.finish[0]
+
+
+def test_memory_takes_first_from_who_has_not_yielded_often() -> None:
+    tired, fresh = (Job(name, 0.0, belief=Point(length)) for name, length in (("tired", 100), ("fresh", 50)))
+    srpt = make_policy("srpt:c=0.8,times=2")
+    assert srpt.victim([tired, fresh], None, 0.0) is tired
+    tired.preemptions = 2
+    assert srpt.victim([tired, fresh], None, 0.0) is fresh
+    assert srpt.victim([tired], None, 0.0) is tired, "somebody must go"
+
+
+@pytest.mark.parametrize("policy", ["srpt:c=0.8", "gittins", "bounded(srpt:c=0.8):overtakes=0"])
+def test_who_is_preempted_waits_before_its_equals_and_in_its_round(policy: str) -> None:
+    queue = PolicyQueue(make_policy(policy))
+    preempted, equal = Job("preempted", 0.0, belief=Point(100)), Job("equal", 1.0, belief=Point(100))
+    queue.push(preempted, 0.0)
+    assert queue.pop(0.0) is preempted
+    round_before = preempted.in_round
+    queue.push(equal, 1.0)
+    queue.push(preempted, 2.0, front=True)
+    assert preempted.in_round == round_before
+    assert queue.pop(2.0) is preempted
