@@ -108,7 +108,9 @@ async def test_a_stream_comes_back_byte_for_byte_with_the_engines_own_headers(
 async def test_what_the_shadow_cannot_read_is_for_the_engine_to_answer(
     http: aiohttp.ClientSession, log: Path, data: bytes
 ) -> None:
-    reply = b'HTTP/1.1 400 No\r\ncontent-type: application/json\r\ncontent-length: 8\r\n\r\n{"a": 1}'
+    reply = (
+        b'HTTP/1.1 400 No\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 8\r\n\r\n{"a": 1}'
+    )
     with RawEngine(reply) as engine, shadow(engine.url, log) as url:
         async with http.post(url + PLAIN, data=data) as response:
             assert (response.status, await response.read()) == (400, b'{"a": 1}')
