@@ -35,9 +35,16 @@ def test_known_engines_follow_their_fits(name: str, prefill_ms: float, decode_ms
     assert cost.step_s([], [1250] * 16) * 1e3 == pytest.approx(decode_ms)
 
 
+def test_a_larger_batch_never_takes_less_time_than_the_smallest_as_prebles_parabola_would_have_it() -> None:
+    cost = ENGINES["mistral-7b@a6000"].cost
+    least = cost.step_s([(0, 1)])
+    assert all(cost.step_s([(0, tokens)]) >= least for tokens in range(1, 1000))
+    assert -118 + 1.25 * 380 - 2.56e-3 * 380**2 < 0
+
+
 def test_prebles_pieces() -> None:
     a6000, a100 = ENGINES["mistral-7b@a6000"].cost, ENGINES["mistral-7b@a100"].cost
-    assert a6000.step_s([(0, 300)]) * 1e3 == pytest.approx((-118 + 1.25 * 300 - 2.56e-3 * 300**2 + 0.32) / 0.9)
+    assert a6000.step_s([(0, 250)]) * 1e3 == pytest.approx((-118 + 1.25 * 250 - 2.56e-3 * 250**2 + 0.32) / 0.9)
     assert a100.step_s([(0, 100)]) * 1e3 == pytest.approx(10.5 / 0.85)
     # A chunk of e tokens that ends at s, e * s beyond 2^20.
     e, s = 2048, 8192

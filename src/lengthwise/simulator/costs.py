@@ -120,9 +120,10 @@ class Piecewise(CostModel):
 
     step = (linear(T) + attention(C) + sum over chunks of long(e, s)) / efficiency      (milliseconds)
 
-    T: tokens of the batch. linear: the last of `lines` that T has reached. C: tokens of all contexts; attention is a
-    constant up to 1,024 of them and a line beyond, halved where the unique ones among them are few: at most 1,024 per
-    sequence, and at most 2^24 times the number of sequences. long: for a chunk of e tokens that ends at s where
+    T: tokens of the batch. linear: the last of `lines` that T has reached, at least the first one's constant, below
+    which (and below zero) Preble's parabola falls. C: tokens of all contexts; attention is a constant up to 1,024 of
+    them and a line beyond, halved where the unique ones among them are few: at most 1,024 per sequence, and at most
+    2^24 times the number of sequences. long: for a chunk of e tokens that ends at s where
     e * s reaches `long_from`.
     """
 

@@ -59,6 +59,8 @@ def step_s(
         if tokens >= cost.lines[number, 0]:
             line = number
     linear = cost.lines[line, 1] + cost.lines[line, 2] * tokens + cost.lines[line, 3] * tokens * tokens
+    # Preble's parabola falls below zero towards its end: no batch takes less than the smallest.
+    linear = max(linear, cost.lines[0, 1])
     attention = cost.attention_below
     if everything > cost.attention_from:
         attention = cost.attention_constant + cost.attention_slope * everything
