@@ -136,6 +136,18 @@ class Run:
     preemptions: int = 0
 
 
+def spoken(names: list[str], tokens: list[list[int]]) -> ModelRunnerOutput:
+    """What a model without weights says in a step: so many tokens for each request, maybe none."""
+    return ModelRunnerOutput(
+        req_ids=names,
+        req_id_to_index={name: number for number, name in enumerate(names)},
+        sampled_token_ids=tokens,
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
+    )
+
+
 def step(scheduler: Any, run: Run) -> None:
     """One step of the engine: schedule, and give every request whose prompt is done a token."""
     output = scheduler.schedule()
@@ -150,14 +162,7 @@ def step(scheduler: Any, run: Run) -> None:
         done = request.num_computed_tokens >= request.num_prompt_tokens + request.num_output_tokens
         sampled.append([7] if done else [])
     if names:
-        result = ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: index for index, name in enumerate(names)},
-            sampled_token_ids=sampled,
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        )
+        result = spoken(names, sampled)
         for outputs in scheduler.update_from_output(output, result).values():
             for one in outputs.outputs:
                 if one.finish_reason is not None:

@@ -18,12 +18,11 @@ from tests.engines.need import need_vllm
 need_vllm()
 
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
 from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
 from lengthwise.lengths import Point
-from tests.engines.scheduling import make_request, make_scheduler, tiny_model
+from tests.engines.scheduling import make_request, make_scheduler, spoken, tiny_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,14 +69,7 @@ class Host:
             self._end(*self.under_way.popleft())
 
     def _end(self, output: Any, names: list[str], tokens: list[list[int]]) -> None:
-        result = ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: number for number, name in enumerate(names)},
-            sampled_token_ids=tokens,
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        )
+        result = spoken(names, tokens)
         for outputs in self.scheduler.update_from_output(output, result).values():
             for one in outputs.outputs:
                 self.said.setdefault(one.request_id, []).extend(one.new_token_ids)

@@ -11,12 +11,11 @@ from tests.engines.need import need_vllm
 
 need_vllm()
 
-from vllm.v1.outputs import ModelRunnerOutput
 
 from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
 from lengthwise.policies import make_policy
 from lengthwise.simulator import Fleet, Outcome, simulate
-from tests.engines.scheduling import BLOCK_SIZE, make_request, make_scheduler, tiny_model
+from tests.engines.scheduling import BLOCK_SIZE, make_request, make_scheduler, spoken, tiny_model
 from tests.simulator.builders import engine
 from tests.simulator.test_against_vllm import Drawn
 
@@ -67,14 +66,7 @@ def run_vllm(scheduler: Any, drawn: Drawn) -> Served:
         now += 1
         if not names:
             continue
-        result = ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: number for number, name in enumerate(names)},
-            sampled_token_ids=sampled,
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        )
+        result = spoken(names, sampled)
         for outputs in scheduler.update_from_output(output, result).values():
             served.finish |= {int(one.request_id): now for one in outputs.outputs if one.finish_reason is not None}
         assert now < 20_000, "the schedule does not drain"

@@ -17,11 +17,10 @@ from tests.engines.need import need_vllm
 need_vllm()
 
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import ModelRunnerOutput
 
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.workloads import Workload
-from tests.engines.scheduling import BLOCK_SIZE, make_request, make_scheduler, tiny_model
+from tests.engines.scheduling import BLOCK_SIZE, make_request, make_scheduler, spoken, tiny_model
 from tests.simulator.builders import engine
 
 if TYPE_CHECKING:
@@ -101,14 +100,7 @@ def run_vllm(scheduler: Any, drawn: Drawn) -> list[tuple[int, int, int]]:
         now += 1
         if not names:
             continue
-        result = ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: number for number, name in enumerate(names)},
-            sampled_token_ids=sampled,
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        )
+        result = spoken(names, sampled)
         for outputs in scheduler.update_from_output(output, result).values():
             finished |= {one.request_id: now for one in outputs.outputs if one.finish_reason is not None}
         assert now < 20_000, "the schedule does not drain"

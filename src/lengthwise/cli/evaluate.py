@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lengthwise.cli.lengths import load_samples
-from lengthwise.errors import InputError
+from lengthwise.cli.shown import need_folder
 from lengthwise.experiments.evaluate import run
 from lengthwise.predictors.baselines import CAP
 from lengthwise.reports.evaluation import tables, write_html
@@ -36,8 +36,7 @@ def evaluate(
 
     Example: `lengthwise evaluate default castillo --report out.html`
     """
-    if report is not None and not report.parent.is_dir():
-        raise InputError("no such folder", source=report.parent, hint="make it first, or give another --report")
+    need_folder(report)
     samples = load_samples(source)
     with late_bar() as bar:
         found = run(predictor, samples, split=split, llm=llm, corpus=corpus, max_tokens=max_tokens, progress=bar)

@@ -9,7 +9,7 @@ import typer
 
 from lengthwise.cli import reproduce_alpaca20, reproduce_one_prompt, reproduce_reasoning, reproduce_tie, reproduce_trail
 from lengthwise.cli.lengths import load_samples
-from lengthwise.errors import InputError
+from lengthwise.cli.shown import need_folder
 from lengthwise.experiments.castillo.curves_view import curve_tables, load_curves
 from lengthwise.experiments.castillo.paper import UNSEEN, compare
 from lengthwise.experiments.castillo.paper_view import html_report, tables
@@ -43,8 +43,7 @@ def castillo(
 
     Example: `lengthwise reproduce castillo --predictor default --report castillo.html`
     """
-    if report is not None and not report.parent.is_dir():
-        raise InputError("no such folder", source=report.parent, hint="make it first, or give another --report")
+    need_folder(report)
     measured = load_curves(curves)
     samples = load_samples(source)
     seen = samples.where(corpus=[corpus for corpus in samples.corpora if corpus != UNSEEN])

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.errors import InputError
+from lengthwise.cli.shown import need_folder, show
 from lengthwise.experiments.alpaca20.run import write_predictions
 from lengthwise.experiments.alpaca20.study import compare, load_predictions
 from lengthwise.experiments.alpaca20.train import train_here
 from lengthwise.experiments.alpaca20.view import html_report, plain, tables
 from lengthwise.predictors.encoder.config import read_config
-from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.workloads.alpaca import load_alpaca_lengths
 
 
@@ -40,9 +39,8 @@ def alpaca20(
 
     Example: `lengthwise reproduce alpaca20 --predictions alpaca20.npz --report alpaca20.html`
     """
-    for option, path in (("--report", report), ("--save", save)):
-        if path is not None and not path.parent.is_dir():
-            raise InputError("no such folder", source=path.parent, hint=f"make it first, or give another {option}")
+    need_folder(report)
+    need_folder(save, "--save")
     if predictions is not None:
         made = load_predictions(predictions)
     else:
@@ -52,10 +50,4 @@ def alpaca20(
     if save is not None:
         write_predictions(save, made)
     found = compare(made, load_alpaca_lengths(), source=str(predictions or "the training"))
-    if as_json:
-        typer.echo(to_json(plain(found)))
-    else:
-        print_tables(tables(found))
-    if report is not None:
-        report.write_text(html_report(found), encoding="utf-8")
-        typer.echo(f"report: {report}", err=as_json)
+    show(found, tables, plain, html_report, report=report, as_json=as_json)

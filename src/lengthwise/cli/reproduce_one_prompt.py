@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import xxhash
 
+from lengthwise.cli.shown import need_folder
 from lengthwise.errors import InputError
 from lengthwise.experiments.one_prompt.study import GENERATIONS, PROMPT, study_one_prompt
 from lengthwise.experiments.one_prompt.view import html_report, plain, tables
@@ -53,8 +54,7 @@ def one_prompt(
     from lengthwise.engines.smollm2 import cache_home
 
     for option, path in (("--report", report), ("--plot", plot), ("--answers", answers)):
-        if path is not None and not path.parent.is_dir():
-            raise InputError("no such folder", source=path.parent, hint=f"make it first, or give another {option}")
+        need_folder(path, option)
     sampling = (prompt, url, generations, temperature, top_p, repetition_penalty, max_tokens, seed)
     kept = (
         answers or cache_home() / "answers" / f"one-prompt-{xxhash.xxh3_64_hexdigest(repr(sampling).encode())}.parquet"

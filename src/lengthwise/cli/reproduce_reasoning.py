@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lengthwise.cli.shown import need_folder
 from lengthwise.errors import InputError
 from lengthwise.experiments.reasoning.study import study
 from lengthwise.experiments.reasoning.view import tables, write_html
@@ -29,8 +30,7 @@ def reasoning(
 
     Example: `lengthwise reproduce reasoning --report reasoning.html`
     """
-    if report is not None and not report.parent.is_dir():
-        raise InputError("no such folder", source=report.parent, hint="make it first, or give another --report")
+    need_folder(report)
     if (plain is None) != (steps is None):
         raise InputError("--plain and --steps go together", hint="give both files, or neither for the packaged pairs")
     pairs = load_reasoning() if plain is None or steps is None else read_reasoning(plain, steps, max_tokens)

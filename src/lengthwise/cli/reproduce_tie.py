@@ -7,15 +7,13 @@ from typing import Annotated
 
 import typer
 
+from lengthwise.cli.shown import need_folder, show
 from lengthwise.cli.workload import note
-from lengthwise.errors import InputError
 from lengthwise.experiments.tie.facts import plain
 from lengthwise.experiments.tie.study import Effort, study
 from lengthwise.experiments.tie.view import html_report, tables
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.workloads import load_castillo
-from lengthwise.workloads.atomic import atomic_path
 from lengthwise.workloads.castillo import PACKAGED
 
 
@@ -34,19 +32,11 @@ def tie(
 
     Example: `lengthwise reproduce tie --quick --report tie.html`
     """
-    if report is not None and not report.parent.is_dir():
-        raise InputError("no such folder", source=report.parent, hint="make it first, or give another --report")
+    need_folder(report)
     effort = (Effort.quick if quick else Effort)(**({} if seeds is None else {"seeds": seeds}))
     samples = load_castillo()
     if samples.origin == PACKAGED:
         note("LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package, without Alpaca")
     with late_bar() as bar:
         found = study(samples, predictor=predictor, effort=effort, on_progress=bar)
-    if as_json:
-        typer.echo(to_json(plain(found)))
-    else:
-        print_tables(tables(found))
-    if report is not None:
-        with atomic_path(report) as path:
-            path.write_text(html_report(found), encoding="utf-8")
-        typer.echo(f"report: {report}", err=as_json)
+    show(found, tables, plain, html_report, report=report, as_json=as_json)

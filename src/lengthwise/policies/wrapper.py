@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -86,16 +87,16 @@ class Wrapper:
         return self.inner.rounds(slots)
 
 
-class InTurns(Wrapper):
+class InTurns(Wrapper, ABC):
     """Rounds before the order inside.
 
     So that a round means something to who runs as well: a job yields to a waiting one only of its own round or an
     earlier one, and memory takes from the latest round first.
     """
 
+    @abstractmethod
     def own_rounds(self) -> Rounds:
         """Return this wrapper's own state."""
-        raise NotImplementedError
 
     def rounds(self, slots: Slots = one) -> Rounds:
         """This wrapper's rounds, and inside them those of the policy within, if it has any."""
