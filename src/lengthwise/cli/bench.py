@@ -51,6 +51,9 @@ def engine(
     slots: Annotated[int, typer.Option(min=1, help="Requests that run at once inside the engine.")] = 4,
     repeats: Annotated[int, typer.Option(min=1, help="Paired repeats of the headline cells.")] = 3,
     seed: Annotated[int, typer.Option(help="Of prompts, lengths, arrivals and order.")] = 0,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Let vLLM compile the LLM: faster steps, a slower start of each cell.")
+    ] = False,
     url: Annotated[str | None, typer.Option(help="A server of one's own instead of the embedded engine.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder of results.")] = Path("out/evidence"),
     report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots here.")] = None,
@@ -63,6 +66,8 @@ def engine(
 
     Headline cells are measured several times, every other cell once, at the highest load. Capacity comes first; then
     it is said how many hours the cells take. Each is kept when it is over, and the same command goes on where it was.
+
+    Two such commands at once share the cells of a folder, for instance one on each core, as `make evidence` does.
 
     With --url give one --policy and one --predictor, those that the server was started with: its order cannot be
     changed from outside. Start stock vLLM for `--policy fcfs` first, which measures capacity, then others with the same
@@ -95,7 +100,7 @@ def engine(
     sizes = Sizes(n, own_n, own_lengths, slots, seed)
     _check_targets(report, page)
     with late_bar() as bar:
-        bench = Bench(Store(out), sizes, lambda text: typer.echo(text, err=True), bar, url)
+        bench = Bench(Store(out), sizes, lambda text: typer.echo(text, err=True), bar, url, compiled)
         if dry_run:
             _show_plan(bench, cells, as_json=as_json)
             return

@@ -50,6 +50,7 @@ class Run:
     """What an oracle tells; None in setting b until the stock run is there."""
     url: str | None = None
     model: str | None = None
+    compiled: bool = False
 
     def options(self, folder: Path) -> EngineOptions:
         """How the engine is started."""
@@ -63,6 +64,7 @@ class Run:
             max_num_seqs=sizes.slots,
             model=self.model,
             plugin=not cell.stock,
+            compiled=self.compiled,
             plugin_options=plugin,
         )
 

@@ -6,7 +6,9 @@ settings.json; results of other sizes do not mix.
 
 from __future__ import annotations
 
+import fcntl
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -20,7 +22,7 @@ from lengthwise.workloads.atomic import atomic_path
 from lengthwise.workloads.files import read_parquet_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -99,6 +101,18 @@ class Store:
     def has(self, cell: Cell) -> bool:
         """Whether the cell is finished."""
         return (self.place(cell) / "cell.json").is_file()
+
+    @contextmanager
+    def claimed(self, cell: Cell) -> Iterator[bool]:
+        """Whether the cell is this command's to run: no other at work in this folder holds it, and it is not there."""
+        place = self.folder / f".{cell.id}.lock"
+        with place.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of a command that was killed nothing is left
+            except BlockingIOError:
+                yield False
+                return
+            yield not self.has(cell)
 
     def fresh(self, cell: Cell) -> Path:
         """The folder of a cell about to be run, with what an earlier attempt left taken away."""
