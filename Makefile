@@ -69,11 +69,10 @@ bench: $(STAMP) ## speed and accuracy figures, printed
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.gateway
 
-# One engine on each of two cores, with its client; both take cells from the same folder.
+# The LLM computes with one thread: the other core is left to what would run beside a GPU, the predictor among it.
 evidence: $(ENGINE) ## the measurement on the real engine, hours of it, and docs/evidence.md; goes on where it was
 	mkdir -p out
-	for core in 0 1; do taskset -c $$core $(BIN)/lengthwise bench engine --compile > out/evidence-$$core.log 2>&1 & done; wait
-	$(BIN)/lengthwise bench engine --no-run --report out/evidence.html --page docs/evidence.md
+	$(BIN)/lengthwise bench engine --compile --report out/evidence.html --page docs/evidence.md
 
 clean: ## forget the virtual environment and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .upstream out

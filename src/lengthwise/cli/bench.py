@@ -67,8 +67,6 @@ def engine(
     Headline cells are measured several times, every other cell once, at the highest load. Capacity comes first; then
     it is said how many hours the cells take. Each is kept when it is over, and the same command goes on where it was.
 
-    Two such commands at once share the cells of a folder, for instance one on each core, as `make evidence` does.
-
     With --url give one --policy and one --predictor, those that the server was started with: its order cannot be
     changed from outside. Start stock vLLM for `--policy fcfs` first, which measures capacity, then others with the same
     --out. For setting a the server needs the option `plays` (docs/engine.md); oracle is told with each request.
@@ -115,7 +113,8 @@ def _run(bench: Bench, cells: Sequence[Cell]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engine is stopped on the way out
     bench.begin()
     try:
-        bench.run(cells)
+        with bench.store.alone():
+            bench.run(cells)
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on where it was", err=True)
         raise typer.Exit(130) from None

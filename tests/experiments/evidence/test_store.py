@@ -52,3 +52,10 @@ def test_no_results_and_broken_ones_are_told(tmp_path: Path) -> None:
     (store.place(cell) / "cell.json").write_text("{")
     with pytest.raises(InputError, match="cannot be read"):
         store.results()
+
+
+def test_two_commands_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
+    with Store(tmp_path).alone(), pytest.raises(InputError, match="another command"), Store(tmp_path).alone():
+        pass
+    with Store(tmp_path).alone():
+        pass

@@ -1,15 +1,10 @@
-"""The whole measurement, cell after cell: capacity first, then what was asked for, each kept as soon as it is over.
-
-Several commands at work in one folder share its cells: each takes what no other holds.
-"""
+"""The whole measurement, cell after cell: capacity first, then what was asked for, each kept as soon as it is over."""
 
 from __future__ import annotations
 
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -37,7 +32,6 @@ if TYPE_CHECKING:
 
 _ATTEMPTS: Final = 2
 _LATE_S: Final = 0.5
-_LOOKS_EVERY_S: Final = 0.5
 
 
 @dataclass
@@ -75,13 +69,10 @@ class Bench:
             if known > told or number == 1:  # at first, and whenever a capacity has been measured
                 self.say(self.forecast(cells))
                 told = known
-            with self.store.claimed(cell) as mine:
+            if not self.store.has(cell):
                 self._place = (number, len(cells))
-                if mine:
-                    self.say(f"cell {number} of {len(cells)}: {cell.said}{self._takes(cell)}")
-                    self._try(cell)
-                elif cell == capacity_cell(cell.setting) and not self.store.has(cell):
-                    self._keep_busy(cell)
+                self.say(f"cell {number} of {len(cells)}: {cell.said}{self._takes(cell)}")
+                self._try(cell)
             if cell == capacity_cell(cell.setting) and cell.id in self.failed:
                 raise InputError(f"capacity cannot be measured: {self.failed[cell.id]}", hint="mend that first")
 
@@ -155,34 +146,17 @@ class Bench:
                 self.say(f"  done in {(time.monotonic() - began) / 60:.1f} min: {self._seen(cell)}")
                 return
 
-    def _keep_busy(self, cell: Cell) -> None:
-        """Another command measures capacity: run the same beside it, so that it has the neighbour it will have."""
-        self.say(f"another command measures {cell.said}: the same is run beside it, and not kept")
-        with tempfile.TemporaryDirectory() as scratch:
-            traffic = self.traffic(cell)
-            run = self._run_of(cell, traffic, None)
-            run_cell(run, traffic, Path(scratch), lambda k: self._ended(k, len(traffic.prompts)))
-        while not self.store.has(cell):
-            with self.store.claimed(cell) as mine:
-                if mine:  # the other command was stopped
-                    return self._try(cell)
-            time.sleep(_LOOKS_EVERY_S)
-        return None
-
     def _measure(self, cell: Cell) -> None:
         capacity = None if cell.load is None else self.capacity(cell.setting)
         rate = None if cell.load is None or capacity is None else cell.load * capacity
         traffic, folder = self.traffic(cell), self.store.fresh(cell)
-        run = self._run_of(cell, traffic, rate)
-        told, requests = run_cell(run, traffic, folder, lambda k: self._ended(k, len(traffic.prompts)))
-        requests = with_beliefs(requests, self._beliefs(run, traffic, told["engine"]["model"]))
-        self.store.write(cell, {**told, "capacity": capacity}, requests)
-
-    def _run_of(self, cell: Cell, traffic: Traffic, rate: float | None) -> Run:
         adapted = cell.setting == "b" and not cell.stock and self.url is None
         predictor = self.own.predictor(cell.predictor, self.count) if adapted else cell.predictor
         true = self._true(cell, traffic)
-        return Run(cell, self.sizes, rate, predictor, true, self.url, compiled=self.compiled)
+        run = Run(cell, self.sizes, rate, predictor, true, self.url, compiled=self.compiled)
+        told, requests = run_cell(run, traffic, folder, lambda k: self._ended(k, len(traffic.prompts)))
+        requests = with_beliefs(requests, self._beliefs(run, traffic, told["engine"]["model"]))
+        self.store.write(cell, {**told, "capacity": capacity}, requests)
 
     def _ended(self, answers: int, n: int) -> None:
         """Show how far the cell and the whole are."""

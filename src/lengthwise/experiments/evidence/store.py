@@ -103,16 +103,16 @@ class Store:
         return (self.place(cell) / "cell.json").is_file()
 
     @contextmanager
-    def claimed(self, cell: Cell) -> Iterator[bool]:
-        """Whether the cell is this command's to run: no other at work in this folder holds it, and it is not there."""
-        place = self.folder / f".{cell.id}.lock"
-        with place.open("w") as lock:
+    def alone(self) -> Iterator[None]:
+        """Keep other commands out: two at once would take each other's cells away, and the machine's time."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of a command that was killed nothing is left
-            except BlockingIOError:
-                yield False
-                return
-            yield not self.has(cell)
+            except BlockingIOError as error:
+                hint = "wait until it is over, or name another --out"
+                raise InputError("another command measures into it", source=self.folder, hint=hint) from error
+            yield
 
     def fresh(self, cell: Cell) -> Path:
         """The folder of a cell about to be run, with what an earlier attempt left taken away."""
