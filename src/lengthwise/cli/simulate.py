@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import pyarrow.parquet as pq
 import typer
@@ -17,7 +17,9 @@ from lengthwise.reports.simulation import tables
 from lengthwise.reports.simulation_facts import facts
 from lengthwise.reports.simulation_page import html_report
 from lengthwise.reports.tables import print_tables, to_json
+from lengthwise.routers import ROUTERS
 from lengthwise.simulator import Fleet
+from lengthwise.simulator.changes import Change, Kind, parse_changes
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.simulator.metrics import Slo
 from lengthwise.workloads import castillo_workload, load_castillo, load_workload, redraw, replay
@@ -25,7 +27,7 @@ from lengthwise.workloads.atomic import atomic_path
 from lengthwise.workloads.castillo import PACKAGED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from lengthwise.workloads import Workload
 
@@ -100,6 +102,26 @@ def simulate(
     decision_time: Annotated[
         float, typer.Option(help="Seconds an engine is kept by each admission or preemption.")
     ] = 0.0,
+    routing_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ROUTER=]US",
+            help="Microseconds a router takes for each request, one after the other: one figure, or one for each "
+            "that is named, commas between.",
+        ),
+    ] = None,
+    down: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ENGINE@S", help="This engine (numbered from 0) fails at this second; may be repeated."),
+    ] = None,
+    up: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ENGINE@S", help="It is there (again) from this second on; may be repeated."),
+    ] = None,
+    drain: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ENGINE@S", help="It takes no new requests from this second on; may be repeated."),
+    ] = None,
     slo_ttft: Annotated[float, typer.Option(help="Goodput: seconds to the first token, at most.")] = _SLO.ttft_s,
     slo_tpot: Annotated[float, typer.Option(help="Goodput: seconds per further token, at most.")] = _SLO.tpot_s,
     out: Annotated[
@@ -131,6 +153,8 @@ def simulate(
         belief_delay_s=belief_delay,
         decision_s=decision_time,
         routers=list(dict.fromkeys(split_policies(router))),
+        routing_s=_routing_times(routing_time, split_policies(router)),
+        changes=_changes(down=down, up=up, drain=drain),
     )
     _check_writable(out, ".parquet")
     _check_writable(report, ".html")
@@ -201,6 +225,28 @@ def _numbers(text: str | None, name: str) -> list[float]:
         return [] if text is None else list(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError as error:
         raise InputError(f"'{text}'", field=name, hint="give numbers, commas between") from error
+
+
+def _routing_times(text: str | None, routers: Sequence[str]) -> dict[str, float]:
+    """Seconds by router, from microseconds."""
+    if text is None:
+        return {}
+    if "=" not in text:
+        times = dict.fromkeys((router.partition(":")[0] for router in routers), text)
+    else:
+        times = {name.strip(): us for name, _, us in (part.partition("=") for part in text.split(","))}
+    hint = "give microseconds, or ROUTER=MICROSECONDS, commas between"
+    if unknown := [name for name in times if name not in ROUTERS]:
+        raise InputError(f"there is no router '{unknown[0]}'", field="routing-time", hint=hint)
+    try:
+        return {name: 1e-6 * float(us) for name, us in times.items()}
+    except ValueError as error:
+        raise InputError(f"'{text}'", field="routing-time", hint=hint) from error
+
+
+def _changes(**given: list[str] | None) -> list[Change]:
+    """By kind, as --down, --up and --drain give them."""
+    return [change for kind in get_args(Kind) for text in given[kind] or () for change in parse_changes(kind, text)]
 
 
 def _check_writable(out: Path | None, suffix: str) -> None:

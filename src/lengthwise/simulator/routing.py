@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from lengthwise.routers import Admitted, EngineInfo, Finished, Speed, make_router
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from lengthwise.policies import Job
     from lengthwise.routers import Decision, Event, Router
     from lengthwise.simulator.costs import CostModel
@@ -36,16 +38,26 @@ class Routed:
 
     def __init__(self, router: Router | str, fleet: Fleet, workload: Workload) -> None:
         self.router = make_router(router) if isinstance(router, str) else router
-        for number, spec in enumerate(fleet.engines):
-            self.router.engine_up(engine_info(number, spec, workload.block_size or _BLOCK_TOKENS))
+        block_tokens = workload.block_size or _BLOCK_TOKENS
+        self._infos = [engine_info(number, spec, block_tokens) for number, spec in enumerate(fleet.engines)]
+        for number in range(len(fleet)):
+            self.up(number)
 
-    def choose(self, job: Job, now: float) -> int:
+    def up(self, engine: int) -> None:
+        """Let the router know of an engine."""
+        self.router.engine_up(self._infos[engine])
+
+    def down(self, engine: int) -> None:
+        """Let the router forget an engine."""
+        self.router.engine_down(engine)
+
+    def choose(self, job: Job, now: float, among: Collection[int] | None = None) -> int:
         """Ask the router."""
-        return int(self.decide(job, now).engine)
+        return int(self.decide(job, now, among).engine)
 
-    def decide(self, job: Job, now: float) -> Decision:
+    def decide(self, job: Job, now: float, among: Collection[int] | None = None) -> Decision:
         """The engine, and why."""
-        return self.router.choose(job, now)
+        return self.router.choose(job, now, among)
 
     def observe(self, event: Event) -> None:
         """Tell the router."""
