@@ -18,6 +18,7 @@ from lengthwise.cli import (
     doctor,
     engine,
     evaluate,
+    explain,
     lengths,
     predict,
     replay,
@@ -56,6 +57,7 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.add_typer(engine.app, name="engine")
 app.command()(simulate.simulate)
+app.command()(explain.explain)
 app.command()(theory.theory)
 app.command()(replay.replay)
 app.command()(predict.predict)

@@ -127,6 +127,10 @@ def simulate(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Also write one row per request of every run: .parquet.")
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="With --out: keep why each request went where it went (`lengthwise explain`)."),
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Also write a page with plots: .html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -155,7 +159,10 @@ def simulate(
         routers=list(dict.fromkeys(split_policies(router))),
         routing_s=_routing_times(routing_time, split_policies(router)),
         changes=_changes(down=down, up=up, drain=drain),
+        explain=explain,
     )
+    if explain and out is None:
+        raise InputError("nowhere to keep the reasons", field="explain", hint="give a file with --out")
     _check_writable(out, ".parquet")
     _check_writable(report, ".html")
     draw = _source(source, plan, requests=requests, llm=llm, cv=cv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +15,7 @@ from lengthwise.simulator.changes import in_order
 from lengthwise.simulator.desk import Desk
 from lengthwise.simulator.engine import Engine
 from lengthwise.simulator.outcome import Outcome
+from lengthwise.simulator.reasons import Reasons
 from lengthwise.simulator.routing import Routed
 from lengthwise.simulator.serving import Turns, decided_at
 from lengthwise.simulator.traffic import Traffic
@@ -78,6 +80,7 @@ def simulate(
     decision_s: float = 0.0,
     routing_s: float = 0.0,
     changes: Sequence[Change] = (),
+    explain: bool = False,
     jump: bool = True,
     on_progress: Progress | None = None,
 ) -> Outcome:
@@ -88,6 +91,7 @@ def simulate(
     until then policies and routers go by the wide prior. Each admission and each preemption keeps its engine
     `decision_s` longer. The router takes `routing_s` for each request, one after the other: what a router is measured
     to take, never the time of this machine. `changes` are engines that fail, join and drain, under a router by name.
+    With `explain` the outcome keeps what each choice of a router by name was made from.
     `jump=False` takes every step singly, for the same outcome. `on_progress` is told now and then
     which share of the requests is settled.
     """
@@ -98,7 +102,7 @@ def simulate(
     beliefs = believe(workload, predictor) if isinstance(predictor, str) else predictor
     traffic = Traffic.of(workload, beliefs, belief_delay_s=belief_delay_s, quantile=_quantile(fleet))
     desk = Desk(policy, traffic.jobs)
-    routes = _routes(router, fleet, workload, changes)
+    routes = _routes(router, fleet, workload, changes, explain=explain)
 
     def engine(number: int) -> Engine:
         return Engine(fleet.engines[number], desk, traffic, decision_s=decision_s, jump=jump)
@@ -110,15 +114,22 @@ def simulate(
         return _serve_blindly(routes, fleet, engine, traffic, report, policy.name)
     turns = Turns(routes, len(fleet), engine, traffic, changes=changes, routing_s=routing_s)
     engines = turns.serve(report, report.every)
-    return Outcome.of(workload, policy.name, traffic.requests, turns.chosen, engines, turns.resubmissions)
+    outcome = Outcome.of(workload, policy.name, traffic.requests, turns.chosen, engines, turns.resubmissions)
+    reasons = routes.reasons if isinstance(routes, Routed) else None
+    return outcome if reasons is None else replace(outcome, reasons=Reasons.of(reasons, len(workload)))
 
 
 def _routes(
-    router: str | Callable[[Fleet], Router], fleet: Fleet, workload: Workload, changes: Sequence[Change]
+    router: str | Callable[[Fleet], Router],
+    fleet: Fleet,
+    workload: Workload,
+    changes: Sequence[Change],
+    *,
+    explain: bool,
 ) -> Router:
     if isinstance(router, str):
         blind = router == _BLIND and not changes
-        return RoundRobin(fleet) if blind else Routed(router, fleet, workload)
+        return RoundRobin(fleet) if blind else Routed(router, fleet, workload, explain=explain)
     if changes and router is not RoundRobin:
         raise InputError("engines that come and go behind a router of one's own", field="changes", hint="name a router")
     return Routed(_BLIND, fleet, workload) if changes else router(fleet)

@@ -52,6 +52,7 @@ class Plan:
     routing_s: Mapping[str, float] = field(default_factory=dict)
     """What a router takes for a request, by its name without parameters; nothing where it is not named."""
     changes: Sequence[Change] = ()
+    explain: bool = False
 
     def __post_init__(self) -> None:
         if self.rates and self.loads:
@@ -125,6 +126,7 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
                     decision_s=plan.decision_s,
                     routing_s=plan.routing_s.get(router.partition(":")[0], 0.0),
                     changes=plan.changes,
+                    explain=plan.explain,
                     on_progress=steps.next(f"{policy} {router} {level.load:.2f}"),
                 )
                 for workload, believed in zip(workloads, known, strict=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lengthwise.simulator.kernel.records import Records
+    from lengthwise.simulator.reasons import Reasons
     from lengthwise.workloads import Workload
 
 
@@ -85,6 +86,8 @@ class Outcome:
     """How often it was sent anew because its engine had failed; all else is of the last time."""
     engine: NDArray[np.int64]
     engines: tuple[EngineOutcome, ...]
+    reasons: Reasons | None = None
+    """What each choice of an engine was made from, where that was asked for."""
 
     @classmethod
     def of(
@@ -136,7 +139,7 @@ class Outcome:
     def to_table(self) -> pa.Table:
         """One row per request; seconds in names that end in _s, null where a request was refused."""
         seconds = ("arrival", "started", "first_token", "finish")
-        columns = {"policy": pa.repeat(pa.scalar(self.policy), len(self))}
+        columns = {"policy": pa.repeat(pa.scalar(self.policy), len(self)), "request": pa.array(np.arange(len(self)))}
         tokens = ("input_tokens", "output_tokens", "cached_tokens")
         for name in ("engine", *seconds, *tokens, "preemptions", "recomputed_tokens", "resubmissions"):
             column = pa.array(getattr(self, name), from_pandas=True)  # NaN becomes null

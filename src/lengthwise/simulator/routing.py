@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from lengthwise.policies import Job
-    from lengthwise.routers import Decision, Event, Router
+    from lengthwise.routers import Costs, Decision, Event, Router
     from lengthwise.simulator.costs import CostModel
     from lengthwise.simulator.engine import Engine
     from lengthwise.simulator.fleet import Fleet
@@ -36,7 +36,9 @@ class WatchingRouter(Protocol):
 class Routed:
     """One of `lengthwise.routers` for a fleet whose engines it knows by their places in it."""
 
-    def __init__(self, router: Router | str, fleet: Fleet, workload: Workload) -> None:
+    def __init__(self, router: Router | str, fleet: Fleet, workload: Workload, *, explain: bool = False) -> None:
+        """With `explain`, what every choice was made from is kept in `reasons`, by job."""
+        self.reasons: dict[str, Costs] | None = {} if explain else None
         self.router = make_router(router) if isinstance(router, str) else router
         block_tokens = workload.block_size or _BLOCK_TOKENS
         self._infos = [engine_info(number, spec, block_tokens) for number, spec in enumerate(fleet.engines)]
@@ -57,7 +59,12 @@ class Routed:
 
     def decide(self, job: Job, now: float, among: Collection[int] | None = None) -> Decision:
         """The engine, and why."""
-        return self.router.choose(job, now, among)
+        if self.reasons is None:
+            return self.router.choose(job, now, among)
+        costs = self.router.weigh(job, now, among)
+        decision = self.router.choose(job, now, among)
+        self.reasons[job.id] = costs or {decision.engine: decision.terms}
+        return decision
 
     def observe(self, event: Event) -> None:
         """Tell the router."""
