@@ -26,6 +26,7 @@ from lengthwise.cli import (
     serve,
     shadow,
     simulate,
+    sweep,
     theory,
     traces,
     train,
@@ -57,6 +58,7 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.add_typer(engine.app, name="engine")
 app.command()(simulate.simulate)
+app.command()(sweep.sweep)
 app.command()(explain.explain)
 app.command()(theory.theory)
 app.command()(replay.replay)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -11,6 +10,7 @@ import typer
 
 from lengthwise.cli.workload import note
 from lengthwise.errors import InputError
+from lengthwise.experiments.sources import Source
 from lengthwise.policies import split_policies
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.simulation import tables
@@ -22,18 +22,11 @@ from lengthwise.simulator import Fleet
 from lengthwise.simulator.changes import Change, Kind, parse_changes
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.simulator.metrics import Slo
-from lengthwise.workloads import castillo_workload, load_castillo, load_workload, redraw, replay
 from lengthwise.workloads.atomic import atomic_path
-from lengthwise.workloads.castillo import PACKAGED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from lengthwise.workloads import Workload
-
-_CASTILLO = "castillo"
-_CASTILLO_REQUESTS = 1000
-_REQUESTS_PER_SLOT = 20  # fewer do not make a queue, even above capacity
 _SLO = Slo()
 
 
@@ -165,7 +158,9 @@ def simulate(
         raise InputError("nowhere to keep the reasons", field="explain", hint="give a file with --out")
     _check_writable(out, ".parquet")
     _check_writable(report, ".html")
-    draw = _source(source, plan, requests=requests, llm=llm, cv=cv)
+    draw = Source(source, llm, requests, cv).draws(
+        own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats, on_note=note
+    )
     with late_bar() as bar:
         grid = run_grid(plan, draw, on_progress=bar)
     if out is not None:
@@ -179,52 +174,6 @@ def simulate(
         with atomic_path(report) as path:
             path.write_text(html_report(grid), encoding="utf-8")
         typer.echo(f"report: {report}", err=as_json)
-
-
-def _source(source: str, plan: Plan, *, requests: int | None, llm: str, cv: float | None) -> Callable[[int], Workload]:
-    """What draws the workload of a seed, at one request per second unless its own arrivals are kept."""
-    if source == _CASTILLO:
-        _check_arrivals(plan, source)
-        samples = load_castillo(split="test")
-        usual = max(_CASTILLO_REQUESTS, _REQUESTS_PER_SLOT * plan.fleet.slots)
-        n = usual if requests is None else requests
-        gaps = 1.0 if cv is None else cv
-
-        def draw(seed: int) -> Workload:
-            workload = castillo_workload(samples, llm, requests=n, rate=1.0, seed=seed, cv=gaps)
-            if samples.origin == PACKAGED and seed == plan.seeds[0]:
-                note("LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package")
-            return workload
-
-        return draw
-    if get_close_matches(source, [_CASTILLO], cutoff=0.8) and not Path(source).exists():
-        raise InputError(f"no workload is called '{source}'", hint=f"did you mean {_CASTILLO}?")
-    # A table of lengths alone is read as a batch, so that what is missing can be told in one way.
-    workload = load_workload(source, need_arrivals=False)
-    if cv is None and workload.has_arrivals:
-        _check_seeds(plan, source)
-        kept = replay(workload, requests=requests, rate=None if plan.own_arrivals else 1.0)
-        return lambda _: kept
-    _check_arrivals(plan, source, anew=workload.has_arrivals)
-    n = len(workload) if requests is None else requests
-    return lambda seed: redraw(workload, requests=n, rate=1.0, seed=seed, cv=1.0 if cv is None else cv)
-
-
-def _check_arrivals(plan: Plan, source: str, *, anew: bool = False) -> None:
-    if plan.own_arrivals:
-        what = "its arrivals are to be drawn anew" if anew else "has no arrivals of its own"
-        raise InputError(what, source=source, hint="say how fast with --rate or --load")
-
-
-def _check_seeds(plan: Plan, source: str) -> None:
-    """Nothing but noise differs between the seeds of a trace that is replayed."""
-    if len(plan.seeds) > 1 and not any(name.startswith("noisy") for name in plan.predictors):
-        raise InputError(
-            "a trace that is replayed is the same with every seed",
-            source=source,
-            field="seeds",
-            hint="draw its requests and arrivals anew with --cv 1",
-        )
 
 
 def _numbers(text: str | None, name: str) -> list[float]:

@@ -79,6 +79,11 @@ class Plan:
         return not (self.rates or self.loads)
 
     @property
+    def repeats(self) -> bool:
+        """Whether seeds are to differ in more than noise."""
+        return len(self.seeds) > 1 and not any(name.startswith("noisy") for name in self.predictors)
+
+    @property
     def runs(self) -> list[tuple[str, str | None, str]]:
         """Router, predictor and policy of each cell of a level.
 
