@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import Annotated, get_args
 
 import pyarrow.parquet as pq
 import typer
@@ -17,15 +17,12 @@ from lengthwise.reports.simulation import tables
 from lengthwise.reports.simulation_facts import facts
 from lengthwise.reports.simulation_page import html_report
 from lengthwise.reports.tables import print_tables, to_json
-from lengthwise.routers import ROUTERS
 from lengthwise.simulator import Fleet
 from lengthwise.simulator.changes import Change, Kind, parse_changes
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.simulator.metrics import Slo
+from lengthwise.simulator.routing_times import charged
 from lengthwise.workloads.atomic import atomic_path
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _SLO = Slo()
 
@@ -100,7 +97,7 @@ def simulate(
         typer.Option(
             metavar="[ROUTER=]US",
             help="Microseconds a router takes for each request, one after the other: one figure, or one for each "
-            "that is named, commas between.",
+            "that is named, commas between; the others, and all if not given, take what was measured.",
         ),
     ] = None,
     down: Annotated[
@@ -133,24 +130,26 @@ def simulate(
     """
     if seeds < 1:
         raise InputError(f"{seeds} seeds", field="seeds", hint="give at least 1")
+    engines = Fleet.parse(fleet).limited_to(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_batched_tokens,
+        kv_tokens=kv_tokens,
+        prefix_caching=prefix_caching,
+        admission=admission,
+    )
+    routers = list(dict.fromkeys(split_policies(router)))
     plan = Plan(
-        Fleet.parse(fleet).limited_to(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_batched_tokens,
-            kv_tokens=kv_tokens,
-            prefix_caching=prefix_caching,
-            admission=admission,
-        ),
+        engines,
         policies=list(dict.fromkeys(split_policies(policy))),
         predictors=list(dict.fromkeys(name.strip() for name in predictor.split(","))),
-        rates=_numbers(rate, "rate"),
-        loads=_numbers(load, "load"),
+        rates=numbers(rate, "rate"),
+        loads=numbers(load, "load"),
         seeds=range(seed, seed + seeds),
         slo=Slo(slo_ttft, slo_tpot),
         belief_delay_s=belief_delay,
         decision_s=decision_time,
-        routers=list(dict.fromkeys(split_policies(router))),
-        routing_s=_routing_times(routing_time, split_policies(router)),
+        routers=routers,
+        routing_s=charged(routers, len(engines), _microseconds(routing_time)),
         changes=_changes(down=down, up=up, drain=drain),
         explain=explain,
     )
@@ -176,27 +175,22 @@ def simulate(
         typer.echo(f"report: {report}", err=as_json)
 
 
-def _numbers(text: str | None, name: str) -> list[float]:
+def numbers(text: str | None, name: str) -> list[float]:
+    """A list as options have it; none if it is not given."""
     try:
         return [] if text is None else list(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError as error:
         raise InputError(f"'{text}'", field=name, hint="give numbers, commas between") from error
 
 
-def _routing_times(text: str | None, routers: Sequence[str]) -> dict[str, float]:
-    """Seconds by router, from microseconds."""
-    if text is None:
-        return {}
-    if "=" not in text:
-        times = dict.fromkeys((router.partition(":")[0] for router in routers), text)
-    else:
-        times = {name.strip(): us for name, _, us in (part.partition("=") for part in text.split(","))}
-    hint = "give microseconds, or ROUTER=MICROSECONDS, commas between"
-    if unknown := [name for name in times if name not in ROUTERS]:
-        raise InputError(f"there is no router '{unknown[0]}'", field="routing-time", hint=hint)
+def _microseconds(text: str | None) -> dict[str, float] | float | None:
+    """One figure, or some by router."""
     try:
-        return {name: 1e-6 * float(us) for name, us in times.items()}
+        if text is None or "=" not in text:
+            return None if text is None else float(text)
+        return {name.strip(): float(us) for name, _, us in (part.partition("=") for part in text.split(","))}
     except ValueError as error:
+        hint = "give microseconds, or ROUTER=MICROSECONDS, commas between"
         raise InputError(f"'{text}'", field="routing-time", hint=hint) from error
 
 

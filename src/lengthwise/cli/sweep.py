@@ -42,7 +42,7 @@ def sweep(
     config = read_sweep(file)
     workers = in_processes(jobs) if ray is None else on_ray(ray)
     with late_bar() as bar:
-        swept = run_sweep(config, Cache(_folder(cache)), workers, on_progress=bar)
+        swept = run_sweep(config, Cache(cache_folder(cache)), workers, on_progress=bar)
     if out is not None:
         with atomic_path(out) as path:
             pq.write_table(pa.Table.from_pylist(swept.rows), path)
@@ -53,7 +53,8 @@ def sweep(
         typer.echo(f"{swept.found} from the cache, {swept.computed} computed", err=True)
 
 
-def _folder(given: Path | None) -> Path:
+def cache_folder(given: Path | None) -> Path:
+    """Where results are kept, made if need be."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lengthwise" / "sweeps"
     folder = usual if given is None else given
     try:

@@ -12,6 +12,7 @@ from lengthwise.experiments.sources import Source
 from lengthwise.simulator import Fleet
 from lengthwise.simulator.changes import parse_changes
 from lengthwise.simulator.grid import Plan
+from lengthwise.simulator.routing_times import charged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +42,7 @@ class Limits(BaseModel):
 class SweepConfig(BaseModel):
     """All combinations of workload, fleet, load or rate, router, predictor, policy and seed.
 
-    Names are those of `lengthwise simulate`; times in seconds, `routing_time` in microseconds by router.
+    Names are those of `lengthwise simulate`; times in seconds, `routing_time` in microseconds, for all or by router.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,7 +60,7 @@ class SweepConfig(BaseModel):
     llm: str = "llama-3.1-8b"
     cv: float | None = None
     limits: Limits = Limits()
-    routing_time: dict[str, float] = {}
+    routing_time: dict[str, float] | float | None = None
     belief_delay: float = 0.0
     decision_time: float = 0.0
     down: Texts = []
@@ -80,8 +81,9 @@ class SweepConfig(BaseModel):
             for text in texts
             for change in parse_changes(kind, text)  # type: ignore[arg-type]
         ]
+        engines = Fleet.parse(fleet).limited_to(**self.limits.model_dump())
         return Plan(
-            Fleet.parse(fleet).limited_to(**self.limits.model_dump()),
+            engines,
             policies=self.policy,
             predictors=self.predictor,
             rates=self.rate,
@@ -90,7 +92,7 @@ class SweepConfig(BaseModel):
             belief_delay_s=self.belief_delay,
             decision_s=self.decision_time,
             routers=self.router,
-            routing_s={name: 1e-6 * us for name, us in self.routing_time.items()},
+            routing_s=charged(self.router, len(engines), self.routing_time),
             changes=changes,
         )
 

@@ -29,16 +29,17 @@ class Swept:
 
 
 @dataclass
-class _Pieces:
-    """Runs tasks through the cache, and counts."""
+class Pieces:
+    """Runs tasks through the cache, and counts. Stopped half way and run again, it goes on where it was."""
 
     cache: Cache
     workers: Workers
-    report: Report | None
+    report: Report | None = None
     found: int = field(default=0)
     computed: int = field(default=0)
 
     def results(self, what: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+        """Of each task, in their order."""
         keys = [task.key for task in tasks]
         known = {key: self.cache.get(key) for key in dict.fromkeys(keys)}
         missing = {key: task for key, task in zip(keys, tasks, strict=True) if known[key] is None}
@@ -55,7 +56,7 @@ class _Pieces:
 
 def run_sweep(config: SweepConfig, cache: Cache, workers: Workers, *, on_progress: Report | None = None) -> Swept:
     """Everything that the file asks for. Stopped half way and run again, it goes on where it was."""
-    pieces = _Pieces(cache, workers, on_progress)
+    pieces = Pieces(cache, workers, on_progress)
     plans = config.plans()
     for source, plan in plans:
         source.draws(own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats)  # or it is told now

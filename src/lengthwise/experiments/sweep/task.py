@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lengthwise.experiments.sweep.cache import code_version, content_key, file_digest, workload_digest
 from lengthwise.predictors.experimental import parse_predictor_spec
@@ -13,16 +14,39 @@ from lengthwise.simulator import Fleet, measure_capacity, simulate
 from lengthwise.simulator.beliefs import RequestBeliefs, believe
 
 if TYPE_CHECKING:
-    from lengthwise.experiments.sources import Source
+    from collections.abc import Callable
+
     from lengthwise.simulator.changes import Change
     from lengthwise.workloads import Workload
+
+
+class Drawn(Hashable, Protocol):
+    """Where a workload comes from: a small value that can be compared, hashed and sent to a worker."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    def draws(self, *, own_arrivals: bool, slots: int) -> Callable[[int], Workload]:
+        """What draws the workload of a seed, at one request per second unless its own arrivals are kept."""
+
+
+class Task(Protocol):
+    """Something to compute, and the name of what comes of it."""
+
+    @property
+    def key(self) -> str:
+        """By content."""
+
+    def run(self) -> dict[str, Any]:
+        """Ready for JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
     """A workload on a fleet, drawn with a seed."""
 
-    source: Source
+    source: Drawn
     fleet: Fleet
     seed: int
     own_arrivals: bool
@@ -106,21 +130,18 @@ class CellTask:
         return {"offered_per_s": workload.rate, **outcome.summary.to_dict()}
 
 
-Task = CapacityTask | CellTask
-
-
 def run_task(task: Task) -> dict[str, Any]:
     """For workers, which are given a function and its argument."""
     return task.run()
 
 
 @lru_cache(maxsize=8)
-def _drawn(source: Source, slots: int, own_arrivals: bool, seed: int) -> Workload:
+def _drawn(source: Drawn, slots: int, own_arrivals: bool, seed: int) -> Workload:
     return source.draws(own_arrivals=own_arrivals, slots=slots)(seed)
 
 
 @lru_cache(maxsize=4096)
-def _place_key(source: Source, fleet: Fleet, seed: int, own_arrivals: bool) -> str:
+def _place_key(source: Drawn, fleet: Fleet, seed: int, own_arrivals: bool) -> str:
     digest = workload_digest(_drawn(source, fleet.slots, own_arrivals, seed))
     return content_key(workload=digest, fleet=[repr(engine) for engine in fleet.engines], seed=seed)
 
