@@ -57,6 +57,7 @@ def test_more_engines_are_no_slower_and_short_answers_are_hardly_ever_live(found
     assert 0 <= why.moved <= 1
     assert 0 < why.short_live < 0.5
     assert why.busiest >= 1
+    assert min(why.moves, why.moves_told) >= 0
     assert set(found.drawn) == {1, 300}
     assert sum(found.drawn.values()) == pytest.approx(1)
 

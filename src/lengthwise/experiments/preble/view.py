@@ -177,13 +177,25 @@ def _figure_2(found: PrebleStudy) -> Table:
 
 def _why(found: PrebleStudy) -> Table:
     rows = [
-        [f"{rate:g}", share(why.decided_by_load), share(why.moved), share(why.short_live), f"{why.busiest:.2f}"]
+        [
+            f"{rate:g}",
+            share(why.decided_by_load),
+            share(why.moved),
+            share(why.short_live),
+            f"{why.busiest:.2f}",
+            f"{why.moves:.1f}",
+            f"{why.moves_told:.1f}",
+        ]
         for rate, why in found.why.items()
     ]
-    columns = ("requests/s", "decided by load", "sent elsewhere", "short among live", "busiest / mean")
+    columns = (
+        "requests/s", "decided by load", "sent elsewhere", "short among live", "busiest / mean", "moves",
+        "moves, true lengths",
+    )  # fmt: skip
     notes = [
         "decided by load: choices of E2 with several engines to compare; else the one holder of the prefix gets it.",
         "sent elsewhere: requests that true lengths send to another engine. short among live: one-token answers.",
+        "moves: how often a workload went on at another engine, in a run.",
     ]
     return Table(f"Why true lengths change little in E2, {paper.COMPARED} engines", columns, rows, notes)
 
