@@ -53,7 +53,9 @@ def preble(
     need_folder(plot, "--plot")
     effort = (Effort.quick if quick else Effort)(**({} if seeds is None else {"seeds": seeds}))
     if engines is not None:
-        effort = replace(effort, engines=tuple(map(int, numbers(engines, "engines"))))
+        counts = tuple(map(int, numbers(engines, "engines")))
+        varied = tuple(count for count in effort.varied_engines if count in counts)
+        effort = replace(effort, engines=counts, varied_engines=varied or counts)
     if rates is not None:
         effort = replace(effort, rates=tuple(numbers(rates, "rates")))
     workers = in_processes(jobs)

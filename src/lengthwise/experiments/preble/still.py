@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from lengthwise.experiments.preble import paper
 from lengthwise.experiments.preble.cells import Run, places
@@ -62,8 +62,9 @@ def _lines(axes: Axes, cells: Sequence[Cell], measure: Measure, runs: Sequence[R
     if by_rate:
         log_tokens(axes, [place.at for place in places(cells)])
         axes.set_yscale("log")
-        for each in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            each(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.set_xticks([place.at for place in places(cells)])
         axes.set_ylim(bottom=0.0)

@@ -248,7 +248,7 @@ def _shared(found: PrebleStudy) -> Table:
 
 
 def _change(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
+    return f"{round(100 * (ratio - 1), 1) + 0.0:+.1f} %"  # + 0.0: no "-0.0"
 
 
 def _changes(ratio: Ratio) -> str:
