@@ -64,6 +64,8 @@ def test_it_prints_json_writes_a_page_and_is_quick_the_second_time(
         (["--report", "nowhere/out.html"], "nowhere: no such folder"),
         (["--plot", "nowhere/out.png"], "another --plot"),
         (["--jobs", "0"], "give at least 1"),
+        (["--engines", "0,8"], "give numbers of at least 1, commas between"),
+        (["--rates", "many"], "give numbers, commas between"),
     ],
 )
 def test_what_is_wrong_is_named(given: list[str], said: str) -> None:
