@@ -1,31 +1,51 @@
-"""What a routing decision costs: `python -m benchmarks.routing [--quick]`.
+"""What a routing decision costs: `python -m benchmarks.routing [--quick] [--write]`.
 
 Microseconds of CPU time, the clock's own cost taken off: of hashing a prompt of 2,000 tokens, and of one choice with
 everything a router does at it (look-up, cost, book-keeping). Prompts share 29 of their 31 blocks with one of the
 prefixes, all of which are held somewhere; a job finishes for each that is sent, so that about as many stay live.
 The best of three rounds: what else goes on in a machine only adds. `lengthwise` is to be as cheap as a hash look-up;
 E2, read off Preble's code, and least outstanding are in the same run.
+
+Last, what each router takes for a request of the paper's ReAct traffic (10 workloads, lengths 1 or 300, 128 requests
+per second for 30 s), with 4 to 32 engines: the mean of the choice and of all it is told of the request later, in the
+better of two rounds. `--write` measures that alone and keeps it as what `lengthwise simulate` charges each router
+(src/lengthwise/simulator/routing_times.json).
 """
 
 from __future__ import annotations
 
+import json
+import platform
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lengthwise.experiments.preble.traffic import VARIED, React
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
-from lengthwise.routers import EngineInfo, Finished, make_router
+from lengthwise.routers import ROUTERS, EngineInfo, Event, Finished, make_router
+from lengthwise.simulator import Fleet, simulate
+from lengthwise.simulator.routing import Routed
+from lengthwise.simulator.routing_times import FILE
 from lengthwise.workloads.blocks import BLOCK_TOKENS, hash_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from lengthwise.workloads import Workload
 
 TOKENS = 2000
 SHARED, OWN = 29, 2  # blocks of a prompt
 LIVE_PER_ENGINE = 32
 RATE_PER_ENGINE = 4.0
 ROUNDS = 3
+REACT_ENGINES = (4, 8, 16, 32)
+REACT_RATE, REACT_S, REACT_ROUNDS = 128.0, 30.0, 2
 
 
 @dataclass(frozen=True)
@@ -115,8 +135,80 @@ def measured(spec: str, setting: Setting, median: float | None, p99: float | Non
     ]
 
 
+class Timed(Routed):
+    """A router in the simulator, with the CPU time it takes for everything."""
+
+    def __init__(self, spec: str, fleet: Fleet, workload: Workload) -> None:
+        super().__init__(spec, fleet, workload)
+        self.took_ns, self.calls = 0, 0
+
+    def choose(self, job: Job, now: float, among: Collection[int] | None = None) -> int:
+        begun = time.process_time_ns()
+        chosen = super().choose(job, now, among)
+        self._count(begun)
+        return chosen
+
+    def observe(self, event: Event) -> None:
+        begun = time.process_time_ns()
+        super().observe(event)
+        self._count(begun)
+
+    def _count(self, begun: int) -> None:
+        self.took_ns += time.process_time_ns() - begun
+        self.calls += 1
+
+
+def per_request(spec: str, engines: int, requests: int) -> float:
+    """Microseconds of a router for a request of the paper's traffic, its choice and its events together."""
+    workload = React(VARIED, requests).draws(own_arrivals=False, slots=0)(0)
+    workload = workload.replace(arrival_s=workload.arrival_s / REACT_RATE)
+    fleet = Fleet.parse(f"{engines}*mistral-7b@a6000")
+    timed = Timed(spec, fleet, workload)
+    simulate(workload, fleet, "fcfs", router=lambda _: timed)
+    return (timed.took_ns - timed.calls * clock_ns()) / requests / 1e3
+
+
+def on_react(*, quick: bool) -> dict[str, dict[str, float]]:
+    """Of every router by number of engines, printed as they come."""
+    requests = int(REACT_RATE * REACT_S) // (16 if quick else 1)
+    print(f"microseconds for a request of ReAct traffic, {REACT_RATE:g} requests/s, {requests:,} requests")
+    print(f"{'engines':<20}" + "".join(f"{engines:>10}" for engines in REACT_ENGINES))
+    found: dict[str, dict[str, float]] = {}
+    for spec in ROUTERS:
+        per_request(spec, 2, 100)  # compiled, or loaded
+        found[spec] = {
+            str(engines): round(min(per_request(spec, engines, requests) for _ in range(REACT_ROUNDS)), 1)
+            for engines in REACT_ENGINES
+        }
+        print(f"{spec:<20}" + "".join(f"{us:>10,.1f}" for us in found[spec].values()), flush=True)
+    return found
+
+
+def write(us: dict[str, dict[str, float]]) -> None:
+    """Keep what was measured as what routers are charged."""
+    kept = {
+        "command": "python -m benchmarks.routing --write",
+        "processor": processor(),
+        "traffic": f"ReAct, lengths {VARIED}, {REACT_RATE:g} requests/s for {REACT_S:g} s, mistral-7b@a6000",
+        "us": us,
+    }
+    FILE.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    print(f"written: {FILE.name}")
+
+
+def processor() -> str:
+    """What this machine calls it."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(encoding="utf-8").splitlines() if about.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.machine()
+
+
 def main() -> None:
     quick = "--quick" in sys.argv[1:]
+    if "--write" in sys.argv[1:]:
+        write(on_react(quick=quick))
+        return
     small = Setting(8, 1_000 if quick else 10_000, 2_000 if quick else 10_000)
     few = Setting(8, small.prefixes, 300)  # E2 takes its time
     large = Setting(1024, 3_300 if quick else 33_000, 2_000 if quick else 10_000)
@@ -133,6 +225,7 @@ def main() -> None:
     ):
         for figure in figures:
             print(figure, flush=True)
+    on_react(quick=quick)
 
 
 if __name__ == "__main__":

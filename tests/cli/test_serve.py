@@ -90,6 +90,7 @@ def test_a_taken_port_is_told_before_anything_starts() -> None:
     ("options", "told"),
     [
         (["--policy", "sjff"], "there is no policy 'sjff'; did you mean sjf?"),
+        (["--router", "lengthwize"], "there is no router 'lengthwize'; did you mean lengthwise?"),
         (["--predictor", "fats"], "predictor 'fats' is not known; one of: default, fast; or a model file"),
         (["--predictor", "missing.lw"], "missing.lw: is not a file"),
         (["--engine", "nonsense"], "'nonsense' is not the URL of an engine"),

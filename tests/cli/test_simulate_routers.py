@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
@@ -40,3 +41,49 @@ def test_a_router_that_is_unknown_is_told() -> None:
     done = CliRunner().invoke(app, ["simulate", "castillo", *FLEET, "--router", "lengthwize"])
     assert done.exit_code == 2
     assert "did you mean lengthwise" in done.output
+
+
+def test_engines_fail_and_come_back_and_who_was_there_is_counted() -> None:
+    calm, failing = (
+        run("--router", "lengthwise", *options)["runs"] for options in ((), ("--down", "0@5", "--up", "0@9"))
+    )
+    assert isinstance(calm, list)
+    assert isinstance(failing, list)
+    assert (calm[0]["resubmissions"], calm[0]["refused"]) == (0, 0)
+    assert failing[0]["resubmissions"] > 0
+    assert failing[0]["refused"] == 0
+    assert failing[0]["e2e_s"]["mean"] > calm[0]["e2e_s"]["mean"]
+
+
+def test_a_routers_time_is_charged_to_it_alone() -> None:
+    routers = ("--router", "round_robin,least_outstanding")
+    free, one, both = (
+        [each["ttft_s"]["mean"] for each in runs]
+        for runs in (
+            run(*routers)["runs"],
+            run(*routers, "--routing-time", "round_robin=10000")["runs"],
+            run(*routers, "--routing-time", "10000")["runs"],
+        )
+        if isinstance(runs, list)
+    )
+    assert one[0] > free[0]
+    assert one[1] == free[1]
+    assert both[0] == one[0]
+    assert both[1] > free[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--down", "7@5"), "there is no engine 7"),
+        (("--down", "0@5,1@6,2@7"), "no engine is up in the end"),
+        (("--drain", "soon"), "as in 3@120"),
+        (("--routing-time", "quick"), "give microseconds"),
+        (("--routing-time", "e3=5"), "there is no router 'e3'"),
+        (("--routing-time", "-5"), "routing_s of round_robin"),
+    ],
+)
+def test_what_cannot_be_is_told(options: tuple[str, ...], told: str) -> None:
+    done = CliRunner().invoke(app, ["simulate", "castillo", *FLEET, *options], env={"LENGTHWISE_DATA": ""})
+    assert done.exit_code == 2
+    assert told in " ".join(done.stderr.split())

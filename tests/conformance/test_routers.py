@@ -89,8 +89,13 @@ class AnyRouter(RuleBasedStateMachine):
             with pytest.raises(NoEngineError):
                 self.router.choose(job, self.now, some)
             return
+        weighed = self.router.weigh(job, self.now, some)
         decision = self.router.choose(job, self.now, some)
         assert decision.engine in allowed
+        assert not weighed or set(weighed) == allowed
+        if weighed:
+            costs = {engine: sum(terms.values()) for engine, terms in weighed.items()}
+            assert costs[decision.engine] == pytest.approx(min(costs.values()))
         assert all(value == value and abs(value) < float("inf") for value in decision.terms.values())
         self.sent[job.id] = decision.engine
 

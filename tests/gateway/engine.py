@@ -81,6 +81,9 @@ class StandIn:
     aborted: int = 0
     lengths: dict[str, int] = field(default_factory=dict)
     most_at_once: int = 0
+    metrics: str | None = None
+    """What it says of itself, if anything."""
+    scrapes: int = 0
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -102,6 +105,7 @@ class StandIn:
                 Route("/v1/chat/completions", self._complete, methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/health", self._health),
+                Route("/metrics", self._metrics),
             ]
         )
 
@@ -110,6 +114,10 @@ class StandIn:
 
     async def _health(self, _: Request) -> Response:
         return Response(status_code=200)
+
+    async def _metrics(self, _: Request) -> Response:
+        self.scrapes += 1
+        return Response(status_code=404) if self.metrics is None else Response(self.metrics)
 
     async def _complete(self, request: Request) -> Response:
         raw = await request.body()

@@ -114,7 +114,7 @@ async def test_models_of_all_engines_are_listed_once_each(http: aiohttp.ClientSe
 
 async def test_engines_take_turns(http: aiohttp.ClientSession) -> None:
     one, two = StandIn(), StandIn()
-    with served(one.app()) as a, served(two.app()) as b, gateway(a, b) as url:
+    with served(one.app()) as a, served(two.app()) as b, gateway(a, b, router="round_robin") as url:
         for n in range(4):
             await post(http, url, body(str(n)))
     assert (one.names(), two.names()) == (["0", "2"], ["1", "3"])

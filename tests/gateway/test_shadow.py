@@ -14,7 +14,6 @@ import pytest
 from lengthwise.engines.shadow_log import Account, Entry, Gauges, Header, Logged, Memory, ShadowLog, read_log
 from lengthwise.errors import InputError
 from lengthwise.gateway.shadow import create_shadow
-from lengthwise.gateway.shadow.run import _gauges, _memory
 from lengthwise.predictors.service import BeliefService
 from tests.gateway.engine import RawEngine, StandIn, free_port, served
 from tests.gateway.helpers import CHAT, PLAIN, body, until_true
@@ -207,20 +206,6 @@ async def test_a_full_disk_stops_the_log_and_no_request(
         monkeypatch.undo()
         assert "[DONE]" in await streamed(http, url, body())
     assert len(read_log(log).entries) == 1
-
-
-def test_vllms_gauges_are_read() -> None:
-    told = (
-        "# HELP vllm:num_requests_running x\n"
-        'vllm:num_requests_running{engine="0",model_name="m"} 4.0\n'
-        'vllm:num_requests_waiting{engine="0",model_name="m"} 12.0\n'
-        'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25\n'
-        'vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="101",other="auto"} 1.0\n'
-    )
-    assert _gauges(told, 1.5) == Gauges(1.5, 4, 12, 0.25)
-    assert _memory(told) == Memory(12_800, 128)
-    assert _gauges("nothing", 0.0) is None
-    assert _memory("nothing") is None
 
 
 def test_a_log_is_read_as_it_was_written_and_a_line_cut_short_is_forgotten(log: Path) -> None:

@@ -116,12 +116,17 @@ def test_e2_sends_who_explores_to_an_engine_that_hardly_computes_prompts() -> No
 
 
 def test_e2_moves_prefixes_from_the_heaviest_engine_to_the_lightest() -> None:
-    router = fleet("e2:hits=1", EngineInfo("a", SLOW), EngineInfo("b", SLOW))
-    at_first = {prefix: router.choose(job(f"{prefix}", prefix=prefix), 0.0, ["a"]).engine for prefix in range(4)}
-    assert set(at_first.values()) == {"a"}
-    for prefix in range(4):  # b is allowed, but all prefixes are a's
-        router.choose(job(f"again {prefix}", prefix=prefix), 0.1)
-    assert {router.choose(job(f"last {prefix}", prefix=prefix), 0.2).engine for prefix in range(4)} == {"a", "b"}
+    at_last = {}
+    for settle in (0, 50):
+        router = fleet(f"e2:hits=1,settle={settle}", EngineInfo("a", SLOW), EngineInfo("b", SLOW))
+        at_first = {prefix: router.choose(job(f"{prefix}", prefix=prefix), 0.0, ["a"]).engine for prefix in range(4)}
+        assert set(at_first.values()) == {"a"}
+        for prefix in range(4):  # b is allowed, but all prefixes are a's
+            router.choose(job(f"again {prefix}", prefix=prefix), 0.1)
+        last = [router.choose(job(f"last {prefix}", prefix=prefix), 0.2).engine for prefix in range(4)]
+        at_last[settle] = sorted(map(str, last))
+    assert at_last[0] == ["a", "a", "b", "b"]
+    assert at_last[50] == ["a", "a", "a", "a"], "not before engines have had fifty requests each"
 
 
 def test_e2_by_length_knows_the_long_from_the_short_where_e2_does_not() -> None:

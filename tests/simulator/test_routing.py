@@ -13,6 +13,8 @@ from lengthwise.workloads.react import react_workload
 from tests.simulator.builders import UNEVEN, engine, fleet, requests
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from lengthwise.policies import Job
     from lengthwise.workloads import Workload
 
@@ -48,10 +50,10 @@ class _Listening(Routed):
         self.told.clear()
         self._since: list[Event] = []
 
-    def choose(self, job: Job, now: float) -> int:
+    def choose(self, job: Job, now: float, among: Collection[int] | None = None) -> int:
         self.told.extend((now, event) for event in self._since)
         self._since.clear()
-        return super().choose(job, now)
+        return super().choose(job, now, among)
 
     def observe(self, event: Event) -> None:
         super().observe(event)

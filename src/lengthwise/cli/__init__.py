@@ -18,6 +18,7 @@ from lengthwise.cli import (
     doctor,
     engine,
     evaluate,
+    explain,
     lengths,
     predict,
     replay,
@@ -25,6 +26,7 @@ from lengthwise.cli import (
     serve,
     shadow,
     simulate,
+    sweep,
     theory,
     traces,
     train,
@@ -56,6 +58,8 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.add_typer(engine.app, name="engine")
 app.command()(simulate.simulate)
+app.command()(sweep.sweep)
+app.command()(explain.explain)
 app.command()(theory.theory)
 app.command()(replay.replay)
 app.command()(predict.predict)

@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli import reproduce_alpaca20, reproduce_one_prompt, reproduce_reasoning, reproduce_tie, reproduce_trail
+from lengthwise.cli import (
+    reproduce_alpaca20,
+    reproduce_one_prompt,
+    reproduce_preble,
+    reproduce_reasoning,
+    reproduce_tie,
+    reproduce_trail,
+)
 from lengthwise.cli.lengths import load_samples
 from lengthwise.cli.shown import need_folder
 from lengthwise.experiments.castillo.curves_view import curve_tables, load_curves
@@ -60,6 +67,7 @@ def castillo(
 
 
 app.command()(reproduce_alpaca20.alpaca20)
+app.command()(reproduce_preble.preble)
 app.command()(reproduce_reasoning.reasoning)
 app.command()(reproduce_tie.tie)
 app.command()(reproduce_trail.trail)

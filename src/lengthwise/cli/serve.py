@@ -10,6 +10,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lengthwise.gateway import GatewayConfig
+
 
 def serve(
     engine: Annotated[
@@ -17,6 +19,10 @@ def serve(
         typer.Option(metavar="URL", help="An OpenAI-compatible engine; may be given more than once."),
     ] = None,
     policy: Annotated[str, typer.Option(help="The order of waiting requests (docs/policies.md).")] = "lengthwise",
+    router: Annotated[
+        str | None,
+        typer.Option(help="Who chooses among engines (docs/routing.md); lengthwise where there are several."),
+    ] = None,
     predictor: Annotated[
         str, typer.Option(help="What predicts lengths: fast, default, none, or a model file (.lw).")
     ] = "fast",
@@ -51,6 +57,7 @@ def serve(
 
     flags = {
         "policy": policy,
+        "router": router,
         "predictor": predictor,
         "host": host,
         "port": port,
@@ -69,7 +76,12 @@ def serve(
         check_engines(config.engines, wait_s=wait)
         at = f"[{host}]" if ":" in host else host
         told = f"serving on http://{at}:{sock.getsockname()[1]} before {', '.join(config.engines)}"
-        run_gateway(config, sock, on_ready=lambda: typer.echo(f"{told}, policy {policy}, predictor {predictor}"))
+        run_gateway(config, sock, on_ready=lambda: typer.echo(f"{told}, {_chosen(config)}"))
+
+
+def _chosen(config: GatewayConfig) -> str:
+    routed = f", router {config.chosen_router}" if config.chosen_router else ""
+    return f"policy {config.policy}{routed}, predictor {config.predictor}"
 
 
 @contextlib.contextmanager

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, get_args
 
 import pyarrow.parquet as pq
 import typer
 
 from lengthwise.cli.workload import note
 from lengthwise.errors import InputError
+from lengthwise.experiments.sources import Source
 from lengthwise.policies import split_policies
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.simulation import tables
@@ -18,20 +18,12 @@ from lengthwise.reports.simulation_facts import facts
 from lengthwise.reports.simulation_page import html_report
 from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.simulator import Fleet
+from lengthwise.simulator.changes import Change, Kind, parse_changes
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.simulator.metrics import Slo
-from lengthwise.workloads import castillo_workload, load_castillo, load_workload, redraw, replay
+from lengthwise.simulator.routing_times import charged
 from lengthwise.workloads.atomic import atomic_path
-from lengthwise.workloads.castillo import PACKAGED
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lengthwise.workloads import Workload
-
-_CASTILLO = "castillo"
-_CASTILLO_REQUESTS = 1000
-_REQUESTS_PER_SLOT = 20  # fewer do not make a queue, even above capacity
 _SLO = Slo()
 
 
@@ -100,11 +92,35 @@ def simulate(
     decision_time: Annotated[
         float, typer.Option(help="Seconds an engine is kept by each admission or preemption.")
     ] = 0.0,
+    routing_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ROUTER=]US",
+            help="Microseconds a router takes for each request, one after the other: one figure, or one for each "
+            "that is named, commas between; the others, and all if not given, take what was measured.",
+        ),
+    ] = None,
+    down: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ENGINE@S", help="This engine (numbered from 0) fails at this second; may be repeated."),
+    ] = None,
+    up: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ENGINE@S", help="It is there (again) from this second on; may be repeated."),
+    ] = None,
+    drain: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ENGINE@S", help="It takes no new requests from this second on; may be repeated."),
+    ] = None,
     slo_ttft: Annotated[float, typer.Option(help="Goodput: seconds to the first token, at most.")] = _SLO.ttft_s,
     slo_tpot: Annotated[float, typer.Option(help="Goodput: seconds per further token, at most.")] = _SLO.tpot_s,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Also write one row per request of every run: .parquet.")
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="With --out: keep why each request went where it went (`lengthwise explain`)."),
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Also write a page with plots: .html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -114,27 +130,36 @@ def simulate(
     """
     if seeds < 1:
         raise InputError(f"{seeds} seeds", field="seeds", hint="give at least 1")
+    engines = Fleet.parse(fleet).limited_to(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_batched_tokens,
+        kv_tokens=kv_tokens,
+        prefix_caching=prefix_caching,
+        admission=admission,
+    )
+    routers = list(dict.fromkeys(split_policies(router)))
     plan = Plan(
-        Fleet.parse(fleet).limited_to(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_batched_tokens,
-            kv_tokens=kv_tokens,
-            prefix_caching=prefix_caching,
-            admission=admission,
-        ),
+        engines,
         policies=list(dict.fromkeys(split_policies(policy))),
         predictors=list(dict.fromkeys(name.strip() for name in predictor.split(","))),
-        rates=_numbers(rate, "rate"),
-        loads=_numbers(load, "load"),
+        rates=numbers(rate, "rate"),
+        loads=numbers(load, "load"),
         seeds=range(seed, seed + seeds),
         slo=Slo(slo_ttft, slo_tpot),
         belief_delay_s=belief_delay,
         decision_s=decision_time,
-        routers=list(dict.fromkeys(split_policies(router))),
+        routers=routers,
+        routing_s=charged(routers, len(engines), _microseconds(routing_time)),
+        changes=_changes(down=down, up=up, drain=drain),
+        explain=explain,
     )
+    if explain and out is None:
+        raise InputError("nowhere to keep the reasons", field="explain", hint="give a file with --out")
     _check_writable(out, ".parquet")
     _check_writable(report, ".html")
-    draw = _source(source, plan, requests=requests, llm=llm, cv=cv)
+    draw = Source(source, llm, requests, cv).draws(
+        own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats, on_note=note
+    )
     with late_bar() as bar:
         grid = run_grid(plan, draw, on_progress=bar)
     if out is not None:
@@ -150,57 +175,28 @@ def simulate(
         typer.echo(f"report: {report}", err=as_json)
 
 
-def _source(source: str, plan: Plan, *, requests: int | None, llm: str, cv: float | None) -> Callable[[int], Workload]:
-    """What draws the workload of a seed, at one request per second unless its own arrivals are kept."""
-    if source == _CASTILLO:
-        _check_arrivals(plan, source)
-        samples = load_castillo(split="test")
-        usual = max(_CASTILLO_REQUESTS, _REQUESTS_PER_SLOT * plan.fleet.slots)
-        n = usual if requests is None else requests
-        gaps = 1.0 if cv is None else cv
-
-        def draw(seed: int) -> Workload:
-            workload = castillo_workload(samples, llm, requests=n, rate=1.0, seed=seed, cv=gaps)
-            if samples.origin == PACKAGED and seed == plan.seeds[0]:
-                note("LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package")
-            return workload
-
-        return draw
-    if get_close_matches(source, [_CASTILLO], cutoff=0.8) and not Path(source).exists():
-        raise InputError(f"no workload is called '{source}'", hint=f"did you mean {_CASTILLO}?")
-    # A table of lengths alone is read as a batch, so that what is missing can be told in one way.
-    workload = load_workload(source, need_arrivals=False)
-    if cv is None and workload.has_arrivals:
-        _check_seeds(plan, source)
-        kept = replay(workload, requests=requests, rate=None if plan.own_arrivals else 1.0)
-        return lambda _: kept
-    _check_arrivals(plan, source, anew=workload.has_arrivals)
-    n = len(workload) if requests is None else requests
-    return lambda seed: redraw(workload, requests=n, rate=1.0, seed=seed, cv=1.0 if cv is None else cv)
-
-
-def _check_arrivals(plan: Plan, source: str, *, anew: bool = False) -> None:
-    if plan.own_arrivals:
-        what = "its arrivals are to be drawn anew" if anew else "has no arrivals of its own"
-        raise InputError(what, source=source, hint="say how fast with --rate or --load")
-
-
-def _check_seeds(plan: Plan, source: str) -> None:
-    """Nothing but noise differs between the seeds of a trace that is replayed."""
-    if len(plan.seeds) > 1 and not any(name.startswith("noisy") for name in plan.predictors):
-        raise InputError(
-            "a trace that is replayed is the same with every seed",
-            source=source,
-            field="seeds",
-            hint="draw its requests and arrivals anew with --cv 1",
-        )
-
-
-def _numbers(text: str | None, name: str) -> list[float]:
+def numbers(text: str | None, name: str) -> list[float]:
+    """A list as options have it; none if it is not given."""
     try:
         return [] if text is None else list(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError as error:
         raise InputError(f"'{text}'", field=name, hint="give numbers, commas between") from error
+
+
+def _microseconds(text: str | None) -> dict[str, float] | float | None:
+    """One figure, or some by router."""
+    try:
+        if text is None or "=" not in text:
+            return None if text is None else float(text)
+        return {name.strip(): float(us) for name, _, us in (part.partition("=") for part in text.split(","))}
+    except ValueError as error:
+        hint = "give microseconds, or ROUTER=MICROSECONDS, commas between"
+        raise InputError(f"'{text}'", field="routing-time", hint=hint) from error
+
+
+def _changes(**given: list[str] | None) -> list[Change]:
+    """By kind, as --down, --up and --drain give them."""
+    return [change for kind in get_args(Kind) for text in given[kind] or () for change in parse_changes(kind, text)]
 
 
 def _check_writable(out: Path | None, suffix: str) -> None:

@@ -13,9 +13,10 @@ from lengthwise.lengths import DEFAULT_CAP, Point
 from lengthwise.policies import Job
 from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.render import render_chat
+from lengthwise.workloads.blocks import BYTES_PER_TOKEN, hash_text, hash_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _Limit = Annotated[int, Field(ge=0, le=1 << 31)]
 _Tokens = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -80,9 +81,12 @@ class CompletionBody(_Part):
     def job(self, job_id: str, now: float, headers: Mapping[bytes, bytes]) -> Job:
         """The request as a policy sees it."""
         session = headers.get(b"x-session-id")
+        tokens, blocks = self._prefix()
         return Job(
             job_id,
             now,
+            prompt_tokens=tokens,
+            blocks=blocks,
             belief=self.belief(),
             max_tokens=self.limit,
             priority=self.priority or 0,
@@ -114,6 +118,24 @@ class CompletionBody(_Part):
     def _only_prompt(self) -> Any:  # noqa: ANN401
         alone = isinstance(self.prompt, list) and len(self.prompt) == 1
         return self.prompt[0] if alone else self.prompt
+
+    def _prefix(self) -> tuple[int, Sequence[int]]:
+        """How many tokens the prompt has, about, and what it begins with; nothing where it makes no sense."""
+        try:
+            if isinstance(self.prompt, list) and self.prompt and isinstance(self._ids[0], int):
+                return len(self._ids), hash_tokens(self._ids).tolist()
+            if self.readable:
+                text = self.text()
+                return len(text.encode()) // BYTES_PER_TOKEN, hash_text(text).tolist()
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError):  # for the engine to refuse
+            pass
+        return 0, ()
+
+    @property
+    def _ids(self) -> list[Any]:
+        """A prompt of token ids, alone or as the only one."""
+        alone = len(self.prompt) == 1 and isinstance(self.prompt[0], list)
+        return list(self.prompt[0] if alone else self.prompt)
 
     def prediction_input(self) -> PredictionInput:
         """The request as predictors read it."""

@@ -21,6 +21,7 @@ from lengthwise.gateway.completions import Completions
 from lengthwise.gateway.dispatch import Dispatcher, Engine
 from lengthwise.gateway.errors import ApiError, from_engine, tell_api_error, tell_bug, tell_http_exception
 from lengthwise.gateway.metrics import Metrics
+from lengthwise.gateway.routing import Routes, warm_router
 from lengthwise.policies import make_policy
 from lengthwise.predictors.service import belief_service
 
@@ -62,7 +63,8 @@ class _Gateway:
         self._engines = [Engine(client, number, config.in_flight) for number, client in enumerate(clients)]
         policy = make_policy(config.policy)
         self._beliefs = belief_service(config.predictor)
-        self._dispatcher = Dispatcher(self._engines, policy, self._beliefs, max_waiting=config.max_waiting)
+        routes = Routes(None if config.chosen_router is None else warm_router(config.chosen_router))
+        self._dispatcher = Dispatcher(self._engines, policy, self._beliefs, routes, max_waiting=config.max_waiting)
         self._metrics = Metrics(self._dispatcher, config.predictor, self._beliefs)
 
     def routes(self) -> list[Route]:
@@ -97,7 +99,7 @@ class _Gateway:
                     hold_timeout_s=self._config.hold_timeout_s,
                 )
             )
-            if self._dispatcher.policy.believes:
+            if self._dispatcher.believes:
                 self._beliefs.warm()
             try:
                 yield
@@ -134,6 +136,7 @@ class _Gateway:
                 **body,
                 "waiting": self._dispatcher.waiting,
                 "policy": self._dispatcher.policy.name,
+                "router": self._dispatcher.routes.name,
                 "predictor": self._config.predictor,
             },
             200 if up else 503,

@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 _job_numbers: Final = itertools.count()  # a client's request id may come twice, a job's may not
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Call:
-    """One request and its answer, on their way."""
+    """One request and its answer, on their way. `ttft_s`: from its place on an engine; None where nobody can tell."""
 
     job: Job
     raw: bytes
     caller: Caller
     request_id: bytes
     measure: Measure
+    ttft_s: float | None = None
 
 
 class Completions:
@@ -110,7 +111,7 @@ class Completions:
         history = self._beliefs.admit(job.id, body.llm, body.limit)
         if job.belief is None:
             job.believe(history)
-            if body.readable and self._dispatcher.policy.believes:
+            if body.readable and self._dispatcher.believes:
                 self._beliefs.ask(job.id, body.prediction_input)
 
     async def _hold_and_run(self, call: _Call) -> Outcome:
@@ -129,21 +130,24 @@ class Completions:
                     raise from_engine(error) from error
                 return "broken_stream"
             finally:
-                self._dispatcher.release(engine)
+                tokens, _ = call.measure.length or (0, True)
+                self._dispatcher.release(engine, job, tokens, call.ttft_s)
 
     async def _run(self, engine: Engine, call: _Call) -> Outcome:
         """Have the request answered by this engine, and note what that says about the engine."""
         headers = call.caller.forwarded_headers(call.request_id.decode("latin-1"))
         try:
             answer = await engine.client.post(self._path, call.raw, headers)
+
+            def began() -> None:
+                now, started = self._dispatcher.clock(), call.job.started
+                self._first_byte.observe(now - call.job.arrival)
+                self._dispatcher.began(engine, call.job)
+                if answer.is_stream and started is not None:  # a plain answer comes with its last token
+                    call.ttft_s = now - started
+
             try:
-                await relay(
-                    answer,
-                    call.caller,
-                    call.request_id,
-                    call.measure,
-                    lambda: self._first_byte.observe(self._dispatcher.clock() - call.job.arrival),
-                )
+                await relay(answer, call.caller, call.request_id, call.measure, began)
             finally:
                 answer.close()
         except EngineError as error:

@@ -10,10 +10,15 @@ from lengthwise.engines.client import engine_url
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.service import DEFAULT_PREDICTOR, known_predictor
+from lengthwise.routers import make_router
 
 
 def _known_policy(name: str) -> str:
     return make_policy(name).name
+
+
+def _known_router(name: str | None) -> str | None:
+    return None if name is None else make_router(name).name
 
 
 def _distinct(urls: tuple[str, ...]) -> tuple[str, ...]:
@@ -33,6 +38,8 @@ class GatewayConfig(BaseModel):
     policy: Annotated[str, AfterValidator(_known_policy)] = "lengthwise"
     predictor: Annotated[str, AfterValidator(known_predictor)] = DEFAULT_PREDICTOR
     """What predicts the lengths of answers: a packaged predictor, a model file, or none."""
+    router: Annotated[str | None, AfterValidator(_known_router)] = None
+    """What chooses among engines; ours where it is not given."""
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65535)
 
@@ -57,6 +64,11 @@ class GatewayConfig(BaseModel):
     """How long a stopping gateway lets its requests finish."""
     remote_control: bool = False
     """Let others than this machine change the policy."""
+
+    @property
+    def chosen_router(self) -> str | None:
+        """The router in use. With one engine there is nothing to choose, so nothing is loaded nor predicted for it."""
+        return None if len(self.engines) == 1 else self.router or "lengthwise"
 
     @classmethod
     def from_flags(cls, **flags: Any) -> Self:  # noqa: ANN401

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from lengthwise.gateway.errors import ApiError
 from lengthwise.policies import PolicyQueue
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lengthwise.engines.client import EngineClient
+    from lengthwise.gateway.routing import Routes
     from lengthwise.lengths import LengthDistribution
     from lengthwise.policies import Job, Policy
     from lengthwise.predictors.service import BeliefService
@@ -44,31 +45,11 @@ class Engine:
         return self.up and self.in_flight < self.places
 
 
-class Chooser(Protocol):
-    """Chooses among engines that have a free place. The seam for routers."""
-
-    def choose(self, job: Job, free: Sequence[Engine]) -> Engine:
-        """Return one of `free`, which is never empty and in order of number."""
-
-
-class RoundRobin:
-    """The next engine after the last one chosen."""
-
-    def __init__(self) -> None:
-        self._last = -1
-
-    def choose(self, job: Job, free: Sequence[Engine]) -> Engine:
-        """The next in turn."""
-        del job
-        engine = next((engine for engine in free if engine.number > self._last), free[0])
-        self._last = engine.number
-        return engine
-
-
 class Dispatcher:
     """The one queue of the gateway. A freed place goes to the first of it, at once.
 
-    Beliefs that have come since are taken in just before: only then does the order matter.
+    Beliefs that have come since are taken in just before: only then does the order matter. Whose turn it is goes to the
+    engine that the router chooses among those with a free place.
     """
 
     def __init__(
@@ -76,15 +57,17 @@ class Dispatcher:
         engines: Sequence[Engine],
         policy: Policy,
         beliefs: BeliefService,
+        routes: Routes,
         *,
         max_waiting: int,
-        chooser: Chooser | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engines = engines
         self.clock = clock
         self._max_waiting = max_waiting
-        self._chooser = RoundRobin() if chooser is None else chooser
+        self.routes = routes
+        for engine in engines:
+            routes.up(engine)
         self._queue = PolicyQueue(policy)
         self._beliefs = beliefs
         self._turns: dict[str, asyncio.Future[Engine]] = {}
@@ -96,6 +79,11 @@ class Dispatcher:
     def policy(self) -> Policy:
         """The order in force."""
         return self._queue.policy
+
+    @property
+    def believes(self) -> bool:
+        """Whether order or choice of an engine look at beliefs at all."""
+        return self.policy.believes or self.routes.believes
 
     @property
     def waiting(self) -> int:
@@ -132,16 +120,21 @@ class Dispatcher:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.release(turn.result())
+                self.release(turn.result(), job)
             raise
         finally:
             self._turns.pop(job.id, None)
             self._held.pop(job.id, None)
             self._queue.remove(job.id)
 
-    def release(self, engine: Engine) -> None:
-        """Give a place back."""
+    def began(self, engine: Engine, job: Job) -> None:
+        """Tell that the answer begins to come."""
+        self.routes.began(job, engine, self.clock())
+
+    def release(self, engine: Engine, job: Job, generated: int = 0, ttft_s: float | None = None) -> None:
+        """Give a place back, and tell what came of it: tokens, and seconds from the place to the first of them."""
         engine.in_flight -= 1
+        self.routes.ended(job, engine, self.clock(), generated, ttft_s)
         self._count()
         self._give()
 
@@ -155,6 +148,7 @@ class Dispatcher:
         if not engine.up:
             _log.warning("engine %s is up again", engine.url)
             engine.up = True
+            self.routes.up(engine)
             self._count()
             self._give()
 
@@ -163,6 +157,7 @@ class Dispatcher:
         if engine.up:
             _log.warning("engine %s is down: %s", engine.url, why)
             engine.up = False
+            self.routes.down(engine)
             self._count()
 
     def give_up(self, after_s: float) -> None:
@@ -199,7 +194,7 @@ class Dispatcher:
             turn = self._turns[job.id]
             if turn.done():  # cancelled in this very moment; its `place` cleans up
                 continue
-            engine = self._chooser.choose(job, free)
+            engine = self.routes.choose(job, free, now)
             engine.in_flight += 1
             job.started = now
             self._count()

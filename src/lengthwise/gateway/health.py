@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from lengthwise.engines.client import EngineError
+from lengthwise.engines.gauges import ask_metrics, read_gauges, read_memory
 
 if TYPE_CHECKING:
     from lengthwise.gateway.dispatch import Dispatcher, Engine
@@ -21,7 +22,9 @@ async def watch(dispatcher: Dispatcher, metrics: Metrics, *, interval_s: float, 
 
 
 async def _watch_engine(engine: Engine, dispatcher: Dispatcher, metrics: Metrics, interval_s: float) -> None:
+    tells = wanted = dispatcher.routes.router is not None
     while True:
+        tells = tells or (wanted and not engine.up)  # one that has no figures is not asked again before it comes back
         try:
             await engine.client.check()
         except EngineError as error:
@@ -30,7 +33,22 @@ async def _watch_engine(engine: Engine, dispatcher: Dispatcher, metrics: Metrics
             dispatcher.set_down(engine, error)
         else:
             dispatcher.set_up(engine)
+            tells = tells and await _scrape(engine, dispatcher)
         await asyncio.sleep(interval_s)
+
+
+async def _scrape(engine: Engine, dispatcher: Dispatcher) -> bool:
+    """Let the router know how busy the engine says it is; False where it says nothing of that kind."""
+    asked_at = dispatcher.clock()  # who is sent while the answer comes may not be in it
+    told = await ask_metrics(engine.client)
+    if not told:
+        return told is not None
+    if (memory := read_memory(told)) is not None:
+        dispatcher.routes.holds(engine, memory.kv_tokens)
+    gauges = read_gauges(told)
+    if gauges is not None and engine.up:
+        dispatcher.routes.scraped(engine, gauges, asked_at)
+    return gauges is not None
 
 
 async def _give_up(dispatcher: Dispatcher, interval_s: float, hold_timeout_s: float) -> None:

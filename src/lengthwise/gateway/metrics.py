@@ -42,6 +42,28 @@ class _State:
         policy = GaugeMetricFamily("lengthwise_policy", "1 for the policy in force.", labels=["policy"])
         policy.add_metric([self._dispatcher.policy.name], 1)
         yield policy
+        yield from self._routing()
+
+    def _routing(self) -> Iterator[Metric]:
+        routes = self._dispatcher.routes
+        router = GaugeMetricFamily("lengthwise_router", "1 for the router in use.", labels=["router"])
+        if routes.name is not None:
+            router.add_metric([routes.name], 1)
+            yield router
+        chosen = CounterMetricFamily("lengthwise_router_choices", "Requests sent to an engine.", labels=["engine"])
+        for engine in self._dispatcher.engines:
+            chosen.add_metric([engine.url], routes.decisions[engine.url])
+        yield chosen
+        costs = CounterMetricFamily("lengthwise_router_cost", "The cost of what was chosen, by term.", labels=["term"])
+        for term, sum_of in routes.costs.items():
+            costs.add_metric([term], sum_of)
+        yield costs
+        yield SummaryMetricFamily(
+            "lengthwise_router_seconds",
+            "What a choice took.",
+            count_value=routes.decisions.total(),
+            sum_value=routes.seconds,
+        )
 
 
 class _Predictor:

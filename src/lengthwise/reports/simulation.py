@@ -46,6 +46,8 @@ def _latency(grid: Grid, title: str, measures: Sequence[Measure]) -> Table:
 
 
 def _served(grid: Grid) -> Table:
+    resent = any(outcome.resubmissions.any() for cell in grid.cells for outcome in cell.outcomes)
+
     def row(cell: Cell) -> list[str]:
         return [
             f"{cell.mean(lambda s: s.requests_per_s):,.2f}",
@@ -54,11 +56,13 @@ def _served(grid: Grid) -> Table:
             share(cell.within(grid.slo)),
             f"{cell.mean(lambda s: s.preemptions):,.4g}",
             f"{cell.mean(lambda s: s.refused):,.4g}",
+            *([f"{cell.mean(lambda s: s.resubmissions):,.4g}"] if resent else []),
             share(cell.kv_mean),
             share(cell.kv_peak),
         ]
 
-    columns = ("requests/s", "tokens/s", "goodput/s", "in SLO", "preempted", "refused", "KV mean", "KV peak")
+    counts = ("preempted", "refused", "sent anew") if resent else ("preempted", "refused")
+    columns = ("requests/s", "tokens/s", "goodput/s", "in SLO", *counts, "KV mean", "KV peak")
     slo = f"SLO: TTFT at most {seconds(grid.slo.ttft_s)} and TPOT at most {seconds(grid.slo.tpot_s)}"
     return _table(grid, "What was served", columns, row, [f"{slo}; goodput counts requests within both."])
 

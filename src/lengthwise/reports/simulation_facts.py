@@ -52,6 +52,7 @@ def _run(grid: Grid, cell: Cell) -> dict[str, Any]:
         "goodput_per_s": cell.goodput(grid.slo),
         "within_slo": cell.within(grid.slo),
         "preemptions": cell.mean(lambda s: s.preemptions),
+        "resubmissions": cell.mean(lambda s: s.resubmissions),
         "refused": cell.mean(lambda s: s.refused),
         "kv_mean": cell.kv_mean,
         "kv_peak": cell.kv_peak,

@@ -5,6 +5,7 @@ Routers are pure: time and events come in as arguments, and they know no clock, 
 
 from lengthwise.routers.contract import (
     Admitted,
+    Costs,
     Decision,
     EngineId,
     EngineInfo,
@@ -22,6 +23,7 @@ from lengthwise.routers.registry import ROUTERS, make_router
 __all__ = [
     "ROUTERS",
     "Admitted",
+    "Costs",
     "Decision",
     "EngineId",
     "EngineInfo",

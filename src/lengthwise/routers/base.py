@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lengthwise.policies import Job
-    from lengthwise.routers.contract import EngineId, EngineInfo, Event
+    from lengthwise.routers.contract import Costs, EngineId, EngineInfo, Event
     from lengthwise.routers.kernel.loads import Load
 
     Slots = NDArray[np.int64]
@@ -45,6 +45,8 @@ class Routing(ABC):
 
     called: ClassVar[str]
     believes: ClassVar[bool] = False
+    weighs: ClassVar[bool] = False
+    """Whether it takes the least sum of terms, `pick` from one engine tells that engine's, and changes nothing."""
     parameters: ClassVar[Mapping[str, Parameter]] = {}
 
     def __init__(self, **given: float) -> None:
@@ -97,9 +99,7 @@ class Routing(ABC):
         self._chosen += 1
         if self._chosen % _LOOK_EVERY == 0:
             self.ledger.forget_silent(now)
-        slots = self.live
-        if among is not None:
-            slots = _slots(self.slots[engine] for engine in set(among) if engine in self.slots)
+        slots = self._allowed(among)
         if not len(slots):
             raise NoEngineError("no engine is up" if among is None else "no engine that may be chosen is up")
         slot, terms = self.pick(job, now, slots)
@@ -107,6 +107,18 @@ class Routing(ABC):
         engine = self.engines[slot]
         assert engine is not None  # noqa: S101  # a slot of a live engine
         return Decision(engine.id, terms)
+
+    def weigh(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Costs:
+        """The terms of every engine, where they are what it goes by."""
+        slots = self._allowed(among) if self.weighs else _slots(())
+        named = [self.engines[slot] for slot in slots]
+        terms = [self.pick(job, now, slots[place : place + 1])[1] for place in range(len(slots))]
+        return {engine.id: each for engine, each in zip(named, terms, strict=True) if engine is not None}
+
+    def _allowed(self, among: Collection[EngineId] | None) -> Slots:
+        if among is None:
+            return self.live
+        return _slots(self.slots[engine] for engine in set(among) if engine in self.slots)
 
     def send(self, job: Job, slot: int, now: float) -> None:
         """Count a job as sent."""

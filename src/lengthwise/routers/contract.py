@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from lengthwise.policies import Job
 
 EngineId = int | str
 """Whatever the host calls an engine."""
+
+
+Costs = Mapping[EngineId, Mapping[str, float]]
+"""The named terms of each engine's cost, in the router's unit."""
 
 
 class NoEngineError(RuntimeError):
@@ -138,6 +143,12 @@ class Router(Protocol):
 
     def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
         """Return a live engine for this job, one of `among` where that is given; NoEngineError where there is none."""
+
+    def weigh(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Costs:
+        """Return the terms of the cost of every engine that `choose` could return now, and change nothing.
+
+        Empty from a router that does not go by a cost of each engine.
+        """
 
     def observe(self, event: Event) -> None:
         """Learn what has happened."""

@@ -28,8 +28,9 @@ class E2(Routing):
                   miss(n) * count(n) * prefill(n) / engines(n) + active(n, g) * output(n) * TPOT(g)
               + sum over the LRU victims v that must go, if large, of miss(v) * count(v) * prefill(v)      (seconds)
     Of several candidates the least cost; an exploring request goes to an engine whose hit ratio over 30 s is >= 0.7.
-    Then, if the heaviest load is >= 1.5 times the lightest: move its cheapest large prefixes there, or allot its only
-    one to both if its TTFT doubled from one half of the window to the other.
+    Then, once there were 50 requests per engine, if the heaviest load is >= 1.5 times the lightest: move its cheapest
+    large prefixes there while that leaves it the heavier, or allot its only one to both if its TTFT doubled from one
+    half of the window to the other; so on with the next heaviest.
     window: 180 s. output: mean of finished answers (of one token: not counted), else max_tokens, else 45. TPOT: median
     of the last 200. prefill by the engine's speed. Without blocks: explores always. Looks at no belief.
     """
@@ -39,6 +40,7 @@ class E2(Routing):
         "window": Parameter(180.0, 1.0),
         "imbalance": Parameter(1.5, 1.0),
         "hits": Parameter(0.7, 0.0, 1.0),
+        "settle": Parameter(50.0),
     }
     by_length: ClassVar[bool] = False
 
@@ -48,7 +50,9 @@ class E2(Routing):
         self._window: deque[tuple[float, Node, int, int]] = deque()
         self._counted: dict[Node, None] = {}
         self._held: dict[int, dict[Node, None]] = defaultdict(dict)
+        self._held_tokens: dict[int, int] = defaultdict(int)
         self._tpot: dict[int, deque[float]] = {}
+        self._usual_tpot: dict[int, float] = {}  # their medians, as far as they are known
         self._hits: dict[int, deque[tuple[float, int, int]]] = defaultdict(deque)
         self._jobs: dict[str, tuple[Node, int, float, float]] = {}
         self._at: tuple[Node, int] = (self._tree.root, 0)
@@ -73,6 +77,8 @@ class E2(Routing):
             self._tree.cut(node)
         for about in (self._held, self._hits, self._tpot):
             about.pop(slot, None)
+        for number in (self._held_tokens, self._usual_tpot):
+            number.pop(slot, None)
 
     def pick(self, job: Job, now: float, slots: Slots) -> Picked:
         """Exploit or explore."""
@@ -114,7 +120,9 @@ class E2(Routing):
         for node in leaf.path():
             node.engines.add(slot)
             node.used[slot] = now
-            self._held[slot][node] = None
+            if node not in self._held[slot]:
+                self._held[slot][node] = None
+                self._held_tokens[slot] += node.tokens
         self._jobs[job.id] = leaf, slot, now, tokens
         for victim in self._victims(slot, 0):
             self._drop(victim, slot)
@@ -133,6 +141,7 @@ class E2(Routing):
         if event.generated > 1:
             important.lengths.append(event.generated)
             self._tpot[slot].append(max(0.0, event.now - sent - ttft) / (event.generated - 1))
+            self._usual_tpot.pop(slot, None)
         self._leave(event.job)
 
     def _passed_up(self, tail: Node) -> None:
@@ -153,13 +162,18 @@ class E2(Routing):
     def _loads(self, slots: Iterable[int], least: int = 1) -> dict[int, float]:
         """What the prefixes of the window mean to each engine: the scan that makes E2 slow."""
         loads = dict.fromkeys(slots, 0.0)
-        tpot = {slot: median(self._tpot[slot]) for slot in loads}
+        tpot = {slot: self._median_tpot(slot) for slot in loads}
         for node in self._counted:
             if node.count >= least:
                 for slot in node.engines:
                     if slot in loads:
                         loads[slot] += self._cost(node, slot, tpot[slot])
         return loads
+
+    def _median_tpot(self, slot: int) -> float:
+        if slot not in self._usual_tpot:
+            self._usual_tpot[slot] = median(self._tpot[slot])
+        return self._usual_tpot[slot]
 
     def _cost(self, node: Node, slot: int, tpot: float) -> float:
         decode = node.to_come.get(slot, 0.0) if self.by_length else node.active.get(slot, 0) * node.output
@@ -179,7 +193,7 @@ class E2(Routing):
     def _victims(self, slot: int, new: int) -> list[Node]:
         """The least recently used that must go for so many tokens more; nobody's who is live, leaves first."""
         engine = self.engines[slot]
-        excess = new + sum(node.tokens for node in self._held[slot]) - (engine.kv_tokens if engine is not None else 0)
+        excess = new + self._held_tokens[slot] - (engine.kv_tokens if engine is not None else 0)
         victims = []
         if excess > 0:
             idle = [node for node in self._held[slot] if not node.active.get(slot)]
@@ -193,7 +207,8 @@ class E2(Routing):
     def _drop(self, node: Node, slot: int) -> None:
         node.used.pop(slot, None)
         node.engines.discard(slot)
-        self._held[slot].pop(node, None)
+        del self._held[slot][node]
+        self._held_tokens[slot] -= node.tokens
         self._tree.cut(node)
 
     def _hit_ratio(self, slot: int, now: float) -> float:
@@ -209,24 +224,34 @@ class E2(Routing):
         return best if ratios[best] >= self.given["hits"] else None
 
     def _rebalance(self, now: float) -> None:
-        loads = self._loads(self.live.tolist(), least=2)
-        heavy, light = max(loads, key=loads.__getitem__), min(loads, key=loads.__getitem__)
-        if heavy == light or loads[heavy] < self.given["imbalance"] * loads[light] or loads[heavy] <= 0.0:
+        """The heaviest engine gives to the lightest, then the next heaviest, as long as they are out of balance."""
+        if self._chosen < self.given["settle"] * len(self.live):
             return
-        tpot = median(self._tpot[heavy])
+        loads = self._loads(self.live.tolist(), least=2)
+        *heaviest, light = sorted(loads, key=lambda slot: -loads[slot])
+        for heavy in heaviest:
+            if loads[heavy] <= 0.0 or loads[heavy] < self.given["imbalance"] * loads[light]:
+                return
+            self._relieve(heavy, light, loads, now)
+
+    def _relieve(self, heavy: int, light: int, loads: dict[int, float], now: float) -> None:
+        tpot = self._median_tpot(heavy)
         nodes = [node for node in self._counted if heavy in node.engines and node.large and node.count > 1]
         if len(nodes) == 1:
             if light not in nodes[0].engines and self._slower(nodes[0], heavy, now):
+                half = self._cost(nodes[0], heavy, tpot) / 2
+                loads[heavy], loads[light] = loads[heavy] - half, loads[light] + half
                 nodes[0].engines.add(light)
                 nodes[0].ttft.pop(heavy, None)
             return
         for cost, _, node in sorted((self._cost(node, heavy, tpot), number, node) for number, node in enumerate(nodes)):
-            if loads[heavy] < loads[light] + cost:
+            if loads[heavy] - cost < loads[light] + cost:
                 return
-            loads[heavy] -= cost
-            loads[light] += cost
+            loads[heavy], loads[light] = loads[heavy] - cost, loads[light] + cost
             for moved in (node, *node.below()):
                 moved.engines = {light}
+            if loads[heavy] < self.given["imbalance"] * loads[light]:
+                return
 
     def _slower(self, node: Node, slot: int, now: float) -> bool:
         """Whether the TTFT of a prefix doubled from one half of the window to the other."""

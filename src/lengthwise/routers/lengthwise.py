@@ -40,7 +40,7 @@ class Lengthwise(PrefixRouting):
 
     called = "lengthwise"
     parameters: ClassVar = {"urgency": Parameter(8.0, 1.0, 1000.0)}
-    believes = True
+    believes = weighs = True
 
     def __init__(self, **given: float) -> None:
         super().__init__(**given)
@@ -50,7 +50,6 @@ class Lengthwise(PrefixRouting):
     def pick(self, job: Job, now: float, slots: Slots) -> Picked:
         """The least cost."""
         tokens = still_to_come(job)
-        self._usual += 0.01 * (tokens - self._usual) if self._usual else tokens
         prompt = float(job.prompt_tokens + job.generated)
         slot = cheapest(
             self.ledger.loads,
@@ -61,8 +60,17 @@ class Lengthwise(PrefixRouting):
             prompt,
             float(tokens),
             variance(job),
-            float(self._usual),
+            self._usual_with(tokens),
             float(self.given["urgency"]),
             self._terms,
         )
         return slot, dict(zip(TERMS, self._terms.tolist(), strict=True))
+
+    def send(self, job: Job, slot: int, now: float) -> None:
+        """Count a job as sent, and as usual."""
+        super().send(job, slot, now)
+        self._usual = self._usual_with(still_to_come(job))
+
+    def _usual_with(self, tokens: float) -> float:
+        """What an answer is expected to have, by and large: foreign ones too."""
+        return float(self._usual + 0.01 * (tokens - self._usual) if self._usual else tokens)

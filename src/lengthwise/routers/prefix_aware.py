@@ -56,6 +56,7 @@ class Dynamo(PrefixRouting):
     """
 
     called = "dynamo"
+    weighs = True
     parameters: ClassVar = {"prefill": Parameter(1.0), "active": Parameter(0.0)}
 
     def pick(self, job: Job, now: float, slots: Slots) -> Picked:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from lengthwise.policies import Job
     from lengthwise.routers.base import Slots
-    from lengthwise.routers.contract import Decision, EngineId, EngineInfo, Evicted, Finished
+    from lengthwise.routers.contract import Costs, Decision, EngineId, EngineInfo, Evicted, Finished
 
 _PRIVATE, _UNCACHED, _BLOCK_TOKENS = int(Load.PRIVATE), int(Load.UNCACHED), int(Load.BLOCK_TOKENS)  # looked up quickly
 
@@ -44,9 +44,17 @@ class PrefixRouting(Routing):
 
     def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
         """Look the prompt up, then pick."""
+        self._look_up(job)
+        return super().choose(job, now, among)
+
+    def weigh(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Costs:
+        """Look the prompt up, then weigh."""
+        self._look_up(job)
+        return super().weigh(job, now, among)
+
+    def _look_up(self, job: Job) -> None:
         self.blocks = as_blocks(job.blocks)
         self.depths = self.index.leading(self.blocks)
-        return super().choose(job, now, among)
 
     def cached_tokens(self, job: Job, slots: Slots) -> NDArray[np.float64]:
         """How much of the prompt each of these engines holds; the last token is always computed."""

@@ -64,6 +64,7 @@ class LeastOutstanding(Routing):
     """
 
     called = "least_outstanding"
+    weighs = True
 
     def pick(self, job: Job, now: float, slots: Slots) -> Picked:
         """The fewest."""
@@ -108,6 +109,7 @@ class LeastLoad(Routing):
     """
 
     called = "least_load"
+    weighs = True
     parameters: ClassVar = {"pressure": Parameter(0.15)}
 
     def pick(self, job: Job, now: float, slots: Slots) -> Picked:

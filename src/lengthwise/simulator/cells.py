@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from lengthwise.simulator.metrics import time_per_output_token
 from lengthwise.simulator.paired import Ratio, over_requests, over_seeds
+from lengthwise.simulator.reasons import Reasons
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -164,9 +165,10 @@ class Grid:
         return (before - cell.latency(measure, "mean")) / gain if gain > _WORTH * before else math.nan
 
     def to_table(self) -> pa.Table:
-        """One row per request of every run."""
+        """One row per request of every run; with the reasons of choices, if any run has kept them."""
+        explained = any(outcome.reasons is not None for cell in self.cells for outcome in cell.outcomes)
         return pa.concat_tables(
-            _marked(outcome.to_table(), cell, seed)
+            _marked(_explained(outcome) if explained else outcome.to_table(), cell, seed)
             for cell in self.cells
             for seed, outcome in zip(self.seeds, cell.outcomes, strict=True)
         )
@@ -190,6 +192,13 @@ def _met(outcome: Outcome, slo: Slo) -> NDArray[np.bool_]:
         finish=outcome.finish,
         output_tokens=outcome.output_tokens,
     )
+
+
+def _explained(outcome: Outcome) -> pa.Table:
+    table, reasons = outcome.to_table(), outcome.reasons or Reasons.of({}, len(outcome))
+    for name, column in reasons.columns().items():
+        table = table.append_column(name, column)
+    return table
 
 
 def _marked(table: pa.Table, cell: Cell, seed: int) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,17 +11,21 @@ import numpy as np
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, Policy, make_policy
 from lengthwise.simulator.beliefs import RequestBeliefs, believe
+from lengthwise.simulator.changes import in_order
 from lengthwise.simulator.desk import Desk
 from lengthwise.simulator.engine import Engine
 from lengthwise.simulator.outcome import Outcome
-from lengthwise.simulator.routing import Routed, WatchingRouter, tell
+from lengthwise.simulator.reasons import Reasons
+from lengthwise.simulator.routing import Routed
+from lengthwise.simulator.serving import Turns, decided_at
 from lengthwise.simulator.traffic import Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from lengthwise.simulator.changes import Change
     from lengthwise.simulator.fleet import Fleet
     from lengthwise.workloads import Workload
 
@@ -73,6 +78,9 @@ def simulate(
     predictor: str | RequestBeliefs = "oracle",
     belief_delay_s: float = 0.0,
     decision_s: float = 0.0,
+    routing_s: float = 0.0,
+    changes: Sequence[Change] = (),
+    explain: bool = False,
     jump: bool = True,
     on_progress: Progress | None = None,
 ) -> Outcome:
@@ -81,30 +89,50 @@ def simulate(
     `router` is a name of `lengthwise.routers`, or makes a fresh router for the fleet. `predictor` is a name, or what
     `believe` made of one: several policies then share the beliefs. Beliefs come `belief_delay_s` after their requests;
     until then policies and routers go by the wide prior. Each admission and each preemption keeps its engine
-    `decision_s` longer. `jump=False` takes every step singly, for the same outcome. `on_progress` is told now and then
+    `decision_s` longer. The router takes `routing_s` for each request, one after the other: what a router is measured
+    to take, never the time of this machine. `changes` are engines that fail, join and drain, under a router by name.
+    With `explain` the outcome keeps what each choice of a router by name was made from.
+    `jump=False` takes every step singly, for the same outcome. `on_progress` is told now and then
     which share of the requests is settled.
     """
     policy = make_policy(policy) if isinstance(policy, str) else policy
-    check_seconds(belief_delay_s=belief_delay_s, decision_s=decision_s)
+    check_seconds(belief_delay_s=belief_delay_s, decision_s=decision_s, routing_s=routing_s)
+    changes = in_order(changes, len(fleet))
     _check_somebody_fits(workload, fleet)
     beliefs = believe(workload, predictor) if isinstance(predictor, str) else predictor
     traffic = Traffic.of(workload, beliefs, belief_delay_s=belief_delay_s, quantile=_quantile(fleet))
     desk = Desk(policy, traffic.jobs)
-    routes = _routes(router, fleet, workload)
+    routes = _routes(router, fleet, workload, changes, explain=explain)
 
     def engine(number: int) -> Engine:
         return Engine(fleet.engines[number], desk, traffic, decision_s=decision_s, jump=jump)
 
     report = _Report(len(workload), on_progress)
     if isinstance(routes, BlindRouter):
+        if routing_s:
+            traffic.requests["arrival"] = decided_at(workload.arrival_s, routing_s)
         return _serve_blindly(routes, fleet, engine, traffic, report, policy.name)
-    return _serve_in_turn(routes, fleet, engine, traffic, report, policy.name)
+    turns = Turns(routes, len(fleet), engine, traffic, changes=changes, routing_s=routing_s)
+    engines = turns.serve(report, report.every)
+    outcome = Outcome.of(workload, policy.name, traffic.requests, turns.chosen, engines, turns.resubmissions)
+    reasons = routes.reasons if isinstance(routes, Routed) else None
+    return outcome if reasons is None else replace(outcome, reasons=Reasons.of(reasons, len(workload)))
 
 
-def _routes(router: str | Callable[[Fleet], Router], fleet: Fleet, workload: Workload) -> Router:
-    if not isinstance(router, str):
-        return router(fleet)
-    return RoundRobin(fleet) if router == _BLIND else Routed(router, fleet, workload)
+def _routes(
+    router: str | Callable[[Fleet], Router],
+    fleet: Fleet,
+    workload: Workload,
+    changes: Sequence[Change],
+    *,
+    explain: bool,
+) -> Router:
+    if isinstance(router, str):
+        blind = router == _BLIND and not changes
+        return RoundRobin(fleet) if blind else Routed(router, fleet, workload, explain=explain)
+    if changes and router is not RoundRobin:
+        raise InputError("engines that come and go behind a router of one's own", field="changes", hint="name a router")
+    return Routed(_BLIND, fleet, workload) if changes else router(fleet)
 
 
 class _Report:
@@ -137,29 +165,6 @@ def _serve_blindly(
         report(settled)
         done.append(one.outcome())
     return Outcome.of(traffic.workload, policy, traffic.requests, chosen, done)
-
-
-def _serve_in_turn(
-    routes: Router, fleet: Fleet, engine: Callable[[int], Engine], traffic: Traffic, report: _Report, policy: str
-) -> Outcome:
-    """Route each request as it arrives, with every engine where it is at that moment."""
-    engines = [engine(number) for number in range(len(fleet))]
-    chosen = np.empty(len(traffic.requests), np.int64)
-    watching = routes if isinstance(routes, WatchingRouter) else None
-    for row, now in enumerate(traffic.requests["arrival"].tolist()):
-        if watching is not None:
-            for number, one in enumerate(engines):
-                if not one.idle:
-                    tell(watching, number, one, traffic, now)
-        chosen[row] = number = routes.choose(traffic.job(row), now)
-        engines[number].advance(now)
-        engines[number].submit(np.array([row]))
-        if report.every and row % report.every == 0:
-            report(sum(one.settled for one in engines))
-    for one in engines:
-        one.advance()
-        report(sum(each.settled for each in engines))
-    return Outcome.of(traffic.workload, policy, traffic.requests, chosen, [one.outcome() for one in engines])
 
 
 def check_seconds(**given: float) -> None:

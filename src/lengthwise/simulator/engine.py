@@ -38,6 +38,7 @@ class Engine:
 
         self._advance = advance
         self._desk = desk
+        self._spec = spec
         self._slots = spec.max_num_seqs
         self._traffic = traffic
         self._rounds = desk.policy.rounds(lambda: spec.max_num_seqs)
@@ -105,6 +106,14 @@ class Engine:
         known = int(np.argmax(late)) if late.any() else len(events)
         self._watched += known
         return list(zip(rows[:known].tolist(), finished[:known].tolist(), strict=True))
+
+    def unfinished(self, by: float) -> NDArray[np.int64]:
+        """Rows sent here that have not finished by a moment; those that were refused have been settled."""
+        record, requests = self.record, self._traffic.requests
+        rows = self._arrays["rows"]["value"][: int(record["n_rows"])].astype(np.int64)
+        here = requests[rows]
+        refused = (np.arange(len(rows)) < record["arrived"]) & ~self._spec.can_hold(here["prompt"], here["output"])
+        return np.asarray(rows[~((here["finish"] <= by) | refused)])
 
     @property
     def idle(self) -> bool:

@@ -15,6 +15,7 @@ from lengthwise.routers import make_router
 from lengthwise.simulator.beliefs import RequestBeliefs, believe
 from lengthwise.simulator.capacity import measure_capacity
 from lengthwise.simulator.cells import BASELINE, USUAL_ROUTER, Cell, Grid, Level
+from lengthwise.simulator.changes import in_order
 from lengthwise.simulator.cluster import check_seconds, simulate
 from lengthwise.simulator.metrics import Slo
 from lengthwise.workloads import Workload
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from lengthwise.simulator.capacity import Capacity
+    from lengthwise.simulator.changes import Change
     from lengthwise.simulator.fleet import Fleet
 
     Draw = Callable[[int], Workload]
@@ -47,6 +49,10 @@ class Plan:
     belief_delay_s: float = 0.0
     decision_s: float = 0.0
     routers: Sequence[str] = (USUAL_ROUTER,)
+    routing_s: Mapping[str, float] = field(default_factory=dict)
+    """What a router takes for a request, by its name without parameters; nothing where it is not named."""
+    changes: Sequence[Change] = ()
+    explain: bool = False
 
     def __post_init__(self) -> None:
         if self.rates and self.loads:
@@ -56,6 +62,8 @@ class Plan:
                 if not (np.isfinite(value) and value > 0):
                     raise InputError(f"a {name} of {value:g}{unit}", field=name, hint="give a number above 0")
         check_seconds(belief_delay_s=self.belief_delay_s, decision_s=self.decision_s)
+        check_seconds(**{f"routing_s of {name}": seconds for name, seconds in self.routing_s.items()})
+        in_order(self.changes, len(self.fleet))
         if not self.seeds:
             raise InputError("no seeds", field="seeds", hint="give at least 1")
         for policy in self.policies:
@@ -69,6 +77,11 @@ class Plan:
     def own_arrivals(self) -> bool:
         """Whether the workload's own arrivals are kept."""
         return not (self.rates or self.loads)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether seeds are to differ in more than noise."""
+        return len(self.seeds) > 1 and not any(name.startswith("noisy") for name in self.predictors)
 
     @property
     def runs(self) -> list[tuple[str, str | None, str]]:
@@ -116,6 +129,9 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
                     predictor=believed,
                     belief_delay_s=plan.belief_delay_s,
                     decision_s=plan.decision_s,
+                    routing_s=plan.routing_s.get(router.partition(":")[0], 0.0),
+                    changes=plan.changes,
+                    explain=plan.explain,
                     on_progress=steps.next(f"{policy} {router} {level.load:.2f}"),
                 )
                 for workload, believed in zip(workloads, known, strict=True)

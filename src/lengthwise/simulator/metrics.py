@@ -46,6 +46,7 @@ class Summary:
     requests: int
     refused: int
     preemptions: int
+    resubmissions: int
     makespan_s: float
     requests_per_s: float
     output_tokens_per_s: float
@@ -94,6 +95,7 @@ def summarise(
     output_tokens: NDArray[np.int64],
     started: Floats | None = None,
     preemptions: int = 0,
+    resubmissions: int = 0,
 ) -> Summary:
     """Summarise served requests, simulated or measured; `started` is known only inside an engine."""
     served = ~np.isnan(finish)
@@ -104,6 +106,7 @@ def summarise(
         requests=int(served.sum()),
         refused=int((~served).sum()),
         preemptions=preemptions,
+        resubmissions=resubmissions,
         makespan_s=makespan,
         requests_per_s=float(served.sum()) / seconds,
         output_tokens_per_s=float(output_tokens[served].sum()) / seconds,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lengthwise.simulator.kernel.records import Records
+    from lengthwise.simulator.reasons import Reasons
     from lengthwise.workloads import Workload
 
 
@@ -28,6 +29,15 @@ class Timeline:
     waiting: NDArray[np.int32]
     running: NDArray[np.int32]
     kv_use: NDArray[np.float64]
+
+    def then(self, later: Timeline) -> Timeline:
+        """Both, one after the other."""
+        return Timeline(
+            np.concatenate([self.time, later.time]),
+            np.concatenate([self.waiting, later.waiting]),
+            np.concatenate([self.running, later.running]),
+            np.concatenate([self.kv_use, later.kv_use]),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +51,19 @@ class EngineOutcome:
     admissions: NDArray[np.int32]
     """Rows as they were admitted, again after a preemption, in order."""
     timeline: Timeline
+
+    def then(self, later: EngineOutcome) -> EngineOutcome:
+        """The same engine in a later life, after it had been gone."""
+        busy_s = self.busy_s + later.busy_s
+        held = self.kv_mean * self.busy_s + later.kv_mean * later.busy_s
+        return EngineOutcome(
+            steps=self.steps + later.steps,
+            busy_s=busy_s,
+            kv_mean=held / busy_s if busy_s else 0.0,
+            kv_peak=max(self.kv_peak, later.kv_peak),
+            admissions=np.concatenate([self.admissions, later.admissions]),
+            timeline=self.timeline.then(later.timeline),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +82,12 @@ class Outcome:
     preemptions: NDArray[np.int64]
     recomputed_tokens: NDArray[np.int64]
     """Had been computed, and were to be computed again after preemptions; what the prefix cache kept is not."""
+    resubmissions: NDArray[np.int64]
+    """How often it was sent anew because its engine had failed; all else is of the last time."""
     engine: NDArray[np.int64]
     engines: tuple[EngineOutcome, ...]
+    reasons: Reasons | None = None
+    """What each choice of an engine was made from, where that was asked for."""
 
     @classmethod
     def of(
@@ -70,6 +97,7 @@ class Outcome:
         requests: Records,
         engine: NDArray[np.integer],
         engines: Sequence[EngineOutcome],
+        resubmissions: NDArray[np.integer] | None = None,
     ) -> Outcome:
         """Take the columns out of the engines' records."""
         return cls(
@@ -83,6 +111,7 @@ class Outcome:
             cached_tokens=requests["found"].astype(np.int64),
             preemptions=requests["preemptions"].astype(np.int64),
             recomputed_tokens=requests["recomputed"].astype(np.int64),
+            resubmissions=(np.zeros(len(requests)) if resubmissions is None else resubmissions).astype(np.int64),
             engine=engine.astype(np.int64),
             engines=tuple(engines),
         )
@@ -104,14 +133,15 @@ class Outcome:
             output_tokens=self.output_tokens,
             started=self.started,
             preemptions=int(self.preemptions.sum()),
+            resubmissions=int(self.resubmissions.sum()),
         )
 
     def to_table(self) -> pa.Table:
         """One row per request; seconds in names that end in _s, null where a request was refused."""
         seconds = ("arrival", "started", "first_token", "finish")
-        columns = {"policy": pa.repeat(pa.scalar(self.policy), len(self))}
+        columns = {"policy": pa.repeat(pa.scalar(self.policy), len(self)), "request": pa.array(np.arange(len(self)))}
         tokens = ("input_tokens", "output_tokens", "cached_tokens")
-        for name in ("engine", *seconds, *tokens, "preemptions", "recomputed_tokens"):
+        for name in ("engine", *seconds, *tokens, "preemptions", "recomputed_tokens", "resubmissions"):
             column = pa.array(getattr(self, name), from_pandas=True)  # NaN becomes null
             columns[f"{name}_s" if name in seconds else name] = column
         return pa.table(columns)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from lengthwise.routers import Admitted, EngineInfo, Finished, Speed, make_router
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from lengthwise.policies import Job
-    from lengthwise.routers import Decision, Event, Router
+    from lengthwise.routers import Costs, Decision, Event, Router
     from lengthwise.simulator.costs import CostModel
     from lengthwise.simulator.engine import Engine
     from lengthwise.simulator.fleet import Fleet
@@ -34,18 +36,35 @@ class WatchingRouter(Protocol):
 class Routed:
     """One of `lengthwise.routers` for a fleet whose engines it knows by their places in it."""
 
-    def __init__(self, router: Router | str, fleet: Fleet, workload: Workload) -> None:
+    def __init__(self, router: Router | str, fleet: Fleet, workload: Workload, *, explain: bool = False) -> None:
+        """With `explain`, what every choice was made from is kept in `reasons`, by job."""
+        self.reasons: dict[str, Costs] | None = {} if explain else None
         self.router = make_router(router) if isinstance(router, str) else router
-        for number, spec in enumerate(fleet.engines):
-            self.router.engine_up(engine_info(number, spec, workload.block_size or _BLOCK_TOKENS))
+        block_tokens = workload.block_size or _BLOCK_TOKENS
+        self._infos = [engine_info(number, spec, block_tokens) for number, spec in enumerate(fleet.engines)]
+        for number in range(len(fleet)):
+            self.up(number)
 
-    def choose(self, job: Job, now: float) -> int:
+    def up(self, engine: int) -> None:
+        """Let the router know of an engine."""
+        self.router.engine_up(self._infos[engine])
+
+    def down(self, engine: int) -> None:
+        """Let the router forget an engine."""
+        self.router.engine_down(engine)
+
+    def choose(self, job: Job, now: float, among: Collection[int] | None = None) -> int:
         """Ask the router."""
-        return int(self.decide(job, now).engine)
+        return int(self.decide(job, now, among).engine)
 
-    def decide(self, job: Job, now: float) -> Decision:
+    def decide(self, job: Job, now: float, among: Collection[int] | None = None) -> Decision:
         """The engine, and why."""
-        return self.router.choose(job, now)
+        if self.reasons is None:
+            return self.router.choose(job, now, among)
+        costs = self.router.weigh(job, now, among)
+        decision = self.router.choose(job, now, among)
+        self.reasons[job.id] = costs or {decision.engine: decision.terms}
+        return decision
 
     def observe(self, event: Event) -> None:
         """Tell the router."""

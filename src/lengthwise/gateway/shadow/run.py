@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.engines.client import EngineClient
+from lengthwise.engines.gauges import ask_metrics, read_gauges, read_memory
 from lengthwise.engines.shadow_log import Account, Gauges, Header, Memory, ShadowLog
 from lengthwise.gateway.errors import tell_bug
 from lengthwise.gateway.server import run_app
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S: Final = 1.0
 _SILENCE_S: Final = 24 * 3600.0  # who waits longer than the engine answers is for client and engine to say
 _SHUTDOWN_S: Final = 30
-_GAUGE: Final = r"^vllm:{}(?:\{{[^}}]*\}})? ([\d.e+-]+)$"
-_RUNNING, _WAITING, _KV = (
-    re.compile(_GAUGE.format(name), re.MULTILINE)
-    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-)
-_CACHE: Final = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
-_LABEL: Final = re.compile(r'(block_size|num_gpu_blocks)="(\d+)"')
 
 
 def create_shadow(
@@ -81,47 +74,17 @@ async def _look(client: EngineClient, proxy: ShadowProxy, every_s: float) -> Non
     last: tuple[int, int] | None = None
     memory = False
     while True:
-        told = await _metrics(client)
+        told = await ask_metrics(client)
         if told is None:
             return
-        if not memory and (found := _memory(told)) is not None:
-            proxy.log.add(found)
+        if not memory and (found := read_memory(told)) is not None:
+            proxy.log.add(Memory(found.kv_tokens, found.block_size))
             memory = True
-        gauges = _gauges(told, proxy.clock() - proxy.began)
+        gauges = read_gauges(told)
         if gauges is not None and (gauges.running, gauges.waiting) != last:
             last = gauges.running, gauges.waiting
-            proxy.log.add(gauges)
+            proxy.log.add(Gauges(round(proxy.clock() - proxy.began, 3), *last, gauges.kv_use))
         await asyncio.sleep(every_s)
-
-
-async def _metrics(client: EngineClient) -> str | None:
-    """The engine's own figures; empty where it does not answer just now, None where it has none."""
-    try:
-        answer = await client.get("/metrics")
-        try:
-            return (await answer.read()).decode("utf-8", "replace") if answer.status == 200 else None
-        finally:
-            answer.close()
-    except EngineError:
-        return ""
-
-
-def _gauges(told: str, at_s: float) -> Gauges | None:
-    running, waiting, kv = (pattern.findall(told) for pattern in (_RUNNING, _WAITING, _KV))
-    if not running or not waiting:
-        return None
-    # One line per engine core behind the server: together they are the engine.
-    ran, waited = (int(sum(map(float, values))) for values in (running, waiting))
-    return Gauges(round(at_s, 3), ran, waited, float(kv[0]) if kv else None)
-
-
-def _memory(told: str) -> Memory | None:
-    found = _CACHE.search(told)
-    labels = {} if found is None else {name: int(value) for name, value in _LABEL.findall(found[1])}
-    if set(labels) != {"block_size", "num_gpu_blocks"}:
-        return None
-    # One block is vLLM's null block.
-    return Memory(max(1, labels["num_gpu_blocks"] - 1) * labels["block_size"], labels["block_size"])
 
 
 def _account(beliefs: BeliefService) -> Account:

@@ -1,0 +1,66 @@
+"""`lengthwise sweep`: a grid of simulations from a file, in parallel, cached by content."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+
+from lengthwise.errors import InputError
+from lengthwise.experiments.sweep import Cache, in_processes, on_ray, read_sweep, run_sweep
+from lengthwise.reports.progress import late_bar
+from lengthwise.reports.sweep import sweep_tables
+from lengthwise.reports.tables import print_tables, to_json
+from lengthwise.workloads.atomic import atomic_path
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.YAML", help="What is crossed (docs/sweeps.md).")],
+    jobs: Annotated[int, typer.Option(help="Processes of this machine.")] = 2,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Instead, a Ray cluster; `auto` for the one this machine is in."),
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Where results are kept; ~/.cache/lengthwise/sweeps if not given.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write one row per cell: .parquet.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Simulate every combination that a file lists. What was computed before, by whomever, is taken from the cache.
+
+    Interrupted, it goes on where it was when it is run again.
+
+    Example: `lengthwise sweep sweep.yaml --jobs 8 --out sweep.parquet`
+    """
+    if out is not None and (out.suffix != ".parquet" or not out.parent.is_dir()):
+        raise InputError("cannot be written", source=out, hint="name a .parquet file in a folder that exists")
+    config = read_sweep(file)
+    workers = in_processes(jobs) if ray is None else on_ray(ray)
+    with late_bar() as bar:
+        swept = run_sweep(config, Cache(cache_folder(cache)), workers, on_progress=bar)
+    if out is not None:
+        with atomic_path(out) as path:
+            pq.write_table(pa.Table.from_pylist(swept.rows), path)
+    if as_json:
+        typer.echo(to_json({"rows": swept.rows, "from_cache": swept.found, "computed": swept.computed}))
+    else:
+        print_tables(sweep_tables(swept.rows))
+        typer.echo(f"{swept.found} from the cache, {swept.computed} computed", err=True)
+
+
+def cache_folder(given: Path | None) -> Path:
+    """Where results are kept, made if need be."""
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lengthwise" / "sweeps"
+    folder = usual if given is None else given
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot be made: {error.strerror}", source=folder, hint="name a folder with --cache"
+        ) from error
+    return folder

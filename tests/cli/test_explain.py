@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from lengthwise.cli import app
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIMULATE = ("simulate", "castillo", "--fleet", "3*llama-3-8b@a100", "--max-num-seqs", "4", "--requests", "40")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"LENGTHWISE_DATA": ""})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run.parquet"
+    routers = ("--router", "round_robin,random,lengthwise")
+    done = invoke(*SIMULATE, "--load", "0.9", *routers, "--out", str(path), "--explain")
+    assert done.exit_code == 0, done.output
+    return path
+
+
+def test_the_terms_of_each_candidate_are_told_and_the_cheapest_was_chosen(run: Path) -> None:
+    done = invoke("explain", str(run), "17", "--router", "lengthwise", "--json")
+    (told,) = json.loads(done.stdout)
+    sums = {int(engine): sum(terms.values()) for engine, terms in told["weighed"].items()}
+    assert sorted(sums) == [0, 1, 2]
+    assert sums[told["engine"]] == min(sums.values())
+    written = pq.read_table(run, filters=[("request", "=", 17), ("router", "=", "lengthwise")]).to_pylist()
+    assert told["engine"] == written[0]["engine"]
+
+
+def test_every_run_of_the_file_is_told_in_words(run: Path) -> None:
+    done = invoke("explain", str(run), "3")
+    assert done.exit_code == 0
+    assert done.stdout.count("It went to engine") == 3
+    assert done.stdout.count("goes by no cost") == 2
+    assert "first_token" in done.stdout
+    assert done.stdout.count(" chosen") == 3
+
+
+def test_what_cannot_be_explained_is_told(run: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain.parquet"
+    assert invoke(*SIMULATE, "--load", "0.9", "--out", str(plain)).exit_code == 0
+    assert "candidates" not in pq.read_schema(plain).names
+    (tmp_path / "text.parquet").write_text("no")
+    for arguments, told in (
+        ((str(run), "40"), "they are numbered from 0 to 39"),
+        ((str(run), "1", "--router", "e2"), "there are: router lengthwise; router random; router round_robin"),
+        ((str(plain), "1"), "has no column candidates"),
+        ((str(tmp_path / "none.parquet"), "1"), "is not a file"),
+        ((str(tmp_path / "text.parquet"), "1"), "is not a Parquet file"),
+    ):
+        done = invoke("explain", *arguments)
+        assert (done.exit_code, told in done.stderr) == (2, True), done.output
+    done = invoke(*SIMULATE, "--load", "0.9", "--explain")
+    assert (done.exit_code, "give a file with --out" in done.stderr) == (2, True)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from lengthwise.cli import app
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SWEEP = """\
+workload: castillo
+fleet: 2*llama-3-8b@a100
+limits: {max_num_seqs: 4}
+requests: 60
+router: [least_load, lengthwise]
+predictor: [oracle, none]
+load: [0.7, 0.9]
+seeds: 2
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(SWEEP)
+    return path
+
+
+def invoke(sweep: Path, *options: str) -> Result:
+    arguments = ["sweep", str(sweep), "--jobs", "1", "--cache", str(sweep.parent / "cache"), *options]
+    return CliRunner().invoke(app, arguments, env={"LENGTHWISE_DATA": ""})
+
+
+def test_a_sweep_is_told_written_and_then_known(sweep: Path) -> None:
+    out = sweep.parent / "sweep.parquet"
+    first = invoke(sweep, "--out", str(out))
+    assert first.exit_code == 0, first.output
+    assert "castillo on 2*llama-3-8b@a100" in first.stdout
+    assert first.stdout.count("lengthwise") == 4
+    assert "0 from the cache, 14 computed" in first.stderr
+    second = json.loads(invoke(sweep, "--json").stdout)
+    assert (second["from_cache"], second["computed"]) == (14, 0)
+    assert second["rows"] == json.loads(json.dumps(pq.read_table(out).to_pylist()))
+    assert [row["predictor"] for row in second["rows"][:3]] == [None, "oracle", "none"]
+
+
+def test_what_is_wrong_is_one_line(sweep: Path) -> None:
+    assert (
+        "Ray is not installed" in invoke(sweep, "--ray", "auto").stderr or "Ray" in invoke(sweep, "--ray", "x").stderr
+    )
+    assert "name a .parquet file" in invoke(sweep, "--out", "x.csv").stderr
+    assert "give at least 1" in invoke(sweep, "--jobs", "0").stderr
+    assert "is not a file" in invoke(sweep.parent / "none.yaml").stderr

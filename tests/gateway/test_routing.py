@@ -1,0 +1,217 @@
+"""Routers before real HTTP engines: prefixes attract, the dead get nothing, nothing is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lengthwise.gateway import GatewayConfig
+from lengthwise.gateway.admission import ChatBody, CompletionBody
+from lengthwise.routers import ROUTERS, Router, make_router
+from lengthwise.routers.base import Routing
+from lengthwise.routers.kernel.loads import Load
+from tests.gateway.engine import StandIn, free_port, served
+from tests.gateway.helpers import CHAT, PLAIN, body, gateway, metric, post, until, until_true
+from tests.routers.books import check_books, check_empty
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import aiohttp
+
+pytestmark = pytest.mark.anyio
+
+GAUGES = """\
+vllm:num_requests_running{engine="0"} 3.0
+vllm:num_requests_waiting{engine="0"} 2.0
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:cache_config_info{block_size="16",num_gpu_blocks="65"} 1.0
+"""
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Routing]:
+    """The routers of gateways, to look into."""
+    routers: list[Routing] = []
+
+    def make(name: str) -> Router:
+        router = make_router(name)
+        assert isinstance(router, Routing)
+        routers.append(router)
+        return router
+
+    monkeypatch.setattr("lengthwise.gateway.app.warm_router", make)
+    return routers
+
+
+@contextmanager
+def fleet(n: int, metrics: tuple[str | None, ...] = (), **options: Any) -> Iterator[tuple[list[StandIn], str]]:
+    engines = [StandIn(metrics=metrics[number] if metrics else None) for number in range(n)]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(served(engine.app())) for engine in engines]
+        yield engines, stack.enter_context(gateway(*urls, **options))
+
+
+def prompt(group: int, n: int) -> str:
+    return f"You are assistant {group}. " * 200 + f"Question {n}."
+
+
+@pytest.mark.parametrize("router", ["lengthwise", "cache_aware", "e2", "dynamo"])
+async def test_requests_that_begin_alike_go_to_the_same_engine(http: aiohttp.ClientSession, router: str) -> None:
+    with fleet(3, router=router) as (engines, url):
+        for n in range(4):
+            for group in range(3):
+                assert (await post(http, url, body(f"{group}", prompt=prompt(group, n))))[0] == 200
+    homes = [{number for number, engine in enumerate(engines) if str(group) in engine.names()} for group in range(3)]
+    assert [len(home) for home in homes] == [1, 1, 1]
+
+
+async def test_a_chat_goes_where_its_history_is(http: aiohttp.ClientSession) -> None:
+    turns = [{"role": "system", "content": "Be brief. " * 100}, {"role": "user", "content": "Hello."}]
+    with fleet(4, router="lengthwise") as (engines, url):
+        for _ in range(5):
+            async with http.post(url + CHAT, json={"messages": turns, "max_tokens": 3, "user": "a"}) as response:
+                assert response.status == 200
+            turns += [{"role": "assistant", "content": "Hi. " * 80}, {"role": "user", "content": "More."}]
+    assert sorted(len(engine.bodies) for engine in engines) == [0, 0, 0, 5]
+
+
+async def test_prompts_that_share_nothing_are_spread(http: aiohttp.ClientSession) -> None:
+    with fleet(2, router="lengthwise") as (engines, url):
+        for engine in engines:
+            engine.gate.clear()
+        calls = [asyncio.create_task(post(http, url, body(str(n), prompt=prompt(n, 0)))) for n in range(8)]
+        await until_true(lambda: sum(engine.running for engine in engines) == 8)
+        for engine in engines:
+            engine.gate.set()
+        await asyncio.gather(*calls)
+    assert min(len(engine.bodies) for engine in engines) >= 3
+
+
+@pytest.mark.parametrize("router", sorted(ROUTERS))
+async def test_a_dead_engine_gets_nothing_and_nothing_is_left_when_all_have_ended(
+    http: aiohttp.ClientSession, router: str, made: list[Routing]
+) -> None:
+    engine, dead = StandIn(), f"http://127.0.0.1:{free_port()}"
+    with served(engine.app()) as engine_url, gateway(dead, engine_url, router=router) as url:
+        calls = [post(http, url, body(str(n), prompt=prompt(n % 2, n), stream=False)) for n in range(12)]
+        assert {status for status, _ in await asyncio.gather(*calls)} == {200}
+        assert len(engine.bodies) == 12
+        await until_true(lambda: set(made[0].slots) == {1})
+        check_books(made[0])
+        check_empty(made[0])
+        assert made[0].name == router
+
+
+async def test_engines_that_break_hang_and_refuse_and_clients_that_leave_leave_nothing_behind(
+    http: aiohttp.ClientSession, made: list[Routing]
+) -> None:
+    with fleet(2, router="lengthwise", silence_timeout_s=0.3) as (engines, url):
+        for mode in ("break", "refuse", "error", "hang", "ok"):
+            for engine in engines:
+                engine.mode = mode
+            for n in range(4):
+                async with http.post(url + PLAIN, json=body(tokens=9, stream=n % 2 == 0)) as response:
+                    await response.read()
+        for engine in engines:
+            engine.gate.clear()
+        began = sum(len(engine.bodies) for engine in engines)
+        leaving = asyncio.create_task(post(http, url, body("leaves")))
+        await until_true(lambda: sum(len(engine.bodies) for engine in engines) == began + 1)
+        assert len(made[0].ledger) == 1
+        leaving.cancel()
+        await until_true(lambda: len(made[0].ledger) == 0)
+        check_empty(made[0])
+
+
+async def test_an_engine_that_comes_back_is_chosen_again(http: aiohttp.ClientSession, made: list[Routing]) -> None:
+    stays, returns, port = StandIn(), StandIn(), free_port()
+    with served(stays.app()) as one, gateway(one, f"http://127.0.0.1:{port}", router="round_robin") as url:
+        await until_true(lambda: set(made[0].slots) == {0})
+        with served(returns.app(), port):
+            await until_true(lambda: set(made[0].slots) == {0, 1})
+            for n in range(4):
+                await post(http, url, body(str(n)))
+    assert (len(stays.bodies), len(returns.bodies)) == (2, 2)
+
+
+async def test_what_an_engine_says_of_itself_is_told_to_the_router(
+    http: aiohttp.ClientSession, made: list[Routing]
+) -> None:
+    with fleet(2, (None, GAUGES), router="lengthwise") as (engines, url):
+        await until_true(lambda: made[0].ledger.loads[1, Load.FOREIGN] == 5)
+        assert made[0].ledger.loads[1, Load.KV_USE] == 0.25
+        assert made[0].ledger.loads[:2, Load.KV_TOKENS].tolist() == [400_000, 1024]
+        await post(http, url, body())
+        assert [len(engine.bodies) for engine in engines] == [1, 0], "five who came another way are there"
+
+
+async def test_an_engine_without_figures_is_asked_once(http: aiohttp.ClientSession) -> None:
+    with fleet(2) as (engines, url):
+        async with http.get(url + "/health") as response:
+            assert (await response.json())["router"] == "lengthwise"
+        await until_true(lambda: all(engine.scrapes for engine in engines))
+        await asyncio.sleep(0.3)
+        assert [engine.scrapes for engine in engines] == [1, 1]
+
+
+async def test_the_terms_of_choices_are_in_the_metrics_and_in_the_log(
+    http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "lengthwise.gateway.routing"), fleet(2, router="lengthwise") as (engines, url):
+        for n in range(3):
+            await post(http, url, body(str(n), prompt=prompt(0, n)))
+
+        async def counted() -> bool:
+            return await metric(http, url, "lengthwise_router_seconds_count") == 3
+
+        await until(counted)
+        assert await metric(http, url, 'lengthwise_router_cost_total{term="first_token"}') > 0
+        assert await metric(http, url, 'lengthwise_router{router="lengthwise"}') == 1
+        assert [len(engine.bodies) for engine in engines] == [3, 0]
+    lines = [record.getMessage() for record in caplog.records if record.name == "lengthwise.gateway.routing"]
+    assert len(lines) == 3
+    assert all("first_token=" in line for line in lines)
+
+
+async def test_before_one_engine_there_is_no_router_and_nothing_is_loaded_for_it(
+    http: aiohttp.ClientSession, made: list[Routing]
+) -> None:
+    with fleet(1) as (engines, url):
+        assert (await post(http, url, body()))[0] == 200
+        async with http.get(url + "/health") as response:
+            assert (await response.json())["router"] is None
+        assert await metric(http, url, "lengthwise_router_seconds_count") == 1
+        assert engines[0].scrapes == 0
+    assert not made
+
+
+def test_ours_routes_among_several_engines_unless_another_is_named() -> None:
+    one, two = ("http://a:1",), ("http://a:1", "http://b:1")
+    configs = [GatewayConfig.from_flags(engines=engines) for engines in (one, two)]
+    assert [config.chosen_router for config in configs] == [None, "lengthwise"]
+    assert GatewayConfig.from_flags(engines=two, router="e2").chosen_router == "e2"
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "blocks"),
+    [
+        (CompletionBody(prompt="x" * 1030), 257, 4),
+        (CompletionBody(prompt=["x" * 1030]), 257, 4),
+        (CompletionBody(prompt=list(range(130))), 130, 2),
+        (CompletionBody(prompt=[list(range(130))]), 130, 2),
+        (CompletionBody(prompt=["two", "prompts"]), 0, 0),
+        (CompletionBody(prompt=[1, "mixed"]), 0, 0),
+        (CompletionBody(prompt=[2**70]), 0, 0),
+        (CompletionBody(), 0, 0),
+        (ChatBody(messages=["nonsense"]), 0, 0),
+        (ChatBody(messages=[{"role": "user", "content": "x" * 1030}]), 257, 4),
+    ],
+)
+def test_a_prompt_is_known_by_its_blocks(asked: CompletionBody, tokens: int, blocks: int) -> None:
+    job = asked.job("1", 0.0, {})
+    assert (job.prompt_tokens, len(job.blocks)) == (tokens, blocks)

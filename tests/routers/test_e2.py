@@ -1,0 +1,40 @@
+"""What E2 keeps of each engine's memory, whatever comes and goes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lengthwise.lengths import Point
+from lengthwise.policies import Job
+from lengthwise.routers import EngineInfo, Finished
+from lengthwise.routers.e2 import E2
+
+BLOCK = 64
+
+
+@pytest.mark.parametrize("kv_tokens", [40 * BLOCK, 10_000 * BLOCK])
+def test_the_tokens_an_engine_holds_are_those_of_the_prefixes_it_holds(kv_tokens: int) -> None:
+    rng = np.random.default_rng(3)
+    router = E2(settle=0)
+    for engine in range(3):
+        router.engine_up(EngineInfo(engine, kv_tokens=kv_tokens, block_tokens=BLOCK))
+    live: list[tuple[str, int]] = []
+    for number in range(300):
+        prefix, shared, own = int(rng.integers(5)), int(rng.integers(1, 9)), int(rng.integers(0, 4))
+        blocks = [100 * prefix + n for n in range(shared)] + [10**6 + 10 * number + n for n in range(own)]
+        tokens = len(blocks) * BLOCK + int(rng.integers(BLOCK))
+        chosen = router.choose(Job(str(number), 0.0, tokens, belief=Point(50), blocks=blocks), 0.1 * number)
+        live.append((str(number), int(chosen.engine)))
+        slot = router.slots[chosen.engine]
+        idle = [node for node in router._held[slot] if not node.active.get(slot)]
+        assert router._held_tokens[slot] <= kv_tokens or not idle, "nobody's goes before room is short"
+        if rng.random() < 0.9:
+            name, engine = live.pop(int(rng.integers(len(live))))
+            router.observe(Finished(name, engine, 0.1 * number, int(rng.integers(1, 100)), ttft_s=0.1))
+        if number == 200:
+            router.engine_down(1)
+            live = [(name, engine) for name, engine in live if engine != 1]
+        for slot, nodes in router._held.items():
+            assert router._held_tokens[slot] == sum(node.tokens for node in nodes)
+            assert all(slot in node.used for node in nodes)
