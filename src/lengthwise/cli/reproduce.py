@@ -9,6 +9,7 @@ import typer
 
 from lengthwise.cli import (
     reproduce_alpaca20,
+    reproduce_disaggregation,
     reproduce_one_prompt,
     reproduce_preble,
     reproduce_reasoning,
@@ -67,6 +68,7 @@ def castillo(
 
 
 app.command()(reproduce_alpaca20.alpaca20)
+app.command()(reproduce_disaggregation.disaggregation)
 app.command()(reproduce_preble.preble)
 app.command()(reproduce_reasoning.reasoning)
 app.command()(reproduce_tie.tie)

@@ -17,7 +17,7 @@ from lengthwise.reports.simulation import tables
 from lengthwise.reports.simulation_facts import facts
 from lengthwise.reports.simulation_page import html_report
 from lengthwise.reports.tables import print_tables, to_json
-from lengthwise.simulator import Fleet
+from lengthwise.simulator import Fleet, KvLink, Pools
 from lengthwise.simulator.changes import Change, Kind, parse_changes
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.simulator.metrics import Slo
@@ -25,6 +25,7 @@ from lengthwise.simulator.routing_times import charged
 from lengthwise.workloads.atomic import atomic_path
 
 _SLO = Slo()
+_LINK = KvLink()
 
 
 def simulate(
@@ -112,6 +113,26 @@ def simulate(
         list[str] | None,
         typer.Option(metavar="ENGINE@S", help="It takes no new requests from this second on; may be repeated."),
     ] = None,
+    disaggregate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PREFILL:DECODE",
+            help="So many engines of the fleet, the first ones, compute prompts, and so many decode, as in 2:6.",
+        ),
+    ] = None,
+    kv_link: Annotated[
+        float, typer.Option(help="With --disaggregate: GB/s over which an engine sends or takes in KV.")
+    ] = _LINK.gb_per_s,
+    kv_latency: Annotated[
+        float, typer.Option(help="With --disaggregate: milliseconds that a transfer takes beyond its bytes.")
+    ] = 1e3 * _LINK.latency_s,
+    decode_router: Annotated[
+        str | None, typer.Option(help="With --disaggregate: who chooses among decode engines; as --router.")
+    ] = None,
+    refresh: Annotated[
+        str | None,
+        typer.Option(help="With --disaggregate: a predictor asked again at the end of prefill; the belief stays."),
+    ] = None,
     slo_ttft: Annotated[float, typer.Option(help="Goodput: seconds to the first token, at most.")] = _SLO.ttft_s,
     slo_tpot: Annotated[float, typer.Option(help="Goodput: seconds per further token, at most.")] = _SLO.tpot_s,
     out: Annotated[
@@ -152,6 +173,8 @@ def simulate(
         routing_s=charged(routers, len(engines), _microseconds(routing_time)),
         changes=_changes(down=down, up=up, drain=drain),
         explain=explain,
+        pools=_pools(disaggregate, KvLink(kv_link, 1e-3 * kv_latency), decode_router),
+        refresh=refresh,
     )
     if explain and out is None:
         raise InputError("nowhere to keep the reasons", field="explain", hint="give a file with --out")
@@ -197,6 +220,16 @@ def _microseconds(text: str | None) -> dict[str, float] | float | None:
 def _changes(**given: list[str] | None) -> list[Change]:
     """By kind, as --down, --up and --drain give them."""
     return [change for kind in get_args(Kind) for text in given[kind] or () for change in parse_changes(kind, text)]
+
+
+def _pools(text: str | None, link: KvLink, decode_router: str | None) -> Pools | None:
+    """What is said of pools that are not there is a mistake."""
+    if text is not None:
+        return Pools.parse(text, link=link, decode_router=decode_router)
+    for name, given in (("kv-link", link != _LINK), ("decode-router", decode_router is not None)):
+        if given:
+            raise InputError("nothing is sent between engines", field=name, hint="give pools too, with --disaggregate")
+    return None
 
 
 def _check_writable(out: Path | None, suffix: str) -> None:

@@ -105,6 +105,13 @@ def _notes(grid: Grid, *, gains: bool) -> list[str]:
         f"Load {levels}; {grid.capacity_per_s:.3g} requests/s possible under backlog (FCFS, round robin); "
         f"n {len(grid.workload):,}, slots {grid.fleet.slots:,}, {seeds}, run to drain."
     )
+    if grid.pools is not None:
+        link, after = grid.pools.link, "" if grid.refresh is None else f"; beliefs refreshed there by {grid.refresh}"
+        notes.append(
+            f"Prefill on {grid.pools.prefill} engines, decode on {grid.pools.decode}; KV goes over "
+            f"{link.gb_per_s:g} GB/s and {seconds(link.latency_s)} of latency{after}. "
+            "Capacity is that of engines that do both."
+        )
     if not all(capacity.steady for capacity in grid.capacities):
         notes.append(
             "Capacity is a lower bound: fewer than two requests per slot make no backlog; "
@@ -143,11 +150,12 @@ def _table(
         load = [f"{cell.level.load:.2f}"] if many_levels else []
         predictor = ["" if cell.predictor is None else cell.predictor] if many_predictors else []
         rows.append([cell.who, *predictor, *load, *row(cell)])
+    apart = "" if grid.pools is None else f", {grid.pools} apart"
     same = "" if many_levels else f", load {grid.levels[0].load:.2f}"
     same += "" if many_predictors else f", beliefs {next(iter(grid.beliefs))}"
     head = ["policy", *(["predictor"] if many_predictors else []), *(["load"] if many_levels else [])]
     return Table(
-        f"{title}: {grid.workload.name} on {grid.fleet}{same}", [*head, *columns], rows, notes, frozenset(begins)
+        f"{title}: {grid.workload.name} on {grid.fleet}{apart}{same}", [*head, *columns], rows, notes, frozenset(begins)
     )
 
 

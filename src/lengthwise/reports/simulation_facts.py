@@ -20,6 +20,8 @@ def facts(grid: Grid) -> dict[str, Any]:
         "requests": len(grid.workload),
         "fleet": str(grid.fleet),
         "routers": grid.routers,
+        "pools": grid.pools,
+        "refresh": grid.refresh,
         "seeds": grid.seeds,
         "slo": grid.slo,
         "capacity": {

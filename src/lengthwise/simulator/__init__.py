@@ -8,9 +8,11 @@ from lengthwise.simulator.capacity import Capacity, measure_capacity
 from lengthwise.simulator.catalogue import ENGINES, find_engine
 from lengthwise.simulator.cluster import BlindRouter, RoundRobin, Router, simulate
 from lengthwise.simulator.costs import CostModel, Line, Piecewise, Roofline, StepCost
+from lengthwise.simulator.disaggregated import simulate_disaggregated
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.metrics import Spread, Summary, summarise
-from lengthwise.simulator.outcome import EngineOutcome, Outcome, Timeline
+from lengthwise.simulator.outcome import EngineOutcome, Handover, Outcome, Timeline
+from lengthwise.simulator.pools import KvLink, Pools
 from lengthwise.simulator.spec import EngineSpec
 
 __all__ = [
@@ -21,9 +23,12 @@ __all__ = [
     "EngineOutcome",
     "EngineSpec",
     "Fleet",
+    "Handover",
+    "KvLink",
     "Line",
     "Outcome",
     "Piecewise",
+    "Pools",
     "RequestBeliefs",
     "Roofline",
     "RoundRobin",
@@ -36,5 +41,6 @@ __all__ = [
     "find_engine",
     "measure_capacity",
     "simulate",
+    "simulate_disaggregated",
     "summarise",
 ]

@@ -27,6 +27,7 @@ def _on(llm: Llm, gpu: Gpu, name: str, cost: CostModel, kv_tokens: int | None = 
         max_model_len=llm.max_model_len,
         max_num_seqs=gpu.max_num_seqs,
         max_num_batched_tokens=gpu.max_num_batched_tokens,
+        kv_bytes_per_token=llm.kv_bytes,
     )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lengthwise.simulator.fleet import Fleet
     from lengthwise.simulator.metrics import Slo, Summary
     from lengthwise.simulator.outcome import Outcome
+    from lengthwise.simulator.pools import Pools
     from lengthwise.workloads import Workload
 
 Measure = Literal["ttft_s", "tpot_s", "e2e_s", "per_token_s"]
@@ -110,6 +111,10 @@ class Grid:
     capacities: tuple[Capacity, ...]
     beliefs: Mapping[str, tuple[RequestBeliefs, ...]]
     cells: tuple[Cell, ...]
+    pools: Pools | None = None
+    """Prefill and decode apart; None: every engine did both."""
+    refresh: str | None = None
+    """Who was asked again at the end of prefill."""
 
     @property
     def levels(self) -> tuple[Level, ...]:

@@ -98,9 +98,9 @@ def simulate(
     policy = make_policy(policy) if isinstance(policy, str) else policy
     check_seconds(belief_delay_s=belief_delay_s, decision_s=decision_s, routing_s=routing_s)
     changes = in_order(changes, len(fleet))
-    _check_somebody_fits(workload, fleet)
+    check_somebody_fits(workload, fleet)
     beliefs = believe(workload, predictor) if isinstance(predictor, str) else predictor
-    traffic = Traffic.of(workload, beliefs, belief_delay_s=belief_delay_s, quantile=_quantile(fleet))
+    traffic = Traffic.of(workload, beliefs, belief_delay_s=belief_delay_s, quantile=admission_quantile(fleet))
     desk = Desk(policy, traffic.jobs)
     routes = _routes(router, fleet, workload, changes, explain=explain)
 
@@ -174,7 +174,7 @@ def check_seconds(**given: float) -> None:
             raise InputError(f"{seconds} seconds", field=name, hint="a number of at least 0")
 
 
-def _check_somebody_fits(workload: Workload, fleet: Fleet) -> None:
+def check_somebody_fits(workload: Workload, fleet: Fleet) -> None:
     """A single request too large is refused and counted; a fleet too small for all of them is a mistake."""
     if not any(spec.can_hold(workload.input_tokens, workload.output_tokens).any() for spec in set(fleet.engines)):
         largest = max(min(spec.max_model_len, spec.kv_tokens) for spec in fleet.engines)
@@ -186,7 +186,7 @@ def _check_somebody_fits(workload: Workload, fleet: Fleet) -> None:
         )
 
 
-def _quantile(fleet: Fleet) -> float | None:
+def admission_quantile(fleet: Fleet) -> float | None:
     """The level at which engines believe lengths when they admit; None where none of them does."""
     levels = {spec.admission_quantile for spec in fleet.engines if spec.admission != "prompt"}
     if len(levels) > 1:

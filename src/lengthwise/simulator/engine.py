@@ -90,6 +90,13 @@ class Engine:
                 record[f"{name}_size"] = len(array)
         self._arrays |= arrays
 
+    def cached_tokens(self, row: int) -> int:
+        """How much of a request's prompt is in the prefix cache by now."""
+        from lengthwise.simulator.kernel.entry import cached
+
+        prompt = int(self._traffic.requests["prompt"][row])
+        return int(cached(self._engine, row, prompt + 1)) * self._spec.block_size
+
     @property
     def settled(self) -> int:
         """Requests that are finished or refused."""

@@ -10,6 +10,7 @@ max_num_batched_tokens: 2048
 block_size: 16
 prefix_caching: true
 chunked_prefill: true
+kv_bytes_per_token: 131072      # asked for only where prefill and decode are apart
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class _File(_Strict):
     chunked_prefill: bool = True
     admission: Admission = "prompt"
     admission_quantile: float = 0.9
+    kv_bytes_per_token: int | None = None
 
 
 def read_engine(path: str | Path) -> EngineSpec:
@@ -96,5 +98,6 @@ def engine_yaml(spec: EngineSpec) -> str:
     if not isinstance(spec.cost, StepCost):
         raise InputError(f"a cost of kind {type(spec.cost).__name__}", source=spec.name, hint="files are of StepCost")
     cost = {"family": "linear", **{name: float(f"{value:.6g}") for name, value in asdict(spec.cost).items()}}
-    limits = {name: getattr(spec, name) for name in _File.model_fields if name not in ("name", "cost")}
+    known = {name: getattr(spec, name) for name in _File.model_fields if name not in ("name", "cost")}
+    limits = {name: value for name, value in known.items() if value is not None}
     return str(yaml.safe_dump({"name": spec.name, "cost": cost, **limits}, sort_keys=False))

@@ -55,9 +55,10 @@ class Jobs:
     delay_s: float = 0.0
 
     @classmethod
-    def of(cls, workload: Workload, beliefs: RequestBeliefs, *, delay_s: float = 0.0) -> Jobs:
-        """Put the workload's columns beside the beliefs'."""
+    def of(cls, workload: Workload, beliefs: RequestBeliefs, *, delay_s: float = 0.0, generated: int = 0) -> Jobs:
+        """Put the workload's columns beside the beliefs'. `generated`: tokens of each answer that are there already."""
         believed = _table(workload, beliefs)
+        believed[_GENERATED] = generated
         if delay_s == 0.0:
             return cls(believed)
         unknown = np.full(len(beliefs), np.nan)

@@ -67,6 +67,32 @@ class EngineOutcome:
 
 
 @dataclass(frozen=True, eq=False)
+class Handover:
+    """How requests went from the engine that computed their prompt to the one that went on.
+
+    Nowhere (-1, NaN) where the answer was over after its first token, or the request was refused.
+    """
+
+    engine: NDArray[np.int64]
+    """Where the answer was decoded, by its place in the fleet."""
+    sent_tokens: NDArray[np.int64]
+    """Of KV; what that engine had in its prefix cache was not sent."""
+    arrived: NDArray[np.float64]
+    """When all of it was there, in seconds of virtual time."""
+    started: NDArray[np.float64]
+    """When it was first admitted there."""
+
+    def columns(self) -> dict[str, pa.Array]:
+        """As they are written, null where a request went nowhere."""
+        return {
+            "decode_engine": pa.array(self.engine, mask=self.engine < 0),
+            "sent_tokens": pa.array(self.sent_tokens),
+            "kv_arrived_s": pa.array(self.arrived, from_pandas=True),
+            "decode_started_s": pa.array(self.started, from_pandas=True),
+        }
+
+
+@dataclass(frozen=True, eq=False)
 class Outcome:
     """Columns of a drained simulation. Times in seconds of virtual time, NaN where a request was refused."""
 
@@ -88,6 +114,8 @@ class Outcome:
     engines: tuple[EngineOutcome, ...]
     reasons: Reasons | None = None
     """What each choice of an engine was made from, where that was asked for."""
+    handover: Handover | None = None
+    """Where prefill and decode were apart; `engine` is then the one that computed the prompt."""
 
     @classmethod
     def of(
@@ -144,4 +172,4 @@ class Outcome:
         for name in ("engine", *seconds, *tokens, "preemptions", "recomputed_tokens", "resubmissions"):
             column = pa.array(getattr(self, name), from_pandas=True)  # NaN becomes null
             columns[f"{name}_s" if name in seconds else name] = column
-        return pa.table(columns)
+        return pa.table(columns | ({} if self.handover is None else self.handover.columns()))

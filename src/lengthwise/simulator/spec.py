@@ -24,7 +24,8 @@ class EngineSpec:
 
     `kv_tokens` is what requests may use (vLLM's num_gpu_blocks, less the null block, times block_size).
     Without `chunked_prefill` a prompt that does not fit into what a step has left of its token budget waits.
-    `admission` other than `prompt` believes lengths at `admission_quantile`.
+    `admission` other than `prompt` believes lengths at `admission_quantile`. `kv_bytes_per_token` is what must be sent
+    where one engine computes a prompt and another goes on; None where nobody has said it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class EngineSpec:
     chunked_prefill: bool = True
     admission: Admission = "prompt"
     admission_quantile: float = 0.9
+    kv_bytes_per_token: int | None = None
 
     def __post_init__(self) -> None:
         for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
@@ -63,6 +65,9 @@ class EngineSpec:
                 field="max_num_batched_tokens",
                 hint="without chunks a step must hold the longest prompt: raise it or lower max_model_len",
             )
+        if self.kv_bytes_per_token is not None and self.kv_bytes_per_token < 1:
+            hint = "bytes, at least 1"
+            raise InputError(f"{self.kv_bytes_per_token}", source=self.name, field="kv_bytes_per_token", hint=hint)
         if self.kv_blocks < 1:
             raise InputError(
                 f"{self.kv_tokens} tokens of KV memory are less than a block of {self.block_size}",

@@ -41,18 +41,28 @@ class Traffic:
 
     @classmethod
     def of(
-        cls, workload: Workload, beliefs: RequestBeliefs, *, belief_delay_s: float = 0.0, quantile: float | None = None
+        cls,
+        workload: Workload,
+        beliefs: RequestBeliefs,
+        *,
+        belief_delay_s: float = 0.0,
+        quantile: float | None = None,
+        generated: int = 0,
     ) -> Traffic:
-        """Lay out a workload. `quantile` is the level at which engines believe lengths when they admit, if they do."""
+        """Lay out a workload. `quantile` is the level at which engines believe lengths when they admit, if they do.
+
+        `generated`: tokens of each answer that were made elsewhere before.
+        """
         n = len(workload)
         _check_sizes(workload)
-        jobs = Jobs.of(workload, beliefs, delay_s=belief_delay_s)
+        jobs = Jobs.of(workload, beliefs, delay_s=belief_delay_s, generated=generated)
         requests = np.zeros(n, REQUEST)
         requests["arrival"] = workload.arrival_s
         for moment in ("started", "first_token", "finish"):
             requests[moment] = np.nan
         requests["prompt"] = workload.input_tokens
         requests["output"] = workload.output_tokens
+        requests["generated"] = generated
         requests["priority"] = workload.priority
         requests["place"] = -1
         known = workload.has_blocks
@@ -89,6 +99,7 @@ class Traffic:
             prompt_tokens=int(given["prompt"]),
             priority=int(given["priority"]),
             cached_tokens=int(given["cached"]),
+            generated=int(given["generated"]),
             blocks=self.workload.blocks(row).tolist() if self.workload.has_blocks else (),
             **{name: values[row] for name, values in self._words.items()},
         )

@@ -37,6 +37,16 @@ def cached_blocks(engine: Record, row: int, tokens: int) -> tuple[int, int]:
 
 
 @compiled
+def ready(engine: Record, row: int, cached: int) -> int:
+    """Tokens of a request that need not be computed, so many leading blocks of it being in the cache.
+
+    Those, or all whose KV it brought; unless what was not sent, because it was here, has gone since.
+    """
+    request, here = request_at(engine, row), cached * engine.block_size
+    return max(here, int(request.brought)) if here >= request.lacks else here
+
+
+@compiled
 def look_up(engine: Record, row: int) -> None:
     """Note how much of a request is cached as it comes to wait, where a policy is told."""
     if engine.looks_up:

@@ -73,6 +73,8 @@ REQUEST: Final = np.dtype(
         ("cached", "i4"),  # tokens in the prefix cache when it last came to wait (if asked for) or to run
         ("found", "i4"),  # the same when it first came to run
         ("allotted", "i4"),  # tokens of answer that RESERVATION grants, 0 until asked
+        ("brought", "i4"),  # tokens whose KV comes with it, computed elsewhere; 0 once it has begun
+        ("lacks", "i4"),  # of those, leading ones that were not sent: the engine had them in its cache
         ("kept", "i4"),  # under OWN_ONLY, blocks that it could find again
         ("kept_before", "i4"),  # rows, in the order in which memory was given back
         ("kept_after", "i4"),

@@ -156,7 +156,7 @@ def admit(engine: Record) -> int:
         engine.stuck = admission.steps_stuck(engine, row, tokens, cached, idle)
         if engine.stuck:
             return 0
-        if not engine.chunks and tokens - cached * engine.block_size > engine.budget:
+        if not engine.chunks and tokens - memory.ready(engine, row, cached) > engine.budget:
             return 0  # as in vLLM: what is not computed in chunks waits for a step that holds it whole
         if engine.n_events == engine.events_size:
             return GROW
@@ -176,6 +176,7 @@ def begin(engine: Record, row: int, tokens: int, cached: int) -> None:
     who.table = free_table_at(engine, position).value
     engine.n_running += 1
     memory.adopt(engine, position, cached)
+    who.computed, request.brought = memory.ready(engine, row, cached), 0
     who.scheduled = min(tokens - who.computed, engine.budget)
     memory.grow(engine, position, who.computed + who.scheduled)
     admission.reserve(engine, row)

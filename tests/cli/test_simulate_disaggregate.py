@@ -1,0 +1,83 @@
+"""`lengthwise simulate --disaggregate`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from lengthwise.cli import app
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typer.testing import Result
+
+FLEET = ("--fleet", "4*llama-3-8b@a100", "--max-num-seqs", "4", "--requests", "80", "--load", "0.9")
+
+
+def run(*arguments: str) -> Result:
+    command = ["simulate", "castillo", *FLEET, *arguments]
+    return CliRunner().invoke(app, command, env={"LENGTHWISE_DATA": "", "COLUMNS": "200"})
+
+
+def facts(*arguments: str) -> dict[str, Any]:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return dict(json.loads(done.stdout))
+
+
+def test_pools_are_told_and_load_is_that_of_engines_that_do_both() -> None:
+    apart, mixed = facts("--disaggregate", "1:3"), facts()
+    assert (apart["pools"]["prefill"], apart["pools"]["decode"]) == (1, 3)
+    assert mixed["pools"] is None
+    assert apart["capacity"] == mixed["capacity"]
+    assert apart["runs"][0]["refused"] == 0
+    assert apart["runs"][0]["ttft_s"] != mixed["runs"][0]["ttft_s"]
+
+
+def test_a_table_says_what_is_apart_and_over_which_link() -> None:
+    done = run("--disaggregate", "1:3", "--router", "lengthwise", "--refresh", "noisy:0.8", "--kv-link", "50")
+    assert done.exit_code == 0, done.output
+    assert "Prefill on 1 engines, decode on 3; KV goes over 50 GB/s and 1.0 ms of latency" in done.stdout
+    assert "beliefs refreshed there by noisy:0.8" in done.stdout
+
+
+def test_a_better_belief_at_the_end_of_prefill_decodes_in_a_better_order() -> None:
+    command = ("--disaggregate", "2:2", "--policy", "sjf", "--predictor", "none", "--load", "1.1")
+    kept, refreshed = (facts(*command, *more)["runs"][0] for more in ((), ("--refresh", "oracle")))
+    assert refreshed["per_token_s"]["mean"] < kept["per_token_s"]["mean"]
+
+
+def test_a_slower_link_delays_answers(tmp_path: Path) -> None:
+    quick, slow = (facts("--disaggregate", "2:2", "--kv-link", link)["runs"][0] for link in ("25", "0.01"))
+    assert quick["ttft_s"] == slow["ttft_s"]
+    assert quick["e2e_s"]["mean"] < slow["e2e_s"]["mean"]
+    out = tmp_path / "run.parquet"
+    assert run("--disaggregate", "2:2", "--decode-router", "least_load", "-o", str(out)).exit_code == 0
+    assert set(pq.read_table(out)["decode_engine"].to_pylist()) <= {2, 3, None}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--disaggregate", "2:6"), "add up to 4"),
+        (("--disaggregate", "4:0"), "each pool needs an engine"),
+        (("--disaggregate", "four"), "PREFILL:DECODE"),
+        (("--disaggregate", "2:2", "--kv-link", "0"), "above 0"),
+        (("--disaggregate", "2:2", "--down", "0@1"), "down"),
+        (("--disaggregate", "2:2", "--belief-delay", "1"), "belief-delay"),
+        (("--disaggregate", "2:2", "--decode-router", "lengthwize"), "did you mean lengthwise"),
+        (("--disaggregate", "2:2", "--refresh", "noisy:2"), "noisy"),
+        (("--refresh", "oracle"), "--disaggregate"),
+        (("--kv-link", "50"), "--disaggregate"),
+        (("--decode-router", "random"), "--disaggregate"),
+    ],
+)
+def test_what_cannot_be_is_told_before_any_work(options: tuple[str, ...], told: str) -> None:
+    done = run(*options)
+    assert done.exit_code == 2
+    assert told in done.output.replace("\n", " ")

@@ -1,0 +1,112 @@
+"""Prefill and decode apart against mixed engines: what is compared, what is kept, and what is concluded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.experiments.disaggregation.study import COMPARED, Effort, Study, What, study
+from lengthwise.experiments.disaggregation.task import Served
+from lengthwise.experiments.disaggregation.traffic import CASES, draw, here, named
+from lengthwise.experiments.disaggregation.view import html_report, plain, said, tables
+from lengthwise.experiments.sweep import Cache, in_processes
+from lengthwise.reports.tables import to_json
+from lengthwise.simulator.paired import Ratio
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = Effort(seeds=2, requests=60, engines=3, loads=(0.9,), prefills=(1, 2))
+E2E: What = ("e2e_s", "mean")
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="module")
+def found(kept: Path) -> Study:
+    return study(SMALL, Cache(kept), in_processes(1), gb_per_s=25.0, cases=("react", "castillo"))
+
+
+def test_every_split_is_set_against_the_mixed_fleet_on_the_same_seeds(found: Study) -> None:
+    assert [(one.case, one.load, one.prefill) for one in found.split] == [
+        (case, 0.9, prefill) for case in ("react", "castillo") for prefill in (0, 1, 2)
+    ]
+    mixed, one, _ = found.of("castillo", 0.9)
+    assert len(mixed.runs) == 2
+    assert mixed.ratios[E2E].ratio == 1.0
+    expected = [ours["e2e_s"]["mean"] / base["e2e_s"]["mean"] for ours, base in zip(one.runs, mixed.runs, strict=True)]
+    assert one.ratios[E2E].ratio == pytest.approx((expected[0] * expected[1]) ** 0.5)
+    assert one.mean("transfer_s") > 0
+    assert found.best("castillo", 0.9, E2E).ratios[E2E].ratio == min(
+        each.ratios[E2E].ratio for each in found.of("castillo", 0.9)[1:]
+    )
+
+
+def test_refreshed_beliefs_are_set_against_the_same_split_without(found: Study) -> None:
+    assert [(one.case, one.refresh) for one in found.refreshed] == [
+        ("castillo", None),
+        ("castillo", "noisy:0.8"),
+        ("castillo", "oracle"),
+    ]
+    assert {one.prefill for one in found.refreshed} == {found.best("castillo", 0.9, E2E).prefill}
+    assert found.refreshed[0].ratios[E2E].ratio == 1.0
+
+
+def test_a_second_time_everything_comes_from_the_cache(found: Study, kept: Path) -> None:
+    def none(tasks: object) -> object:
+        raise AssertionError(f"nothing should be left to compute: {tasks}")
+
+    again = study(SMALL, Cache(kept), none, gb_per_s=25.0, cases=("react", "castillo"))  # type: ignore[arg-type]
+    assert json.loads(to_json(plain(again))) == json.loads(to_json(plain(found)))
+
+
+def test_a_result_is_known_by_all_that_it_depends_on() -> None:
+    one = Served("react", 40, 0, "2*llama-3-8b@a100", 0.9)
+    others = [
+        replace(one, seed=1),
+        replace(one, load=0.8),
+        replace(one, prefill=1),
+        replace(one, gb_per_s=1.0),
+        replace(one, refresh="oracle"),
+        replace(one, fleet="2*llama-3-8b@h100"),
+    ]
+    assert len({each.key for each in (one, *others)}) == 1 + len(others)
+    assert one.key == replace(one).key
+
+
+def test_it_is_told_in_tables_figures_and_json(found: Study) -> None:
+    told = tables(found)
+    assert len(told) == 5
+    assert [row[0] for row in told[0].rows] == ["react 0.9", "castillo 0.9"]
+    assert all(len({cell.split()[0] for cell in row[1:]}) == 1 for row in told[0].rows), "one split for all figures"
+    assert "2 seeds from 0, paired" in " ".join(told[2].notes)
+    assert len(told[2].rows) == 3
+    assert html_report(found).startswith("<!doctype html>")
+    facts = json.loads(to_json(plain(found)))
+    assert set(facts["split"][1]["over"]) == {f"{m.removesuffix('_s')}_{s}" for m, s in COMPARED}
+
+
+def test_it_pays_only_where_the_whole_interval_says_so() -> None:
+    assert said(Ratio(0.9, 0.8, 0.99)) == "pays"
+    assert said(Ratio(0.9, 0.8, 1.01)) == "even"
+    assert said(Ratio(1.2, 1.1, 1.3)) == "costs"
+    assert said(Ratio.none()) == "unknown"
+
+
+def test_a_case_without_its_data_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
+    assert here() == [case for case in CASES if case != "mooncake"]
+    assert named("azure") == "azure_sample"
+    assert len(draw("azure", 30, 0)) == 30
+
+
+def test_one_seed_has_no_interval() -> None:
+    with pytest.raises(InputError, match="at least 2"):
+        Effort(seeds=1)

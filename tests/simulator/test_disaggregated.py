@@ -1,0 +1,280 @@
+"""Prefill and decode apart: nobody is lost, times add up, and who has no room waits or computes again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lengthwise.errors import InputError
+from lengthwise.routers import ROUTERS
+from lengthwise.simulator import Fleet, KvLink, Pools, simulate, simulate_disaggregated
+from lengthwise.simulator.pools import Transfers
+from tests.simulator.builders import TICK, UNEVEN, fleet, requests
+from tests.simulator.test_routing import shared_prefixes
+
+if TYPE_CHECKING:
+    from lengthwise.simulator import Outcome
+    from lengthwise.workloads import Workload
+
+FREE = KvLink(math.inf, 0.0)
+BYTES = 1000
+LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=12)
+
+
+def sent(**limits: Any) -> Fleet:
+    """Engines that say how large their KV is."""
+    made = fleet(**limits)
+    return Fleet(tuple(replace(spec, kv_bytes_per_token=BYTES) for spec in made.engines))
+
+
+def small(engines: int = 4) -> Fleet:
+    return Fleet.parse(f"{engines}*mistral-7b@a6000").limited_to(max_num_seqs=8, kv_tokens=20_000)
+
+
+def parts(prompt: int, answer: int, budget: int) -> tuple[float, float]:
+    """Seconds of a request that is alone: its prompt in chunks, then its answer from the second token on."""
+    prefill = 0.0
+    for begin in range(0, prompt, budget):
+        end = min(prompt, begin + budget)
+        alone = begin > 0 and end == begin + 1  # a single token over a context is a decode to the engine
+        prefill += UNEVEN.step_s(contexts=[end]) if alone else UNEVEN.step_s(chunks=[(begin, end)])
+    return prefill, sum(UNEVEN.step_s(contexts=[prompt + made]) for made in range(1, answer))
+
+
+def check_laws(outcome: Outcome, workload: Workload, pools: Pools) -> None:
+    """Each is served once, by one engine of the first pool and, if its answer goes on, one of the second."""
+    assert outcome.handover is not None
+    over = outcome.handover
+    assert not np.isnan(outcome.finish).any()
+    assert ((outcome.engine >= 0) & (outcome.engine < pools.prefill)).all()
+    more = workload.output_tokens > 1
+    assert ((over.engine >= pools.prefill) == more).all()
+    assert (over.engine[~more] == -1).all()
+    assert (over.engine < pools.prefill + pools.decode).all()
+    for number, engine in enumerate(outcome.engines):
+        here = outcome.engine == number if number < pools.prefill else over.engine == number
+        assert set(engine.admissions.tolist()) == set(np.flatnonzero(here).tolist())
+    assert (outcome.started >= outcome.arrival).all()
+    assert (outcome.first_token > outcome.started).all()
+    assert (outcome.finish[~more] == outcome.first_token[~more]).all()
+    assert (over.arrived[more] >= outcome.first_token[more]).all()
+    assert (over.started[more] >= over.arrived[more]).all()
+    assert (outcome.finish[more] > over.started[more]).all()
+    assert (over.sent_tokens <= workload.input_tokens).all()
+
+
+@given(LENGTHS, st.sampled_from([5, 64]), st.sampled_from([0.0, 0.05]))
+@settings(max_examples=60, deadline=None)
+def test_where_nothing_queues_latency_is_the_sum_of_its_parts(
+    lengths: list[tuple[int, int]], budget: int, latency_s: float
+) -> None:
+    n = len(lengths)
+    workload, engines = requests(lengths, [0.1 * row for row in range(n)]), {"seqs": 1, "budget": budget}
+    pools = Pools(n, n, KvLink(1e-3, latency_s))
+    outcome = simulate_disaggregated(workload, sent(cost=UNEVEN, engines=2 * n, **engines), pools)
+    check_laws(outcome, workload, pools)
+    for row, (prompt, answer) in enumerate(lengths):
+        prefill, decode = parts(prompt, answer, budget)
+        transfer = (latency_s + prompt * BYTES / 1e6) * (answer > 1)
+        assert outcome.first_token[row] - outcome.arrival[row] == pytest.approx(prefill, rel=1e-9)
+        assert outcome.finish[row] - outcome.arrival[row] == pytest.approx(prefill + transfer + decode, rel=1e-9)
+
+
+@given(LENGTHS)
+@settings(max_examples=30, deadline=None)
+def test_with_a_free_transfer_and_nobody_else_there_it_is_as_on_one_engine(lengths: list[tuple[int, int]]) -> None:
+    n = len(lengths)
+    workload = requests(lengths, 0.0)
+    apart = simulate_disaggregated(workload, sent(cost=UNEVEN, engines=2 * n), Pools(n, n, FREE))
+    mixed = simulate(workload, sent(cost=UNEVEN, engines=n))
+    np.testing.assert_allclose(apart.finish, mixed.finish, rtol=1e-12)
+    np.testing.assert_allclose(apart.first_token, mixed.first_token, rtol=1e-12)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40), st.floats(0, 3)), min_size=1, max_size=40),
+    st.sampled_from(["fcfs", "sjf", "tie", "srpt", "lengthwise", "fair(fcfs)"]),
+    st.sampled_from(["round_robin", "lengthwise", "e2_length"]),
+    st.sampled_from(["prompt", "peak", "reserve"]),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_nobody_is_lost_and_nobody_served_twice_however_short_memory_is(
+    drawn: list[tuple[int, int, float]], policy: str, router: str, admission: str, caching: bool, jump: bool
+) -> None:
+    drawn = sorted(drawn, key=lambda each: each[2])
+    workload = requests([each[:2] for each in drawn], [each[2] for each in drawn])
+    engines = sent(cost=UNEVEN, engines=3, seqs=4, blocks=26, caching=caching, admission=admission)
+    pools = Pools(1, 2, KvLink(1e-3, 0.002))
+    served = [
+        simulate_disaggregated(
+            workload, engines, pools, policy, router=router, predictor="oracle", refresh="none", jump=leap
+        )
+        for leap in (jump, True)
+    ]
+    check_laws(served[0], workload, pools)
+    assert served[0].finish.tobytes() == served[1].finish.tobytes()
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_every_router_serves_both_pools_and_always_in_the_same_way(router: str) -> None:
+    workload, pools = shared_prefixes(), Pools(1, 3)
+    first, again = (simulate_disaggregated(workload, small(), pools, router=router) for _ in range(2))
+    check_laws(first, workload, pools)
+    assert first.finish.tobytes() == again.finish.tobytes()
+    assert first.handover is not None
+    assert set(first.handover.engine.tolist()) == {-1, 1, 2, 3}
+
+
+def test_who_finds_no_room_to_decode_waits_for_all_the_memory_it_needs_at_once() -> None:
+    workload = requests([(16, 3), (16, 3)])
+    apart = simulate_disaggregated(workload, sent(cost=TICK, engines=2, blocks=6, seqs=8, budget=16), Pools(1, 1, FREE))
+    assert apart.handover is not None
+    assert apart.first_token.tolist() == [1.0, 2.0]
+    assert apart.finish.tolist() == [3.0, 5.0], "5 of 6 blocks were taken until 3"
+    assert apart.handover.arrived.tolist() == [1.0, 2.0]
+    assert apart.handover.started.tolist() == [1.0, 3.0]
+    assert not apart.preemptions.any()
+
+
+def test_who_loses_its_memory_while_decoding_computes_its_prompt_again_where_it_decodes() -> None:
+    workload = requests([(8, 12), (8, 12)])
+    apart = simulate_disaggregated(workload, sent(cost=TICK, engines=2, blocks=6), Pools(1, 1, FREE))
+    assert apart.first_token.tolist() == [1.0, 1.0]
+    assert apart.preemptions.tolist() == [0, 1]
+    assert apart.recomputed_tokens.tolist() == [0, 12]
+    # The second had 5 tokens at 5; from 12 on, a step for all that was lost and its sixth, then six more.
+    assert apart.finish.tolist() == [12.0, 19.0]
+
+
+def test_an_engine_is_sent_only_what_it_does_not_hold() -> None:
+    head = [1, 2, 3, 4]
+    workload = requests([(17, 4), (17, 4)], [0.0, 30.0], blocks=[head, head], block_size=4)
+    link = KvLink(BYTES * 1e-9, 0.0)  # a token a second
+    apart = simulate_disaggregated(workload, sent(cost=TICK, engines=2, caching=True), Pools(1, 1, link))
+    assert apart.handover is not None
+    assert apart.handover.sent_tokens.tolist() == [17, 1]
+    np.testing.assert_allclose(apart.handover.arrived, [1 + 17, 31 + 1])
+
+
+def test_what_was_not_sent_and_has_gone_since_is_computed_there() -> None:
+    head = [1, 2, 3, 4]
+    # While the third waits for memory, the answer to the second grows into the blocks that the third was to find.
+    workload = requests(
+        [(17, 2), (60, 20), (17, 4)], [0.0, 5.0, 13.0], blocks=[head, list(range(10, 25)), head], block_size=4
+    )
+    engines = sent(cost=TICK, engines=2, caching=True, blocks=20, budget=8)
+    apart = simulate_disaggregated(workload, engines, Pools(1, 1, FREE))
+    assert apart.handover is not None
+    assert apart.handover.sent_tokens.tolist() == [17, 60, 1]
+    assert apart.first_token.tolist() == [3.0, 13.0, 14.0]
+    assert apart.handover.started.tolist() == [3.0, 13.0, 32.0]
+    assert apart.finish.tolist() == [4.0, 32.0, 37.0], "18 tokens, 8 a step, and two steps more"
+
+
+def test_ports_send_and_take_in_one_at_a_time() -> None:
+    transfers = Transfers(Pools(2, 2, KvLink(1.0, 0.5)), 0.1)
+    assert transfers.send(0, 0, 10, 0.0) == pytest.approx(1.5)
+    assert transfers.send(0, 1, 10, 0.2) == pytest.approx(2.5), "the sender is busy until 1"
+    assert transfers.send(1, 1, 10, 0.3) == pytest.approx(3.5), "the receiver until 2"
+    assert transfers.send(1, 0, 0, 9.0) == pytest.approx(9.5)
+
+
+def test_order_in_the_decode_pool_is_by_the_refreshed_belief() -> None:
+    workload = requests([(4, 2), (4, 30), (4, 20), (4, 10)], [0.0, 1.0, 2.0, 3.0])
+    engines = sent(cost=UNEVEN, engines=2, seqs=1)
+    slow = Fleet((engines.engines[0], replace(engines.engines[1], cost=TICK)))
+    for refresh, order in ((None, [0, 1, 2, 3]), ("oracle", [0, 1, 3, 2])):
+        apart = simulate_disaggregated(workload, slow, Pools(1, 1, FREE), "sjf", predictor="none", refresh=refresh)
+        assert apart.engines[1].admissions.tolist() == order
+
+
+def test_a_router_that_knows_lengths_decodes_sooner_than_one_that_knows_nothing() -> None:
+    workload = shared_prefixes(400, rate=24.0)
+    pools = Pools(2, 2)
+    ours = simulate_disaggregated(workload, small(), pools, router="lengthwise")
+    blind = simulate_disaggregated(workload, small(), replace(pools, decode_router="random"), router="lengthwise")
+    assert ours.first_token.tobytes() == blind.first_token.tobytes(), "the first pool is the same"
+    assert ours.summary.e2e_s.mean < blind.summary.e2e_s.mean
+
+
+def test_a_slow_link_delays_the_second_token_and_not_the_first() -> None:
+    quick, slow = (
+        simulate_disaggregated(shared_prefixes(), small(), Pools(2, 2, KvLink(gb_per_s))) for gb_per_s in (25.0, 0.05)
+    )
+    assert quick.first_token.tobytes() == slow.first_token.tobytes()
+    assert quick.summary.e2e_s.mean + 0.1 < slow.summary.e2e_s.mean
+
+
+def test_what_no_engine_can_decode_is_refused_before_its_prompt_is_computed() -> None:
+    engines = sent(cost=UNEVEN, engines=3, blocks=8)
+    large = replace(engines.engines[0], kv_tokens=4000)
+    workload = requests([(10, 5), (10, 400), (20, 5)], [0.0, 1.0, 2.0])
+    apart = simulate_disaggregated(workload, Fleet((large, *engines.engines[1:])), Pools(1, 2))
+    assert np.isnan(apart.finish).tolist() == [False, True, False]
+    assert np.isnan(apart.first_token).tolist() == [False, True, False]
+    assert apart.summary.refused == 1
+
+
+def test_of_engines_that_differ_only_those_decode_that_can_hold_the_answer() -> None:
+    engines = sent(cost=UNEVEN, engines=3, blocks=8)
+    large = replace(engines.engines[0], kv_tokens=4000)
+    workload = requests([(10, 100), (10, 5)] * 6, [0.1 * row for row in range(12)])
+    apart = simulate_disaggregated(workload, Fleet((*engines.engines[1:], large)), Pools(1, 2))
+    assert apart.handover is not None
+    assert not np.isnan(apart.finish).any()
+    assert (apart.handover.engine[::2] == 2).all()
+
+
+def test_the_table_says_who_decoded_and_what_was_sent() -> None:
+    workload = requests([(10, 5), (10, 1)])
+    table = simulate_disaggregated(workload, sent(cost=UNEVEN, engines=2), Pools(1, 1)).to_table()
+    assert table["decode_engine"].to_pylist() == [1, None]
+    assert table["sent_tokens"].to_pylist() == [10, 0]
+    assert table["kv_arrived_s"].null_count == table["decode_started_s"].null_count == 1
+    assert "decode_engine" not in simulate(workload, sent(engines=1)).to_table().column_names
+
+
+@pytest.mark.parametrize("text", ["8:0", "0:8", "0:0"])
+def test_a_pool_without_engines_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="each pool needs an engine"):
+        Pools.parse(text)
+
+
+@pytest.mark.parametrize("text", ["8", "2:6:1", "2-6", ":", "-1:3", "2:x", ""])
+def test_what_is_no_split_is_told(text: str) -> None:
+    with pytest.raises(InputError, match="PREFILL:DECODE"):
+        Pools.parse(text)
+
+
+def test_pools_that_do_not_add_up_are_told() -> None:
+    with pytest.raises(InputError, match="2:6 are 8 engines of a fleet of 4") as told:
+        simulate_disaggregated(requests([(10, 5)]), small(4), Pools.parse("2:6"))
+    assert "add up to 4" in str(told.value)
+
+
+def test_kv_of_unknown_size_or_of_another_model_is_told() -> None:
+    with pytest.raises(InputError, match="kv_bytes_per_token"):
+        simulate_disaggregated(requests([(10, 5)]), fleet(engines=2), Pools(1, 1))
+    two = Fleet.parse("1*llama-3-8b@a100,1*qwen2.5-7b@a100")
+    with pytest.raises(InputError, match="one model for all"):
+        simulate_disaggregated(requests([(10, 5)]), two, Pools(1, 1))
+
+
+@pytest.mark.parametrize("gb_per_s", [0.0, -1.0, math.nan])
+def test_a_link_that_carries_nothing_is_told(gb_per_s: float) -> None:
+    with pytest.raises(InputError, match="kv-link"):
+        KvLink(gb_per_s)
+
+
+def test_kv_bytes_are_those_of_the_models_shape() -> None:
+    llama = Fleet.parse("1*llama-3-8b@a100")
+    assert llama.engines[0].kv_bytes_per_token == 2 * 2 * 32 * 8 * 128
+    assert Pools(1, 1, KvLink(25.0)).token_s(llama) == pytest.approx(131_072 / 25e9)
