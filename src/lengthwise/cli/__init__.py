@@ -20,6 +20,7 @@ from lengthwise.cli import (
     evaluate,
     lengths,
     predict,
+    probe,
     replay,
     reproduce,
     serve,
@@ -60,6 +61,7 @@ app.command()(theory.theory)
 app.command()(replay.replay)
 app.command()(predict.predict)
 app.command()(train.train)
+app.add_typer(probe.app, name="probe")
 app.command()(adapt.adapt)
 app.command()(evaluate.evaluate)
 app.command()(collect.collect)

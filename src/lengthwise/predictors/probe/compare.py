@@ -1,0 +1,103 @@
+"""How far off each way of knowing what remains is, by the tokens generated so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from lengthwise.predictors.probe.learn import said
+from lengthwise.predictors.probe.smoothing import NONE, PAPER
+from lengthwise.predictors.scores import kendall_tau
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from lengthwise.predictors.probe.probe import Probe
+    from lengthwise.predictors.probe.states import States
+
+    Floats = NDArray[np.float64]
+
+BUCKETS: Final = ((0, 0), (1, 16), (17, 64), (65, 128), (129, 256), (257, None))
+CONSTANT, BY_AGE = "constant", "median given age"
+PROMPT_ONLY, PROMPT_BY_AGE = "prompt only, minus generated", "prompt only, given age"
+PLAIN, SMOOTH, PAPER_SMOOTH = "probe", "probe + smoothing", "probe + TRAIL's smoothing"
+JOINT, JOINT_SMOOTH = "joint", "joint + smoothing"
+_INTERVAL: Final = (0.05, 0.95)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One way of knowing, on the states of some prompts. Errors in tokens, of the median, by bucket and over all.
+
+    Weighted so that every state of an answer counts alike, kept or not. A capped answer counts as ending at the cap.
+    """
+
+    name: str
+    errors: tuple[float, ...]
+    error: float
+    taus: tuple[float, ...]
+    tau: float
+    covered: float
+    """Share inside the central 90 % interval; NaN for a way that knows no interval."""
+
+
+def bucket_name(low: int, high: int | None) -> str:
+    """The tokens generated in a bucket."""
+    return f"{low} up" if high is None else str(low) if low == high else f"{low}-{high}"
+
+
+def compare(states: States, learned: States, plain: Probe, joint: Probe) -> list[Score]:
+    """Score every way on `states`; the two without a network learn from `learned`."""
+    cap = states.cap - states.generated
+    points = {
+        CONSTANT: np.full(len(states), _median(learned.remaining, learned.weight)),
+        BY_AGE: _by_age(states, learned),
+        PROMPT_ONLY: np.maximum(np.minimum(np.exp(states.mu), states.cap) - states.generated, 1.0),
+        PROMPT_BY_AGE: states.left(),
+    }
+    intervals = {PROMPT_BY_AGE: (states.left(_INTERVAL[0]), states.left(_INTERVAL[1]))}
+    ways = {
+        PLAIN: (plain, NONE), PAPER_SMOOTH: (plain, PAPER), SMOOTH: (plain, plain.smoothing),
+        JOINT: (joint, NONE), JOINT_SMOOTH: (joint, joint.smoothing),
+    }  # fmt: skip
+    for name, (probe, smoothing) in ways.items():
+        mass = smoothing.rows(
+            probe.bins, said(states, probe), states.prior(probe.bins), states.prompt, states.generated
+        )
+        points[name] = probe.bins.quantile(mass, 0.5, cap)
+        low, high = (probe.bins.quantile(mass, q, cap) for q in _INTERVAL)
+        intervals[name] = low, high
+    return [_score(states, name, point, intervals.get(name)) for name, point in points.items()]
+
+
+def _score(states: States, name: str, point: Floats, interval: tuple[Floats, Floats] | None) -> Score:
+    off, true, weight = np.abs(point - states.remaining), states.remaining, states.weight
+    errors, taus = [], []
+    for low, high in BUCKETS:
+        some = (states.generated >= low) & (states.generated <= (np.inf if high is None else high))
+        errors.append(float(np.average(off[some], weights=weight[some])) if some.any() else np.nan)
+        taus.append(kendall_tau(point[some], true[some]) if some.any() else np.nan)
+    covered = np.nan
+    if interval is not None:
+        inside = (true >= np.floor(interval[0])) & (true <= np.ceil(interval[1]))
+        covered = float(np.average(inside, weights=weight))
+    overall = float(np.average(off, weights=weight))
+    return Score(name, tuple(errors), overall, tuple(taus), kendall_tau(point, true), covered)
+
+
+def _by_age(states: States, learned: States) -> Floats:
+    """The median of what remained in training after about as many tokens: a fifth more or less."""
+    found = np.empty(len(states))
+    for age in np.unique(states.generated):
+        near = np.abs(learned.generated - age) <= max(8.0, 0.2 * age)
+        rows = near if near.any() else np.ones(len(learned), bool)
+        found[states.generated == age] = _median(learned.remaining[rows], learned.weight[rows])
+    return found
+
+
+def _median(values: NDArray[np.int64], weights: Floats) -> float:
+    order = np.argsort(values, kind="stable")
+    sums = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(sums, sums[-1] / 2.0)])
