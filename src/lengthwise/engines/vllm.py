@@ -49,6 +49,7 @@ from vllm.v1.request import RequestStatus
 from lengthwise.engines.plays import Plays
 from lengthwise.engines.preemption import Room
 from lengthwise.engines.prompts import PromptReader
+from lengthwise.engines.states import attached, generated_by
 from lengthwise.engines.steps import EngineFacts, StepLog
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT, Point
@@ -57,7 +58,7 @@ from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.service import DEFAULT_PREDICTOR, belief_service, known_predictor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
@@ -85,6 +86,8 @@ class LengthwiseSyncScheduler(Scheduler):
 
     running: list[Request]
     steps: StepLog | None = None
+    on_state: Callable[[Request, int, dict[int, Any]], None] | None = None
+    """Told by `engines.vllm_worker`, where that is in use: a request, tokens generated, hidden states by layer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (passed on to vLLM as they are)
         super().__init__(*args, **kwargs)
@@ -139,10 +142,20 @@ class LengthwiseSyncScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:  # noqa: ANN401
         """Take in what a step made; it ends here."""
+        if self.on_state is not None:
+            self._tell_states(model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.steps is not None and scheduler_output.num_scheduled_tokens:
             self.steps.done(busy=self.has_unfinished_requests())
         return outputs
+
+    def _tell_states(self, output: Any) -> None:  # noqa: ANN401
+        """Tell the step's hidden states of requests that are still there; before vLLM may end them."""
+        for name, tokens, states in attached(output) or ():
+            request = self.requests.get(name)
+            generated = None if request is None else generated_by(tokens, request.num_prompt_tokens)
+            if generated is not None and self.on_state is not None:
+                self.on_state(request, generated, states)
 
     def _schedule(self, throttle_prefills: bool) -> SchedulerOutput:
         """Schedule one step as vLLM does, with whoever should yield at the end of `running`."""
