@@ -38,12 +38,16 @@ def made_folder(folder: Path, prompts: int = 60) -> Path:
 def test_a_folder_of_states_becomes_a_probe(tmp_path: Path) -> None:
     states, out = made_folder(tmp_path / "states"), tmp_path / "probe.lw"
     arguments = ["probe", "train", str(states), "-o", str(out), "--predictor", "fast", "--epochs", "3", "--json"]
+    arguments += ["--report", str(tmp_path / "probe.html")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["layer"] == 3
     assert {score["name"] for score in told["held_out"]} >= {"constant", "probe", "joint + smoothing"}
     assert out.is_file()
+    assert told["ratios"]["joint + smoothing"] == 1.0
+    assert told["ratios"]["constant"] > 1.0
+    assert "True against predicted" in (tmp_path / "probe.html").read_text()
 
 
 @pytest.mark.parametrize(

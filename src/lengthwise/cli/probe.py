@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lengthwise.cli.collect import read_prompts
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.tables import Table, print_tables, share, to_json
-
-if TYPE_CHECKING:
-    from lengthwise.predictors.probe.compare import Score
-    from lengthwise.predictors.probe.run import Trained
+from lengthwise.reports.tables import print_tables, share, to_json
+from lengthwise.workloads.atomic import atomic_path
 
 app = typer.Typer(no_args_is_help=True, help="What an LLM still has to say, from its own hidden states.")
 EMBEDDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -40,6 +36,7 @@ def train(
     bins: Annotated[BinKind, typer.Option(help="Bins to the cap that grow, or TRAIL's ten on 0 to 512.")] = BinKind.LOG,
     epochs: Annotated[int, typer.Option(min=1, help="Times through the training states.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Of the networks' beginnings.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Also write a page with plots: .html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Train a probe: layers are compared on held-out training prompts, the best becomes one small file.
@@ -51,10 +48,13 @@ def train(
     """
     if not out.absolute().parent.is_dir():
         raise InputError("no such folder", source=out.parent, field="--out")
+    if report is not None and not report.absolute().parent.is_dir():
+        raise InputError("no such folder", source=report.parent, field="--report")
     try:
         from lengthwise.predictors.probe.learn import Recipe
     except ModuleNotFoundError as error:
         raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
+    from lengthwise.experiments.trail.probe_view import html_report, plain, tables
     from lengthwise.predictors.probe import log_bins, paper_bins, write_probe
     from lengthwise.predictors.probe.run import train_probe
     from lengthwise.predictors.probe.states import read_states
@@ -66,10 +66,13 @@ def train(
         recipe = Recipe(epochs=epochs, seed=seed)
         trained = train_probe(found, chosen, llm, recipe=recipe, name=out.stem, report=bar)
     write_probe(out, trained.probe)
+    if report is not None:
+        with atomic_path(report) as path:
+            path.write_text(html_report(trained), encoding="utf-8")
     if as_json:
-        typer.echo(to_json({"out": str(out), **_facts(trained)}))
+        typer.echo(to_json({"out": str(out), **plain(trained)}))
         return
-    print_tables(_tables(trained))
+    print_tables(tables(trained))
     typer.echo(f"{out}: layer {trained.probe.layer}, {out.stat().st_size / 1e6:.2f} MB")
 
 
@@ -122,55 +125,3 @@ def collect(
         f"{out}: {told.answers:,} answers, {told.rows:,} states; {share(told.capped)} cut at {max_tokens:,} tokens; "
         f"mean length {told.mean:.0f}"
     )
-
-
-def _facts(trained: Trained) -> dict[str, Any]:
-    return {
-        "layer": trained.probe.layer,
-        "smoothing": trained.probe.smoothing,
-        "layers": trained.tried,
-        "prompts": trained.prompts,
-        "capped": trained.capped,
-        "held_out": trained.scores,
-        "new_to_predictor": trained.new_scores,
-    }
-
-
-def _tables(trained: Trained) -> list[Table]:
-    layers = Table(
-        "Layers, on held-out training prompts",
-        ("layer", "MAE", "smoothed", "carry", "trust", "start"),
-        [
-            [str(one.layer), f"{one.error:.1f}", f"{one.smoothed:.1f}"]
-            + [f"{value:g}" for value in (one.smoothing.carry, one.smoothing.trust, one.smoothing.start)]
-            for one in trained.tried
-        ],
-    )
-    counts = trained.prompts
-    both = [
-        _comparison(f"Remaining length on {counts['held out']:,} held-out and test prompts: MAE by tokens generated",
-                    trained.scores),
-        _comparison(f"The {counts['new']:,} of them that the predictor has not seen either", trained.new_scores),
-    ]  # fmt: skip
-    return [layers, *(table for table in both if table.rows)]
-
-
-def _comparison(title: str, scores: list[Score]) -> Table:
-    from lengthwise.predictors.probe.compare import BUCKETS, bucket_name
-
-    rows = [
-        [
-            score.name,
-            *(f"{error:.1f}" for error in score.errors),
-            f"{score.error:.1f}",
-            _tau(score),
-            share(score.covered),
-        ]
-        for score in scores
-    ]
-    notes = ["Of the median, tokens; every state of an answer counts alike; a capped answer ends at the cap."]
-    return Table(title, ("", *(bucket_name(*one) for one in BUCKETS), "all", "tau", "in 90 %"), rows, notes)
-
-
-def _tau(score: Score) -> str:
-    return "–" if math.isnan(score.tau) else f"{score.tau:.3f}"

@@ -8,7 +8,7 @@ from lengthwise.predictors.probe import log_bins
 from tests.predictors.probe.extras import torch
 from tests.predictors.probe.made import made_states
 
-from lengthwise.predictors.probe.compare import JOINT_SMOOTH, PROMPT_BY_AGE  # isort: skip
+from lengthwise.predictors.probe.compare import HEAT, JOINT_SMOOTH, PROMPT_BY_AGE, heat  # isort: skip
 from lengthwise.predictors.probe.learn import Recipe, _unlikely, fit  # isort: skip
 from lengthwise.predictors.probe.run import train_probe  # isort: skip
 
@@ -59,3 +59,13 @@ def test_without_held_out_prompts_nothing_can_be_said() -> None:
     rows = states.trained
     with pytest.raises(InputError, match="held out"):
         train_probe(states.where(rows), log_bins(200), "tiny", recipe=RECIPE, name="made", report=lambda *_: None)
+
+
+def test_a_heatmap_says_where_each_true_bin_is_said_to_be() -> None:
+    true, point = np.array([3, 3, 900]), np.array([3.0, 900.0, 900.0])
+    found = heat(true, point, np.array([3.0, 1.0, 1.0]))
+    low, high = HEAT.of([3, 900])
+    assert found[low, low] == 0.75
+    assert found[low, high] == 0.25
+    assert found[high, high] == 1.0
+    assert np.allclose(found.sum(axis=1)[[low, high]], 1.0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from lengthwise.predictors.probe.learn import said
+from lengthwise.predictors.probe.bins import log_bins
 from lengthwise.predictors.probe.smoothing import NONE, PAPER
 from lengthwise.predictors.scores import kendall_tau
 
@@ -24,6 +24,8 @@ CONSTANT, BY_AGE = "constant", "median given age"
 PROMPT_ONLY, PROMPT_BY_AGE = "prompt only, minus generated", "prompt only, given age"
 PLAIN, SMOOTH, PAPER_SMOOTH = "probe", "probe + smoothing", "probe + TRAIL's smoothing"
 JOINT, JOINT_SMOOTH = "joint", "joint + smoothing"
+HEAT: Final = log_bins(1024, count=12)
+"""Bins of the poster's heatmap of true against predicted lengths."""
 _INTERVAL: Final = (0.05, 0.95)
 
 
@@ -48,8 +50,22 @@ def bucket_name(low: int, high: int | None) -> str:
     return f"{low} up" if high is None else str(low) if low == high else f"{low}-{high}"
 
 
-def compare(states: States, learned: States, plain: Probe, joint: Probe) -> list[Score]:
-    """Score every way on `states`; the two without a network learn from `learned`."""
+def said(states: States, probe: Probe) -> Floats:
+    """What the probe says of each state, before smoothing."""
+    entropy = 0.0 if states.entropy is None else states.entropy
+    told = {"mu": states.mu, "sigma": states.sigma, "left": states.left(), "entropy": entropy}
+    return probe.probabilities(states.layers[probe.layer], states.generated, **told)
+
+
+def heat(true: NDArray[np.int64], point: Floats, weight: Floats) -> Floats:
+    """Return (true bin, said bin): of the states that truly have so much to come, the share said to have each."""
+    counts = np.zeros((len(HEAT), len(HEAT)))
+    np.add.at(counts, (HEAT.of(true), HEAT.of(point)), weight)
+    return np.asarray(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-12))
+
+
+def compare(states: States, learned: States, plain: Probe, joint: Probe) -> tuple[list[Score], dict[str, Floats]]:
+    """Score every way on `states`, and draw their heatmaps; the two without a network learn from `learned`."""
     cap = states.cap - states.generated
     points = {
         CONSTANT: np.full(len(states), _median(learned.remaining, learned.weight)),
@@ -69,7 +85,8 @@ def compare(states: States, learned: States, plain: Probe, joint: Probe) -> list
         points[name] = probe.bins.quantile(mass, 0.5, cap)
         low, high = (probe.bins.quantile(mass, q, cap) for q in _INTERVAL)
         intervals[name] = low, high
-    return [_score(states, name, point, intervals.get(name)) for name, point in points.items()]
+    scores = [_score(states, name, point, intervals.get(name)) for name, point in points.items()]
+    return scores, {name: heat(states.remaining, point, states.weight) for name, point in points.items()}
 
 
 def _score(states: States, name: str, point: Floats, interval: tuple[Floats, Floats] | None) -> Score:

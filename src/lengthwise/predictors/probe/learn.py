@@ -11,6 +11,7 @@ import xxhash
 from torch import nn
 
 from lengthwise.errors import InputError
+from lengthwise.predictors.probe.compare import said
 from lengthwise.predictors.probe.features import ENTROPY, PROMPT, features
 from lengthwise.predictors.probe.network import CLIP, Network
 from lengthwise.predictors.probe.probe import Probe
@@ -94,13 +95,6 @@ def _smoothed(states: States, probe: Probe) -> Tried:
         errors[smoothing] = float(np.average(np.abs(point - states.remaining), weights=weight))
     best = min(errors, key=lambda smoothing: errors[smoothing])
     return Tried(probe.layer, errors[NONE], errors[best], best)
-
-
-def said(states: States, probe: Probe) -> NDArray[np.float64]:
-    """What the probe says of each state, before smoothing."""
-    entropy = 0.0 if states.entropy is None else states.entropy
-    told = {"mu": states.mu, "sigma": states.sigma, "left": states.left(), "entropy": entropy}
-    return probe.probabilities(states.layers[probe.layer], states.generated, **told)
 
 
 def fit(states: States, rows: Mask, layer: int, bins: Bins, inputs: Sequence[str], recipe: Recipe) -> Probe:

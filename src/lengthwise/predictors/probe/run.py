@@ -16,6 +16,8 @@ from lengthwise.predictors.probe.states import NOT_TRAINED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from lengthwise.predictors.probe.bins import Bins
     from lengthwise.predictors.probe.probe import Probe
     from lengthwise.predictors.probe.states import States
@@ -33,6 +35,8 @@ class Trained:
     """Layers on held-out training prompts, best first, with the prompt's belief."""
     scores: list[Score]
     """On held-out prompts."""
+    heat: dict[str, NDArray[np.float64]]
+    """The same as heatmaps (`compare.HEAT`): of each true bin, the share said to be in each."""
     new_scores: list[Score]
     """On those of them that the predictor of the prompts has not seen either."""
     prompts: dict[str, int]
@@ -54,11 +58,11 @@ def train_probe(states: States, bins: Bins, llm: str, *, recipe: Recipe, name: s
     probe = replace(fit(states, states.trained, layer, bins, told, recipe), smoothing=tried[0].smoothing, llm=llm)
     plain = replace(fit(states, states.trained, layer, bins, alone, recipe), smoothing=chosen.smoothing, llm=llm)
     learned, new = states.where(states.trained), states.where(states.tested & states.new_to_predictor)
-    scores = compare(tested, learned, plain, probe)
-    new_scores = compare(new, learned, plain, probe) if len(new) else []
+    scores, heat = compare(tested, learned, plain, probe)
+    new_scores = compare(new, learned, plain, probe)[0] if len(new) else []
     first = np.unique(states.prompt, return_index=True)[1]
     trained = Trained(
-        probe, plain, tried, scores, new_scores,
+        probe, plain, tried, scores, heat, new_scores,
         {"trained": _prompts(learned), "held out": _prompts(tested), "new": _prompts(new)},
         float(states.capped[first].mean()),
     )  # fmt: skip
