@@ -77,6 +77,20 @@ def train(
 
 
 @app.command()
+def card(
+    probe: Annotated[str, typer.Argument(help="`default`, the one that ships, or a probe's file.")] = "default",
+) -> None:
+    """What a probe was made from, how far off it is, and what it does not know, as Markdown.
+
+    Example: `lengthwise probe card probe.lw`
+    """
+    from lengthwise.predictors.probe import load_probe
+    from lengthwise.predictors.probe.card import card_page
+
+    typer.echo(card_page(load_probe(probe), command=f"lengthwise probe card {Path(probe).name}"), nl=False)
+
+
+@app.command()
 def collect(
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write; it must not be there yet.")],
     model: Annotated[

@@ -12,7 +12,7 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import Histogram, Point, wide_prior
 from lengthwise.predictors.fast.tables import from_bytes, to_bytes
 from lengthwise.predictors.file import read_model_file, write_model_file
-from lengthwise.predictors.load import model_path
+from lengthwise.predictors.load import MODELS, model_path
 from lengthwise.predictors.probe.bins import Bins
 from lengthwise.predictors.probe.features import ENTROPY, PROMPT, features, mass_of, of_belief
 from lengthwise.predictors.probe.network import Network
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from lengthwise.lengths import LengthDistribution
+    from lengthwise.lengths import Belief, LengthDistribution
 
     Floats = NDArray[np.float64]
 
 KIND: Final = "probe"
+DEFAULT: Final = "default"
+"""The name of the probe that ships, which is for the embedded LLM."""
+SHIPPED: Final = MODELS / "probe.lw"
 EVERY: Final = 16
 _NETWORK: Final = "network.npz"
 _SETTINGS: Final = "probe.json"
@@ -67,7 +70,7 @@ class Probe:
         told = features(self.inputs, age, mu=mu_, sigma=sigma_, left=left_, entropy=entropy_)
         return self.network.probabilities(np.atleast_2d(states), told)
 
-    def belief(self, probabilities: Floats, cap: int) -> LengthDistribution:
+    def belief(self, probabilities: Floats, cap: int) -> Belief:
         """Return one row as a belief about what remains, at most `cap` tokens; what lies beyond sits on the cap."""
         return Point(0) if cap < 1 else Histogram(self.bins.edges, probabilities, cap)
 
@@ -85,13 +88,23 @@ class Reading:
         self._mu, self._sigma = of_belief(belief)
         self._mass: Floats | None = None
         self._at = 0
-        self._said: LengthDistribution | None = None
+        self._said: Belief | None = None
+
+    @property
+    def prompt(self) -> LengthDistribution:
+        """What the prompt made one believe."""
+        return self._prompt
+
+    def hear(self, belief: LengthDistribution) -> None:
+        """Take in what the prompt made one believe, when that comes late: from the next reading on."""
+        self._prompt = belief
+        self._mu, self._sigma = of_belief(belief)
 
     def due(self, generated: int) -> bool:
         """Whether it is time to read again; the first state, before any token, is always read."""
         return self._mass is None or generated - self._at >= self._probe.every
 
-    def read(self, state: NDArray[Any], generated: int, entropy: float = 0.0) -> LengthDistribution:
+    def read(self, state: NDArray[Any], generated: int, entropy: float = 0.0) -> Belief:
         """Take in the state from which token `generated` + 1 is drawn; return what remains after `generated`."""
         told: dict[str, float] = {"entropy": entropy}
         if PROMPT in self._probe.inputs:
@@ -131,9 +144,20 @@ def write_probe(path: Path, probe: Probe) -> None:
     write_model_file(path, {**probe.card, "kind": KIND}, parts)
 
 
+def probe_path(name: str | Path) -> Path:
+    """Where the probe that ships, or the file that is named, lies."""
+    if name == DEFAULT:
+        return SHIPPED
+    try:
+        return model_path(name)
+    except InputError as error:
+        hint = f"give {DEFAULT}, or a file that `lengthwise probe train` wrote"
+        raise InputError(f"probe '{name}' is not known", hint=hint) from error
+
+
 def load_probe(name: str | Path) -> Probe:
-    """Load a probe from its model file."""
-    path = model_path(name)
+    """Load the probe that ships (`default`), or one from its model file."""
+    path = probe_path(name)
     file = read_model_file(path)
     if file.kind != KIND:
         raise InputError(f"holds a '{file.kind}'", source=path, field="kind", hint="give what `lengthwise probe` wrote")

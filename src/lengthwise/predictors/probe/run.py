@@ -81,6 +81,7 @@ def _card(states: States, trained: Trained, llm: str, name: str) -> dict[str, An
         "says": "tokens still to come, from the LLM's hidden state, the tokens generated and the prompt's belief",
         "llm": llm,
         "layer": trained.probe.layer,
+        "predictor": states.predictor,
         "data": {
             "corpora": corpora,
             "prompts": trained.prompts,
@@ -91,6 +92,7 @@ def _card(states: States, trained: Trained, llm: str, name: str) -> dict[str, An
         "licences": {corpus: LICENCES.get(corpus, "unknown") for corpus in corpora},
         "layers": [asdict(one) for one in trained.tried],
         "figures": {score.name: _figures(score, buckets) for score in trained.scores},
+        "figures_new": {score.name: _figures(score, buckets) for score in trained.new_scores},
         "limits": [
             f"for {llm} only: hidden states of another LLM, or of other weights of it, mean nothing to it",
             f"answers were cut at {states.cap} tokens ({trained.capped:.1%} of them): it knows of nothing longer",
@@ -100,10 +102,15 @@ def _card(states: States, trained: Trained, llm: str, name: str) -> dict[str, An
 
 
 def _figures(score: Score, buckets: list[str]) -> dict[str, Any]:
-    by_bucket = dict(zip(buckets, (round(error, 1) for error in score.errors), strict=True))
+    by_bucket = dict(zip(buckets, (_rounded(error, 1) for error in score.errors), strict=True))
     return {
-        "mae": round(score.error, 1),
-        "tau": round(score.tau, 3),
-        "covered_90": round(score.covered, 3),
+        "mae": _rounded(score.error, 1),
+        "tau": _rounded(score.tau, 3),
+        "covered_90": _rounded(score.covered, 3),
         **by_bucket,
     }
+
+
+def _rounded(value: float, digits: int) -> float | None:
+    """For JSON, which has no NaN."""
+    return None if np.isnan(value) else round(value, digits)

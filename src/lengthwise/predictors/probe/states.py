@@ -9,6 +9,7 @@ corpus, prompt_id, castillo_split or split, and the prompt where it is no prompt
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from zipfile import BadZipFile
 
@@ -23,7 +24,6 @@ from lengthwise.workloads.files import read_parquet_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -57,6 +57,8 @@ class States:
     sigma: Floats
     nu: float
     """Of the beliefs from the prompts, which are log-t's."""
+    predictor: str = ""
+    """Whose beliefs these are."""
 
     def __len__(self) -> int:
         return len(self.prompt)
@@ -137,6 +139,7 @@ def read_states(folder: Path, predictor: str, llm: str) -> States:
         mu=beliefs.mu[row],
         sigma=beliefs.sigma[row],
         nu=beliefs.columns.nu,
+        predictor=Path(predictor).stem,
     )
 
 
