@@ -30,7 +30,7 @@ def start() -> Any:
 
     return LLM(
         str(model_folder()), scheduler_cls=SCHEDULER, worker_cls="lengthwise.engines.vllm_worker.StatesWorker",
-        additional_config={"lengthwise": {"policy": "fcfs", "layers": list(LAYERS)}}, dtype="float32",
+        additional_config={"lengthwise": {"policy": "fcfs", "layers": list(LAYERS), "entropy": True}}, dtype="float32",
         max_model_len=512, max_num_seqs=6, max_num_batched_tokens=BUDGET, enable_chunked_prefill=True,
         enforce_eager=True, disable_log_stats=True, enable_prefix_caching=False,
     ).llm_engine  # fmt: skip
@@ -44,8 +44,8 @@ def serve(engine: Any) -> tuple[list[Any], dict[str, list[int]], dict[str, Any]]
     heard: list[Any] = []
     steps: list[tuple[int, int]] = []  # prompts and decodes in each
     preempted: list[str] = []
-    scheduler.on_state = lambda request, generated, states: heard.append(
-        (request.request_id.rsplit("-", 1)[0], generated, {layer: row.copy() for layer, row in states.items()})
+    scheduler.on_state = lambda request, generated, state: heard.append(
+        (request.request_id.rsplit("-", 1)[0], generated, state)
     )
     update = scheduler.update_from_output
 
@@ -85,9 +85,12 @@ def beside_transformers(heard: list[Any], tokens: dict[str, list[int]]) -> list[
 
     llm = AutoModelForCausalLM.from_pretrained(str(model_folder()), dtype=torch.float32).eval()
     with torch.inference_mode():
-        true = {name: llm(torch.tensor([ids]), output_hidden_states=True).hidden_states for name, ids in tokens.items()}
+        said = {name: llm(torch.tensor([ids]), output_hidden_states=True) for name, ids in tokens.items()}
+    true = {name: one.hidden_states for name, one in said.items()}
     rows = []
-    for name, generated, states in heard:
+    for name, generated, state in heard:
+        log_share = torch.log_softmax(said[name].logits[0, len(tokens[name]) - ANSWER + generated - 1], dim=-1)
+        entropy = float(-(log_share.exp() * log_share).sum())
         prompt = len(tokens[name]) - ANSWER
         for layer in LAYERS:
             right = true[name][layer][0, prompt + generated - 1].numpy()
@@ -96,9 +99,9 @@ def beside_transformers(heard: list[Any], tokens: dict[str, list[int]]) -> list[
                 for other, ids in tokens.items()
                 if other != name
             ]
-            off, *from_others = (_off(states[layer], one) for one in (right, *others))
+            off, *from_others = (_off(state.layers[layer], one) for one in (right, *others))
             found = {"name": name, "generated": generated, "layer": layer, "off": off, "others": min(from_others)}
-            rows.append(found)
+            rows.append({**found, "entropy": entropy, "entropy_told": state.entropy})
     return rows
 
 

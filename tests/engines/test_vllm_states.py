@@ -47,6 +47,12 @@ def test_every_state_is_what_transformers_computes_of_that_requests_tokens(serve
     assert min(row["others"] for row in served["rows"]) > 0.05
 
 
+def test_every_state_comes_with_the_entropy_of_the_token_drawn_from_it(served: dict[str, Any]) -> None:
+    entropies = [row["entropy"] for row in served["rows"]]
+    assert [row["entropy_told"] for row in served["rows"]] == pytest.approx(entropies, abs=0.02)
+    assert max(entropies) - min(entropies) > 1.0
+
+
 def test_a_preempted_request_is_not_told_of_twice(served: dict[str, Any]) -> None:
     (name,) = served["preempted"]
     told = [row["generated"] for row in served["rows"] if row["name"] == name and row["layer"] == 20]
