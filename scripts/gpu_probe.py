@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-PIECE_BYTES = 15_000_000  # of states in one file
+PIECE_BYTES = 12_000_000  # of states in one file
 
 
 def pack(arguments: argparse.Namespace) -> None:
@@ -34,13 +34,15 @@ def pack(arguments: argparse.Namespace) -> None:
     from lengthwise.cli.collect import read_prompts
     from lengthwise.engines.smollm2 import model_folder
     from lengthwise.engines.speaking import drawn, prompt_ids
+    from lengthwise.predictors.probe.states import NOT_TRAINED
 
     arguments.folder.mkdir(parents=True, exist_ok=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(model_folder()))
     prompts = sorted(read_prompts(arguments.prompts), key=lambda prompt: drawn("order\n" + prompt.key))
+    prompts = [each for each in prompts if each.corpus not in NOT_TRAINED or _held_out(each, arguments.held_out)]
     prompts = prompts[: arguments.limit]
     ids = [prompt_ids(tokenizer, prompt.text) for prompt in prompts]
-    held_out = [prompt.split == "test" or drawn(prompt.key) < arguments.held_out for prompt in prompts]
+    held_out = [_held_out(prompt, arguments.held_out) for prompt in prompts]
     np.savez_compressed(
         arguments.folder / "prompts.npz",
         ids=np.concatenate(ids).astype(np.uint16),
@@ -55,6 +57,12 @@ def pack(arguments: argparse.Namespace) -> None:
     pack_llama(arguments.folder)
     for path in sorted(arguments.folder.iterdir()):
         print(f"{path.name:16} {path.stat().st_size / 1e6:6.1f} MB")  # noqa: T201
+
+
+def _held_out(prompt: Any, part: float) -> bool:  # noqa: ANN401
+    from lengthwise.engines.speaking import drawn
+
+    return prompt.split == "test" or drawn(prompt.key) < part
 
 
 def load_packed(folder: Path) -> Any:  # noqa: ANN401
@@ -97,7 +105,7 @@ def bare_package() -> None:
 
 
 def collect(arguments: argparse.Namespace) -> None:
-    """Answer every prompt and write states_N.npz, each small enough to come back, and collected.json."""
+    """Answer every prompt and write states_*.npz, each small enough to come back, and collected_*.json."""
     bare_package()
     import numpy as np
 
@@ -107,6 +115,8 @@ def collect(arguments: argparse.Namespace) -> None:
         sizes, held_out = packed["sizes"][: arguments.limit], packed["held_out"][: arguments.limit]
         ids = np.split(packed["ids"].astype(int)[: sizes.sum()], np.cumsum(sizes)[:-1])
         ends = packed["ends"].tolist()
+    mine = np.array_split(np.argsort(sizes, kind="stable"), arguments.parts)[arguments.part]  # of about one length
+    ids, held_out, prompts = [ids[number] for number in mine], held_out[mine], len(sizes)
     speech = Speech(
         layers=tuple(int(layer) for layer in arguments.layers.split(",")),
         repetition_penalty=arguments.repetition_penalty,
@@ -114,7 +124,7 @@ def collect(arguments: argparse.Namespace) -> None:
         max_tokens=arguments.max_tokens,
         positions=arguments.positions,
         batch=arguments.batch,
-        seed=arguments.seed,
+        seed=(arguments.seed + arguments.answer) * arguments.parts + arguments.part,
     )
     began = time.time()
     llm = load_packed(arguments.folder)
@@ -128,22 +138,29 @@ def collect(arguments: argparse.Namespace) -> None:
     rows = max(1, PIECE_BYTES // (2 * sum(columns[f"L{layer}"].shape[1] for layer in speech.layers) + 24))
     for number, start in enumerate(range(0, len(columns["pid"]), rows)):
         piece = {name: column[start : start + rows] for name, column in columns.items()}
-        np.savez(arguments.out / f"states_{number}.npz", allow_pickle=False, **piece)
+        piece["pid"] = (mine[piece["pid"]] + arguments.answer * prompts).astype(np.int32)
+        path = arguments.out / f"states_{arguments.answer}_{arguments.part}_{number}.npz"
+        np.savez(path, allow_pickle=False, **piece)
     lengths, capped = list(kept.length.values()), list(kept.capped.values())
     told = {
         "speech": vars(speech), "answers": len(lengths), "mean": float(np.mean(lengths)),
         "capped": float(np.mean(capped)), "rows": len(columns["pid"]), "seconds": time.time() - began,
     }  # fmt: skip
-    (arguments.out / "collected.json").write_text(json.dumps(told, indent=1))
+    (arguments.out / f"collected_{arguments.answer}_{arguments.part}.json").write_text(json.dumps(told, indent=1))
     print(json.dumps(told))  # noqa: T201
 
 
 def join(arguments: argparse.Namespace) -> None:
-    """Put states and prompts together in --to."""
+    """Put states and prompts together in --to; the table has each prompt once for each answer."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     arguments.to.mkdir(parents=True, exist_ok=True)
     for path in sorted(arguments.out.glob("states_*.npz")):
         shutil.copy(path, arguments.to / path.name)
-    shutil.copy(arguments.folder / "prompts.parquet", arguments.to / "prompts.parquet")
+    answers = 1 + max(int(path.stem.split("_")[1]) for path in arguments.to.glob("states_*.npz"))
+    table = pq.read_table(arguments.folder / "prompts.parquet")
+    pq.write_table(pa.concat_tables([table] * answers), arguments.to / "prompts.parquet", compression="zstd")
 
 
 def main() -> None:
@@ -152,7 +169,7 @@ def main() -> None:
     parser.add_argument("mode", choices=("pack", "collect", "join"))
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--prompts", default="castillo")
-    parser.add_argument("--limit", type=int, default=4000)
+    parser.add_argument("--limit", type=int, default=10_000)
     parser.add_argument("--held-out", type=float, default=0.2)
     parser.add_argument("--layers", default="15,20,25")
     parser.add_argument("--repetition-penalty", type=float, default=1.0)
@@ -161,6 +178,9 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=8)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", type=int, default=0, help="which part of the prompts, from 0: one process each")
+    parser.add_argument("--parts", type=int, default=1)
+    parser.add_argument("--answer", type=int, default=0, help="which answer to the prompts this is, from 0")
     parser.add_argument("--out", type=Path, default=Path("out/states"))
     parser.add_argument("--to", type=Path, default=Path("out/probe_states"))
     arguments = parser.parse_args()

@@ -34,7 +34,7 @@ def train(
     ] = "default",
     llm: Annotated[str, typer.Option(help="The LLM whose states these are.")] = EMBEDDED,
     bins: Annotated[BinKind, typer.Option(help="Bins to the cap that grow, or TRAIL's ten on 0 to 512.")] = BinKind.LOG,
-    epochs: Annotated[int, typer.Option(min=1, help="Times through the training states.")] = 20,
+    epochs: Annotated[int, typer.Option(min=1, help="Times through the training states.")] = 12,
     seed: Annotated[int, typer.Option(min=0, help="Of the networks' beginnings.")] = 0,
     report: Annotated[Path | None, typer.Option(help="Also write a page with plots: .html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,

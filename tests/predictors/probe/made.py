@@ -23,7 +23,8 @@ def made_states(prompts: int = 120, width: int = 6, seed: int = 0) -> States:
     noise[1, :, 0] = np.log(rem)
     numbers = np.array(prompt, np.int64)
     return States(
-        prompt=numbers,
+        answer=numbers,
+        draw=rng.random(prompts)[numbers],
         generated=np.array(generated, np.int64),
         remaining=np.array(remaining, np.int64),
         capped=np.array(capped),

@@ -28,7 +28,7 @@ def test_the_layer_that_knows_is_chosen_and_beats_the_prompt() -> None:
 
 def test_held_out_test_and_forbidden_prompts_are_never_trained_on() -> None:
     states = made_states()
-    number = states.prompt[states.trained]
+    number = states.answer[states.trained]
     assert not ((number % 5 == 0) | (number % 7 == 0) | (number % 11 == 0)).any()
     once = fit(states, states.trained, 2, log_bins(200), (), RECIPE)
     spoiled = {2: np.where(states.trained[:, None], states.layers[2], np.float16(9.0))}

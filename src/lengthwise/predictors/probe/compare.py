@@ -80,7 +80,7 @@ def compare(states: States, learned: States, plain: Probe, joint: Probe) -> tupl
     }  # fmt: skip
     for name, (probe, smoothing) in ways.items():
         mass = smoothing.rows(
-            probe.bins, said(states, probe), states.prior(probe.bins), states.prompt, states.generated
+            probe.bins, said(states, probe), states.prior(probe.bins), states.answer, states.generated
         )
         points[name] = probe.bins.quantile(mass, 0.5, cap)
         low, high = (probe.bins.quantile(mass, q, cap) for q in _INTERVAL)

@@ -11,6 +11,7 @@ from lengthwise.errors import InputError
 from lengthwise.predictors.licences import LICENCES
 from lengthwise.predictors.probe.compare import BUCKETS, Score, bucket_name, compare
 from lengthwise.predictors.probe.learn import Recipe, Tried, fit, inputs_of, sweep
+from lengthwise.predictors.probe.prompts import Correction, learn_correction
 from lengthwise.predictors.probe.states import NOT_TRAINED
 
 if TYPE_CHECKING:
@@ -40,12 +41,16 @@ class Trained:
     new_scores: list[Score]
     """On those of them that the predictor of the prompts has not seen either."""
     prompts: dict[str, int]
+    correction: Correction
+    """Of the prompts' beliefs, learned from training answers, in every score."""
     capped: float
     """Share of all answers that were cut off."""
 
 
 def train_probe(states: States, bins: Bins, llm: str, *, recipe: Recipe, name: str, report: Report) -> Trained:
     """Compare the layers, train, score."""
+    correction = learn_correction(states)
+    states = correction.of(states)
     tested = states.where(states.tested)
     if not len(tested):
         raise InputError("no prompt is held out", hint="mark some as `test`, or nothing can be said of the probe")
@@ -60,17 +65,18 @@ def train_probe(states: States, bins: Bins, llm: str, *, recipe: Recipe, name: s
     learned, new = states.where(states.trained), states.where(states.tested & states.new_to_predictor)
     scores, heat = compare(tested, learned, plain, probe)
     new_scores = compare(new, learned, plain, probe)[0] if len(new) else []
-    first = np.unique(states.prompt, return_index=True)[1]
+    first = np.unique(states.answer, return_index=True)[1]
     trained = Trained(
         probe, plain, tried, scores, heat, new_scores,
         {"trained": _prompts(learned), "held out": _prompts(tested), "new": _prompts(new)},
+        correction,
         float(states.capped[first].mean()),
     )  # fmt: skip
     return replace(trained, probe=replace(probe, card=_card(states, trained, llm, name)))
 
 
 def _prompts(states: States) -> int:
-    return len(np.unique(states.prompt))
+    return len(np.unique(states.draw))
 
 
 def _card(states: States, trained: Trained, llm: str, name: str) -> dict[str, Any]:
@@ -85,6 +91,7 @@ def _card(states: States, trained: Trained, llm: str, name: str) -> dict[str, An
         "data": {
             "corpora": corpora,
             "prompts": trained.prompts,
+            "prompts' beliefs": {name: round(value, 4) for name, value in asdict(trained.correction).items()},
             "capped": round(trained.capped, 4),
             "cap": states.cap,
             "left out": ["official test prompts", *NOT_TRAINED],

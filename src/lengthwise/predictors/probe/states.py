@@ -3,7 +3,8 @@
 Each .npz has the columns pid (row of the table), pos (tokens generated so far), rem (tokens still to come, the end
 token counted; of a capped answer up to the cap), capped, test (a prompt held out), L<n> (the state after n layers) and,
 where it was kept, entropy (of the next token, nats). The table is prompts.parquet or lengths.parquet, with dataset or
-corpus, prompt_id, castillo_split or split, and the prompt where it is no prompt of CASTILLO. One answer a prompt.
+corpus, prompt_id, castillo_split or split, and the prompt where it is no prompt of CASTILLO. A row of the table is one
+answer; several answers to a prompt are several rows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from zipfile import BadZipFile
 
 import numpy as np
+import xxhash
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.contract import LogTBeliefs
@@ -42,9 +44,11 @@ _COLUMNS: Final = ("pid", "pos", "rem", "capped", "test")
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """One row per state, in order of prompt and tokens generated."""
+    """One row per state, in order of answer and tokens generated."""
 
-    prompt: Ints
+    answer: Ints
+    draw: Floats
+    """In [0, 1), by hash of the prompt: who is held out, all answers to a prompt together."""
     generated: Ints
     remaining: Ints
     capped: Mask
@@ -61,7 +65,7 @@ class States:
     """Whose beliefs these are."""
 
     def __len__(self) -> int:
-        return len(self.prompt)
+        return len(self.answer)
 
     @property
     def cap(self) -> int:
@@ -78,7 +82,7 @@ class States:
     @property
     def weight(self) -> Floats:
         """How many states of its answer a row stands for: of long answers only some were kept."""
-        _, inverse, kept = np.unique(self.prompt, return_inverse=True, return_counts=True)
+        _, inverse, kept = np.unique(self.answer, return_inverse=True, return_counts=True)
         had = np.ceil((self.generated + self.remaining) / self.step)
         return np.maximum(had / kept[inverse], 1.0)
 
@@ -101,7 +105,18 @@ class States:
         """Return some of the rows."""
         kept = {
             name: getattr(self, name)[rows]
-            for name in ("prompt", "generated", "remaining", "capped", "held_out", "corpus", "split", "mu", "sigma")
+            for name in (
+                "answer",
+                "draw",
+                "generated",
+                "remaining",
+                "capped",
+                "held_out",
+                "corpus",
+                "split",
+                "mu",
+                "sigma",
+            )
         }
         layers = {layer: states[rows] for layer, states in self.layers.items()}
         return replace(self, **kept, layers=layers, entropy=None if self.entropy is None else self.entropy[rows])
@@ -123,11 +138,13 @@ def read_states(folder: Path, predictor: str, llm: str) -> States:
         raise InputError("a row names a prompt that the table does not have", source=folder, field="pid")
     used, row = np.unique(columns["pid"], return_inverse=True)
     table = table.take(used)
-    beliefs = load_predictor(predictor).predict(_texts(table, folder), [llm] * len(used))
+    texts, prompt = np.unique(np.array(_texts(table, folder), object), return_inverse=True)
+    beliefs = load_predictor(predictor).predict(texts.tolist(), [llm] * len(texts))
     if not isinstance(beliefs, LogTBeliefs):
         raise InputError(f"'{predictor}' says no log-t", field="--predictor", hint="use default or fast")
     return States(
-        prompt=columns["pid"].astype(np.int64),
+        answer=columns["pid"].astype(np.int64),
+        draw=np.array([xxhash.xxh3_64_intdigest(f"probe\n{text}".encode()) / 2.0**64 for text in texts])[prompt][row],
         generated=columns["pos"].astype(np.int64),
         remaining=columns["rem"].astype(np.int64),
         capped=columns["capped"],
@@ -136,8 +153,8 @@ def read_states(folder: Path, predictor: str, llm: str) -> States:
         entropy=columns["entropy"].astype(np.float64) if "entropy" in columns else None,
         corpus=_column(table, "corpus", "dataset")[row],
         split=_column(table, "split", "castillo_split")[row],
-        mu=beliefs.mu[row],
-        sigma=beliefs.sigma[row],
+        mu=beliefs.mu[prompt][row],
+        sigma=beliefs.sigma[prompt][row],
         nu=beliefs.columns.nu,
         predictor=Path(predictor).stem,
     )
