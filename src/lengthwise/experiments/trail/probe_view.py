@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lengthwise.predictors.probe.compare import Score
     from lengthwise.predictors.probe.run import Trained
 
-__all__ = ["html_report", "plain", "ratios", "tables"]
+__all__ = ["html_report", "plain", "tables"]
 
 _HEATMAPS: Final = (PROMPT_ONLY, PROMPT_BY_AGE, JOINT_SMOOTH)
 
@@ -37,14 +37,7 @@ def plain(trained: Trained) -> dict[str, Any]:
         "capped": trained.capped,
         "held_out": trained.scores,
         "new_to_predictor": trained.new_scores,
-        "ratios": ratios(trained.scores),
     }
-
-
-def ratios(scores: list[Score]) -> dict[str, float]:
-    """The error of each way over that of the joint belief: the paper says 2.66 of BERT's over its probe's."""
-    best = next(score.error for score in scores if score.name == JOINT_SMOOTH)
-    return {score.name: score.error / best for score in scores}
 
 
 def tables(trained: Trained) -> list[Table]:
@@ -78,15 +71,16 @@ def _comparison(title: str, scores: list[Score]) -> Table:
             score.name,
             *(f"{error:.1f}" for error in score.errors),
             f"{score.error:.1f}",
-            f"{ratio:.2f}",
+            "{:.2f} [{:.2f}, {:.2f}]".format(*score.over_joint),
             "–" if math.isnan(score.tau) else f"{score.tau:.3f}",
             share(score.covered),
         ]
-        for score, ratio in zip(scores, ratios(scores).values(), strict=True)
+        for score in scores
     ]
     notes = [
         "Of the median, tokens; every state of an answer counts alike; a capped answer ends at the cap.",
-        f"ratio: this error over the last row's; the paper has {paper.ERROR_RATIO:g} (BERT over probe, Llama-3-8B).",
+        "ratio: this error over the last row's, and its 95 % interval, prompts drawn again with all their answers.",
+        f"The paper has {paper.ERROR_RATIO:g} (BERT over probe, Llama-3-8B).",
     ]
     columns = ("", *(bucket_name(*one) for one in BUCKETS), "all", "ratio", "tau", "in 90 %")
     return Table(title, columns, rows, notes)

@@ -27,6 +27,7 @@ JOINT, JOINT_SMOOTH = "joint", "joint + smoothing"
 HEAT: Final = log_bins(1024, count=12)
 """Bins of the poster's heatmap of true against predicted lengths."""
 _INTERVAL: Final = (0.05, 0.95)
+_DRAWS: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Score:
     tau: float
     covered: float
     """Share inside the central 90 % interval; NaN for a way that knows no interval."""
+    over_joint: tuple[float, float, float]
+    """Error over that of the joint belief, smoothed, and its 95 % interval, prompts drawn again."""
 
 
 def bucket_name(low: int, high: int | None) -> str:
@@ -85,11 +88,12 @@ def compare(states: States, learned: States, plain: Probe, joint: Probe) -> tupl
         points[name] = probe.bins.quantile(mass, 0.5, cap)
         low, high = (probe.bins.quantile(mass, q, cap) for q in _INTERVAL)
         intervals[name] = low, high
-    scores = [_score(states, name, point, intervals.get(name)) for name, point in points.items()]
+    best = points[JOINT_SMOOTH]
+    scores = [_score(states, name, point, intervals.get(name), best) for name, point in points.items()]
     return scores, {name: heat(states.remaining, point, states.weight) for name, point in points.items()}
 
 
-def _score(states: States, name: str, point: Floats, interval: tuple[Floats, Floats] | None) -> Score:
+def _score(states: States, name: str, point: Floats, interval: tuple[Floats, Floats] | None, best: Floats) -> Score:
     off, true, weight = np.abs(point - states.remaining), states.remaining, states.weight
     errors, taus = [], []
     for low, high in BUCKETS:
@@ -101,7 +105,18 @@ def _score(states: States, name: str, point: Floats, interval: tuple[Floats, Flo
         inside = (true >= np.floor(interval[0])) & (true <= np.ceil(interval[1]))
         covered = float(np.average(inside, weights=weight))
     overall = float(np.average(off, weights=weight))
-    return Score(name, tuple(errors), overall, tuple(taus), kendall_tau(point, true), covered)
+    over = _over(states, off, np.abs(best - true))
+    return Score(name, tuple(errors), overall, tuple(taus), kendall_tau(point, true), covered, over)
+
+
+def _over(states: States, off: Floats, best: Floats) -> tuple[float, float, float]:
+    """The ratio of two mean errors, and where 95 % of it lie when prompts are drawn again with all their answers."""
+    _, prompt = np.unique(states.draw, return_inverse=True)
+    sums = np.stack([np.bincount(prompt, states.weight * each) for each in (off, best)])
+    drawn = np.random.default_rng(0).multinomial(sums.shape[1], np.full(sums.shape[1], 1 / sums.shape[1]), _DRAWS)
+    above, below = sums @ drawn.T
+    low, high = np.quantile(above / below, (0.025, 0.975))
+    return float(sums[0].sum() / sums[1].sum()), float(low), float(high)
 
 
 def _by_age(states: States, learned: States) -> Floats:
