@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -61,6 +61,8 @@ def make_scheduler(
     tokenizer: Path | None = None,
     steps: Path | None = None,
     measuring: dict[str, Any] | None = None,
+    worker: str = "auto",
+    eager: bool = False,
 ) -> Any:
     """A scheduler of the given class, the way vLLM's engine core builds it; without a tokenizer unless one is given."""
     model_config = ModelConfig(
@@ -70,6 +72,7 @@ def make_scheduler(
         served_model_name="SmolLM2-135M-Instruct",
         dtype="float32",
         max_model_len=context,
+        enforce_eager=eager,
     )
     scheduler_config = SchedulerConfig(
         max_num_seqs=slots,
@@ -86,6 +89,7 @@ def make_scheduler(
         scheduler_config=scheduler_config,
         model_config=model_config,
         cache_config=cache_config,
+        parallel_config=ParallelConfig(worker_cls=worker),
         additional_config={"lengthwise": chosen} if policy or predictor else {},
     )
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)

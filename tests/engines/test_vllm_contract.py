@@ -18,6 +18,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
+from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_input_batch import InputBatch
+from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
 from lengthwise.engines.vllm import RELEASES, LengthwiseScheduler, PolicyRequestQueue
 from tests.engines.scheduling import make_request, make_scheduler, tiny_model
@@ -168,3 +171,32 @@ def test_a_job_can_be_kept_on_a_request() -> None:
 
 def test_vllms_two_orders_are_still_the_two() -> None:
     assert {policy.value for policy in request_queue.SchedulingPolicy} == {"fcfs", "priority"}
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (InputBatch, "num_computed_tokens_cpu"),
+        (InputBatch, "num_prompt_tokens"),
+        (GPUModelRunner, "query_start_loc"),
+        (GPUModelRunner, "input_batch"),
+        (GPUModelRunner, "execute_model_state"),
+    ],
+)
+def test_a_worker_keeps_what_tells_states_apart(where: type, name: str) -> None:
+    assert f"self.{name}" in inspect.getsource(where)
+
+
+def test_a_step_leaves_its_logits_for_drawing_and_for_us() -> None:
+    assert "logits" in ExecuteModelState._fields
+    assert {"execute_model", "sample_tokens", "load_model"} <= set(dir(CPUWorker))
+
+
+def test_a_configuration_says_what_a_probe_asks_of_it(stock: Scheduler) -> None:
+    config = stock.vllm_config
+    assert config.model_config.get_hidden_size() == 16
+    assert config.model_config.get_total_num_hidden_layers() == 1
+    assert config.parallel_config.worker_cls.startswith("vllm.")
+    assert config.parallel_config.pipeline_parallel_size == 1
+    assert config.speculative_config is None
+    assert config.model_config.enforce_eager in (True, False)

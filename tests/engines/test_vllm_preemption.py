@@ -6,8 +6,6 @@ That the same yield as in the simulator is in test_vllm_preempts_as_simulated.py
 from __future__ import annotations
 
 import random
-from collections import deque
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,8 @@ from vllm.v1.request import RequestStatus
 
 from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
 from lengthwise.lengths import Point
-from tests.engines.scheduling import make_request, make_scheduler, spoken, tiny_model
+from tests.engines.overlap import Host, said_at
+from tests.engines.scheduling import make_request, make_scheduler, tiny_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,56 +34,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def told(name: str, prompt: int, length: int, **more: Any) -> Any:
     return make_request(name, prompt, length, said={"expected_tokens": length}, **more)
-
-
-def said_at(name: str, position: int) -> int:
-    """The one right token there: so that one that is lost, repeated or out of order is seen."""
-    return (int(name) * 7919 + position * 104_729) % 1000
-
-
-@dataclass
-class Host:
-    """An engine around a scheduler, with as many steps under way at once as `depth` says; 2 is async scheduling."""
-
-    scheduler: Any
-    depth: int = 1
-    preempted: list[str] = field(default_factory=list)
-    scheduled: list[set[str]] = field(default_factory=list)
-    said: dict[str, list[int]] = field(default_factory=dict)
-    finished: list[str] = field(default_factory=list)
-    under_way: deque[tuple[Any, list[str], list[list[int]]]] = field(default_factory=deque)
-
-    def step(self) -> None:
-        output = self.scheduler.schedule()
-        self.preempted += sorted(output.preempted_req_ids or ())
-        names = list(output.num_scheduled_tokens)
-        self.scheduled.append(set(names))
-        if names:
-            requests = [self.scheduler.requests[name] for name in names]
-            tokens = [
-                [] if one.is_prefill_chunk else [said_at(one.request_id, one.num_computed_tokens)] for one in requests
-            ]
-            self.under_way.append((output, names, tokens))
-        if self.under_way and (len(self.under_way) >= self.depth or not names):
-            self._end(*self.under_way.popleft())
-
-    def _end(self, output: Any, names: list[str], tokens: list[list[int]]) -> None:
-        result = spoken(names, tokens)
-        for outputs in self.scheduler.update_from_output(output, result).values():
-            for one in outputs.outputs:
-                self.said.setdefault(one.request_id, []).extend(one.new_token_ids)
-                self.finished += [one.request_id] if one.finish_reason is not None else []
-
-    def steps(self, count: int) -> None:
-        for _ in range(count):
-            self.step()
-
-    def drain(self) -> None:
-        for _ in range(20_000):
-            if not (self.scheduler.has_unfinished_requests() or self.under_way):
-                return
-            self.step()
-        raise AssertionError("the schedule does not drain")
 
 
 def host(

@@ -25,6 +25,8 @@ from lengthwise.experiments.trail.study import (
 )
 from lengthwise.experiments.trail.view import html_report, plain, tables, verdict
 from lengthwise.policies import Job, JobColumns
+from lengthwise.predictors.probe import load_probe
+from lengthwise.predictors.probe.card import error_ratio
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator import believe
 from lengthwise.simulator.paired import Ratio
@@ -99,7 +101,8 @@ def test_every_kind_of_belief_is_served_at_every_c_with_and_without_a_cache(foun
     assert {run.setting.rate for run in found.over_c} == {paper.RATE}
     assert [run.setting.load for run in found.where] == pytest.approx([0.9] * 4)
     assert found.errors[PROMPT] > found.errors[AGE] > 0 == found.errors[TRUTH]
-    assert [found.errors[PROMPT] / found.errors[name] for name in PROBES] == pytest.approx(list(PROBES.values()))
+    ratios = [found.errors[PROMPT] / found.errors[name] for name in PROBES]
+    assert ratios == pytest.approx([error_ratio(load_probe("default")), paper.ERROR_RATIO])
 
 
 def test_what_is_computed_again_is_counted_and_a_cache_saves_most_of_it(found: TrailStudy) -> None:

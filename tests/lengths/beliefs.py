@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from lengthwise.lengths import Histogram, LogT, Point
+from lengthwise.lengths import After, Histogram, LogT, Point
 
 caps = st.one_of(st.integers(16, 131_072), st.sampled_from([16, 512, 8192, 131_072]))
 
@@ -31,5 +31,10 @@ def points() -> st.SearchStrategy[Point]:
     return st.builds(Point, tokens=st.floats(0.5, 10_000), cap=caps)
 
 
-def beliefs() -> st.SearchStrategy[LogT | Histogram | Point]:
-    return st.one_of(logts(), histograms(), points())
+def afters() -> st.SearchStrategy[After]:
+    """What a probe says: most often bins of what remains."""
+    return st.builds(After, rest=st.one_of(histograms(), logts(), points()), generated=st.integers(0, 3_000))
+
+
+def beliefs() -> st.SearchStrategy[LogT | Histogram | Point | After]:
+    return st.one_of(logts(), histograms(), points(), afters())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import Histogram, LogT, Point
+from lengthwise.lengths import Belief, Histogram, LogT, Point
 from lengthwise.predictors import scores
 from tests.lengths.beliefs import beliefs
 
@@ -125,7 +125,7 @@ def test_crps_is_the_area_between_the_law_and_the_step(belief: LogT | Histogram,
 
 
 @given(beliefs(), st.floats(1, 5_000))
-def test_crps_is_never_negative(belief: LogT | Histogram | Point, length: float) -> None:
+def test_crps_is_never_negative(belief: Belief, length: float) -> None:
     assert scores.crps_of(belief, length) >= -1e-9
 
 

@@ -21,6 +21,7 @@ from lengthwise.cli import (
     explain,
     lengths,
     predict,
+    probe,
     replay,
     reproduce,
     serve,
@@ -64,6 +65,7 @@ app.command()(theory.theory)
 app.command()(replay.replay)
 app.command()(predict.predict)
 app.command()(train.train)
+app.add_typer(probe.app, name="probe")
 app.command()(adapt.adapt)
 app.command()(evaluate.evaluate)
 app.command()(collect.collect)

@@ -34,6 +34,10 @@ def engine(
     context: typer.Context,
     policy: Policy = "lengthwise",
     predictor: Predictor = DEFAULT_PREDICTOR,
+    probe: Annotated[
+        str | None,
+        typer.Option("--probe", help="Refine beliefs by the LLM's hidden states: default, or a probe's file (.lw)."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 for any free port.")] = 8000,
     model: Model = None,
@@ -47,12 +51,14 @@ def engine(
     Without --model it serves SmolLM2-135M-Instruct, converted once into the user's cache directory. Its log is kept
     beside it. Ctrl-C stops it and everything it started.
 
-    Example: `lengthwise engine --policy sjf --port 8000`
+    Example: `lengthwise engine --policy srpt:c=0.8 --probe default --port 8000`
     """
     if context.invoked_subcommand is not None:
         return
     if steps is not None and stock:
         raise InputError("--steps with --stock", hint="steps are written by our scheduler: leave out one of them")
+    if probe is not None and stock:
+        raise InputError("--probe with --stock", hint="a probe is read by our scheduler: leave out one of them")
     if steps is not None and not steps.resolve().parent.is_dir():
         raise InputError("its folder does not exist", source=steps, hint=f"make {steps.parent} first")
     options = EngineOptions(
@@ -63,6 +69,7 @@ def engine(
         model,
         max_num_seqs,
         max_model_len,
+        probe=probe,
         plugin=not stock,
         plugin_options={} if steps is None else {"steps": str(steps.resolve())},
     )
@@ -70,6 +77,7 @@ def engine(
     typer.echo("starting vLLM (half a minute on a CPU) ...", err=True)
     with EmbeddedEngine(options) as running:
         order = "policy fcfs (stock)" if stock else f"policy {policy}, predictor {predictor}"
+        order += "" if probe is None else f", probe {probe}"
         typer.echo(f"engine ready at {running.url}/v1, {order}; log {running.log}")
         try:
             signal.pause()

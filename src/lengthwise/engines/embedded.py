@@ -24,9 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from lengthwise.engines.refine import check_fit
 from lengthwise.engines.smollm2 import MODEL_NAME, cache_home, model_folder
+from lengthwise.engines.states import WORKER
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
+from lengthwise.predictors.probe import DEFAULT as DEFAULT_PROBE
+from lengthwise.predictors.probe import load_probe, probe_path
 from lengthwise.predictors.service import DEFAULT_PREDICTOR, known_predictor
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ class EngineOptions:
 
     policy: str = "lengthwise"
     predictor: str = DEFAULT_PREDICTOR
+    probe: str | None = field(default=None, kw_only=True)  # what refines beliefs: `default`, or a file
     host: str = "127.0.0.1"
     port: int = 0  # any free one
     model: str | None = None  # the embedded LLM
@@ -106,6 +111,7 @@ class EmbeddedEngine:
         """Start the child and wait until it is healthy; then watch over it."""
         make_policy(self.options.policy)
         known_predictor(self.options.predictor)
+        _check_probe(self.options)
         _need_vllm()
         self._port = _free_port(self.options.host, self.options.port)
         atexit.register(self.stop)
@@ -143,6 +149,9 @@ class EmbeddedEngine:
         if options.plugin:
             chosen = {**options.plugin_options, "policy": options.policy}
             chosen["predictor"] = known_predictor(options.predictor)
+            if options.probe is not None:
+                chosen["probe"] = _probe_name(options.probe)
+                flags += ["--worker-cls", WORKER]
             settings = json.dumps({"lengthwise": chosen})
             flags += ["--scheduler-cls", SCHEDULER, "--additional-config", settings]
         if not _has_gpu():
@@ -203,6 +212,38 @@ _CPU_DEFAULTS: Final = {
 def engine_threads() -> int:
     """Threads that an engine started now computes with, on a CPU."""
     return int({**_CPU_DEFAULTS, **os.environ}["OMP_NUM_THREADS"])
+
+
+def _probe_name(name: str) -> str:
+    """The same name, or a file's full path: the child may run elsewhere."""
+    return name if name == DEFAULT_PROBE else str(probe_path(name).resolve())
+
+
+def _check_probe(options: EngineOptions) -> None:
+    """Refuse a probe that the child could not read, before it is started."""
+    if options.probe is None:
+        return
+    against = {
+        "stock vLLM": not options.plugin,
+        "a compiled engine, whose layers cannot be looked into": options.compiled,
+        "a GPU: hidden states are read out of vLLM's CPU worker only, so far": _has_gpu(),
+    }
+    for what, there in against.items():
+        if there:
+            raise InputError(f"a probe with {what}", field="--probe", hint="leave out the probe")
+    model = Path(options.model or cache_home() / MODEL_NAME)
+    hidden_size, layers = _shape(model)
+    llm = MODEL_NAME if options.model is None else options.model
+    check_fit(load_probe(options.probe), [llm], hidden_size=hidden_size, layers=layers)
+
+
+def _shape(model: Path) -> tuple[int | None, int | None]:
+    """Numbers in a hidden state, and layers, as a model's folder tells; None where there is none (a hub's name)."""
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        return int(config["hidden_size"]), int(config["num_hidden_layers"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None  # vLLM will read it, and the plug-in asks again
 
 
 def _need_vllm() -> None:

@@ -23,8 +23,14 @@ there has every step of the engine written down (`engines.steps`). A request's b
 by the LLM's history (before there is any, the wide prior) and re-keyed at the first step after the
 predictor's belief has come; predicting is another thread's work.
 
+With the option `probe` (`default` or a file), our worker and --enforce-eager, hidden states that come with a step's
+output refine the belief of the request that they are of (`engines.refine`):
+
+    --worker-cls lengthwise.engines.vllm_worker.StatesWorker --enforce-eager
+    --additional-config '{"lengthwise": {"policy": "srpt:c=0.8", "probe": "default"}}'
+
 For measurements: the option `plays` and a request's `cap` (`engines.plays`), and `account`, a file to which the figures
-of the predictor's work are written whenever nothing is left to do.
+of the predictor's and the probe's work are written whenever nothing is left to do.
 """
 
 from __future__ import annotations
@@ -49,7 +55,9 @@ from vllm.v1.request import RequestStatus
 from lengthwise.engines.plays import Plays
 from lengthwise.engines.preemption import Room
 from lengthwise.engines.prompts import PromptReader
+from lengthwise.engines.states import attached, generated_by
 from lengthwise.engines.steps import EngineFacts, StepLog
+from lengthwise.engines.vllm_probe import refiner_for
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT, Point
 from lengthwise.policies import Job, PolicyQueue, make_policy
@@ -57,11 +65,13 @@ from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.service import DEFAULT_PREDICTOR, belief_service, known_predictor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
+    from lengthwise.engines.refine import Refiner
+    from lengthwise.engines.states import State
     from lengthwise.lengths import LengthDistribution
     from lengthwise.policies import Policy
     from lengthwise.predictors.service import BeliefService
@@ -85,6 +95,9 @@ class LengthwiseSyncScheduler(Scheduler):
 
     running: list[Request]
     steps: StepLog | None = None
+    refiner: Refiner | None = None
+    on_state: Callable[[Request, int, State], None] | None = None
+    """Told by `engines.vllm_worker`, where that is in use: a request, tokens generated, its hidden state."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (passed on to vLLM as they are)
         super().__init__(*args, **kwargs)
@@ -96,6 +109,9 @@ class LengthwiseSyncScheduler(Scheduler):
         known = known_predictor(predictor)
         self.beliefs: BeliefService = belief_service(known) if self.plays is None else self.plays.service(known)
         self._account: str | None = options.get("account")
+        self.refiner = refiner_for(options, self.vllm_config, predictor)
+        if self.refiner is not None:
+            self.on_state = self._refine
         self.jobs = Jobs(self)
         self.room = Room()
         self.now = time.time()
@@ -122,6 +138,8 @@ class LengthwiseSyncScheduler(Scheduler):
         """Stop predicting too, and say what came of it."""
         self.beliefs.close()
         _log.info("the predictor's work: %s", self.beliefs.counts)
+        if self.refiner is not None:
+            _log.info("the probe's work: %s", self.refiner.counts)
         if self.steps is not None:
             self.steps.close()
         super().shutdown()
@@ -139,10 +157,37 @@ class LengthwiseSyncScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:  # noqa: ANN401
         """Take in what a step made; it ends here."""
+        if self.on_state is not None:
+            self._tell_states(model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.steps is not None and scheduler_output.num_scheduled_tokens:
             self.steps.done(busy=self.has_unfinished_requests())
         return outputs
+
+    def _tell_states(self, output: Any) -> None:  # noqa: ANN401
+        """Tell the step's hidden states of requests that are still there; before vLLM may end them."""
+        for name, state in attached(output) or ():
+            request = self.requests.get(name)
+            generated = None if request is None else generated_by(state.tokens, request.num_prompt_tokens)
+            if generated is not None and self.on_state is not None:
+                self.on_state(request, generated, state)
+
+    def _refine(self, request: Request, generated: int, state: State) -> None:
+        """Have a state read where it is time, and go by what it says of the request, which runs or has just yielded.
+
+        By the tokens that the state says it has seen, not by those that the request has: with async scheduling it may
+        be a step ahead, and who is computed again is behind. A state that has seen more tokens than were taken in is of
+        a step whose output was dropped.
+        """
+        name = request.request_id
+        if self.refiner is None or not self.length_policy.believes or not self.refiner.due(name, generated):
+            return
+        if generated > request.num_output_tokens or not _generates(request):
+            return
+        job = self.jobs.of(request)
+        belief = self.refiner.read(name, generated, state, job.belief, self.jobs.cap(request))
+        if belief is not None:
+            self._take_in(job, belief)
 
     def _schedule(self, throttle_prefills: bool) -> SchedulerOutput:
         """Schedule one step as vLLM does, with whoever should yield at the end of `running`."""
@@ -165,7 +210,12 @@ class LengthwiseSyncScheduler(Scheduler):
         request = self.requests.get(request_id)
         if request is None:
             return False
-        job = self.jobs.of(request)
+        if self.refiner is not None and self.refiner.hear(request_id, belief):
+            return False  # its own states say more, and are read with this in mind from now on
+        return self._take_in(self.jobs.of(request), belief)
+
+    def _take_in(self, job: Job, belief: LengthDistribution) -> bool:
+        """Go by a new belief; whether the request was waiting."""
         job.believe(belief)
         self.room.forget()
         return any(queue.rekey(job) for queue in (self.waiting, self.kv_holding_waiting))
@@ -175,7 +225,10 @@ class LengthwiseSyncScheduler(Scheduler):
         freed = super()._free_request(request, *args, **kwargs)
         # Whenever nothing is left to do: vLLM may end an engine without a word to its scheduler.
         if self._account is not None and not self.requests:
-            Path(self._account).write_text(json.dumps(asdict(self.beliefs.counts)), encoding="utf-8")
+            account: dict[str, Any] = asdict(self.beliefs.counts)
+            if self.refiner is not None:
+                account["probe"] = asdict(self.refiner.counts)
+            Path(self._account).write_text(json.dumps(account), encoding="utf-8")
         return freed
 
     def _facts(self) -> EngineFacts:
@@ -312,7 +365,7 @@ class Jobs:
         """Return the request's job with its progress brought up to date."""
         job: Job | None = getattr(request, "lengthwise_job", None)
         if job is None:
-            cap = self._cap(request)
+            cap = self.cap(request)
             told = belief_of(request, cap)
             known = self._beliefs.admit(request.request_id, self.llm, cap)
             job = Job(
@@ -336,7 +389,7 @@ class Jobs:
         if reader is None or ids is None or request.lengthwise_told or not _generates(request):
             return
         if self._scheduler.length_policy.believes:
-            cap = self._cap(request)
+            cap = self.cap(request)
             self._beliefs.ask(
                 request.request_id, lambda: PredictionInput(reader.read(ids), self.llm, cap, prompt_tokens=len(ids))
             )
@@ -344,8 +397,12 @@ class Jobs:
     def ended(self, request: Request) -> None:
         """Learn from how a request ended: whole, cut, or in a way that says nothing of its length."""
         job: Job | None = getattr(request, "lengthwise_job", None)
+        refiner = self._scheduler.refiner
         if job is not None:
             job.generated = request.num_output_tokens
+            if refiner is not None:
+                # What a queue learns is how good the beliefs are by which it gave a place.
+                job.believe(refiner.ended(request.request_id, job.belief))
             for queue in (self._scheduler.waiting, self._scheduler.kv_holding_waiting):
                 queue.finished(job)
         tokens = request.num_output_tokens if _generates(request) else None
@@ -355,12 +412,12 @@ class Jobs:
         elif request.status == RequestStatus.FINISHED_STOPPED or request.status in _CUT:
             # One that was forced to a length below the limit that its client declared has ended, and was not cut.
             capped, declared = request.status == RequestStatus.FINISHED_LENGTH_CAPPED, declared_cap(request)
-            forced = capped and declared is not None and (tokens or 0) < self._cap(request)
+            forced = capped and declared is not None and (tokens or 0) < self.cap(request)
             self._beliefs.ended(request.request_id, tokens, censored=request.status in _CUT and not forced)
         else:
             self._beliefs.ended(request.request_id, None)
 
-    def _cap(self, request: Request) -> int:
+    def cap(self, request: Request) -> int:
         """The most tokens that the answer may have: what the request allows, and what the context leaves."""
         left: int = self._scheduler.max_model_len - request.num_prompt_tokens
         return max(1, min(declared_cap(request) or int(request.max_tokens), left))

@@ -1,5 +1,6 @@
 """What we believe about the length of an answer: immutable values, pure mathematics, no files."""
 
+from lengthwise.lengths.after import After
 from lengthwise.lengths.beliefs import TIE_NU, Belief, LogT, Point, Remaining
 from lengthwise.lengths.columns import LogTColumns, tail_inflated_expectation
 from lengthwise.lengths.contract import DEFAULT_CAP, OUTLIVED_BELOW, LengthDistribution
@@ -13,6 +14,7 @@ __all__ = [
     "FAMILIES",
     "OUTLIVED_BELOW",
     "TIE_NU",
+    "After",
     "Belief",
     "Histogram",
     "LengthDistribution",

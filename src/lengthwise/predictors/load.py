@@ -51,6 +51,9 @@ def _with_adapted(base: LoadedPredictor, file: ModelFile, path: Path) -> LoadedP
     return AdaptedPredictor(base, from_part(file.part(ADAPTED), base.llms, path), file.card)
 
 
+MODELS: Final = Path(str(resources.files("lengthwise.predictors"))) / "models"
+"""The model files that ship: predictors by their names, and the probe of the embedded LLM, which is none."""
+
 ADAPTED: Final = "adapted.json"
 """The part of a model file with the LLMs that `lengthwise adapt` added, whatever the kind."""
 
@@ -74,9 +77,8 @@ def load_predictor(name: str | Path) -> LoadedPredictor:
 
 
 def packaged_predictors() -> dict[str, Path]:
-    """Return the model files that ship with the package, by name."""
-    folder = Path(str(resources.files("lengthwise.predictors"))) / "models"
-    return {path.stem: path for path in sorted(folder.glob(f"*{SUFFIX}"))}
+    """Return the predictors that ship with the package, by name."""
+    return {path.stem: path for path in sorted(MODELS.glob(f"*{SUFFIX}")) if path.stem != "probe"}
 
 
 def best_packaged() -> str:

@@ -14,5 +14,3 @@ LATENCY_GAIN: Final = (1.66, 2.01)
 TTFT_GAIN: Final = (1.76, 24.07)
 ERROR_RATIO: Final = 2.66
 """Error of the prediction from the prompt (BERT) over that of the probe, Llama-3-8B."""
-FIRST_ATTEMPT_RATIO: Final = 73.3 / 67.1
-"""The same of the first probe tried here (SmolLM2-135M, layer 20): prompt-only minus generated, over probe."""

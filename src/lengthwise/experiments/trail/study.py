@@ -18,6 +18,8 @@ from lengthwise.errors import InputError
 from lengthwise.experiments.trail import paper
 from lengthwise.experiments.trail.beliefs import Probe, Probed, mean_error, point, probe_of_error
 from lengthwise.policies.srpt import Srpt
+from lengthwise.predictors.probe import DEFAULT, load_probe
+from lengthwise.predictors.probe.card import error_ratio
 from lengthwise.simulator import Fleet, believe, measure_capacity, simulate
 from lengthwise.simulator.paired import Ratio, over_seeds
 from lengthwise.workloads import castillo_workload
@@ -39,10 +41,8 @@ SLOTS: Final = 48
 """So that the poster's rate is a little more than the engine can do: with a queue that never grows nobody gains."""
 CORPUS: Final = "Alpaca"
 PROMPT, AGE, TRUTH = "prompt only", "refined by age", "truth"
-PROBES: Final = {
-    "probe stand-in, error as first measured here": paper.FIRST_ATTEMPT_RATIO,
-    "probe stand-in, error as in the paper": paper.ERROR_RATIO,
-}
+AS_SHIPPED, AS_IN_PAPER = "probe stand-in, error as the shipped probe's", "probe stand-in, error as in the paper"
+PROBES: Final = (AS_SHIPPED, AS_IN_PAPER)
 KINDS: Final = (PROMPT, AGE, *PROBES, TRUTH)
 
 
@@ -132,12 +132,13 @@ def study(
     known = CORPUS in samples.corpora
     rows = samples.where(corpus=[CORPUS]) if known else samples.where(split="test")
     report("beliefs", 0.0)
-    traffic = [_Traffic.of(rows, predictor, effort.requests, seed) for seed in range(effort.seeds)]
+    ratios = {AS_SHIPPED: error_ratio(load_probe(DEFAULT)), AS_IN_PAPER: paper.ERROR_RATIO}
+    traffic = [_Traffic.of(rows, predictor, effort.requests, seed, ratios) for seed in range(effort.seeds)]
     first = traffic[0]
     errors = {
         PROMPT: first.prompt_error,
         AGE: mean_error(first.workload, first.beliefs, paper.MOST_TOKENS),
-        **{name: first.prompt_error / ratio for name, ratio in PROBES.items()},
+        **{name: first.prompt_error / ratio for name, ratio in ratios.items()},
         TRUTH: 0.0,
     }
     over_c: list[Run] = []
@@ -174,12 +175,12 @@ class _Traffic:
     probes: dict[str, Probe]
 
     @classmethod
-    def of(cls, rows: LengthSamples, predictor: str, requests: int, seed: int) -> _Traffic:
+    def of(cls, rows: LengthSamples, predictor: str, requests: int, seed: int, ratios: dict[str, float]) -> _Traffic:
         most = paper.MOST_TOKENS
         workload = castillo_workload(rows, LLM, requests=requests, rate=1.0, seed=seed, max_tokens=most)
         beliefs = believe(workload, predictor, seed=seed)
         error = mean_error(workload, point(beliefs), most)
-        probes = {name: probe_of_error(workload, error / ratio, cap=most, seed=seed) for name, ratio in PROBES.items()}
+        probes = {name: probe_of_error(workload, error / ratio, cap=most, seed=seed) for name, ratio in ratios.items()}
         return cls(workload, beliefs, error, probes)
 
     def serve(self, setting: Setting, policy: Policy | str, beliefs: RequestBeliefs | str) -> Outcome:

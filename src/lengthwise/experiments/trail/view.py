@@ -88,7 +88,8 @@ def _errors(found: TrailStudy) -> Table:
         ),
         (
             "A stand-in is no probe: it is the true remaining length with log-normal noise of that error, read every "
-            f"{EVERY} tokens, errors fading over {REMEMBERS}. A probe of hidden states is planned."
+            f"{EVERY} tokens, errors fading over {REMEMBERS}. The shipped probe's error is the one on its card, of "
+            "another LLM's answers: it is taken as a share of the prompt's."
         ),
     ]
     return Table("Remaining length: how far off", ("beliefs", "tokens", "prompt only / this"), rows, notes)

@@ -1,0 +1,141 @@
+"""`lengthwise probe`: hidden states of an LLM, and what they say of the tokens still to come."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lengthwise.cli.collect import read_prompts
+from lengthwise.errors import InputError
+from lengthwise.reports.progress import late_bar
+from lengthwise.reports.tables import print_tables, share, to_json
+from lengthwise.workloads.atomic import atomic_path
+
+app = typer.Typer(no_args_is_help=True, help="What an LLM still has to say, from its own hidden states.")
+EMBEDDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+class BinKind(StrEnum):
+    """Bins of remaining length."""
+
+    LOG = "log"
+    PAPER = "paper"
+
+
+@app.command()
+def train(
+    states: Annotated[Path, typer.Argument(help="A folder that `probe collect` wrote.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Model file to write.")],
+    predictor: Annotated[
+        str, typer.Option(help="What is believed from the prompt: `default`, `fast` or a model file.")
+    ] = "default",
+    llm: Annotated[str, typer.Option(help="The LLM whose states these are.")] = EMBEDDED,
+    bins: Annotated[BinKind, typer.Option(help="Bins to the cap that grow, or TRAIL's ten on 0 to 512.")] = BinKind.LOG,
+    epochs: Annotated[int, typer.Option(min=1, help="Times through the training states.")] = 12,
+    seed: Annotated[int, typer.Option(min=0, help="Of the networks' beginnings.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Also write a page with plots: .html.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Train a probe: layers are compared on held-out training prompts, the best becomes one small file.
+
+    Prompts that are held out, official test prompts and Alpaca are not trained on. Scores are on held-out and test
+    prompts, over the tokens generated so far, beside what can be known without hidden states.
+
+    Example: `lengthwise probe train states/ -o probe.lw`
+    """
+    if not out.absolute().parent.is_dir():
+        raise InputError("no such folder", source=out.parent, field="--out")
+    if report is not None and not report.absolute().parent.is_dir():
+        raise InputError("no such folder", source=report.parent, field="--report")
+    try:
+        from lengthwise.predictors.probe.learn import Recipe
+    except ModuleNotFoundError as error:
+        raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
+    from lengthwise.experiments.trail.probe_view import html_report, plain, tables
+    from lengthwise.predictors.probe import log_bins, paper_bins, write_probe
+    from lengthwise.predictors.probe.run import train_probe
+    from lengthwise.predictors.probe.states import read_states
+
+    with late_bar() as bar:
+        bar("beliefs from the prompts", 0.0)
+        found = read_states(states, predictor, llm)
+        chosen = paper_bins() if bins is BinKind.PAPER else log_bins(found.cap)
+        recipe = Recipe(epochs=epochs, seed=seed)
+        trained = train_probe(found, chosen, llm, recipe=recipe, name=out.stem, report=bar)
+    write_probe(out, trained.probe)
+    if report is not None:
+        with atomic_path(report) as path:
+            path.write_text(html_report(trained), encoding="utf-8")
+    if as_json:
+        typer.echo(to_json({"out": str(out), **plain(trained)}))
+        return
+    print_tables(tables(trained))
+    typer.echo(f"{out}: layer {trained.probe.layer}, {out.stat().st_size / 1e6:.2f} MB")
+
+
+@app.command()
+def card(
+    probe: Annotated[str, typer.Argument(help="`default`, the one that ships, or a probe's file.")] = "default",
+) -> None:
+    """What a probe was made from, how far off it is, and what it does not know, as Markdown.
+
+    Example: `lengthwise probe card probe.lw`
+    """
+    from lengthwise.predictors.probe import load_probe
+    from lengthwise.predictors.probe.card import card_page
+
+    typer.echo(card_page(load_probe(probe), command=f"lengthwise probe card {Path(probe).name}"), nl=False)
+
+
+@app.command()
+def collect(
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write; it must not be there yet.")],
+    model: Annotated[
+        str, typer.Option(help="`embedded`, or a folder or hub name that transformers loads.")
+    ] = "embedded",
+    prompts: Annotated[str, typer.Option(help="As of `lengthwise collect`.")] = "castillo",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
+    layers: Annotated[str, typer.Option(help="States after so many layers, comma-separated.")] = "10,15,20",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longer answers are cut, and marked as such.")] = 1024,
+    temperature: Annotated[float, typer.Option(min=0, help="0: the likeliest token each time.")] = 0.7,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1)] = 0.9,
+    repetition_penalty: Annotated[float, typer.Option(min=0.01, help="Above 1 against loops.")] = 1.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Above 0 against loops; of the answer's own tokens.")] = 0.3,
+    every: Annotated[int, typer.Option(min=1, help="Tokens between states.")] = 16,
+    positions: Annotated[int, typer.Option(min=1, help="States kept of an answer, chosen at random.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
+    held_out: Annotated[float, typer.Option(min=0, max=1, help="Share of the prompts never trained on.")] = 0.2,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Let an LLM answer prompts on the CPU or a GPU, and keep its hidden states with what was still to come.
+
+    Example: `lengthwise probe collect --model embedded --prompts castillo --limit 20 -o states/`
+    """
+    if out.exists():
+        raise InputError("is there already", source=out, field="--out", hint="name another folder, or remove it")
+    if not out.absolute().parent.is_dir():
+        raise InputError("no such folder", source=out.parent, field="--out")
+    try:
+        depth = tuple(sorted({int(layer) for layer in layers.split(",")}))
+    except ValueError as error:
+        raise InputError(f"'{layers}' names no layers", field="--layers", hint="such as 10,15,20") from error
+    asked = read_prompts(prompts)[:limit]
+    try:
+        from lengthwise.engines.speaking import collect_states
+        from lengthwise.predictors.probe.generate import Speech
+    except ModuleNotFoundError as error:
+        raise InputError(f"collecting needs {error.name}", hint="run `make engine`") from error
+    speech = Speech(
+        layers=depth, temperature=temperature, top_p=top_p, repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty, max_tokens=max_tokens, every=every, positions=positions, batch=batch,
+        seed=seed,
+    )  # fmt: skip
+    with late_bar() as bar:
+        told = collect_states(asked, out, model, speech, held_out, report=bar)
+    typer.echo(
+        f"{out}: {told.answers:,} answers, {told.rows:,} states; {share(told.capped)} cut at {max_tokens:,} tokens; "
+        f"mean length {told.mean:.0f}"
+    )

@@ -1,0 +1,183 @@
+"""A probe, its file, and its readings of one running request."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from lengthwise.errors import InputError
+from lengthwise.lengths import Histogram, Point, wide_prior
+from lengthwise.predictors.fast.tables import from_bytes, to_bytes
+from lengthwise.predictors.file import read_model_file, write_model_file
+from lengthwise.predictors.load import MODELS, model_path
+from lengthwise.predictors.probe.bins import Bins
+from lengthwise.predictors.probe.features import ENTROPY, PROMPT, features, mass_of, of_belief
+from lengthwise.predictors.probe.network import Network
+from lengthwise.predictors.probe.smoothing import Smoothing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from lengthwise.lengths import Belief, LengthDistribution
+
+    Floats = NDArray[np.float64]
+
+KIND: Final = "probe"
+DEFAULT: Final = "default"
+"""The name of the probe that ships, which is for the embedded LLM."""
+SHIPPED: Final = MODELS / "probe.lw"
+EVERY: Final = 16
+_NETWORK: Final = "network.npz"
+_SETTINGS: Final = "probe.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """What the state after `layer` layers says of the tokens still to come.
+
+    `inputs` names what it is told besides: "prompt" (the belief from the prompt), "entropy" (of the next token, nats).
+    A state with `generated` tokens so far is the one from which the next token is drawn.
+    """
+
+    layer: int
+    bins: Bins
+    network: Network
+    inputs: tuple[str, ...] = (PROMPT,)
+    smoothing: Smoothing = field(default_factory=Smoothing)
+    every: int = EVERY
+    llm: str = ""
+    card: Mapping[str, Any] = field(default_factory=dict)
+
+    def probabilities(
+        self,
+        states: NDArray[Any],
+        generated: ArrayLike,
+        *,
+        mu: ArrayLike = 0.0,
+        sigma: ArrayLike = 0.0,
+        left: ArrayLike = 0.0,
+        entropy: ArrayLike = 0.0,
+    ) -> Floats:
+        """Return (n, bins) for n states, before smoothing."""
+        said = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (generated, mu, sigma, left, entropy)))
+        age, mu_, sigma_, left_, entropy_ = (each.reshape(-1) for each in said)
+        told = features(self.inputs, age, mu=mu_, sigma=sigma_, left=left_, entropy=entropy_)
+        return self.network.probabilities(np.atleast_2d(states), told)
+
+    def belief(self, probabilities: Floats, cap: int) -> Belief:
+        """Return one row as a belief about what remains, at most `cap` tokens; what lies beyond sits on the cap."""
+        return Point(0) if cap < 1 else Histogram(self.bins.edges, probabilities, cap)
+
+    def follow(self, belief: LengthDistribution | None = None, cap: int | None = None) -> Reading:
+        """Begin to follow a request of which the prompt made one believe `belief`; nothing: the wide prior."""
+        known = wide_prior() if belief is None else belief
+        return Reading(self, known, known.cap if cap is None else cap)
+
+
+class Reading:
+    """One running request: read every `probe.every` tokens, in between counted down."""
+
+    def __init__(self, probe: Probe, belief: LengthDistribution, cap: int) -> None:
+        self._probe, self._prompt, self._cap = probe, belief, cap
+        self._mu, self._sigma = of_belief(belief)
+        self._mass: Floats | None = None
+        self._at = 0
+        self._said: Belief | None = None
+
+    @property
+    def prompt(self) -> LengthDistribution:
+        """What the prompt made one believe."""
+        return self._prompt
+
+    def hear(self, belief: LengthDistribution) -> None:
+        """Take in what the prompt made one believe, when that comes late: from the next reading on."""
+        self._prompt = belief
+        self._mu, self._sigma = of_belief(belief)
+
+    def due(self, generated: int) -> bool:
+        """Whether it is time to read again; the first state, before any token, is always read."""
+        return self._mass is None or generated - self._at >= self._probe.every
+
+    def read(self, state: NDArray[Any], generated: int, entropy: float = 0.0) -> Belief:
+        """Take in the state from which token `generated` + 1 is drawn; return what remains after `generated`."""
+        told: dict[str, float] = {"entropy": entropy}
+        if PROMPT in self._probe.inputs:
+            left = self._prompt.remaining(generated).quantile(0.5)
+            told |= {"mu": self._mu, "sigma": self._sigma, "left": left}
+        mass = self._probe.probabilities(state, generated, **told)[0]
+        if self._mass is None:
+            prior = mass_of(self._probe.bins, self._prompt.remaining(generated))
+            mass = self._probe.smoothing.first(prior, mass)
+        elif generated > self._at:
+            mass = self._probe.smoothing.step(self._probe.bins, self._mass, generated - self._at, mass)
+        self._mass, self._at = mass, generated
+        self._said = self._probe.belief(mass, self._cap - generated)
+        return self._said
+
+    def remaining(self, generated: int) -> LengthDistribution:
+        """Return what is still to come, by the last reading; before the first, by the prompt."""
+        if self._said is None:
+            return self._prompt.remaining(generated)
+        return self._said.remaining(max(0, generated - self._at))
+
+
+def write_probe(path: Path, probe: Probe) -> None:
+    """Write a probe as one model file with its card; weights in half precision."""
+    settings = {
+        "layer": probe.layer,
+        "edges": probe.bins.edges,
+        "inputs": probe.inputs,
+        "carry": probe.smoothing.carry,
+        "trust": probe.smoothing.trust,
+        "start": probe.smoothing.start,
+        "every": probe.every,
+        "llm": probe.llm,
+    }
+    weights = {name: np.asarray(value, np.float16) for name, value in probe.network.arrays().items()}
+    parts = {_SETTINGS: json.dumps(settings, indent=1).encode(), _NETWORK: to_bytes(weights)}
+    write_model_file(path, {**probe.card, "kind": KIND}, parts)
+
+
+def probe_path(name: str | Path) -> Path:
+    """Where the probe that ships, or the file that is named, lies."""
+    if name == DEFAULT:
+        return SHIPPED
+    try:
+        return model_path(name)
+    except InputError as error:
+        hint = f"give {DEFAULT}, or a file that `lengthwise probe train` wrote"
+        raise InputError(f"probe '{name}' is not known", hint=hint) from error
+
+
+def load_probe(name: str | Path) -> Probe:
+    """Load the probe that ships (`default`), or one from its model file."""
+    path = probe_path(name)
+    file = read_model_file(path)
+    if file.kind != KIND:
+        raise InputError(f"holds a '{file.kind}'", source=path, field="kind", hint="give what `lengthwise probe` wrote")
+    try:
+        settings = json.loads(file.part(_SETTINGS, path))
+        network = Network.of(from_bytes(file.part(_NETWORK, path)))
+        probe = Probe(
+            layer=int(settings["layer"]),
+            bins=Bins(tuple(settings["edges"])),
+            network=network,
+            inputs=tuple(settings["inputs"]),
+            smoothing=Smoothing(settings["carry"], settings["trust"], settings["start"]),
+            every=int(settings["every"]),
+            llm=settings["llm"],
+            card=file.card,
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise InputError(
+            "its parts do not fit together", source=path, hint="the file is broken; get it again"
+        ) from error
+    if not set(probe.inputs) <= {PROMPT, ENTROPY} or network.b.shape[1] != len(probe.bins):
+        raise InputError("its parts do not fit together", source=path, hint="update lengthwise, or get the file again")
+    return probe

@@ -1,0 +1,215 @@
+"""Hidden states with what was still to come: a folder of .npz files beside a table of their prompts.
+
+Each .npz has the columns pid (row of the table), pos (tokens generated so far), rem (tokens still to come, the end
+token counted; of a capped answer up to the cap), capped, test (a prompt held out), L<n> (the state after n layers) and,
+where it was kept, entropy (of the next token, nats). The table is prompts.parquet or lengths.parquet, with dataset or
+corpus, prompt_id, castillo_split or split, and the prompt where it is no prompt of CASTILLO. A row of the table is one
+answer; several answers to a prompt are several rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+from zipfile import BadZipFile
+
+import numpy as np
+import xxhash
+
+from lengthwise.errors import InputError
+from lengthwise.predictors.contract import LogTBeliefs
+from lengthwise.predictors.load import load_predictor
+from lengthwise.predictors.probe.features import left_by_age, mass_by_age
+from lengthwise.workloads import load_castillo
+from lengthwise.workloads.files import read_parquet_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from lengthwise.predictors.probe.bins import Bins
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+    Mask = NDArray[np.bool_]
+
+TABLES: Final = ("prompts.parquet", "lengths.parquet")
+NOT_TRAINED: Final = ("Alpaca",)
+"""Corpora under licences that forbid commerce: nothing that ships is trained on them."""
+_COLUMNS: Final = ("pid", "pos", "rem", "capped", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """One row per state, in order of answer and tokens generated."""
+
+    answer: Ints
+    draw: Floats
+    """In [0, 1), by hash of the prompt: who is held out, all answers to a prompt together."""
+    generated: Ints
+    remaining: Ints
+    capped: Mask
+    held_out: Mask
+    layers: Mapping[int, NDArray[np.float16]]
+    entropy: Floats | None
+    corpus: NDArray[np.object_]
+    split: NDArray[np.object_]
+    mu: Floats
+    sigma: Floats
+    nu: float
+    """Of the beliefs from the prompts, which are log-t's."""
+    predictor: str = ""
+    """Whose beliefs these are."""
+
+    def __len__(self) -> int:
+        return len(self.answer)
+
+    @property
+    def cap(self) -> int:
+        """Tokens at which answers were cut; where none was, the longest."""
+        total = self.generated + self.remaining
+        return int(total[self.capped].max() if self.capped.any() else total.max())
+
+    @property
+    def step(self) -> int:
+        """Tokens between the states that were looked at."""
+        ages = np.unique(self.generated)
+        return int(np.diff(ages).min()) if len(ages) > 1 else 1
+
+    @property
+    def weight(self) -> Floats:
+        """How many states of its answer a row stands for: of long answers only some were kept."""
+        _, inverse, kept = np.unique(self.answer, return_inverse=True, return_counts=True)
+        had = np.ceil((self.generated + self.remaining) / self.step)
+        return np.maximum(had / kept[inverse], 1.0)
+
+    @property
+    def trained(self) -> Mask:
+        """Rows that may be trained on: not held out, not of an official test split, not of a forbidden corpus."""
+        return np.asarray(~self.tested & ~np.isin(self.corpus, NOT_TRAINED))
+
+    @property
+    def tested(self) -> Mask:
+        """Rows of prompts that are never trained on because they were held out or are official test prompts."""
+        return np.asarray(self.held_out | (self.split == "test"))
+
+    @property
+    def new_to_predictor(self) -> Mask:
+        """Rows of prompts that the packaged predictors have not seen either."""
+        return np.asarray((self.split == "test") | np.isin(self.corpus, NOT_TRAINED))
+
+    def where(self, rows: Mask) -> Self:
+        """Return some of the rows."""
+        kept = {
+            name: getattr(self, name)[rows]
+            for name in (
+                "answer",
+                "draw",
+                "generated",
+                "remaining",
+                "capped",
+                "held_out",
+                "corpus",
+                "split",
+                "mu",
+                "sigma",
+            )
+        }
+        layers = {layer: states[rows] for layer, states in self.layers.items()}
+        return replace(self, **kept, layers=layers, entropy=None if self.entropy is None else self.entropy[rows])
+
+    def left(self, q: float = 0.5) -> Floats:
+        """Return what the prompt's belief leaves, given the tokens generated."""
+        return left_by_age(self.generated, self.mu, self.sigma, self.nu, self.cap, q)
+
+    def prior(self, bins: Bins) -> Floats:
+        """Return what the prompt's belief, given the tokens generated, puts into each bin."""
+        return mass_by_age(bins, self.generated, self.mu, self.sigma, self.nu)
+
+
+def read_states(folder: Path, predictor: str, llm: str) -> States:
+    """Read a folder, and have the predictor say what each prompt makes one believe of the LLM's answer."""
+    columns = _read_arrays(folder)
+    table = _read_table(folder)
+    if columns["pid"].max() >= len(table) or columns["pid"].min() < 0:
+        raise InputError("a row names a prompt that the table does not have", source=folder, field="pid")
+    used, row = np.unique(columns["pid"], return_inverse=True)
+    table = table.take(used)
+    texts, prompt = np.unique(np.array(_texts(table, folder), object), return_inverse=True)
+    beliefs = load_predictor(predictor).predict(texts.tolist(), [llm] * len(texts))
+    if not isinstance(beliefs, LogTBeliefs):
+        raise InputError(f"'{predictor}' says no log-t", field="--predictor", hint="use default or fast")
+    return States(
+        answer=columns["pid"].astype(np.int64),
+        draw=np.array([xxhash.xxh3_64_intdigest(f"probe\n{text}".encode()) / 2.0**64 for text in texts])[prompt][row],
+        generated=columns["pos"].astype(np.int64),
+        remaining=columns["rem"].astype(np.int64),
+        capped=columns["capped"],
+        held_out=columns["test"],
+        layers={int(name[1:]): columns[name] for name in columns if name[:1] == "L" and name[1:].isdigit()},
+        entropy=columns["entropy"].astype(np.float64) if "entropy" in columns else None,
+        corpus=_column(table, "corpus", "dataset")[row],
+        split=_column(table, "split", "castillo_split")[row],
+        mu=beliefs.mu[prompt][row],
+        sigma=beliefs.sigma[prompt][row],
+        nu=beliefs.columns.nu,
+        predictor=Path(predictor).stem,
+    )
+
+
+def _read_arrays(folder: Path) -> dict[str, NDArray[Any]]:
+    paths = sorted(folder.glob("*.npz"))
+    if not paths:
+        raise InputError(
+            "holds no .npz of hidden states", source=folder, hint="make some with `lengthwise probe collect`"
+        )
+    parts = []
+    for path in paths:
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                parts.append({name: stored[name] for name in stored.files})
+        except (ValueError, OSError, EOFError, BadZipFile) as error:
+            raise InputError("is not a whole .npz file", source=path, hint="get it again") from error
+        missing = [name for name in _COLUMNS if name not in parts[-1]]
+        if missing or not any(name[:1] == "L" for name in parts[-1]):
+            raise InputError("has no such column", source=path, field=(missing or ["L<n>"])[0])
+    shared = set.intersection(*(set(part) for part in parts))
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in sorted(shared)}
+    order = np.lexsort((columns["pos"], columns["pid"]))
+    return {name: column[order] for name, column in columns.items()}
+
+
+def _read_table(folder: Path) -> pa.Table:
+    for name in TABLES:
+        if (folder / name).is_file():
+            return read_parquet_table(folder / name)
+    raise InputError("has no table of its prompts", source=folder, hint=f"put {TABLES[0]} beside the states")
+
+
+def _column(table: pa.Table, *names: str) -> NDArray[np.object_]:
+    for name in names:
+        if name in table.column_names:
+            return np.array(table[name].to_pylist(), object)
+    raise InputError("the table of prompts has no such column", field=names[0])
+
+
+def _texts(table: pa.Table, folder: Path) -> list[str]:
+    """The prompts; those of CASTILLO need not be in the table."""
+    if "prompt" in table.column_names:
+        return [str(text) for text in table["prompt"].to_pylist()]
+    known = load_castillo().table
+    texts = dict(
+        zip(
+            zip(known["corpus"].to_pylist(), known["prompt_id"].to_pylist(), strict=True),
+            known["prompt"].to_pylist(),
+            strict=True,
+        )
+    )
+    keys = zip(_column(table, "corpus", "dataset"), _column(table, "prompt_id"), strict=True)
+    found = [texts.get((corpus, str(number))) for corpus, number in keys]
+    if any(text is None for text in found):
+        raise InputError("prompts are not in CASTILLO as it is here", source=folder, hint="set LENGTHWISE_DATA")
+    return [str(text) for text in found]

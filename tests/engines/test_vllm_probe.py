@@ -1,0 +1,80 @@
+"""Whether a probe can be read inside a vLLM, by its configuration; vLLM itself is not needed to say so."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lengthwise.engines.states import WORKER
+from lengthwise.engines.vllm_probe import refiner_for
+from lengthwise.errors import InputError
+from lengthwise.predictors.probe import load_probe, write_probe
+from tests.predictors.probe.test_probe import made_probe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def config(**changed: Any) -> Any:
+    model = {"model": "/models/tiny", "served_model_name": "chat", "enforce_eager": changed.pop("eager", True)}
+    shape = {"get_hidden_size": lambda: 8, "get_total_num_hidden_layers": lambda: 3}
+    parallel = {"worker_cls": WORKER, "pipeline_parallel_size": changed.pop("stages", 1)}
+    return SimpleNamespace(
+        model_config=SimpleNamespace(**model, **shape),
+        parallel_config=SimpleNamespace(**parallel),
+        **{"speculative_config": None, **changed},
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    probe = made_probe()
+    write_probe(tmp_path / "tiny.lw", replace(probe, card={**probe.card, "predictor": "default"}))
+    return str(tmp_path / "tiny.lw")
+
+
+def test_without_a_probe_nothing_is_refined() -> None:
+    assert refiner_for({}, config(), "fast") is None
+
+
+def test_the_llm_may_be_served_under_another_name(file: str) -> None:
+    refiner = refiner_for({"probe": file}, config(), "default")
+    assert refiner is not None
+    assert refiner.counts.readings == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "says"),
+    [
+        ({"speculative_config": object()}, {}, "speculative decoding"),
+        ({"stages": 2}, {}, "pipeline parallelism"),
+        ({"eager": False}, {}, "--enforce-eager"),
+        ({}, {"plays": {"llm": "x"}}, "lengths that are forced"),
+    ],
+)
+def test_where_states_would_be_missing_or_mean_something_else_it_is_refused(
+    file: str, changed: dict[str, Any], options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        refiner_for({"probe": file, **options}, config(**changed), "fast")
+
+
+def test_a_predictor_that_it_did_not_learn_beside_is_said(file: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        refiner_for({"probe": file}, config(), "default")
+        assert not caplog.records
+        refiner_for({"probe": file}, config(), "fast")
+    assert "learned with 'default'" in caplog.text
+
+
+def test_the_shipped_probe_is_found_by_its_name() -> None:
+    model = SimpleNamespace(
+        model="x", served_model_name="SmolLM2-135M-Instruct", enforce_eager=True, get_hidden_size=lambda: 576,
+        get_total_num_hidden_layers=lambda: 30,
+    )  # fmt: skip
+    assert refiner_for({"probe": "default"}, SimpleNamespace(**{**vars(config()), "model_config": model}), "default")
+    assert load_probe("default").network.width == 576

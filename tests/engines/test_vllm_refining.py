@@ -1,0 +1,221 @@
+"""Beliefs refined inside vLLM's scheduler: by the right state of the right request, and never at a step's cost."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.engines.need import need_vllm
+
+need_vllm()
+
+from vllm.v1.request import RequestStatus
+
+from lengthwise.engines.refine import Refiner
+from lengthwise.engines.states import State
+from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
+from lengthwise.errors import InputError
+from lengthwise.lengths import After, LogT, Point
+from tests.engines.probed import BINS, LAYER, ProbedHost, knowing, probed_host, states_of
+from tests.engines.scheduling import make_request, make_scheduler, tiny_model
+from tests.engines.test_refine import broken
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return knowing(tmp_path_factory.mktemp("probe"))
+
+
+def host(model: Path, probe: Path | None, policy: str = "srpt:c=0.8", **more: Any) -> ProbedHost:
+    return probed_host(LengthwiseScheduler, model, probe, policy, **more)
+
+
+def hinted(name: str, prompt: int, length: int, hint: int | None = None) -> Any:
+    return make_request(name, prompt, length, said=None if hint is None else {"expected_tokens": hint})
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_first_state_and_then_every_sixteenth_make_the_belief(model: Path, probe: Path, depth: int) -> None:
+    engine = host(model, probe, depth=depth)
+    engine.scheduler.add_request(hinted("1", 8, 100))
+    job = engine.scheduler.jobs.of(engine.scheduler.requests["1"])
+    assert not isinstance(job.belief, After)
+    engine.steps(depth)
+    assert isinstance(job.belief, After)
+    assert job.belief.generated == 0
+    assert 51.2 <= job.belief.quantile(0.01) < job.belief.quantile(0.99) <= 102.4
+    assert job.foretold == job.expected == pytest.approx(76.8, abs=0.1), "no token has come: that is what was foretold"
+    engine.steps(16)
+    assert job.belief.generated == 16
+    assert job.foretold == pytest.approx(76.8, abs=0.1)
+    assert job.expected == pytest.approx(16 + 73.5, abs=0.1), "84 may come at most, and some of the bin lies beyond"
+    engine.drain()
+    assert engine.scheduler.refiner.counts.readings == 7
+    assert engine.scheduler.refiner.counts.requests == 1
+
+
+def test_who_turns_out_long_yields_to_who_is_shorter(model: Path, probe: Path) -> None:
+    for given, yielding in ((None, []), (probe, ["1"])):
+        engine = host(model, given)
+        engine.scheduler.add_request(hinted("1", 8, 400, hint=20))
+        engine.steps(3)
+        engine.scheduler.add_request(hinted("2", 8, 100, hint=100))
+        engine.steps(2)
+        assert engine.preempted == yielding
+        engine.drain()
+        assert sorted(engine.finished) == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("cls", "depth"), [(LengthwiseSyncScheduler, 1), (LengthwiseScheduler, 1), (LengthwiseScheduler, 2)]
+)
+@pytest.mark.parametrize(("blocks", "caching"), [(1000, False), (24, True)])
+@pytest.mark.parametrize("chunked", [True, False])
+def test_every_request_is_read_at_its_own_places_however_often_it_was_preempted(
+    model: Path, probe: Path, cls: type[Any], depth: int, blocks: int, caching: bool, chunked: bool
+) -> None:
+    """Mixed steps, pieces of prompts, what is computed again, memory running out, aborts, outputs a step late."""
+    preempted = 0
+    for seed in range(3):
+        rng = random.Random(seed)
+        limits: dict[str, Any] = {"slots": 3, "blocks": blocks, "prefix_caching": caching, "chunked": chunked}
+        budget: dict[str, Any] = {"budget": 64} if chunked else {"budget": 300, "context": 300}
+        engine = probed_host(cls, model, probe, "srpt:c=1,times=100", depth=depth, **limits, **budget)
+        read: dict[str, list[int]] = {}
+        requests = {
+            str(row): hinted(str(row), rng.choice([1, 16, 40, 130]), rng.choice([1, 9, 60])) for row in range(30)
+        }
+        _spy(engine, read, requests)
+        for request in requests.values():
+            engine.scheduler.add_request(request)
+            engine.steps(rng.randrange(6))
+        aborted = [name for name, request in requests.items() if rng.random() < 0.1 and not request.is_finished()]
+        engine.scheduler.finish_requests(aborted, RequestStatus.FINISHED_ABORTED)
+        engine.drain()
+        preempted += len(engine.preempted)
+        for name, request in requests.items():
+            places = list(range(0, request.max_tokens, 16))
+            assert read.get(name, []) == (places[: len(read.get(name, []))] if name in aborted else places)
+        assert engine.scheduler.refiner._open == {}, "all are forgotten"
+        assert engine.scheduler.refiner.counts.failed == 0
+    assert preempted > 3, "somebody was to yield"
+
+
+def _spy(engine: ProbedHost, read: dict[str, list[int]], requests: dict[str, Any]) -> None:
+    """Note what is read, and see that it is the state of that request at that place."""
+    reading = engine.scheduler.refiner.read
+
+    def noting(key: str, generated: int, state: State, *more: Any) -> Any:
+        read.setdefault(key, []).append(generated)
+        assert state.layers[LAYER].argmax() == BINS.of(requests[key].max_tokens - generated)
+        return reading(key, generated, state, *more)
+
+    engine.scheduler.refiner.read = noting
+
+
+def test_a_probe_that_raises_changes_no_step(model: Path, probe: Path) -> None:
+    runs = []
+    for given in (probe, None):
+        engine = host(model, given, slots=2, blocks=30)
+        if given is not None:
+            engine.scheduler.refiner = Refiner(broken())
+        for row in range(12):
+            engine.scheduler.add_request(hinted(str(row), 20, 5 + 7 * row, hint=40 + row))
+            engine.steps(3)
+        engine.drain()
+        runs.append((engine.scheduled, engine.preempted, engine.finished, engine.said))
+        if given is not None:
+            assert engine.scheduler.refiner.counts.failed == 12
+            assert engine.scheduler.refiner.counts.readings == 0
+    assert runs[0] == runs[1]
+
+
+def test_what_the_predictor_says_late_is_told_to_the_probe_and_replaces_no_reading(model: Path, probe: Path) -> None:
+    engine = host(model, probe)
+    engine.scheduler.add_request(hinted("1", 8, 100))
+    engine.scheduler.add_request(hinted("2", 8, 100))
+    engine.steps(3)
+    late = LogT(4.0, 0.5, 100)
+    assert not engine.scheduler._believe("1", late)
+    job = engine.scheduler.jobs.of(engine.scheduler.requests["1"])
+    assert isinstance(job.belief, After)
+    assert engine.scheduler._believe("2", late), "it waits, and no state of it has come"
+    assert engine.scheduler.jobs.of(engine.scheduler.requests["2"]).belief == late
+    request = engine.scheduler.requests["1"]
+    engine.drain()
+    assert request.lengthwise_job.belief == late, "what a queue learns from is what places were given by"
+
+
+def test_a_request_that_is_over_leaves_its_queue_with_what_its_client_said(model: Path, probe: Path) -> None:
+    engine = host(model, probe, "lengthwise")
+    request = hinted("1", 8, 40, hint=200)
+    engine.scheduler.add_request(request)
+    engine.drain()
+    assert request.lengthwise_job.belief == Point(200, 200)
+    assert engine.scheduler.refiner.counts.readings == 3
+
+
+def test_a_state_of_tokens_that_were_never_taken_in_is_not_read(model: Path, probe: Path) -> None:
+    engine = host(model, probe)
+    engine.scheduler.add_request(hinted("1", 8, 100))
+    engine.steps(2)
+    request = engine.scheduler.requests["1"]
+    ahead = State(8 + 16, {LAYER: states_of([84])[0]})
+    engine.scheduler._refine(request, 16, ahead)
+    assert engine.scheduler.refiner.counts.readings == 1
+
+
+def test_under_a_policy_that_goes_by_no_belief_nothing_is_read(model: Path, probe: Path) -> None:
+    engine = host(model, probe, "fcfs")
+    engine.scheduler.add_request(hinted("1", 8, 40))
+    engine.steps(5)
+    assert engine.scheduler.refiner.counts.readings == 0
+    engine.scheduler.use_policy("srpt:c=0.8")
+    engine.drain()
+    assert engine.scheduler.refiner.counts.readings == 3, "from the next state on: after 5, 21 and 37 tokens"
+
+
+def test_the_account_tells_of_the_probes_work(model: Path, probe: Path, tmp_path: Path) -> None:
+    account = tmp_path / "account.json"
+    engine = host(model, probe, slots=2, measuring={"account": str(account)})
+    for row in range(3):
+        engine.scheduler.add_request(hinted(str(row), 8, 20))
+    engine.drain()
+    told = json.loads(account.read_text())
+    assert (told["probe"]["requests"], told["probe"]["readings"], told["probe"]["failed"]) == (3, 6, 0)
+    assert told["probe"]["cpu_s"] > 0
+    engine.scheduler.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"eager": False}, "add --enforce-eager"),
+        ({"worker": "auto"}, "add --worker-cls lengthwise.engines.vllm_worker.StatesWorker"),
+    ],
+)
+def test_a_vllm_that_hands_over_no_states_is_told_what_it_lacks(
+    model: Path, probe: Path, changed: dict[str, Any], says: str
+) -> None:
+    flags = {"eager": True, "worker": "lengthwise.engines.vllm_worker.StatesWorker", **changed}
+    with pytest.raises(InputError, match=says):
+        make_scheduler(LengthwiseScheduler, model, policy="srpt", measuring={"probe": str(probe)}, **flags)
+
+
+def test_a_probe_of_another_llm_is_refused_at_the_start(model: Path, tmp_path: Path) -> None:
+    other = knowing(tmp_path, llm="somebody/Else-7B")
+    with pytest.raises(InputError, match="for somebody/Else-7B, and the engine serves SmolLM2-135M-Instruct"):
+        host(model, other)
+    with pytest.raises(InputError, match="the LLM's have 16"):
+        make_scheduler(LengthwiseScheduler, model, policy="srpt", measuring={"probe": "default"})
