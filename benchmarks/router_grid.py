@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lengthwise.simulator.paired import Ratio
     from lengthwise.workloads import Workload
 
+NAMES = ("castillo", "react", "mooncake", "azure")
 OURS = "lengthwise"
 BASELINES = ("round_robin", "least_outstanding", "least_load", "cache_aware", "dynamo", "e2", "e2_length")
 ON_CASTILLO = ("e2", "least_load", "cache_aware", "dynamo")
@@ -246,13 +247,16 @@ def main() -> None:
     arguments.add_argument("--quick", action="store_true")
     arguments.add_argument("--json", action="store_true")
     arguments.add_argument("--jobs", type=int, default=2, help="processes")
+    arguments.add_argument("--workload", nargs="+", choices=NAMES, default=NAMES, help="some of them")
     arguments.add_argument("--requests", type=int, help=f"a run; at least 2 for each of {SLOTS} sequences an engine")
     asked = arguments.parse_args()
     effort = QUICK if asked.quick else Effort()
     effort = effort if asked.requests is None else replace(effort, requests=asked.requests)
+    known = traffics(effort.requests)
+    chosen = {name: known[name] for name in asked.workload}
     with late_bar() as bar:
         pieces = Pieces(Cache(cache_folder(None)), in_processes(asked.jobs), bar)
-        found = compared(run(pieces, effort, traffics(effort.requests)))
+        found = compared(run(pieces, effort, chosen))
     if asked.json:
         print(
             json.dumps(
