@@ -248,10 +248,12 @@ def main() -> None:
     arguments.add_argument("--json", action="store_true")
     arguments.add_argument("--jobs", type=int, default=2, help="processes")
     arguments.add_argument("--workload", nargs="+", choices=NAMES, default=NAMES, help="some of them")
+    arguments.add_argument("--engines", nargs="+", type=int, help="fleets of so many")
     arguments.add_argument("--requests", type=int, help=f"a run; at least 2 for each of {SLOTS} sequences an engine")
     asked = arguments.parse_args()
     effort = QUICK if asked.quick else Effort()
     effort = effort if asked.requests is None else replace(effort, requests=asked.requests)
+    effort = effort if asked.engines is None else replace(effort, engines=tuple(asked.engines))
     known = traffics(effort.requests)
     chosen = {name: known[name] for name in asked.workload}
     with late_bar() as bar:
