@@ -186,6 +186,19 @@ def test_lengthwise_takes_the_least_of_all_costs(seed: int, before: int, urgency
     assert least == pytest.approx(min(costs.values()))
 
 
+@pytest.mark.parametrize(("spec", "more"), [("lengthwise", 1.0), ("lengthwise:urgency=15", 2.0)])
+def test_lengthwise_counts_a_wait_for_a_place_again_for_who_comes_next(spec: str, more: float) -> None:
+    router = fleet(spec, EngineInfo("a", SLOW, max_num_seqs=2))
+    for n in range(2):
+        router.choose(job(f"long {n}", tokens=3000), 0.0)
+    alone = fleet(spec, EngineInfo("a", SLOW, max_num_seqs=2)).choose(job("alone"), 10.0).terms
+    crowded = router.choose(job("late"), 10.0).terms  # no prompt is being computed any more
+    assert alone["urgency"] == 0
+    waits = crowded["urgency"] / more
+    assert waits > 100
+    assert crowded["first_token"] - alone["first_token"] == pytest.approx(waits, rel=0.01)
+
+
 def test_lengthwise_fears_that_memory_runs_out() -> None:
     small, large = EngineInfo("a", FAST, kv_tokens=8_000), EngineInfo("b", FAST, kv_tokens=800_000)
     router = fleet("lengthwise", small, large)

@@ -22,7 +22,7 @@ class Lengthwise(PrefixRouting):
     cost = first_token + urgency + decode + delay + eviction + overflow      (seconds; the first of equals)
 
     first_token = prompts being computed + own prompt, less what is cached, + wait for a place + a step
-    urgency     = 7 * prompts being computed: who comes next waits for them too, and the tail of TTFT is theirs
+    urgency     = 7 * prompts being computed + wait for a place: who comes next waits too; the tail of TTFT is theirs
     decode      = expected answer * step
     delay       = others * (own prompt, less what is cached + min(their answers' rest, own answer) * what a step grows)
     eviction    = cached tokens that must go for it * prefill time * share of such that had been of use
@@ -33,7 +33,8 @@ class Lengthwise(PrefixRouting):
     step = a decode step with this job in the batch, by the engine's own speed
     Rests of answers are those of the ledger: beliefs, given how far jobs have come.
 
-    `urgency` (8) is how often prompts being computed count in all; 1: for the mean alone; more holds the tail of TTFT.
+    `urgency` (8) is how often prompts being computed count in all; the wait for a place counts 1 + (urgency - 1) / 7
+    times. 1: each once; more holds the tail of TTFT.
     Without a belief: the wide prior. Without blocks: nothing is cached. Without events: the engine's speed and the
     silence rule. Engines may differ in everything.
     """

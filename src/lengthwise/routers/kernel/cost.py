@@ -16,6 +16,7 @@ TERMS: Final = ("first_token", "urgency", "decode", "delay", "eviction", "overfl
 HELD, LOST, MISSED = 2, 3, 4  # columns of the prefix index's engines
 _DOUBTS: Final = 10.0  # evictions to be seen before an engine's own share of regretted ones counts
 _SURE: Final = 36.0  # variances: beyond, no overflow is to be feared
+_PLACES: Final = 1.0 / 7.0  # of the urgency of prompts, that of waiting for a place: usually it counts twice in all
 _FADES_S: Final = 30.0  # foreign load that no scrape confirms: its e-fold
 
 # Columns of `loads`, in numbers: what was compiled from this file is good as long as this file is the same.
@@ -87,7 +88,7 @@ def terms_of(
         risk = 0.5 * math.erfc(room / math.sqrt(2.0 * variance))
         context = contexts / (live + 1.0)
         overflow = risk * context * (prefill_s + loads[slot, PREFILL_PAIR_S] * context) * (1.0 + others)
-    return first_token, (urgency - 1.0) * prompts, tokens * step_s, delay, eviction, overflow
+    return first_token, (urgency - 1.0) * (prompts + _PLACES * wait), tokens * step_s, delay, eviction, overflow
 
 
 @inlined
