@@ -76,7 +76,7 @@ def test_ctrl_c_prints_what_was_measured_so_far(tmp_path: Path) -> None:
         (["{w}", "--url", "{dead}"], "cannot be reached; start one with `lengthwise engine` or `lengthwise serve`"),
         (["{w}", "--url", "nonsense"], "'nonsense' is not the URL of an engine"),
         (["{w}", "--speed", "0"], "--speed: a speed of 0"),
-        (["{w}", "-o", "/no/such/folder/x.parquet"], "its folder does not exist"),
+        (["{w}", "-o", "/no/such/folder/x.parquet"], "/no/such/folder: no such folder"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(workload: str, arguments: list[str], told: str) -> None:

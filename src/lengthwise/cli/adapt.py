@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lengthwise.errors import InputError
+from lengthwise.cli.shown import need_folder
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables, share, to_json
 
@@ -38,8 +38,7 @@ def adapt(
     from lengthwise.predictors.adapt import adapt_file, read_observed
     from lengthwise.predictors.adapt.observed import ENOUGH
 
-    if not out.absolute().parent.is_dir():
-        raise InputError("no such folder", source=out.parent, field="--out")
+    need_folder(out, "--out")
     observed = read_observed(lengths, llm)
     if observed.count < ENOUGH:
         typer.echo(f"warning: {observed.count} lengths are few; {ENOUGH} or more tell what it is worth", err=True)

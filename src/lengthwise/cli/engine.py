@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from lengthwise.cli import engine_fit
+from lengthwise.cli.shown import need_folder
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.errors import InputError
 from lengthwise.predictors.service import DEFAULT_PREDICTOR
@@ -59,8 +60,7 @@ def engine(
         raise InputError("--steps with --stock", hint="steps are written by our scheduler: leave out one of them")
     if probe is not None and stock:
         raise InputError("--probe with --stock", hint="a probe is read by our scheduler: leave out one of them")
-    if steps is not None and not steps.resolve().parent.is_dir():
-        raise InputError("its folder does not exist", source=steps, hint=f"make {steps.parent} first")
+    need_folder(steps, "--steps")
     options = EngineOptions(
         policy,
         predictor,

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from lengthwise.cli.collect import read_prompts
+from lengthwise.cli.shown import need_folder, show
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.tables import print_tables, share, to_json
-from lengthwise.workloads.atomic import atomic_path
+from lengthwise.reports.tables import share
 
 app = typer.Typer(no_args_is_help=True, help="What an LLM still has to say, from its own hidden states.")
 EMBEDDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -46,10 +46,8 @@ def train(
 
     Example: `lengthwise probe train states/ -o probe.lw`
     """
-    if not out.absolute().parent.is_dir():
-        raise InputError("no such folder", source=out.parent, field="--out")
-    if report is not None and not report.absolute().parent.is_dir():
-        raise InputError("no such folder", source=report.parent, field="--report")
+    need_folder(out, "--out")
+    need_folder(report)
     try:
         from lengthwise.predictors.probe.learn import Recipe
     except ModuleNotFoundError as error:
@@ -66,14 +64,8 @@ def train(
         recipe = Recipe(epochs=epochs, seed=seed)
         trained = train_probe(found, chosen, llm, recipe=recipe, name=out.stem, report=bar)
     write_probe(out, trained.probe)
-    if report is not None:
-        with atomic_path(report) as path:
-            path.write_text(html_report(trained), encoding="utf-8")
-    if as_json:
-        typer.echo(to_json({"out": str(out), **plain(trained)}))
-        return
-    print_tables(tables(trained))
-    typer.echo(f"{out}: layer {trained.probe.layer}, {out.stat().st_size / 1e6:.2f} MB")
+    show(trained, tables, lambda it: {"out": str(out), **plain(it)}, html_report, report=report, as_json=as_json)
+    typer.echo(f"{out}: layer {trained.probe.layer}, {out.stat().st_size / 1e6:.2f} MB", err=as_json)
 
 
 @app.command()
@@ -116,8 +108,7 @@ def collect(
     """
     if out.exists():
         raise InputError("is there already", source=out, field="--out", hint="name another folder, or remove it")
-    if not out.absolute().parent.is_dir():
-        raise InputError("no such folder", source=out.parent, field="--out")
+    need_folder(out, "--out")
     try:
         depth = tuple(sorted({int(layer) for layer in layers.split(",")}))
     except ValueError as error:

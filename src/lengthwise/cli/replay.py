@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pyarrow.parquet as pq
 import typer
 
-from lengthwise.errors import InputError
+from lengthwise.cli.shown import need_folder
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables, to_json
 from lengthwise.workloads import load_workload
@@ -46,8 +46,7 @@ def replay(
     # HTTP takes half a second to import, which the other commands need not pay.
     from lengthwise.engines.load import LoadPlan, LoadReport
 
-    if out is not None and not out.parent.is_dir():
-        raise InputError("its folder does not exist", source=out, hint=f"make {out.parent} first")
+    need_folder(out, "--out")
     plan = LoadPlan(url=url, model=model, speed=speed, free=free, hints=hints, timeout_s=timeout)
     workload = load_workload(source)
     if limit is not None:

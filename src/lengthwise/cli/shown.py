@@ -21,7 +21,7 @@ Found = TypeVar("Found")
 
 def need_folder(path: Path | None, option: str = "--report") -> None:
     """Refuse a file whose folder does not exist, before any work is done for it."""
-    if path is not None and not path.parent.is_dir():
+    if path is not None and not path.absolute().parent.is_dir():
         raise InputError("no such folder", source=path.parent, hint=f"make it first, or give another {option}")
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, get_args
 import pyarrow.parquet as pq
 import typer
 
+from lengthwise.cli.shown import need_folder, show
 from lengthwise.cli.workload import note
 from lengthwise.errors import InputError
 from lengthwise.experiments.sources import Source
@@ -16,7 +17,6 @@ from lengthwise.reports.progress import late_bar
 from lengthwise.reports.simulation import tables
 from lengthwise.reports.simulation_facts import facts
 from lengthwise.reports.simulation_page import html_report
-from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.simulator import Fleet, KvLink, Pools
 from lengthwise.simulator.changes import Change, Kind, parse_changes
 from lengthwise.simulator.grid import Plan, run_grid
@@ -188,14 +188,7 @@ def simulate(
     if out is not None:
         with atomic_path(out) as path:
             pq.write_table(grid.to_table(), path)
-    if as_json:
-        typer.echo(to_json(facts(grid)))
-    else:
-        print_tables(tables(grid))
-    if report is not None:
-        with atomic_path(report) as path:
-            path.write_text(html_report(grid), encoding="utf-8")
-        typer.echo(f"report: {report}", err=as_json)
+    show(grid, tables, facts, html_report, report=report, as_json=as_json)
 
 
 def numbers(text: str | None, name: str) -> list[float]:
@@ -238,5 +231,4 @@ def _check_writable(out: Path | None, suffix: str) -> None:
         return
     if out.suffix != suffix:
         raise InputError(f"does not end in {suffix}", source=out, hint=f"let it end in {suffix}")
-    if not out.parent.is_dir():
-        raise InputError("its folder does not exist", source=out, hint=f"make {out.parent} first")
+    need_folder(out, "--out" if suffix == ".parquet" else "--report")

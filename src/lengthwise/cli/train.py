@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lengthwise.cli.shown import need_folder
 from lengthwise.errors import InputError
 from lengthwise.predictors.encoder.config import read_config
 
@@ -27,8 +28,7 @@ def train(
     """
     settings = read_config(config)
     path = Path(f"{settings.name}.lw") if out is None else out
-    if not path.parent.is_dir():
-        raise InputError("is not a folder", source=path.parent, field="--out")
+    need_folder(path, "--out")
     try:
         from lengthwise.predictors.encoder.package import write_predictor
         from lengthwise.predictors.encoder.run import load_weights, prepare

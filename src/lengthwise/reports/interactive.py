@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lengthwise.reports.page import page_around
 from lengthwise.reports.tables import to_json
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from lengthwise.reports.tables import Table
 
-__all__ = ["COLOURS", "Figure", "axes", "axis", "interactive_page", "panel"]
+__all__ = ["COLOURS", "Figure", "axes", "axis", "interactive_page", "interval_bars", "panel"]
 
 COLOURS: Final = (
     "#5b6770", "#1b6ca8", "#d1495b", "#2a9d5c", "#e0902f", "#7b4fa3", "#17a2b8", "#8c564b", "#bcbd22", "#e377c2",
@@ -48,6 +48,28 @@ class Figure:
 def axis(title: str, **settings: Any) -> dict[str, Any]:  # noqa: ANN401  (Plotly's own)
     """An axis with a title; Plotly 3's JavaScript takes no bare string for one."""
     return {"title": {"text": title}, **settings}
+
+
+class Interval(Protocol):
+    """A figure, and the interval it lies in."""
+
+    @property
+    def ratio(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
+def interval_bars(some: Sequence[Interval]) -> dict[str, Any]:
+    """Error bars from low to high: a trace's `error_x` or `error_y`."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [each.high - each.ratio for each in some],
+        "arrayminus": [each.ratio - each.low for each in some],
+        "thickness": 1,
+    }
 
 
 def panel(place: int) -> dict[str, Any]:

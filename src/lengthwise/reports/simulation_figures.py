@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, panel
+from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interval_bars, panel
 from lengthwise.reports.simulation import NAMES
 from lengthwise.simulator.cells import TRUTH
 
@@ -94,13 +94,7 @@ def _ratios(grid: Grid, cell: Cell) -> dict[str, Any]:
     for side, statistic in (("x", "mean"), ("y", "p99")):
         ratio = grid.ratio(cell, "e2e_s", "mean" if statistic == "mean" else "p99")
         found[side] = [ratio.ratio]
-        found[f"error_{side}"] = {
-            "type": "data",
-            "symmetric": False,
-            "array": [ratio.high - ratio.ratio],
-            "arrayminus": [ratio.ratio - ratio.low],
-            "thickness": 1,
-        }
+        found[f"error_{side}"] = interval_bars([ratio])
     return found
 
 

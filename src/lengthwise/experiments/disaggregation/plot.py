@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, panel
+from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interval_bars, panel
 
 if TYPE_CHECKING:
     from lengthwise.experiments.disaggregation.study import Arrangement, Study, What
@@ -50,13 +50,4 @@ def _over_load(found: Study, what: What, name: str) -> Figure:
 
 def _with_interval(some: list[Arrangement], what: What) -> dict[str, Any]:
     ratios = [one.ratios[what] for one in some]
-    return {
-        "y": [ratio.ratio for ratio in ratios],
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": [ratio.high - ratio.ratio for ratio in ratios],
-            "arrayminus": [ratio.ratio - ratio.low for ratio in ratios],
-            "thickness": 1,
-        },
-    }
+    return {"y": [ratio.ratio for ratio in ratios], "error_y": interval_bars(ratios)}

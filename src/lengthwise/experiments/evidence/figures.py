@@ -9,7 +9,7 @@ import numpy as np
 from lengthwise.experiments.evidence.lines import said
 from lengthwise.experiments.evidence.plan import STOCK
 from lengthwise.experiments.evidence.view import TITLES, tables
-from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interactive_page, panel
+from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interactive_page, interval_bars, panel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,8 +80,8 @@ def _mean_against_tail(evidence: Evidence) -> Figure:
             "text": [line.name for line in lines],
             "x": [line.mean.ratio for line in lines],
             "y": [line.p99.ratio for line in lines],
-            "error_x": _bars([line.mean for line in lines]),
-            "error_y": _bars([line.p99 for line in lines]),
+            "error_x": interval_bars([line.mean for line in lines]),
+            "error_y": interval_bars([line.p99 for line in lines]),
         }
         for place, (setting, load) in enumerate(groups)
         if (lines := [x for x in evidence.lines if (x.setting, x.load) == (setting, load) and not x.stock])
@@ -150,16 +150,6 @@ def still_figure(evidence: Evidence, results: Sequence[Result], path: Path) -> b
 def _curve(values: NDArray[np.float64]) -> tuple[list[float], list[float]]:
     shares = np.linspace(0, 1, _POINTS)
     return np.quantile(values, shares).tolist(), shares.tolist()
-
-
-def _bars(ratios: Sequence[Any]) -> dict[str, Any]:
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [each.high - each.ratio for each in ratios],
-        "arrayminus": [each.ratio - each.low for each in ratios],
-        "thickness": 1,
-    }
 
 
 def _order(result: Result) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from lengthwise.experiments.tie.runs import find, over, top
 from lengthwise.experiments.tie.said import compare
 from lengthwise.experiments.tie.study import POLICIES
 from lengthwise.experiments.tie.traffic import AS_IN_PAPER
-from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, panel
+from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interval_bars, panel
 from lengthwise.reports.simulation_figures import latency_against_load, mean_against_tail
 from lengthwise.reports.simulation_requests import length_heatmap
 
@@ -61,13 +61,7 @@ def _beside_the_paper(found: TieStudy) -> Figure:
         bars.append(
             {
                 **_bars(name, policies, [ratio.ratio for ratio in ratios], colour),
-                "error_y": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [ratio.high - ratio.ratio for ratio in ratios],
-                    "arrayminus": [ratio.ratio - ratio.low for ratio in ratios],
-                    "thickness": 1,
-                },
+                "error_y": interval_bars(ratios),
             }
         )
     layout = axes([({}, axis("over FCFS", rangemode="tozero"))], columns=1, titles=["latency per token over FCFS's"])

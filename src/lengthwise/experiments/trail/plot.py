@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lengthwise.experiments.trail import paper
 from lengthwise.experiments.trail.study import KINDS
-from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, panel
+from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interval_bars, panel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,13 +91,4 @@ def _line(name: str, number: int, runs: list[Run], *, first: bool) -> dict[str, 
 
 def _with_interval(runs: list[Run], measure: Callable[[Run], Ratio]) -> dict[str, Any]:
     ratios = [measure(run) for run in runs]
-    return {
-        "y": [ratio.ratio for ratio in ratios],
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": [ratio.high - ratio.ratio for ratio in ratios],
-            "arrayminus": [ratio.ratio - ratio.low for ratio in ratios],
-            "thickness": 1,
-        },
-    }
+    return {"y": [ratio.ratio for ratio in ratios], "error_y": interval_bars(ratios)}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 from scipy.linalg import block_diag
 
+from lengthwise.predictors.weights import Weights
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -28,7 +30,7 @@ STD_BELOW_MEAN: Final = 2.0
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class Network(Weights):
     """x = clip((description - centre) / spread); z = relu(x A + a); h = relu(z B + who); y = h C + z D + c.
 
     who = b + V (identity row of the LLM + features of its name K). The last identity row is for unknown LLMs.
@@ -47,15 +49,6 @@ class Network:
     c: Floats
     d: Floats
     c_bias: Floats
-
-    @classmethod
-    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Take the fields by name."""
-        return cls(**{field.name: np.asarray(arrays[field.name], np.float32) for field in fields(cls)})
-
-    def arrays(self) -> dict[str, Floats]:
-        """Return the fields by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def mean(cls, networks: Sequence[Self]) -> Self:

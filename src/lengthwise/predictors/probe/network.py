@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
+from lengthwise.predictors.weights import Weights
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -19,7 +21,7 @@ CLIP: Final = 4.0
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class Network(Weights):
     """x = clip((state - centre) / spread); h = relu([x, f] A + a); logits = h B + f S + b."""
 
     centre: Floats
@@ -29,15 +31,6 @@ class Network:
     b: Floats
     b_bias: Floats
     skip: Floats
-
-    @classmethod
-    def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Take the fields by name."""
-        return cls(**{field.name: np.asarray(arrays[field.name], np.float32) for field in fields(cls)})
-
-    def arrays(self) -> dict[str, Floats]:
-        """Return the fields by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def mean(cls, networks: Sequence[Self]) -> Self:
