@@ -65,17 +65,18 @@ class BeliefService:
     """The beliefs of one host. All methods are the host thread's; only the worker runs the predictor.
 
     `load` is called by the worker, at `warm` or the first question; None means no predictor, only history. At most
-    `max_waiting` questions wait, none longer than `deadline_s`; a predictor that has not returned for `patience_s`
-    hangs, and is asked nothing until it does return.
+    `max_waiting` questions wait, none longer than `deadline_s`: enough for a batch that comes all at once, whose last
+    requests wait far longer than their beliefs. A predictor that has not returned for `patience_s` hangs, and is asked
+    nothing until it does return.
     """
 
     def __init__(
         self,
         load: Callable[[], LengthPredictor] | None,
         *,
-        max_waiting: int = 1024,
+        max_waiting: int = 16_384,
         patience_s: float = 10.0,
-        deadline_s: float = 30.0,
+        deadline_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._history = History()
