@@ -62,13 +62,15 @@ def test_a_server_is_measured_one_order_at_a_time_and_reported(tmp_path: Path) -
     [
         (["--url", "http://127.0.0.1:9", "--policy", "fcfs,sjf"], "cannot be changed from outside"),
         (["--url", "http://127.0.0.1:9", "--policy", "sjf"], "cannot be changed from outside"),
+        (["--url", "http://127.0.0.1:9", "--policy", "fcfs", "--at-once", "2"], "one server is measured at a time"),
+        (["--policy", "fcfs,sjf", "--at-once", "5", "--dry-run"], "5 cells at once"),
         (["--policy", "best", "--dry-run"], "best"),
         (["--predictor", "fats", "--dry-run"], "fats"),
         (["--load", "much", "--dry-run"], "--load"),
         (["--policy", ",", "--dry-run"], "names nothing"),
         (["--settings", "c", "--dry-run"], "no setting 'c'"),
         (["--no-run"], "holds no finished cell"),
-        (["--report", "nowhere/at/all.html"], "its folder does not exist"),
+        (["--report", "nowhere/at/all.html"], "nowhere/at: no such folder"),
     ],
 )
 def test_a_mistake_is_told_before_hours_are_spent(tmp_path: Path, options: list[str], says: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from lengthwise.cli.shown import need_folder
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import print_tables, to_json
@@ -54,6 +55,9 @@ def engine(
     compiled: Annotated[
         bool, typer.Option("--compile", help="Let vLLM compile the LLM: faster steps, a slower start of each cell.")
     ] = False,
+    at_once: Annotated[
+        int, typer.Option("--at-once", min=1, help="Engines measured at the same time, all of them slowed alike.")
+    ] = 1,
     url: Annotated[str | None, typer.Option(help="A server of one's own instead of the embedded engine.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder of results.")] = Path("out/evidence"),
     report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots here.")] = None,
@@ -81,6 +85,8 @@ def engine(
     from lengthwise.experiments.evidence.store import Store
     from lengthwise.experiments.evidence.traffic import Sizes
 
+    if url is not None and at_once > 1:
+        raise InputError("--at-once with --url", hint="one server is measured at a time: leave out one of them")
     asked = Asked(
         policies=_names(policy),
         predictors=_names(predictor),
@@ -90,15 +96,17 @@ def engine(
         seed=seed,
         only_headline=only is not None,
         offline=offline,
+        at_once=at_once,
         every_load=every_load,
     )
     cells = asked.cells()
     if url is not None and not no_run:
         cells = from_outside(cells, *_as_served(asked.policies, asked.predictors))
     sizes = Sizes(n, own_n, own_lengths, slots, seed)
-    _check_targets(report, page)
+    need_folder(report)
+    need_folder(page, "--page")
     with late_bar() as bar:
-        bench = Bench(Store(out), sizes, lambda text: typer.echo(text, err=True), bar, url, compiled)
+        bench = Bench(Store(out), sizes, lambda text: typer.echo(text, err=True), bar, url, compiled, at_once)
         if dry_run:
             _show_plan(bench, cells, as_json=as_json)
             return
@@ -166,13 +174,6 @@ def _as_served(policies: Sequence[str], predictors: Sequence[str]) -> tuple[str,
             hint="give the one --policy and --predictor it was started with; run again for another, the same --out",
         )
     return policies[0], predictors[0]
-
-
-def _check_targets(report: Path | None, page: Path | None) -> None:
-    """Before hours are spent."""
-    for path in (report, page):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise InputError("its folder does not exist", source=path, hint=f"make {path.parent} first")
 
 
 def _names(text: str) -> list[str]:

@@ -58,7 +58,7 @@ class EngineOptions:
     max_num_seqs: int = 16
     max_model_len: int = 2048
     plugin: bool = True  # False: stock vLLM, to compare with
-    compiled: bool = False  # on a CPU: steps in two thirds of the time, for a minute more at the start
+    compiled: bool = False  # faster steps, for a slower first start
     extra: tuple[str, ...] = ()  # further vLLM flags
     plugin_options: Mapping[str, Any] = field(default_factory=dict)  # of the plug-in, for measurements
 

@@ -4,7 +4,7 @@
 
 Non-negative least squares on relative errors, reweighted so that steps far off count little (Huber): a stall says
 nothing of what a token costs. But stalls take time, and a queue feels all of it, so at last all six coefficients are
-raised together until the steps fitted on take as long as they did, each counted at ten times its fit at most.
+raised together until the steps fitted on take as long as they did, each counted at `stall` times its fit at most.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _LEAST_STEPS: Final = 20
-_STALL: Final = 10.0  # times the fit
+STALL: Final = 10.0  # times the fit: longer steps say more of the machine than of the engine
 _HUBER: Final = 1.345  # 95 % as good as least squares where nothing stalls
 _ROUNDS: Final = 30
 _BASE_S: Final = 1e-6  # where the fit finds none: a step takes some time
@@ -108,13 +108,13 @@ class FittedCost:
     """All steps first, then those that only decode, only compute prompts, or do both."""
 
 
-def fit_cost(steps: StepTimes) -> FittedCost:
+def fit_cost(steps: StepTimes, stall: float = STALL) -> FittedCost:
     """Fit; an InputError where the steps do not show what is asked."""
     _check(steps)
     columns, seconds = steps.columns(), steps.seconds
     robust = _huber(columns, seconds)
     fitted = columns @ robust
-    raised = float(np.minimum(seconds, _STALL * fitted).sum() / fitted.sum())
+    raised = float(np.minimum(seconds, stall * fitted).sum() / fitted.sum())
     prefill_base, decode_base, *others = (robust * raised).tolist()
     if not (steps.prefilling & ~steps.decoding).any():
         prefill_base = decode_base  # never seen alone; both are mostly the reading of the weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.experiments.evidence.bench import Bench, from_outside
-from lengthwise.experiments.evidence.cell import Run, run_cell
+from lengthwise.experiments.evidence.cell import CellFailedError, Run, run_cell
 from lengthwise.experiments.evidence.plan import ORACLE, Asked, Cell, capacity_cell
 from lengthwise.experiments.evidence.store import Store
 from lengthwise.experiments.evidence.traffic import Sizes, official_test, played_traffic
@@ -18,6 +19,9 @@ from tests.gateway.engine import StandIn, served
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from lengthwise.experiments.evidence.together import Company
+    from lengthwise.experiments.evidence.traffic import Traffic
 
 SIZES = Sizes(n=8, own_n=6, slots=2, cap=64)
 STOCK = Cell("a", "fcfs", "none", 1.1)
@@ -139,6 +143,81 @@ def test_in_setting_b_the_oracle_tells_the_lengths_of_the_stock_run(bench: Bench
     assert sorted(body["vllm_xargs"]["expected_tokens"] for body in bodies) == sorted(lengths)
     assert {body["max_tokens"] for body in bodies} == {SIZES.cap}
     assert all("ignore_eos" not in body and body["frequency_penalty"] for body in bodies)
+
+
+def test_cells_of_a_round_are_run_at_once_and_kept_or_lost_together(
+    bench: Bench, engine: StandIn, said: list[str]
+) -> None:
+    bench.at_once = 2
+    cells = Asked(["fcfs", "sjf"], ["fast"], [1.1], ["a"], repeats=1, at_once=2).cells()
+    bench.run(cells)
+    assert not bench.failed
+    assert [cell.id for cell in cells] == [
+        "a-offline-fcfs-r0",
+        "a-offline-sjf-fast-r0",
+        "a-1.1-fcfs-r0",
+        "a-1.1-sjf-fast-r0",
+    ]
+    assert any(line.startswith("round 2 of 2") for line in said)
+    stock, ours = (bench.store.read(cell) for cell in cells[2:])
+    assert stock.told["began"] < ours.told["began"] + ours.told["took_s"]
+    assert ours.told["began"] < stock.told["began"] + stock.told["took_s"]
+    assert stock.requests["prompt"].to_pylist() == ours.requests["prompt"].to_pylist()
+    (bench.store.place(cells[3]) / "cell.json").unlink()
+    engine.bodies.clear()
+    bench.run(cells)
+    assert len(measured(engine)) == 2 * SIZES.n, "one of them is not there: both are run again"
+
+
+def test_a_round_in_which_one_fails_is_left_out_whole(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    bench.at_once = 2
+    cells = Asked(["fcfs", "sjf"], ["fast"], [1.1], ["a"], repeats=1, at_once=2).cells()
+    bench.run(cells[:2])
+
+    def failing(run: Run, *rest: object) -> object:
+        if run.cell.stock:
+            raise CellFailedError("it died")
+        return run_cell(run, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("lengthwise.experiments.evidence.bench.run_cell", failing)
+    bench.run(cells)
+    assert bench.failed == dict.fromkeys((cell.id for cell in cells[2:]), "it died")
+    assert not any(bench.store.has(cell) for cell in cells[2:])
+    assert any("it died" in line for line in said)
+
+
+def test_where_one_of_a_round_fails_the_others_send_no_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.at_once = 2
+    cells = Asked(["fcfs", "sjf"], ["fast"], [1.1], ["a"], repeats=1, at_once=2).cells()
+    bench.run(cells[:2])
+    monkeypatch.setattr(Bench, "capacity", lambda *_: 0.01)  # arrivals over a quarter of an hour
+    began = threading.Event()
+
+    def failing(run: Run, traffic: Traffic, folder: Path, _: object, company: Company) -> object:
+        if run.cell.stock:
+            company.ready(None)
+            began.wait()
+            raise CellFailedError("it died")
+        return run_cell(run, traffic, folder, began.set, company)
+
+    monkeypatch.setattr("lengthwise.experiments.evidence.bench.run_cell", failing)
+    bench.run(cells)
+    assert set(bench.failed) == {cell.id for cell in cells[2:]}
+
+
+def test_where_cells_are_run_at_once_an_oracle_of_setting_b_tells_the_lengths_of_the_batch(
+    bench: Bench, engine: StandIn
+) -> None:
+    bench.at_once = 2
+    cells = Asked(["fcfs", "sjf"], [ORACLE], [1.1], ["b"], repeats=1, at_once=2).cells()
+    bench.run(cells[:1])
+    engine.bodies.clear()
+    bench.run(cells[2:])
+    lengths = bench.store.read(capacity_cell("b")).requests["output_tokens"].to_pylist()
+    told = [body["vllm_xargs"]["expected_tokens"] for body in measured(engine) if "vllm_xargs" in body]
+    assert sorted(told) == sorted(lengths)
 
 
 def test_without_an_engine_there_is_no_capacity_and_nothing_else_is_tried(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -79,10 +80,46 @@ def test_a_cell_takes_until_the_last_has_come_or_until_all_is_served() -> None:
     assert hours([busy, busy], {"a": 100}, {"a": 2.0}) == pytest.approx(2 * least / 3600)
 
 
+@given(st.integers(2, 10), st.integers(1, 4), st.booleans(), st.booleans())
+def test_rounds_are_full_and_hold_stock_vllm_once(at_once: int, repeats: int, every_load: bool, only: bool) -> None:
+    asked = Asked(at_once=at_once, repeats=repeats, every_load=every_load, only_headline=only)
+    rounds: dict[tuple[str, float | None, int], list[Cell]] = {}
+    for cell in asked.cells():
+        rounds.setdefault((cell.setting, cell.load, cell.repeat), []).append(cell)
+    for cells in rounds.values():
+        assert len(set(cells)) == len(cells) == at_once
+        assert sum(cell.stock for cell in cells) == 1
+    flat = [cell for cells in rounds.values() for cell in cells]
+    assert flat == asked.cells(), "cells of a round lie beside each other"
+    assert flat[0] == capacity_cell("a")
+    alone = Counter((c.setting, c.load, c.policy, c.predictor) for c in asked.cells())
+    wanted = Asked(repeats=repeats, every_load=every_load, only_headline=only).cells()
+    assert not Counter((c.setting, c.load, c.policy, c.predictor) for c in wanted) - alone
+
+
+def test_four_at_once_put_the_headline_into_one_round_and_a_policys_other_beliefs_into_another() -> None:
+    rounds: dict[tuple[str, float | None, int], set[str]] = {}
+    for cell in Asked(settings=["a"], at_once=4).cells():
+        rounds.setdefault((cell.setting, cell.load, cell.repeat), set()).add(f"{cell.policy} {cell.predictor}")
+    headline = {"fcfs none", "sjf default", "lengthwise default", "lengthwise oracle"}
+    assert rounds["a", None, 0] == {"fcfs none", "sjf default", "tie default", "lengthwise default"}
+    assert all(rounds["a", load, repeat] == headline for load in (0.7, 1.1) for repeat in range(3))
+    assert rounds["a", 1.1, 3] == {"fcfs none", "tie fast", "tie default", "tie oracle"}
+    assert rounds["a", 1.1, 4] == {"fcfs none", "sjf fast", "sjf oracle", "lengthwise fast"}
+    assert len(rounds) == 1 + 3 + 3 + 2
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [{"loads": [0.0]}, {"loads": [-1.0]}, {"settings": ["c"]}, {"policies": ["best"]}, {"predictors": ["fats"]}],
+    [
+        {"loads": [0.0]},
+        {"loads": [-1.0]},
+        {"settings": ["c"]},
+        {"policies": ["best"]},
+        {"predictors": ["fats"]},
+        {"at_once": 11},
+    ],
 )
-def test_what_cannot_be_measured_is_refused(wrong: dict[str, list[str]]) -> None:
+def test_what_cannot_be_measured_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        Asked(**wrong)  # type: ignore[arg-type]
+        Asked(**wrong)

@@ -1,4 +1,4 @@
-"""A small version of the measurement on the real engine: the same code, a few requests."""
+"""A small version of the measurement on the real engine: the same code, a few requests, two engines at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lengthwise.experiments.evidence.analysis import analyse
 from lengthwise.experiments.evidence.bench import Bench
 from lengthwise.experiments.evidence.page import markdown
-from lengthwise.experiments.evidence.plan import ORACLE, Asked, Cell
+from lengthwise.experiments.evidence.plan import Asked, Cell
 from lengthwise.experiments.evidence.store import Store
 from lengthwise.experiments.evidence.traffic import Sizes
 from tests.engines.need import need_vllm
@@ -23,9 +23,8 @@ def test_stock_and_ours_are_measured_on_the_same_requests_by_a_real_vllm(
 ) -> None:
     need_vllm()
     monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
-    asked = Asked(["fcfs", "lengthwise"], ["fast", ORACLE], [1.1], ["a"], repeats=1, offline=False)
-    cells = [cell for cell in asked.cells() if cell.predictor != ORACLE]
-    bench = Bench(Store(tmp_path), Sizes(n=12, slots=2, cap=24), print, lambda *_: None)
+    cells = Asked(["fcfs", "lengthwise"], ["fast"], [1.1], ["a"], repeats=1, at_once=2).cells()
+    bench = Bench(Store(tmp_path), Sizes(n=12, slots=2, cap=24), print, lambda *_: None, at_once=2)
     bench.begin()
     bench.run(cells)
     assert not bench.failed

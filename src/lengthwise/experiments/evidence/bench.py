@@ -1,10 +1,15 @@
-"""The whole measurement, cell after cell: capacity first, then what was asked for, each kept as soon as it is over."""
+"""The whole measurement, round after round: capacity first, then what was asked for, kept as soon as it is over.
+
+A round is one cell, or several of one load and repeat that are run at the same time.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,6 +22,7 @@ from lengthwise.experiments.evidence import own
 from lengthwise.experiments.evidence.beliefs import first_beliefs, with_beliefs
 from lengthwise.experiments.evidence.cell import CellFailedError, Run, run_cell
 from lengthwise.experiments.evidence.plan import ORACLE, STOCK, Cell, capacity_cell, hours, seconds
+from lengthwise.experiments.evidence.together import Company, CompanyLeftError, side_by_side
 from lengthwise.experiments.evidence.traffic import Sizes, Traffic, official_test, played_traffic
 from lengthwise.predictors.service import NO_PREDICTOR
 from lengthwise.workloads.castillo import PACKAGED
@@ -44,6 +50,7 @@ class Bench:
     progress: Callable[[str, float], None]
     url: str | None = None
     compiled: bool = False
+    at_once: int = 1
     failed: dict[str, str] = field(default_factory=dict)
     """Cells that are not there, and why."""
     _place: tuple[int, int] = (1, 1)
@@ -56,25 +63,37 @@ class Bench:
         data = "packaged sample" if packaged else "CASTILLO"
         engine: dict[str, object] = {"own_server": self.url is not None}
         if self.url is None:
-            engine |= {"threads": engine_threads(), "compiled": self.compiled}
+            engine |= {"threads": engine_threads(), "compiled": self.compiled, "at_once": self.at_once}
         self.store.begin({**asdict(self.sizes), **own.settings(), **engine, "data": data})
         if packaged:
             self.say("LENGTHWISE_DATA does not name CASTILLO's data: the packaged sample's test prompts are used")
 
     def run(self, cells: Sequence[Cell]) -> None:
         """Run what is not there yet. Ctrl-C leaves the cells that are over; the same again goes on from them."""
-        told = 0
-        for number, cell in enumerate(cells, start=1):
+        told, rounds = 0, self._rounds(cells)
+        for number, together in enumerate(rounds, start=1):
             known = len(self._capacities(cells))
             if known > told or number == 1:  # at first, and whenever a capacity has been measured
                 self.say(self.forecast(cells))
                 told = known
-            if not self.store.has(cell):
-                self._place = (number, len(cells))
-                self.say(f"cell {number} of {len(cells)}: {cell.said}{self._takes(cell)}")
-                self._try(cell)
-            if cell == capacity_cell(cell.setting) and cell.id in self.failed:
-                raise InputError(f"capacity cannot be measured: {self.failed[cell.id]}", hint="mend that first")
+            if not all(self.store.has(cell) for cell in together):
+                self._place = (number, len(rounds))
+                names = "; ".join(cell.said for cell in together)
+                self.say(f"{self._unit} {number} of {len(rounds)}: {names}{self._takes(together[0])}")
+                self._try(together)
+            for cell in together:
+                if cell == capacity_cell(cell.setting) and cell.id in self.failed:
+                    raise InputError(f"capacity cannot be measured: {self.failed[cell.id]}", hint="mend that first")
+
+    @property
+    def _unit(self) -> str:
+        return "cell" if self.at_once == 1 else "round"
+
+    def _rounds(self, cells: Sequence[Cell]) -> list[list[Cell]]:
+        """What is run at the same time: cells of one load and one repeat."""
+        if self.at_once == 1:
+            return [[cell] for cell in cells]
+        return [list(some) for _, some in groupby(cells, key=lambda cell: (cell.setting, cell.load, cell.repeat))]
 
     def forecast(self, cells: Sequence[Cell]) -> str:
         """How many cells there are and what they take, by the capacity that was measured."""
@@ -84,7 +103,8 @@ class Bench:
         n = {setting: self.sizes.requests(setting) for setting in ("a", "b")}
         text = f"{len(cells)} cells, {len(cells) - len(left)} of them there already"
         if ready:
-            text += f"; {len(ready)} to run take about {hours(ready, n, known):.1f} h"
+            first = [together[0] for together in self._rounds(ready)]
+            text += f"; {len(ready)} to run take about {hours(first, n, known):.1f} h"
         rates = ", ".join(f"({s}) {rate:.3g} requests/s" for s, rate in sorted(known.items()))
         text += f" (capacity under backlog: {rates})" if rates else ""
         if len(ready) < len(left):
@@ -115,11 +135,15 @@ class Bench:
         return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def traffic(self, cell: Cell) -> Traffic:
-        """The traffic of the cell's repeat."""
-        key = (cell.setting, cell.repeat)
+        """The traffic of the cell's repeat; in setting b, where cells are run at once, the first's.
+
+        There the lengths that an oracle tells must be known beforehand, and capacity was measured with the first's.
+        """
+        repeat = 0 if cell.setting == "b" and self.at_once > 1 else cell.repeat
+        key = (cell.setting, repeat)
         if key not in self._traffic:
             make = played_traffic if cell.setting == "a" else own.own_traffic
-            self._traffic[key] = make(official_test(), self.sizes, cell.repeat, self.count)
+            self._traffic[key] = make(official_test(), self.sizes, repeat, self.count)
         return self._traffic[key]
 
     def _capacities(self, cells: Sequence[Cell]) -> dict[str, float]:
@@ -132,36 +156,50 @@ class Bench:
         minutes = seconds(cell, self.sizes.requests(cell.setting), self.capacity(cell.setting)) / 60
         return f", about {minutes:.0f} min"
 
-    def _try(self, cell: Cell) -> None:
-        """Run a cell, and once more where it failed; what fails twice is named at the end."""
+    def _try(self, together: Sequence[Cell]) -> None:
+        """Run a round, and once more where it failed; what fails twice is named at the end."""
         for attempt in range(1, _ATTEMPTS + 1):
             began = time.monotonic()
             try:
-                self._measure(cell)
-            except CellFailedError as error:
+                self._measure(together)
+            except (CellFailedError, CompanyLeftError) as error:
                 self.say(f"  failed ({error})" + (", once more" if attempt < _ATTEMPTS else ", left out"))
-                self.failed[cell.id] = str(error)
+                self.failed |= dict.fromkeys((cell.id for cell in together), str(error))
             else:
-                self.failed.pop(cell.id, None)
-                self.say(f"  done in {(time.monotonic() - began) / 60:.1f} min: {self._seen(cell)}")
+                self.say(f"  done in {(time.monotonic() - began) / 60:.1f} min: {self._seen(together[0])}")
+                for cell in together[1:]:
+                    self.say(f"    {cell.said}: {self._seen(cell)}")
+                for cell in together:
+                    self.failed.pop(cell.id, None)
                 return
 
-    def _measure(self, cell: Cell) -> None:
-        capacity = None if cell.load is None else self.capacity(cell.setting)
-        rate = None if cell.load is None or capacity is None else cell.load * capacity
-        traffic, folder = self.traffic(cell), self.store.fresh(cell)
+    def _measure(self, together: Sequence[Cell]) -> None:
+        """Run cells, several at once in threads of their own; nothing else is done before all are over."""
+        runs = [self._prepared(cell) for cell in together]
+        answers = _Answers(sum(len(self.traffic(cell).prompts) for cell in together), self._ended)
+        company = None if len(together) == 1 else Company(len(together))
+        jobs = [
+            partial(run_cell, run, self.traffic(run.cell), self.store.fresh(run.cell), answers.one_more, company)
+            for run in runs
+        ]
+        found = [jobs[0]()] if company is None else side_by_side(jobs, company)
+        for run, (told, requests) in zip(runs, found, strict=True):
+            beliefs = self._beliefs(run, self.traffic(run.cell), told["engine"]["model"])
+            capacity = None if run.rate is None else self.capacity(run.cell.setting)
+            self.store.write(run.cell, {**told, "capacity": capacity}, with_beliefs(requests, beliefs))
+
+    def _prepared(self, cell: Cell) -> Run:
+        rate = None if cell.load is None else cell.load * self.capacity(cell.setting)
         adapted = cell.setting == "b" and not cell.stock and self.url is None
         predictor = self.own.predictor(cell.predictor, self.count) if adapted else cell.predictor
-        true = self._true(cell, traffic)
-        run = Run(cell, self.sizes, rate, predictor, true, self.url, compiled=self.compiled)
-        told, requests = run_cell(run, traffic, folder, lambda k: self._ended(k, len(traffic.prompts)))
-        requests = with_beliefs(requests, self._beliefs(run, traffic, told["engine"]["model"]))
-        self.store.write(cell, {**told, "capacity": capacity}, requests)
+        true = self._true(cell, self.traffic(cell))
+        return Run(cell, self.sizes, rate, predictor, true, self.url, compiled=self.compiled)
 
     def _ended(self, answers: int, n: int) -> None:
-        """Show how far the cell and the whole are."""
-        number, cells = self._place
-        self.progress(f"cell {number} of {cells}: {answers:,} of {n:,} answers", (number - 1 + answers / n) / cells)
+        """Show how far the round and the whole are."""
+        number, rounds = self._place
+        text = f"{self._unit} {number} of {rounds}: {answers:,} of {n:,} answers"
+        self.progress(text, (number - 1 + answers / n) / rounds)
 
     def _beliefs(self, run: Run, traffic: Traffic, llm: str) -> Columns | None:
         """Predicted once for all cells of a repeat."""
@@ -174,7 +212,8 @@ class Bench:
         """The lengths to come: those played, or those that the stock run with the same seeds had; None before it."""
         if cell.setting == "a":
             return traffic.lengths
-        stock = Cell(cell.setting, STOCK, NO_PREDICTOR, cell.load, cell.repeat)
+        beside = self.at_once > 1  # the stock run of the same load is not over yet
+        stock = capacity_cell("b") if beside else Cell(cell.setting, STOCK, NO_PREDICTOR, cell.load, cell.repeat)
         if cell.predictor == ORACLE and not self.store.has(stock):
             raise CellFailedError(f"the true lengths are those of {stock.id}, which is not there")
         if cell.stock or not self.store.has(stock):
@@ -187,6 +226,21 @@ class Bench:
         late = told["counts"]["client_late_s"]
         behind = f"; sent up to {late:.1f} s late, this machine is too busy" if late > _LATE_S else ""
         return f"E2E mean {e2e['mean']:.1f} s, p99 {e2e['p99']:.1f} s, {rate:.3g} requests/s{behind}"
+
+
+@dataclass
+class _Answers:
+    """Counts the answers of cells that run in several threads."""
+
+    n: int
+    on_end: Callable[[int, int], None]
+    _ended: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def one_more(self) -> None:
+        with self._lock:
+            self._ended += 1
+            self.on_end(self._ended, self.n)
 
 
 def from_outside(cells: Sequence[Cell], policy: str, predictor: str) -> list[Cell]:

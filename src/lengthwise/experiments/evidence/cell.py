@@ -18,6 +18,7 @@ from lengthwise.engines.load import LoadPlan, LoadReport, run_load
 from lengthwise.errors import InputError
 from lengthwise.experiments.evidence import seen
 from lengthwise.experiments.evidence.plan import ORACLE
+from lengthwise.experiments.evidence.together import Company, CompanyLeftError
 from lengthwise.experiments.evidence.traffic import PLAYED, Sizes, Traffic
 from lengthwise.predictors.service import NO_PREDICTOR
 from lengthwise.workloads import Workload
@@ -83,31 +84,28 @@ class Run:
 
 
 def run_cell(
-    run: Run, traffic: Traffic, folder: Path, on_end: Callable[[int], None]
+    run: Run, traffic: Traffic, folder: Path, on_end: Callable[[], None], company: Company | None = None
 ) -> tuple[dict[str, Any], pa.Table]:
-    """What is told of the cell, and its requests; `on_end` hears how many are over."""
+    """What is told of the cell, and its requests; `on_end` hears of each that is over."""
     began, load_before = time.time(), os.getloadavg()
     with _engine(run, folder) as (url, engine):
         asyncio.run(_warm(url, run))
+        if company is not None:
+            company.ready(engine)
         cpu_before, preempted_before = seen.session_cpu_s(engine), seen.preemptions(url)
-        client_before = time.process_time()
+        client_before = time.thread_time()
         workload = traffic.workload(run.rate)
         plan = LoadPlan(url, free=traffic.free, timeout_s=_SILENCE_S, extras=run.bodies(traffic))
         report = LoadReport(len(workload), plan)
-        ended = 0
-
-        def one_more() -> None:
-            nonlocal ended
-            ended += 1
-            on_end(ended)
-
-        asyncio.run(run_load(workload, report, one_more))
+        asyncio.run(_sent(workload, report, on_end, company))
         if report.interrupted:
-            raise KeyboardInterrupt
-        client_s = time.process_time() - client_before
+            raise KeyboardInterrupt if company is None else CompanyLeftError
+        client_s = time.thread_time() - client_before
         engine_s = seen.difference(seen.session_cpu_s(engine), cpu_before)
         preemptions = seen.difference(seen.preemptions(url), preempted_before)
         restarts = 0 if engine is None else engine.restarts
+        if company is not None:
+            company.over()
     _check(report, restarts)
     believed = seen.account(folder)
     told = {
@@ -177,6 +175,12 @@ async def _warm(url: str, run: Run) -> None:
     await run_load(workload, report, lambda: None)
     if report.errors:
         raise CellFailedError(f"the engine did not answer the warm-up: {report.errors}")
+
+
+async def _sent(workload: Workload, report: LoadReport, on_end: Callable[[], None], company: Company | None) -> None:
+    if company is not None:
+        company.ends_with(asyncio.get_running_loop(), asyncio.current_task())
+    await run_load(workload, report, on_end)
 
 
 def _check(report: LoadReport, restarts: int) -> None:

@@ -26,8 +26,6 @@ BY_HAND: Final = "<!-- by hand -->"
 _LITTLE: Final = 0.02
 _TAIL: Final = 1.2
 _AGAIN: Final = """\
-    LENGTHWISE_DATA=... lengthwise bench engine --report out.html --page docs/evidence.md
-
 It says how many cells and hours there are once capacity is measured, keeps every cell in `out/evidence` and goes on
 where it was stopped. Without the full data it uses the packaged sample's prompts, and says so. `--only headline`
 measures what the first table needs; `--no-run` writes the page from what is there. On a server of one's own (`--url`)
@@ -49,6 +47,7 @@ def markdown(evidence: Evidence, picture: str | None, kept: str = "") -> str:
         "## All figures",
         *(_markdown(table) for table in tables(evidence)),
         "## Again",
+        f"    LENGTHWISE_DATA=... lengthwise bench engine {_options(evidence)}--page docs/evidence.md",
         _AGAIN,
         BY_HAND,
     ]
@@ -141,12 +140,27 @@ def _measured(evidence: Evidence) -> list[str]:
         f"Machine: {machine.get('cpu', 'unknown')}, {machine.get('cores')} cores; load average {busy} at each start.",
         _setting_a(evidence),
         f"Load: the share of the capacity that stock vLLM has under backlog, {rates}; Poisson arrivals, run to drain.",
-        "Every order has the same arrivals, prompts and lengths; the cells of a repeat in random order.",
+        _compared(evidence),
         f"{len(evidence.busy)} cells, {evidence.hours:.1f} hours in all.",
     ]
     if any(line.setting == "b" for line in evidence.lines):
         said.insert(3, _setting_b(evidence))
     return said
+
+
+def _options(evidence: Evidence) -> str:
+    compiled, at_once = evidence.settings.get("compiled"), evidence.settings.get("at_once", 1)
+    return ("--compile " if compiled else "") + (f"--at-once {at_once} " if at_once > 1 else "")
+
+
+def _compared(evidence: Evidence) -> str:
+    said, at_once = "Every order has the same arrivals, prompts and lengths", evidence.settings.get("at_once", 1)
+    if at_once == 1:
+        return f"{said}; the cells of a repeat in random order."
+    return (
+        f"{said}. The {at_once} orders of a repeat were measured at the same time, on engines that take turns of half "
+        "a second on the cores: what slows the machine slows all of them. Capacity was measured in such company."
+    )
 
 
 def _setting_a(evidence: Evidence) -> str:

@@ -2,11 +2,13 @@
 
 A cell is one run of one policy, on one predictor, under one load, with the traffic of one repeat. Cells of a repeat
 have the same traffic, so that they can be compared request by request; a repeat is run whole before the next, its cells
-in random order, so that a machine that grows slower or faster favours nobody.
+in random order, so that a machine that grows slower or faster favours nobody. Better still, its cells are run at once
+(`at_once`): a round is then a load and a repeat, with stock vLLM in each.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -92,6 +94,8 @@ class Asked:
     seed: int = 0
     only_headline: bool = False
     offline: bool = True
+    at_once: int = 1
+    """Cells that are run at the same time."""
     every_load: bool = False
     """Also what is no headline at the lower loads, where little queues and little can be won."""
 
@@ -106,12 +110,17 @@ class Asked:
                 raise InputError(
                     f"a load of {load:g}", source="--load", hint="give shares of capacity, such as 0.7,1.1"
                 )
+        if not 1 <= self.at_once <= len(self._orders()):
+            hint = f"from 1 to {len(self._orders())}, as many as there are orders"
+            raise InputError(f"{self.at_once} cells at once", source="--at-once", hint=hint)
         for setting in self.settings:
             if setting not in ("a", "b"):
                 raise InputError(f"no setting '{setting}'", source="--settings", hint="a, b or a,b")
 
     def cells(self) -> list[Cell]:
         """In the order they are run: what measures capacity first, then repeat by repeat."""
+        if self.at_once > 1:
+            return self._in_rounds()
         found = [capacity_cell(setting) for setting in self.settings]
         for repeat in range(self.repeats):
             for setting in self.settings:
@@ -129,15 +138,65 @@ class Asked:
                 if cell.headline or once:
                     cells.append(cell)
         if self.offline and setting == "a" and repeat == 0 and not self.only_headline:
-            told = [name for name in self.predictors if name != ORACLE]
-            best = "default" if "default" in told else (told or [ORACLE])[0]
-            cells += [Cell(setting, policy, best, None) for policy in self.policies if policy != STOCK]
+            cells += [Cell(setting, policy, self._best, None) for policy in self._others]
         return cells
+
+    def _in_rounds(self) -> list[Cell]:
+        """The same, each round full: engines that share a machine are as fast as they were when capacity was measured.
+
+        Headline orders go together, several times; then the others, those of one policy together, with traffic of
+        their own.
+        """
+        found = []
+        for setting in self.settings:
+            drained = self._parted([(policy, self._best) for policy in self._others])
+            every = self.offline and setting == "a" and not self.only_headline
+            for repeat, orders in enumerate(drained if every else drained[:1]):
+                found += self._round(setting, None, repeat, orders)
+        done = dict.fromkeys(((setting, load) for setting in self.settings for load in self.loads), 0)
+        for _ in range(self.repeats):
+            for setting, load in done:
+                for orders in self._parted(self._headline(setting, load)):
+                    found += self._round(setting, load, done[setting, load], orders)
+                    done[setting, load] += 1
+        for setting, load in done:
+            once = [] if self.only_headline or not (load == max(self.loads) or self.every_load) else self._orders()[1:]
+            left = [order for order in once if order not in self._headline(setting, load)]
+            many = Counter(policy for policy, _ in left)
+            left.sort(key=lambda order: -many[order[0]])
+            for orders in self._parted(left):
+                found += self._round(setting, load, done[setting, load], orders)
+                done[setting, load] += 1
+        return found
+
+    def _parted(self, orders: Sequence[tuple[str, str]]) -> list[Sequence[tuple[str, str]]]:
+        """In parts that leave a place for stock vLLM."""
+        room = self.at_once - 1
+        return [orders[place : place + room] for place in range(0, len(orders), room)]
+
+    def _round(self, setting: str, load: float | None, repeat: int, orders: Sequence[tuple[str, str]]) -> list[Cell]:
+        """Stock vLLM, the orders, and others beside them until it is full."""
+        rest = sorted(self._orders()[1:], key=lambda order: order not in {each[2:] for each in _HEADLINE})
+        some = dict.fromkeys([*orders, *rest])
+        picked = [(STOCK, NO_PREDICTOR), *list(some)[: self.at_once - 1]]
+        return [Cell(setting, policy, name, load, repeat) for policy, name in picked]
+
+    def _headline(self, setting: str, load: float) -> list[tuple[str, str]]:
+        return [order for order in self._orders()[1:] if (setting, load, *order) in _HEADLINE]
+
+    @property
+    def _others(self) -> list[str]:
+        return [policy for policy in self.policies if policy != STOCK]
+
+    @property
+    def _best(self) -> str:
+        """What a batch is drained on."""
+        told = [name for name in self.predictors if name != ORACLE]
+        return "default" if "default" in told else (told or [ORACLE])[0]
 
     def _orders(self) -> list[tuple[str, str]]:
         """Policies with what they believe; FCFS believes nothing, and is always there to compare with."""
-        others = [policy for policy in self.policies if policy != STOCK]
-        return [(STOCK, NO_PREDICTOR), *((policy, name) for policy in others for name in self.predictors)]
+        return [(STOCK, NO_PREDICTOR), *((policy, name) for policy in self._others for name in self.predictors)]
 
 
 def capacity_cell(setting: str) -> Cell:

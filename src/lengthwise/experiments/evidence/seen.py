@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from lengthwise.workloads.files import read_parquet_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lengthwise.engines.embedded import EmbeddedEngine
 
 _PREEMPTIONS: Final = "vllm:num_preemptions_total"
@@ -75,15 +77,24 @@ def session_cpu_s(engine: EmbeddedEngine | None) -> float:
     """CPU time of the engine's processes so far (Linux only)."""
     if engine is None or engine.pid is None or not Path("/proc/self/stat").exists():
         return math.nan
-    ticks = 0
+    return sum(ticks for _, _, ticks in _processes(engine.pid)) / os.sysconf("SC_CLK_TCK")
+
+
+def computing(engine: EmbeddedEngine) -> list[int]:
+    """The processes that run the LLM, as vLLM names them (Linux only)."""
+    return [pid for pid, name, _ in _processes(engine.pid) if name.startswith("VLLM::")]
+
+
+def _processes(session: int | None) -> Iterator[tuple[int, str, int]]:
+    """Number, name and CPU ticks of a session's processes."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = path.read_text().rpartition(")")[2].split()
+            before, _, after = path.read_text().rpartition(")")
         except OSError:
             continue
-        if int(fields[3]) == engine.pid:
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+        fields = after.split()
+        if int(fields[3]) == session:
+            yield int(path.parent.name), before.partition("(")[2], int(fields[11]) + int(fields[12])
 
 
 def difference(now: float, before: float) -> float | None:

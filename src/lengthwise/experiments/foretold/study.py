@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lengthwise.engines.fit import StepTimes, engine_spec, fit_cost
+from lengthwise.engines.fit import STALL, StepTimes, engine_spec, fit_cost
 from lengthwise.engines.steps import read_steps
 from lengthwise.errors import InputError
 from lengthwise.experiments.evidence.plan import predictor_label
@@ -83,7 +83,7 @@ def foretell(
     found = []
     for number, result in enumerate(results):
         on_cell(result.cell.id, number / len(results))
-        spec = engine or _fitted(result, times, {cell: facts for cell, (_, facts) in logs.items()}, store.folder)
+        spec = engine or _fitted(result, times, {cell: facts for cell, (_, facts) in logs.items()}, store)
         found.append(_foretell(result, spec, logs[result.cell.id][0] if result.cell.id in logs else None))
     return found
 
@@ -93,17 +93,18 @@ def _log(store: Store, result: Result) -> Path:
 
 
 def _fitted(
-    result: Result, times: Mapping[str, StepTimes], facts: Mapping[str, EngineFacts], folder: Path
+    result: Result, times: Mapping[str, StepTimes], facts: Mapping[str, EngineFacts], store: Store
 ) -> EngineSpec:
     """The engine of the other cells, with the slots of this one."""
+    turns = store.settings.get("at_once", 1) > 1  # a step that waited for its engine's turn took as long as it took
     others = [cell for cell in times if cell != result.cell.id]
     if not others:
         raise InputError(
             f"no cell beside {result.cell.id} has a log of steps to fit on",
-            source=folder,
+            source=store.folder,
             hint="measure a policy other than fcfs too, or give --engine",
         )
-    cost = fit_cost(StepTimes.joined([times[cell] for cell in others])).cost
+    cost = fit_cost(StepTimes.joined([times[cell] for cell in others]), math.inf if turns else STALL).cost
     known = facts[others[0]]
     return engine_spec("fitted", cost, replace(known, max_num_seqs=int(result.told["slots"])))
 

@@ -1,0 +1,164 @@
+"""Cells run at the same time, on engines that share the machine's cores alike.
+
+Whatever else slows the machine slows all of them, so that they can be compared where one after the other could not: at
+a load of 1.1 a machine that is a few hundredths slower for ten minutes moves every latency by a third. The engines
+begin together and end together. Between, they take turns of half a second on the cores, stopped while it is another's:
+each has the same share of the machine whatever the others do, and its weights stay in the cache for most of a turn.
+What runs beside the LLM, the predictor above all, would have a core of its own beside a GPU; here all engines pay alike
+for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+
+from lengthwise.engines.embedded import engine_threads
+from lengthwise.experiments.evidence import seen
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Task
+    from collections.abc import Callable, Sequence
+
+    from lengthwise.engines.embedded import EmbeddedEngine
+
+Found = TypeVar("Found")
+TURN_S: Final = 0.5
+
+
+class CompanyLeftError(Exception):
+    """One of the cells that run together failed, so the others are not worth keeping either."""
+
+    def __init__(self) -> None:
+        super().__init__("a cell beside it failed")
+
+
+@dataclass
+class Company:
+    """So many cells at once; each calls `ready` and `over` from its own thread, and waits there for the others."""
+
+    size: int
+    _engines: list[EmbeddedEngine] = field(default_factory=list)
+    _tasks: list[tuple[AbstractEventLoop, Task[None] | None]] = field(default_factory=list)
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _turns: threading.Thread | None = None
+    _door: threading.Barrier = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._door = threading.Barrier(self.size)
+
+    def ready(self, engine: EmbeddedEngine | None) -> None:
+        """Wait until every engine is warm; from then on they take turns."""
+        if engine is not None:
+            self._engines.append(engine)
+        if self._wait() == 0:
+            self._turns = threading.Thread(target=self._take_turns, name="turns", daemon=True)
+            self._turns.start()
+
+    def ends_with(self, loop: AbstractEventLoop, task: Task[None] | None) -> None:
+        """What a cell's thread is busy with, to be cancelled where another fails."""
+        self._tasks.append((loop, task))
+        if self._ended.is_set() and task is not None:
+            task.cancel()
+
+    def over(self) -> None:
+        """Wait until every cell has its answers: an engine that ends takes the others' time."""
+        self._wait()
+        self._end_turns()
+
+    def give_up(self) -> None:
+        """Let nobody wait or send on, and stop the engines."""
+        self._door.abort()
+        for loop, task in self._tasks:
+            if task is not None:
+                with contextlib.suppress(RuntimeError):  # a loop that has ended
+                    loop.call_soon_threadsafe(task.cancel)
+        self._end_turns()
+        for engine in self._engines:
+            engine.stop()
+
+    def _wait(self) -> int:
+        try:
+            return self._door.wait()
+        except threading.BrokenBarrierError:
+            raise CompanyLeftError from None
+
+    def _end_turns(self) -> None:
+        self._ended.set()
+        if self._turns is not None:
+            self._turns.join()
+
+    def _take_turns(self) -> None:
+        """Deal the engines to the cores at random, each as often; no more run at a time than there are cores for."""
+        if not hasattr(os, "sched_setaffinity"):
+            return
+        cores, threads = sorted(os.sched_getaffinity(0)), engine_threads()
+        sets = [set(cores[first : first + threads]) for first in range(0, len(cores) - threads + 1, threads)]
+        if not sets:
+            return
+        rng = np.random.default_rng(0)
+        computing = [seen.computing(engine) for engine in self._engines]
+        try:
+            while not self._ended.is_set():
+                order = rng.permutation(len(computing))
+                for first in range(0, len(order), len(sets)):
+                    mine = dict(zip(order[first : first + len(sets)], rng.permutation(len(sets)), strict=False))
+                    for engine, pids in enumerate(computing):
+                        if engine not in mine:
+                            _stop(pids)
+                    for engine, place in mine.items():
+                        # Who pays for a predictor: each engine as often, the one it belongs to no more than another.
+                        apart = 0 if rng.random() < 1 / self.size else rng.integers(1, max(2, len(sets)))
+                        _go_on(computing[engine], sets[place], sets[(place + apart) % len(sets)])
+                    if self._ended.wait(TURN_S):
+                        break
+        finally:
+            for pids in computing:
+                _go_on(pids, set(cores), set(cores))
+
+
+def side_by_side(jobs: Sequence[Callable[[], Found]], company: Company) -> list[Found]:
+    """What the jobs return, each run in a thread of its own. Where one fails all end, and its error is raised."""
+
+    def one(job: Callable[[], Found]) -> Found:
+        try:
+            return job()
+        except BaseException:
+            company.give_up()
+            raise
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        futures = [pool.submit(one, job) for job in jobs]
+        try:
+            wait(futures)
+        except BaseException:  # Ctrl-C: the threads end when their engines do
+            company.give_up()
+            raise
+    errors = [error for error in (future.exception() for future in futures) if error is not None]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, CompanyLeftError)), errors[0])
+    return [future.result() for future in futures]
+
+
+def _stop(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):  # one that has just ended
+            os.kill(pid, signal.SIGSTOP)
+
+
+def _go_on(pids: Sequence[int], main: set[int], others: set[int]) -> None:
+    """Let processes run: the main thread, which computes the LLM, on its cores, and threads beside it on others."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(int(task.name), main if task.name == str(pid) else others)
+            os.kill(pid, signal.SIGCONT)
