@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
@@ -25,6 +26,7 @@ def test_the_embedded_engine_is_fitted_to_its_own_steps(tmp_path: Path) -> None:
         plan = ProbePlan(engine.url, longest=128, batches=(1, 2), answer=8, repeats=2, staggered=True)
         seen = asyncio.run(probe(plan, lambda _: None))
         told = asyncio.run(told_facts(engine.url, max_num_seqs=2))
+        time.sleep(3.0)  # an idle engine writes its steps within a second or so, however it is ended
     table, facts = read_steps(log)
     steps = StepTimes.of(table)
     sent = plan.rounds()

@@ -118,6 +118,18 @@ def test_the_file_is_whole_while_the_engine_runs(tmp_path: Path, clock: Clock) -
     assert read_steps(path)[1] == FACTS
 
 
+def test_an_engine_that_falls_idle_has_every_step_written_though_it_is_killed(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "steps.parquet"
+    log = StepLog(path, FACTS)
+    for busy in (True, False, True, False):  # idle twice within a second
+        scheduled(log, clock, (5, 1))
+        clock.now += 0.1
+        log.done(busy=busy)
+    assert log._writer is not None
+    log._writer.join()
+    assert len(rows(path)) == 4  # never closed
+
+
 def test_a_log_that_is_full_stops_growing(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_ROWS", 5)
     log = StepLog(tmp_path / "steps.parquet", FACTS)

@@ -89,6 +89,7 @@ class StepLog:
         self._ended_s: float | None = None
         self._written_s = time.monotonic()
         self._writer: threading.Thread | None = None
+        self._closing = threading.Event()
 
     def scheduled(
         self, spans: Iterable[tuple[int, int]], *, waiting: int, running: int, began_s: float, cpu_s: float
@@ -115,22 +116,33 @@ class StepLog:
         self._ended_s = now if busy else None
         if self._sealed_rows + len(self._rows) // len(COLUMNS) < _MOST_ROWS:
             self._rows.extend((began, now - began, *step.numbers))
-        if time.monotonic() - self._written_s > (_FLUSH_S if busy else _IDLE_FLUSH_S):
-            self._write_aside()
+        since = time.monotonic() - self._written_s
+        if not busy or since > _FLUSH_S:
+            self._write_aside(max(0.0, _IDLE_FLUSH_S - since))
 
     def close(self) -> None:
         """Write what is left."""
+        self._closing.set()
         if self._writer is not None:
             self._writer.join()
         self._seal()
         self._write()
 
-    def _write_aside(self) -> None:
-        if self._rows and (self._writer is None or not self._writer.is_alive()):
+    def _write_aside(self, in_s: float) -> None:
+        """Have all rows so far written soon: an engine that has nothing to do may be killed, and never close this."""
+        if self._rows:
             self._seal()
-            self._written_s = time.monotonic()
-            self._writer = threading.Thread(target=self._write, name="step-log", daemon=True)
+        if self._writer is None or not self._writer.is_alive():
+            self._writer = threading.Thread(target=self._write_in, args=(in_s,), name="step-log", daemon=True)
             self._writer.start()
+
+    def _write_in(self, seconds: float) -> None:
+        self._closing.wait(seconds)
+        written = 0
+        while written < len(self._sealed):  # more may come meanwhile
+            written = len(self._sealed)
+            self._write()
+        self._written_s = time.monotonic()
 
     def _seal(self) -> None:
         rows = np.array(self._rows, np.float64).reshape(-1, len(COLUMNS))
