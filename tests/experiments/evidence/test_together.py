@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lengthwise.errors import InputError
 from lengthwise.experiments.evidence import seen, together
 from lengthwise.experiments.evidence.together import Company, CompanyLeftError, side_by_side
 
@@ -157,3 +158,20 @@ def test_an_interrupt_ends_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(together, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         side_by_side([waits], company)
+
+
+@linux
+def test_what_cannot_take_turns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4096")
+    with pytest.raises(InputError, match="4096 threads an engine"):
+        together.core_sets()
+    monkeypatch.delattr(os, "sched_setaffinity")
+    with pytest.raises(InputError, match="on Linux only"):
+        together.core_sets()
+
+
+@linux
+def test_an_engine_none_of_whose_processes_is_known_to_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen, "computing", lambda _: [])
+    with pytest.raises(InputError, match="measure without --at-once"):
+        Company(1).ready(object())  # type: ignore[arg-type]

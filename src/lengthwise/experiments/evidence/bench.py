@@ -22,7 +22,7 @@ from lengthwise.experiments.evidence import own
 from lengthwise.experiments.evidence.beliefs import first_beliefs, with_beliefs
 from lengthwise.experiments.evidence.cell import CellFailedError, Run, run_cell
 from lengthwise.experiments.evidence.plan import ORACLE, STOCK, Cell, capacity_cell, hours, seconds
-from lengthwise.experiments.evidence.together import Company, CompanyLeftError, side_by_side
+from lengthwise.experiments.evidence.together import Company, CompanyLeftError, core_sets, side_by_side
 from lengthwise.experiments.evidence.traffic import Sizes, Traffic, official_test, played_traffic
 from lengthwise.predictors.service import NO_PREDICTOR
 from lengthwise.workloads.castillo import PACKAGED
@@ -61,6 +61,8 @@ class Bench:
         """Check that what is in the folder was measured the same way."""
         packaged = official_test().origin == PACKAGED
         data = "packaged sample" if packaged else "CASTILLO"
+        if self.at_once > 1:
+            core_sets()
         engine: dict[str, object] = {"own_server": self.url is not None}
         if self.url is None:
             engine |= {"threads": engine_threads(), "compiled": self.compiled, "at_once": self.at_once}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import numpy as np
 
 from lengthwise.engines.embedded import engine_threads
+from lengthwise.errors import InputError
 from lengthwise.experiments.evidence import seen
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Company:
 
     size: int
     _engines: list[EmbeddedEngine] = field(default_factory=list)
+    _computing: list[list[int]] = field(default_factory=list)
     _tasks: list[tuple[AbstractEventLoop, Task[None] | None]] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
     _turns: threading.Thread | None = None
@@ -59,6 +61,9 @@ class Company:
         """Wait until every engine is warm; from then on they take turns."""
         if engine is not None:
             self._engines.append(engine)
+            self._computing.append(seen.computing(engine))
+            if not self._computing[-1]:
+                raise InputError("no process of this vLLM's can be told to compute", hint="measure without --at-once")
         if self._wait() == 0:
             self._turns = threading.Thread(target=self._take_turns, name="turns", daemon=True)
             self._turns.start()
@@ -98,14 +103,10 @@ class Company:
 
     def _take_turns(self) -> None:
         """Deal the engines to the cores at random, each as often; no more run at a time than there are cores for."""
-        if not hasattr(os, "sched_setaffinity"):
+        if not self._computing:
             return
-        cores, threads = sorted(os.sched_getaffinity(0)), engine_threads()
-        sets = [set(cores[first : first + threads]) for first in range(0, len(cores) - threads + 1, threads)]
-        if not sets:
-            return
+        sets, computing = core_sets(), self._computing
         rng = np.random.default_rng(0)
-        computing = [seen.computing(engine) for engine in self._engines]
         try:
             while not self._ended.is_set():
                 order = rng.permutation(len(computing))
@@ -122,7 +123,18 @@ class Company:
                         break
         finally:
             for pids in computing:
-                _go_on(pids, set(cores), set(cores))
+                _go_on(pids, set.union(*sets), set.union(*sets))
+
+
+def core_sets() -> list[set[int]]:
+    """The cores, in sets for one engine each; an InputError where engines cannot take turns on them."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise InputError("engines take turns on Linux only", source="--at-once", hint="measure without it")
+    cores, threads = sorted(os.sched_getaffinity(0)), engine_threads()
+    if threads > len(cores):
+        hint = "set OMP_NUM_THREADS to no more than the cores"
+        raise InputError(f"{threads} threads an engine on {len(cores)} cores", source="--at-once", hint=hint)
+    return [set(cores[first : first + threads]) for first in range(0, len(cores) - threads + 1, threads)]
 
 
 def side_by_side(jobs: Sequence[Callable[[], Found]], company: Company) -> list[Found]:
