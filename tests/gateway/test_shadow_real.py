@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SLOTS, REQUESTS = 3, 48
+APART_S = 0.02
+"""Between two requests: what comes at the same moment has no order that an engine could keep."""
 
 
 def chat(number: int, **more: Any) -> dict[str, Any]:
@@ -35,9 +37,10 @@ def length(number: int) -> int:
 
 
 async def ask(url: str) -> list[str]:
-    """All at once, as streams; what their clients got."""
+    """Far faster than they are answered, as streams; what their clients got."""
 
     async def one(session: aiohttp.ClientSession, number: int) -> str:
+        await asyncio.sleep(number * APART_S)
         async with session.post(f"{url}/v1/chat/completions", json=chat(number, stream=True)) as answer:
             assert answer.status == 200
             return await answer.text()

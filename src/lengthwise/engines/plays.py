@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Self
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import as_logt
 from lengthwise.predictors.contract import LogTBeliefs
-from lengthwise.predictors.load import load_predictor
-from lengthwise.predictors.service import NO_PREDICTOR, BeliefService
+from lengthwise.predictors.service import belief_service
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lengthwise.predictors.contract import LengthPredictor, PredictionInput
+    from lengthwise.predictors.service import BeliefService
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Plays:
 
     def service(self, predictor: str) -> BeliefService:
         """Beliefs about the played lengths; what is learned online is about them too."""
-        return BeliefService(None if predictor == NO_PREDICTOR else lambda: Played(load_predictor(predictor), self))
+        return belief_service(predictor, lambda asked: Played(asked, self))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ variables LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are lengthwis
 there has every step of the engine written down (`engines.steps`). A request's belief comes in `vllm_xargs`:
 `expected_tokens` (a length), or `belief_mu` and `belief_sigma` (a log-t). Without either the request is queued at once
 by the LLM's history (before there is any, the wide prior) and re-keyed at the first step after the
-predictor's belief has come; predicting is another thread's work.
+predictor's belief has come; predicting is another process's work.
 
 With the option `probe` (`default` or a file), our worker and --enforce-eager, hidden states that come with a step's
 output refine the belief of the request that they are of (`engines.refine`):

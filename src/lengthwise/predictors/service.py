@@ -1,9 +1,9 @@
-"""Beliefs while a host serves: asked for at once, made by a worker thread, taken in before the host next decides.
+"""Beliefs while a host serves: asked for at once, made beside it, taken in before the host next decides.
 
-The host's own thread never waits for a predictor and never runs one. It admits a request, which gives it the
-LLM's history to go by meanwhile; asks; takes in what has come (`deliver`); and tells how each answer ended, which
-teaches the history and the predictor's calibration. Nothing here raises into the host. Knows no clock but the
-one it is given, and neither policies nor HTTP.
+The host's own thread never waits for a predictor and never runs one: a worker thread asks it, in a process of its
+own. It admits a request, which gives it the LLM's history to go by meanwhile; asks; takes in what has come
+(`deliver`); and tells how each answer ended, which teaches the history and the predictor's calibration. Nothing here
+raises into the host. Knows no clock but the one it is given, and neither policies nor HTTP.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from lengthwise.predictors.apart import Apart
 from lengthwise.predictors.contract import PredictionInput
 from lengthwise.predictors.history import History
 from lengthwise.predictors.load import load_predictor, packaged_predictors
@@ -67,7 +68,8 @@ class BeliefService:
     `load` is called by the worker, at `warm` or the first question; None means no predictor, only history. At most
     `max_waiting` questions wait, none longer than `deadline_s`: enough for a batch that comes all at once, whose last
     requests wait far longer than their beliefs. A predictor that has not returned for `patience_s` hangs, and is asked
-    nothing until it does return.
+    nothing until it does return. `apart` is the process that it runs in, where that is not this one: its CPU time
+    counts, and it ends with the service.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class BeliefService:
         patience_s: float = 10.0,
         deadline_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
+        apart: Apart | None = None,
     ) -> None:
         self._history = History()
         self._open: dict[str, _Open] = {}
@@ -87,6 +90,7 @@ class BeliefService:
         self._clock = clock
         self._hangs = False
         self._asked = self._dropped = self._late = self._hung = 0
+        self._apart = apart
         self._worker = None if load is None else Worker(lambda: OnlineCalibrated(load()), clock, deadline_s)
 
     @property
@@ -106,7 +110,7 @@ class BeliefService:
             late=self._late,
             hung=self._hung,
             observed=0 if work is None else work.observed,
-            cpu_s=0.0 if work is None else work.cpu_s,
+            cpu_s=(0.0 if work is None else work.cpu_s) + (0.0 if self._apart is None else self._apart.cpu_s),
             age_s=0.0 if work is None else work.age_s,
         )
 
@@ -165,9 +169,11 @@ class BeliefService:
             self._worker.put(Ended(state.ticket, known, censored))
 
     def close(self) -> None:
-        """Stop the worker; one that hangs is left behind and ends with the process."""
+        """Stop the worker and the predictor's process; a thread that hangs is left behind and ends with the host."""
         if self._worker is not None:
             self._worker.stop()
+        if self._apart is not None:
+            self._apart.close()
 
     def _found_hanging(self, worker: Worker) -> bool:
         since = worker.busy_since
@@ -184,9 +190,15 @@ class BeliefService:
         return hangs
 
 
-def belief_service(name: str) -> BeliefService:
-    """The service of a predictor by name or file; `none` has history only."""
-    return BeliefService(None if name == NO_PREDICTOR else lambda: load_predictor(name))
+def belief_service(name: str, seen_as: Callable[[LengthPredictor], LengthPredictor] | None = None) -> BeliefService:
+    """The service of a predictor by name or file, in a process of its own; `none` has history only.
+
+    `seen_as` may wrap what it is asked and answers.
+    """
+    if name == NO_PREDICTOR:
+        return BeliefService(None)
+    apart = Apart(name)
+    return BeliefService((lambda: seen_as(apart.start())) if seen_as else apart.start, apart=apart)
 
 
 def known_predictor(name: str) -> str:

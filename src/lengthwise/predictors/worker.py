@@ -1,4 +1,4 @@
-"""The one thread that runs a predictor: it takes what waits in small batches, and outlives whatever goes wrong."""
+"""The one thread that asks a predictor: it takes what waits in small batches, and outlives whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class Worker:
         self._tell(what, error)
 
     def _tell(self, what: str, error: Exception) -> None:
-        """Log the first trouble; the rest is in the figures."""
-        if not self._told:
+        """Log the first trouble; the rest is in the figures. What comes of stopping is none."""
+        if not self._told and not self._stopping:
             self._told = True
             _log.warning("%s (%s: %s); requests go by the history of their LLM", what, type(error).__name__, error)

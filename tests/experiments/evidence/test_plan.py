@@ -81,32 +81,43 @@ def test_a_cell_takes_until_the_last_has_come_or_until_all_is_served() -> None:
 
 
 @given(st.integers(2, 10), st.integers(1, 4), st.booleans(), st.booleans())
-def test_rounds_are_full_and_hold_stock_vllm_once(at_once: int, repeats: int, every_load: bool, only: bool) -> None:
-    asked = Asked(at_once=at_once, repeats=repeats, every_load=every_load, only_headline=only)
-    rounds: dict[tuple[str, float | None, int], list[Cell]] = {}
-    for cell in asked.cells():
-        rounds.setdefault((cell.setting, cell.load, cell.repeat), []).append(cell)
-    for cells in rounds.values():
-        assert len(set(cells)) == len(cells) == at_once
-        assert sum(cell.stock for cell in cells) == 1
-    flat = [cell for cells in rounds.values() for cell in cells]
-    assert flat == asked.cells(), "cells of a round lie beside each other"
-    assert flat[0] == capacity_cell("a")
-    alone = Counter((c.setting, c.load, c.policy, c.predictor) for c in asked.cells())
+def test_rounds_are_full_of_one_load_with_stock_vllm_beside_each_repeat(
+    at_once: int, repeats: int, every_load: bool, only: bool
+) -> None:
+    cells = Asked(at_once=at_once, repeats=repeats, every_load=every_load, only_headline=only).cells()
+    assert len(set(cells)) == len(cells)
+    assert cells[0] == capacity_cell("a")
+    assert len(cells) % at_once == 0
+    for first in range(0, len(cells), at_once):
+        together = cells[first : first + at_once]
+        assert len({(cell.setting, cell.load) for cell in together}) == 1
+        stock = [cell.repeat for cell in together if cell.stock]
+        assert sorted(stock) == sorted({cell.repeat for cell in together})
+    alone = Counter((c.setting, c.load, c.policy, c.predictor) for c in cells)
     wanted = Asked(repeats=repeats, every_load=every_load, only_headline=only).cells()
     assert not Counter((c.setting, c.load, c.policy, c.predictor) for c in wanted) - alone
 
 
 def test_four_at_once_put_the_headline_into_one_round_and_a_policys_other_beliefs_into_another() -> None:
-    rounds: dict[tuple[str, float | None, int], set[str]] = {}
-    for cell in Asked(settings=["a"], at_once=4).cells():
-        rounds.setdefault((cell.setting, cell.load, cell.repeat), set()).add(f"{cell.policy} {cell.predictor}")
-    headline = {"fcfs none", "sjf default", "lengthwise default", "lengthwise oracle"}
-    assert rounds["a", None, 0] == {"fcfs none", "sjf default", "tie default", "lengthwise default"}
-    assert all(rounds["a", load, repeat] == headline for load in (0.7, 1.1) for repeat in range(3))
-    assert rounds["a", 1.1, 3] == {"fcfs none", "tie fast", "tie default", "tie oracle"}
-    assert rounds["a", 1.1, 4] == {"fcfs none", "sjf fast", "sjf oracle", "lengthwise fast"}
-    assert len(rounds) == 1 + 3 + 3 + 2
+    cells = Asked(settings=["a"], at_once=4).cells()
+    rounds = [
+        (cells[first].load, [f"{cell.policy} {cell.predictor} {cell.repeat}" for cell in cells[first : first + 4]])
+        for first in range(0, len(cells), 4)
+    ]
+    headline = [
+        (1.1, [f"{order} {n}" for order in ("fcfs none", "sjf default", "lengthwise default", "lengthwise oracle")])
+        for n in range(3)
+    ]
+    calm = [f"{order} {n}" for n in (0, 1, 2) for order in ("fcfs none", "lengthwise default")]
+    assert rounds == [
+        (None, ["fcfs none 0", "sjf default 0", "tie default 0", "lengthwise default 0"]),
+        (0.7, calm[:4]),
+        headline[0],
+        (0.7, [*calm[4:], "sjf default 2", "lengthwise oracle 2"]),
+        *headline[1:],
+        (1.1, ["fcfs none 3", "tie fast 3", "tie default 3", "tie oracle 3"]),
+        (1.1, ["fcfs none 4", "sjf fast 4", "sjf oracle 4", "lengthwise fast 4"]),
+    ]
 
 
 @pytest.mark.parametrize(

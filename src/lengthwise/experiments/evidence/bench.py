@@ -1,6 +1,6 @@
 """The whole measurement, round after round: capacity first, then what was asked for, kept as soon as it is over.
 
-A round is one cell, or several of one load and repeat that are run at the same time.
+A round is one cell, or several of one load that are run at the same time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -92,10 +91,8 @@ class Bench:
         return "cell" if self.at_once == 1 else "round"
 
     def _rounds(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        """What is run at the same time: cells of one load and one repeat."""
-        if self.at_once == 1:
-            return [[cell] for cell in cells]
-        return [list(some) for _, some in groupby(cells, key=lambda cell: (cell.setting, cell.load, cell.repeat))]
+        """What is run at the same time, as the plan has it."""
+        return [list(cells[first : first + self.at_once]) for first in range(0, len(cells), self.at_once)]
 
     def forecast(self, cells: Sequence[Cell]) -> str:
         """How many cells there are and what they take, by the capacity that was measured."""
@@ -105,7 +102,7 @@ class Bench:
         n = {setting: self.sizes.requests(setting) for setting in ("a", "b")}
         text = f"{len(cells)} cells, {len(cells) - len(left)} of them there already"
         if ready:
-            first = [together[0] for together in self._rounds(ready)]
+            first = [together[0] for together in self._rounds(cells) if any(cell in ready for cell in together)]
             text += f"; {len(ready)} to run take about {hours(first, n, known):.1f} h"
         rates = ", ".join(f"({s}) {rate:.3g} requests/s" for s, rate in sorted(known.items()))
         text += f" (capacity under backlog: {rates})" if rates else ""

@@ -3,13 +3,14 @@
 A cell is one run of one policy, on one predictor, under one load, with the traffic of one repeat. Cells of a repeat
 have the same traffic, so that they can be compared request by request; a repeat is run whole before the next, its cells
 in random order, so that a machine that grows slower or faster favours nobody. Better still, its cells are run at once
-(`at_once`): a round is then a load and a repeat, with stock vLLM in each.
+(`at_once`): a round is then a load and a repeat, or several repeats of few orders, with stock vLLM beside each.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -118,7 +119,7 @@ class Asked:
                 raise InputError(f"no setting '{setting}'", source="--settings", hint="a, b or a,b")
 
     def cells(self) -> list[Cell]:
-        """In the order they are run: what measures capacity first, then repeat by repeat."""
+        """In the order they are run: what measures capacity first, then repeat by repeat, each `at_once` together."""
         if self.at_once > 1:
             return self._in_rounds()
         found = [capacity_cell(setting) for setting in self.settings]
@@ -152,34 +153,48 @@ class Asked:
             drained = self._parted([(policy, self._best) for policy in self._others])
             every = self.offline and setting == "a" and not self.only_headline
             for repeat, orders in enumerate(drained if every else drained[:1]):
-                found += self._round(setting, None, repeat, orders)
-        done = dict.fromkeys(((setting, load) for setting in self.settings for load in self.loads), 0)
-        for _ in range(self.repeats):
-            for setting, load in done:
-                for orders in self._parted(self._headline(setting, load)):
-                    found += self._round(setting, load, done[setting, load], orders)
-                    done[setting, load] += 1
-        for setting, load in done:
+                found += self._round(setting, None, [repeat], orders)
+        where = [(setting, load) for setting in self.settings for load in self.loads]
+        repeated = [self._repeated(setting, load) for setting, load in where]
+        for in_turn in zip_longest(*repeated, fillvalue=[]):
+            found += chain.from_iterable(in_turn)
+        for (setting, load), before in zip(where, repeated, strict=True):
+            done = 1 + max((cell.repeat for together in before for cell in together), default=-1)
             once = [] if self.only_headline or not (load == max(self.loads) or self.every_load) else self._orders()[1:]
             left = [order for order in once if order not in self._headline(setting, load)]
             many = Counter(policy for policy, _ in left)
             left.sort(key=lambda order: -many[order[0]])
-            for orders in self._parted(left):
-                found += self._round(setting, load, done[setting, load], orders)
-                done[setting, load] += 1
+            for repeat, orders in enumerate(self._parted(left), start=done):
+                found += self._round(setting, load, [repeat], orders)
         return found
+
+    def _repeated(self, setting: str, load: float) -> list[list[Cell]]:
+        """Rounds of the headline orders; orders so few that several repeats have room at once are run so."""
+        orders = self._headline(setting, load)
+        parts = self._parted(orders)
+        repeats = range(self.repeats * len(parts))
+        if len(parts) > 1:
+            return [self._round(setting, load, [each], parts[each % len(parts)]) for each in repeats]
+        room = self.at_once // (1 + len(orders))
+        return [
+            self._round(setting, load, repeats[first : first + room], orders) for first in range(0, len(repeats), room)
+        ]
 
     def _parted(self, orders: Sequence[tuple[str, str]]) -> list[Sequence[tuple[str, str]]]:
         """In parts that leave a place for stock vLLM."""
         room = self.at_once - 1
         return [orders[place : place + room] for place in range(0, len(orders), room)]
 
-    def _round(self, setting: str, load: float | None, repeat: int, orders: Sequence[tuple[str, str]]) -> list[Cell]:
-        """Stock vLLM, the orders, and others beside them until it is full."""
-        rest = sorted(self._orders()[1:], key=lambda order: order not in {each[2:] for each in _HEADLINE})
-        some = dict.fromkeys([*orders, *rest])
-        picked = [(STOCK, NO_PREDICTOR), *list(some)[: self.at_once - 1]]
-        return [Cell(setting, policy, name, load, repeat) for policy, name in picked]
+    def _round(
+        self, setting: str, load: float | None, repeats: Sequence[int], orders: Sequence[tuple[str, str]]
+    ) -> list[Cell]:
+        """Stock vLLM and the orders, each repeat, and others beside the last until it is full."""
+        mine = [(STOCK, NO_PREDICTOR), *orders]
+        rest = [order for order in self._orders() if order not in mine]
+        rest.sort(key=lambda order: order not in {each[2:] for each in _HEADLINE})
+        picked = [(repeat, order) for repeat in repeats for order in mine]
+        picked += [(repeats[-1], order) for order in rest[: self.at_once - len(picked)]]
+        return [Cell(setting, policy, name, load, repeat) for repeat, (policy, name) in picked]
 
     def _headline(self, setting: str, load: float) -> list[tuple[str, str]]:
         return [order for order in self._orders()[1:] if (setting, load, *order) in _HEADLINE]

@@ -4,8 +4,8 @@ Whatever else slows the machine slows all of them, so that they can be compared 
 a load of 1.1 a machine that is a few hundredths slower for ten minutes moves every latency by a third. The engines
 begin together and end together. Between, they take turns of half a second on the cores, stopped while it is another's:
 each has the same share of the machine whatever the others do, and its weights stay in the cache for most of a turn.
-What runs beside the LLM, the predictor above all, would have a core of its own beside a GPU; here all engines pay alike
-for it.
+Predictors run in processes of their own, which are never stopped and take what they need from whoever's turn it is: all
+engines pay alike for them, as none would beside a GPU.
 """
 
 from __future__ import annotations
@@ -116,14 +116,12 @@ class Company:
                         if engine not in mine:
                             _stop(pids)
                     for engine, place in mine.items():
-                        # Who pays for a predictor: each engine as often, the one it belongs to no more than another.
-                        apart = 0 if rng.random() < 1 / self.size else rng.integers(1, max(2, len(sets)))
-                        _go_on(computing[engine], sets[place], sets[(place + apart) % len(sets)])
+                        _go_on(computing[engine], sets[place])
                     if self._ended.wait(TURN_S):
                         break
         finally:
             for pids in computing:
-                _go_on(pids, set.union(*sets), set.union(*sets))
+                _go_on(pids, set.union(*sets))
 
 
 def core_sets() -> list[set[int]]:
@@ -166,11 +164,11 @@ def _stop(pids: Sequence[int]) -> None:
             os.kill(pid, signal.SIGSTOP)
 
 
-def _go_on(pids: Sequence[int], main: set[int], others: set[int]) -> None:
-    """Let processes run: the main thread, which computes the LLM, on its cores, and threads beside it on others."""
+def _go_on(pids: Sequence[int], cores: set[int]) -> None:
+    """Let processes run, with all their threads on these cores."""
     for pid in pids:
         with contextlib.suppress(OSError):
             for task in Path(f"/proc/{pid}/task").iterdir():
                 with contextlib.suppress(OSError):
-                    os.sched_setaffinity(int(task.name), main if task.name == str(pid) else others)
+                    os.sched_setaffinity(int(task.name), cores)
             os.kill(pid, signal.SIGCONT)
