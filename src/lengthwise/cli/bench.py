@@ -56,7 +56,7 @@ def engine(
         bool, typer.Option("--compile", help="Let vLLM compile the LLM: faster steps, a slower start of each cell.")
     ] = False,
     at_once: Annotated[
-        int, typer.Option("--at-once", min=1, help="Engines measured at the same time, all of them slowed alike.")
+        int, typer.Option("--at-once", min=1, help="Engines measured at the same time, all held to one pace.")
     ] = 1,
     url: Annotated[str | None, typer.Option(help="A server of one's own instead of the embedded engine.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder of results.")] = Path("out/evidence"),

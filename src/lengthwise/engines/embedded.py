@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from lengthwise.engines.pace import WORKER as PACED_WORKER
 from lengthwise.engines.refine import check_fit
 from lengthwise.engines.smollm2 import MODEL_NAME, cache_home, model_folder
-from lengthwise.engines.states import WORKER
+from lengthwise.engines.states import WORKER as STATES_WORKER
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.probe import DEFAULT as DEFAULT_PROBE
@@ -36,6 +37,8 @@ from lengthwise.predictors.service import DEFAULT_PREDICTOR, known_predictor
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
+
+    from lengthwise.engines.pace import Pace
 
 SCHEDULER: Final = "lengthwise.engines.vllm.LengthwiseScheduler"
 _STARTS_IN_S: Final = 300.0
@@ -61,6 +64,7 @@ class EngineOptions:
     compiled: bool = False  # faster steps, for a slower first start
     extra: tuple[str, ...] = ()  # further vLLM flags
     plugin_options: Mapping[str, Any] = field(default_factory=dict)  # of the plug-in, for measurements
+    pace: Pace | None = None  # what steps are held to, for measurements; stock vLLM's too
 
 
 @dataclass
@@ -112,6 +116,7 @@ class EmbeddedEngine:
         make_policy(self.options.policy)
         known_predictor(self.options.predictor)
         _check_probe(self.options)
+        _check_pace(self.options)
         _need_vllm()
         self._port = _free_port(self.options.host, self.options.port)
         atexit.register(self.stop)
@@ -146,14 +151,19 @@ class EmbeddedEngine:
             name,
         ]
         flags += ["--max-num-seqs", str(options.max_num_seqs), "--max-model-len", str(options.max_model_len)]
+        chosen: dict[str, Any] = {}
         if options.plugin:
             chosen = {**options.plugin_options, "policy": options.policy}
             chosen["predictor"] = known_predictor(options.predictor)
             if options.probe is not None:
                 chosen["probe"] = _probe_name(options.probe)
-                flags += ["--worker-cls", WORKER]
-            settings = json.dumps({"lengthwise": chosen})
-            flags += ["--scheduler-cls", SCHEDULER, "--additional-config", settings]
+                flags += ["--worker-cls", STATES_WORKER]
+            flags += ["--scheduler-cls", SCHEDULER]
+        if options.pace is not None:
+            chosen |= options.pace.options()
+            flags += ["--worker-cls", PACED_WORKER]
+        if chosen:
+            flags += ["--additional-config", json.dumps({"lengthwise": chosen})]
         if not _has_gpu():
             flags += [] if options.compiled else ["--enforce-eager"]
             flags += ["--dtype", "bfloat16" if _has_bfloat16() else "float32"]
@@ -218,6 +228,14 @@ def engine_threads() -> int:
 def _probe_name(name: str) -> str:
     """The same name, or a file's full path: the child may run elsewhere."""
     return name if name == DEFAULT_PROBE else str(probe_path(name).resolve())
+
+
+def _check_pace(options: EngineOptions) -> None:
+    """Refuse a pace that the child could not keep."""
+    against = {"a probe: each has a worker of its own": options.probe is not None, "a GPU": _has_gpu()}
+    for what, there in against.items():
+        if options.pace is not None and there:
+            raise InputError(f"a pace with {what}", hint="leave out the pace, which `bench engine --at-once` gives it")
 
 
 def _check_probe(options: EngineOptions) -> None:

@@ -13,7 +13,7 @@ import time
 from array import array
 from collections import deque
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +63,34 @@ class EngineFacts:
     chunked_prefill: bool
 
 
+class Held(NamedTuple):
+    """What a step holds, in the order of the columns."""
+
+    prompt_tokens: int
+    prompt_pairs: int
+    decodes: int
+    context_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Computed in it."""
+        return self.prompt_tokens + self.decodes
+
+
+def held(spans: Iterable[tuple[int, int]]) -> Held:
+    """What a step holds, of whose requests so many tokens were computed before it and so many are computed in it."""
+    prompt = pairs = decodes = context = 0
+    for before, new in spans:
+        end = before + new
+        if new == 1 and before > 0:  # as the simulator tells them apart
+            decodes += 1
+            context += end
+        else:
+            prompt += new
+            pairs += end * end - before * before
+    return Held(prompt, pairs, decodes, context)
+
+
 @dataclass(slots=True)
 class _Open:
     """A step that is scheduled and not yet done."""
@@ -95,17 +123,9 @@ class StepLog:
         self, spans: Iterable[tuple[int, int]], *, waiting: int, running: int, began_s: float, cpu_s: float
     ) -> None:
         """Take a step as it was scheduled: of each request in it the tokens computed before, and those computed now."""
-        prompt = pairs = decodes = context = 0
-        for before, new in spans:
-            end = before + new
-            if new == 1 and before > 0:  # as the simulator tells them apart
-                decodes += 1
-                context += end
-            else:
-                prompt += new
-                pairs += end * end - before * before
-        if prompt or decodes:
-            self._open.append(_Open(began_s, (prompt, pairs, decodes, context, waiting, running, cpu_s)))
+        step = held(spans)
+        if step.tokens:
+            self._open.append(_Open(began_s, (*step, waiting, running, cpu_s)))
         elif not self._open:
             self._ended_s = None  # nothing to compute: what passes until there is, is nobody's time
 

@@ -58,6 +58,7 @@ from lengthwise.engines.prompts import PromptReader
 from lengthwise.engines.states import attached, generated_by
 from lengthwise.engines.steps import EngineFacts, StepLog
 from lengthwise.engines.vllm_probe import refiner_for
+from lengthwise.engines.vllm_spans import spans
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT, Point
 from lengthwise.policies import Job, PolicyQueue, make_policy
@@ -152,7 +153,7 @@ class LengthwiseSyncScheduler(Scheduler):
         output = self._schedule(throttle_prefills)
         cpu = time.thread_time() - cpu
         waiting = len(self.waiting) + len(self.kv_holding_waiting)
-        self.steps.scheduled(_spans(output), waiting=waiting, running=len(self.running), began_s=began, cpu_s=cpu)
+        self.steps.scheduled(spans(output), waiting=waiting, running=len(self.running), began_s=began, cpu_s=cpu)
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:  # noqa: ANN401
@@ -428,15 +429,6 @@ class Jobs:
             return float(request.arrival_time)
         self._latest = max(self._latest, request.arrival_time)
         return self._latest
-
-
-def _spans(output: SchedulerOutput) -> Iterator[tuple[int, int]]:
-    """Of each request in a step, the tokens computed before it and those computed in it."""
-    for new in output.scheduled_new_reqs:
-        yield new.num_computed_tokens, output.num_scheduled_tokens[new.req_id]
-    others = output.scheduled_cached_reqs
-    for name, computed in zip(others.req_ids, others.num_computed_tokens, strict=True):
-        yield computed, output.num_scheduled_tokens[name]
 
 
 def _may_yield(request: Request) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from lengthwise.engines.fit import StepTimes
+from lengthwise.engines.steps import read_steps
 from lengthwise.experiments.evidence.analysis import analyse
 from lengthwise.experiments.evidence.bench import Bench
+from lengthwise.experiments.evidence.pace import known_pace
 from lengthwise.experiments.evidence.page import markdown
 from lengthwise.experiments.evidence.plan import Asked, Cell
 from lengthwise.experiments.evidence.store import Store
@@ -28,6 +32,8 @@ def test_stock_and_ours_are_measured_on_the_same_requests_by_a_real_vllm(
     bench.begin()
     bench.run(cells)
     assert not bench.failed
+    pace = known_pace(tmp_path)
+    assert pace is not None
     ours, stock = (bench.store.read(Cell("a", *order, 1.1)) for order in (("lengthwise", "fast"), ("fcfs", "none")))
     for name in ("prompt", "true_tokens", "output_tokens", "prompt_tokens", "due_s"):
         assert ours.requests[name].to_pylist() == stock.requests[name].to_pylist()
@@ -40,6 +46,11 @@ def test_stock_and_ours_are_measured_on_the_same_requests_by_a_real_vllm(
     assert stock.told["counts"]["beliefs"] is None
     assert ours.told["engine"]["plugin"]
     assert not stock.told["engine"]["plugin"]
+    # Both kept the same pace, stock vLLM's worker too, and no step was shorter than it was to be.
+    assert ours.told["pace"]["cost"] == stock.told["pace"]["cost"] == asdict(pace)
+    assert all(told["pace"]["kept"]["steps"] > 10 for told in (ours.told, stock.told))
+    steps = StepTimes.of(read_steps(tmp_path / ours.cell.id / "steps.parquet")[0])
+    assert steps.seconds.sum() >= 0.95 * steps.at(pace).sum()
     evidence = analyse(bench.store.settings, bench.store.results())
     line = evidence.line("a", 1.1, "lengthwise", "fast")
     assert line is not None

@@ -51,6 +51,11 @@ def analyse(
         left_out=left_out,
         busy=[result.told["machine"]["load_before"][0] for result in results],
         hours=sum(result.told["took_s"] for result in results) / 3600,
+        kept=[
+            pace["kept"]
+            for pace in (result.told.get("pace") for result in results if result.cell.load is not None)
+            if pace and pace["kept"]
+        ],
         ceiling=ceiling,
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
@@ -20,8 +20,9 @@ from lengthwise.errors import InputError
 from lengthwise.experiments.evidence import own
 from lengthwise.experiments.evidence.beliefs import first_beliefs, with_beliefs
 from lengthwise.experiments.evidence.cell import CellFailedError, Run, run_cell
+from lengthwise.experiments.evidence.pace import PACE_REQUESTS, known_pace, write_pace
 from lengthwise.experiments.evidence.plan import ORACLE, STOCK, Cell, capacity_cell, hours, seconds
-from lengthwise.experiments.evidence.together import Company, CompanyLeftError, core_sets, side_by_side
+from lengthwise.experiments.evidence.together import Company, CompanyLeftError, side_by_side
 from lengthwise.experiments.evidence.traffic import Sizes, Traffic, official_test, played_traffic
 from lengthwise.predictors.service import NO_PREDICTOR
 from lengthwise.workloads.castillo import PACKAGED
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from lengthwise.experiments.evidence.beliefs import Columns
     from lengthwise.experiments.evidence.store import Store
     from lengthwise.experiments.evidence.traffic import Count
+    from lengthwise.simulator.costs import StepCost
 
 _ATTEMPTS: Final = 2
 _LATE_S: Final = 0.5
@@ -52,6 +54,7 @@ class Bench:
     at_once: int = 1
     failed: dict[str, str] = field(default_factory=dict)
     """Cells that are not there, and why."""
+    _pace: StepCost | None = None
     _place: tuple[int, int] = (1, 1)
     _traffic: dict[tuple[str, int], Traffic] = field(default_factory=dict)
     _believed: dict[tuple[str, int, str], Columns | None] = field(default_factory=dict)
@@ -60,12 +63,12 @@ class Bench:
         """Check that what is in the folder was measured the same way."""
         packaged = official_test().origin == PACKAGED
         data = "packaged sample" if packaged else "CASTILLO"
-        if self.at_once > 1:
-            core_sets()
         engine: dict[str, object] = {"own_server": self.url is not None}
         if self.url is None:
             engine |= {"threads": engine_threads(), "compiled": self.compiled, "at_once": self.at_once}
         self.store.begin({**asdict(self.sizes), **own.settings(), **engine, "data": data})
+        if self.at_once > 1:
+            self._pace = known_pace(self.store.folder) or self._find_pace()
         if packaged:
             self.say("LENGTHWISE_DATA does not name CASTILLO's data: the packaged sample's test prompts are used")
 
@@ -155,6 +158,23 @@ class Bench:
         minutes = seconds(cell, self.sizes.requests(cell.setting), self.capacity(cell.setting)) / 60
         return f", about {minutes:.0f} min"
 
+    def _find_pace(self) -> StepCost:
+        """What steps are held to from now on: see `pace`."""
+        self.say(f"finding a pace that {self.at_once} engines at once can keep, a few minutes")
+        sizes = replace(self.sizes, n=min(PACE_REQUESTS, self.sizes.n))
+        traffic = played_traffic(official_test(), sizes, self.sizes.seed, self.count)
+        cell = Cell("a", "sjf", ORACLE, None)
+        run = Run(cell, sizes, None, NO_PREDICTOR, traffic.lengths, compiled=self.compiled)
+        company, folder = Company(self.at_once), self.store.folder / "pace"
+        folders = [folder / str(number) for number in range(self.at_once)]
+        for each in folders:
+            each.mkdir(parents=True, exist_ok=True)
+        try:
+            side_by_side([partial(run_cell, run, traffic, each, lambda: None, company) for each in folders], company)
+        except (CellFailedError, CompanyLeftError) as error:
+            raise InputError(f"no pace was found: {error}", hint="mend that first") from error
+        return write_pace(self.store.folder, folders)
+
     def _try(self, together: Sequence[Cell]) -> None:
         """Run a round, and once more where it failed; what fails twice is named at the end."""
         for attempt in range(1, _ATTEMPTS + 1):
@@ -192,7 +212,7 @@ class Bench:
         adapted = cell.setting == "b" and not cell.stock and self.url is None
         predictor = self.own.predictor(cell.predictor, self.count) if adapted else cell.predictor
         true = self._true(cell, self.traffic(cell))
-        return Run(cell, self.sizes, rate, predictor, true, self.url, compiled=self.compiled)
+        return Run(cell, self.sizes, rate, predictor, true, self.url, compiled=self.compiled, pace=self._pace)
 
     def _ended(self, answers: int, n: int) -> None:
         """Show how far the round and the whole are."""

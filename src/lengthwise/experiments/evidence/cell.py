@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.engines.load import LoadPlan, LoadReport, run_load
+from lengthwise.engines.pace import Pace, read_kept
 from lengthwise.errors import InputError
 from lengthwise.experiments.evidence import seen
 from lengthwise.experiments.evidence.plan import ORACLE
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lengthwise.experiments.evidence.plan import Cell
+    from lengthwise.simulator.costs import StepCost
 
 _SILENCE_S: Final = 7200.0  # a request may wait for the whole of a cell
 _WARM_TOKENS: Final = 8
+PACE: Final = "pace.json"
 
 
 class CellFailedError(Exception):
@@ -52,6 +55,7 @@ class Run:
     url: str | None = None
     model: str | None = None
     compiled: bool = False
+    pace: StepCost | None = None
 
     def options(self, folder: Path) -> EngineOptions:
         """How the engine is started."""
@@ -67,6 +71,7 @@ class Run:
             plugin=not cell.stock,
             compiled=self.compiled,
             plugin_options=plugin,
+            pace=None if self.pace is None else Pace(self.pace, folder / PACE),
         )
 
     def bodies(self, traffic: Traffic) -> list[dict[str, Any]]:
@@ -140,6 +145,7 @@ def run_cell(
         },
         "data": traffic.origin if traffic.packaged else "CASTILLO, official test prompts",
         "machine": {**seen.machine(), "load_before": load_before, "load_after": os.getloadavg()},
+        "pace": None if run.pace is None else _pace(run.pace, folder),
         "versions": seen.versions(),
     }
     return told, _requests(run, traffic, report)
@@ -206,9 +212,15 @@ def report_lengths(report: LoadReport) -> NDArray[np.int64]:
     return found
 
 
+def _pace(cost: StepCost, folder: Path) -> dict[str, Any]:
+    """What steps were held to, and how well that was kept."""
+    kept = read_kept(folder / PACE)
+    return {"cost": asdict(cost), "kept": None if kept is None else asdict(kept)}
+
+
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """Without what names a place on this machine."""
-    kept = {key: value for key, value in options.items() if key not in ("host", "port", "plugin_options")}
+    kept = {key: value for key, value in options.items() if key not in ("host", "port", "plugin_options", "pace")}
     kept["plays"] = options["plugin_options"].get("plays")
     if kept["predictor"].endswith(".lw"):
         kept["predictor"] = Path(kept["predictor"]).name

@@ -103,6 +103,8 @@ class Evidence:
     busy: Sequence[float]
     """Load average of the machine when each cell began."""
     hours: float
+    kept: Sequence[Mapping[str, Any]] = ()
+    """How well each engine under load kept its pace (`engines.pace.Kept`), where it was given one."""
     ceiling: Mapping[str, float] | None = None
     """Setting b: how much of an answer's length is the LLM's own chance."""
 

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from lengthwise.experiments.evidence.own import sampling_said
+from lengthwise.experiments.evidence.pace import SLACK
 from lengthwise.experiments.evidence.plan import ORACLE
 from lengthwise.experiments.evidence.targets import target_table
 from lengthwise.experiments.evidence.traffic import PLAYED
@@ -158,8 +159,23 @@ def _compared(evidence: Evidence) -> str:
     if at_once == 1:
         return f"{said}; the cells of a repeat in random order."
     return (
-        f"{said}. The {at_once} orders of a repeat were measured at the same time, on engines that take turns of half "
-        "a second on the cores: what slows the machine slows all of them. Capacity was measured in such company."
+        f"{said}. {at_once} cells at a time were measured together, stock vLLM of the same repeat among them, on "
+        "engines that keep one pace, because this machine is not steady: each step of the LLM is held to the time that "
+        f"a cost model says for what is in it, {SLACK:g} times what it took while all were busy. What is done between "
+        f"steps is not held.{_kept(evidence)} Capacity was measured in the same company."
+    )
+
+
+def _kept(evidence: Evidence) -> str:
+    """How well the pace was kept."""
+    if not evidence.kept:
+        return ""
+    steps, late, seconds = (sum(kept[name] for kept in evidence.kept) for name in ("steps", "late_steps", "seconds"))
+    behind = sum(kept["steps"] * kept["behind_s"] for kept in evidence.kept)
+    return (
+        f" Of {steps:,} steps under load {share(late / steps)} ended more than a tenth of their time late, which those "
+        f"after made up for; the mean step was to take {1000 * seconds / steps:.0f} ms, and ended "
+        f"{1000 * behind / steps:.0f} ms behind."
     )
 
 

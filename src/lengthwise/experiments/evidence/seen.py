@@ -77,24 +77,18 @@ def session_cpu_s(engine: EmbeddedEngine | None) -> float:
     """CPU time of the engine's processes so far (Linux only)."""
     if engine is None or engine.pid is None or not Path("/proc/self/stat").exists():
         return math.nan
-    return sum(ticks for _, _, ticks in _processes(engine.pid)) / os.sysconf("SC_CLK_TCK")
+    return sum(_ticks(engine.pid)) / os.sysconf("SC_CLK_TCK")
 
 
-def computing(engine: EmbeddedEngine) -> list[int]:
-    """The processes that run the LLM, as vLLM names them (Linux only)."""
-    return [pid for pid, name, _ in _processes(engine.pid) if name.startswith("VLLM::")]
-
-
-def _processes(session: int | None) -> Iterator[tuple[int, str, int]]:
-    """Number, name and CPU ticks of a session's processes."""
+def _ticks(session: int) -> Iterator[int]:
+    """CPU ticks of a session's processes."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            before, _, after = path.read_text().rpartition(")")
+            fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        fields = after.split()
         if int(fields[3]) == session:
-            yield int(path.parent.name), before.partition("(")[2], int(fields[11]) + int(fields[12])
+            yield int(fields[11]) + int(fields[12])
 
 
 def difference(now: float, before: float) -> float | None:

@@ -1,29 +1,17 @@
-"""Cells run at the same time, on engines that share the machine's cores alike.
+"""Cells run at the same time, on engines that share the machine and keep one pace.
 
-Whatever else slows the machine slows all of them, so that they can be compared where one after the other could not: at
-a load of 1.1 a machine that is a few hundredths slower for ten minutes moves every latency by a third. The engines
-begin together and end together. Between, they take turns of half a second on the cores, stopped while it is another's:
-each has the same share of the machine whatever the others do, and its weights stay in the cache for most of a turn.
-Predictors run in processes of their own, which are never stopped and take what they need from whoever's turn it is: all
-engines pay alike for them, as none would beside a GPU.
+Their steps are held to the same times (`engines.pace`), a little longer than a machine that all of them use needs, so
+that each is as fast as the others whatever they do, and as fast in one hour as in another. They begin together and end
+together: an engine that starts or ends would take the others' time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
-
-import numpy as np
-
-from lengthwise.engines.embedded import engine_threads
-from lengthwise.errors import InputError
-from lengthwise.experiments.evidence import seen
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
@@ -32,7 +20,6 @@ if TYPE_CHECKING:
     from lengthwise.engines.embedded import EmbeddedEngine
 
 Found = TypeVar("Found")
-TURN_S: Final = 0.5
 
 
 class CompanyLeftError(Exception):
@@ -48,25 +35,18 @@ class Company:
 
     size: int
     _engines: list[EmbeddedEngine] = field(default_factory=list)
-    _computing: list[list[int]] = field(default_factory=list)
     _tasks: list[tuple[AbstractEventLoop, Task[None] | None]] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
-    _turns: threading.Thread | None = None
     _door: threading.Barrier = field(init=False)
 
     def __post_init__(self) -> None:
         self._door = threading.Barrier(self.size)
 
     def ready(self, engine: EmbeddedEngine | None) -> None:
-        """Wait until every engine is warm; from then on they take turns."""
+        """Wait until every engine is warm."""
         if engine is not None:
             self._engines.append(engine)
-            self._computing.append(seen.computing(engine))
-            if not self._computing[-1]:
-                raise InputError("no process of this vLLM's can be told to compute", hint="measure without --at-once")
-        if self._wait() == 0:
-            self._turns = threading.Thread(target=self._take_turns, name="turns", daemon=True)
-            self._turns.start()
+        self._wait()
 
     def ends_with(self, loop: AbstractEventLoop, task: Task[None] | None) -> None:
         """What a cell's thread is busy with, to be cancelled where another fails."""
@@ -75,64 +55,25 @@ class Company:
             task.cancel()
 
     def over(self) -> None:
-        """Wait until every cell has its answers: an engine that ends takes the others' time."""
+        """Wait until every cell has its answers."""
         self._wait()
-        self._end_turns()
 
     def give_up(self) -> None:
         """Let nobody wait or send on, and stop the engines."""
+        self._ended.set()
         self._door.abort()
         for loop, task in self._tasks:
             if task is not None:
                 with contextlib.suppress(RuntimeError):  # a loop that has ended
                     loop.call_soon_threadsafe(task.cancel)
-        self._end_turns()
         for engine in self._engines:
             engine.stop()
 
-    def _wait(self) -> int:
+    def _wait(self) -> None:
         try:
-            return self._door.wait()
+            self._door.wait()
         except threading.BrokenBarrierError:
             raise CompanyLeftError from None
-
-    def _end_turns(self) -> None:
-        self._ended.set()
-        if self._turns is not None:
-            self._turns.join()
-
-    def _take_turns(self) -> None:
-        """Deal the engines to the cores at random, each as often; no more run at a time than there are cores for."""
-        if not self._computing:
-            return
-        sets, computing = core_sets(), self._computing
-        rng = np.random.default_rng(0)
-        try:
-            while not self._ended.is_set():
-                order = rng.permutation(len(computing))
-                for first in range(0, len(order), len(sets)):
-                    mine = dict(zip(order[first : first + len(sets)], rng.permutation(len(sets)), strict=False))
-                    for engine, pids in enumerate(computing):
-                        if engine not in mine:
-                            _stop(pids)
-                    for engine, place in mine.items():
-                        _go_on(computing[engine], sets[place])
-                    if self._ended.wait(TURN_S):
-                        break
-        finally:
-            for pids in computing:
-                _go_on(pids, set.union(*sets))
-
-
-def core_sets() -> list[set[int]]:
-    """The cores, in sets for one engine each; an InputError where engines cannot take turns on them."""
-    if not hasattr(os, "sched_setaffinity"):
-        raise InputError("engines take turns on Linux only", source="--at-once", hint="measure without it")
-    cores, threads = sorted(os.sched_getaffinity(0)), engine_threads()
-    if threads > len(cores):
-        hint = "set OMP_NUM_THREADS to no more than the cores"
-        raise InputError(f"{threads} threads an engine on {len(cores)} cores", source="--at-once", hint=hint)
-    return [set(cores[first : first + threads]) for first in range(0, len(cores) - threads + 1, threads)]
 
 
 def side_by_side(jobs: Sequence[Callable[[], Found]], company: Company) -> list[Found]:
@@ -156,19 +97,3 @@ def side_by_side(jobs: Sequence[Callable[[], Found]], company: Company) -> list[
     if errors:
         raise next((error for error in errors if not isinstance(error, CompanyLeftError)), errors[0])
     return [future.result() for future in futures]
-
-
-def _stop(pids: Sequence[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(OSError):  # one that has just ended
-            os.kill(pid, signal.SIGSTOP)
-
-
-def _go_on(pids: Sequence[int], cores: set[int]) -> None:
-    """Let processes run, with all their threads on these cores."""
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                with contextlib.suppress(OSError):
-                    os.sched_setaffinity(int(task.name), cores)
-            os.kill(pid, signal.SIGCONT)

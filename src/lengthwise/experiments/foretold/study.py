@@ -96,7 +96,7 @@ def _fitted(
     result: Result, times: Mapping[str, StepTimes], facts: Mapping[str, EngineFacts], store: Store
 ) -> EngineSpec:
     """The engine of the other cells, with the slots of this one."""
-    turns = store.settings.get("at_once", 1) > 1  # a step that waited for its engine's turn took as long as it took
+    paced = store.settings.get("at_once", 1) > 1  # then nothing stalls that is not made up for: all of it is time
     others = [cell for cell in times if cell != result.cell.id]
     if not others:
         raise InputError(
@@ -104,7 +104,7 @@ def _fitted(
             source=store.folder,
             hint="measure a policy other than fcfs too, or give --engine",
         )
-    cost = fit_cost(StepTimes.joined([times[cell] for cell in others]), math.inf if turns else STALL).cost
+    cost = fit_cost(StepTimes.joined([times[cell] for cell in others]), math.inf if paced else STALL).cost
     known = facts[others[0]]
     return engine_spec("fitted", cost, replace(known, max_num_seqs=int(result.told["slots"])))
 
