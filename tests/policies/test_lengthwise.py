@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,8 +22,8 @@ def rounds_of(lengths: list[int], slots: int = 4) -> list[int]:
     return [lanes.enter(job(number, length)) for number, length in enumerate(lengths)]
 
 
-def job(number: int, length: int) -> Job:
-    return Job(str(number), float(number), belief=Point(length, 10_000))
+def job(number: int | str, length: int) -> Job:
+    return Job(str(number), 0.0, belief=Point(length, 10_000))
 
 
 @given(LENGTHS)
@@ -151,11 +152,68 @@ def test_what_changes_is_counted_once() -> None:
     one.believe(Point(300, 10_000))
     lanes.changed(one, turn, 700.0)
     other.enter(job(0, 300))
-    assert lanes.clock == pytest.approx(other.clock)
+    assert lanes.credit == pytest.approx(other.credit)
     assert lanes.total == pytest.approx(other.total)
     assert lanes.count == pytest.approx(other.count)
     assert sum(lanes.work) == pytest.approx(sum(other.work))
     assert sum(lanes.jobs) == pytest.approx(lanes.count)
+
+
+def test_a_place_is_that_of_one_who_came_with_the_belief_but_never_later() -> None:
+    for before, after in ((700, 300), (700, 30), (300, 700), (300, 300)):
+        lanes, other = Lanes(lambda: 2), Lanes(lambda: 2)
+        for each in (lanes, other):
+            for number in range(200):
+                each.enter(job(number, 500))
+            each.credit = 0.0  # the other lane
+        one = job("one", before)
+        turn = lanes.enter(one)
+        lanes.credit = 0.0
+        one.believe(Point(after, 10_000))
+        place, wanted = lanes.changed(one, turn, float(before)), other.enter(job("one", after))
+        assert place <= turn
+        assert abs(place - min(wanted, turn)) <= 1 + (before - min(before, after)) / 2 / 16  # by its own work / slots
+
+
+@pytest.mark.parametrize("history", [None, 60])
+def test_a_batch_whose_beliefs_come_late_is_served_almost_as_if_they_had_been_there(history: int | None) -> None:
+    rng = np.random.default_rng(0)
+    lengths = [max(1, min(256, round(each))) for each in np.exp(rng.normal(4.0, 1.0, 400)).tolist()]
+
+    def mean_work_before(late: bool) -> float:
+        """Tokens that are served before a job, one after the other, on the mean."""
+        queue = PolicyQueue(make_policy("lengthwise"), slots=4)
+        prior = None if history is None else Point(history, 256)
+        jobs = [
+            Job(str(n), 0.0, belief=prior if late else Point(length, 256), max_tokens=256)
+            for n, length in enumerate(lengths)
+        ]
+        for each in jobs:
+            queue.push(each, 0.0)
+        if late:
+            for each, length in zip(jobs, lengths, strict=True):
+                each.believe(Point(length, 256))
+                queue.update(each, 1.0)
+        waited, served = 0, 0
+        while (taken := queue.pop(2.0)) is not None:
+            waited += served
+            served += lengths[int(taken.id)]
+        return waited / len(jobs)
+
+    first_come = sum(sum(lengths[:n]) for n in range(len(lengths))) / len(lengths)
+    gained = [first_come - mean_work_before(late) for late in (False, True)]
+    assert gained[0] > 0.1 * first_come
+    assert gained[1] > 0.8 * gained[0]
+
+
+def test_beliefs_far_below_the_prior_leave_the_fast_lane_open_for_those_who_come_after() -> None:
+    lanes = Lanes(lambda: 4)
+    jobs = [Job(str(n), 0.0, max_tokens=256) for n in range(600)]
+    turns = [lanes.enter(each) for each in jobs]
+    for n, (each, turn) in enumerate(zip(jobs, turns, strict=True)):
+        each.believe(Point(20 if n % 3 == 0 else 80, 256))
+        lanes.changed(each, turn, 256.0)
+    assert sum(lanes.enter(job(n, 20)) == FAST for n in range(100)) >= 20
 
 
 def test_the_picture_of_what_comes_is_renewed_and_never_overflows() -> None:

@@ -34,11 +34,12 @@ class Job:
 
     `priority`: lower runs first, as in vLLM. `cached_tokens`: of the prompt, found in the engine's prefix cache.
     `preemptions`: how often it had to yield, to whatever.
-    `in_round` is the job's round in `turns`, `charged` what it pays there; set by the queue if a policy serves in
-    turns. Taken from the belief when it comes (without one, from the wide prior), all of the length cut at `cap`, the
-    smaller of the belief's and max_tokens: `expected` and `tail`, its mean and its CVaR at 0.9; `mu` and `sigma`, those
-    of the log-t that the belief is (sigma 0: a certain length) or, for another family, that has its median and its
-    quantiles at 16 and 84 %; and `foretold`, the `expected` of the last belief before the first token.
+    `in_round` is the job's round in `turns`, `charged` what it pays there, `credited` what it brings; set by the queue
+    if a policy serves in turns. Taken from the belief when it comes (without one, from the wide prior), all of the
+    length cut at `cap`, the smaller of the belief's and max_tokens: `expected` and `tail`, its mean and its CVaR at
+    0.9; `mu` and `sigma`, those of the log-t that the belief is (sigma 0: a certain length) or, for another family,
+    that has its median and its quantiles at 16 and 84 %; and `foretold`, the `expected` of the last belief before the
+    first token.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Job:
     in_round: int = field(init=False, default=0)
     turns: Rounds | None = field(init=False, default=None)
     charged: int = field(init=False, default=0)
+    credited: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self.believe(self.belief)

@@ -109,19 +109,24 @@ class Lanes:
         self.unit *= 1.0 + 1.0 / _FORGETS
         self.clock += job.median / self.slots()
         self._weigh(job.median, self.unit)
-        self._earn(job.median)
-        return self._place(job)
+        job.credited = self._earn(job.median)
+        return self._place(job, self.clock)
 
     def changed(self, job: Job, in_round: int, before: float) -> int:
-        """A new belief: as if it had come with it, but nobody is set back."""
-        self.clock += (job.median - before) / self.slots()
+        """A new belief: as if it had come with it, but nobody is set back.
+
+        It gives back what credit it brought, which may be less than it was to bring, and brings its own. The clock
+        stays: those who wait have their places by it.
+        """
         self._weigh(before, -self.unit)
         self._weigh(job.median, self.unit)
+        self.credit -= job.credited
         if in_round == FAST:
             self.credit += before
-        self._earn(job.median - before)
-        place = self._place(job)
-        return place if in_round == FAST else min(place, in_round)
+        job.credited = self._earn(job.median)
+        if in_round == FAST:
+            return self._place(job, self.clock)
+        return min(self._place(job, self._came(in_round, before)), in_round)
 
     def admitted(self, in_round: int) -> None:
         """Rounds never go back: one who was preempted may come from an earlier one."""
@@ -135,14 +140,19 @@ class Lanes:
             taken.believed += self.unit * job.median
             taken.true += self.unit * job.generated
 
-    def _place(self, job: Job) -> int:
+    def _came(self, in_round: int, median: float) -> float:
+        """The clock when a job came, by the place that it was given: what `_place` does, undone."""
+        place = (in_round - 1) * _GRAIN
+        return max(place - median, (place + _PATIENCE * self.served) / (1.0 + _PATIENCE))
+
+    def _place(self, job: Job, came: float) -> int:
         median, known = job.median, (job.mu, job.sigma) != (_NOTHING.mu, _NOTHING.sigma)
         price = median * max(1.0, self.short.ratio / self.all.ratio)
         if known and price <= self.credit and self._short(median):
             self.credit -= price
             return FAST
-        wait = max(0.0, self.clock - self.served)
-        return 1 + int((self.clock + min(median, _PATIENCE * wait)) / _GRAIN)
+        wait = max(0.0, came - self.served)
+        return 1 + int((came + min(median, _PATIENCE * wait)) / _GRAIN)
 
     def _short(self, tokens: float) -> bool:
         """Among the shortest third of the jobs, or the shortest tenth of the work; half of one's equals count."""
@@ -165,8 +175,11 @@ class Lanes:
                 taken.believed, taken.true = taken.believed / self.unit, taken.true / self.unit
             self.total, self.count, self.unit = self.total / self.unit, self.count / self.unit, 1.0
 
-    def _earn(self, tokens: float) -> None:
-        self.credit = min(self.credit + SHARE * tokens, _CREDIT * self.total / self.count)
+    def _earn(self, tokens: float) -> float:
+        """What a job brings: its share, as far as that can be saved up."""
+        before = self.credit
+        self.credit = min(before + SHARE * tokens, _CREDIT * self.total / self.count)
+        return max(0.0, self.credit - before)
 
 
 def _bin(tokens: float) -> int:
