@@ -35,7 +35,7 @@ class Machine:
 
     def step(self, pacer: Pacer, work_s: float, spans: list[tuple[int, int]]) -> float:
         """One step; when it ended."""
-        pacer.begin()
+        pacer.begin(goes_on=any(before for before, _ in spans))
         self.now += work_s
         pacer.end(spans)
         return self.now
@@ -89,7 +89,16 @@ def test_nobody_makes_up_for_time_once_there_was_nothing_to_do(machine: Machine,
     machine.step(pacer, wanted + 1.0, DECODES)
     machine.now += 3.0
     began = machine.now
-    assert machine.step(pacer, 0.001, DECODES) - began == pytest.approx(wanted)
+    assert machine.step(pacer, 0.001, PROMPT) - began == pytest.approx(COST.step_s([(0, 100)], ()))
+
+
+def test_a_machine_that_was_away_between_steps_lets_nobody_off(machine: Machine, pacer: Pacer) -> None:
+    wanted = COST.step_s((), [101, 51])
+    began = machine.now
+    machine.step(pacer, wanted + 0.01, DECODES)
+    machine.now += 3.0
+    machine.step(pacer, 0.001, DECODES)
+    assert machine.now - began == pytest.approx(2 * wanted + 3.0)
 
 
 def test_a_step_without_tokens_takes_no_time(machine: Machine, pacer: Pacer) -> None:
@@ -98,7 +107,7 @@ def test_a_step_without_tokens_takes_no_time(machine: Machine, pacer: Pacer) -> 
     assert pacer.kept.steps == 0
 
 
-@given(st.lists(st.tuples(st.floats(0, 0.08), st.floats(0, 0.05)), min_size=1, max_size=60))
+@given(st.lists(st.tuples(st.floats(0, 0.08), st.floats(0, 0.5)), min_size=1, max_size=60))
 def test_no_step_is_shorter_than_its_time_in_the_long_run_and_none_behind_without_cause(
     work: list[tuple[float, float]],
 ) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WORKER: Final = "lengthwise.engines.vllm_paced.PacedWorker"
 """The worker of vLLM whose steps are held so."""
 _IDLE_S: Final = 0.1
-"""Longer than this between two steps and the engine had nothing to do: whoever was behind is so no longer."""
+"""Longer than this before a step of new requests only, and the engine had nothing to do: it is behind no longer."""
 _TOLD_S: Final = 2.0
 
 
@@ -80,12 +80,15 @@ class Pacer:
         self._steps = self._late = 0
         self._seconds = self._behind = self._most = 0.0
 
-    def begin(self) -> None:
-        """A step begins. What the engine did since the last counts as it was."""
+    def begin(self, *, goes_on: bool) -> None:
+        """A step begins. What the engine did since the last counts as it was.
+
+        `goes_on`: some request was in a step before. Then there was something to do all the while, however long ago the
+        last step was: a machine that was away for a while must not let one engine off what the next has to make up for.
+        """
         now = self._clock()
-        between = now - self._ended
-        behind = 0.0 if between > _IDLE_S else self._ended - self._due
-        self._due = now - behind
+        idle = not goes_on and now - self._ended > _IDLE_S
+        self._due = now if idle else now - (self._ended - self._due)
 
     def end(self, spans: Iterable[tuple[int, int]]) -> None:
         """The step's work is done: wait for its end. `spans`: see `steps.held`."""

@@ -30,7 +30,7 @@ class PacedWorker(CPUWorker):
 
     def execute_model(self, scheduler_output: Any) -> Any:  # noqa: ANN401
         """Compute a step, and let it take its time."""
-        self._pacer.begin()
+        self._pacer.begin(goes_on=bool(scheduler_output.scheduled_cached_reqs.req_ids))
         output = super().execute_model(scheduler_output)
         self._pacer.end(spans(scheduler_output))
         if self._log is not None:
