@@ -44,7 +44,11 @@ def test_a_line_is_its_own_figures_and_the_ratio_to_stock_on_the_same_requests(s
     base = [store.read(Cell("a", "fcfs", "none", 1.1, r)).e2e_s for r in range(3)]
     assert line.e2e_s.mean == pytest.approx(np.concatenate(ours).mean())
     assert line.mean.ratio == pytest.approx(np.concatenate(ours).mean() / np.concatenate(base).mean())
-    assert line.by_repeat == pytest.approx([o.mean() / b.mean() for o, b in zip(ours, base, strict=True)])
+    by_repeat = [(run.repeat, run.mean, run.p99) for run in line.by_repeat]
+    assert by_repeat == [
+        (r, pytest.approx(o.mean() / b.mean()), pytest.approx(np.quantile(o, 0.99) / np.quantile(b, 0.99)))
+        for r, (o, b) in enumerate(zip(ours, base, strict=True))
+    ]
     assert line.mean.low <= line.mean.ratio <= line.mean.high < 1
     assert line.p99.ratio == pytest.approx(
         np.quantile(np.concatenate(ours), 0.99) / np.quantile(np.concatenate(base), 0.99)
@@ -150,6 +154,8 @@ def test_without_the_headline_the_page_claims_nothing(store: Store) -> None:
 def test_tables_json_and_plots_hold_every_order(evidence: Evidence, store: Store, tmp_path: Path) -> None:
     names = {row[0] for table in tables(evidence) for row in table.rows}
     assert {"fcfs (stock vLLM)", "sjf, `default`", "lengthwise, true lengths"} <= names
+    each = next(table for table in tables(evidence) if table.title == "(a) load 1.1, repeat by repeat")
+    assert [row[1] for row in each.rows if row[0] == "sjf, `default`"] == ["0", "1", "2"]
     assert json.loads(to_json(evidence))["capacity"]["a"] > 0
     html = html_report(evidence, store.results())
     assert "lengthwise, default" in html

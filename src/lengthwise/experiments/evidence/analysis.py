@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from lengthwise.experiments.evidence.intervals import captured, ratio
-from lengthwise.experiments.evidence.lines import Drain, Evidence, Line
+from lengthwise.experiments.evidence.lines import Drain, Evidence, Line, Repeat
 from lengthwise.experiments.evidence.plan import ORACLE, STOCK, Cell
 from lengthwise.simulator.metrics import Spread
 from lengthwise.simulator.paired import Ratio
@@ -108,7 +108,7 @@ def _line(key: Key, groups: Mapping[Key, Mapping[int, Result]]) -> Line:
         per_token=over("per_token_s"),
         ttft=over("ttft_s"),
         throughput=math.nan if stock or not pairs else _makespans(base) / _makespans(ours),
-        by_repeat=[] if stock else [float(o.e2e_s.mean() / b.e2e_s.mean()) for o, b in pairs],
+        by_repeat=[_repeat(run, None if stock else dict(pairs).get(run)) for run in runs],
         gain_mean=gain("e2e_s"),
         gain_per_token=gain("per_token_s"),
         tau=_tau(runs, pairs) if predictor not in (ORACLE, "none") else math.nan,
@@ -117,6 +117,21 @@ def _line(key: Key, groups: Mapping[Key, Mapping[int, Result]]) -> Line:
         predictor_cpu_ms=1000 * _sum(run.told["cpu"]["predictor_s"] for run in runs) / sum(map(_n, runs)),
         schedule_cpu_ms=_sum(run.told["cpu"].get("schedule_ms_per_step") for run in runs) / len(runs),
         engine_cpu_s=_sum(run.told["cpu"]["engine_s"] for run in runs) / sum(map(_n, runs)),
+    )
+
+
+def _repeat(run: Result, stock: Result | None) -> Repeat:
+    own = Spread.of(run.e2e_s)
+    theirs = None if stock is None else Spread.of(stock.e2e_s)
+    pace = run.told.get("pace") or {}
+    return Repeat(
+        repeat=run.cell.repeat,
+        mean_s=own.mean,
+        p99_s=own.p99,
+        requests_per_s=float(run.told["summary"]["requests_per_s"]),
+        mean=math.nan if theirs is None else own.mean / theirs.mean,
+        p99=math.nan if theirs is None else own.p99 / theirs.p99,
+        behind_s=(pace.get("kept") or {}).get("behind_s", math.nan),
     )
 
 

@@ -99,7 +99,7 @@ def _by_repeat(evidence: Evidence) -> Figure:
             "mode": "markers",
             "name": f"({line.setting}) {line.load:g} {line.name}",
             "marker": {"size": 9},
-            "x": list(line.by_repeat),
+            "x": [run.mean for run in line.by_repeat],
             "y": [f"({line.setting}) {line.load:g} {line.name}"] * len(line.by_repeat),
             "showlegend": False,
         }

@@ -15,6 +15,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """One run of an order, beside the stock run of the same traffic (NaN where there is none)."""
+
+    repeat: int
+    mean_s: float
+    p99_s: float
+    requests_per_s: float
+    mean: float
+    """Of E2E, over stock vLLM's."""
+    p99: float
+    behind_s: float
+    """How far the mean step ended behind the pace that engines were held to; NaN without one."""
+
+
+@dataclass(frozen=True)
 class Line:
     """One order under one load: its own figures, and the ratios to stock vLLM (ours over FCFS; below 1 is better)."""
 
@@ -39,8 +54,7 @@ class Line:
     ttft: Ratio
     throughput: float
     """Over that of stock vLLM, of the makespans."""
-    by_repeat: Sequence[float]
-    """The ratio of the mean E2E in each repeat."""
+    by_repeat: Sequence[Repeat]
     gain_mean: Ratio
     """Share of the true-length gain on the mean E2E; NaN for true lengths themselves."""
     gain_per_token: Ratio

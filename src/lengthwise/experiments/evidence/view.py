@@ -25,6 +25,8 @@ def tables(evidence: Evidence) -> list[Table]:
         lines = [line for line in evidence.lines if (line.setting, line.load) == (setting, load)]
         notes = _NOTES if not found else ()
         found.append(_latencies(f"({setting}) {TITLES[setting]}, load {load:g}", lines, notes))
+        if any(line.repeats > 1 for line in lines):
+            found.append(_repeats(f"({setting}) load {load:g}, repeat by repeat", lines))
         found.append(_costs(f"({setting}) load {load:g}: what it cost", lines))
     if any(drain.policy != "fcfs" for drain in evidence.drains):
         found.append(_drains(evidence))
@@ -81,6 +83,26 @@ def _latencies(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Table
         ]
         for line in lines
     ]
+    return Table(title, columns, rows, notes)
+
+
+def _repeats(title: str, lines: Sequence[Line]) -> Table:
+    columns = ["order", "repeat", "E2E s", "p99", "mean E2E", "p99 / FCFS", "requests/s", "behind pace s"]
+    rows = [
+        [
+            line.name,
+            str(run.repeat),
+            f"{run.mean_s:.2f}",
+            f"{run.p99_s:.2f}",
+            "–" if math.isnan(run.mean) else f"{1 / run.mean:.2f}x",
+            _number(run.p99),
+            f"{run.requests_per_s:.3f}",
+            _number(run.behind_s, 1),
+        ]
+        for line in lines
+        for run in line.by_repeat
+    ]
+    notes = ["behind pace: how far the mean step ended behind the pace that all engines are held to."]
     return Table(title, columns, rows, notes)
 
 
