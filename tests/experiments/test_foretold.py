@@ -17,6 +17,7 @@ from lengthwise.engines.steps import COLUMNS, write_steps
 from lengthwise.errors import InputError
 from lengthwise.experiments.evidence.plan import Cell
 from lengthwise.experiments.evidence.store import Store
+from lengthwise.experiments.foretold.draws import draw_again
 from lengthwise.experiments.foretold.study import Foretold, foretell, swaps
 from lengthwise.simulator import Fleet, Spread, StepCost, believe, simulate
 from lengthwise.workloads import Workload
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCALE = 0.15
-TOLD = {"slots": FACTS.max_num_seqs, "cap": 256}
+TOLD = {"slots": FACTS.max_num_seqs, "cap": 256, "rate": 1.3}
 
 
 @dataclass
@@ -146,6 +147,31 @@ def test_pairs_in_another_order_are_named_with_how_far_they_are_apart() -> None:
     assert swap.apart == pytest.approx(0.2)
 
 
+def test_other_draws_have_the_same_requests_for_every_order_and_lie_around_what_was_measured(
+    measured: Measured,
+) -> None:
+    measured.add("fcfs", "none", stock=True)
+    measured.add("sjf", "oracle")
+    measured.add("lengthwise", "fast")
+    found = draw_again(measured.store, 6)
+    assert {one.order for one in found} == {"sjf, oracle", "lengthwise, fast"}
+    assert found == draw_again(measured.store, 6)
+    shorter_first = next(one for one in found if one.order == "sjf, oracle")
+    assert len(set(shorter_first.mean)) == 6
+    assert max(shorter_first.mean) < 1.0
+    ours, stock = (measured.store.read(Cell("a", *order, 1.1)).e2e_s for order in (("sjf", "oracle"), ("fcfs", "none")))
+    assert shorter_first.measured[0][0] == pytest.approx(ours.mean() / stock.mean())
+    assert draw_again(measured.store, 6, seed=1) != found
+
+
+def test_nothing_is_drawn_where_there_is_nothing_to_compare(measured: Measured) -> None:
+    measured.add("sjf", "oracle")
+    with pytest.raises(InputError, match="no order beside stock vLLM"):
+        draw_again(measured.store, 3)
+    with pytest.raises(InputError, match="0 draws"):
+        draw_again(measured.store, 0)
+
+
 def test_the_command_prints_errors_and_gives_them_to_machines(measured: Measured) -> None:
     measured.add("fcfs", "none", stock=True)
     measured.add("sjf", "oracle")
@@ -155,7 +181,11 @@ def test_the_command_prints_errors_and_gives_them_to_machines(measured: Measured
     assert printed.exit_code == 0, printed.output
     assert "of 3 cells, the mean is within 10% in 3, the p99 within 20% in 3" in printed.output
     assert "the order of policies by mean E2E latency is the same in all" in printed.output
-    told = json.loads(CliRunner().invoke(app, ["bench", "foretold", folder, "--json"]).output)
+    assert "at other times" not in printed.output
+    drawn = CliRunner().invoke(app, ["bench", "foretold", folder, "--draws", "2"])
+    assert "the same requests at other times" in drawn.output
+    told = json.loads(CliRunner().invoke(app, ["bench", "foretold", folder, "--draws", "2", "--json"]).output)
+    assert [len(one["mean"]) for one in told["draws"]] == [2, 2]
     assert len(told["cells"]) == 3
     assert told["swaps"] == []
 

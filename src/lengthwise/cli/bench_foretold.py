@@ -16,23 +16,30 @@ def foretold(
     engine: Annotated[
         Path | None, typer.Option("--engine", help="An engine's file, instead of a fit on the other cells' steps.")
     ] = None,
+    draws: Annotated[
+        int,
+        typer.Option("--draws", help="Simulate the measured requests with so many other draws of arrivals too.", min=0),
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Replay measured cells in the simulator and print how far it is off, policy by policy.
 
     The same arrivals, prompts, lengths and beliefs. Each cell is simulated with a cost model fitted on the logged steps
-    of the others.
+    of the others. `--draws 40` also says how much the next repeats may differ from the few that were measured.
 
     Example: `lengthwise bench foretold out/evidence`
     """
     from lengthwise.experiments.evidence.store import Store
+    from lengthwise.experiments.foretold.draws import draw_again
     from lengthwise.experiments.foretold.study import foretell
-    from lengthwise.experiments.foretold.view import facts, tables
+    from lengthwise.experiments.foretold.view import draws_table, facts, tables
     from lengthwise.simulator.engine_file import read_engine
 
     with late_bar() as bar:
-        found = foretell(Store(out), engine=None if engine is None else read_engine(engine), on_cell=bar)
+        spec = None if engine is None else read_engine(engine)
+        found = foretell(Store(out), engine=spec, on_cell=bar)
+        drawn = draw_again(Store(out), draws, engine=spec, on_draw=bar) if draws else []
     if as_json:
-        typer.echo(to_json(facts(found)))
+        typer.echo(to_json(facts(found, drawn)))
     else:
-        print_tables(tables(found))
+        print_tables([*tables(found), *([draws_table(drawn)] if drawn else [])])

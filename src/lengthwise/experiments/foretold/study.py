@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -23,15 +24,28 @@ from lengthwise.workloads import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     import pyarrow as pa
 
     from lengthwise.engines.steps import EngineFacts
+    from lengthwise.experiments.evidence.plan import Cell
     from lengthwise.experiments.evidence.store import Result, Store
 
 MEAN_WITHIN, P99_WITHIN = 0.10, 0.20
 """How near the simulator is to come: shares of the measured figure."""
+
+
+@dataclass(frozen=True, eq=False)
+class Log:
+    """The steps of one cell, and the engine that took them."""
+
+    table: pa.Table
+    facts: EngineFacts
+
+    @cached_property
+    def times(self) -> StepTimes:
+        """As the fit reads them."""
+        return StepTimes.of(self.table)
 
 
 @dataclass(frozen=True)
@@ -78,51 +92,55 @@ def foretell(
     results = store.results()
     if not results:
         raise InputError("holds no finished cell", source=store.folder, hint="run `lengthwise bench engine` first")
-    logs = {result.cell.id: read_steps(path) for result in results if (path := _log(store, result)).is_file()}
-    times = {cell: StepTimes.of(table) for cell, (table, _) in logs.items()}
+    logs = logged(store)
     found = []
     for number, result in enumerate(results):
         on_cell(result.cell.id, number / len(results))
-        spec = engine or _fitted(result, times, {cell: facts for cell, (_, facts) in logs.items()}, store)
-        found.append(_foretell(result, spec, logs[result.cell.id][0] if result.cell.id in logs else None))
+        name = result.cell.id
+        others = {cell: log for cell, log in logs.items() if cell != name}
+        spec = engine or replace(fitted(store, others, f"beside {name} "), max_num_seqs=int(result.told["slots"]))
+        found.append(_foretell(result, spec, logs.get(name)))
     return found
 
 
-def _log(store: Store, result: Result) -> Path:
-    return store.place(result.cell) / "steps.parquet"
+def logged(store: Store) -> dict[str, Log]:
+    """The steps of every cell that logged them."""
+    paths = {result.cell.id: store.place(result.cell) / "steps.parquet" for result in store.results()}
+    return {cell: Log(*read_steps(path)) for cell, path in paths.items() if path.is_file()}
 
 
-def _fitted(
-    result: Result, times: Mapping[str, StepTimes], facts: Mapping[str, EngineFacts], store: Store
-) -> EngineSpec:
-    """The engine of the other cells, with the slots of this one."""
+def fitted(store: Store, logs: Mapping[str, Log], but: str = "") -> EngineSpec:
+    """The engine whose steps these are; `but` says which cell's are not among them."""
+    if not logs:
+        hint = "measure a policy other than fcfs too, or give --engine"
+        raise InputError(f"no cell {but}has a log of steps to fit on", source=store.folder, hint=hint)
     paced = store.settings.get("at_once", 1) > 1  # then nothing stalls that is not made up for: all of it is time
-    others = [cell for cell in times if cell != result.cell.id]
-    if not others:
-        raise InputError(
-            f"no cell beside {result.cell.id} has a log of steps to fit on",
-            source=store.folder,
-            hint="measure a policy other than fcfs too, or give --engine",
-        )
-    cost = fit_cost(StepTimes.joined([times[cell] for cell in others]), math.inf if paced else STALL).cost
-    known = facts[others[0]]
-    return engine_spec("fitted", cost, replace(known, max_num_seqs=int(result.told["slots"])))
+    cost = fit_cost(StepTimes.joined([log.times for log in logs.values()]), math.inf if paced else STALL).cost
+    return engine_spec("fitted", cost, next(iter(logs.values())).facts)
 
 
-def _foretell(result: Result, spec: EngineSpec, log: pa.Table | None) -> Foretold:
+def order_said(cell: Cell) -> str:
+    """Policy and predictor."""
+    return "fcfs (stock)" if cell.stock else f"{cell.policy}, {predictor_label(cell.predictor)}"
+
+
+def load_said(cell: Cell) -> str:
+    """Setting and load."""
+    return f"({cell.setting}) " + ("offline" if cell.load is None else f"load {cell.load:g}")
+
+
+def _foretell(result: Result, spec: EngineSpec, log: Log | None) -> Foretold:
     cell = result.cell
     workload, believed = replayed(result)
     simulated = simulate(workload, Fleet((spec,)), cell.policy, predictor=believed).summary.e2e_s
-    order = "fcfs (stock)" if cell.stock else f"{cell.policy}, {predictor_label(cell.predictor)}"
-    load = f"({cell.setting}) " + ("offline" if cell.load is None else f"load {cell.load:g}")
-    found = Foretold(cell.id, order, load, cell.repeat, Spread.of(result.e2e_s), simulated)
+    found = Foretold(cell.id, order_said(cell), load_said(cell), cell.repeat, Spread.of(result.e2e_s), simulated)
     if log is None or not isinstance(spec.cost, StepCost):
         return found
-    own = StepTimes.of(log)
+    own = log.times
     slower = float(own.seconds.sum() / own.at(spec.cost).sum()) - 1.0
     sent = result.column("sent_s")
     last = float(np.nanmax(result.column("finished_s")) - np.nanmin(sent))  # the first is sent at 0
-    time = MachineTime.of(log, spec.cost, last)
+    time = MachineTime.of(log.table, spec.cost, last)
     arrival = time.at(workload.arrival_s)
     moved = workload.table.set_column(
         workload.table.column_names.index("arrival_s"), workload.table.schema.field("arrival_s"), [arrival - arrival[0]]

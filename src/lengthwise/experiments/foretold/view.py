@@ -12,9 +12,11 @@ from lengthwise.reports.tables import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lengthwise.experiments.foretold.draws import Drawn
     from lengthwise.experiments.foretold.study import Foretold
 
 _FIGURES: Final = ("mean", "p50", "p99")
+_RANGE: Final = (0.025, 0.5, 0.975)
 
 
 def tables(found: Sequence[Foretold]) -> list[Table]:
@@ -41,13 +43,43 @@ def tables(found: Sequence[Foretold]) -> list[Table]:
     return [table, _order(found)]
 
 
-def facts(found: Sequence[Foretold]) -> dict[str, Any]:
+def facts(found: Sequence[Foretold], drawn: Sequence[Drawn] = ()) -> dict[str, Any]:
     """Everything, ready for JSON."""
     return {
+        "draws": drawn,
         "cells": [{"cell": one, "errors": {name: one.error(name) for name in _FIGURES}} for one in found],
         "swaps": swaps(found),
         "within": {"mean": MEAN_WITHIN, "p99": P99_WITHIN},
     }
+
+
+def draws_table(drawn: Sequence[Drawn]) -> Table:
+    """Each order over draws of arrivals: the middle one and the range of most, beside what was measured."""
+    rows = [
+        [one.load, one.order, str(len(one.mean)), *_ranges(one), str(len(one.measured)), *_middles(one)]
+        for one in sorted(drawn, key=lambda each: (each.load, each.order))
+    ]
+    columns = ["load", "order", "draws", "mean E2E", "per token", "p99 / FCFS"]
+    notes = [
+        "mean E2E, per token: times better than FCFS; the median of all draws, in brackets where 95 % of them lie",
+        "measured: the median of the repeats on the engine",
+    ]
+    measured = ["repeats", "measured: mean E2E", "per token", "p99 / FCFS"]
+    return Table("the same requests at other times, simulated", [*columns, *measured], rows, notes)
+
+
+def _ranges(one: Drawn) -> list[str]:
+    def better(ratios: Sequence[float]) -> str:
+        low, middle, high = np.quantile(1.0 / np.asarray(ratios), _RANGE)
+        return f"{middle:.2f}x [{low:.2f}, {high:.2f}]"
+
+    low, middle, high = np.quantile(one.p99, _RANGE)
+    return [better(one.mean), better(one.per_token), f"{middle:.2f} [{low:.2f}, {high:.2f}]"]
+
+
+def _middles(one: Drawn) -> list[str]:
+    mean, per_token, p99 = np.median(np.array(one.measured), axis=0)
+    return [f"{1 / mean:.2f}x", f"{1 / per_token:.2f}x", f"{p99:.2f}"]
 
 
 def _row(cells: Sequence[Foretold]) -> list[str]:
