@@ -44,11 +44,10 @@ def test_a_line_is_its_own_figures_and_the_ratio_to_stock_on_the_same_requests(s
     base = [store.read(Cell("a", "fcfs", "none", 1.1, r)).e2e_s for r in range(3)]
     assert line.e2e_s.mean == pytest.approx(np.concatenate(ours).mean())
     assert line.mean.ratio == pytest.approx(np.concatenate(ours).mean() / np.concatenate(base).mean())
-    by_repeat = [(run.repeat, run.mean, run.p99) for run in line.by_repeat]
-    assert by_repeat == [
-        (r, pytest.approx(o.mean() / b.mean()), pytest.approx(np.quantile(o, 0.99) / np.quantile(b, 0.99)))
-        for r, (o, b) in enumerate(zip(ours, base, strict=True))
-    ]
+    assert [run.repeat for run in line.by_repeat] == [0, 1, 2]
+    for run, own, theirs in zip(line.by_repeat, ours, base, strict=True):
+        assert run.mean == pytest.approx(own.mean() / theirs.mean())
+        assert run.p99 == pytest.approx(np.quantile(own, 0.99) / np.quantile(theirs, 0.99))
     assert line.mean.low <= line.mean.ratio <= line.mean.high < 1
     assert line.p99.ratio == pytest.approx(
         np.quantile(np.concatenate(ours), 0.99) / np.quantile(np.concatenate(base), 0.99)
