@@ -142,7 +142,7 @@ def _measured(evidence: Evidence) -> list[str]:
         _setting_a(evidence),
         f"Load: the share of the capacity that stock vLLM has under backlog, {rates}; Poisson arrivals, run to drain.",
         _compared(evidence),
-        f"{len(evidence.busy)} cells, {evidence.hours:.1f} hours in all.",
+        f"{len(evidence.busy)} cells, {evidence.hours / sizes.get('at_once', 1):.1f} hours in all.",
     ]
     if any(line.setting == "b" for line in evidence.lines):
         said.insert(3, _setting_b(evidence))
@@ -175,7 +175,7 @@ def _kept(evidence: Evidence) -> str:
     return (
         f" Of {steps:,} steps under load {share(late / steps)} ended more than a tenth of their time late, which those "
         f"after made up for; the mean step was to take {1000 * seconds / steps:.0f} ms, and ended "
-        f"{1000 * behind / steps:.0f} ms behind."
+        f"{behind / steps:.1f} s behind."
     )
 
 
