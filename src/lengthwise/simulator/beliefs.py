@@ -7,7 +7,7 @@ answers of the requests before. Nothing here knows engines or policies.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -70,6 +70,17 @@ class RequestBeliefs:
 
     def __iter__(self) -> Iterator[LengthDistribution | None]:
         return (self[row] for row in range(len(self)))
+
+    def take(self, rows: slice | NDArray[np.integer]) -> RequestBeliefs:
+        """Those of some requests, in this order."""
+        return replace(
+            self,
+            mu=self.mu[rows],
+            sigma=self.sigma[rows],
+            cap=self.cap[rows],
+            llms=self.llms[rows],
+            truth=self.truth[rows],
+        )
 
     def expected_and_tail(self) -> tuple[Floats, Floats]:
         """Mean and CVaR at 0.9 of each belief, as a Job takes them: of all at once, good to 1e-4."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -132,18 +131,7 @@ def _beliefs(name: str, drawn: Sequence[Workload], seeds: Sequence[int], steps: 
         Workload.from_table(rows, name=drawn[0].name), name, on_progress=steps.next(name, steps=len(drawn))
     )
     ends = np.cumsum([len(workload) for workload in drawn])
-    return tuple(_part(pooled, slice(int(end) - len(each), int(end))) for end, each in zip(ends, drawn, strict=True))
-
-
-def _part(beliefs: RequestBeliefs, rows: slice) -> RequestBeliefs:
-    return replace(
-        beliefs,
-        mu=beliefs.mu[rows],
-        sigma=beliefs.sigma[rows],
-        cap=beliefs.cap[rows],
-        llms=beliefs.llms[rows],
-        truth=beliefs.truth[rows],
-    )
+    return tuple(pooled.take(slice(int(end) - len(each), int(end))) for end, each in zip(ends, drawn, strict=True))
 
 
 class _Steps:

@@ -8,7 +8,7 @@ other times, on the engine whose steps were measured. Every order has the same d
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -104,18 +104,8 @@ def _simulated(result: Result, draw: int, seed: int, spec: EngineSpec) -> Floats
     rng = generator(seed, f"draw {draw}")
     rows = rng.permutation(len(workload))
     arrival = poisson(len(workload), float(result.told["rate"]), rng)
-    table = workload.table.take(rows)
-    at = table.column_names.index("arrival_s")
-    again = replace(workload, table=table.set_column(at, table.schema.field("arrival_s"), [arrival]))
-    beliefs = replace(
-        believed,
-        mu=believed.mu[rows],
-        sigma=believed.sigma[rows],
-        cap=believed.cap[rows],
-        llms=believed.llms[rows],
-        truth=believed.truth[rows],
-    )
-    outcome = simulate(again, Fleet((spec,)), result.cell.policy, predictor=beliefs)
+    again = workload.take(rows, arrival_s=arrival)
+    outcome = simulate(again, Fleet((spec,)), result.cell.policy, predictor=believed.take(rows))
     e2e = outcome.finish - outcome.arrival
     return np.stack([e2e, e2e / outcome.output_tokens])
 

@@ -142,10 +142,8 @@ def _foretell(result: Result, spec: EngineSpec, log: Log | None) -> Foretold:
     last = float(np.nanmax(result.column("finished_s")) - np.nanmin(sent))  # the first is sent at 0
     time = MachineTime.of(log.table, spec.cost, last)
     arrival = time.at(workload.arrival_s)
-    moved = workload.table.set_column(
-        workload.table.column_names.index("arrival_s"), workload.table.schema.field("arrival_s"), [arrival - arrival[0]]
-    )
-    outcome = simulate(replace(workload, table=moved), Fleet((spec,)), cell.policy, predictor=believed)
+    moved = workload.replace(arrival_s=arrival - arrival[0])
+    outcome = simulate(moved, Fleet((spec,)), cell.policy, predictor=believed)
     finish = time.on_the_clock(outcome.finish + arrival[0])
     return replace(found, slower=slower, paced=Spread.of(finish - workload.arrival_s))
 
