@@ -22,10 +22,27 @@ _SIDE: Final = 0.16  # quantiles at this and its complement tell the spread of a
 _T_AT_SIDE: Final = student.isf(_SIDE, TIE_NU)
 
 
+class _Held:
+    """A belief that a job goes by, cut at the most that the answer may have."""
+
+    __slots__ = ("_both", "cut")
+
+    def __init__(self, cut: LengthDistribution) -> None:
+        self.cut = cut
+        self._both: tuple[float, float] | None = None
+
+    @property
+    def both(self) -> tuple[float, float]:
+        """Mean and CVaR."""
+        if self._both is None:
+            cut = self.cut
+            self._both = cut.mean_and_cvar(_TAIL) if isinstance(cut, Belief) else (cut.mean(), cut.cvar(_TAIL))
+        return self._both
+
+
 @lru_cache(maxsize=1024)
-def _without_belief(cap: int) -> tuple[LogT, float, float]:
-    prior = wide_prior(max(1, cap))
-    return prior, *prior.mean_and_cvar(_TAIL)
+def _without_belief(cap: int) -> _Held:
+    return _Held(wide_prior(max(1, cap)))
 
 
 @dataclass(slots=True, eq=False)
@@ -36,10 +53,9 @@ class Job:
     `preemptions`: how often it had to yield, to whatever.
     `in_round` is the job's round in `turns`, `charged` what it pays there, `credited` what it brings; set by the queue
     if a policy serves in turns. Taken from the belief when it comes (without one, from the wide prior), all of the
-    length cut at `cap`, the smaller of the belief's and max_tokens: `expected` and `tail`, its mean and its CVaR at
-    0.9; `mu` and `sigma`, those of the log-t that the belief is (sigma 0: a certain length) or, for another family,
-    that has its median and its quantiles at 16 and 84 %; and `foretold`, the `expected` of the last belief before the
-    first token.
+    length cut at `cap`, the smaller of the belief's and max_tokens: `mu` and `sigma`, those of the log-t that the
+    belief is (sigma 0: a certain length) or, for another family, that has its median and its quantiles at 16 and 84 %.
+    Its mean and its CVaR are reckoned when first asked for: they are integrals, and many policies go without.
     """
 
     id: str
@@ -57,36 +73,45 @@ class Job:
     llm: str | None = None
     tenant: str | None = None
     session: str | None = None
-    expected: float = field(init=False)
-    tail: float = field(init=False)
     mu: float = field(init=False)
     sigma: float = field(init=False)
     cap: float = field(init=False)
-    foretold: float = field(init=False, default=math.nan)
     in_round: int = field(init=False, default=0)
     turns: Rounds | None = field(init=False, default=None)
     charged: int = field(init=False, default=0)
     credited: float = field(init=False, default=0.0)
+    _held: _Held = field(init=False, repr=False)
+    _first: _Held | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         self.believe(self.belief)
 
     def believe(self, belief: LengthDistribution | None) -> None:
         """Take a new belief about the whole answer; None falls back to the wide prior, never to short."""
-        first = not self.generated or math.isnan(self.foretold)
         self.belief = belief
-        held: LengthDistribution
         if belief is None:
-            cap = DEFAULT_CAP if self.max_tokens is None else self.max_tokens
-            held, self.expected, self.tail = _without_belief(cap)
+            self._held = _without_belief(DEFAULT_CAP if self.max_tokens is None else self.max_tokens)
         else:
-            held = belief.censored_at(self.max_tokens)
-            both = held.mean_and_cvar(_TAIL) if isinstance(held, Belief) else (held.mean(), held.cvar(_TAIL))
-            self.expected, self.tail = both
-        self.mu, self.sigma = _log_t(held)
-        self.cap = held.cap
-        if first:
-            self.foretold = self.expected
+            self._held = _Held(belief.censored_at(self.max_tokens))
+        self.mu, self.sigma = _log_t(self._held.cut)
+        self.cap = self._held.cut.cap
+        if self._first is None or not self.generated:
+            self._first = self._held
+
+    @property
+    def expected(self) -> float:
+        """Its mean."""
+        return self._held.both[0]
+
+    @property
+    def tail(self) -> float:
+        """Its CVaR at 0.9."""
+        return self._held.both[1]
+
+    @property
+    def foretold(self) -> float:
+        """The mean of the last belief before the first token."""
+        return (self._first or self._held).both[0]
 
     @property
     def median(self) -> float:
