@@ -27,9 +27,9 @@ class _Held:
 
     __slots__ = ("_both", "cut")
 
-    def __init__(self, cut: LengthDistribution) -> None:
+    def __init__(self, cut: LengthDistribution, both: tuple[float, float] | None = None) -> None:
         self.cut = cut
-        self._both: tuple[float, float] | None = None
+        self._both = both
 
     @property
     def both(self) -> tuple[float, float]:
@@ -97,6 +97,12 @@ class Job:
         self.cap = self._held.cut.cap
         if self._first is None or not self.generated:
             self._first = self._held
+
+    def told(self, *, mu: float, sigma: float, cap: float, expected: float, tail: float, foretold: float) -> None:
+        """Go by numbers of a belief that were reckoned elsewhere, those of many jobs at once."""
+        self.mu, self.sigma, self.cap = mu, sigma, cap
+        self._first = _Held(self._held.cut, (foretold, math.nan))
+        self._held = _Held(self._held.cut, (expected, tail))
 
     @property
     def expected(self) -> float:

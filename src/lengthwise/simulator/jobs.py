@@ -85,8 +85,7 @@ class Jobs:
     def tell(self, job: Job, row: int, *, stage: int) -> None:
         """Let a job say what is believed of a request at a stage."""
         table = self.tables[stage]
-        for name in _BELIEVED:
-            setattr(job, name, float(table[_NAMES.index(name), row]))
+        job.told(**{name: float(table[_NAMES.index(name), row]) for name in _BELIEVED})
 
     def __len__(self) -> int:
         return int(self.believed.shape[1])
