@@ -411,5 +411,5 @@ class ReferenceEngine:
 def _believe(request: Request, jobs: Jobs) -> None:
     """Let the job say what the columns say."""
     columns = jobs.stages[-1 if request.believed else 0]
-    for name in ("expected", "tail", "mu", "sigma", "cap", "foretold"):
-        setattr(request.job, name, float(getattr(columns, name)[request.row]))
+    names = ("expected", "tail", "mu", "sigma", "cap", "foretold")
+    request.job.told(**{name: float(getattr(columns, name)[request.row]) for name in names})
