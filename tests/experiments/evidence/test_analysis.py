@@ -106,9 +106,20 @@ def test_in_setting_b_answers_of_another_length_are_counted(store: Store) -> Non
     changed[:4] += 1
     put(store, Cell("b", "fcfs", "none", 1.1), lengths=true)
     put(store, Cell("b", "sjf", "fast", 1.1), lengths=changed)
-    line = analyse(SETTINGS, store.results()).line("b", 1.1, "sjf", "fast")
+    found = analyse(SETTINGS, store.results())
+    line = found.line("b", 1.1, "sjf", "fast")
     assert line is not None
     assert line.lengths_changed == pytest.approx(0.1)
+    assert line.tokens == pytest.approx(true.mean() + 0.1)
+    assert "10.0 % to 10.0 % of them had another length" in markdown(found, None)
+
+
+def test_batches_of_both_settings_have_a_table_each(store: Store) -> None:
+    for setting in "ab":
+        put(store, capacity_cell(setting))
+        put(store, Cell(setting, "sjf", ORACLE, None))
+    drained = [table for table in tables(analyse(SETTINGS, store.results())) if "a batch drained" in table.title]
+    assert [(table.title[:3], len(table.rows)) for table in drained] == [("(a)", 2), ("(b)", 2)]
 
 
 def test_targets_are_judged_by_what_was_measured(evidence: Evidence, store: Store) -> None:

@@ -50,6 +50,12 @@ def test_the_share_of_the_gain_is_where_ours_lies_between_the_two(part: float) -
     assert (found.ratio, found.low, found.high) == pytest.approx((part, part, part), abs=1e-9)
 
 
+def test_no_share_of_a_gain_that_is_not_sure() -> None:
+    base = draws(3, 60, 2)
+    best = [each[::-1] for each in base]
+    assert np.isnan(captured(base, [0.9 * each for each in base], best).ratio)
+
+
 def test_nothing_to_compare_is_not_a_number_and_unpaired_runs_are_a_mistake() -> None:
     assert np.isnan(ratio([], []).ratio)
     assert np.isnan(ratio(draws(0), draws(0)[:2]).ratio)

@@ -113,6 +113,7 @@ def _line(key: Key, groups: Mapping[Key, Mapping[int, Result]]) -> Line:
         gain_per_token=gain("per_token_s"),
         tau=_tau(runs, pairs) if predictor not in (ORACLE, "none") else math.nan,
         lengths_changed=_changed(pairs) if setting == "b" and not stock else math.nan,
+        tokens=float(np.mean(np.concatenate([run.column("output_tokens") for run in runs]))),
         at_cap=float(np.mean(np.concatenate([run.column("output_tokens") >= _cap(run) for run in runs]))),
         predictor_cpu_ms=1000 * _sum(run.told["cpu"]["predictor_s"] for run in runs) / sum(map(_n, runs)),
         schedule_cpu_ms=_sum(run.told["cpu"].get("schedule_ms_per_step") for run in runs) / len(runs),

@@ -31,7 +31,9 @@ def ratio(ours: Repeats, base: Repeats, q: float | None = None, *, seed: int = 0
 
 
 def captured(base: Repeats, ours: Repeats, best: Repeats, *, seed: int = 0) -> Ratio:
-    """The share of the true-length gain, (base - ours) / (base - best), of means."""
+    """The share of the true-length gain, (base - ours) / (base - best), of means; none where that gain is not sure."""
+    if _interval([base, best], None, lambda f, o: f - o, seed, True).low <= 0:
+        return Ratio.none()
     return _interval([base, ours, best], None, lambda f, p, o: (f - p) / (f - o), seed, True)
 
 

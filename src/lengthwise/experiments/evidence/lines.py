@@ -62,6 +62,8 @@ class Line:
     """Kendall's tau-b of the belief's median against the length that came; NaN without beliefs."""
     lengths_changed: float
     """Setting b: share of the answers that had another length than in the stock run."""
+    tokens: float
+    """Of the mean answer: more where chance made answers longer (setting b)."""
     at_cap: float
     predictor_cpu_ms: float
     """Per request."""

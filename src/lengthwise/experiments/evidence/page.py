@@ -196,6 +196,18 @@ def _setting_b(evidence: Evidence) -> str:
         f"Setting (b): the same prompts, {sizes['own_n']} requests, answers as the LLM samples them "
         f"({sampling_said()}; one seed per request; at most {sizes['cap']} tokens). The predictors were adapted with "
         f"{sizes['own_lengths']} lengths of other prompts. True lengths are those of the stock run with the same seeds."
+    ) + _changed(evidence)
+
+
+def _changed(evidence: Evidence) -> str:
+    """How many answers came out differently, where any order was compared."""
+    shares = [x.lengths_changed for x in evidence.lines if x.setting == "b" and not math.isnan(x.lengths_changed)]
+    if not shares:
+        return ""
+    return (
+        f" What else is in a batch changes roundings, and with them answers: {share(min(shares))} to "
+        f"{share(max(shares))} of them had another length than in the stock run, so that true lengths are not quite "
+        "true, and orders do not have quite the same work (tokens/answer)."
     )
 
 

@@ -6,12 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from lengthwise.experiments.evidence.own import sampling_said
+from lengthwise.experiments.evidence.plan import STOCK
 from lengthwise.reports.tables import Table, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lengthwise.experiments.evidence.lines import Evidence, Line
+    from lengthwise.experiments.evidence.lines import Drain, Evidence, Line
     from lengthwise.simulator.paired import Ratio
 
 __all__ = ["TITLES", "captured_said", "tables", "times", "under"]
@@ -28,8 +29,9 @@ def tables(evidence: Evidence) -> list[Table]:
         if any(line.repeats > 1 for line in lines):
             found.append(_repeats(f"({setting}) load {load:g}, repeat by repeat", lines))
         found.append(_costs(f"({setting}) load {load:g}: what it cost", lines))
-    if any(drain.policy != "fcfs" for drain in evidence.drains):
-        found.append(_drains(evidence))
+    for setting in dict.fromkeys(drain.setting for drain in evidence.drains if drain.policy != STOCK):
+        drains = [drain for drain in evidence.drains if drain.setting == setting]
+        found.append(_drains(f"({setting}) a batch drained: time until so many answers were there", drains))
     if evidence.ceiling is not None:
         found.append(_ceiling(evidence))
     return found
@@ -38,7 +40,7 @@ def tables(evidence: Evidence) -> list[Table]:
 _NOTES = (
     "mean E2E, per token: times better than stock vLLM on the same requests; p99 and throughput: over stock vLLM's.",
     "In brackets 95 %, paired bootstrap over requests and repeats (one repeat: over requests).",
-    "gain: share of what the same order gains on true lengths, over the repeats in which both were measured.",
+    "gain: share of what the same order gains on true lengths in the same repeats; a dash where that is not sure.",
     "tau: Kendall's tau-b of the belief's median against the length that came.",
 )
 TITLES = {"a": "a grown LLM's lengths, played", "b": "the embedded LLM's own answers"}
@@ -109,7 +111,7 @@ def _repeats(title: str, lines: Sequence[Line]) -> Table:
 def _costs(title: str, lines: Sequence[Line]) -> Table:
     columns = [
         "order", "preemptions", "predictor CPU ms/request", "schedule() CPU ms/step", "engine CPU s/request",
-        "requests/s", "at the cap", "length changed",
+        "requests/s", "tokens/answer", "at the cap", "length changed",
     ]  # fmt: skip
     rows = [
         [
@@ -119,6 +121,7 @@ def _costs(title: str, lines: Sequence[Line]) -> Table:
             _number(line.schedule_cpu_ms, 3),
             _number(line.engine_cpu_s),
             f"{line.requests_per_s:.3f}",
+            f"{line.tokens:.1f}",
             share(line.at_cap),
             share(line.lengths_changed),
         ]
@@ -127,7 +130,7 @@ def _costs(title: str, lines: Sequence[Line]) -> Table:
     return Table(title, columns, rows, ["Stock vLLM's own schedule() is not timed: it runs without the plug-in."])
 
 
-def _drains(evidence: Evidence) -> Table:
+def _drains(title: str, drains: Sequence[Drain]) -> Table:
     columns = ["order", "n", "half s", "three quarters s", "all s", "half / FCFS", "three quarters", "all"]
     rows = [
         [
@@ -136,10 +139,9 @@ def _drains(evidence: Evidence) -> Table:
             *(f"{value:.0f}" for value in (drain.half_s, drain.three_quarters_s, drain.all_s)),
             *(f"{value:.2f}" for value in (drain.half, drain.three_quarters, drain.all)),
         ]
-        for drain in evidence.drains
-        if drain.setting == "a"
+        for drain in drains
     ]
-    return Table("(a) a batch drained: time until so many answers were there", columns, rows)
+    return Table(title, columns, rows)
 
 
 def _ceiling(evidence: Evidence) -> Table:
