@@ -161,6 +161,16 @@ def test_without_the_headline_the_page_claims_nothing(store: Store) -> None:
     assert "Yes" not in page
 
 
+def test_curves_of_other_traffic_have_a_panel_of_their_own(store: Store, tmp_path: Path) -> None:
+    headline(store)
+    put(store, Cell("a", "fcfs", "none", 1.1, 3))
+    put(store, Cell("a", "tie", "default", 1.1, 3))
+    html = html_report(analyse(SETTINGS, store.results()), store.results())
+    assert "(a) load 1.1, repeat 0, 1, 2" in html
+    assert "(a) load 1.1, repeat 3" in html
+    assert still_figure(analyse(SETTINGS, store.results()), store.results(), tmp_path / "still.png")
+
+
 def test_tables_json_and_plots_hold_every_order(evidence: Evidence, store: Store, tmp_path: Path) -> None:
     names = {row[0] for table in tables(evidence) for row in table.rows}
     assert {"fcfs (stock vLLM)", "sjf, `default`", "lengthwise, true lengths"} <= names

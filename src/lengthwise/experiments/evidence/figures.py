@@ -9,6 +9,7 @@ import numpy as np
 from lengthwise.experiments.evidence.lines import said
 from lengthwise.experiments.evidence.plan import STOCK
 from lengthwise.experiments.evidence.view import TITLES, tables
+from lengthwise.predictors.service import NO_PREDICTOR
 from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interactive_page, interval_bars, panel
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from lengthwise.experiments.evidence.lines import Evidence
     from lengthwise.experiments.evidence.store import Result
+
+    Curves = dict[tuple[str, str], list[Result]]
 
 __all__ = ["html_report", "still_figure"]
 
@@ -34,15 +37,13 @@ def html_report(evidence: Evidence, results: Sequence[Result]) -> str:
 
 
 def _cdfs(results: Sequence[Result]) -> Figure:
-    groups = sorted({(r.cell.setting, r.cell.load) for r in results if r.cell.load is not None})
+    groups = _same_traffic(results)
     orders = sorted({_order(result) for result in results}, key=lambda order: (order[0] != STOCK, order))
     traces: list[dict[str, Any]] = []
-    for place, (setting, load) in enumerate(groups):
+    for place, curves in enumerate(groups.values()):
         for colour, (policy, predictor) in enumerate(orders):
-            here = [
-                r for r in results if (r.cell.setting, r.cell.load, *_order(r)) == (setting, load, policy, predictor)
-            ]
-            if not here:
+            here = curves.get((policy, predictor))
+            if here is None:
                 continue
             x, y = _curve(np.concatenate([result.e2e_s for result in here]))
             traces.append(
@@ -59,10 +60,10 @@ def _cdfs(results: Sequence[Result]) -> Figure:
                 }
             )
     panels = [(axis("E2E latency, s", type="log"), axis("share of requests", range=[0, 1]))] * len(groups)
-    titles = [f"({setting}) load {load:g}" for setting, load in groups]
+    titles = [f"({setting}) load {load:g}, repeat {', '.join(map(str, repeats))}" for setting, load, repeats in groups]
     return Figure(
         "How long requests took",
-        "Cumulative shares of E2E latency, all repeats together. The long end of a curve is where the tail is paid.",
+        "Cumulative shares of E2E latency, orders of the same traffic together. The long end is what the tail pays.",
         traces,
         axes(panels, columns=min(2, max(1, len(panels))), titles=titles) if panels else {},
         height=420 * max(1, -(-len(panels) // 2)),
@@ -119,14 +120,18 @@ def still_figure(evidence: Evidence, results: Sequence[Result], path: Path) -> b
     if not loads:
         return False
     load = max(loads)
-    here = [r for r in results if (r.cell.setting, r.cell.load) == ("a", load)]
+    groups = [each for key, each in _same_traffic(results).items() if key[:2] == ("a", load)]
+    curves = max(groups, key=lambda each: sum(len(runs) for runs in each.values()), default={})
     lines = [line for line in evidence.lines if (line.setting, line.load) == ("a", load) and not line.stock]
     size = (11.5, 4.6)
     with figure(1, 2, size=size, title=f"Setting (a): {TITLES['a']}, load {load:g}") as (drawing, (left, right)):
-        told = {_order(result) for result in here if result.cell.headline or result.cell.predictor in _DRAWN}
-        orders = sorted(told, key=lambda order: (order[0] != STOCK, order))
-        for place, (policy, predictor) in enumerate(orders):
-            x, y = _curve(np.concatenate([r.e2e_s for r in here if _order(r) == (policy, predictor)]))
+        told = [
+            (order, runs)
+            for order, runs in curves.items()
+            if any(run.cell.headline for run in runs) or order[1] in (NO_PREDICTOR, *_DRAWN)
+        ]
+        for place, ((policy, predictor), runs) in enumerate(told):
+            x, y = _curve(np.concatenate([run.e2e_s for run in runs]))
             colour = GREY if policy == STOCK else TOLD_APART[(place - 1) % len(TOLD_APART)]
             left.plot(x, y, color=colour, label=_name(policy, predictor), linewidth=2.4 if policy == STOCK else 1.5)
         left.set_xscale("log")
@@ -145,6 +150,27 @@ def still_figure(evidence: Evidence, results: Sequence[Result], path: Path) -> b
             legend(right, loc="best")
         save(drawing, path)
     return True
+
+
+def _same_traffic(results: Sequence[Result]) -> dict[tuple[str, float, tuple[int, ...]], Curves]:
+    """Runs under load by setting, load and repeats, stock vLLM first: latencies of other traffic are no comparison."""
+    runs: dict[tuple[str, float], dict[tuple[str, str], dict[int, Result]]] = {}
+    for result in results:
+        cell = result.cell
+        if cell.load is not None:
+            runs.setdefault((cell.setting, cell.load), {}).setdefault(_order(result), {})[cell.repeat] = result
+    found: dict[tuple[str, float, tuple[int, ...]], Curves] = {}
+    for (setting, load), here in sorted(runs.items()):
+        stock = here.pop((STOCK, NO_PREDICTOR), {})
+        if not here:
+            found[setting, load, tuple(sorted(stock))] = {(STOCK, NO_PREDICTOR): list(stock.values())}
+        for order, mine in sorted(here.items()):
+            beside = [stock[repeat] for repeat in sorted(mine) if repeat in stock]
+            curves = found.setdefault(
+                (setting, load, tuple(sorted(mine))), {(STOCK, NO_PREDICTOR): beside} if beside else {}
+            )
+            curves[order] = [mine[repeat] for repeat in sorted(mine)]
+    return found
 
 
 def _curve(values: NDArray[np.float64]) -> tuple[list[float], list[float]]:

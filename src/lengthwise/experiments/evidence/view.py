@@ -38,6 +38,7 @@ def tables(evidence: Evidence) -> list[Table]:
 
 
 _NOTES = (
+    "Orders of other repeats had other traffic: compare ratios, not seconds.",
     "mean E2E, per token: times better than stock vLLM on the same requests; p99 and throughput: over stock vLLM's.",
     "In brackets 95 %, paired bootstrap over requests and repeats (one repeat: over requests).",
     "gain: share of what the same order gains on true lengths in the same repeats; a dash where that is not sure.",
