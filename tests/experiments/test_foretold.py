@@ -36,8 +36,8 @@ class Measured:
 
     store: Store
 
-    def add(self, policy: str, predictor: str, *, slower: float = 1.0, stock: bool = False) -> None:
-        cell = Cell("a", policy, predictor, 1.1)
+    def add(self, policy: str, predictor: str, *, slower: float = 1.0, stock: bool = False, setting: str = "a") -> None:
+        cell = Cell(setting, policy, predictor, 1.1)
         cost = StepCost(**{name: slower * value for name, value in asdict(TRUE).items()})
         workload = traffic()
         found = believe(workload, "oracle" if predictor in ("oracle", "none") else predictor)
@@ -113,6 +113,16 @@ def test_a_slower_machine_is_told_from_an_error_of_the_simulator(measured: Measu
     assert slow.slower == pytest.approx(0.25, rel=1e-3)
     assert slow.error("mean") < -0.15
     assert [slow.error(figure, paced=True) for figure in ("mean", "p50", "p99")] == pytest.approx([0] * 3, abs=2e-3)
+
+
+def test_a_setting_is_foretold_from_its_own_steps(measured: Measured) -> None:
+    for setting, slower in (("a", 1.0), ("b", 1.25)):
+        measured.add("fcfs", "none", stock=True, setting=setting, slower=slower)
+        for policy in ("sjf", "lengthwise"):
+            measured.add(policy, "oracle", setting=setting, slower=slower)
+    assert [abs(one.error("mean")) for one in foretell(measured.store)] == pytest.approx([0] * 6, abs=2e-3)
+    drawn = {one.load: one for one in draw_again(measured.store, 2) if one.order == "sjf, oracle"}
+    assert drawn["(a) load 1.1"].mean != drawn["(b) load 1.1"].mean
 
 
 def test_a_cell_is_never_foretold_from_its_own_steps(measured: Measured) -> None:

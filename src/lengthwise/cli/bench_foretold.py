@@ -25,7 +25,7 @@ def foretold(
     """Replay measured cells in the simulator and print how far it is off, policy by policy.
 
     The same arrivals, prompts, lengths and beliefs. Each cell is simulated with a cost model fitted on the logged steps
-    of the others. `--draws 40` also says how much the next repeats may differ from the few that were measured.
+    of the setting's others. `--draws 40` also says how much the next repeats may differ from the few there are.
 
     Example: `lengthwise bench foretold out/evidence`
     """

@@ -60,16 +60,16 @@ def draw_again(
         cell = result.cell
         if cell.load is not None:
             groups[cell.setting, cell.load][cell.policy, cell.predictor][cell.repeat] = result
-    spec = engine or fitted(store, logged(store))
+    specs = {setting: engine or fitted(store, logged(store, setting)) for setting, _ in groups}
     found = []
-    for place, (_, orders) in enumerate(sorted(groups.items())):
+    for place, ((setting, _), orders) in enumerate(sorted(groups.items())):
         stock = next((runs for (policy, _), runs in orders.items() if policy == STOCK), {})
         base: dict[tuple[int, int], Floats] = {}
         for (policy, _), runs in orders.items():
             pairs = {r: run for r, run in runs.items() if r in stock and len(run.requests) == len(stock[r].requests)}
             if policy != STOCK and pairs:
                 on_draw(next(iter(pairs.values())).cell.id, place / len(groups))
-                found.append(_order(pairs, stock, base, range(draws), seed, spec))
+                found.append(_order(pairs, stock, base, range(draws), seed, specs[setting]))
     if not found:
         hint = "measure one with `lengthwise bench engine` first"
         raise InputError("holds no order beside stock vLLM under a load", source=store.folder, hint=hint)

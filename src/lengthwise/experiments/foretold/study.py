@@ -1,7 +1,8 @@
 """What the simulator would have foretold of measured cells: the same arrivals, prompts, lengths, policy and beliefs.
 
-Its cost model is fitted on the logged steps of the other cells, never on those of the one it is compared with; or it
-is an engine's file. Compared are mean, p50 and p99 of E2E latency, and the order in which they put the policies.
+Its cost model is fitted on the logged steps of the setting's other cells, never on those of the one it is compared
+with; or it is an engine's file. Compared are mean, p50 and p99 of E2E latency, and the order in which they put the
+policies.
 """
 
 from __future__ import annotations
@@ -92,20 +93,21 @@ def foretell(
     results = store.results()
     if not results:
         raise InputError("holds no finished cell", source=store.folder, hint="run `lengthwise bench engine` first")
-    logs = logged(store)
+    settings = {setting: logged(store, setting) for setting in {result.cell.setting for result in results}}
     found = []
     for number, result in enumerate(results):
         on_cell(result.cell.id, number / len(results))
-        name = result.cell.id
+        name, logs = result.cell.id, settings[result.cell.setting]
         others = {cell: log for cell, log in logs.items() if cell != name}
         spec = engine or replace(fitted(store, others, f"beside {name} "), max_num_seqs=int(result.told["slots"]))
         found.append(_foretell(result, spec, logs.get(name)))
     return found
 
 
-def logged(store: Store) -> dict[str, Log]:
-    """The steps of every cell that logged them."""
-    paths = {result.cell.id: store.place(result.cell) / "steps.parquet" for result in store.results()}
+def logged(store: Store, setting: str) -> dict[str, Log]:
+    """The steps of every cell of a setting that logged them: another samples otherwise, and takes its time for that."""
+    cells = [result.cell for result in store.results() if result.cell.setting == setting]
+    paths = {cell.id: store.place(cell) / "steps.parquet" for cell in cells}
     return {cell: Log(*read_steps(path)) for cell, path in paths.items() if path.is_file()}
 
 
