@@ -81,10 +81,11 @@ class Job:
     charged: int = field(init=False, default=0)
     credited: float = field(init=False, default=0.0)
     _held: _Held = field(init=False, repr=False)
-    _first: _Held | None = field(init=False, repr=False, default=None)
+    _first: _Held = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.believe(self.belief)
+        self._first = self._held
 
     def believe(self, belief: LengthDistribution | None) -> None:
         """Take a new belief about the whole answer; None falls back to the wide prior, never to short."""
@@ -95,7 +96,7 @@ class Job:
             self._held = _Held(belief.censored_at(self.max_tokens))
         self.mu, self.sigma = _log_t(self._held.cut)
         self.cap = self._held.cut.cap
-        if self._first is None or not self.generated:
+        if not self.generated:
             self._first = self._held
 
     def told(self, *, mu: float, sigma: float, cap: float, expected: float, tail: float, foretold: float) -> None:
@@ -117,7 +118,7 @@ class Job:
     @property
     def foretold(self) -> float:
         """The mean of the last belief before the first token."""
-        return (self._first or self._held).both[0]
+        return self._first.both[0]
 
     @property
     def median(self) -> float:

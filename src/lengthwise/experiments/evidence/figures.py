@@ -8,6 +8,7 @@ import numpy as np
 
 from lengthwise.experiments.evidence.lines import said
 from lengthwise.experiments.evidence.plan import STOCK
+from lengthwise.experiments.evidence.store import under_load
 from lengthwise.experiments.evidence.view import TITLES, tables
 from lengthwise.predictors.service import NO_PREDICTOR
 from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interactive_page, interval_bars, panel
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["html_report", "still_figure"]
 
 _POINTS = 300
+_STOCK = (STOCK, NO_PREDICTOR)
 _DRAWN = ("default",)
 """Whose curves a still figure has beside the headline's: more cannot be told apart."""
 
@@ -121,14 +123,14 @@ def still_figure(evidence: Evidence, results: Sequence[Result], path: Path) -> b
         return False
     load = max(loads)
     groups = [each for key, each in _same_traffic(results).items() if key[:2] == ("a", load)]
-    curves = max(groups, key=lambda each: sum(len(runs) for runs in each.values()), default={})
+    curves = max(groups, key=lambda each: sum(len(runs) for runs in each.values()))
     lines = [line for line in evidence.lines if (line.setting, line.load) == ("a", load) and not line.stock]
     size = (11.5, 4.6)
     with figure(1, 2, size=size, title=f"Setting (a): {TITLES['a']}, load {load:g}") as (drawing, (left, right)):
         told = [
             (order, runs)
             for order, runs in curves.items()
-            if any(run.cell.headline for run in runs) or order[1] in (NO_PREDICTOR, *_DRAWN)
+            if order == _STOCK or order[1] in _DRAWN or any(run.cell.headline for run in runs)
         ]
         for place, ((policy, predictor), runs) in enumerate(told):
             x, y = _curve(np.concatenate([run.e2e_s for run in runs]))
@@ -154,22 +156,16 @@ def still_figure(evidence: Evidence, results: Sequence[Result], path: Path) -> b
 
 def _same_traffic(results: Sequence[Result]) -> dict[tuple[str, float, tuple[int, ...]], Curves]:
     """Runs under load by setting, load and repeats, stock vLLM first: latencies of other traffic are no comparison."""
-    runs: dict[tuple[str, float], dict[tuple[str, str], dict[int, Result]]] = {}
-    for result in results:
-        cell = result.cell
-        if cell.load is not None:
-            runs.setdefault((cell.setting, cell.load), {}).setdefault(_order(result), {})[cell.repeat] = result
     found: dict[tuple[str, float, tuple[int, ...]], Curves] = {}
-    for (setting, load), here in sorted(runs.items()):
-        stock = here.pop((STOCK, NO_PREDICTOR), {})
-        if not here:
-            found[setting, load, tuple(sorted(stock))] = {(STOCK, NO_PREDICTOR): list(stock.values())}
-        for order, mine in sorted(here.items()):
-            beside = [stock[repeat] for repeat in sorted(mine) if repeat in stock]
-            curves = found.setdefault(
-                (setting, load, tuple(sorted(mine))), {(STOCK, NO_PREDICTOR): beside} if beside else {}
-            )
-            curves[order] = [mine[repeat] for repeat in sorted(mine)]
+    for (setting, load), orders in sorted(under_load(results).items()):
+        stock = orders.pop(_STOCK, {})
+        for order, runs in sorted((orders or {_STOCK: stock}).items()):
+            repeats = tuple(sorted(runs))
+            curves = found.setdefault((setting, load, repeats), {})
+            beside = [stock[repeat] for repeat in repeats if repeat in stock]
+            if beside:
+                curves[_STOCK] = beside
+            curves[order] = [runs[repeat] for repeat in repeats]
     return found
 
 

@@ -22,10 +22,12 @@ from lengthwise.workloads.atomic import atomic_path
 from lengthwise.workloads.files import read_parquet_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    Order = tuple[str, str]
 
 FORMAT: Final = 1
 _SETTINGS: Final = "settings.json"
@@ -152,6 +154,17 @@ class Store:
             cell = Cell(told["setting"], told["policy"], told["predictor"], told["load"], told["repeat"])
             found.append(Result(cell, told, read_parquet_table(path.parent / "requests.parquet")))
         return found
+
+
+def under_load(results: Sequence[Result]) -> dict[tuple[str, float], dict[Order, dict[int, Result]]]:
+    """What was measured under a load, by setting and load, then by policy and predictor, then by repeat."""
+    found: dict[tuple[str, float], dict[Order, dict[int, Result]]] = {}
+    for result in results:
+        cell = result.cell
+        if cell.load is not None:
+            orders = found.setdefault((cell.setting, cell.load), {})
+            orders.setdefault((cell.policy, cell.predictor), {})[cell.repeat] = result
+    return found
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ other times, on the engine whose steps were measured. Every order has the same d
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from lengthwise.errors import InputError
 from lengthwise.experiments.evidence.plan import STOCK
+from lengthwise.experiments.evidence.store import under_load
 from lengthwise.experiments.foretold.study import fitted, load_said, logged, order_said, replayed
 from lengthwise.simulator import Fleet, simulate
 from lengthwise.workloads.arrivals import poisson
@@ -55,12 +55,10 @@ def draw_again(
     """So many draws of each order that was measured under a load beside stock vLLM."""
     if draws < 1:
         raise InputError(f"{draws} draws", source="--draws", hint="give at least 1")
-    groups: dict[tuple[str, float], dict[tuple[str, str], dict[int, Result]]] = defaultdict(lambda: defaultdict(dict))
-    for result in store.results():
-        cell = result.cell
-        if cell.load is not None:
-            groups[cell.setting, cell.load][cell.policy, cell.predictor][cell.repeat] = result
-    specs = {setting: engine or fitted(store, logged(store, setting)) for setting, _ in groups}
+    results = store.results()
+    groups = under_load(results)
+    logs = logged(store, results)
+    specs = {setting: engine or fitted(store, logs[setting]) for setting in {setting for setting, _ in groups}}
     found = []
     for place, ((setting, _), orders) in enumerate(sorted(groups.items())):
         stock = next((runs for (policy, _), runs in orders.items() if policy == STOCK), {})

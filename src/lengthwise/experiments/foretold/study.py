@@ -93,7 +93,7 @@ def foretell(
     results = store.results()
     if not results:
         raise InputError("holds no finished cell", source=store.folder, hint="run `lengthwise bench engine` first")
-    settings = {setting: logged(store, setting) for setting in {result.cell.setting for result in results}}
+    settings = logged(store, results)
     found = []
     for number, result in enumerate(results):
         on_cell(result.cell.id, number / len(results))
@@ -104,11 +104,14 @@ def foretell(
     return found
 
 
-def logged(store: Store, setting: str) -> dict[str, Log]:
-    """The steps of every cell of a setting that logged them: another samples otherwise, and takes its time for that."""
-    cells = [result.cell for result in store.results() if result.cell.setting == setting]
-    paths = {cell.id: store.place(cell) / "steps.parquet" for cell in cells}
-    return {cell: Log(*read_steps(path)) for cell, path in paths.items() if path.is_file()}
+def logged(store: Store, results: Sequence[Result]) -> dict[str, dict[str, Log]]:
+    """The steps of every cell that logged them, by setting: another samples otherwise, and takes its time for that."""
+    found: dict[str, dict[str, Log]] = {result.cell.setting: {} for result in results}
+    for cell in (result.cell for result in results):
+        path = store.place(cell) / "steps.parquet"
+        if path.is_file():
+            found[cell.setting][cell.id] = Log(*read_steps(path))
+    return found
 
 
 def fitted(store: Store, logs: Mapping[str, Log], but: str = "") -> EngineSpec:
