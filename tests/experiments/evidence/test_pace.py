@@ -70,6 +70,20 @@ def test_a_measurement_of_several_engines_finds_its_pace_once(tmp_path: Path, mo
     assert len(ran) == 3
 
 
+def test_where_vllm_compiles_one_engine_is_started_alone_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
+
+    def run_cell(_run: Any, _traffic: Any, folder: Path, *_: Any) -> None:
+        did.append("ran")
+        busy(folder, 0)
+
+    monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
+    monkeypatch.setattr("lengthwise.experiments.evidence.bench.run_cell", run_cell)
+    monkeypatch.setattr("lengthwise.experiments.evidence.bench.compile_once", lambda *_: did.append("compiled"))
+    Bench(Store(tmp_path), Sizes(n=8), lambda _: None, lambda *_: None, compiled=True, at_once=2).begin()
+    assert did == ["compiled", "ran", "ran"]
+
+
 def test_a_pace_that_cannot_be_found_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_cell(*_: Any) -> None:
         raise CellFailedError("the engine did not start")

@@ -19,7 +19,7 @@ from lengthwise.engines.smollm2 import model_folder
 from lengthwise.errors import InputError
 from lengthwise.experiments.evidence import own
 from lengthwise.experiments.evidence.beliefs import first_beliefs, with_beliefs
-from lengthwise.experiments.evidence.cell import CellFailedError, Run, run_cell
+from lengthwise.experiments.evidence.cell import CellFailedError, Run, compile_once, run_cell
 from lengthwise.experiments.evidence.pace import PACE_REQUESTS, known_pace, write_pace
 from lengthwise.experiments.evidence.plan import ORACLE, STOCK, Cell, capacity_cell, hours, seconds
 from lengthwise.experiments.evidence.together import Company, CompanyLeftError, side_by_side
@@ -170,6 +170,9 @@ class Bench:
         for each in folders:
             each.mkdir(parents=True, exist_ok=True)
         try:
+            if self.compiled:  # once, rather than by every engine at once, which takes many times as long
+                self.say("  one engine alone first, while vLLM compiles the LLM")
+                compile_once(run, folder)
             side_by_side([partial(run_cell, run, traffic, each, lambda: None, company) for each in folders], company)
         except (CellFailedError, CompanyLeftError) as error:
             raise InputError(f"no pace was found: {error}", hint="mend that first") from error

@@ -151,6 +151,12 @@ def run_cell(
     return told, _requests(run, traffic, report)
 
 
+def compile_once(run: Run, folder: Path) -> None:
+    """Start the engine and end it: what vLLM compiled is kept in its cache, for every engine after it."""
+    with _engine(run, folder):
+        pass
+
+
 @contextmanager
 def _engine(run: Run, folder: Path) -> Iterator[tuple[str, EmbeddedEngine | None]]:
     if run.url is not None:
