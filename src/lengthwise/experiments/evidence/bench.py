@@ -170,7 +170,7 @@ class Bench:
         for each in folders:
             each.mkdir(parents=True, exist_ok=True)
         try:
-            if self.compiled:  # once, rather than by every engine at once, which takes many times as long
+            if self.compiled:  # all at once, engines took over five minutes to start on a slow machine
                 self.say("  one engine alone first, while vLLM compiles the LLM")
                 compile_once(run, folder)
             side_by_side([partial(run_cell, run, traffic, each, lambda: None, company) for each in folders], company)
