@@ -15,17 +15,15 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
-from tests.gateway.engine import free_port
 
 from lengthwise.gateway import check_engines
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.gateway.engine import free_port
 
 CONCURRENCY = 32
 GATEWAY = (

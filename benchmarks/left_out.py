@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lengthwise.errors import InputError
-from lengthwise.experiments.left_out.study import (
+from experiments.left_out.study import (
     DRAWS,
     LENGTHS,
     LLMS,
@@ -28,13 +27,11 @@ from lengthwise.experiments.left_out.study import (
     known_as,
     leave_out,
 )
+from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
 from lengthwise.reports.tables import Table, print_tables, share, signed, to_json
 from lengthwise.workloads import load_castillo
 from lengthwise.workloads.llms import resolve_llm
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def main() -> None:
@@ -74,7 +71,7 @@ def _options() -> argparse.Namespace:
 
 def _read(options: argparse.Namespace, prompts: dict[str, Prompts]) -> dict[str, Said]:
     if options.said is not None:
-        from lengthwise.experiments.left_out.said import read_said
+        from experiments.left_out.said import read_said
 
         if options.pack is None:
             raise InputError("no pack", field="--pack", hint="the folder these networks were trained from")

@@ -1,4 +1,4 @@
-"""Accuracy and speed of beliefs: `python -m benchmarks.lengths [--json]`.
+"""Accuracy and speed of predictions: `python -m benchmarks.lengths [--json]`.
 
 Accuracy against adaptive quadrature over mu in [0, 9.5], sigma in [0.01, 2.5], cap in [16, 131072], the
 corners of that box included. Speed in CPU time (process_time), the median of several rounds.
@@ -13,15 +13,12 @@ import math
 import platform
 import statistics
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 from scipy import integrate, optimize, special
 
 from lengthwise.lengths import TIE_NU, LogT, LogTColumns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MU, SIGMA, CAP = (0.0, 9.5), (0.01, 2.5), (16, 131_072)
 
@@ -39,22 +36,22 @@ def t_at_risk(level: float) -> float:
     )
 
 
-def adaptive(belief: LogT, low: float) -> float:
+def adaptive(prediction: LogT, low: float) -> float:
     """E[min(X, cap); T > low] by SciPy's adaptive quadrature in u = asinh(t), unit by unit."""
-    k = (math.log(belief.cap) - belief.mu) / belief.sigma
+    k = (math.log(prediction.cap) - prediction.mu) / prediction.sigma
 
     def grown(u: float) -> float:
         t = math.sinh(u)
-        return math.exp(belief.mu + belief.sigma * t) * density(t) * math.cosh(u)
+        return math.exp(prediction.mu + prediction.sigma * t) * density(t) * math.cosh(u)
 
     start, stop = math.asinh(low), math.asinh(k)
     pieces = np.unique(np.clip(np.append(np.arange(-30.0, 12.0), [start, stop]), start, stop))
     inner = sum(integrate.quad(grown, a, b, epsabs=1e-14, epsrel=1e-12)[0] for a, b in itertools.pairwise(pieces))
-    return float(inner + belief.cap * special.stdtr(TIE_NU, -max(k, low)))
+    return float(inner + prediction.cap * special.stdtr(TIE_NU, -max(k, low)))
 
 
 def box(draws: int, rng: np.random.Generator) -> LogTColumns:
-    """Corners of the box and random beliefs inside it, log-uniform in sigma and cap."""
+    """Corners of the box and random predictions inside it, log-uniform in sigma and cap."""
     corners = np.array(list(itertools.product(MU, SIGMA, CAP)))
     sigma = np.exp(rng.uniform(math.log(SIGMA[0]), math.log(SIGMA[1]), draws))
     cap = np.floor(np.exp(rng.uniform(math.log(CAP[0]), math.log(CAP[1]), draws)))
@@ -63,17 +60,17 @@ def box(draws: int, rng: np.random.Generator) -> LogTColumns:
 
 
 def accuracy(draws: int = 1_000) -> dict[str, float]:
-    """Largest relative errors of one belief's and of the columns' figures."""
+    """Largest relative errors of one prediction's and of the columns' figures."""
     many = box(draws, np.random.default_rng(1))
     at_risk = t_at_risk(0.9)
     exact = np.empty((len(many), 3))
     single = np.empty((len(many), 3))
     for i in range(len(many)):
-        belief = many[i]
-        risk = min(belief.cap, math.exp(belief.mu + belief.sigma * at_risk))
-        tail = adaptive(belief, at_risk) / 0.1 if risk < belief.cap else belief.cap
-        exact[i] = adaptive(belief, math.sinh(-30.0)), tail, risk
-        single[i] = *belief.mean_and_cvar(0.9), belief.quantile(0.9)
+        prediction = many[i]
+        risk = min(prediction.cap, math.exp(prediction.mu + prediction.sigma * at_risk))
+        tail = adaptive(prediction, at_risk) / 0.1 if risk < prediction.cap else prediction.cap
+        exact[i] = adaptive(prediction, math.sinh(-30.0)), tail, risk
+        single[i] = *prediction.mean_and_cvar(0.9), prediction.quantile(0.9)
     columns = np.column_stack((*many.mean_and_cvar(0.9), many.quantile(0.9)))
     worst = {
         "one": np.abs(single / exact - 1).max(axis=0),
@@ -98,15 +95,15 @@ def cpu_seconds(call: Callable[[], object], rounds: int = 7) -> float:
 
 
 def speed(count: int = 1_000_000) -> dict[str, float]:
-    """CPU time of one belief's mean and CVaR, and beliefs per CPU second as columns."""
+    """CPU time of one prediction's mean and CVaR, and predictions per CPU second as columns."""
     some = box(2_000, np.random.default_rng(2))
-    beliefs = [some[i] for i in range(len(some))]
-    one = cpu_seconds(lambda: [belief.mean_and_cvar(0.9) for belief in beliefs]) / len(beliefs)
+    predictions = [some[i] for i in range(len(some))]
+    one = cpu_seconds(lambda: [prediction.mean_and_cvar(0.9) for prediction in predictions]) / len(predictions)
     many = box(count, np.random.default_rng(3))
     both = cpu_seconds(lambda: many.mean_and_cvar(0.9))
     return {
-        "one belief, mean and cvar (us)": one * 1e6,
-        "columns, mean and cvar (beliefs/s)": len(many) / both,
+        "one prediction, mean and cvar (us)": one * 1e6,
+        "columns, mean and cvar (predictions/s)": len(many) / both,
     }
 
 
@@ -119,7 +116,7 @@ def main() -> None:
     if as_json:
         print(json.dumps({"machine": machine, "largest relative error": errors, "CPU": times}, indent=2))
         return
-    print(f"Beliefs about length (log-t, nu {TIE_NU}; {machine})")
+    print(f"Predictions about length (log-t, nu {TIE_NU}; {machine})")
     for name, error in errors.items():
         print(f"  {name + ', largest relative error':<44} {error:.1e}")
     for name, value in times.items():

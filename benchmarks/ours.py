@@ -1,7 +1,7 @@
 """What `lengthwise`, the policy, gains and what it costs: `python -m benchmarks.ours [--seeds 20] [--json]`.
 
 One engine of 8 slots (Llama-3-8B on an A100, simulated), CASTILLO's lengths of Llama-3.1-8B cut at 4,096, Poisson,
-n = 2,000 to drain, loads of the capacity under backlog, the same arrivals, lengths and beliefs for every policy of a
+n = 2,000 to drain, loads of the capacity under backlog, the same arrivals, lengths and predictions for every policy of a
 seed. Ratios: FCFS over the policy for means (above 1 is better), the policy over FCFS for the p99 of E2E; 95 %
 intervals over seeds.
 
@@ -18,16 +18,12 @@ import json
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from lengthwise.simulator import Fleet, believe, measure_capacity, simulate
-from lengthwise.workloads import castillo_workload, load_castillo
-
-if TYPE_CHECKING:
-    from lengthwise.simulator import Outcome, RequestBeliefs
-    from lengthwise.workloads import LengthSamples, Workload
+from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
+from lengthwise.workloads import LengthSamples, Workload, castillo_workload, load_castillo
 
 LLM = "llama-3.1-8b"
 LOADS = (0.7, 0.9, 1.1)
@@ -62,12 +58,12 @@ def compare(samples: LengthSamples, load: float, seeds: int, predictor: str) -> 
     tau = []
     for seed in range(seeds):
         requests = traffic(samples, seed, load)
-        beliefs = believe(requests, predictor, seed=seed)
-        tau.append(beliefs.tau)
-        base = latencies(simulate(requests, FLEET, "fcfs", predictor=beliefs))
+        predictions = predict_workload(requests, predictor, seed=seed)
+        tau.append(predictions.tau)
+        base = latencies(simulate(requests, FLEET, "fcfs", predictor=predictions))
         alone = simulate(requests.replace(arrival_s=1e6 * np.arange(N)), FLEET, "fcfs", predictor="none")
         for name, spec in policies(float((alone.finish - alone.arrival).mean())).items():
-            mean, token, tail = latencies(simulate(requests, FLEET, spec, predictor=beliefs))
+            mean, token, tail = latencies(simulate(requests, FLEET, spec, predictor=predictions))
             rows.setdefault(name, []).append((base[0] / mean, base[1] / token, tail / base[2]))
     return {"tau": float(np.mean(tau)), "policies": {name: summary(np.array(each)) for name, each in rows.items()}}
 
@@ -79,15 +75,17 @@ def summary(rows: np.ndarray[Any, Any]) -> dict[str, list[float]]:
     return {name: [float(mid), float(mid - h), float(mid + h)] for name, mid, h in named}
 
 
-def other_answers(samples: LengthSamples, seed: int) -> RequestBeliefs:
-    """What is believed of each request of a seed: the mean of the prompt's other clean answers."""
+def other_answers(samples: LengthSamples, seed: int) -> RequestPredictions:
+    """What is predicted of each request of a seed: the mean of the prompt's other clean answers."""
     drawn = castillo_workload(samples, LLM, requests=N, rate=1.0, seed=seed)
     rows = samples.where(llm=LLM)
     answers = dict(zip(rows.table["prompt"].to_pylist(), rows.clean_mask().sum(axis=1).tolist(), strict=True))
     count = np.array([answers[prompt] for prompt in drawn.table["prompt"].to_pylist()])
     others = (count * drawn.sample_mean - drawn.output_tokens) / np.maximum(count - 1, 1)
     others = np.where(count > 1, others, drawn.sample_mean.mean())
-    return replace(believe(drawn.limited_to(CUT), "noisy:1"), predictor="ceiling", mu=np.log(np.clip(others, 1, CUT)))
+    return replace(
+        predict_workload(drawn.limited_to(CUT), "noisy:1"), predictor="ceiling", mu=np.log(np.clip(others, 1, CUT))
+    )
 
 
 def captured(samples: LengthSamples, seeds: int, predictor: str) -> dict[str, Any]:
@@ -98,19 +96,21 @@ def captured(samples: LengthSamples, seeds: int, predictor: str) -> dict[str, An
     }
     for seed in range(seeds):
         ceiling = predictor == "ceiling"
-        beliefs = other_answers(samples, seed) if ceiling else believe(traffic(samples, seed, 1.0), predictor)
-        for load in LOADS[1:]:  # what is believed does not depend on it
+        predictions = (
+            other_answers(samples, seed) if ceiling else predict_workload(traffic(samples, seed, 1.0), predictor)
+        )
+        for load in LOADS[1:]:  # what is predicted does not depend on it
             requests = traffic(samples, seed, load)
             runs = [
                 simulate(requests, FLEET, policy, predictor=known)
-                for policy, known in (("fcfs", "oracle"), ("lengthwise", beliefs), ("lengthwise", "oracle"))
+                for policy, known in (("fcfs", "oracle"), ("lengthwise", predictions), ("lengthwise", "oracle"))
             ]
             base, told, true = (latencies(run) for run in runs)
             row = found[str(load)]
             row["mean_e2e"].append((base[0] - told[0]) / (base[0] - true[0]))
             row["per_token"].append((base[1] - told[1]) / (base[1] - true[1]))
             row["p99_e2e"].append(told[2] / base[2])
-            row["tau"].append(beliefs.tau)
+            row["tau"].append(predictions.tau)
             row["saved_s"].append(saved(runs[0], runs[1]))
             row["saved_s_if_true"].append(saved(runs[0], runs[2]))
     return {load: {name: np.mean(each, axis=0).tolist() for name, each in row.items()} for load, row in found.items()}

@@ -10,15 +10,12 @@ import argparse
 import json
 import platform
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
 from lengthwise.lengths import LogT
 from lengthwise.policies import POLICIES, Job, JobColumns, QueueView, make_policy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SPECS = (*POLICIES, "bounded(tie)", "fair(srpt)", "classes(gittins)")
 VIEW = QueueView(1000, 64, 64)
@@ -48,7 +45,7 @@ def measure(spec: str, jobs: list[Job]) -> dict[str, float]:
         "key": microseconds(lambda: policy.key(one, VIEW, 2000.0), 2000),
         "keys_1000": microseconds(lambda: policy.keys(fresh, VIEW, 2000.0), 100),
         "keys_1000_begun": microseconds(lambda: policy.keys(begun, VIEW, 2000.0), 50),
-        "makes_room_64": microseconds(lambda: policy.makes_room(running, one, 2000.0), 100),
+        "makes_room_64": microseconds(lambda: policy.find_victim(running, one, 2000.0), 100),
     }
 
 
@@ -58,7 +55,8 @@ def main() -> None:
     as_json = arguments.parse_args().json
     rng = np.random.default_rng(0)
     jobs = [
-        Job(str(n), float(n), 100, belief=LogT(rng.normal(5.7, 1), rng.uniform(0.2, 1.2), 8192)) for n in range(1000)
+        Job(str(n), float(n), 100, prediction=LogT(rng.normal(5.7, 1), rng.uniform(0.2, 1.2), 8192))
+        for n in range(1000)
     ]
     figures = {spec: measure(spec, jobs) for spec in SPECS}
     if as_json:

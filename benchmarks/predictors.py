@@ -1,8 +1,8 @@
 """Speed and accuracy of the shipped predictors, together: `python -m benchmarks.predictors [--json] [--no-accuracy]`.
 
-Speed: CPU time of all threads (process_time) from text to belief, per prompt of 64 and 256 WordPiece tokens, one prompt
+Speed: CPU time of all threads (process_time) from text to prediction, per prompt of 64 and 256 WordPiece tokens, one prompt
 per call and 32 together; the least of several rounds, because others may be at work on the machine. WordPiece alone and
-splitting into words alone are timed in the same rounds: what any reading of a text costs here. A belief is read off by
+splitting into words alone are timed in the same rounds: what any reading of a text costs here. A prediction is read off by
 its median. No predictor reads a text twice, so nothing can be remembered.
 
 Accuracy: CASTILLO's official test prompts, the six corpora and Alpaca (never trained on) apart, degenerate samples out,
@@ -19,25 +19,19 @@ import re
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from lengthwise.experiments.evaluate import evaluated_rows
-from lengthwise.predictors.evaluation import evaluate
+from lengthwise.predictors.evaluation import Evaluation, Scores, evaluate
+from lengthwise.predictors.evaluation_run import evaluated_rows
 from lengthwise.predictors.file import read_model_file
-from lengthwise.predictors.load import load_predictor, packaged_predictors
+from lengthwise.predictors.load import LoadedPredictor, load_predictor, packaged_predictors
 from lengthwise.reports.tables import Table, print_tables, share
-from lengthwise.workloads import load_castillo
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from lengthwise.predictors.evaluation import Evaluation, Scores
-    from lengthwise.predictors.load import LoadedPredictor
-    from lengthwise.workloads import LengthSamples
+from lengthwise.workloads import LengthSamples, load_castillo
 
 SIZES = (64, 256)
 TOGETHER = 32
@@ -162,7 +156,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
     kept = ", ".join(f"{name} {limit:g} at {size}" for (name, size), limit in LIMITS.items())
     shown = [
         Table(
-            "CPU-ms per prompt, text to belief",
+            "CPU-ms per prompt, text to prediction",
             ("", *(f"{size} tokens" for size in SIZES)),
             speed_rows,
             [f"Wanted: at most {kept}. On a slower machine compare with WordPiece. Here: {found['machine']}."],
@@ -171,7 +165,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
             "Files",
             ("", "MB", "import CPU-s", "load CPU-s"),
             [(name, *(f"{value:.2f}" for value in row.values())) for name, row in found["files"].items()],
-            ["Load: from the file to the first belief, in a fresh process."],
+            ["Load: from the file to the first prediction, in a fresh process."],
         ),
     ]
     for place in ("six corpora", "Alpaca"):

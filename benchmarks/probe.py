@@ -17,18 +17,15 @@ import json
 import multiprocessing
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from multiprocessing.connection import Connection
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.simulator.paired import Ratio
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection
-
-    from numpy.typing import NDArray
 
 TARGET: Final = 1.03
 STOCK, PLUGIN, PROBE = "stock", "plug-in", "probe"
@@ -77,9 +74,9 @@ def host(kind: str, probe: str, pipe: Connection) -> None:
 def start(kind: str, probe: str, own: Clock) -> Any:  # noqa: ANN401
     """The engine in this process, one thread, as `lengthwise engine` starts it."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    import tests.engines.vllm_host  # noqa: F401  (sets the environment that an engine on a CPU needs)
     from vllm import LLM
 
+    import tests.engines.vllm_host  # noqa: F401  (sets the environment that an engine on a CPU needs)
     from lengthwise.engines.embedded import SCHEDULER, _has_bfloat16
     from lengthwise.engines.smollm2 import MODEL_NAME, model_folder
     from lengthwise.engines.states import WORKER

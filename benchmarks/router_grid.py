@@ -5,7 +5,7 @@ prompts, at loads 0.5 to 1.1 of what FCFS behind round robin can do, on 4, 8 and
 engines; each router is charged the time it was measured to take. Five seeds, paired: ReAct and CASTILLO are drawn anew
 with each, of a trace each seed has consecutive requests of its own with their own arrivals, at another speed.
 
-Routers that look at lengths believe what can be known: CASTILLO's by the shipped `fast`, the others' by the history of
+Routers that look at lengths predict what can be known: CASTILLO's by the shipped `fast`, the others' by the history of
 answers so far (traces have no prompts to read, and ReAct's lengths are coins that were flipped).
 
 Of every cell: mean E2E of `lengthwise`, the best other router, and ours over it with its 95 % interval over seeds;
@@ -17,28 +17,24 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from experiments.preble.cells import Cell, Place, Run, gathered, places
+from experiments.preble.traffic import VARIED, React, Shared
 from lengthwise.cli.sweep import cache_folder
 from lengthwise.errors import InputError
-from lengthwise.experiments.preble.cells import Cell, Place, Run, gathered, places
-from lengthwise.experiments.preble.traffic import VARIED, React, Shared
-from lengthwise.experiments.sweep import Cache, Pieces, in_processes
-from lengthwise.experiments.sweep.task import CapacityTask, CellTask, Drawn, Where
 from lengthwise.reports.progress import late_bar
 from lengthwise.simulator import Fleet
+from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.routing_times import measured_s
-from lengthwise.workloads import load_workload
+from lengthwise.simulator.sweep import Cache, Pieces, in_processes
+from lengthwise.simulator.sweep.task import CapacityTask, CellTask, Drawn, Where
+from lengthwise.workloads import Workload, load_workload
 from lengthwise.workloads.arrivals import rescale
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from lengthwise.simulator.paired import Ratio
-    from lengthwise.workloads import Workload
 
 NAMES = ("castillo", "react", "mooncake", "azure")
 OURS = "lengthwise"
@@ -59,7 +55,6 @@ class Window:
 
     def draws(self, *, own_arrivals: bool, slots: int) -> Callable[[int], Workload]:
         """At one request per second, bursts as they were."""
-        del own_arrivals, slots
         trace = load_workload(self.name)
 
         def draw(seed: int) -> Workload:
@@ -74,7 +69,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Traffic:
-    """A workload, the engine that serves it, and what is believed of its lengths."""
+    """A workload, the engine that serves it, and what is predicted of its lengths."""
 
     source: Drawn
     engine: str
@@ -118,7 +113,7 @@ def run(
     tasks: list[CellTask] = []
     names: list[tuple[Place, Run]] = []
     for ((name, engines, _), where), can in zip(wheres.items(), found, strict=True):
-        for load in effort.loads:  # loads and routers last: they share a workload and its beliefs
+        for load in effort.loads:  # loads and routers last: they share a workload and its predictions
             for router in routers:
                 names.append((Place(name, engines, load, "load"), Run(router)))
                 tasks.append(
@@ -128,7 +123,7 @@ def run(
                         policy="fcfs",
                         router=router,
                         predictor=traffic[name].predictor,
-                        belief_delay_s=0.0,
+                        prediction_delay_s=0.0,
                         decision_s=0.0,
                         routing_s=measured_s(router, engines),
                         changes=(),

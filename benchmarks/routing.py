@@ -19,25 +19,21 @@ import platform
 import sys
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lengthwise.experiments.preble.traffic import VARIED, React
+from experiments.preble.traffic import VARIED, React
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
 from lengthwise.routers import ROUTERS, EngineInfo, Event, Finished, make_router
 from lengthwise.simulator import Fleet, simulate
 from lengthwise.simulator.routing import Routed
 from lengthwise.simulator.routing_times import FILE
+from lengthwise.workloads import Workload
 from lengthwise.workloads.blocks import BLOCK_TOKENS, hash_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from lengthwise.workloads import Workload
 
 TOKENS = 2000
 SHARED, OWN = 29, 2  # blocks of a prompt
@@ -101,14 +97,14 @@ def choices(spec: str, setting: Setting) -> np.ndarray[tuple[int], np.dtype[np.f
     router = make_router(spec)
     for number in range(setting.engines):
         router.engine_up(EngineInfo(number, kv_tokens=setting.kv_tokens(), block_tokens=BLOCK_TOKENS))
-    beliefs = [LogT(rng.normal(5.5, 0.8), rng.uniform(0.3, 1.0), 8192) for _ in range(64)]
+    predictions = [LogT(rng.normal(5.5, 0.8), rng.uniform(0.3, 1.0), 8192) for _ in range(64)]
     order = np.concatenate([rng.permutation(setting.prefixes), rng.integers(0, setting.prefixes, setting.choices)])
     live: deque[tuple[str, int | str]] = deque()
     took = np.zeros(len(order))
     for number, prefix in enumerate(order.tolist()):
         now = number / (RATE_PER_ENGINE * setting.engines)
         blocks = np.concatenate([prefixes[prefix], rng.integers(0, 2**64, OWN, dtype=np.uint64)])
-        job = Job(str(number), now, TOKENS, beliefs[number % 64], 4096, blocks=blocks)
+        job = Job(str(number), now, TOKENS, predictions[number % 64], 4096, blocks=blocks)
         among = [number % setting.engines] if number < setting.prefixes else None  # spread at first
         begun = time.process_time_ns()
         decision = router.choose(job, now, among)

@@ -3,7 +3,7 @@
 Schedulers of vLLM without a model (as the tests build them), the stock one and ours under each policy, side by side in
 one process: 1,000 requests waiting all the time, blocks of steps in turn. Counted is the CPU time of the scheduling
 thread in add_request, schedule and update_from_output. Answers have as many tokens as there are slots, whatever is
-believed of them: one request comes and one goes in a step, under every order. Lengths are predicted by `fast`, whose
+predicted of them: one request comes and one goes in a step, under every order. Lengths are predicted by `fast`, whose
 own thread is not counted. In microseconds; the mean of the fastest quarter of blocks, because others on the machine
 make blocks slower and never faster.
 """
@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.engines.scheduling import Run, make_request, make_scheduler, step, tiny_model
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from lengthwise.engines.smollm2 import model_folder
 from lengthwise.engines.vllm import LengthwiseScheduler
 from lengthwise.policies import POLICIES
+from tests.engines.scheduling import Run, make_request, make_scheduler, step, tiny_model
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -53,7 +53,9 @@ class Host:
     def settle(self) -> None:
         """Wait until all that can be predicted is: a thousand that come at once are not what is measured."""
         if isinstance(self.scheduler, LengthwiseScheduler):
-            while (counts := self.scheduler.beliefs.counts).asked > counts.answered + counts.failed + counts.dropped:
+            while (
+                counts := self.scheduler.predictions.counts
+            ).asked > counts.answered + counts.failed + counts.dropped:
                 time.sleep(0.01)
 
     def block(self) -> None:
@@ -95,7 +97,7 @@ def measure(waiting: int, slots: int, blocks: int, policies: tuple[str, ...]) ->
             host.block()
     for name, host in hosts.items():
         if name != "stock":
-            host.scheduler.beliefs.close()
+            host.scheduler.predictions.close()
     return {name: host.step_us for name, host in hosts.items()}
 
 

@@ -3,7 +3,7 @@
     LENGTHWISE_DATA=... python -m benchmarks.simulator [--quick]
     LENGTHWISE_DYNOSIM_PYTHON=/elsewhere/bin/python ...      # a Python that has `ai-dynamo`: the peer, in the same run
 
-CPU time of one process, everything on: prefix cache, timeline, beliefs, the policy's own `keys`. "simulation" is
+CPU time of one process, everything on: prefix cache, timeline, predictions, the policy's own `keys`. "simulation" is
 `simulate` and its summary, best of three, loading of the file not counted; "process" is a fresh Python from its start
 to its end.
 """
@@ -19,16 +19,11 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lengthwise.simulator import Fleet, RequestBeliefs, believe, measure_capacity, simulate
-from lengthwise.workloads import load_trace, redraw
-
-if TYPE_CHECKING:
-    from lengthwise.simulator import Outcome
-    from lengthwise.workloads import Workload
+from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
+from lengthwise.workloads import Workload, load_trace, redraw
 
 TRACE = "conv_r8_n100000"
 ENGINE = "llama-3-8b@a100"
@@ -52,13 +47,17 @@ class Figure:
 
 
 def per_second(
-    workload: Workload, fleet: Fleet, policy: str, beliefs: str | RequestBeliefs = "oracle", rounds: int = ROUNDS
+    workload: Workload,
+    fleet: Fleet,
+    policy: str,
+    predictions: str | RequestPredictions = "oracle",
+    rounds: int = ROUNDS,
 ) -> tuple[float, Outcome]:
     """Requests per CPU second of the simulation and its summary, the best of some rounds."""
     best, outcome = float("inf"), None
     for _ in range(rounds):
         began = time.process_time()
-        outcome = simulate(workload, fleet, policy, predictor=beliefs)
+        outcome = simulate(workload, fleet, policy, predictor=predictions)
         assert outcome.summary.requests == len(workload)
         best = min(best, time.process_time() - began)
     assert outcome is not None
@@ -113,9 +112,9 @@ def simulations(workload: Workload) -> list[Figure]:
     busy = workload.replace(
         arrival_s=workload.arrival_s * (workload.rate / (1.1 * measure_capacity(workload, small).requests_per_s))
     )
-    beliefs = believe(busy, "noisy:0.6")
+    predictions = predict_workload(busy, "noisy:0.6")
     for policy, wanted, rounds in (("tie", 15_000, ROUNDS), ("lengthwise", None, 1)):
-        rate, outcome = per_second(busy, small, policy, beliefs, rounds)
+        rate, outcome = per_second(busy, small, policy, predictions, rounds)
         remark = f"{outcome.summary.preemptions:,} preemptions, mean {outcome.summary.e2e_s.mean:.0f} s"
         figures.append(Figure(f"{policy}, load 1.1, a quarter of the KV memory", rate, wanted, remark))
     conversations = load_trace("mooncake_conversation")

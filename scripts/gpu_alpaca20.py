@@ -48,8 +48,8 @@ def pack(arguments: argparse.Namespace) -> None:
 def bare() -> None:
     """As in gpu_train.py, and the experiments' folder too."""
     bare_package()
-    module = types.ModuleType("lengthwise.experiments")
-    module.__path__ = [str(SOURCE / "lengthwise/experiments")]
+    module = types.ModuleType("experiments")
+    module.__path__ = [str(SOURCE / "experiments")]
     sys.modules[module.__name__] = module
 
 
@@ -59,7 +59,7 @@ def work(job: tuple[Path, Path, str, str, int, float]) -> tuple[str, Any]:
     bare()
     import torch
 
-    from lengthwise.experiments.alpaca20.run import thinned, train_bins, width_settings
+    from experiments.alpaca20.run import thinned, train_bins, width_settings
     from lengthwise.predictors.encoder.bert import Bert, BertShape
     from lengthwise.predictors.encoder.bins import bin_edges
     from lengthwise.predictors.encoder.network import LengthNetwork
@@ -96,7 +96,7 @@ def work(job: tuple[Path, Path, str, str, int, float]) -> tuple[str, Any]:
 def train(arguments: argparse.Namespace) -> None:
     """Train the variants side by side, the best one on the other binning too, and write the predictions."""
     bare()
-    from lengthwise.experiments.alpaca20.run import together, write_predictions
+    from experiments.alpaca20.run import together, write_predictions
 
     began = time.time()
     first, last = began + 0.7 * arguments.budget, began + arguments.budget - 30

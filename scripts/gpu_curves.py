@@ -27,7 +27,7 @@ def work(job: tuple[Path, str, dict[str, Any], int, float]) -> tuple[str, list[d
     bare()
     import torch
 
-    from lengthwise.experiments.castillo.curves import STUDIES, only, run
+    from experiments.castillo.curves import STUDIES, only, run
     from lengthwise.predictors.encoder.bert import Bert, BertShape
     from lengthwise.predictors.encoder.bins import bin_edges
     from lengthwise.predictors.encoder.network import LengthNetwork
@@ -74,7 +74,7 @@ def main() -> None:
     bare()
     import torch
 
-    from lengthwise.experiments.castillo.curves import STUDIES
+    from experiments.castillo.curves import STUDIES
 
     changes = {"optimiser.epochs": arguments.epochs, "early_stopping.patience": arguments.epochs}
     began = time.time()

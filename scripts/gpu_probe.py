@@ -29,12 +29,12 @@ def pack(arguments: argparse.Namespace) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
     import transformers
-    from scripts.gpu_train import pack_llama
 
     from lengthwise.cli.collect import read_prompts
+    from lengthwise.engines.hidden_states import drawn, prompt_ids
     from lengthwise.engines.smollm2 import model_folder
-    from lengthwise.engines.speaking import drawn, prompt_ids
     from lengthwise.predictors.probe.states import NOT_TRAINED
+    from scripts.gpu_train import pack_llama
 
     arguments.folder.mkdir(parents=True, exist_ok=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(model_folder()))
@@ -60,7 +60,7 @@ def pack(arguments: argparse.Namespace) -> None:
 
 
 def _held_out(prompt: Any, part: float) -> bool:  # noqa: ANN401
-    from lengthwise.engines.speaking import drawn
+    from lengthwise.engines.hidden_states import drawn
 
     return prompt.split == "test" or drawn(prompt.key) < part
 
@@ -70,6 +70,7 @@ def load_packed(folder: Path) -> Any:  # noqa: ANN401
     import numpy as np
     import torch
     import transformers
+
     from scripts.gpu_train import dequantised, llama_name, unrotated
 
     config = transformers.LlamaConfig(**json.loads((folder / "config.json").read_text()))

@@ -398,7 +398,7 @@ def left_out(arguments: argparse.Namespace) -> None:
 def distil(arguments: argparse.Namespace) -> None:
     """Train the ensemble, average it, train the students, keep the best student's weights.
 
-    In two stages where prompts are still being invented while the teachers learn: they say what they believe of all
+    In two stages where prompts are still being invented while the teachers learn: they say what they predict of all
     prompts that are there when the second begins.
     """
     bare_package()

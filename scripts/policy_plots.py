@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 SIZE = (8.8, 3.2)
 CAP = 8192
-SPREAD = 0.6  # sigma of the beliefs, where nothing else is said
+SPREAD = 0.6  # sigma of the predictions, where nothing else is said
 SLOTS = 4
 NOW = 300.0
 TICKS = (30, 100, 300, 1000, 3000)
@@ -74,11 +74,11 @@ def draw(name: str, spec: str, columns: int = 2) -> None:
         print(path)  # noqa: T201
 
 
-def beliefs(median: Array, sigma: float | Array = SPREAD) -> dict[str, Any]:
-    """The columns that log-t beliefs fill."""
-    believed = LogTColumns.of(np.log(median), sigma, CAP)
-    expected, tail = believed.mean_and_cvar()
-    return {"expected": expected, "tail": tail, "mu": believed.mu, "sigma": believed.sigma, "cap": believed.cap}
+def predictions(median: Array, sigma: float | Array = SPREAD) -> dict[str, Any]:
+    """The columns that log-t predictions fill."""
+    predicted = LogTColumns.of(np.log(median), sigma, CAP)
+    expected, tail = predicted.mean_and_cvar()
+    return {"expected": expected, "tail": tail, "mu": predicted.mu, "sigma": predicted.sigma, "cap": predicted.cap}
 
 
 def places(axes: Axes, x: Array, y: Array, keys: Array) -> None:
@@ -97,7 +97,7 @@ def by_length_and_waiting(axes: Axes, spec: str, view: QueueView = LONG) -> None
     """Who goes first, by median length and time waited."""
     medians, waited = np.geomspace(20, 5000, 40), np.linspace(0, 240, 40)
     grid = np.meshgrid(medians, waited)
-    jobs = JobColumns.filled(arrival=NOW - grid[1].ravel(), **beliefs(grid[0].ravel()))
+    jobs = JobColumns.filled(arrival=NOW - grid[1].ravel(), **predictions(grid[0].ravel()))
     places(axes, medians, waited, make_policy(spec).keys(jobs, view, NOW).reshape(grid[0].shape))
     log_tokens(axes, TICKS)
     axes.set_xlabel("predicted median, tokens")
@@ -105,10 +105,9 @@ def by_length_and_waiting(axes: Axes, spec: str, view: QueueView = LONG) -> None
 
 
 def by_spread(axes: Axes, spec: str) -> None:
-    """What a policy makes of beliefs of the same median and growing spread, beside others."""
-    del spec
+    """What a policy makes of predictions of the same median and growing spread, beside others."""
     sigma = np.linspace(0.05, 1.6, 80)
-    jobs = JobColumns.filled(arrival=0.0, **beliefs(np.full(80, 300.0), sigma))
+    jobs = JobColumns.filled(arrival=0.0, **predictions(np.full(80, 300.0), sigma))
     series = {
         "sjf, ltr: median": np.exp(jobs.mu),
         "sept: E": jobs.expected,
@@ -118,17 +117,17 @@ def by_spread(axes: Axes, spec: str) -> None:
     for colour, (name, values) in zip(COLOURS, series.items(), strict=False):
         axes.plot(sigma, values, color=colour, label=name)
     axes.set_yscale("log")
-    axes.set_xlabel("sigma of a belief with median 300")
+    axes.set_xlabel("sigma of a prediction with median 300")
     axes.set_ylabel("score, tokens")
     legend(axes)
 
 
 def by_lane(axes: Axes, spec: str) -> None:
     """How far a job is set back behind who comes later, by its length and by how much waits; the fast lane apart."""
-    del spec
     rng = np.random.default_rng(0)
     seen = [
-        Job(str(n), float(n), belief=LogT(float(mu), SPREAD, CAP)) for n, mu in enumerate(rng.normal(5.5, 1.0, 2000))
+        Job(str(n), float(n), prediction=LogT(float(mu), SPREAD, CAP))
+        for n, mu in enumerate(rng.normal(5.5, 1.0, 2000))
     ]
     medians = np.geomspace(5, 5000, 200)
     for colour, wait in zip(COLOURS, (0.0, 200.0, 2000.0), strict=False):
@@ -138,7 +137,7 @@ def by_lane(axes: Axes, spec: str) -> None:
             for job in seen[-300:]:
                 lanes.enter(job)
             lanes.served = lanes.clock - wait
-            job = Job("one", 0.0, belief=LogT(float(np.log(median)), SPREAD, CAP))
+            job = Job("one", 0.0, prediction=LogT(float(np.log(median)), SPREAD, CAP))
             turn = lanes.enter(job)
             back.append(np.nan if turn == FAST else max(0.0, 16.0 * (turn - 1) - lanes.clock))
         axes.plot(medians, back, color=colour, label=f"newcomers wait {wait:g}")
@@ -155,15 +154,15 @@ def by_age(axes: Axes, spec: str) -> None:
     """Rank against tokens generated, by spread."""
     policy, ages = make_policy(spec), np.arange(0.0, 1200.0, 8.0)
     for colour, sigma in zip(COLOURS, (0.0, 0.3, 0.6, 1.2), strict=False):
-        about = {"expected": np.full(len(ages), 300.0)} if sigma == 0 else beliefs(np.full(len(ages), 300.0), sigma)
+        about = {"expected": np.full(len(ages), 300.0)} if sigma == 0 else predictions(np.full(len(ages), 300.0), sigma)
         jobs = JobColumns.filled(arrival=0.0, generated=ages, **about)
         ranks = policy.keys(jobs, LONG, NOW)
         axes.plot(ages, ranks, color=colour, label=f"sigma {sigma:g}" if sigma else "certain")
     if "srpt" in spec:
-        mean = float(beliefs(np.array([300.0]), 0.6)["expected"][0])
+        mean = float(predictions(np.array([300.0]), 0.6)["expected"][0])
         axes.axvline(0.8 * mean, color=GREY, linestyle=":", label="c: let finish from here (0.6)")
     axes.set_ylim(0, 2000)
-    axes.set_xlabel("generated, of a belief with median 300")
+    axes.set_xlabel("generated, of a prediction with median 300")
     axes.set_ylabel("key, tokens")
     legend(axes)
 
@@ -200,8 +199,8 @@ def by_tenant(axes: Axes, spec: str) -> None:
         rng = np.random.default_rng(1)
         for number in range(600):
             tenant, median = ("short answers", 150) if number % 2 else ("long answers", 600)
-            belief = LogT(math.log(median) + 0.4 * rng.standard_normal(), SPREAD, CAP)
-            queue.push(Job(str(number), float(number), belief=belief, tenant=tenant), 0.0)
+            prediction = LogT(math.log(median) + 0.4 * rng.standard_normal(), SPREAD, CAP)
+            queue.push(Job(str(number), float(number), prediction=prediction, tenant=tenant), 0.0)
         done = {"short answers": [0.0], "long answers": [0.0]}
         for _ in range(300):
             job = queue.pop(0.0)
@@ -232,7 +231,7 @@ def by_class(axes: Axes, spec: str) -> None:
     expected = np.geomspace(30, 3000, 40)
     for colour, priority in zip(COLOURS, (0, 1, 2), strict=False):
         jobs = JobColumns.filled(arrival=0.0, expected=np.tile(expected, 3), priority=np.repeat([0, 1, 2], 40))
-        readiness = make_policy(spec).yielding(jobs, NOW)[jobs.priority == priority]
+        readiness = make_policy(spec).eviction_scores(jobs, NOW)[jobs.priority == priority]
         axes.plot(expected, readiness, ".", color=colour, label=f"priority {priority}")
     log_tokens(axes, TICKS)
     axes.set_xlabel("expected, tokens")
@@ -250,7 +249,7 @@ def admitted(name: str, spec: str) -> list[Job]:
             str(number),
             2.0 * number,
             int(rng.lognormal(6, 1)),
-            belief=LogT(math.log(median), SPREAD, CAP),
+            prediction=LogT(math.log(median), SPREAD, CAP),
             tenant=str(number % 3),
             priority=number % 3 if name == "classes" else 0,
         )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from lengthwise.predictors.calibration import Calibration
-from lengthwise.predictors.contract import LogTBeliefs
+from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.predictors.encoder.config import DataConfig
 from lengthwise.predictors.encoder.data import SMOLLM2, load_samples
 from lengthwise.predictors.fast import KIND, FastPredictor
@@ -67,7 +67,7 @@ def main() -> None:
 
     held, adjustments = _cross_fit(course, language)
     predictor = _fit(course, language, adjustments, SEED)
-    found = {"held_out": held, "test": figures(test, _beliefs(predictor, test), SMOLLM2)}
+    found = {"held_out": held, "test": figures(test, _predictions(predictor, test), SMOLLM2)}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_model_file(options.out, _card(course, found), predictor.parts())
     _say(json.dumps(found, indent=2))
@@ -127,25 +127,25 @@ def _cross_fit(course: Course, language: Language) -> tuple[dict[str, Any], Cali
         predictor = _fit(course.rows(np.flatnonzero(fold != number)), language, Calibration(), number)
         held = train.rows(np.flatnonzero((fold == number) & like_test))
         tables.append(held)
-        known.append(_beliefs(predictor, held))
-        unknown.append(_beliefs(predictor, held, [""] * len(held.llms)))
+        known.append(_predictions(predictor, held))
+        unknown.append(_predictions(predictor, held, [""] * len(held.llms)))
         _say(f"fold {number + 1} of {FOLDS}: tau {figures(held, known[-1], SMOLLM2)['tau']:.4f}")
     table, apart = PromptTable.joined(tables), _joined(known)
     adjustments = calibration(table, apart, _joined(unknown))
     return figures(table, adjustments.apply(apart, list(table.llms) * len(table)), SMOLLM2), adjustments
 
 
-def _beliefs(predictor: FastPredictor, table: PromptTable, llms: Sequence[str] | None = None) -> LogTBeliefs:
-    """Return beliefs about prompts x LLMs, row by row."""
+def _predictions(predictor: FastPredictor, table: PromptTable, llms: Sequence[str] | None = None) -> LogTPredictions:
+    """Return predictions about prompts x LLMs, row by row."""
     names = table.llms if llms is None else llms
     return predictor.predict([text for text in table.texts for _ in names], list(names) * len(table))
 
 
-def _joined(parts: Sequence[LogTBeliefs]) -> LogTBeliefs:
+def _joined(parts: Sequence[LogTPredictions]) -> LogTPredictions:
     mu, sigma, mean, std = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("mu", "sigma", "sample_mean", "sample_std")
     )
-    return LogTBeliefs.of(mu, sigma, parts[0].columns.cap[0], sample_mean=mean, sample_std=std)
+    return LogTPredictions.of(mu, sigma, parts[0].columns.cap[0], sample_mean=mean, sample_std=std)
 
 
 def _card(course: Course, found: dict[str, Any]) -> dict[str, Any]:
@@ -166,11 +166,11 @@ def _card(course: Course, found: dict[str, Any]) -> dict[str, Any]:
         },
         "licences": {name: LICENCES[name] for name in used},
         "figures": found,
-        "figures_say": "tau: Kendall's tau-b of the belief's median against the mean of the clean samples, within an "
+        "figures_say": "tau: Kendall's tau-b of the prediction's median against the mean of the clean samples, within an "
         "LLM, averaged over the 13 LLMs of CASTILLO; cover50 and cover90: share of single clean samples inside the "
         "central interval; held_out: validate prompts, each predicted by tables and a network that never saw it.",
         "limits": "English and Python prompts, mostly code; one user turn; the LLMs' own default sampling. Reads the "
-        "first 4,000 and the last 1,000 characters. Unlike prompts and unknown LLMs get wider beliefs, checked by "
+        "first 4,000 and the last 1,000 characters. Unlike prompts and unknown LLMs get wider predictions, checked by "
         "tests, not calibrated. Degenerate endless answers are not foreseen.",
         "recipe": {"seed": SEED, "folds": FOLDS, "pieces": PIECES, "meaning": MEANING, **asdict(Recipe())},
     }

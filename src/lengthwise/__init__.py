@@ -10,8 +10,9 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from lengthwise.errors import InputError
+
 if TYPE_CHECKING:
-    from lengthwise.errors import InputError
     from lengthwise.lengths import Histogram, LengthDistribution, LogT, LogTColumns, Point
     from lengthwise.policies import make_policy
     from lengthwise.predictors import load_predictor, predict_response_length

@@ -1,18 +1,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
 from tests.gateway.engine import StandIn, served
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from click.testing import Result
 
 
 def bench(*options: str) -> Result:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,8 +19,6 @@ from tests.engines.test_collect import Llm
 from tests.gateway.engine import served, wait_for
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from typer.testing import Result
 
 

@@ -1,16 +1,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def test_doctor_says_how_to_get_what_is_missing() -> None:

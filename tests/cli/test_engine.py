@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,10 +14,6 @@ from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import write_probe
 from tests.predictors.probe.test_probe import made_probe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)

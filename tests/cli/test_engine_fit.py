@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +11,9 @@ from typer.testing import CliRunner
 from lengthwise.cli import app
 from lengthwise.engines.steps import COLUMNS, write_steps
 from lengthwise.simulator import Fleet, StepCost
+from tests.engines.test_endpoint_probe import Endpoint
 from tests.engines.test_fit import FACTS, TRUE, steps
-from tests.engines.test_probe import Endpoint
 from tests.gateway.engine import served
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
 from lengthwise.cli import app
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIMULATE = ("simulate", "castillo", "--fleet", "3*llama-3-8b@a100", "--max-num-seqs", "4", "--requests", "40")
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from lengthwise.cli import lengths
 from lengthwise.errors import InputError
-from lengthwise.experiments.length_families.study import study_families
+from lengthwise.workloads.length_families import study_families
 from tests.experiments.samples import QUICK, made_up
 
 runner = CliRunner()

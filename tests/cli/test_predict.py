@@ -17,7 +17,7 @@ app.command()(predict)
 PROMPT = "Introduce Nanjing University in China."
 
 
-def test_it_prints_a_belief_and_draws_it() -> None:
+def test_it_prints_a_prediction_and_draws_it() -> None:
     result = runner.invoke(app, [PROMPT, "--llm", "meta-llama/Llama-3.2-3B-Instruct"])
     assert result.exit_code == 0, result.output
     for part in ("mean of repeated answers", "95% of answers within", "P99 class", "TIE score", "|", "#", "=="):
@@ -39,7 +39,7 @@ def test_a_dash_reads_standard_input() -> None:
     assert given == piped
 
 
-def test_max_tokens_bounds_the_belief() -> None:
+def test_max_tokens_bounds_the_prediction() -> None:
     options = ["--llm", "llama-3.2-3B", "--json", "--max-tokens", "20"]
     found = json.loads(runner.invoke(app, [PROMPT, *options]).stdout)
     assert found["quantiles"]["0.99"] == 20

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip("torch", reason="torch is an extra")
 

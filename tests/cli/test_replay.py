@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,9 +14,6 @@ from lengthwise.cli import app
 from lengthwise.workloads import Workload, write_workload
 from tests.gateway.engine import StandIn, free_port, served, wait_for
 from tests.gateway.helpers import gateway
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

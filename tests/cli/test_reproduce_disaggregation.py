@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from experiments.disaggregation.study import Effort
 from lengthwise.cli import _Group
 from lengthwise.cli import reproduce as reproduce_command
-from lengthwise.experiments.disaggregation.study import Effort
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 app = typer.Typer(cls=_Group)
 app.add_typer(reproduce_command.app, name="reproduce")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -11,9 +11,6 @@ from lengthwise.engines.smollm2 import MODEL_NAME, model_folder
 from lengthwise.workloads import LengthSamples
 from tests.engines.need import need_vllm
 from tests.gateway.engine import free_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COMMAND = ["reproduce", "one_prompt"]
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from experiments.preble import study as experiment
+from experiments.preble.traffic import castillo_prompts
 from lengthwise.cli import _Group
 from lengthwise.cli import reproduce as reproduce_command
-from lengthwise.experiments.preble import study as experiment
-from lengthwise.experiments.preble.traffic import castillo_prompts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 app = typer.Typer(cls=_Group)
 app.add_typer(reproduce_command.app, name="reproduce")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,8 +11,6 @@ from lengthwise.cli import app
 from lengthwise.workloads.reasoning import load_reasoning
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from typer.testing import Result
 
 
@@ -24,7 +23,7 @@ def test_tables_of_the_packaged_pairs_and_a_report(tmp_path: Path) -> None:
     result = run("--report", str(out))
     assert result.exit_code == 0, result.output
     assert "How much longer answers become" in result.stdout
-    assert "How beliefs hold" in result.stdout
+    assert "How predictions hold" in result.stdout
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 

@@ -2,18 +2,17 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
 
+from experiments.tie.study import HIGH, LOW, Effort, TieStudy, study
 from lengthwise.cli import app, reproduce_tie
-from lengthwise.experiments.tie.study import HIGH, LOW, Effort, TieStudy, study
 from lengthwise.workloads import load_castillo
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from typer.testing import Result
 
 SMALL = Effort(2, 120, (LOW, HIGH), 240)

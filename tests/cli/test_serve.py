@@ -5,18 +5,15 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
 from tests.gateway.engine import StandIn, free_port, served, wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 COMMAND = [sys.executable, "-c", "from lengthwise.cli import main; main()"]
 

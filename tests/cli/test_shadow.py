@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,10 +17,6 @@ from typer.testing import CliRunner
 from lengthwise.cli import app
 from lengthwise.engines.shadow_log import read_log
 from tests.gateway.engine import StandIn, free_port, served
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 COMMAND = [sys.executable, "-c", "from lengthwise.cli import main; main()", "shadow", "--port", "0"]
 

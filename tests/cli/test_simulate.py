@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
@@ -11,8 +12,6 @@ from lengthwise.cli import app
 from lengthwise.workloads import Workload, write_workload
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from typer.testing import Result
 
 
@@ -59,8 +58,8 @@ def test_any_predictor_by_name_and_the_tau_it_reached() -> None:
     command = ("castillo", "--rate", "8", "--requests", "60", "--max-num-seqs", "4", "--policy", "fcfs,sjf")
     told = json.loads(run(*command, "--predictor", "noisy:0.6", "--json").stdout)
     assert told["predictors"]["noisy:0.6"]["tau"] == pytest.approx(0.6, abs=0.01)
-    assert "Beliefs: fast (tau 0." in run(*command, "--predictor", "fast").stdout
-    assert "Beliefs: none." in run(*command, "--predictor", "none").stdout
+    assert "Predictions: fast (tau 0." in run(*command, "--predictor", "fast").stdout
+    assert "Predictions: none." in run(*command, "--predictor", "none").stdout
 
 
 def test_seeds_loads_and_predictors_are_crossed_and_the_gain_is_shared() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
@@ -12,8 +13,6 @@ from typer.testing import CliRunner
 from lengthwise.cli import app
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from typer.testing import Result
 
 FLEET = ("--fleet", "4*llama-3-8b@a100", "--max-num-seqs", "4", "--requests", "80", "--load", "0.9")
@@ -43,10 +42,10 @@ def test_a_table_says_what_is_apart_and_over_which_link() -> None:
     done = run("--disaggregate", "1:3", "--router", "lengthwise", "--refresh", "noisy:0.8", "--kv-link", "50")
     assert done.exit_code == 0, done.output
     assert "Prefill on 1 engines, decode on 3; KV goes over 50 GB/s and 1.0 ms of latency" in done.stdout
-    assert "beliefs refreshed there by noisy:0.8" in done.stdout
+    assert "predictions refreshed there by noisy:0.8" in done.stdout
 
 
-def test_a_better_belief_at_the_end_of_prefill_decodes_in_a_better_order() -> None:
+def test_a_better_prediction_at_the_end_of_prefill_decodes_in_a_better_order() -> None:
     command = ("--disaggregate", "2:2", "--policy", "sjf", "--predictor", "none", "--load", "1.1")
     kept, refreshed = (facts(*command, *more)["runs"][0] for more in ((), ("--refresh", "oracle")))
     assert refreshed["per_token_s"]["mean"] < kept["per_token_s"]["mean"]
@@ -69,7 +68,7 @@ def test_a_slower_link_delays_answers(tmp_path: Path) -> None:
         (("--disaggregate", "four"), "PREFILL:DECODE"),
         (("--disaggregate", "2:2", "--kv-link", "0"), "above 0"),
         (("--disaggregate", "2:2", "--down", "0@1"), "down"),
-        (("--disaggregate", "2:2", "--belief-delay", "1"), "belief-delay"),
+        (("--disaggregate", "2:2", "--prediction-delay", "1"), "prediction-delay"),
         (("--disaggregate", "2:2", "--decode-router", "lengthwize"), "did you mean lengthwise"),
         (("--disaggregate", "2:2", "--refresh", "noisy:2"), "noisy"),
         (("--refresh", "oracle"), "--disaggregate"),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
 from lengthwise.workloads import Workload, write_workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -50,13 +48,13 @@ def test_memory_can_be_made_short_and_admission_can_foresee_it(source: str) -> N
     assert preempted[1] == 0
 
 
-def test_decisions_and_late_beliefs_cost_what_is_said(source: str) -> None:
+def test_decisions_and_late_predictions_cost_what_is_said(source: str) -> None:
     assert mean(run(source, "--decision-time", "0.05")) > mean(run(source))
-    assert mean(run(source, "--policy", "sjf", "--belief-delay", "100")) > mean(run(source, "--policy", "sjf"))
+    assert mean(run(source, "--policy", "sjf", "--prediction-delay", "100")) > mean(run(source, "--policy", "sjf"))
 
 
 @pytest.mark.parametrize(
-    "option", [("--admission", "luck"), ("--belief-delay", "-1"), ("--decision-time", "nan"), ("--kv-tokens", "3")]
+    "option", [("--admission", "luck"), ("--prediction-delay", "-1"), ("--decision-time", "nan"), ("--kv-tokens", "3")]
 )
 def test_an_impossible_option_is_refused_before_any_work(source: str, option: tuple[str, str]) -> None:
     result = CliRunner().invoke(app, ["simulate", source, *option])

@@ -20,7 +20,7 @@ def test_routers_are_compared_on_the_same_requests() -> None:
     facts = run("--router", "round_robin,least_outstanding,lengthwise", "--predictor", "oracle,none")
     runs = facts["runs"]
     assert isinstance(runs, list)
-    # FCFS needs no belief, so it is run once behind each router that needs none either.
+    # FCFS needs no prediction, so it is run once behind each router that needs none either.
     assert [(each["router"], each["policy"], each["predictor"]) for each in runs] == [
         ("round_robin", "fcfs", None),
         ("least_outstanding", "fcfs", None),

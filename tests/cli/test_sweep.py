@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
 from lengthwise.cli import app
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SWEEP = """\
 workload: castillo

@@ -5,10 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from experiments.theory.queueing import Queue
+from experiments.theory.study import Claim, Effort
 from lengthwise.cli import app
 from lengthwise.cli import theory as command
-from lengthwise.experiments.theory.queueing import Queue
-from lengthwise.experiments.theory.study import Claim, Effort
 from lengthwise.policies import make_policy
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +12,6 @@ from typer.testing import CliRunner, Result
 from lengthwise.cli import _Group, traces
 from lengthwise.cli.traces import sparkline
 from lengthwise.workloads import TRACES, load_trace, read_workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 app = typer.Typer(cls=_Group)
 app.add_typer(traces.app, name="traces")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import typer
@@ -13,9 +13,6 @@ from lengthwise.cli.train import train
 from lengthwise.errors import InputError
 from lengthwise.predictors.file import read_model_file
 from tests.predictors.encoder import tiny
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 runner = CliRunner()
 app = typer.Typer()

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -9,9 +10,6 @@ from typer.testing import CliRunner, Result
 
 from lengthwise.cli import _Group, workload
 from lengthwise.workloads import load_trace, read_workload, write_workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 app = typer.Typer(cls=_Group)
 app.add_typer(workload.app, name="workload")

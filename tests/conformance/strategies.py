@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from lengthwise.policies import POLICIES, WRAPPERS, Job, QueueView, make_policy
-from tests.lengths.beliefs import beliefs
+from tests.lengths.distributions import predictions
 
 VARIANTS = (
     "tie:beta=0.3",
@@ -33,7 +33,7 @@ def preempting(depth: int = 2) -> st.SearchStrategy[str]:
     return inside
 
 
-unbelieving = st.one_of(
+unpredicting = st.one_of(
     st.sampled_from(["fcfs", "boost", "preble"]),
     st.sampled_from(["bounded(fcfs)", "classes(boost)", "bounded(classes(preble))"]),
 )
@@ -49,15 +49,15 @@ def jobs(draw: st.DrawFn, job_id: str = "a") -> Job:
         id=job_id,
         arrival=draw(times),
         prompt_tokens=prompt,
-        belief=draw(st.none() | beliefs()),
+        prediction=draw(st.none() | predictions()),
         max_tokens=draw(st.none() | st.integers(1, 20_000)),
         priority=draw(st.integers(-2, 2)),
         generated=draw(st.one_of(st.just(0), st.integers(0, 20_000))),
         cached_tokens=draw(st.integers(0, prompt)),
         tenant=draw(st.sampled_from([None, "a", "b"])),
     )
-    if draw(st.booleans()):  # a later belief: what was foretold is no longer what is expected
-        job.believe(draw(beliefs()))
+    if draw(st.booleans()):  # a later prediction: what was foretold is no longer what is expected
+        job.update_prediction(draw(predictions()))
     job.in_round = draw(st.integers(0, 3))
     job.preemptions = draw(st.integers(0, 6))
     return job

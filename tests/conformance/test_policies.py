@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job, JobColumns, Policy, PolicyQueue, QueueView, make_policy
-from tests.conformance.strategies import jobs, policies, preempting, specs, times, unbelieving, views
-from tests.lengths.beliefs import beliefs
-
-if TYPE_CHECKING:
-    from lengthwise.lengths import LengthDistribution
+from tests.conformance.strategies import jobs, policies, preempting, specs, times, unpredicting, views
+from tests.lengths.distributions import predictions
 
 
 @settings(deadline=None)
@@ -58,27 +55,27 @@ def test_a_key_depends_on_what_its_rekey_class_says_and_on_nothing_else(
 
 @settings(deadline=None)
 @given(
-    unbelieving.map(make_policy),
+    unpredicting.map(make_policy),
     st.lists(jobs(), min_size=1, max_size=6),
     jobs(),
-    st.lists(beliefs(), min_size=7, max_size=7),
+    st.lists(predictions(), min_size=7, max_size=7),
     views,
 )
-def test_who_does_not_believe_decides_the_same_whatever_is_believed(
+def test_who_does_not_predict_decides_the_same_whatever_is_predicted(
     policy: Policy, running: list[Job], candidate: Job, others: list[LengthDistribution], view: QueueView
 ) -> None:
-    assert not policy.believes
+    assert not policy.uses_predictions
 
     def decisions() -> tuple[object, ...]:
         columns = JobColumns.of(running)
-        keys, ready = policy.keys(columns, view, 0.0).tolist(), policy.yielding(columns, 0.0).tolist()
+        keys, ready = policy.keys(columns, view, 0.0).tolist(), policy.eviction_scores(columns, 0.0).tolist()
         rounds = policy.rounds()
         turns = [] if rounds is None else [rounds.enter(job) for job in running]
-        return keys, ready, policy.makes_room(columns, candidate, 0.0), turns
+        return keys, ready, policy.find_victim(columns, candidate, 0.0), turns
 
     before = decisions()
-    for job, belief in zip([*running, candidate], others, strict=False):
-        job.believe(belief)
+    for job, prediction in zip([*running, candidate], others, strict=False):
+        job.update_prediction(prediction)
     assert decisions() == before
 
 
@@ -98,7 +95,7 @@ def test_levels_are_few_and_rise_with_the_queue(
 def test_somebody_yields_to_memory_and_the_last_admitted_among_equals(
     policy: Policy, running: list[Job], now: float
 ) -> None:
-    readiness = policy.yielding(JobColumns.of(running), now)
+    readiness = policy.eviction_scores(JobColumns.of(running), now)
     assert readiness.shape == (len(running),)
     assert not np.isnan(readiness).any()
     assert readiness.max() > -np.inf
@@ -112,8 +109,8 @@ def test_somebody_yields_to_memory_and_the_last_admitted_among_equals(
 def test_who_makes_room_runs_and_is_no_more_urgent(
     policy: Policy, running: list[Job], candidate: Job, now: float
 ) -> None:
-    index = policy.makes_room(JobColumns.of(running), candidate, now)
-    assert policy.makes_room(JobColumns.of(running), JobColumns.of([candidate]), now) == index
+    index = policy.find_victim(JobColumns.of(running), candidate, now)
+    assert policy.find_victim(JobColumns.of(running), JobColumns.of([candidate]), now) == index
     assert policy.victim(running, candidate, now) is (None if index is None else running[index])
     if index is None:
         return
@@ -127,11 +124,11 @@ def test_who_makes_room_runs_and_is_no_more_urgent(
 def test_who_made_room_does_not_take_its_place_back_at_once(
     policy: Policy, running: list[Job], candidate: Job, now: float
 ) -> None:
-    index = policy.makes_room(JobColumns.of(running), candidate, now)
+    index = policy.find_victim(JobColumns.of(running), candidate, now)
     assume(index is not None)
     assert index is not None
     after = [*running[:index], *running[index + 1 :], candidate]
-    assert policy.makes_room(JobColumns.of(after), running[index], now) != len(after) - 1
+    assert policy.find_victim(JobColumns.of(after), running[index], now) != len(after) - 1
 
 
 @settings(deadline=None)
@@ -146,11 +143,11 @@ def test_a_no_stays_a_no_as_the_running_go_on_unless_hosts_are_told_to_ask_again
     policy: Policy, running: list[Job], candidate: Job, now: float, tokens: int
 ) -> None:
     certain = all(job.sigma == 0.0 and job.generated + tokens < job.expected for job in running)
-    assume(policy.asks_again == 0 or certain)
-    assume(policy.makes_room(JobColumns.of(running), candidate, now) is None)
+    assume(policy.preempt_check_interval == 0 or certain)
+    assume(policy.find_victim(JobColumns.of(running), candidate, now) is None)
     for job in running:
         job.generated += tokens
-    assert policy.makes_room(JobColumns.of(running), candidate, now) is None
+    assert policy.find_victim(JobColumns.of(running), candidate, now) is None
 
 
 @settings(deadline=None)
@@ -159,8 +156,8 @@ def test_asking_changes_nothing(policy: Policy, many: list[Job], view: QueueView
     columns = JobColumns.of(many)
     before = copy.deepcopy(columns)
     first = policy.keys(columns, view, now).copy()
-    policy.yielding(columns, now)
-    policy.makes_room(columns, many[0], now)
+    policy.eviction_scores(columns, now)
+    policy.find_victim(columns, many[0], now)
     assert np.array_equal(policy.keys(columns, view, now), first)
     for name in JobColumns.__dataclass_fields__:
         assert np.array_equal(getattr(columns, name), getattr(before, name))
@@ -174,11 +171,11 @@ def test_a_drain_serves_everybody_once_in_order(policy: Policy, many: list[Job],
         job.id = str(number)
         queue.push(job, now)
     queue.refresh(now)
-    foretold = [job.id for job in queue]
+    initial_expected = [job.id for job in queue]
     served = []
     while (first := queue.pop(now)) is not None:
         served.append(first.id)
     assert sorted(served, key=int) == [str(n) for n in range(len(many))]
     if policy.level(QueueView(len(many), 0, 4)) == policy.level(QueueView(0, 0, 4)):
-        assert served == foretold
+        assert served == initial_expected
     assert len(queue) == 0

@@ -9,11 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lengthwise.policies import Job, PolicyQueue, make_policy
 from tests.conformance.strategies import jobs, specs
-from tests.lengths.beliefs import beliefs
+from tests.lengths.distributions import predictions
 
 
 class QueueAgainstAList(RuleBasedStateMachine):
-    """Push, pop, abort, preempt, believe, change the policy: nobody is lost, served twice or out of order."""
+    """Push, pop, abort, preempt, predict, change the policy: nobody is lost, served twice or out of order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,10 +72,10 @@ class QueueAgainstAList(RuleBasedStateMachine):
         assert self.queue.remove(job.id) is None
 
     @precondition(lambda self: self.model)
-    @rule(pick=st.integers(0, 1_000), belief=beliefs())
-    def believe(self, pick: int, belief: object) -> None:
+    @rule(pick=st.integers(0, 1_000), prediction=predictions())
+    def update_prediction(self, pick: int, prediction: object) -> None:
         job = self.model[pick % len(self.model)]
-        job.believe(belief)  # type: ignore[arg-type]
+        job.update_prediction(prediction)  # type: ignore[arg-type]
         self.queue.update(job, self.now)
 
     @rule(spec=specs)

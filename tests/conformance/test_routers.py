@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from lengthwise.policies import Job
 from lengthwise.routers import (
     ROUTERS,
     Admitted,
+    EngineId,
     EngineInfo,
     Event,
     Evicted,
@@ -26,10 +26,6 @@ from lengthwise.routers import (
 from lengthwise.routers.base import Routing
 from tests.conformance.strategies import jobs
 from tests.routers.books import check_books, check_empty
-
-if TYPE_CHECKING:
-    from lengthwise.policies import Job
-    from lengthwise.routers import EngineId
 
 SPECS = (*ROUTERS, "random:seed=7", "cache_aware:absolute=1,relative=1", "dynamo:active=2", "e2:window=5,hits=0.1")
 names = st.sampled_from(["a", "b", "c", 3])

@@ -27,7 +27,7 @@ def test_bounded_nobody_is_overtaken_by_more_than_so_many_nor_by_who_came_later_
     now, came, admitted = 0.0, 0, []
     for gap, length, pops in traffic:
         now += gap
-        queue.push(Job(str(came), now, 7, belief=Point(length), tenant=str(length % 3)), now)
+        queue.push(Job(str(came), now, 7, prediction=Point(length), tenant=str(length % 3)), now)
         came += 1
         admitted += [job for _ in range(pops) if (job := queue.pop(now)) is not None]
     while (last := queue.pop(now)) is not None:
@@ -42,7 +42,7 @@ def test_bounded_nobody_is_overtaken_by_more_than_so_many_nor_by_who_came_later_
 def fill(queue: PolicyQueue, tenant: str, lengths: list[int]) -> None:
     for length in lengths:
         number = len(queue)
-        queue.push(Job(f"{tenant} {number}", float(number), belief=Point(length), tenant=tenant), float(number))
+        queue.push(Job(f"{tenant} {number}", float(number), prediction=Point(length), tenant=tenant), float(number))
 
 
 @settings(deadline=None, max_examples=60)
@@ -81,7 +81,7 @@ def test_fair_who_was_away_has_saved_nothing_up(inside: str) -> None:
 
 def test_fair_corrects_by_the_truth_what_it_charged_by_expectation() -> None:
     queue = PolicyQueue(make_policy("fair(fcfs):quantum=10"), slots=2)
-    liar = Job("0", 0.0, belief=Point(1), tenant="liar")
+    liar = Job("0", 0.0, prediction=Point(1), tenant="liar")
     queue.push(liar, 0.0)
     assert queue.pop(0.0) is liar
     liar.generated = 1000
@@ -113,12 +113,12 @@ def test_classes_the_least_urgent_yields_to_memory_and_to_the_more_urgent(
 @settings(deadline=None)
 @given(preempting(depth=0), st.lists(jobs(), min_size=1, max_size=6), jobs(), st.floats(0, 100))
 def test_rounds_hold_for_who_runs_as_well(inside: str, running: list[Job], candidate: Job, now: float) -> None:
-    candidate.believe(Point(1))
+    candidate.update_prediction(Point(1))
     candidate.generated = candidate.priority = 0
     for wrapper in ("fair", "bounded"):
         policy = make_policy(f"{wrapper}({inside})")
         victim = policy.victim(running, None, now)
         assert victim is not None
         assert victim.in_round == max(job.in_round for job in running)
-        index = policy.makes_room(JobColumns.of(running), candidate, now)
+        index = policy.find_victim(JobColumns.of(running), candidate, now)
         assert index is None or running[index].in_round >= candidate.in_round

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,6 @@ from lengthwise.predictors.probe.network import Network
 from lengthwise.predictors.probe.smoothing import NONE
 from tests.engines.overlap import Host
 from tests.engines.scheduling import make_scheduler
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LLM, HIDDEN, LAYER = "SmolLM2-135M-Instruct", 16, 1
 BINS = paper_bins()
@@ -61,7 +59,7 @@ def probed_host(
     measuring: dict[str, Any] | None = None,
     **limits: Any,
 ) -> ProbedHost:
-    """An engine whose beliefs the probe refines; without one, the same engine."""
+    """An engine whose predictions the probe refines; without one, the same engine."""
     options = {
         "predictor": "none",
         "measuring": {**(measuring or {}), **({} if probe is None else {"probe": str(probe)})},

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,6 @@ from lengthwise.engines.client import (
 )
 from lengthwise.errors import InputError
 from tests.gateway.engine import RawEngine, StandIn, free_port, served
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from typing import Any
 
 
 def with_client(url: str, use: Callable[[EngineClient], Awaitable[Any]], **options: Any) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,9 +21,6 @@ from lengthwise.workloads import LengthSamples
 from tests.gateway.engine import RawEngine, free_port, served
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from starlette.requests import Request
 
 PROMPTS = [Prompt("tea", str(n), f"what is tea {n}?", "train" if n else None) for n in range(4)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -11,9 +11,6 @@ import pytest
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.engines.smollm2 import MODEL_NAME
 from tests.engines.need import need_vllm
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORDS = "one two three four five six seven eight nine ten " * 40
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +14,6 @@ from lengthwise.engines.fit import StepTimes, engine_spec, fit_cost, write_fitte
 from lengthwise.engines.steps import EngineFacts
 from lengthwise.errors import InputError
 from lengthwise.simulator import Fleet, StepCost
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TRUE = StepCost(0.07, 0.045, 6.0e-4, 4.0e-7, 2.5e-3, 6.0e-6)
 FACTS = EngineFacts("stand-in 1", "tiny", 46_464, 128, 2048, 4, 2048, prefix_caching=True, chunked_prefill=False)

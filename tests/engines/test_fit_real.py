@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+from lengthwise.engines.endpoint_probe import ProbePlan, probe
+from lengthwise.engines.engine_limits import told_facts
 from lengthwise.engines.fit import StepTimes, engine_spec, fit_cost
-from lengthwise.engines.limits import told_facts
-from lengthwise.engines.probe import ProbePlan, probe
 from lengthwise.engines.steps import read_steps
 from lengthwise.simulator import StepCost
 from tests.engines.need import need_vllm
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_embedded_engine_is_fitted_to_its_own_steps(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,6 @@ from lengthwise.engines.load import LoadPlan, LoadReport, request_of, run_load
 from lengthwise.errors import InputError
 from lengthwise.workloads import Workload
 from tests.gateway.engine import RawEngine, StandIn, free_port, served
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def workload(arrivals: Sequence[float], lengths: Sequence[int], **columns: Any) -> Workload:

@@ -10,7 +10,8 @@ import json
 import random
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +24,6 @@ from lengthwise.workloads import Workload
 from tests.engines.need import need_vllm
 
 need_vllm()
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COUNT = 200
 SLOTS = 4
@@ -111,12 +109,12 @@ def test_mean_latency_falls_in_both(requests: list[dict[str, Any]], vllm: dict[s
     assert virtual["sjf"] < 0.75 * virtual["fcfs"]
 
 
-def test_requests_that_tell_nothing_are_admitted_by_what_the_predictor_believes(vllm: dict[str, Any]) -> None:
+def test_requests_that_tell_nothing_are_admitted_by_what_the_predictor_predicts(vllm: dict[str, Any]) -> None:
     sjf, fast, told = make_policy("sjf"), load_predictor("fast"), vllm["predicted"]
     keys = []
     for number, chat in enumerate(CHATS):
-        belief = fast.predict([PredictionInput(render_chat(chat), told["llm"], told["most"])])[0]
-        keys.append(sjf.key(Job(str(number), 0.0, belief=belief, max_tokens=told["most"]), QueueView(), 0.0))
+        prediction = fast.predict([PredictionInput(render_chat(chat), told["llm"], told["most"])])[0]
+        keys.append(sjf.key(Job(str(number), 0.0, prediction=prediction, max_tokens=told["most"]), QueueView(), 0.0))
     assert len(set(keys)) > len(CHATS) / 2, "most keys were to differ; those at the cap keep the order of coming"
     assert told["admitted"] == [str(number) for number in sorted(range(len(CHATS)), key=keys.__getitem__)]
     assert told["late"] == 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,6 @@ from hypothesis import strategies as st
 from lengthwise.engines.pace import Pace, PaceLog, Pacer, pace_cost, read_kept
 from lengthwise.errors import InputError
 from lengthwise.simulator.costs import StepCost
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COST = StepCost(0.02, 0.03, 1e-4, 1e-8, 2e-3, 1e-6)
 PROMPT, DECODES = [(0, 100)], [(100, 1), (50, 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,9 +10,6 @@ from lengthwise.engines.preemption import Room
 from lengthwise.lengths import LogT, Point
 from lengthwise.policies import Job, make_policy
 from lengthwise.policies.srpt import Srpt
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Counted(Srpt):
@@ -32,9 +29,9 @@ def policy() -> Counted:
 
 
 JOBS = {
-    "short": Job("short", 0.0, belief=Point(10)),
-    "long": Job("long", 0.0, belief=Point(100)),
-    "longer": Job("longer", 0.0, belief=Point(200)),
+    "short": Job("short", 0.0, prediction=Point(10)),
+    "long": Job("long", 0.0, prediction=Point(100)),
+    "longer": Job("longer", 0.0, prediction=Point(200)),
 }
 
 
@@ -60,21 +57,21 @@ def test_a_no_holds_until_something_changes(policy: Counted) -> None:
     assert policy.asked == 3, "another is first in line"
     room.forget()
     asked(room, policy, "long", ["short", "long"])
-    assert policy.asked == 4, "a belief has come"
+    assert policy.asked == 4, "a prediction has come"
 
 
 def test_a_no_is_asked_again_after_so_many_steps(policy: Counted) -> None:
     room = Room()
-    for _ in range(2 * policy.asks_again + 1):
+    for _ in range(2 * policy.preempt_check_interval + 1):
         asked(room, policy, "longer", ["long"])
         room.stepped()
     assert policy.asked == 3
 
 
 def test_who_grows_with_age_is_found_by_asking_again() -> None:
-    """Of an uncertain belief more is to come the longer it runs: a no becomes a yes though nothing else is new."""
-    heavy = Job("heavy", 0.0, belief=LogT(4.0, 1.5, 8192))
-    other = Job("other", 0.0, belief=Point(1.2 * heavy.expected))
+    """Of an uncertain prediction more is to come the longer it runs: a no becomes a yes though nothing else is new."""
+    heavy = Job("heavy", 0.0, prediction=LogT(4.0, 1.5, 8192))
+    other = Job("other", 0.0, prediction=Point(1.2 * heavy.expected))
     srpt, room, jobs = make_policy("srpt:c=1"), Room(), {"heavy": heavy, "other": other}
     said = []
     for generated in range(250):
@@ -83,4 +80,4 @@ def test_who_grows_with_age_is_found_by_asking_again() -> None:
         room.stepped()
     first = said.index("heavy")
     assert first > 0
-    assert first % srpt.asks_again == 0
+    assert first % srpt.preempt_check_interval == 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,6 @@ from hypothesis import strategies as st
 
 from lengthwise.engines.prompts import PromptReader
 from lengthwise.predictors.render import render_chat
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 Messages = list[dict[str, str]]
 TODAY = "26 Jul 2024"
@@ -173,7 +171,6 @@ def test_without_a_template_everything_is_bare() -> None:
 
 def test_a_template_that_marks_no_turns_is_none() -> None:
     def plain(messages: Messages, tools: Any) -> str:
-        del tools
         return "".join(message["content"] for message in messages)
 
     assert PromptReader.of(Bytes(plain)).template is None

@@ -16,7 +16,7 @@ from lengthwise.engines.states import State
 from lengthwise.errors import InputError
 from lengthwise.lengths import After, LogT, Point
 from lengthwise.predictors.probe import Probe
-from tests.predictors.probe.test_probe import BELIEF, made_probe
+from tests.predictors.probe.test_probe import PREDICTION, made_probe
 
 CAP = 1024
 
@@ -25,15 +25,15 @@ def state(value: float = 0.0, entropy: float | None = None) -> State:
     return State(0, {3: np.full(8, value, np.float32)}, entropy)
 
 
-def test_a_reading_becomes_a_belief_about_the_whole_answer() -> None:
+def test_a_reading_becomes_a_prediction_about_the_whole_answer() -> None:
     probe = made_probe()
-    refiner, reading = Refiner(probe), probe.follow(BELIEF, CAP)
+    refiner, reading = Refiner(probe), probe.follow(PREDICTION, CAP)
     for generated in (0, 16, 32):
         assert refiner.due("a", generated)
-        belief = refiner.read("a", generated, state(generated / 16), BELIEF, CAP)
-        assert isinstance(belief, After)
-        assert belief == After(reading.read(np.full(8, generated / 16), generated), generated)
-        assert belief.cap == CAP
+        prediction = refiner.read("a", generated, state(generated / 16), PREDICTION, CAP)
+        assert isinstance(prediction, After)
+        assert prediction == After(reading.read(np.full(8, generated / 16), generated), generated)
+        assert prediction.cap == CAP
         assert not refiner.due("a", generated + 15)
     counts = refiner.counts
     assert (counts.requests, counts.readings, counts.failed) == (1, 3, 0)
@@ -45,33 +45,33 @@ def test_positions_that_come_again_are_not_read_again(positions: list[int]) -> N
     refiner, read = Refiner(made_probe()), []
     for generated in positions:
         if refiner.due("a", generated):
-            assert refiner.read("a", generated, state(), BELIEF, CAP) is not None
+            assert refiner.read("a", generated, state(), PREDICTION, CAP) is not None
             read.append(generated)
     assert all(later - earlier >= 16 for earlier, later in pairwise(read))
 
 
 def test_requests_are_followed_apart_and_forgotten_at_their_end() -> None:
     refiner = Refiner(made_probe())
-    refiner.read("a", 0, state(1.0), BELIEF, CAP)
+    refiner.read("a", 0, state(1.0), PREDICTION, CAP)
     assert refiner.due("b", 0)
     other = refiner.read("b", 0, state(-1.0), None, 64)
     assert other is not None
     assert other.cap == 64
-    assert refiner.ended("a", None) == BELIEF
+    assert refiner.ended("a", None) == PREDICTION
     assert refiner.ended("a", Point(7)) == Point(7), "it is forgotten"
-    assert refiner.ended("b", Point(7)) is None, "nothing was believed of it"
+    assert refiner.ended("b", Point(7)) is None, "nothing was predicted of it"
     assert refiner.due("a", 0), "a name may come again"
 
 
-def test_a_belief_that_comes_late_counts_from_the_next_reading_on() -> None:
+def test_a_prediction_that_comes_late_counts_from_the_next_reading_on() -> None:
     probe, late = made_probe(), LogT(3.0, 0.4, CAP)
-    refiner, reading = Refiner(probe), probe.follow(BELIEF, CAP)
+    refiner, reading = Refiner(probe), probe.follow(PREDICTION, CAP)
     assert not refiner.hear("a", late), "not read yet: the host takes it in itself"
-    first = refiner.read("a", 0, state(), BELIEF, CAP)
+    first = refiner.read("a", 0, state(), PREDICTION, CAP)
     assert refiner.hear("a", late)
     assert first == After(reading.read(np.zeros(8), 0), 0)
     reading.hear(late)
-    assert refiner.read("a", 16, state(), BELIEF, CAP) == After(reading.read(np.zeros(8), 16), 16)
+    assert refiner.read("a", 16, state(), PREDICTION, CAP) == After(reading.read(np.zeros(8), 16), 16)
     assert refiner.ended("a", None) == late
 
 
@@ -89,7 +89,7 @@ def test_a_probe_that_raises_is_counted_told_once_and_not_asked_again(caplog: py
     refiner = Refiner(broken())
     with caplog.at_level(logging.WARNING):
         for name in ("a", "b"):
-            assert refiner.read(name, 0, state(), BELIEF, CAP) is None
+            assert refiner.read(name, 0, state(), PREDICTION, CAP) is None
             assert not refiner.due(name, 16)
     assert refiner.counts.failed == 2
     assert refiner.counts.requests == refiner.counts.readings == 0
@@ -102,14 +102,14 @@ def test_a_probe_that_raises_is_counted_told_once_and_not_asked_again(caplog: py
 @pytest.mark.parametrize("bad", [state(np.nan), State(0, {}, None), State(0, {3: np.zeros(5, np.float32)}, None)])
 def test_a_state_that_makes_no_sense_changes_nothing(bad: State) -> None:
     refiner = Refiner(made_probe())
-    assert refiner.read("a", 0, bad, BELIEF, CAP) is None
+    assert refiner.read("a", 0, bad, PREDICTION, CAP) is None
     assert refiner.counts.failed == 1
 
 
 def test_a_probe_that_wants_the_entropy_fails_without_it_rather_than_taking_it_for_none() -> None:
     probe = made_probe(("prompt", "entropy"), told=6)
-    assert Refiner(probe).read("a", 0, state(), BELIEF, CAP) is None
-    low, high = (Refiner(probe).read("a", 0, state(entropy=nats), BELIEF, CAP) for nats in (0.1, 6.0))
+    assert Refiner(probe).read("a", 0, state(), PREDICTION, CAP) is None
+    low, high = (Refiner(probe).read("a", 0, state(entropy=nats), PREDICTION, CAP) for nats in (0.1, 6.0))
     assert low is not None
     assert high is not None
     assert low.mean() != high.mean()
@@ -117,7 +117,7 @@ def test_a_probe_that_wants_the_entropy_fails_without_it_rather_than_taking_it_f
 
 def test_what_the_probe_is_told_of_a_bare_number_has_the_spread_of_a_guess() -> None:
     assert told(Point(100, 500), 500) == LogT(np.log(100.0), 0.5, 500)
-    assert told(BELIEF, CAP) is BELIEF
+    assert told(PREDICTION, CAP) is PREDICTION
     assert told(None, 77).cap == 77
 
 

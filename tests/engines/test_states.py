@@ -2,16 +2,14 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lengthwise.engines.states import StepStates, Wanted, attach, attached, generated_by
 from lengthwise.predictors.probe import write_probe
 from tests.predictors.probe.test_probe import made_probe
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,9 +13,6 @@ import pytest
 from lengthwise.engines import steps as module
 from lengthwise.engines.steps import COLUMNS, EngineFacts, StepLog, read_steps
 from lengthwise.errors import InputError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FACTS = EngineFacts("stand-in 1", "tiny", 1024, 16, 512, 4, 512, prefix_caching=True, chunked_prefill=False)
 

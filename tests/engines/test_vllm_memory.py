@@ -6,7 +6,7 @@ import gc
 import math
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,20 +14,17 @@ from tests.engines.need import need_vllm
 
 need_vllm()
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 from lengthwise.engines.smollm2 import model_folder
 from lengthwise.engines.vllm import LengthwiseScheduler
-from lengthwise.predictors.contract import LogTBeliefs
-from lengthwise.predictors.service import BeliefService
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput
+from lengthwise.predictors.service import PredictionService
 from tests.engines.scheduling import Run, make_scheduler, step, tiny_model
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from lengthwise.predictors.contract import PredictionInput
 
 REQUESTS, AT_ONCE, SLOTS = 20_000, 48, 32
 
@@ -35,19 +32,19 @@ REQUESTS, AT_ONCE, SLOTS = 20_000, 48, 32
 class Length:
     """Believes the length of the prompt; some prompts it cannot take."""
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         if any(len(each.text) % 20 == 0 for each in inputs):
             raise ValueError("not this one")
-        return LogTBeliefs.of([math.log(1 + len(each.text)) for each in inputs], 0.5, [each.cap for each in inputs])
+        return LogTPredictions.of([math.log(1 + len(each.text)) for each in inputs], 0.5, [each.cap for each in inputs])
 
 
 @pytest.fixture
 def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    service = BeliefService(Length)
+    service = PredictionService(Length)
     worker = service._worker
     assert worker is not None
     worker.start = lambda: None  # type: ignore[method-assign]  # it works when told to, so that counts can be compared
-    monkeypatch.setattr("lengthwise.engines.vllm.belief_service", lambda _: service)
+    monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _: service)
     # Hardly enough memory: some are preempted all the time.
     return make_scheduler(
         LengthwiseScheduler,
@@ -86,8 +83,8 @@ def serve(scheduler: Any, numbers: range) -> int:
         )
         for _ in range(3):
             step(scheduler, run)
-            while scheduler.beliefs._worker.waiting:
-                scheduler.beliefs._worker.work(wait=False)
+            while scheduler.predictions._worker.waiting:
+                scheduler.predictions._worker.work(wait=False)
         preempted = run.preemptions
         run.steps.clear()
         run.admitted.clear()
@@ -97,7 +94,7 @@ def serve(scheduler: Any, numbers: range) -> int:
 
 def held(scheduler: Any) -> dict[str, int]:
     """How much is in every place that grows, and how many of our objects live."""
-    service, worker = scheduler.beliefs, scheduler.beliefs._worker
+    service, worker = scheduler.predictions, scheduler.predictions._worker
     queues = (scheduler.waiting, scheduler.kv_holding_waiting)
     # By identity: asking some of torch's objects anything at all sets off warnings.
     kinds = {id(Request)} | {
@@ -134,7 +131,7 @@ def test_after_twenty_thousand_requests_nothing_is_held_that_was_not_held_before
     assert (after["requests"], after["open"], after["inputs"], after["waiting"]) == (0, 0, 0, 0)
     assert max(after.get("Job", 0), after.get("Request", 0)) <= SLOTS, "vLLM may hold on to those of its last step"
     assert max(len(queue._queue._heap) for queue in (scheduler.waiting, scheduler.kv_holding_waiting)) <= 128
-    counts = scheduler.beliefs.counts
+    counts = scheduler.predictions.counts
     assert counts.answered > REQUESTS // 3
     assert counts.failed > 0
     assert preempted > 0

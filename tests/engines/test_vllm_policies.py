@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,12 +10,11 @@ from tests.engines.need import need_vllm
 
 need_vllm()
 
+from pathlib import Path
+
 from lengthwise.engines.vllm import LengthwiseScheduler
 from lengthwise.policies import POLICIES
 from tests.engines.scheduling import drain, make_request, make_scheduler, tiny_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +31,9 @@ def test_everybody_is_served_in_whole_under_every_policy(model: Path, policy: st
             str(number),
             rng.choice([1, 15, 16, 17, 64, 300]),
             length := rng.randrange(1, 80),
-            said={"belief_mu": rng.gauss(3, 1), "belief_sigma": 0.7} if number % 3 else {"expected_tokens": length},
+            said={"prediction_mu": rng.gauss(3, 1), "prediction_sigma": 0.7}
+            if number % 3
+            else {"expected_tokens": length},
             arrival=float(number),
         )
         for number in range(30)

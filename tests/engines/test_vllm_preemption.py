@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import random
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.engines.need import need_vllm
 
 need_vllm()
+
+from pathlib import Path
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
@@ -22,9 +24,6 @@ from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
 from lengthwise.lengths import Point
 from tests.engines.overlap import Host, said_at
 from tests.engines.scheduling import make_request, make_scheduler, tiny_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -124,13 +123,13 @@ def test_a_stream_of_short_ones_takes_a_long_ones_place_so_often_and_no_more(mod
     assert len(engine.finished) == 30
 
 
-def test_a_belief_that_comes_late_is_acted_upon(model: Path) -> None:
+def test_a_prediction_that_comes_late_is_acted_upon(model: Path) -> None:
     engine = host(model)
     engine.scheduler.add_request(told("1", 8, 100))
     engine.scheduler.add_request(told("2", 8, 300))
     engine.steps(3)
     assert engine.preempted == []
-    engine.scheduler.beliefs.deliver = lambda take: take("2", Point(20, 300))
+    engine.scheduler.predictions.deliver = lambda take: take("2", Point(20, 300))
     engine.step()
     assert engine.preempted == ["1"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,15 +12,14 @@ from tests.engines.need import need_vllm
 need_vllm()
 
 
+from pathlib import Path
+
 from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
 from lengthwise.policies import make_policy
 from lengthwise.simulator import Fleet, Outcome, simulate
 from tests.engines.scheduling import BLOCK_SIZE, make_request, make_scheduler, spoken, tiny_model
 from tests.simulator.builders import engine
 from tests.simulator.test_against_vllm import Drawn
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SLOTS = 3
 BUDGET = 96

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from lengthwise.engines.vllm_probe import refiner_for
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import load_probe, write_probe
 from tests.predictors.probe.test_probe import made_probe
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def config(**changed: Any) -> Any:

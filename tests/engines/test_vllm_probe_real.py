@@ -1,4 +1,4 @@
-"""The whole loop on a real vLLM with a real LLM: states are read, beliefs refined, and no answer changes."""
+"""The whole loop on a real vLLM with a real LLM: states are read, predictions refined, and no answer changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import json
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -15,9 +16,6 @@ from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.engines.smollm2 import MODEL_NAME
 from lengthwise.predictors.probe import load_probe
 from tests.engines.need import need_vllm
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MOST = 48
 ASKED = [

@@ -1,16 +1,18 @@
-"""Beliefs refined inside vLLM's scheduler: by the right state of the right request, and never at a step's cost."""
+"""Predictions refined inside vLLM's scheduler: by the right state of the right request, and never at a step's cost."""
 
 from __future__ import annotations
 
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.engines.need import need_vllm
 
 need_vllm()
+
+from pathlib import Path
 
 from vllm.v1.request import RequestStatus
 
@@ -22,9 +24,6 @@ from lengthwise.lengths import After, LogT, Point
 from tests.engines.probed import BINS, LAYER, ProbedHost, knowing, probed_host, states_of
 from tests.engines.scheduling import make_request, make_scheduler, tiny_model
 from tests.engines.test_refine import broken
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +45,21 @@ def hinted(name: str, prompt: int, length: int, hint: int | None = None) -> Any:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_the_first_state_and_then_every_sixteenth_make_the_belief(model: Path, probe: Path, depth: int) -> None:
+def test_the_first_state_and_then_every_sixteenth_make_the_prediction(model: Path, probe: Path, depth: int) -> None:
     engine = host(model, probe, depth=depth)
     engine.scheduler.add_request(hinted("1", 8, 100))
     job = engine.scheduler.jobs.of(engine.scheduler.requests["1"])
-    assert not isinstance(job.belief, After)
+    assert not isinstance(job.prediction, After)
     engine.steps(depth)
-    assert isinstance(job.belief, After)
-    assert job.belief.generated == 0
-    assert 51.2 <= job.belief.quantile(0.01) < job.belief.quantile(0.99) <= 102.4
-    assert job.foretold == job.expected == pytest.approx(76.8, abs=0.1), "no token has come: that is what was foretold"
+    assert isinstance(job.prediction, After)
+    assert job.prediction.generated == 0
+    assert 51.2 <= job.prediction.quantile(0.01) < job.prediction.quantile(0.99) <= 102.4
+    assert job.initial_expected == job.expected == pytest.approx(76.8, abs=0.1), (
+        "no token has come: that is what was foretold"
+    )
     engine.steps(16)
-    assert job.belief.generated == 16
-    assert job.foretold == pytest.approx(76.8, abs=0.1)
+    assert job.prediction.generated == 16
+    assert job.initial_expected == pytest.approx(76.8, abs=0.1)
     assert job.expected == pytest.approx(16 + 73.5, abs=0.1), "84 may come at most, and some of the bin lies beyond"
     engine.drain()
     assert engine.scheduler.refiner.counts.readings == 7
@@ -66,13 +67,13 @@ def test_the_first_state_and_then_every_sixteenth_make_the_belief(model: Path, p
 
 
 def test_who_turns_out_long_yields_to_who_is_shorter(model: Path, probe: Path) -> None:
-    for given, yielding in ((None, []), (probe, ["1"])):
+    for given, eviction_scores in ((None, []), (probe, ["1"])):
         engine = host(model, given)
         engine.scheduler.add_request(hinted("1", 8, 400, hint=20))
         engine.steps(3)
         engine.scheduler.add_request(hinted("2", 8, 100, hint=100))
         engine.steps(2)
-        assert engine.preempted == yielding
+        assert engine.preempted == eviction_scores
         engine.drain()
         assert sorted(engine.finished) == ["1", "2"]
 
@@ -147,14 +148,14 @@ def test_what_the_predictor_says_late_is_told_to_the_probe_and_replaces_no_readi
     engine.scheduler.add_request(hinted("2", 8, 100))
     engine.steps(3)
     late = LogT(4.0, 0.5, 100)
-    assert not engine.scheduler._believe("1", late)
+    assert not engine.scheduler._predict("1", late)
     job = engine.scheduler.jobs.of(engine.scheduler.requests["1"])
-    assert isinstance(job.belief, After)
-    assert engine.scheduler._believe("2", late), "it waits, and no state of it has come"
-    assert engine.scheduler.jobs.of(engine.scheduler.requests["2"]).belief == late
+    assert isinstance(job.prediction, After)
+    assert engine.scheduler._predict("2", late), "it waits, and no state of it has come"
+    assert engine.scheduler.jobs.of(engine.scheduler.requests["2"]).prediction == late
     request = engine.scheduler.requests["1"]
     engine.drain()
-    assert request.lengthwise_job.belief == late, "what a queue learns from is what places were given by"
+    assert request.lengthwise_job.prediction == late, "what a queue learns from is what places were given by"
 
 
 def test_a_request_that_is_over_leaves_its_queue_with_what_its_client_said(model: Path, probe: Path) -> None:
@@ -162,7 +163,7 @@ def test_a_request_that_is_over_leaves_its_queue_with_what_its_client_said(model
     request = hinted("1", 8, 40, hint=200)
     engine.scheduler.add_request(request)
     engine.drain()
-    assert request.lengthwise_job.belief == Point(200, 200)
+    assert request.lengthwise_job.prediction == Point(200, 200)
     assert engine.scheduler.refiner.counts.readings == 3
 
 
@@ -176,7 +177,7 @@ def test_a_state_of_tokens_that_were_never_taken_in_is_not_read(model: Path, pro
     assert engine.scheduler.refiner.counts.readings == 1
 
 
-def test_under_a_policy_that_goes_by_no_belief_nothing_is_read(model: Path, probe: Path) -> None:
+def test_under_a_policy_that_goes_by_no_prediction_nothing_is_read(model: Path, probe: Path) -> None:
     engine = host(model, probe, "fcfs")
     engine.scheduler.add_request(hinted("1", 8, 40))
     engine.steps(5)

@@ -1,4 +1,4 @@
-"""The plug-in under whatever comes: random arrivals, aborts, tiny memory, beliefs that are late, missing or never come.
+"""The plug-in under whatever comes: random arrivals, aborts, tiny memory, predictions that are late, missing or never come.
 
 The scheduler and its KV blocks are vLLM's; tokens come out of a hat. Predicting is done in steps of its own, at
 moments that Hypothesis chooses, so that every run can be run again.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,25 +18,22 @@ from tests.engines.need import need_vllm
 
 need_vllm()
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from vllm.v1.request import RequestStatus
 
 from lengthwise.engines.smollm2 import model_folder
 from lengthwise.engines.vllm import LengthwiseScheduler
 from lengthwise.policies.lengthwise import SHARE
-from lengthwise.predictors.contract import LogTBeliefs
-from lengthwise.predictors.service import BeliefService
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput
+from lengthwise.predictors.service import PredictionService
 from tests.engines.scheduling import BLOCK_SIZE, Run, drain, make_request, make_scheduler, step, tiny_model
 from tests.predictors.guesses import Guess
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from lengthwise.predictors.contract import PredictionInput
-
 POLICIES = ["fcfs", "sjf", "tie", "srpt:c=0.8", "lengthwise"]
 Mood = Literal["well", "raises", "nonsense", "hangs"]
-Says = Literal["nothing", "tokens", "belief", "rubbish"]
+Says = Literal["nothing", "tokens", "prediction", "rubbish"]
 SMALL = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
@@ -61,8 +58,8 @@ class Coming:
         return {
             "nothing": None,
             "tokens": {"expected_tokens": self.output},
-            "belief": {"belief_mu": math.log(self.output) + 0.5, "belief_sigma": 0.7},
-            "rubbish": {"expected_tokens": "soon", "belief_mu": None},
+            "prediction": {"prediction_mu": math.log(self.output) + 0.5, "prediction_sigma": 0.7},
+            "rubbish": {"expected_tokens": "soon", "prediction_mu": None},
         }[self.says]
 
 
@@ -104,7 +101,7 @@ def requests(most_tokens: int, says: Sequence[Says]) -> st.SearchStrategy[Coming
 
 
 @st.composite
-def traffic(draw: st.DrawFn, says: Sequence[Says] = ("nothing", "tokens", "belief", "rubbish")) -> Traffic:
+def traffic(draw: st.DrawFn, says: Sequence[Says] = ("nothing", "tokens", "prediction", "rubbish")) -> Traffic:
     blocks = draw(st.integers(4, 14))
     fits = (blocks - 1) * BLOCK_SIZE  # vLLM keeps one block for itself; who does not fit alone never runs
     coming = draw(st.lists(requests(fits, says), min_size=1, max_size=14))
@@ -121,19 +118,19 @@ def traffic(draw: st.DrawFn, says: Sequence[Says] = ("nothing", "tokens", "belie
 
 @dataclass
 class Moody:
-    """A predictor that is right, raises, or says what no belief may say; by the prompt, the same each time."""
+    """A predictor that is right, raises, or says what no prediction may say; by the prompt, the same each time."""
 
     mood: Mood
     calls: int = 0
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         self.calls += 1
         if self.mood == "raises":
             raise RuntimeError("in a bad mood")
         mu = [3.0 + len(each.text) % 7 / 3 for each in inputs]
         if self.mood == "nonsense":
             mu = [math.nan if len(each.text) % 2 else 900.0 for each in inputs]
-        return LogTBeliefs.of(mu, 0.5, [each.cap for each in inputs])
+        return LogTPredictions.of(mu, 0.5, [each.cap for each in inputs])
 
 
 @dataclass
@@ -141,7 +138,7 @@ class Host:
     """A scheduler whose predictor works when told to, on a clock that goes on by the step."""
 
     scheduler: Any
-    service: BeliefService
+    service: PredictionService
     works_every: int
     hangs: bool
     steps: int = 0
@@ -175,12 +172,12 @@ def host(given: Traffic, model: Path, policy: str, mood: Mood | None = None) -> 
         now += 0.01
         return now
 
-    service = BeliefService(lambda: moody, patience_s=1.0, deadline_s=3.0, max_waiting=4, clock=clock)
+    service = PredictionService(lambda: moody, patience_s=1.0, deadline_s=3.0, max_waiting=4, clock=clock)
     worker = service._worker
     assert worker is not None
     worker.start = lambda: None  # type: ignore[method-assign]  # no thread: its steps are taken here
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lengthwise.engines.vllm.belief_service", lambda _: service)
+        patch.setattr("lengthwise.engines.vllm.prediction_service", lambda _: service)
         scheduler = make_scheduler(
             LengthwiseScheduler,
             model,
@@ -268,8 +265,8 @@ def test_nobody_is_overtaken_by_more_than_the_policys_bound(
 
 @pytest.mark.parametrize("overtakes", [0, 2])
 @SMALL
-@given(given=traffic(says=["nothing", "tokens", "belief"]))
-def test_a_bound_on_overtaking_holds_whatever_is_believed_and_whenever(
+@given(given=traffic(says=["nothing", "tokens", "prediction"]))
+def test_a_bound_on_overtaking_holds_whatever_is_predicted_and_whenever(
     model: Path, overtakes: int, given: Traffic
 ) -> None:
     into = host(given, model, f"bounded(sjf):overtakes={overtakes},wait=1000000")
@@ -286,10 +283,10 @@ def test_a_bound_on_overtaking_holds_whatever_is_believed_and_whenever(
 def test_a_predictor_that_raises_or_hangs_changes_no_step(model: Path, policy: str, mood: Mood, given: Traffic) -> None:
     """Step by step the same as without a predictor, where requests go by the history of their LLM."""
     runs = []
-    for each, service in ((mood, None), ("well", BeliefService(None))):
+    for each, service in ((mood, None), ("well", PredictionService(None))):
         into = host(given, model, policy, each)  # type: ignore[arg-type]
         if service is not None:
-            into.scheduler.beliefs = into.scheduler.jobs._beliefs = into.service = service
+            into.scheduler.predictions = into.scheduler.jobs._predictions = into.service = service
         serve(given, into)
         runs.append(into.run)
     assert runs[0].steps == runs[1].steps
@@ -302,11 +299,11 @@ def test_a_predictor_that_really_hangs_delays_no_step(model: Path, monkeypatch: 
     stuck.gate.clear()
     runs = []
     for load in (lambda: stuck, None):
-        monkeypatch.setattr("lengthwise.engines.vllm.belief_service", lambda _, load=load: BeliefService(load))
+        monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _, load=load: PredictionService(load))
         scheduler = make_scheduler(LengthwiseScheduler, model, blocks=30, policy="sjf", tokenizer=model_folder())
         runs.append(drain(scheduler, {n: [make_request(str(n), 5 + n % 40, 1 + n % 17)] for n in range(60)}))
         if load is not None:
             assert stuck.inside.wait(20)
-            assert scheduler.beliefs.counts.answered == 0
+            assert scheduler.predictions.counts.answered == 0
     stuck.gate.set()
     assert runs[0].steps == runs[1].steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,15 +11,14 @@ from tests.engines.need import need_vllm
 
 need_vllm()
 
+from pathlib import Path
+
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from lengthwise.engines.vllm import LengthwiseScheduler
 from lengthwise.errors import InputError
 from tests.engines.scheduling import Run, drain, make_request, make_scheduler, tiny_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +73,10 @@ def test_sjf_admits_the_shortest_first(model: Path) -> None:
     assert run.admitted == ["5", "1", "3", "2", "0", "4"]
 
 
-def test_a_log_t_belief_is_taken_too(model: Path) -> None:
+def test_a_log_t_prediction_is_taken_too(model: Path) -> None:
     said: list[dict[str, Any]] = [
-        {"belief_mu": 6.0, "belief_sigma": 0.5},
-        {"belief_mu": 2.0, "belief_sigma": 0.5},
+        {"prediction_mu": 6.0, "prediction_sigma": 0.5},
+        {"prediction_mu": 2.0, "prediction_sigma": 0.5},
         {"expected_tokens": 60},
     ]
     requests = [make_request(str(i), 8, 200, said=one) for i, one in enumerate(said)]
@@ -86,9 +85,9 @@ def test_a_log_t_belief_is_taken_too(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"expected_tokens": "soon"}, {"expected_tokens": -4}, {"belief_mu": 3}, {"x": 1}, None]
+    "said", [{"expected_tokens": "soon"}, {"expected_tokens": -4}, {"prediction_mu": 3}, {"x": 1}, None]
 )
-def test_a_useless_belief_is_the_wide_prior_and_stops_nothing(model: Path, said: dict[str, Any] | None) -> None:
+def test_a_useless_prediction_is_the_wide_prior_and_stops_nothing(model: Path, said: dict[str, Any] | None) -> None:
     requests = [make_request("long", 8, 4000, said={"expected_tokens": 3000}), make_request("odd", 8, 4000, said=said)]
     run = drain(make_scheduler(LengthwiseScheduler, model, slots=1, policy="sjf"), {0: requests}, {5: ["odd", "long"]})
     assert run.admitted[0] == "odd"

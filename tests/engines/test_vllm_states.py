@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,8 +13,7 @@ from tests.engines.need import need_vllm
 
 need_vllm()
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 ANSWER = 12
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -11,12 +11,11 @@ from tests.engines.need import need_vllm
 
 need_vllm()
 
+from pathlib import Path
+
 from lengthwise.engines.steps import read_steps
 from lengthwise.engines.vllm import LengthwiseScheduler
 from tests.engines.scheduling import drain, make_request, make_scheduler, tiny_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

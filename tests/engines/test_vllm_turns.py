@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tests.engines.need import need_vllm
 
 need_vllm()
 
+from pathlib import Path
+
 from lengthwise.engines.vllm import LengthwiseScheduler
 from tests.engines.scheduling import drain, make_request, make_scheduler, tiny_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_what_was_charged_by_expectation_is_charged_by_the_truth_at_the_end(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ import vllm.v1.core.sched.diffusion_scheduler  # noqa: F401
 from vllm.v1.core.sched import async_scheduler, scheduler
 
 from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 if os.environ.get("LENGTHWISE_SWAP") == "1":
     async_scheduler.AsyncScheduler = LengthwiseScheduler

@@ -3,7 +3,7 @@
     python -m tests.engines.vllm_host REQUESTS.json CHATS.json OUT.json POLICY...
 
 All requests of the first file, which tell their lengths, are queued before the first step; once per policy, on the same
-engine. Then the chats of the second, which do not: they are ordered under sjf by what the predictor believes.
+engine. Then the chats of the second, which do not: they are ordered under sjf by what the predictor predicts.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def serve_predicted(engine: Any, chats: list[list[dict[str, str]]]) -> dict[str, Any]:
-    """Queue everything, and once all beliefs are there admit a few at a time; answers are cut after a token."""
+    """Queue everything, and once all predictions are there admit a few at a time; answers are cut after a token."""
     from vllm import SamplingParams
 
     scheduler = engine.engine_core.engine_core.scheduler
@@ -73,14 +73,14 @@ def serve_predicted(engine: Any, chats: list[list[dict[str, str]]]) -> dict[str,
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         prompt = {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
         engine.add_request(str(number), prompt, SamplingParams(max_tokens=MOST, temperature=0.0))
-    while scheduler.beliefs.counts.answered < len(chats):
+    while scheduler.predictions.counts.answered < len(chats):
         time.sleep(0.01)
     admitted = _note_admissions(scheduler)
     while engine.has_unfinished_requests():
         engine.abort_request([output.request_id for output in engine.step()])
-    while scheduler.beliefs.counts.observed < len(chats):
+    while scheduler.predictions.counts.observed < len(chats):
         time.sleep(0.01)
-    return {"admitted": admitted, "llm": scheduler.jobs.llm, "most": MOST, "late": scheduler.beliefs.counts.late}
+    return {"admitted": admitted, "llm": scheduler.jobs.llm, "most": MOST, "late": scheduler.predictions.counts.late}
 
 
 def _note_admissions(scheduler: Any) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from lengthwise.experiments.length_families.study import Effort
 from lengthwise.lengths.families import LOGT
 from lengthwise.workloads import LengthSamples
+from lengthwise.workloads.length_families import Effort
 
 QUICK = Effort(critical_draws=80, evidence_rows=200, power_samples=(10,), power_prompts=50)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,18 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.alpaca20.run import BINS, BinPredictions, together, write_predictions
+from experiments.alpaca20.study import FIGURES, PAPER, compare, load_predictions
+from experiments.alpaca20.train import start_from, train_here
+from experiments.alpaca20.view import html_report, plain, tables
 from lengthwise.errors import InputError
-from lengthwise.experiments.alpaca20.run import BINS, BinPredictions, together, write_predictions
-from lengthwise.experiments.alpaca20.study import FIGURES, PAPER, compare, load_predictions
-from lengthwise.experiments.alpaca20.train import start_from, train_here
-from lengthwise.experiments.alpaca20.view import html_report, plain, tables
 from lengthwise.reports.tables import to_json
+from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.alpaca import load_alpaca_lengths
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from lengthwise.workloads import LengthSamples
 
 
 def write_alpaca(folder: Path, count: int = 400) -> LengthSamples:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from experiments.disaggregation.study import COMPARED, Effort, Study, What, study
+from experiments.disaggregation.task import Served
+from experiments.disaggregation.traffic import CASES, draw, here, named
+from experiments.disaggregation.view import html_report, plain, said, tables
 from lengthwise.errors import InputError
-from lengthwise.experiments.disaggregation.study import COMPARED, Effort, Study, What, study
-from lengthwise.experiments.disaggregation.task import Served
-from lengthwise.experiments.disaggregation.traffic import CASES, draw, here, named
-from lengthwise.experiments.disaggregation.view import html_report, plain, said, tables
-from lengthwise.experiments.sweep import Cache, in_processes
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.paired import Ratio
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from lengthwise.simulator.sweep import Cache, in_processes
 
 SMALL = Effort(seeds=2, requests=60, engines=3, loads=(0.9,), prefills=(1, 2))
 E2E: What = ("e2e_s", "mean")
@@ -49,7 +46,7 @@ def test_every_split_is_set_against_the_mixed_fleet_on_the_same_seeds(found: Stu
     )
 
 
-def test_refreshed_beliefs_are_set_against_the_same_split_without(found: Study) -> None:
+def test_refreshed_predictions_are_set_against_the_same_split_without(found: Study) -> None:
     assert [(one.case, one.refresh) for one in found.refreshed] == [
         ("castillo", None),
         ("castillo", "noisy:0.8"),

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from experiments.left_out.study import CORPORA, Judged, LeftOut, Prompts, Said, leave_out
 from lengthwise.errors import InputError
-from lengthwise.experiments.left_out.study import CORPORA, Judged, LeftOut, Prompts, Said, leave_out
 from lengthwise.predictors import load_predictor
 from lengthwise.predictors.encoder.config import DataConfig
 from lengthwise.predictors.encoder.data import _parts, prompt_table

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.experiments.length_families.plot import draw
-from lengthwise.experiments.length_families.study import LengthFamilies, sample_prompts, study_families
-from lengthwise.experiments.length_families.view import tables
 from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT
+from lengthwise.reports.length_families import tables
+from lengthwise.reports.length_families_figures import draw
 from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples
+from lengthwise.workloads.length_families import LengthFamilies, sample_prompts, study_families
 from tests.experiments.samples import QUICK, made_up
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

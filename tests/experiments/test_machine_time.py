@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.experiments.foretold.machine_time import MachineTime
+from experiments.simulator_error.machine_time import MachineTime
 from lengthwise.simulator import StepCost
 
 SECOND = StepCost(1.0, 1.0, 0.0, 0.0, 0.0, 0.0)

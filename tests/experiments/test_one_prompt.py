@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from experiments.one_prompt.plot import draw
+from experiments.one_prompt.study import study_one_prompt
+from experiments.one_prompt.view import html_report, plain, tables
 from lengthwise.errors import InputError
-from lengthwise.experiments.one_prompt.plot import draw
-from lengthwise.experiments.one_prompt.study import study_one_prompt
-from lengthwise.experiments.one_prompt.view import html_report, plain, tables
 from lengthwise.lengths.families import LOGNORMAL, LOGT, logt_family
 from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 LIMIT = 2000
 
@@ -70,7 +66,7 @@ def test_answers_that_were_cut_off_count_as_longer_and_silence_ks() -> None:
     assert any("were cut off at 2,000" in note for note in tables(found)[0].notes)
 
 
-def test_what_the_shipped_predictor_believes_stands_beside() -> None:
+def test_what_the_shipped_predictor_predicts_stands_beside() -> None:
     found = study_one_prompt(asked(heavy()), LIMIT)
     assert 1 < found.predicted["fast"].quantile(0.5) < LIMIT
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from experiments.reasoning.study import ReasoningStudy, study
+from experiments.reasoning.view import html_report, tables
 from lengthwise.errors import InputError
-from lengthwise.experiments.reasoning.study import ReasoningStudy, study
-from lengthwise.experiments.reasoning.view import html_report, tables
-from lengthwise.predictors.contract import LogTBeliefs
+from lengthwise.predictors import PredictionInput
+from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.reasoning import ReasoningPairs, load_reasoning, pair
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lengthwise.predictors import PredictionInput
 
 SPREAD = 0.4
 PROMPTS = 200
@@ -26,21 +22,21 @@ PROMPTS = 200
 class Blind:
     """Knows the length without the sentence, and does not see the sentence."""
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         medians = [float(each.text.split()[0]) for each in inputs]
-        return LogTBeliefs.of(np.log(medians), SPREAD, [each.cap for each in inputs])
+        return LogTPredictions.of(np.log(medians), SPREAD, [each.cap for each in inputs])
 
 
 class Seeing(Blind):
     """Knows that the sentence doubles the length."""
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         longer = [np.log(2.0) if each.text.endswith("Think.") else 0.0 for each in inputs]
         return super().predict(inputs).adjusted(longer, 1.0)
 
 
 def made_up(factor: float, limit: int = 100_000, *, prompts: int = PROMPTS) -> ReasoningPairs:
-    """Answers whose law is the one `Blind` believes, times `factor` with the sentence."""
+    """Answers whose law is the one `Blind` predicts, times `factor` with the sentence."""
     rng = np.random.default_rng(5)
     medians = np.round(np.exp(rng.normal(5.0, 0.7, prompts)))
     halves = []
@@ -69,22 +65,22 @@ def test_a_predictor_blind_to_the_sentence_is_shown_to_be(doubled: ReasoningStud
     ratio = doubled.ratios["all"]
     assert ratio.seen == pytest.approx(2.0, rel=0.1)
     assert ratio.low < ratio.seen < ratio.high
-    assert ratio.believed == pytest.approx(1.0)
+    assert ratio.predicted == pytest.approx(1.0)
     assert list(doubled.ratios) == ["all", "a", "b"]
-    assert study(Seeing(), made_up(2.0)).ratios["all"].believed == pytest.approx(
+    assert study(Seeing(), made_up(2.0)).ratios["all"].predicted == pytest.approx(
         2.0, rel=0.05
     )  # the limit takes a little
 
 
-def test_beliefs_that_are_right_cover_what_they_say_and_overrun_as_they_allow(doubled: ReasoningStudy) -> None:
+def test_predictions_that_are_right_cover_what_they_say_and_overrun_as_they_allow(doubled: ReasoningStudy) -> None:
     right = doubled.holding("plain", None)
     assert right.covered[0.5] == pytest.approx(0.5, abs=0.04)
     assert right.covered[0.9] == pytest.approx(0.9, abs=0.03)
-    assert right.covered_believed[0.9] == pytest.approx(0.9)
-    assert right.above_tail == pytest.approx(right.above_tail_believed, abs=0.02) == pytest.approx(0.05, abs=0.02)
+    assert right.covered_predicted[0.9] == pytest.approx(0.9)
+    assert right.above_tail == pytest.approx(right.above_tail_predicted, abs=0.02) == pytest.approx(0.05, abs=0.02)
 
 
-def test_twice_as_long_as_believed_overruns_until_calibration_has_seen_it(doubled: ReasoningStudy) -> None:
+def test_twice_as_long_as_predicted_overruns_until_calibration_has_seen_it(doubled: ReasoningStudy) -> None:
     before, wrong, after = (doubled.holding("steps", seen) for seen in (None, "plain", "steps"))
     assert before.above_tail > 0.2
     assert before.covered[0.9] < 0.8
@@ -100,22 +96,22 @@ def test_calibration_on_the_wrong_kind_spoils_what_was_right(doubled: ReasoningS
     assert doubled.holding("plain", "steps").covered[0.5] < doubled.holding("plain", None).covered[0.5] - 0.1
 
 
-def test_beliefs_that_know_the_median_order_prompts_well(doubled: ReasoningStudy) -> None:
+def test_predictions_that_know_the_median_order_prompts_well(doubled: ReasoningStudy) -> None:
     for half in doubled.halves.values():
         assert 0.5 < half.tau_low < half.tau < half.tau_high
         assert 0.5 < half.tau_of_halves <= 1
 
 
-def test_cut_answers_are_compared_with_beliefs_cut_alike() -> None:
+def test_cut_answers_are_compared_with_predictions_cut_alike() -> None:
     found = study(Blind(), made_up(1.0, limit=200))
     plain = found.holding("plain", None)
-    assert plain.cut == pytest.approx(plain.cut_believed, abs=0.03)
-    assert found.halves["plain"].mean == pytest.approx(found.halves["plain"].believed_mean, rel=0.05)
-    assert plain.covered_believed[0.5] > 0.55  # an interval that ends at the limit holds all that was cut there
+    assert plain.cut == pytest.approx(plain.cut_predicted, abs=0.03)
+    assert found.halves["plain"].mean == pytest.approx(found.halves["plain"].predicted_mean, rel=0.05)
+    assert plain.covered_predicted[0.5] > 0.55  # an interval that ends at the limit holds all that was cut there
     for level in (0.5, 0.9):
-        assert plain.covered[level] == pytest.approx(plain.covered_believed[level], abs=0.03)
-    assert plain.above_tail_believed < 0.04  # a quantile at the limit cannot be exceeded
-    assert plain.above_tail == pytest.approx(plain.above_tail_believed, abs=0.02)
+        assert plain.covered[level] == pytest.approx(plain.covered_predicted[level], abs=0.03)
+    assert plain.above_tail_predicted < 0.04  # a quantile at the limit cannot be exceeded
+    assert plain.above_tail == pytest.approx(plain.above_tail_predicted, abs=0.02)
 
 
 def test_fewer_answers_than_asked_for_are_all_seen() -> None:
@@ -133,8 +129,8 @@ def test_the_same_seed_says_the_same_and_one_prompt_is_too_few() -> None:
 
 def test_the_packaged_pairs_are_shown_as_tables_and_a_page() -> None:
     class Constant(Blind):
-        def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
-            return LogTBeliefs.of(np.full(len(inputs), 5.0), 1.0, [each.cap for each in inputs])
+        def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
+            return LogTPredictions.of(np.full(len(inputs), 5.0), 1.0, [each.cap for each in inputs])
 
     found = study(Constant(), load_reasoning(), name="constant")
     lengths, ratios, holdings = tables(found)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lengthwise.experiments.theory.queueing import SIZES, Queue
-from lengthwise.experiments.theory.study import CertainSrpt, Claim, Effort, Jobs, PreemptiveSjf, claims, examine, serve
-from lengthwise.experiments.theory.view import facts, table
+from experiments.theory.queueing import SIZES, Queue
+from experiments.theory.study import CertainSrpt, Claim, Effort, Jobs, PreemptiveSjf, claims, examine, serve
+from experiments.theory.view import facts, table
 from lengthwise.policies import make_policy
 
 

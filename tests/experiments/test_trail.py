@@ -1,4 +1,4 @@
-"""TRAIL's scheduling on a simulated engine: what is believed, what is measured, and what is concluded from it."""
+"""TRAIL's scheduling on a simulated engine: what is predicted, what is measured, and what is concluded from it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lengthwise.errors import InputError
-from lengthwise.experiments.trail import paper
-from lengthwise.experiments.trail.beliefs import EVERY, Probe, Probed, mean_error, point, probe_of_error
-from lengthwise.experiments.trail.study import (
+from experiments.trail import paper
+from experiments.trail.predictions import EVERY, Probe, Probed, mean_error, point, probe_of_error
+from experiments.trail.study import (
     AGE,
     KINDS,
     PROBES,
@@ -23,12 +22,13 @@ from lengthwise.experiments.trail.study import (
     TrailStudy,
     study,
 )
-from lengthwise.experiments.trail.view import html_report, plain, tables, verdict
+from experiments.trail.view import html_report, plain, tables, verdict
+from lengthwise.errors import InputError
 from lengthwise.policies import Job, JobColumns
 from lengthwise.predictors.probe import load_probe
 from lengthwise.predictors.probe.card import error_ratio
 from lengthwise.reports.tables import to_json
-from lengthwise.simulator import believe
+from lengthwise.simulator import predict_workload
 from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import Workload, castillo_workload, load_castillo
 
@@ -74,28 +74,28 @@ def test_between_two_readings_the_last_word_is_counted_down() -> None:
 def test_before_the_first_token_a_probed_request_is_ranked_by_its_prompt() -> None:
     probe = Probe(np.array([0.0]), np.array([40.0]), np.zeros((1, 3)))
     policy = Probed(c=0.8, probe=probe)
-    job = Job("a", 0.0, belief=None, max_tokens=CAP)
+    job = Job("a", 0.0, prediction=None, max_tokens=CAP)
     assert policy.rank(job) == job.expected
     job.generated = 10
     assert policy.rank(job) == 30.0
 
 
-def test_certain_beliefs_are_off_by_as_much_at_every_age_until_they_are_outlived() -> None:
+def test_certain_predictions_are_off_by_as_much_at_every_age_until_they_are_outlived() -> None:
     alike = Workload.from_table(
         {"arrival_s": [0.0, 1.0], "input_tokens": [1, 1], "output_tokens": [50, 50], "max_tokens": [CAP, CAP]}, name="x"
     )
-    beliefs = replace(believe(alike, "oracle"), mu=np.log([60.0, 80.0]))
-    assert mean_error(alike, beliefs, CAP) == pytest.approx(20.0)
-    assert mean_error(alike, point(beliefs), CAP) == pytest.approx(20.0)
+    predictions = replace(predict_workload(alike, "oracle"), mu=np.log([60.0, 80.0]))
+    assert mean_error(alike, predictions, CAP) == pytest.approx(20.0)
+    assert mean_error(alike, point(predictions), CAP) == pytest.approx(20.0)
 
 
-def test_beliefs_refined_by_age_are_nearer_than_those_from_the_prompt(workload: Workload) -> None:
-    beliefs = believe(workload, "noisy:0.4")
-    assert mean_error(workload, beliefs, CAP) < mean_error(workload, point(beliefs), CAP)
+def test_predictions_refined_by_age_are_nearer_than_those_from_the_prompt(workload: Workload) -> None:
+    predictions = predict_workload(workload, "noisy:0.4")
+    assert mean_error(workload, predictions, CAP) < mean_error(workload, point(predictions), CAP)
 
 
-def test_every_kind_of_belief_is_served_at_every_c_with_and_without_a_cache(found: TrailStudy) -> None:
-    assert [(run.setting.caching, run.beliefs, run.c) for run in found.over_c] == [
+def test_every_kind_of_prediction_is_served_at_every_c_with_and_without_a_cache(found: TrailStudy) -> None:
+    assert [(run.setting.caching, run.predictions, run.c) for run in found.over_c] == [
         (caching, kind, c) for caching in (False, True) for kind in KINDS for c in SMALL.limits
     ]
     assert {run.setting.rate for run in found.over_c} == {paper.RATE}
@@ -143,7 +143,7 @@ def test_the_verdict_is_what_the_intervals_say(found: TrailStudy, over_none: Rat
     def run(c: float, ratio: Ratio) -> Run:
         return Run(setting, PROMPT, c, 1.0, 1.0, ratio, one, one, ratio, 0.0, 0, 0.0)
 
-    others = [each for each in found.over_c if each.beliefs != PROMPT or each.setting.caching]
+    others = [each for each in found.over_c if each.predictions != PROMPT or each.setting.caching]
     judged = verdict(replace(found, over_c=(run(0.0, one), run(0.8, over_none), *others)))
     assert judged["no prefix cache, prompt only"].startswith(said)
 

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 import pytest
 
 from tests.gateway.engine import StandIn, served
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 
 @pytest.fixture
@@ -29,6 +26,5 @@ def engine_url(engine: StandIn) -> Iterator[str]:
 
 @pytest.fixture
 async def http(anyio_backend: str) -> AsyncIterator[aiohttp.ClientSession]:
-    del anyio_backend
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         yield session

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -24,8 +25,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
     from starlette.requests import Request
 
 Mode = Literal["ok", "error", "refuse", "hang", "break"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from lengthwise.gateway import GatewayConfig, create_app
 from tests.gateway.engine import served
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
     import aiohttp
 
 CHAT = "/v1/chat/completions"

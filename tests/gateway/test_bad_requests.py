@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +14,6 @@ from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import CHAT, PLAIN, body, gateway, metric, post, until_true, until_waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import aiohttp
 
 pytestmark = pytest.mark.anyio

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.gateway.engine import StandIn
 from tests.gateway.helpers import PLAIN, body, gateway, hinted, metric, post, until, until_true, until_waiting
 
 if TYPE_CHECKING:
     import aiohttp
-
-    from tests.gateway.engine import StandIn
 
 pytestmark = pytest.mark.anyio
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from tests.gateway.engine import RawEngine, StandIn, free_port, served
 from tests.gateway.helpers import PLAIN, body, gateway, metric, post, until, until_true, until_waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import aiohttp
 
 pytestmark = pytest.mark.anyio

@@ -86,7 +86,7 @@ async def test_a_hint_is_told_to_the_engine_as_expected_tokens(
         await post(http, url, hinted("told already", 40, vllm_xargs={"expected_tokens": 7}))
         await post(http, url, body("capped", 10, nvext={"agent_hints": {"osl": 500}}))
         await post(http, url, body("none"))
-        assert await metric(http, url, 'lengthwise_beliefs_total{source="hint"}') == 4
+        assert await metric(http, url, 'lengthwise_predictions_total{source="hint"}') == 4
     assert [told.get("vllm_xargs") for told in engine.bodies] == [
         {"expected_tokens": 40},
         {"other": "x", "expected_tokens": 40},

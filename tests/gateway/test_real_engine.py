@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import pytest
@@ -19,12 +19,11 @@ from tests.engines.need import need_vllm
 
 need_vllm()
 
+from collections.abc import Iterator
+
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.engines.smollm2 import MODEL_NAME
 from tests.gateway.helpers import metric
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.anyio
 SLOTS = 4

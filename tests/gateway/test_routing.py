@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from tests.gateway.helpers import CHAT, PLAIN, body, gateway, metric, post, unti
 from tests.routers.books import check_books, check_empty
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import aiohttp
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,9 @@ import asyncio
 import itertools
 import json
 import math
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,15 +16,12 @@ import pytest
 from lengthwise.engines.shadow_log import Account, Entry, Gauges, Header, Logged, Memory, ShadowLog, read_log
 from lengthwise.errors import InputError
 from lengthwise.gateway.shadow import create_shadow
-from lengthwise.predictors.service import BeliefService
+from lengthwise.predictors.service import PredictionService
 from tests.gateway.engine import RawEngine, StandIn, free_port, served
 from tests.gateway.helpers import CHAT, PLAIN, body, until_true
 from tests.predictors.guesses import Guess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     import aiohttp
 
 pytestmark = pytest.mark.anyio
@@ -44,9 +43,9 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guess]:
-    """In the place of `fast`: it believes the number that a prompt ends with, and can be made to hang."""
+    """In the place of `fast`: it predicts the number that a prompt ends with, and can be made to hang."""
     made = Guess()
-    monkeypatch.setattr("lengthwise.gateway.shadow.run.belief_service", lambda _: BeliefService(lambda: made))
+    monkeypatch.setattr("lengthwise.gateway.shadow.run.prediction_service", lambda _: PredictionService(lambda: made))
     yield made
     made.gate.set()
 
@@ -129,7 +128,7 @@ async def test_other_paths_and_methods_pass_unlogged(
     assert read_log(log).entries == ()
 
 
-async def test_each_line_says_when_how_long_and_what_was_believed(
+async def test_each_line_says_when_how_long_and_what_was_predicted(
     http: aiohttp.ClientSession, log: Path, guess: Guess
 ) -> None:
     engine = StandIn(token_s=0.005, lengths={"whole": 20})
@@ -148,11 +147,11 @@ async def test_each_line_says_when_how_long_and_what_was_believed(
     assert whole.arrival_s < whole.first_token_s < whole.finished_s
     assert whole.finished_s - whole.first_token_s >= 19 * 0.005
     assert whole.source == "predictor"
-    assert whole.belief_mu == pytest.approx(math.log(25))
+    assert whole.prediction_mu == pytest.approx(math.log(25))
     assert (cut.end, cut.output_tokens, cut.exact) == ("cut", 4, True)
     assert (plain.end, plain.streamed, plain.first_token_s, plain.output_tokens) == ("cut", False, None, 7)
-    assert (told.source, told.belief_sigma) == ("hint", 0.0)
-    assert told.belief_mu == pytest.approx(math.log(7))
+    assert (told.source, told.prediction_sigma) == ("hint", 0.0)
+    assert told.prediction_mu == pytest.approx(math.log(7))
     account = read_log(log).account
     assert account is not None
     assert (account.asked, account.answered, account.failed) == (3, 3, 0)

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -17,9 +18,6 @@ from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.engines.shadow_log import read_log
 from lengthwise.engines.smollm2 import MODEL_NAME
 from tests.engines.need import need_vllm
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SLOTS, REQUESTS = 3, 48
 APART_S = 0.02

@@ -7,23 +7,23 @@ from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT, LogTColumns, tail_inflated_expectation
-from tests.lengths.beliefs import logts
+from tests.lengths.distributions import logts
 
 
-def columns(beliefs: list[LogT]) -> LogTColumns:
-    return LogTColumns.of([b.mu for b in beliefs], [b.sigma for b in beliefs], [b.cap for b in beliefs])
+def columns(predictions: list[LogT]) -> LogTColumns:
+    return LogTColumns.of([b.mu for b in predictions], [b.sigma for b in predictions], [b.cap for b in predictions])
 
 
 @settings(deadline=None)
 @given(st.lists(logts(), min_size=1, max_size=20))
-def test_columns_say_what_the_single_beliefs_say(beliefs: list[LogT]) -> None:
-    many = columns(beliefs)
+def test_columns_say_what_the_single_predictions_say(predictions: list[LogT]) -> None:
+    many = columns(predictions)
     mean, cvar = many.mean_and_cvar(0.9)
-    assert mean == pytest.approx([b.mean() for b in beliefs], rel=1e-4)
-    assert cvar == pytest.approx([b.cvar(0.9) for b in beliefs], rel=1e-4)
-    assert many.quantile(0.5) == pytest.approx([b.quantile(0.5) for b in beliefs], rel=1e-9)
-    assert many.tie(0.3) == pytest.approx([tail_inflated_expectation(b, 0.3) for b in beliefs], rel=1e-4)
-    assert [many[i] for i in range(len(many))] == beliefs
+    assert mean == pytest.approx([b.mean() for b in predictions], rel=1e-4)
+    assert cvar == pytest.approx([b.cvar(0.9) for b in predictions], rel=1e-4)
+    assert many.quantile(0.5) == pytest.approx([b.quantile(0.5) for b in predictions], rel=1e-9)
+    assert many.tie(0.3) == pytest.approx([tail_inflated_expectation(b, 0.3) for b in predictions], rel=1e-4)
+    assert [many[i] for i in range(len(many))] == predictions
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.9, 0.99])
@@ -38,11 +38,11 @@ def test_tables_hold_for_other_levels_and_tails(nu: float, alpha: float) -> None
     assert cvar == pytest.approx(exact[:, 1], rel=1e-4)
 
 
-def test_beliefs_outside_the_table_are_integrated_one_by_one() -> None:
-    beliefs = [LogT(5, 0.0001, 8192), LogT(5, 1, 8192), LogT(5, 9, 8192), LogT(-40, 1, 8192), LogT(40, 1, 8)]
-    mean, cvar = columns(beliefs).mean_and_cvar(0.9)
-    assert mean == pytest.approx([b.mean() for b in beliefs], rel=1e-4)
-    assert cvar == pytest.approx([b.cvar(0.9) for b in beliefs], rel=1e-4)
+def test_predictions_outside_the_table_are_integrated_one_by_one() -> None:
+    predictions = [LogT(5, 0.0001, 8192), LogT(5, 1, 8192), LogT(5, 9, 8192), LogT(-40, 1, 8192), LogT(40, 1, 8)]
+    mean, cvar = columns(predictions).mean_and_cvar(0.9)
+    assert mean == pytest.approx([b.mean() for b in predictions], rel=1e-4)
+    assert cvar == pytest.approx([b.cvar(0.9) for b in predictions], rel=1e-4)
 
 
 def test_one_cap_serves_all() -> None:
@@ -55,6 +55,6 @@ def test_levels_at_the_ends_are_the_mean_and_the_longest() -> None:
     assert many.cvar(1.0).tolist() == [512, 512]
 
 
-def test_a_bad_belief_is_named_by_its_row() -> None:
+def test_a_bad_prediction_is_named_by_its_row() -> None:
     with pytest.raises(InputError, match=r"row 2: mu 5\.0, sigma 0\.0, cap 100\.0"):
         LogTColumns.of([4, 5], [1, 0], 100)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy import integrate, stats
 
 from lengthwise.lengths.families import FAMILIES, GAMMA, GEV, LOGNORMAL, LOGT, WEIBULL, Family, logt_family
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 X = np.array([[3.0, 40.0, 333.0, 2500.0, 14_000.0]])
 CASES: list[tuple[Family, list[float], object]] = [

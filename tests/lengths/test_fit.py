@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from lengthwise.errors import InputError
 from lengthwise.lengths.families import FAMILIES, GAMMA, GEV, LOGNORMAL, LOGT, LOGT_FREE, WEIBULL, Family
 from lengthwise.lengths.fit import fit_logt, fit_rows, row_loglik
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 FINE = 0.01  # tokens: for lengths of hundreds this is a continuous quantity
 TRUTHS: dict[Family, list[float]] = {
@@ -155,11 +151,11 @@ def test_progress_counts_every_row_once() -> None:
     assert len(seen) > 1
 
 
-def test_fit_logt_returns_a_belief() -> None:
+def test_fit_logt_returns_a_prediction() -> None:
     x = np.rint(draw(LOGT, 1, 3000)[0])
-    belief = fit_logt(x, cap=4096)
-    assert (belief.mu, belief.sigma) == pytest.approx((5.8, 0.3), rel=0.05)
-    assert (belief.nu, belief.cap) == (3.5, 4096)
+    prediction = fit_logt(x, cap=4096)
+    assert (prediction.mu, prediction.sigma) == pytest.approx((5.8, 0.3), rel=0.05)
+    assert (prediction.nu, prediction.cap) == (3.5, 4096)
     free = fit_logt(x, nu=None)
     assert free.nu == pytest.approx(3.5, rel=0.3)
 

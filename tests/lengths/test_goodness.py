@@ -88,9 +88,9 @@ def test_held_out_scores_are_log_probabilities_of_the_other_half() -> None:
     by_hand = 0.0
     for known, unseen in ((x[:1, ::2], x[0, 1::2]), (x[:1, 1::2], x[0, ::2])):
         mu, sigma, nu = fit_rows(LOGT, known).params[0]
-        belief = stats.t(nu, loc=mu, scale=sigma)
+        prediction = stats.t(nu, loc=mu, scale=sigma)
         for n in unseen:
-            probability = belief.cdf(np.log(n + 0.5)) - belief.cdf(np.log(n - 0.5))
+            probability = prediction.cdf(np.log(n + 0.5)) - prediction.cdf(np.log(n - 0.5))
             anywhere = np.log((n + 0.5) / (n - 0.5)) / np.log(2 * 131_072)
             by_hand += np.log(0.999 * probability + 0.001 * anywhere)
     assert score.total[0] == pytest.approx(by_hand, rel=1e-6)

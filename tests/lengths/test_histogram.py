@@ -5,14 +5,14 @@ from hypothesis import given
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import Histogram, LogT
-from tests.lengths.beliefs import histograms
+from tests.lengths.distributions import histograms
 
 
 def test_mean_and_std_of_two_even_bins() -> None:
-    belief = Histogram([0, 100, 300], [0.5, 0.5])
-    assert belief.mean() == pytest.approx(0.5 * 50 + 0.5 * 200)
+    prediction = Histogram([0, 100, 300], [0.5, 0.5])
+    assert prediction.mean() == pytest.approx(0.5 * 50 + 0.5 * 200)
     second = 0.5 * 100**2 / 3 + 0.5 * (300**3 - 100**3) / (3 * 200)
-    assert belief.std() == pytest.approx((second - belief.mean() ** 2) ** 0.5)
+    assert prediction.std() == pytest.approx((second - prediction.mean() ** 2) ** 0.5)
 
 
 def test_cvar_is_the_mean_of_the_top_bin_at_its_own_level() -> None:
@@ -20,19 +20,19 @@ def test_cvar_is_the_mean_of_the_top_bin_at_its_own_level() -> None:
 
 
 def test_mass_beyond_the_cap_sits_on_it() -> None:
-    belief = Histogram([0, 100, 300], [0.5, 0.5], cap=200)
-    assert belief.mean() == pytest.approx(0.5 * 50 + 0.25 * 150 + 0.25 * 200)
-    assert belief.quantile(0.9) == 200
-    assert belief.survival(199.99) == pytest.approx(0.25, abs=1e-3)
+    prediction = Histogram([0, 100, 300], [0.5, 0.5], cap=200)
+    assert prediction.mean() == pytest.approx(0.5 * 50 + 0.25 * 150 + 0.25 * 200)
+    assert prediction.quantile(0.9) == 200
+    assert prediction.survival(199.99) == pytest.approx(0.25, abs=1e-3)
 
 
 def test_an_empty_bin_is_jumped_over() -> None:
-    belief = Histogram([0, 100, 200, 300], [0.5, 0.0, 0.5])
-    assert belief.quantile(0.5) == 100
-    assert belief.survival(150) == 0.5
+    prediction = Histogram([0, 100, 200, 300], [0.5, 0.0, 0.5])
+    assert prediction.quantile(0.5) == 100
+    assert prediction.survival(150) == 0.5
 
 
-def test_running_past_the_last_edge_outlives_the_belief() -> None:
+def test_running_past_the_last_edge_outlives_the_prediction() -> None:
     rest = Histogram([0, 100], [1.0], cap=1000).remaining(150)
     assert isinstance(rest, LogT)
     assert rest.cap == 850
@@ -44,8 +44,8 @@ def test_float32_rounding_is_taken_as_one() -> None:
 
 
 @given(histograms())
-def test_a_histogram_is_rebuilt_from_its_fields(belief: Histogram) -> None:
-    assert Histogram(belief.edges, belief.probabilities, belief.cap) == belief
+def test_a_histogram_is_rebuilt_from_its_fields(prediction: Histogram) -> None:
+    assert Histogram(prediction.edges, prediction.probabilities, prediction.cap) == prediction
 
 
 @pytest.mark.parametrize(

@@ -13,27 +13,27 @@ from scipy import integrate, special, stats
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, LogT
-from tests.lengths.beliefs import logts
+from tests.lengths.distributions import logts
 
 
-def adaptive(belief: LogT, low: float, power: int = 1) -> float:
+def adaptive(prediction: LogT, low: float, power: int = 1) -> float:
     """E[min(X, cap)^power; X > low] by adaptive quadrature over u = asinh(t), piece by piece."""
-    nu = belief.nu
+    nu = prediction.nu
     constant = math.exp(math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2)) / math.sqrt(math.pi * nu)
-    start = -60.0 if low <= 0 else math.asinh((math.log(low) - belief.mu) / belief.sigma)
-    k = (math.log(belief.cap) - belief.mu) / belief.sigma
+    start = -60.0 if low <= 0 else math.asinh((math.log(low) - prediction.mu) / prediction.sigma)
+    k = (math.log(prediction.cap) - prediction.mu) / prediction.sigma
     stop = math.asinh(k)
 
     def grown(u: float) -> float:
         t = math.sinh(u)
         density = float(constant * (1 + t * t / nu) ** (-(nu + 1) / 2))
-        return math.exp(power * (belief.mu + belief.sigma * t)) * density * math.cosh(u)
+        return math.exp(power * (prediction.mu + prediction.sigma * t)) * density * math.cosh(u)
 
     pieces = np.unique(np.clip(np.append(np.arange(-60.0, 12.0, 1.0), [start, stop]), start, stop))
     inner = sum(
         integrate.quad(grown, a, b, epsabs=1e-13, epsrel=1e-11, limit=200)[0] for a, b in itertools.pairwise(pieces)
     )
-    return inner + float(belief.cap) ** power * float(special.stdtr(nu, -max(k, math.sinh(start))))
+    return inner + float(prediction.cap) ** power * float(special.stdtr(nu, -max(k, math.sinh(start))))
 
 
 @settings(max_examples=60, deadline=None)
@@ -42,36 +42,36 @@ def adaptive(belief: LogT, low: float, power: int = 1) -> float:
 @example(LogT(9.5, 0.01, 16))
 @example(LogT(0.0, 2.5, 131_072))
 @example(LogT(9.5, 2.5, 16))
-def test_mean_cvar_and_quantile_match_adaptive_quadrature(belief: LogT) -> None:
-    mean, cvar = belief.mean_and_cvar(0.9)
-    assert mean == pytest.approx(adaptive(belief, 0.0), rel=1e-6)
-    value_at_risk = belief.quantile(0.9)
-    exact = min(belief.cap, math.exp(belief.mu + belief.sigma * float(stats.t(TIE_NU).ppf(0.9))))
+def test_mean_cvar_and_quantile_match_adaptive_quadrature(prediction: LogT) -> None:
+    mean, cvar = prediction.mean_and_cvar(0.9)
+    assert mean == pytest.approx(adaptive(prediction, 0.0), rel=1e-6)
+    value_at_risk = prediction.quantile(0.9)
+    exact = min(prediction.cap, math.exp(prediction.mu + prediction.sigma * float(stats.t(TIE_NU).ppf(0.9))))
     assert value_at_risk == pytest.approx(exact, rel=1e-6)
-    if value_at_risk < belief.cap:
-        assert cvar == pytest.approx(adaptive(belief, value_at_risk) / 0.1, rel=1e-6)
+    if value_at_risk < prediction.cap:
+        assert cvar == pytest.approx(adaptive(prediction, value_at_risk) / 0.1, rel=1e-6)
     else:
-        assert cvar == belief.cap
+        assert cvar == prediction.cap
 
 
 @settings(max_examples=20, deadline=None)
 @given(logts())
-def test_std_matches_adaptive_quadrature(belief: LogT) -> None:
-    second = adaptive(belief, 0.0, power=2)
-    mean = adaptive(belief, 0.0)
+def test_std_matches_adaptive_quadrature(prediction: LogT) -> None:
+    second = adaptive(prediction, 0.0, power=2)
+    mean = adaptive(prediction, 0.0)
     if second - mean**2 > 1e-6 * second:  # else the reference has cancelled its own digits away
-        assert belief.std() == pytest.approx(math.sqrt(second - mean**2), rel=1e-4)
+        assert prediction.std() == pytest.approx(math.sqrt(second - mean**2), rel=1e-4)
 
 
 @settings(max_examples=20, deadline=None)
 @given(logts(), st.floats(0.2, 3.0))
-def test_mean_of_what_remains_matches_adaptive_quadrature(belief: LogT, times_median: float) -> None:
-    generated = int(times_median * math.exp(belief.mu))
-    if not 0 < generated < belief.cap or belief.survival(generated) < 1e-6:
+def test_mean_of_what_remains_matches_adaptive_quadrature(prediction: LogT, times_median: float) -> None:
+    generated = int(times_median * math.exp(prediction.mu))
+    if not 0 < generated < prediction.cap or prediction.survival(generated) < 1e-6:
         return
-    rest = belief.remaining(generated)
-    reached = belief.survival(generated)
-    exact = adaptive(belief, float(generated)) / reached - generated
+    rest = prediction.remaining(generated)
+    reached = prediction.survival(generated)
+    exact = adaptive(prediction, float(generated)) / reached - generated
     assert rest.mean() == pytest.approx(exact, rel=1e-5, abs=1e-6 * generated)
 
 
@@ -83,8 +83,8 @@ def test_mean_of_what_remains_matches_adaptive_quadrature(belief: LogT, times_me
     st.sampled_from([0.7, 1.0, 2.0, 8.0, 30.0, 200.0]),
 )
 def test_any_nu_and_any_sigma_match_adaptive_quadrature(mu: float, sigma: float, cap: int, nu: float) -> None:
-    belief = LogT(mu, sigma, cap, nu)
-    assert belief.mean() == pytest.approx(adaptive(belief, 0.0), rel=1e-6)
+    prediction = LogT(mu, sigma, cap, nu)
+    assert prediction.mean() == pytest.approx(adaptive(prediction, 0.0), rel=1e-6)
 
 
 def test_the_median_is_exp_mu() -> None:
@@ -98,8 +98,8 @@ def test_a_heavy_tail_costs_more_than_its_median_says() -> None:
 
 
 def test_the_longer_it_has_run_the_longer_it_is_expected_to() -> None:
-    belief = LogT(math.log(300), 0.8, 100_000)
-    expected = [belief.remaining(g).mean() for g in (600, 1_200, 2_400, 4_800)]
+    prediction = LogT(math.log(300), 0.8, 100_000)
+    expected = [prediction.remaining(g).mean() for g in (600, 1_200, 2_400, 4_800)]
     assert expected == sorted(expected)
 
 

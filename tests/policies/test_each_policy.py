@@ -31,8 +31,8 @@ def prefers(policy: str | Policy, first: Job, second: Job, now: float = 0.0, vie
 
 
 def test_sjf_and_ltr_go_by_the_median_and_sept_by_the_mean() -> None:
-    certain, heavy = Job("certain", 1.0, belief=CERTAIN), Job("heavy", 0.0, belief=HEAVY)
-    longer = Job("longer", 0.0, belief=Point(310))
+    certain, heavy = Job("certain", 1.0, prediction=CERTAIN), Job("heavy", 0.0, prediction=HEAVY)
+    longer = Job("longer", 0.0, prediction=Point(310))
     assert prefers("sept", certain, heavy)
     for spec in ("sjf", "ltr"):
         assert make_policy(spec).key(certain, VIEW, 0.0) == make_policy(spec).key(heavy, VIEW, 0.0)
@@ -41,13 +41,13 @@ def test_sjf_and_ltr_go_by_the_median_and_sept_by_the_mean() -> None:
 
 
 def test_a_point_estimate_is_cut_at_max_tokens() -> None:
-    cut = Job("cut", 0.0, belief=Point(4000), max_tokens=100)
-    assert prefers("sjf", cut, Job("b", 0.0, belief=Point(150)))
-    assert prefers("ltr", cut, Job("b", 0.0, belief=Point(150)))
+    cut = Job("cut", 0.0, prediction=Point(4000), max_tokens=100)
+    assert prefers("sjf", cut, Job("b", 0.0, prediction=Point(150)))
+    assert prefers("ltr", cut, Job("b", 0.0, prediction=Point(150)))
 
 
 def test_memory_takes_the_highest_rank_score_under_ltr_however_much_is_done() -> None:
-    nearly_done, begun = Job("a", 0.0, belief=Point(900)), Job("b", 1.0, belief=Point(500))
+    nearly_done, begun = Job("a", 0.0, prediction=Point(900)), Job("b", 1.0, prediction=Point(500))
     nearly_done.generated = 899
     assert make_policy("ltr").victim([nearly_done, begun], None, 0.0) is nearly_done
     assert make_policy("sjf").victim([nearly_done, begun], None, 0.0) is begun
@@ -55,11 +55,11 @@ def test_memory_takes_the_highest_rank_score_under_ltr_however_much_is_done() ->
 
 
 def test_tie_prefers_short_but_certain_over_short_but_heavy_tailed() -> None:
-    assert prefers("tie", Job("certain", 0.0, belief=CERTAIN), Job("heavy", 0.0, belief=HEAVY))
+    assert prefers("tie", Job("certain", 0.0, prediction=CERTAIN), Job("heavy", 0.0, prediction=HEAVY))
 
 
 def test_tie_is_the_papers_score_and_its_aging_in_logarithms() -> None:
-    job = Job("a", 100.0, belief=HEAVY)
+    job = Job("a", 100.0, prediction=HEAVY)
     score = job.expected + 0.2 * job.tail
     aged = {now: score * 0.9 ** ((now - 100.0) / 30.0) for now in (100.0, 400.0)}
     policy = make_policy("tie:beta=0.2")
@@ -73,13 +73,13 @@ def test_tie_is_the_papers_score_and_its_aging_in_logarithms() -> None:
 )
 def test_ties_beta_rises_with_the_queue_in_five_steps(waiting: int, slots: int, beta: float) -> None:
     view = QueueView(waiting, slots, slots)
-    job = Job("a", 5.0, belief=HEAVY)
+    job = Job("a", 5.0, prediction=HEAVY)
     assert make_policy("tie").key(job, view, 0.0) == pytest.approx(make_policy(f"tie:beta={beta}").key(job, view, 0.0))
 
 
 def test_tie_lets_who_has_waited_long_enough_go_first_and_gamma_1_does_not() -> None:
     """With gamma 0.9 and tau 30 s, a score 20 times as large ties after 853 s."""
-    long, short = Job("long", 0.0, belief=Point(2000)), Job("short", 852.0, belief=Point(100))
+    long, short = Job("long", 0.0, prediction=Point(2000)), Job("short", 852.0, prediction=Point(100))
     assert prefers("tie", short, long)
     short.arrival = 854.0
     assert prefers("tie", long, short)
@@ -87,16 +87,16 @@ def test_tie_lets_who_has_waited_long_enough_go_first_and_gamma_1_does_not() -> 
 
 
 def test_srpt_counts_what_is_left() -> None:
-    long, short = Job("long", 0.0, belief=Point(1000)), Job("short", 0.0, belief=Point(200))
+    long, short = Job("long", 0.0, prediction=Point(1000)), Job("short", 0.0, prediction=Point(200))
     assert prefers("srpt", short, long)
     long.generated = 900
     assert prefers("srpt", long, short)
 
 
 def test_srpt_lets_the_longest_to_go_yield_but_not_who_is_further_than_c() -> None:
-    running = [Job("far", 0.0, belief=Point(1000)), Job("near", 0.0, belief=Point(400))]
+    running = [Job("far", 0.0, prediction=Point(1000)), Job("near", 0.0, prediction=Point(400))]
     running[0].generated, running[1].generated = 600, 10
-    short, middling = Job("short", 0.0, belief=Point(50)), Job("middling", 0.0, belief=Point(395))
+    short, middling = Job("short", 0.0, prediction=Point(50)), Job("middling", 0.0, prediction=Point(395))
     assert make_policy("srpt:c=0.8").victim(running, short, 0.0) is running[0]
     assert make_policy("srpt:c=0.8").victim(running, middling, 0.0) is running[0]  # 400 to go against 395
     assert make_policy("srpt:c=0.5").victim(running, short, 0.0) is running[1]
@@ -107,28 +107,28 @@ def test_srpt_lets_the_longest_to_go_yield_but_not_who_is_further_than_c() -> No
     assert make_policy("srpt:c=0").victim(running, short, 0.0) is running[1]  # who has not begun still yields
 
 
-def test_srpts_limit_goes_by_the_first_prediction_though_the_belief_is_refined() -> None:
-    running = Job("a", 0.0, belief=Point(100))
+def test_srpts_limit_goes_by_the_first_prediction_though_the_prediction_is_refined() -> None:
+    running = Job("a", 0.0, prediction=Point(100))
     running.generated = 90
-    running.believe(Point(1000))
-    assert running.foretold == 100
-    assert make_policy("srpt:c=0.8").victim([running], Job("b", 0.0, belief=Point(5)), 0.0) is None
-    assert make_policy("srpt:c=1").victim([running], Job("b", 0.0, belief=Point(5)), 0.0) is running
+    running.update_prediction(Point(1000))
+    assert running.initial_expected == 100
+    assert make_policy("srpt:c=0.8").victim([running], Job("b", 0.0, prediction=Point(5)), 0.0) is None
+    assert make_policy("srpt:c=1").victim([running], Job("b", 0.0, prediction=Point(5)), 0.0) is running
 
 
-def test_the_last_belief_before_the_first_token_is_what_was_foretold() -> None:
+def test_the_last_prediction_before_the_first_token_is_what_was_foretold() -> None:
     job = Job("a", 0.0)
-    prior = job.foretold
-    job.believe(Point(70))
-    job.believe(Point(100))
-    assert prior != job.foretold == 100
+    prior = job.initial_expected
+    job.update_prediction(Point(70))
+    job.update_prediction(Point(100))
+    assert prior != job.initial_expected == 100
     job.generated = 1
-    job.believe(Point(50))
-    assert job.foretold == 100
+    job.update_prediction(Point(50))
+    assert job.initial_expected == 100
 
 
 def test_gittins_is_srpt_where_lengths_are_certain() -> None:
-    jobs = [Job(str(n), 0.0, belief=Point(100 * (n + 1))) for n in range(5)]
+    jobs = [Job(str(n), 0.0, prediction=Point(100 * (n + 1))) for n in range(5)]
     for job in jobs[1:]:
         job.generated = 60
     columns = JobColumns.of(jobs)
@@ -136,7 +136,10 @@ def test_gittins_is_srpt_where_lengths_are_certain() -> None:
 
 
 def test_gittins_prefers_a_fair_chance_of_being_short_and_grows_weary_of_who_runs_on() -> None:
-    even, gamble = Job("even", 0.0, belief=Point(400)), Job("gamble", 0.0, belief=LogT(math.log(300), 1.5, 8192))
+    even, gamble = (
+        Job("even", 0.0, prediction=Point(400)),
+        Job("gamble", 0.0, prediction=LogT(math.log(300), 1.5, 8192)),
+    )
     assert gamble.expected > even.expected
     assert prefers("gittins", gamble, even)
     ranks = []
@@ -148,7 +151,7 @@ def test_gittins_prefers_a_fair_chance_of_being_short_and_grows_weary_of_who_run
 
 
 def test_gittins_yields_by_a_margin_so_that_two_alike_do_not_take_turns_for_ever() -> None:
-    running, waiting = Job("a", 0.0, belief=HEAVY), Job("b", 0.0, belief=HEAVY)
+    running, waiting = Job("a", 0.0, prediction=HEAVY), Job("b", 0.0, prediction=HEAVY)
     gittins = make_policy("gittins")
 
     def taken_at(runner: Job, other: Job) -> int:
@@ -165,16 +168,18 @@ def test_gittins_yields_by_a_margin_so_that_two_alike_do_not_take_turns_for_ever
 
 
 def test_hrrn_serves_who_has_waited_longest_for_what_it_asks() -> None:
-    long, short = Job("long", 0.0, belief=Point(1000)), Job("short", 9.5, belief=Point(50))
+    long, short = Job("long", 0.0, prediction=Point(1000)), Job("short", 9.5, prediction=Point(50))
     assert not prefers("hrrn", short, long, now=10.0)  # 0.5 s for 50 tokens, 10 s for 1,000: as 1 to 1
     assert prefers("hrrn", short, long, now=10.5)
     assert prefers("hrrn", long, short, now=9.9)
 
 
-def test_boost_needs_no_belief_and_bounds_its_head_start() -> None:
+def test_boost_needs_no_prediction_and_bounds_its_head_start() -> None:
     large, small = Job("large", 0.0, 8000), Job("small", 20.0, 10)
     assert prefers("boost", small, large)
-    blind = [make_policy("boost").key(Job("x", 3.0, 500, belief=belief), VIEW, 0.0) for belief in (None, HEAVY)]
+    blind = [
+        make_policy("boost").key(Job("x", 3.0, 500, prediction=prediction), VIEW, 0.0) for prediction in (None, HEAVY)
+    ]
     assert blind[0] == blind[1]
     assert prefers("boost", large, Job("tiny", 84.0, 1))
     cached = Job("cached", 20.0, 8000, cached_tokens=7990)
@@ -203,8 +208,12 @@ def test_preble_without_a_cache_is_first_come_first_served() -> None:
     assert order("preble", jobs) == [str(n) for n in range(30)]
 
 
-def test_without_a_belief_nobody_is_taken_for_short() -> None:
-    unknown, short, long = Job("unknown", 0.0), Job("s", 0.0, belief=Point(20)), Job("l", 0.0, belief=Point(6000))
+def test_without_a_prediction_nobody_is_taken_for_short() -> None:
+    unknown, short, long = (
+        Job("unknown", 0.0),
+        Job("s", 0.0, prediction=Point(20)),
+        Job("l", 0.0, prediction=Point(6000)),
+    )
     for spec in ("sjf", "ltr", "sept", "tie", "srpt", "gittins"):
         assert prefers(spec, short, unknown)
         assert prefers(spec, unknown, long)

@@ -23,7 +23,7 @@ def rounds_of(lengths: list[int], slots: int = 4) -> list[int]:
 
 
 def job(number: int | str, length: int) -> Job:
-    return Job(str(number), 0.0, belief=Point(length, 10_000))
+    return Job(str(number), 0.0, prediction=Point(length, 10_000))
 
 
 @given(LENGTHS)
@@ -85,7 +85,7 @@ def test_the_shortest_third_of_the_jobs_takes_the_fast_lane() -> None:
     assert len(fast) / 600 == pytest.approx(FEW, abs=0.04)
 
 
-def test_where_the_short_ones_take_longer_than_believed_the_fast_lane_pays_for_it() -> None:
+def test_where_the_short_ones_take_longer_than_predicted_the_fast_lane_pays_for_it() -> None:
     honest, deceived = (Lanes(lambda: 4) for _ in range(2))
     for number in range(2000):
         length = 40 if number % 3 == 0 else 400
@@ -112,7 +112,7 @@ def test_where_all_are_alike_nobody_takes_the_fast_lane(length: int) -> None:
     assert FAST not in rounds_of([round(length * (1 + number % 7 / 50)) for number in range(200)])
 
 
-def test_beliefs_drawn_to_the_middle_let_as_many_pass_as_true_lengths() -> None:
+def test_predictions_drawn_to_the_middle_let_as_many_pass_as_true_lengths() -> None:
     lengths = [100 * 1.2 ** (number * 7 % 10) for number in range(2000)]
     middle = math.exp(sum(map(math.log, lengths)) / len(lengths))
     shrunk = [middle * (length / middle) ** 0.5 for length in lengths]
@@ -120,26 +120,26 @@ def test_beliefs_drawn_to_the_middle_let_as_many_pass_as_true_lengths() -> None:
     assert sum(fast[1]) == pytest.approx(sum(fast[0]), rel=0.1)
 
 
-def test_a_wide_belief_may_be_short_but_a_missing_one_never_is() -> None:
+def test_a_wide_prediction_may_be_short_but_a_missing_one_never_is() -> None:
     lanes = Lanes(lambda: 1)
     for number in range(1000):
         lanes.enter(job(number, 3000 + number))
     lanes.credit = 1e9
-    assert lanes.enter(Job("wide", 0.0, belief=LogT(math.log(350.0), 1.1, 10_000))) == FAST
+    assert lanes.enter(Job("wide", 0.0, prediction=LogT(math.log(350.0), 1.1, 10_000))) == FAST
     assert lanes.enter(Job("none", 0.0)) != FAST
-    assert lanes.enter(Job("filled in", 0.0, belief=wide_prior(), max_tokens=9000)) != FAST
+    assert lanes.enter(Job("filled in", 0.0, prediction=wide_prior(), max_tokens=9000)) != FAST
 
 
-def test_a_late_belief_brings_a_short_one_forward_and_sets_nobody_back() -> None:
+def test_a_late_prediction_brings_a_short_one_forward_and_sets_nobody_back() -> None:
     queue = warmed()
     late = Job("late", 500.0)
     queue.push(late, 500.0)
     before = late.in_round
     assert before != FAST
-    late.believe(Point(900, 10_000))
+    late.update_prediction(Point(900, 10_000))
     queue.update(late, 500.0)
     assert late.in_round <= before
-    late.believe(Point(15, 10_000))
+    late.update_prediction(Point(15, 10_000))
     queue.update(late, 500.0)
     first = queue.pop(500.0)
     assert first is late
@@ -149,7 +149,7 @@ def test_what_changes_is_counted_once() -> None:
     lanes, other = Lanes(lambda: 2), Lanes(lambda: 2)
     one = job(0, 700)
     turn = lanes.enter(one)
-    one.believe(Point(300, 10_000))
+    one.update_prediction(Point(300, 10_000))
     lanes.changed(one, turn, 700.0)
     other.enter(job(0, 300))
     assert lanes.credit == pytest.approx(other.credit)
@@ -159,7 +159,7 @@ def test_what_changes_is_counted_once() -> None:
     assert sum(lanes.jobs) == pytest.approx(lanes.count)
 
 
-def test_a_place_is_that_of_one_who_came_with_the_belief_but_never_later() -> None:
+def test_a_place_is_that_of_one_who_came_with_the_prediction_but_never_later() -> None:
     for before, after in ((700, 300), (700, 30), (300, 700), (300, 300)):
         lanes, other = Lanes(lambda: 2), Lanes(lambda: 2)
         for each in (lanes, other):
@@ -169,14 +169,14 @@ def test_a_place_is_that_of_one_who_came_with_the_belief_but_never_later() -> No
         one = job("one", before)
         turn = lanes.enter(one)
         lanes.credit = 0.0
-        one.believe(Point(after, 10_000))
+        one.update_prediction(Point(after, 10_000))
         place, wanted = lanes.changed(one, turn, float(before)), other.enter(job("one", after))
         assert place <= turn
         assert abs(place - min(wanted, turn)) <= 1 + (before - min(before, after)) / 2 / 16  # by its own work / slots
 
 
 @pytest.mark.parametrize("history", [None, 60])
-def test_a_batch_whose_beliefs_come_late_is_served_almost_as_if_they_had_been_there(history: int | None) -> None:
+def test_a_batch_whose_predictions_come_late_is_served_almost_as_if_they_had_been_there(history: int | None) -> None:
     rng = np.random.default_rng(0)
     lengths = [max(1, min(256, round(each))) for each in np.exp(rng.normal(4.0, 1.0, 400)).tolist()]
 
@@ -185,14 +185,14 @@ def test_a_batch_whose_beliefs_come_late_is_served_almost_as_if_they_had_been_th
         queue = PolicyQueue(make_policy("lengthwise"), slots=4)
         prior = None if history is None else Point(history, 256)
         jobs = [
-            Job(str(n), 0.0, belief=prior if late else Point(length, 256), max_tokens=256)
+            Job(str(n), 0.0, prediction=prior if late else Point(length, 256), max_tokens=256)
             for n, length in enumerate(lengths)
         ]
         for each in jobs:
             queue.push(each, 0.0)
         if late:
             for each, length in zip(jobs, lengths, strict=True):
-                each.believe(Point(length, 256))
+                each.update_prediction(Point(length, 256))
                 queue.update(each, 1.0)
         waited, served = 0, 0
         while (taken := queue.pop(2.0)) is not None:
@@ -206,12 +206,12 @@ def test_a_batch_whose_beliefs_come_late_is_served_almost_as_if_they_had_been_th
     assert gained[1] > 0.8 * gained[0]
 
 
-def test_beliefs_far_below_the_prior_leave_the_fast_lane_open_for_those_who_come_after() -> None:
+def test_predictions_far_below_the_prior_leave_the_fast_lane_open_for_those_who_come_after() -> None:
     lanes = Lanes(lambda: 4)
     jobs = [Job(str(n), 0.0, max_tokens=256) for n in range(600)]
     turns = [lanes.enter(each) for each in jobs]
     for n, (each, turn) in enumerate(zip(jobs, turns, strict=True)):
-        each.believe(Point(20 if n % 3 == 0 else 80, 256))
+        each.update_prediction(Point(20 if n % 3 == 0 else 80, 256))
         lanes.changed(each, turn, 256.0)
     assert sum(lanes.enter(job(n, 20)) == FAST for n in range(100)) >= 20
 

@@ -25,14 +25,14 @@ def test_fcfs_serves_in_order_of_arrival() -> None:
 
 def test_sjf_serves_the_shortest_expected_first_and_the_unknown_in_the_middle() -> None:
     queue = PolicyQueue(Sjf())
-    queue.push(Job("long", 0.0, belief=Point(4000)), 0.0)
+    queue.push(Job("long", 0.0, prediction=Point(4000)), 0.0)
     queue.push(Job("unknown", 1.0), 1.0)
-    queue.push(Job("short", 2.0, belief=Point(10)), 2.0)
+    queue.push(Job("short", 2.0, prediction=Point(10)), 2.0)
     assert served(queue) == ["short", "unknown", "long"]
 
 
 def test_max_tokens_caps_what_a_job_is_expected_to_cost() -> None:
-    job = Job("a", 0.0, belief=LogT(8, 1, 131_072), max_tokens=50)
+    job = Job("a", 0.0, prediction=LogT(8, 1, 131_072), max_tokens=50)
     assert job.expected <= 50
     assert job.tail == 50
     assert Job("b", 0.0, max_tokens=20).expected <= 20
@@ -40,24 +40,24 @@ def test_max_tokens_caps_what_a_job_is_expected_to_cost() -> None:
 
 def test_priority_goes_before_any_key() -> None:
     queue = PolicyQueue(Sjf())
-    queue.push(Job("short", 0.0, belief=Point(1)), 0.0)
-    queue.push(Job("urgent", 0.0, belief=Point(1000), priority=-1), 0.0)
+    queue.push(Job("short", 0.0, prediction=Point(1)), 0.0)
+    queue.push(Job("urgent", 0.0, prediction=Point(1000), priority=-1), 0.0)
     assert served(queue) == ["urgent", "short"]
 
 
 def test_the_kill_switch_puts_everybody_back_in_order_of_arrival() -> None:
     queue = PolicyQueue(Sjf())
-    queue.push(Job("first", 0.0, belief=Point(1000)), 0.0)
-    queue.push(Job("second", 1.0, belief=Point(1)), 1.0)
+    queue.push(Job("first", 0.0, prediction=Point(1000)), 0.0)
+    queue.push(Job("second", 1.0, prediction=Point(1)), 1.0)
     queue.use(Fcfs(), 2.0)
     assert served(queue) == ["first", "second"]
 
 
 def test_memory_takes_the_last_admitted_under_fcfs_and_the_longest_to_go_under_sjf() -> None:
     running = [
-        Job("a", 0.0, belief=Point(900)),
-        Job("b", 1.0, belief=Point(500)),
-        Job("c", 2.0, belief=Point(600)),
+        Job("a", 0.0, prediction=Point(900)),
+        Job("b", 1.0, prediction=Point(500)),
+        Job("c", 2.0, prediction=Point(600)),
     ]
     running[0].generated = 800
     assert Fcfs().victim(running, None, 0.0) is running[2]
@@ -66,12 +66,12 @@ def test_memory_takes_the_last_admitted_under_fcfs_and_the_longest_to_go_under_s
     assert Sjf().victim(running, None, 0.0) is running[1]
 
 
-def test_a_late_belief_moves_a_waiting_job() -> None:
+def test_a_late_prediction_moves_a_waiting_job() -> None:
     queue = PolicyQueue(Sjf())
     early, late = Job("early", 0.0), Job("late", 1.0)
     queue.push(early, 0.0)
     queue.push(late, 1.0)
-    late.believe(Histogram([0, 10], [1.0]))
+    late.update_prediction(Histogram([0, 10], [1.0]))
     queue.update(late, 2.0)
     assert served(queue) == ["late", "early"]
 
@@ -79,9 +79,9 @@ def test_a_late_belief_moves_a_waiting_job() -> None:
 def test_who_comes_back_keeps_ahead_of_equals() -> None:
     queue = PolicyQueue(Sjf())
     for name in ("a", "b"):
-        queue.push(Job(name, 0.0, belief=Point(10)), 0.0)
-    queue.push(Job("back", 0.0, belief=Point(10)), 1.0, front=True)
-    queue.push(Job("back too", 0.0, belief=Point(10)), 1.0, front=True)
+        queue.push(Job(name, 0.0, prediction=Point(10)), 0.0)
+    queue.push(Job("back", 0.0, prediction=Point(10)), 1.0, front=True)
+    queue.push(Job("back too", 0.0, prediction=Point(10)), 1.0, front=True)
     assert served(queue) == ["back too", "back", "a", "b"]
 
 

@@ -77,11 +77,11 @@ def test_every_policy_has_its_place_and_its_figure_in_the_docs() -> None:
         assert (docs / "figures" / f"policy_{name}.svg").is_file()
 
 
-def test_every_policy_says_what_it_does_by_a_formula_and_without_a_belief() -> None:
+def test_every_policy_says_what_it_does_by_a_formula_and_without_a_prediction() -> None:
     for name, kind in POLICIES.items():
         text = " ".join((kind.__doc__ or "").split())
         assert "key =" in text or "place:" in text, name
-        assert "belief" in text, name
+        assert "prediction" in text, name
         assert "Memory short" in text, name
     for name, wrapper in WRAPPERS.items():
         assert name + "(" in (wrapper.__doc__ or "")

@@ -1,4 +1,4 @@
-"""Remaining lengths and Gittins ranks from tables, against the beliefs themselves and against brute force."""
+"""Remaining lengths and Gittins ranks from tables, against the predictions themselves and against brute force."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ log_ts = st.builds(
 )
 
 
-def aged(belief: LogT | Point | Histogram, generated: int) -> Job:
-    job = Job("a", 0.0, belief=belief)
+def aged(prediction: LogT | Point | Histogram, generated: int) -> Job:
+    job = Job("a", 0.0, prediction=prediction)
     job.generated = generated
     return job
 
 
 @settings(deadline=None, max_examples=300)
 @given(log_ts, st.floats(0, 1))
-def test_expected_remaining_is_that_of_the_belief_within_three_percent(belief: LogT, how_far: float) -> None:
-    generated = int(belief.cap ** (0.98 * how_far))
-    exact = belief.remaining(generated).mean()
-    assert expected_remaining(aged(belief, generated)) == pytest.approx(exact, rel=0.03)
+def test_expected_remaining_is_that_of_the_prediction_within_three_percent(prediction: LogT, how_far: float) -> None:
+    generated = int(prediction.cap ** (0.98 * how_far))
+    exact = prediction.remaining(generated).mean()
+    assert expected_remaining(aged(prediction, generated)) == pytest.approx(exact, rel=0.03)
 
 
-def brute_force_rank(belief: LogT, generated: int) -> float:
-    ends = generated + np.geomspace(1e-3, belief.cap - generated, 6000)
-    reached = belief.survival(generated) if generated else 1.0
-    survival = special.stdtr(TIE_NU, -(np.log(ends) - belief.mu) / belief.sigma)
+def brute_force_rank(prediction: LogT, generated: int) -> float:
+    ends = generated + np.geomspace(1e-3, prediction.cap - generated, 6000)
+    reached = prediction.survival(generated) if generated else 1.0
+    survival = special.stdtr(TIE_NU, -(np.log(ends) - prediction.mu) / prediction.sigma)
     points, heights = np.append(generated, ends), np.append(reached, survival)
     spent = np.cumsum(np.diff(points) * (heights[1:] + heights[:-1]) / 2)
     over = reached - survival
@@ -47,11 +47,13 @@ def brute_force_rank(belief: LogT, generated: int) -> float:
 
 @settings(deadline=None, max_examples=200)
 @given(log_ts, st.one_of(st.just(0.0), st.floats(0, 1)))
-def test_gittins_rank_is_the_least_cost_per_chance_to_finish_within_three_percent(belief: LogT, how_far: float) -> None:
-    generated = int(belief.cap ** (0.95 * how_far)) if how_far else 0
-    assume(generated == 0 or belief.survival(generated) > 1e-6)
-    rank = gittins_rank(aged(belief, generated))
-    assert rank == pytest.approx(brute_force_rank(belief, generated), rel=0.03)
+def test_gittins_rank_is_the_least_cost_per_chance_to_finish_within_three_percent(
+    prediction: LogT, how_far: float
+) -> None:
+    generated = int(prediction.cap ** (0.95 * how_far)) if how_far else 0
+    assume(generated == 0 or prediction.survival(generated) > 1e-6)
+    rank = gittins_rank(aged(prediction, generated))
+    assert rank == pytest.approx(brute_force_rank(prediction, generated), rel=0.03)
 
 
 def test_certain_lengths_are_counted_down_exactly() -> None:
@@ -60,24 +62,24 @@ def test_certain_lengths_are_counted_down_exactly() -> None:
     assert list(gittins_rank(JobColumns.of(jobs))) == [100, 99, 40, 1]
 
 
-@pytest.mark.parametrize("belief", [Point(100), LogT(3.0, 0.02, 8192), Histogram([0, 50], [1.0], 8192)])
-def test_who_outlives_its_belief_is_expected_to_go_on_for_longer_the_longer_it_has(
-    belief: Point | LogT | Histogram,
+@pytest.mark.parametrize("prediction", [Point(100), LogT(3.0, 0.02, 8192), Histogram([0, 50], [1.0], 8192)])
+def test_who_outlives_its_prediction_is_expected_to_go_on_for_longer_the_longer_it_has(
+    prediction: Point | LogT | Histogram,
 ) -> None:
     ages = (2000, 4000)
-    remaining = [expected_remaining(aged(belief, age)) for age in ages]
-    exact = [belief.remaining(age).mean() for age in ages]
-    tolerance = 0.02 if isinstance(belief, Point) else 0.5  # the others are seen as a log-t of two quantiles
+    remaining = [expected_remaining(aged(prediction, age)) for age in ages]
+    exact = [prediction.remaining(age).mean() for age in ages]
+    tolerance = 0.02 if isinstance(prediction, Point) else 0.5  # the others are seen as a log-t of two quantiles
     assert remaining == pytest.approx(exact, rel=tolerance)
-    assert expected_remaining(aged(belief, 8192)) == 0.0
-    assert gittins_rank(aged(belief, 9000)) == 0.0
+    assert expected_remaining(aged(prediction, 8192)) == 0.0
+    assert gittins_rank(aged(prediction, 9000)) == 0.0
 
 
-def test_a_belief_in_bins_is_seen_as_the_log_t_of_its_quantiles() -> None:
+def test_a_prediction_in_bins_is_seen_as_the_log_t_of_its_quantiles() -> None:
     whole = LogT(6.0, 0.6, 8192)
     edges = np.append(0.0, [whole.quantile(q) for q in np.linspace(0.02, 0.98, 49)])
     shares = [whole.survival(a) - whole.survival(b) for a, b in pairwise(edges)]
-    job = Job("a", 0.0, belief=Histogram(edges, np.array(shares) / sum(shares), 8192))
+    job = Job("a", 0.0, prediction=Histogram(edges, np.array(shares) / sum(shares), 8192))
     assert job.mu == pytest.approx(6.0, abs=0.05)
     assert job.sigma == pytest.approx(0.6, abs=0.05)
 
@@ -85,7 +87,7 @@ def test_a_belief_in_bins_is_seen_as_the_log_t_of_its_quantiles() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(log_ts, st.integers(0, 20_000)), min_size=1, max_size=10))
 def test_many_at_once_are_the_same_as_one_by_one(pairs: list[tuple[LogT, int]]) -> None:
-    jobs = [aged(belief, generated) for belief, generated in pairs]
+    jobs = [aged(prediction, generated) for prediction, generated in pairs]
     for function in (expected_remaining, gittins_rank):
         assert list(function(JobColumns.of(jobs))) == pytest.approx([function(job) for job in jobs], rel=1e-12)
         assert all(0.0 <= value < np.inf for value in function(JobColumns.of(jobs)))

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lengthwise.lengths.families import LOGT
-from lengthwise.predictors import BinBeliefs, LogTBeliefs
+from lengthwise.predictors import HistogramPredictions, LogTPredictions, PredictionInput, Predictions
 from lengthwise.workloads import LengthSamples
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lengthwise.predictors import Beliefs, PredictionInput
 
 SIGMA = 0.2
 LLMS = ("owner/a", "owner/b")
@@ -51,8 +46,8 @@ class Knows:
     mu: Mapping[str, float]
     sigma: float = SIGMA
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> Beliefs:
-        return LogTBeliefs.of(
+    def predict(self, inputs: Sequence[PredictionInput]) -> Predictions:
+        return LogTPredictions.of(
             [self.mu[each.text] for each in inputs], [self.sigma] * len(inputs), [each.cap for each in inputs]
         )
 
@@ -63,8 +58,8 @@ class KnowsTheBin:
 
     mu: Mapping[str, float]
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> Beliefs:
+    def predict(self, inputs: Sequence[PredictionInput]) -> Predictions:
         edges = np.arange(0, 8_101, 100)
         rows = np.zeros((len(inputs), 81))
         rows[np.arange(len(inputs)), [int(np.exp(self.mu[each.text]) // 100) for each in inputs]] = 1.0
-        return BinBeliefs.of(edges, rows, 8_100)
+        return HistogramPredictions.of(edges, rows, 8_100)

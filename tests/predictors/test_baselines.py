@@ -19,12 +19,12 @@ from tests.predictors.rows import LLMS, known_rows
 def test_a_constant_says_the_same_for_every_prompt_of_an_llm() -> None:
     samples, _ = known_rows()
     constant = ConstantPerLlm.fit(samples)
-    beliefs = constant.predict([PredictionInput(text, LLMS[0], 15_000) for text in ("a", "much longer prompt")])
+    predictions = constant.predict([PredictionInput(text, LLMS[0], 15_000) for text in ("a", "much longer prompt")])
     assert isinstance(constant, LengthPredictor)
-    assert beliefs[0] == beliefs[1]
+    assert predictions[0] == predictions[1]
     mine = samples.where(llm=LLMS[0])
-    assert beliefs.sample_mean[0] == pytest.approx(np.median(mine.clean_mean()))
-    assert beliefs.quantile(0.5)[0] == pytest.approx(np.median(mine.lengths_matrix()), rel=0.3)
+    assert predictions.sample_mean[0] == pytest.approx(np.median(mine.clean_mean()))
+    assert predictions.quantile(0.5)[0] == pytest.approx(np.median(mine.lengths_matrix()), rel=0.3)
 
 
 def test_an_llm_never_seen_gets_the_constant_of_all() -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import LogTBeliefs
+from lengthwise.predictors import LogTPredictions
 from lengthwise.predictors.calibration import Calibration, fit_calibration
 from lengthwise.predictors.scores import coverage as inside
 
@@ -20,24 +20,24 @@ NU = 3.5
 
 def world(
     seed: int, prompts: int, samples: int = 5, shift: float = 0.5, factor: float = 1.6
-) -> tuple[LogTBeliefs, np.ndarray]:
-    """Beliefs that are `shift` too low and `factor` too sharp; a prompt's samples share most of their error."""
+) -> tuple[LogTPredictions, np.ndarray]:
+    """Predictions that are `shift` too low and `factor` too sharp; a prompt's samples share most of their error."""
     rng = np.random.default_rng(seed)
     mu, sigma = rng.normal(5.5, 0.8, prompts), 0.4 * np.exp(rng.normal(0, 0.2, prompts))
     shared, own = rng.standard_normal((prompts, 1)), rng.standard_normal((prompts, samples))
     chi = rng.chisquare(NU, (prompts, 1))
     t = (0.9 * shared + math.sqrt(1 - 0.81) * own) / np.sqrt(chi / NU)
-    return LogTBeliefs.of(mu, sigma, 10**9), np.exp(mu[:, None] + shift + factor * sigma[:, None] * t)
+    return LogTPredictions.of(mu, sigma, 10**9), np.exp(mu[:, None] + shift + factor * sigma[:, None] * t)
 
 
-def coverage(beliefs: LogTBeliefs, lengths: np.ndarray, level: float = 0.9) -> float:
-    low, high = beliefs.quantile((1 - level) / 2), beliefs.quantile((1 + level) / 2)
+def coverage(predictions: LogTPredictions, lengths: np.ndarray, level: float = 0.9) -> float:
+    low, high = predictions.quantile((1 - level) / 2), predictions.quantile((1 + level) / 2)
     return inside(low, high, lengths, np.ones(lengths.shape, bool))
 
 
 def test_shift_and_factor_are_found() -> None:
-    beliefs, lengths = world(0, 4000)
-    told = fit_calibration(beliefs, ["m"] * 4000, lengths)
+    predictions, lengths = world(0, 4000)
+    told = fit_calibration(predictions, ["m"] * 4000, lengths)
     assert told.by_llm["m"].shift == pytest.approx(0.5, abs=0.05)
     assert told.by_llm["m"].factor == pytest.approx(1.6, rel=0.06)
 
@@ -46,9 +46,9 @@ def test_shift_and_factor_are_found() -> None:
 def test_a_new_prompts_answer_is_covered_with_the_promised_probability(prompts: int, level: float) -> None:
     covered = []
     for seed in range(400):
-        beliefs, lengths = world(seed, prompts + 50)
-        train = LogTBeliefs.of(beliefs.mu[:prompts], beliefs.sigma[:prompts], 10**9)
-        test = LogTBeliefs.of(beliefs.mu[prompts:], beliefs.sigma[prompts:], 10**9)
+        predictions, lengths = world(seed, prompts + 50)
+        train = LogTPredictions.of(predictions.mu[:prompts], predictions.sigma[:prompts], 10**9)
+        test = LogTPredictions.of(predictions.mu[prompts:], predictions.sigma[prompts:], 10**9)
         told = fit_calibration(train, ["m"] * prompts, lengths[:prompts], levels=[level])
         covered.append(coverage(told.apply(test, ["m"] * 50), lengths[prompts:], level))
     # Within the noise of the simulation; not much more than promised either: one prompt's worth, and the shift's.
@@ -58,9 +58,9 @@ def test_a_new_prompts_answer_is_covered_with_the_promised_probability(prompts: 
 def test_each_llm_is_covered_by_its_own_figures() -> None:
     right, right_lengths = world(1, 800, shift=0.0, factor=1.0)
     wrong, wrong_lengths = world(2, 800, shift=-0.7, factor=2.0)
-    beliefs = LogTBeliefs.of(np.r_[right.mu, wrong.mu], np.r_[right.sigma, wrong.sigma], 10**9)
+    predictions = LogTPredictions.of(np.r_[right.mu, wrong.mu], np.r_[right.sigma, wrong.sigma], 10**9)
     llms = ["right"] * 800 + ["wrong"] * 800
-    told = fit_calibration(beliefs, llms, np.r_[right_lengths, wrong_lengths])
+    told = fit_calibration(predictions, llms, np.r_[right_lengths, wrong_lengths])
     for llm, shift, factor in (("right", 0.0, 1.0), ("wrong", -0.7, 2.0)):
         fresh, lengths = world(3, 2000, shift=shift, factor=factor)
         assert coverage(told.apply(fresh, [llm] * 2000), lengths) == pytest.approx(0.9, abs=0.025)
@@ -69,47 +69,47 @@ def test_each_llm_is_covered_by_its_own_figures() -> None:
 def test_an_llm_with_few_prompts_leans_on_the_others_and_one_without_has_their_figures() -> None:
     many, many_lengths = world(4, 1000, shift=0.5)
     few, few_lengths = world(5, 12, shift=-0.5)
-    beliefs = LogTBeliefs.of(np.r_[many.mu, few.mu], np.r_[many.sigma, few.sigma], 10**9)
+    predictions = LogTPredictions.of(np.r_[many.mu, few.mu], np.r_[many.sigma, few.sigma], 10**9)
     llms = ["many"] * 1000 + ["few"] * 10 + ["two"] * 2
-    told = fit_calibration(beliefs, llms, np.r_[many_lengths, few_lengths])
+    told = fit_calibration(predictions, llms, np.r_[many_lengths, few_lengths])
     assert -0.5 < told.by_llm["few"].shift < told.by_llm["many"].shift
     assert "two" not in told.by_llm
-    adjusted = told.apply(LogTBeliefs.of([5.0, 5.0], [0.5, 0.5], 100), ["two", "never seen"])
+    adjusted = told.apply(LogTPredictions.of([5.0, 5.0], [0.5, 0.5], 100), ["two", "never seen"])
     assert adjusted.mu == pytest.approx([5.0 + told.others.shift] * 2)
 
 
 def test_samples_that_do_not_count_do_not() -> None:
-    beliefs, lengths = world(6, 200)
+    predictions, lengths = world(6, 200)
     present = np.ones(lengths.shape, bool)
     present[:, 3:] = False
     spoiled = np.where(present, lengths, 1e8)
-    told = fit_calibration(beliefs, ["m"] * 200, spoiled, present)
-    assert told == fit_calibration(beliefs, ["m"] * 200, lengths[:, :3])
+    told = fit_calibration(predictions, ["m"] * 200, spoiled, present)
+    assert told == fit_calibration(predictions, ["m"] * 200, lengths[:, :3])
 
 
 def test_answers_cut_at_the_cap_are_inside_an_interval_that_reaches_it() -> None:
-    beliefs = LogTBeliefs.of([5.0] * 100, [0.5] * 100, 150)
+    predictions = LogTPredictions.of([5.0] * 100, [0.5] * 100, 150)
     lengths = np.minimum(np.exp(5.0 + 0.5 * np.random.default_rng(0).standard_t(NU, (100, 4))), 150)
-    told = fit_calibration(beliefs, ["m"] * 100, lengths, levels=[0.9])
-    assert coverage(told.apply(beliefs, ["m"] * 100), lengths) >= 0.9
+    told = fit_calibration(predictions, ["m"] * 100, lengths, levels=[0.9])
+    assert coverage(told.apply(predictions, ["m"] * 100), lengths) >= 0.9
 
 
 def test_answers_cut_off_leave_shift_and_factor_what_they_are() -> None:
-    beliefs, lengths = world(10, 3000)
-    limits = np.exp(beliefs.mu + np.random.default_rng(10).normal(1.0, 0.8, 3000))[:, None]
+    predictions, lengths = world(10, 3000)
+    limits = np.exp(predictions.mu + np.random.default_rng(10).normal(1.0, 0.8, 3000))[:, None]
     cut = lengths > limits
     seen = np.minimum(lengths, limits)
     assert 0.3 < cut.mean() < 0.5
-    told = fit_calibration(beliefs, ["m"] * 3000, seen, censored=cut)
+    told = fit_calibration(predictions, ["m"] * 3000, seen, censored=cut)
     assert told.by_llm["m"].shift == pytest.approx(0.5, abs=0.06)
     assert told.by_llm["m"].factor == pytest.approx(1.6, rel=0.1)
-    taken_as_whole = fit_calibration(beliefs, ["m"] * 3000, seen)
+    taken_as_whole = fit_calibration(predictions, ["m"] * 3000, seen)
     assert taken_as_whole.by_llm["m"].shift < 0.4
 
 
 def test_where_almost_all_is_cut_off_nothing_is_told() -> None:
-    beliefs, lengths = world(11, 100)
-    both = LogTBeliefs.of(np.r_[beliefs.mu, beliefs.mu], np.r_[beliefs.sigma, beliefs.sigma], 10**9)
+    predictions, lengths = world(11, 100)
+    both = LogTPredictions.of(np.r_[predictions.mu, predictions.mu], np.r_[predictions.sigma, predictions.sigma], 10**9)
     cut = np.r_[np.zeros(lengths.shape, bool), np.ones(lengths.shape, bool)]
     told = fit_calibration(both, ["whole"] * 100 + ["cut"] * 100, np.r_[lengths, lengths / 9], censored=cut)
     assert set(told.by_llm) == {"whole"}
@@ -118,20 +118,20 @@ def test_where_almost_all_is_cut_off_nothing_is_told() -> None:
 def test_rows_count_as_they_are_weighed() -> None:
     short, short_lengths = world(12, 900, shift=-0.5)
     long, long_lengths = world(13, 100, shift=0.5)
-    beliefs = LogTBeliefs.of(np.r_[short.mu, long.mu], np.r_[short.sigma, long.sigma], 10**9)
+    predictions = LogTPredictions.of(np.r_[short.mu, long.mu], np.r_[short.sigma, long.sigma], 10**9)
     lengths, weights = np.r_[short_lengths, long_lengths], np.r_[np.full(900, 1 / 900), np.full(100, 1 / 100)]
-    alike = fit_calibration(beliefs, ["m"] * 1000, lengths, weights=weights)
+    alike = fit_calibration(predictions, ["m"] * 1000, lengths, weights=weights)
     assert alike.by_llm["m"].shift == pytest.approx(0.0, abs=0.15)
-    assert fit_calibration(beliefs, ["m"] * 1000, lengths).by_llm["m"].shift < -0.3
+    assert fit_calibration(predictions, ["m"] * 1000, lengths).by_llm["m"].shift < -0.3
 
 
 @pytest.mark.parametrize("nu", [2.5, 8.0])
 def test_caution_lets_no_level_promise_too_much(nu: float) -> None:
     t = np.random.default_rng(14).standard_t(nu, 20_000)
-    beliefs = LogTBeliefs.of(np.zeros(20_000) + 6, np.full(20_000, 0.5), 10**9)
+    predictions = LogTPredictions.of(np.zeros(20_000) + 6, np.full(20_000, 0.5), 10**9)
     lengths = np.exp(6 + 0.5 * t)[:, None]
-    careful = fit_calibration(beliefs, ["m"] * 20_000, lengths, cautious=True).apply(beliefs, ["m"] * 20_000)
-    plain = fit_calibration(beliefs, ["m"] * 20_000, lengths).apply(beliefs, ["m"] * 20_000)
+    careful = fit_calibration(predictions, ["m"] * 20_000, lengths, cautious=True).apply(predictions, ["m"] * 20_000)
+    plain = fit_calibration(predictions, ["m"] * 20_000, lengths).apply(predictions, ["m"] * 20_000)
     held = [coverage(careful, lengths, level) - level for level in (0.5, 0.9)]
     assert min(held) == pytest.approx(0.0, abs=0.005)
     assert max(held) > 0.005
@@ -141,23 +141,23 @@ def test_caution_lets_no_level_promise_too_much(nu: float) -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.floats(-2, 2), st.floats(0.2, 5), st.integers(10, 60))
 def test_calibrating_what_was_moved_moves_it_back(shift: float, factor: float, prompts: int) -> None:
-    beliefs, lengths = world(7, prompts)
-    moved = fit_calibration(beliefs.adjusted(shift, factor), ["m"] * prompts, lengths)
-    still = fit_calibration(beliefs, ["m"] * prompts, lengths)
-    again = moved.apply(beliefs.adjusted(shift, factor), ["m"] * prompts)
-    assert again.mu == pytest.approx(still.apply(beliefs, ["m"] * prompts).mu)
-    assert again.sigma == pytest.approx(still.apply(beliefs, ["m"] * prompts).sigma)
+    predictions, lengths = world(7, prompts)
+    moved = fit_calibration(predictions.adjusted(shift, factor), ["m"] * prompts, lengths)
+    still = fit_calibration(predictions, ["m"] * prompts, lengths)
+    again = moved.apply(predictions.adjusted(shift, factor), ["m"] * prompts)
+    assert again.mu == pytest.approx(still.apply(predictions, ["m"] * prompts).mu)
+    assert again.sigma == pytest.approx(still.apply(predictions, ["m"] * prompts).sigma)
 
 
 def test_a_calibration_survives_being_saved() -> None:
-    beliefs, lengths = world(8, 50)
-    told = fit_calibration(beliefs, ["a"] * 25 + ["b"] * 25, lengths, levels=(0.5, 0.9))
+    predictions, lengths = world(8, 50)
+    told = fit_calibration(predictions, ["a"] * 25 + ["b"] * 25, lengths, levels=(0.5, 0.9))
     assert Calibration.from_json(json.loads(json.dumps(told.to_json()))) == told
 
 
 def test_too_few_prompts_or_columns_that_do_not_fit_are_refused() -> None:
-    beliefs, lengths = world(9, 5)
+    predictions, lengths = world(9, 5)
     with pytest.raises(InputError, match="5 prompts are too few"):
-        fit_calibration(beliefs, ["m"] * 5, lengths)
-    with pytest.raises(InputError, match="5 beliefs, 4 LLMs and 5 rows"):
-        fit_calibration(beliefs, ["m"] * 4, lengths)
+        fit_calibration(predictions, ["m"] * 5, lengths)
+    with pytest.raises(InputError, match="5 predictions, 4 LLMs and 5 rows"):
+        fit_calibration(predictions, ["m"] * 4, lengths)

@@ -5,30 +5,30 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import Histogram, LogT
-from lengthwise.predictors import Beliefs, BinBeliefs, LogTBeliefs, PredictionInput
+from lengthwise.predictors import HistogramPredictions, LogTPredictions, PredictionInput, Predictions
 from lengthwise.predictors.contract import as_inputs
 
 
-def test_log_t_beliefs_are_columns_of_log_ts() -> None:
-    beliefs = LogTBeliefs.of([5.0, 6.0], [0.5, 1.0], [512, 8192], sample_mean=[150, 500])
-    assert isinstance(beliefs, Beliefs)
-    assert list(beliefs) == [LogT(5.0, 0.5, 512), LogT(6.0, 1.0, 8192)]
-    assert np.isnan(beliefs.sample_std).all()
+def test_log_t_predictions_are_columns_of_log_ts() -> None:
+    predictions = LogTPredictions.of([5.0, 6.0], [0.5, 1.0], [512, 8192], sample_mean=[150, 500])
+    assert isinstance(predictions, Predictions)
+    assert list(predictions) == [LogT(5.0, 0.5, 512), LogT(6.0, 1.0, 8192)]
+    assert np.isnan(predictions.sample_std).all()
 
 
 def test_calibration_shifts_medians_and_scales_spreads() -> None:
-    adjusted = LogTBeliefs.of([5.0, 6.0], [0.5, 1.0], 8192).adjusted([0.1, 0.0], 2.0)
+    adjusted = LogTPredictions.of([5.0, 6.0], [0.5, 1.0], 8192).adjusted([0.1, 0.0], 2.0)
     assert adjusted.mu == pytest.approx([5.1, 6.0])
     assert adjusted.sigma == pytest.approx([1.0, 2.0])
 
 
-def test_bins_are_beliefs_too() -> None:
-    beliefs = BinBeliefs.of([0, 100, 200], [[0.5, 0.5], [1.0, 0.0]], 8192)
-    assert isinstance(beliefs, Beliefs)
-    assert beliefs[1] == Histogram([0, 100, 200], [1.0, 0.0], 8192)
-    assert beliefs.quantile(0.5) == pytest.approx([100, 50])
+def test_bins_are_predictions_too() -> None:
+    predictions = HistogramPredictions.of([0, 100, 200], [[0.5, 0.5], [1.0, 0.0]], 8192)
+    assert isinstance(predictions, Predictions)
+    assert predictions[1] == Histogram([0, 100, 200], [1.0, 0.0], 8192)
+    assert predictions.quantile(0.5) == pytest.approx([100, 50])
     with pytest.raises(InputError, match="one edge more than bins"):
-        BinBeliefs.of([0, 100], [[0.5, 0.5]], 8192)
+        HistogramPredictions.of([0, 100], [[0.5, 0.5]], 8192)
 
 
 def test_bare_prompts_become_inputs() -> None:

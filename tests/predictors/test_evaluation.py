@@ -27,7 +27,7 @@ def test_the_true_law_is_calibrated_and_near_the_ceiling() -> None:
     assert mine.crps < min(found.subjects[name].overall.crps for name in (PER_LLM, PER_BOTH))
 
 
-def test_too_narrow_a_belief_covers_too_little_and_ranks_as_well() -> None:
+def test_too_narrow_a_prediction_covers_too_little_and_ranks_as_well() -> None:
     samples, mu = known_rows()
     true, narrow = (evaluate(Knows(mu, sigma), samples).subjects["predictor"].overall for sigma in (0.2, 0.05))
     assert narrow.coverage_90 < 0.6
@@ -87,7 +87,7 @@ def test_batches_change_nothing() -> None:
     assert [done for what, done in told if what == "predictor"][-1] == 1.0
 
 
-def test_beliefs_in_bins_are_scored_too() -> None:
+def test_predictions_in_bins_are_scored_too() -> None:
     samples, mu = known_rows()
     mine = evaluate(KnowsTheBin(mu), samples).subjects["predictor"].overall
     assert mine.classes["100 wide"].accuracy > 0.7

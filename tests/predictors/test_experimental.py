@@ -111,11 +111,11 @@ def test_the_same_seed_is_the_same_noise_and_another_is_not() -> None:
     assert a == b != c
 
 
-def test_a_noisy_belief_knows_how_wrong_it_is() -> None:
+def test_a_noisy_prediction_knows_how_wrong_it_is() -> None:
     true, means = workload()
     medians = parse_predictor_spec("noisy:log=0.5").medians(means, np.full(2000, CAPS), 0)
-    beliefs = LogTColumns.of(np.log(medians), own_sigma(true, medians), CAPS)
-    inside = (beliefs.quantile(0.25) <= true) & (true <= beliefs.quantile(0.75))
+    predictions = LogTColumns.of(np.log(medians), own_sigma(true, medians), CAPS)
+    inside = (predictions.quantile(0.25) <= true) & (true <= predictions.quantile(0.75))
     assert np.mean(inside) == pytest.approx(0.5, abs=0.03)
 
 
@@ -129,7 +129,7 @@ def test_lengths_so_tied_that_no_noise_has_that_tau_are_refused() -> None:
     assert len(parse_predictor_spec("noisy:0.5").medians(np.empty(0), np.empty(0), 0)) == 0
 
 
-def test_a_hint_is_believed_where_there_is_one() -> None:
+def test_a_hint_is_predicted_where_there_is_one() -> None:
     hint = Hint(History())
     assert isinstance(hint, LengthPredictor)
     told = hint.predict(

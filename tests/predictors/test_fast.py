@@ -1,4 +1,4 @@
-"""The shipped fast tier: what it believes, and what it never does."""
+"""The shipped fast tier: what it predicts, and what it never does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,10 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.predictors import LengthPredictor, PredictionInput
+from lengthwise.predictors.fast import FastPredictor
 from lengthwise.predictors.load import load_predictor
-
-if TYPE_CHECKING:
-    from lengthwise.predictors.fast import FastPredictor
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 PLAIN = "Write a Python function that returns the sum of all even numbers in a list. Explain how it works."
@@ -39,10 +37,10 @@ def sigma(fast: FastPredictor, prompt: str, llm: str = LLAMA) -> float:
 
 def test_it_keeps_the_contract(fast: FastPredictor) -> None:
     assert isinstance(fast, LengthPredictor)
-    beliefs = fast.predict([PredictionInput(PLAIN, LLAMA, max_tokens=50)])
-    assert beliefs[0].cap == 50
-    assert beliefs.sample_mean[0] > 0
-    assert beliefs.sample_std[0] > 0
+    predictions = fast.predict([PredictionInput(PLAIN, LLAMA, max_tokens=50)])
+    assert predictions[0].cap == 50
+    assert predictions.sample_mean[0] > 0
+    assert predictions.sample_std[0] > 0
     assert len(fast.predict([])) == 0
 
 
@@ -70,14 +68,14 @@ def test_a_short_name_is_the_llm_it_means(fast: FastPredictor) -> None:
     assert median(fast, PLAIN, "llama-3.2-1B") != median(fast, PLAIN, LLAMA)
 
 
-def test_an_unknown_llm_is_said_once_and_believed_more_widely(
+def test_an_unknown_llm_is_said_once_and_predicted_more_widely(
     fast: FastPredictor, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             unknown = sigma(fast, PLAIN, "acme/unheard-of-9B")
     assert [record.getMessage() for record in caplog.records if "unheard-of" in record.getMessage()] == [
-        "LLM 'acme/unheard-of-9B' is not known to this predictor: its beliefs are those of an unknown LLM"
+        "LLM 'acme/unheard-of-9B' is not known to this predictor: its predictions are those of an unknown LLM"
     ]
     assert unknown > sigma(fast, PLAIN)
 
@@ -95,7 +93,7 @@ def test_an_unknown_llm_is_said_once_and_believed_more_widely(
     ],
     ids=["empty", "blank", "Chinese", "Russian", "noise", "100k tokens", "100k Chinese"],
 )
-def test_prompts_unlike_the_training_data_are_believed_more_widely(fast: FastPredictor, odd: str) -> None:
+def test_prompts_unlike_the_training_data_are_predicted_more_widely(fast: FastPredictor, odd: str) -> None:
     assert sigma(fast, odd) > 1.5 * sigma(fast, PLAIN)
 
 
@@ -103,8 +101,8 @@ def test_prompts_unlike_the_training_data_are_believed_more_widely(fast: FastPre
 @given(st.text(alphabet=st.characters(), max_size=400), st.text(max_size=40))
 def test_any_string_is_a_prompt_and_any_string_an_llm(prompt: str, llm: str) -> None:
     predictor = cast("FastPredictor", _shared())
-    belief = predictor.predict([prompt], [llm])[0]
-    assert 1.0 <= belief.quantile(0.5) <= belief.cap
+    prediction = predictor.predict([prompt], [llm])[0]
+    assert 1.0 <= prediction.quantile(0.5) <= prediction.cap
 
 
 def test_a_lone_surrogate_is_a_prompt_too(fast: FastPredictor) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Adjustment, Calibration
@@ -16,11 +17,6 @@ from lengthwise.predictors.fast.tables import PAIRS, Tables, terms
 from lengthwise.predictors.fast.text import CLASSES, EDGE, FEATURES, MOST_WORDS, RESERVED, Reader, excerpt, split
 from lengthwise.predictors.file import read_model_file, write_model_file
 from lengthwise.predictors.identity import FEATURES as NAME_FEATURES
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 WORDS = [b"hello", b"world", b"list"]
 CARD = {"kind": "fast", "name": "tiny", "data": "none", "licences": "none", "limits": "all"}
@@ -131,15 +127,15 @@ def test_a_mean_of_networks_says_the_mean_of_what_they_say() -> None:
     np.testing.assert_allclose(says(Network.mean(networks[:1])), says(networks[0]), rtol=1e-6)
 
 
-def test_outputs_are_what_beliefs_are_made_of() -> None:
+def test_outputs_are_what_predictions_are_made_of() -> None:
     predictor, prompts = tiny(), ["hello world", "a list?"]
     raw = predictor.outputs(prompts)
     assert raw.shape == (2, 3, 4)
     for row, llm in enumerate((*predictor.llms, "")):
-        beliefs = predictor.predict(prompts, [llm] * 2)
-        np.testing.assert_allclose(beliefs.mu, raw[:, row, 0], rtol=1e-4)
-        np.testing.assert_allclose(np.log(beliefs.sample_mean), raw[:, row, 2], rtol=1e-4)
-        np.testing.assert_allclose(np.log(beliefs.sample_std), raw[:, row, 3], rtol=1e-4)
+        predictions = predictor.predict(prompts, [llm] * 2)
+        np.testing.assert_allclose(predictions.mu, raw[:, row, 0], rtol=1e-4)
+        np.testing.assert_allclose(np.log(predictions.sample_mean), raw[:, row, 2], rtol=1e-4)
+        np.testing.assert_allclose(np.log(predictions.sample_std), raw[:, row, 3], rtol=1e-4)
     assert predictor.outputs([]).shape == (0, 3, 4)
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import LogTBeliefs
+from lengthwise.predictors import LogTPredictions
 from lengthwise.predictors.fast.course import Course
 from lengthwise.predictors.fast.examples import PromptTable, calibration, figures
 from lengthwise.predictors.fast.learn import FOLDS, TOPICS, learn_tables
 from lengthwise.predictors.fast.teacher import Lessons
 from lengthwise.predictors.fast.text import FEATURES, Reader
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 LLMS = ("a/one-7B", "b/two-1B")
 WORDS = [b"write", b"a", b"long", b"short", b"story", b"about", b"list", b"name", b"of", b"the"]
@@ -114,12 +110,12 @@ def test_the_first_guess_tells_long_from_short() -> None:
     assert np.corrcoef(learned.describe(pages, folds)[:, FEATURES + TOPICS], effect)[0, 1] > 0.9
 
 
-def test_calibrated_beliefs_cover_what_they_say_and_figures_count_it() -> None:
+def test_calibrated_predictions_cover_what_they_say_and_figures_count_it() -> None:
     prompts = table()
     n = len(prompts) * len(LLMS)
     mu = np.log(prompts.clean_mean()).ravel() + 0.3
-    off = LogTBeliefs.of(mu, np.full(n, 0.05), 10_000, sample_mean=np.exp(mu), sample_std=np.ones(n))
-    strange = LogTBeliefs.of(mu - 1.0, np.full(n, 0.05), 10_000)
+    off = LogTPredictions.of(mu, np.full(n, 0.05), 10_000, sample_mean=np.exp(mu), sample_std=np.ones(n))
+    strange = LogTPredictions.of(mu - 1.0, np.full(n, 0.05), 10_000)
     adjustments = calibration(prompts, off, strange)
     assert adjustments.others.shift == pytest.approx(0.7, abs=0.05)
     assert {round(one.shift, 1) for one in adjustments.by_llm.values()} == {-0.3}

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.file import read_model_file, write_model_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CARD = {"kind": "test", "name": "t", "data": "none", "licences": [], "limits": "all"}
 

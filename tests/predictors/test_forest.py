@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import wide_prior
 from lengthwise.predictors import LengthPredictor, PredictionInput
 from lengthwise.predictors.forest import Forest, features, is_miss, sklearn_forest
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass
@@ -46,7 +44,7 @@ def test_a_miss_is_off_by_more_than_10_tokens_or_10_percent(predicted: float, le
     assert is_miss(predicted, length) is miss
 
 
-def test_before_the_first_fit_the_history_is_believed() -> None:
+def test_before_the_first_fit_the_history_is_predicted() -> None:
     forest = Forest(make=Mean)
     assert isinstance(forest, LengthPredictor)
     assert forest.predict([ask()])[0] == wide_prior()
@@ -67,7 +65,7 @@ def test_it_retrains_on_misses_and_not_on_hits() -> None:
     assert forest.fits == 2
 
 
-def test_the_spread_of_its_beliefs_is_that_of_its_errors() -> None:
+def test_the_spread_of_its_predictions_is_that_of_its_errors() -> None:
     rng, forest = np.random.default_rng(0), Forest(make=Mean, retrain_every=100)
     for _ in range(1000):
         forest.observe(ask(), max(1, round(200 * np.exp(0.3 * rng.standard_t(3.5)))))

@@ -23,18 +23,18 @@ def draws(seed: int, n: int, mu: float = 5.5, sigma: float = 0.6) -> list[int]:
     return [max(1, round(x)) for x in np.exp(mu + sigma * rng.standard_t(NU, n)).clip(max=1e6)]
 
 
-def belief(history: History, llm: str, max_tokens: int | None = None) -> LogT:
+def prediction(history: History, llm: str, max_tokens: int | None = None) -> LogT:
     asked = PredictionInput("x", llm, max_tokens)
     told = history.predict([asked])[0]
-    assert told == history.belief(llm, asked.cap)
+    assert told == history.prediction(llm, asked.cap)
     assert isinstance(told, LogT)
     return told
 
 
-def test_without_any_history_the_wide_prior_is_believed() -> None:
+def test_without_any_history_the_wide_prior_is_predicted() -> None:
     assert isinstance(History(), LengthPredictor)
-    assert belief(History(), "any") == wide_prior()
-    assert belief(History(), "any", 100) == wide_prior(100)
+    assert prediction(History(), "any") == wide_prior()
+    assert prediction(History(), "any", 100) == wide_prior(100)
     assert len(History().predict([])) == 0
 
 
@@ -42,7 +42,7 @@ def test_an_llm_never_seen_has_the_pooled_history() -> None:
     history = History()
     for length in draws(0, 300):
         history.observe("seen", length)
-    stranger = belief(history, "stranger")
+    stranger = prediction(history, "stranger")
     assert stranger.mu == pytest.approx(history.pooled.location)
     assert stranger.mu == pytest.approx(5.5, abs=0.2)
 
@@ -52,8 +52,8 @@ def test_llms_are_kept_apart() -> None:
     for short, long in zip(draws(1, 400, mu=3.0), draws(2, 400, mu=7.0), strict=True):
         history.observe("short", short)
         history.observe("long", long)
-    assert belief(history, "short").mu == pytest.approx(3.0, abs=0.2)
-    assert belief(history, "long").mu == pytest.approx(7.0, abs=0.2)
+    assert prediction(history, "short").mu == pytest.approx(3.0, abs=0.2)
+    assert prediction(history, "long").mu == pytest.approx(7.0, abs=0.2)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -62,8 +62,8 @@ def test_the_running_estimate_is_near_the_maximum_likelihood_of_what_it_remember
     for length in lengths:
         history.observe("m", length)
     fitted = fit_logt(lengths[-300:])
-    assert belief(history, "m").mu == pytest.approx(fitted.mu, abs=0.12)
-    assert belief(history, "m").sigma == pytest.approx(fitted.sigma, rel=0.15)
+    assert prediction(history, "m").mu == pytest.approx(fitted.mu, abs=0.12)
+    assert prediction(history, "m").sigma == pytest.approx(fitted.sigma, rel=0.15)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -72,18 +72,18 @@ def test_answers_cut_by_max_tokens_do_not_make_the_history_short(seed: int) -> N
     for length in draws(seed, 600):
         cut.observe("m", min(length, 300), censored=length > 300)
         naive.observe("m", min(length, 300))
-    assert belief(cut, "m").mu == pytest.approx(5.5, abs=0.17)
-    assert belief(cut, "m").sigma == pytest.approx(0.6, rel=0.3)
-    assert belief(naive, "m").quantile(0.95) < 0.75 * belief(cut, "m").quantile(0.95)
+    assert prediction(cut, "m").mu == pytest.approx(5.5, abs=0.17)
+    assert prediction(cut, "m").sigma == pytest.approx(0.6, rel=0.3)
+    assert prediction(naive, "m").quantile(0.95) < 0.75 * prediction(cut, "m").quantile(0.95)
 
 
-def test_one_wild_answer_moves_the_belief_little() -> None:
+def test_one_wild_answer_moves_the_prediction_little() -> None:
     history = History()
     for length in draws(3, 200):
         history.observe("m", length)
-    before = belief(history, "m").mu
+    before = prediction(history, "m").mu
     history.observe("m", 1_000_000)
-    assert abs(belief(history, "m").mu - before) < 0.02
+    assert abs(prediction(history, "m").mu - before) < 0.02
 
 
 def test_memory_is_bounded_whatever_names_clients_make_up() -> None:
@@ -99,19 +99,19 @@ def test_a_history_survives_being_saved() -> None:
     for length in draws(4, 50):
         history.observe("m", length, censored=length > 400)
     again = History.from_json(json.loads(json.dumps(history.to_json())))
-    assert belief(again, "m") == belief(history, "m")
+    assert prediction(again, "m") == prediction(history, "m")
     again.observe("m", 77)
     history.observe("m", 77)
-    assert belief(again, "m") == belief(history, "m")
+    assert prediction(again, "m") == prediction(history, "m")
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(-3, 10**9), st.booleans()), max_size=30))
-def test_any_lengths_leave_a_usable_belief(told: list[tuple[int, bool]]) -> None:
+def test_any_lengths_leave_a_usable_prediction(told: list[tuple[int, bool]]) -> None:
     history = History()
     for length, censored in told:
         history.observe("m", length, censored=censored)
-    assert 1.0 <= belief(history, "m").mean() <= 8192
+    assert 1.0 <= prediction(history, "m").mean() <= 8192
 
 
 @settings(max_examples=30, deadline=None)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.file import write_model_file
 from lengthwise.predictors.load import best_packaged, load_predictor, packaged_predictors
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CARD = {"kind": "fast", "name": "x", "data": "none", "licences": "none", "limits": "all"}
 

@@ -27,7 +27,7 @@ def taught(cut: int = 10**9) -> Nearest:
     return nearest
 
 
-def test_a_prompt_like_past_ones_is_believed_to_be_as_long() -> None:
+def test_a_prompt_like_past_ones_is_predicted_to_be_as_long() -> None:
     nearest = taught()
     assert isinstance(nearest, LengthPredictor)
     long, short = nearest.predict([ask("write a long essay about the history of tea"), ask("answer yes or no whether")])

@@ -5,34 +5,31 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from scipy import special
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import BinBeliefs, LogTBeliefs, PredictionInput
+from lengthwise.predictors import HistogramPredictions, LogTPredictions, PredictionInput
 from lengthwise.predictors.online import OnlineCalibrated
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NU = 3.5
 
 
 @dataclass
 class Scripted:
-    """A calibrated predictor: its belief is the text, "mu sigma"."""
+    """A calibrated predictor: its prediction is the text, "mu sigma"."""
 
     asked: int = 0
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         self.asked += len(inputs)
         rows = [tuple(map(float, each.text.split())) for each in inputs]
         caps = np.array([each.cap for each in inputs])
-        return LogTBeliefs.of([mu for mu, _ in rows], [sigma for _, sigma in rows], caps)
+        return LogTPredictions.of([mu for mu, _ in rows], [sigma for _, sigma in rows], caps)
 
 
 @dataclass
@@ -69,13 +66,13 @@ class Traffic:
         return max(1, round(times * math.exp(mu + sigma * (z + 0.3 * self.rng.standard_normal()))))
 
     def judge(self, online: OnlineCalibrated, times: float, n: int = 3000) -> tuple[float, float]:
-        """Belief's median over the true median, and coverage of 90 % intervals, on fresh requests."""
+        """Prediction's median over the true median, and coverage of 90 % intervals, on fresh requests."""
         pairs = [self.request(times) for _ in range(n)]
-        beliefs = online.predict([asked for asked, _ in pairs])
+        predictions = online.predict([asked for asked, _ in pairs])
         true = np.array([times * math.exp(float(asked.text.split()[0])) for asked, _ in pairs])
         lengths = np.array([length for _, length in pairs])
-        inside = (beliefs.quantile(0.05) <= lengths) & (lengths <= beliefs.quantile(0.95))
-        return float(np.median(beliefs.quantile(0.5) / true)), float(inside.mean())
+        inside = (predictions.quantile(0.05) <= lengths) & (lengths <= predictions.quantile(0.95))
+        return float(np.median(predictions.quantile(0.5) / true)), float(inside.mean())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -128,7 +125,7 @@ def test_cut_answers_are_not_taken_for_short_ones() -> None:
     assert naive.adjustment("llm").factor < 0.8 < 0.85 < online.adjustment("llm").factor
 
 
-def test_an_overconfident_predictor_gets_wider_beliefs() -> None:
+def test_an_overconfident_predictor_gets_wider_predictions() -> None:
     traffic, online = Traffic(3, sigma=0.8), OnlineCalibrated(Scripted())
     for _ in range(400):
         asked, length = traffic.request()
@@ -194,12 +191,12 @@ def test_a_state_with_numbers_that_cannot_be_is_refused() -> None:
 
 def test_bins_are_calibrated_by_their_median_and_quartiles() -> None:
     class Bins:
-        def predict(self, inputs: Sequence[PredictionInput]) -> BinBeliefs:
-            return BinBeliefs.of([0, 100, 200, 400], [[0.25, 0.5, 0.25]] * len(inputs), 8192)
+        def predict(self, inputs: Sequence[PredictionInput]) -> HistogramPredictions:
+            return HistogramPredictions.of([0, 100, 200, 400], [[0.25, 0.5, 0.25]] * len(inputs), 8192)
 
-    beliefs = OnlineCalibrated(Bins()).predict([PredictionInput("x", "m")])
-    assert beliefs.quantile(0.5) == pytest.approx([150], rel=0.01)
-    assert beliefs.quantile(0.75) / beliefs.quantile(0.25) == pytest.approx([2.0], rel=0.01)
+    predictions = OnlineCalibrated(Bins()).predict([PredictionInput("x", "m")])
+    assert predictions.quantile(0.5) == pytest.approx([150], rel=0.01)
+    assert predictions.quantile(0.75) / predictions.quantile(0.25) == pytest.approx([2.0], rel=0.01)
 
 
 def test_an_observation_costs_the_same_however_many_came_before() -> None:

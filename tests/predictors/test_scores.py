@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import Belief, Histogram, LogT, Point
+from lengthwise.lengths import BaseDistribution, Histogram, LogT, Point
 from lengthwise.predictors import scores
-from tests.lengths.beliefs import beliefs
+from tests.lengths.distributions import predictions
 
 values = st.lists(st.integers(1, 5_000), min_size=3, max_size=40, unique=True)
 
@@ -111,30 +111,32 @@ def test_crps_of_a_point_is_its_absolute_error(said: float, true: float) -> None
     assert scores.crps_of(Point(said), true) == pytest.approx(abs(said - true), abs=1e-9)
 
 
-@pytest.mark.parametrize("belief", [LogT(5.0, 0.4, 15_000), LogT(6.0, 0.1, 500), Histogram([0, 100, 400], [0.3, 0.7])])
+@pytest.mark.parametrize(
+    "prediction", [LogT(5.0, 0.4, 15_000), LogT(6.0, 0.1, 500), Histogram([0, 100, 400], [0.3, 0.7])]
+)
 @pytest.mark.parametrize("length", [20.0, 150.0, 390.0])
-def test_crps_is_the_area_between_the_law_and_the_step(belief: LogT | Histogram, length: float) -> None:
+def test_crps_is_the_area_between_the_law_and_the_step(prediction: LogT | Histogram, length: float) -> None:
     def below(x: float) -> float:
-        return (1.0 - belief.survival(x)) ** 2
+        return (1.0 - prediction.survival(x)) ** 2
 
     def above(x: float) -> float:
-        return belief.survival(x) ** 2
+        return prediction.survival(x) ** 2
 
-    area = integrate.quad(below, 0, length, limit=200)[0] + integrate.quad(above, length, belief.cap, limit=500)[0]
-    assert scores.crps_of(belief, length) == pytest.approx(area, rel=0.01)
-
-
-@given(beliefs(), st.floats(1, 5_000))
-def test_crps_is_never_negative(belief: Belief, length: float) -> None:
-    assert scores.crps_of(belief, length) >= -1e-9
+    area = integrate.quad(below, 0, length, limit=200)[0] + integrate.quad(above, length, prediction.cap, limit=500)[0]
+    assert scores.crps_of(prediction, length) == pytest.approx(area, rel=0.01)
 
 
-def test_no_belief_scores_better_than_the_true_law() -> None:
+@given(predictions(), st.floats(1, 5_000))
+def test_crps_is_never_negative(prediction: BaseDistribution, length: float) -> None:
+    assert scores.crps_of(prediction, length) >= -1e-9
+
+
+def test_no_prediction_scores_better_than_the_true_law() -> None:
     lengths = np.exp(5 + 0.5 * stats.t(3.5).rvs(4_000, random_state=np.random.default_rng(1)))
 
     def score(mu: float, sigma: float) -> float:
-        belief = LogT(mu, sigma, 15_000)
-        quantiles = np.array([[belief.quantile(float(level)) for level in scores.CRPS_LEVELS]])
+        prediction = LogT(mu, sigma, 15_000)
+        quantiles = np.array([[prediction.quantile(float(level)) for level in scores.CRPS_LEVELS]])
         return float(scores.crps(quantiles, lengths[None, :], np.ones((1, len(lengths)), bool))[0])
 
     assert score(5.0, 0.5) < min(score(5.3, 0.5), score(4.7, 0.5), score(5.0, 1.0), score(5.0, 0.2))

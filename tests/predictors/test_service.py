@@ -1,12 +1,13 @@
-"""Beliefs for a host that never waits: what is asked, what comes, what is learned, and what may go wrong."""
+"""Predictions for a host that never waits: what is asked, what comes, what is learned, and what may go wrong."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -14,23 +15,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lengthwise.errors import InputError
+from lengthwise.lengths import LengthDistribution
 from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.load import packaged_predictors
-from lengthwise.predictors.service import BeliefService, belief_service, known_predictor
+from lengthwise.predictors.service import PredictionService, known_predictor, prediction_service
 from tests.predictors.guesses import Guess
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from lengthwise.lengths import LengthDistribution
 
 
 @dataclass
 class Host:
     """A host of the service, with a clock of its own: it takes in what comes, and says who still waits."""
 
-    service: BeliefService
+    service: PredictionService
     waiting: set[str] = field(default_factory=set)
     taken: dict[str, LengthDistribution] = field(default_factory=dict)
 
@@ -41,9 +37,9 @@ class Host:
             self.service.ask(key, lambda: PredictionInput(text or f"about {key} 100", llm, 1000))
         return history
 
-    def take(self, key: str, belief: LengthDistribution) -> bool:
-        assert key not in self.taken, "a belief is given once"
-        self.taken[key] = belief
+    def take(self, key: str, prediction: LengthDistribution) -> bool:
+        assert key not in self.taken, "a prediction is given once"
+        self.taken[key] = prediction
         return key in self.waiting
 
     def deliver(self) -> None:
@@ -73,13 +69,13 @@ def guess() -> Iterator[Guess]:
 
 @pytest.fixture
 def host(guess: Guess) -> Iterator[Host]:
-    host = Host(BeliefService(lambda: guess))
+    host = Host(PredictionService(lambda: guess))
     yield host
     guess.gate.set()
     host.service.close()
 
 
-def test_a_belief_comes_after_the_question_and_is_the_predictors(host: Host) -> None:
+def test_a_prediction_comes_after_the_question_and_is_the_predictors(host: Host) -> None:
     assert host.come("a", "long 400") is None
     host.until(lambda: "a" in host.taken)
     assert host.taken["a"].quantile(0.5) == pytest.approx(400)
@@ -87,8 +83,8 @@ def test_a_belief_comes_after_the_question_and_is_the_predictors(host: Host) -> 
     assert (host.service.counts.answered, host.service.counts.late) == (1, 0)
 
 
-def test_the_real_predictor_believes_what_it_would_say_directly() -> None:
-    host = Host(belief_service("fast"))
+def test_the_real_predictor_predicts_what_it_would_say_directly() -> None:
+    host = Host(prediction_service("fast"))
     prompts = {str(n): text for n, text in enumerate(["Hello", "Write a long story about a dragon.", "def f(x):", ""])}
     for key, text in prompts.items():
         request = PredictionInput(text, "meta-llama/Llama-3.1-8B-Instruct", 2000)
@@ -137,7 +133,7 @@ def test_a_predictor_that_cannot_be_loaded_fails_every_question_and_never_the_ho
         tries += 1
         raise InputError("is no model file")
 
-    host = Host(BeliefService(broken))
+    host = Host(PredictionService(broken))
     host.come("a")
     host.until(lambda: host.service.counts.failed == 1)
     host.come("b")
@@ -150,7 +146,7 @@ def test_a_predictor_that_cannot_be_loaded_fails_every_question_and_never_the_ho
 
 def test_a_predictor_that_hangs_is_noticed_once_and_asked_no_more(caplog: pytest.LogCaptureFixture) -> None:
     clock, guess = Clock(), Guess()
-    host = Host(BeliefService(lambda: guess, patience_s=10, clock=clock))
+    host = Host(PredictionService(lambda: guess, patience_s=10, clock=clock))
     guess.gate.clear()
     host.come("a")
     assert guess.inside.wait(20)
@@ -178,7 +174,7 @@ def test_a_predictor_that_hangs_is_noticed_once_and_asked_no_more(caplog: pytest
 
 def test_a_predictor_that_has_nothing_to_do_does_not_hang() -> None:
     clock, guess = Clock(), Guess()
-    host = Host(BeliefService(lambda: guess, clock=clock))
+    host = Host(PredictionService(lambda: guess, clock=clock))
     host.service.warm()
     worker = host.service._worker
     assert worker is not None
@@ -194,7 +190,7 @@ def test_a_predictor_that_has_nothing_to_do_does_not_hang() -> None:
 
 
 def test_a_stopping_host_does_not_wait_for_a_predictor_that_hangs(guess: Guess) -> None:
-    host = Host(BeliefService(lambda: guess))
+    host = Host(PredictionService(lambda: guess))
     guess.gate.clear()
     host.come("a")
     assert guess.inside.wait(20)
@@ -202,7 +198,7 @@ def test_a_stopping_host_does_not_wait_for_a_predictor_that_hangs(guess: Guess) 
     assert guess.calls == 1
 
 
-def test_a_belief_that_comes_too_late_is_counted_and_one_for_a_request_that_ended_is_nobodys(
+def test_a_prediction_that_comes_too_late_is_counted_and_one_for_a_request_that_ended_is_nobodys(
     host: Host, guess: Guess
 ) -> None:
     guess.gate.clear()
@@ -215,7 +211,7 @@ def test_a_belief_that_comes_too_late_is_counted_and_one_for_a_request_that_ende
     assert set(host.taken) == {"waits", "runs"}
 
 
-def test_a_key_that_is_used_again_does_not_get_the_belief_of_the_one_before(host: Host, guess: Guess) -> None:
+def test_a_key_that_is_used_again_does_not_get_the_prediction_of_the_one_before(host: Host, guess: Guess) -> None:
     guess.gate.clear()
     host.come("same", "first 400")
     assert guess.inside.wait(20)
@@ -228,7 +224,7 @@ def test_a_key_that_is_used_again_does_not_get_the_belief_of_the_one_before(host
 
 
 def test_a_full_queue_drops_questions_and_keeps_the_host_going(guess: Guess) -> None:
-    host = Host(BeliefService(lambda: guess, max_waiting=3))
+    host = Host(PredictionService(lambda: guess, max_waiting=3))
     guess.gate.clear()
     for n in range(50):
         host.come(str(n))
@@ -240,7 +236,7 @@ def test_a_full_queue_drops_questions_and_keeps_the_host_going(guess: Guess) -> 
 
 def test_a_question_that_has_grown_old_is_not_put(guess: Guess) -> None:
     clock = Clock()
-    host = Host(BeliefService(lambda: guess, patience_s=1000, deadline_s=30, clock=clock))
+    host = Host(PredictionService(lambda: guess, patience_s=1000, deadline_s=30, clock=clock))
     guess.gate.clear()
     host.come("first")
     assert guess.inside.wait(20)
@@ -249,12 +245,12 @@ def test_a_question_that_has_grown_old_is_not_put(guess: Guess) -> None:
     host.come("new")
     guess.gate.set()
     host.until(lambda: {"first", "new"} <= set(host.taken))
-    assert "about old 100" not in guess.believed
+    assert "about old 100" not in guess.predicted
     assert host.service.counts.dropped == 1
     host.service.close()
 
 
-def test_without_any_belief_the_history_of_that_llm_is_gone_by_and_before_it_the_wide_prior(host: Host) -> None:
+def test_without_any_prediction_the_history_of_that_llm_is_gone_by_and_before_it_the_wide_prior(host: Host) -> None:
     assert host.come("first", ask=False) is None
     host.service.ended("first", 40)
     for n in range(200):
@@ -273,7 +269,7 @@ def test_without_any_belief_the_history_of_that_llm_is_gone_by_and_before_it_the
 def test_cut_answers_are_learned_from_as_at_least_that_long() -> None:
     means = {}
     for censored in (True, False):
-        host = Host(BeliefService(None))
+        host = Host(PredictionService(None))
         for n in range(100):
             host.come(str(n))
             host.service.ended(str(n), 100, censored=censored)
@@ -305,7 +301,7 @@ def test_the_calibration_follows_answers_that_are_twice_as_long_as_predicted(hos
 
 
 def test_without_a_predictor_nothing_is_asked() -> None:
-    host = Host(belief_service("none"))
+    host = Host(prediction_service("none"))
     host.come("a")
     host.deliver()
     host.service.ended("a", 5)
@@ -339,7 +335,7 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.guess = Guess()
         self.clock = Clock()
-        self.service = BeliefService(lambda: self.guess, max_waiting=4, deadline_s=30, clock=self.clock)
+        self.service = PredictionService(lambda: self.guess, max_waiting=4, deadline_s=30, clock=self.clock)
         self.host = Host(self.service)
         worker = self.service._worker
         assert worker is not None
@@ -418,7 +414,7 @@ class AnyOrder(RuleBasedStateMachine):
         counts = self.service.counts
         assert counts.asked == counts.answered + counts.failed + counts.dropped
         measured = {key for key, (tokens, _) in self.ends.items() if tokens is not None}
-        predicted = {text.split()[0] for text in self.guess.believed}
+        predicted = {text.split()[0] for text in self.guess.predicted}
         assert {key for key, *_ in self.seen} == predicted & measured
         assert {key for key, _ in self.worker._inputs} <= self.open, "no prompt is kept longer than its request"
 
@@ -429,7 +425,7 @@ TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadli
 
 def test_many_questions_from_a_busy_host_are_each_answered_once() -> None:
     guess = Guess()
-    host = Host(BeliefService(lambda: guess, max_waiting=10_000))
+    host = Host(PredictionService(lambda: guess, max_waiting=10_000))
     for n in range(2000):
         host.come(str(n), f"{n} {1 + n}")
         if n % 7 == 0:
@@ -441,6 +437,6 @@ def test_many_questions_from_a_busy_host_are_each_answered_once() -> None:
     for n in range(2000):
         host.service.ended(str(n), 1 + n)
     host.until(lambda: host.service.counts.observed == 2000)
-    for key, belief in host.taken.items():
-        assert math.log(belief.quantile(0.5)) == pytest.approx(math.log(min(1000, 1 + int(key))), abs=0.5)
+    for key, prediction in host.taken.items():
+        assert math.log(prediction.quantile(0.5)) == pytest.approx(math.log(min(1000, 1 + int(key))), abs=0.5)
     host.service.close()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from lengthwise.predictors.evaluation import CEILING, PER_BOTH, PER_LLM, Evaluation, evaluate
 from lengthwise.reports.evaluation import html_report, tables, write_html
 from tests.predictors.rows import Knows, known_rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

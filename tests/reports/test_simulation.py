@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 import pytest
@@ -15,14 +15,10 @@ from lengthwise.reports.simulation_page import html_report
 from lengthwise.reports.simulation_requests import cdfs, length_heatmap, over_time, who_waited
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.grid import Plan, run_grid
+from lengthwise.simulator.grid_result import Grid
 from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import redraw
 from tests.simulator.builders import UNEVEN, fleet, requests
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lengthwise.simulator.cells import Grid
 
 FIGURES = (latency_against_load, mean_against_tail, cdfs, over_time, length_heatmap, who_waited)
 
@@ -47,7 +43,7 @@ def test_a_row_per_level_policy_and_predictor_in_every_table() -> None:
 def test_what_is_the_same_everywhere_is_in_the_title() -> None:
     table = tables(grid(predictors=("oracle",)))[-1]
     assert list(table.columns[:2]) == ["policy", "load"]
-    assert table.title.endswith("beliefs oracle")
+    assert table.title.endswith("predictions oracle")
     assert not any("gain" in column for column in table.columns)
 
 
@@ -108,7 +104,7 @@ def test_the_fuller_a_cell_of_the_heatmap_the_darker_it_is() -> None:
 def test_a_batch_has_no_load_to_speak_of() -> None:
     batch = requests([(8, 3), (8, 40), (8, 12)] * 5).replace(arrival_s=[0.0] * 15)
     found = run_grid(Plan(fleet(UNEVEN, seqs=2), ["fcfs", "sjf"]), lambda _: batch)
-    assert length_heatmap(found).says.startswith("All at once, beliefs oracle.")
+    assert length_heatmap(found).says.startswith("All at once, predictions oracle.")
 
 
 def test_every_point_of_mean_against_tail_lies_inside_its_panel() -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables, share, signed, to_json
-
-if TYPE_CHECKING:
-    import pytest
 
 
 @dataclass

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from lengthwise.routers.base import Routing
 from lengthwise.routers.kernel import ledger as kernel
 from lengthwise.routers.kernel.loads import Load
-
-if TYPE_CHECKING:
-    from lengthwise.routers.base import Routing
 
 SUMS = [
     Load.LIVE,

@@ -24,7 +24,7 @@ def test_the_tokens_an_engine_holds_are_those_of_the_prefixes_it_holds(kv_tokens
         prefix, shared, own = int(rng.integers(5)), int(rng.integers(1, 9)), int(rng.integers(0, 4))
         blocks = [100 * prefix + n for n in range(shared)] + [10**6 + 10 * number + n for n in range(own)]
         tokens = len(blocks) * BLOCK + int(rng.integers(BLOCK))
-        chosen = router.choose(Job(str(number), 0.0, tokens, belief=Point(50), blocks=blocks), 0.1 * number)
+        chosen = router.choose(Job(str(number), 0.0, tokens, prediction=Point(50), blocks=blocks), 0.1 * number)
         live.append((str(number), int(chosen.engine)))
         slot = router.slots[chosen.engine]
         idle = [node for node in router._held[slot] if not node.active.get(slot)]

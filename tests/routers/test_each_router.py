@@ -24,7 +24,7 @@ def blocks(prefix: int, length: int = 20, shared: int = 18, tail: int = 0) -> li
 
 def job(name: str, tokens: float = 100, prefix: int | None = None, **more: object) -> Job:
     hashes = () if prefix is None else blocks(prefix, tail=hash(name) % 1000)
-    return Job(name, 0.0, 20 * 64, belief=Point(int(tokens)), blocks=hashes, **more)  # type: ignore[arg-type]
+    return Job(name, 0.0, 20 * 64, prediction=Point(int(tokens)), blocks=hashes, **more)  # type: ignore[arg-type]
 
 
 def fleet(spec: str, *engines: EngineInfo) -> Router:
@@ -202,9 +202,9 @@ def test_lengthwise_counts_a_wait_for_a_place_again_for_who_comes_next(spec: str
 def test_lengthwise_fears_that_memory_runs_out() -> None:
     small, large = EngineInfo("a", FAST, kv_tokens=8_000), EngineInfo("b", FAST, kv_tokens=800_000)
     router = fleet("lengthwise", small, large)
-    wide = Job("wide", 0.0, 1000, belief=LogT(7.0, 1.0, 8192))
+    wide = Job("wide", 0.0, 1000, prediction=LogT(7.0, 1.0, 8192))
     assert chosen(router, wide) == "b"
-    assert router.choose(Job("w2", 0.0, 1000, belief=LogT(7.0, 1.0, 8192)), 0.0, ["a"]).terms["overflow"] > 0
+    assert router.choose(Job("w2", 0.0, 1000, prediction=LogT(7.0, 1.0, 8192)), 0.0, ["a"]).terms["overflow"] > 0
 
 
 def test_lengthwise_shuns_an_engine_that_others_keep_busy_until_nobody_says_so_any_more() -> None:
@@ -216,13 +216,13 @@ def test_lengthwise_shuns_an_engine_that_others_keep_busy_until_nobody_says_so_a
     assert busy == pytest.approx(free)
 
 
-def test_lengthwise_needs_neither_beliefs_nor_blocks() -> None:
+def test_lengthwise_needs_neither_predictions_nor_blocks() -> None:
     router = fleet("lengthwise")
     assert sorted(chosen(router, *(Job(str(n), 0.0, 500) for n in range(3)))) == ["a", "b", "c"]
 
 
-def test_only_those_that_look_at_beliefs_ask_a_host_to_predict() -> None:
-    assert [name for name in ("random", "e2", "e2_length", "lengthwise") if make_router(name).believes] == [
+def test_only_those_that_look_at_predictions_ask_a_host_to_predict() -> None:
+    assert [name for name in ("random", "e2", "e2_length", "lengthwise") if make_router(name).uses_predictions] == [
         "e2_length",
         "lengthwise",
     ]

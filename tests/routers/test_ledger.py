@@ -24,7 +24,7 @@ def ledger(*, seqs: int = 4, engines: int = 1) -> Ledger:
 
 
 def job(name: str, tokens: int = 100, prompt: int = 1000, **more: object) -> Job:
-    return Job(name, 0.0, prompt, belief=Point(tokens), **more)  # type: ignore[arg-type]
+    return Job(name, 0.0, prompt, prediction=Point(tokens), **more)  # type: ignore[arg-type]
 
 
 def left(books: Ledger, slot: int = 0) -> float:
@@ -35,15 +35,17 @@ def left(books: Ledger, slot: int = 0) -> float:
 
 @settings(deadline=None)
 @given(st.floats(2, 8), st.floats(0.1, 2.0), st.integers(1, 8000), st.integers(16, 8192))
-def test_what_is_left_of_an_answer_is_what_its_belief_says(mu: float, sigma: float, age: int, cap: int) -> None:
+def test_what_is_left_of_an_answer_is_what_its_prediction_says(mu: float, sigma: float, age: int, cap: int) -> None:
     if age >= cap:
         assert rest_of_log_t(_CURVE, mu, sigma, float(cap), float(age)) == 0
         return
-    belief = LogT(mu, sigma, cap)
-    if belief.survival(age) < 1e-7:  # near where beliefs count as outlived the two may differ on which side they are
+    prediction = LogT(mu, sigma, cap)
+    if (
+        prediction.survival(age) < 1e-7
+    ):  # near where predictions count as outlived the two may differ on which side they are
         return
     assert rest_of_log_t(_CURVE, mu, sigma, float(cap), float(age)) == pytest.approx(
-        belief.remaining(age).mean(), rel=0.005, abs=0.1
+        prediction.remaining(age).mean(), rel=0.005, abs=0.1
     )
 
 
@@ -76,9 +78,9 @@ def test_progress_corrects_the_clock_and_old_news_does_not() -> None:
     assert left(books) == pytest.approx(10)
 
 
-def test_who_outlives_a_belief_is_believed_anew() -> None:
+def test_who_outlives_a_prediction_is_predicted_anew() -> None:
     books = ledger()
-    books.sent(Job("a", 0.0, 1, belief=LogT(np.log(100.0), 0.3, 8192)), 0, 0.0, 0.0, NO_BLOCKS)
+    books.sent(Job("a", 0.0, 1, prediction=LogT(np.log(100.0), 0.3, 8192)), 0, 0.0, 0.0, NO_BLOCKS)
     books.sent(job("b", tokens=5000, prompt=1), 0, 60.0, 0.0, NO_BLOCKS)  # 600 steps later
     assert left(books) > 5000 + 50  # not negative, and not short: it has run six times its median
 

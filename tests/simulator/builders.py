@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from lengthwise.simulator import EngineSpec, Fleet, StepCost
+from lengthwise.simulator import CostModel, EngineSpec, Fleet, StepCost
 from lengthwise.workloads import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lengthwise.simulator import CostModel
 
 TICK = StepCost(prefill_base=1.0, decode_base=1.0, prefill_token=0.0, prefill_pair=0.0, decode=0.0, kv_token=0.0)
 """Every step takes one second."""

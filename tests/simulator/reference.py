@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from lengthwise.policies import Job, JobColumns, Policy, QueueView
+from lengthwise.simulator import EngineSpec
+from lengthwise.simulator.jobs import Jobs
 from lengthwise.simulator.kernel.steptime import chunk_cost, step_s
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lengthwise.simulator import EngineSpec
-    from lengthwise.simulator.jobs import Jobs
-    from lengthwise.simulator.traffic import Traffic
+from lengthwise.simulator.traffic import Traffic
 
 Identity = tuple[object, ...]
 
@@ -91,7 +87,7 @@ class Request:
     first_token: float = math.nan
     finish: float = math.nan
     cached: int = 0
-    believed: bool = True
+    predicted: bool = True
 
     @property
     def tokens(self) -> int:
@@ -127,8 +123,8 @@ class ReferenceEngine:
         given = self.traffic.requests[row]
         job = Job(str(row), float(given["arrival"]), int(given["prompt"]), priority=int(given["priority"]))
         job.tenant = self.traffic.workload.table["tenant"][row].as_py()
-        request = Request(job, row, int(given["output"]), believed=self.traffic.jobs.late is None)
-        _believe(request, self.traffic.jobs)
+        request = Request(job, row, int(given["output"]), predicted=self.traffic.jobs.late is None)
+        _predict(request, self.traffic.jobs)
         return request
 
     def _identity(self, request: Request, position: int) -> Identity:
@@ -170,14 +166,14 @@ class ReferenceEngine:
             assert one.job.generated < one.output_tokens
 
     def _take_in(self) -> None:
-        """Requests and beliefs that have come by now, in the order in which they came."""
+        """Requests and predictions that have come by now, in the order in which they came."""
         while True:
-            unknown = [one for one in self.arriving if not one.believed and one not in self.coming]
+            unknown = [one for one in self.arriving if not one.predicted and one not in self.coming]
             arrival = self.coming[0].job.arrival if self.coming else math.inf
-            belief = unknown[0].job.arrival + self.traffic.jobs.delay_s if unknown else math.inf
-            if min(arrival, belief) > self.now:
+            prediction = unknown[0].job.arrival + self.traffic.jobs.delay_s if unknown else math.inf
+            if min(arrival, prediction) > self.now:
                 return
-            if belief < arrival:
+            if prediction < arrival:
                 self._learn(unknown[0])
             elif self.spec.can_hold(self.coming[0].job.prompt_tokens, self.coming[0].output_tokens):
                 self._wait(self.coming.pop(0))
@@ -185,9 +181,9 @@ class ReferenceEngine:
                 self.refused.append(self.coming.pop(0).row)
 
     def _learn(self, request: Request) -> None:
-        request.believed = True
+        request.predicted = True
         before = request.job.median
-        _believe(request, self.traffic.jobs)
+        _predict(request, self.traffic.jobs)
         if self.rounds is not None and request in self.waiting:
             request.job.in_round = self.rounds.changed(request.job, request.job.in_round, before)
 
@@ -235,13 +231,13 @@ class ReferenceEngine:
         while self.running and (head := self.head()) is not None:
             if len(self.running) < self.spec.max_num_seqs and self._fits(head):
                 break
-            beliefs = sum(one.believed for one in self.arriving)
-            question = (head.row, *(one.row for one in self.running), beliefs)
-            again = self.policy.asks_again
+            predictions = sum(one.predicted for one in self.arriving)
+            question = (head.row, *(one.row for one in self.running), predictions)
+            again = self.policy.preempt_check_interval
             if question == self.nobody and (again == 0 or self.steps_since < again):
                 break
             columns = JobColumns.of(one.job for one in self.running)
-            index = self.policy.makes_room(columns, JobColumns.of([head.job]), self.now)
+            index = self.policy.find_victim(columns, JobColumns.of([head.job]), self.now)
             if index is None:
                 self.nobody, self.steps_since = question, 0
                 break
@@ -263,7 +259,7 @@ class ReferenceEngine:
                     index += 1
                     break
                 else:
-                    readiness = self.policy.yielding(JobColumns.of(one.job for one in self.running), self.now)
+                    readiness = self.policy.eviction_scores(JobColumns.of(one.job for one in self.running), self.now)
                     victim = max(enumerate(self.running), key=lambda one: (readiness[one[0]], one[0]))[1]
                 position = self.running.index(victim)
                 index -= position < index
@@ -386,19 +382,19 @@ class ReferenceEngine:
         return sum(map(self._reservation, [*self.running, request])) <= self.spec.kv_blocks
 
     def _peak(self, request: Request) -> int:
-        """Play it forward: everybody generates until its believed end, then gives back what it holds."""
+        """Play it forward: everybody generates until its predicted end, then gives back what it holds."""
         partly = self.spec.block_size - 1  # the last block of each may hold one token only
-        everybody = [(self._believed_left(one), one.tokens + partly) for one in (*self.running, request)]
+        everybody = [(self._predicted_left(one), one.tokens + partly) for one in (*self.running, request)]
         return max(
             sum(held + steps for left, held in everybody if left >= steps) for steps in {left for left, _ in everybody}
         )
 
-    def _believed_left(self, request: Request) -> int:
-        rungs = self.traffic.believed_length[request.row].tolist()
+    def _predicted_left(self, request: Request) -> int:
+        rungs = self.traffic.predicted_length[request.row].tolist()
         return next((rung - request.job.generated for rung in rungs if rung > request.job.generated), 1)
 
     def _reservation(self, request: Request) -> int:
-        request.allotted = request.allotted or int(self.traffic.believed_length[request.row][0])
+        request.allotted = request.allotted or int(self.traffic.predicted_length[request.row][0])
         return min(self._needed(request.job.prompt_tokens + request.allotted - 1), self.spec.kv_blocks)
 
     def _overdrawn(self, request: Request, tokens: int) -> bool:
@@ -408,8 +404,8 @@ class ReferenceEngine:
         return True
 
 
-def _believe(request: Request, jobs: Jobs) -> None:
+def _predict(request: Request, jobs: Jobs) -> None:
     """Let the job say what the columns say."""
-    columns = jobs.stages[-1 if request.believed else 0]
+    columns = jobs.stages[-1 if request.predicted else 0]
     names = ("expected", "tail", "mu", "sigma", "cap", "foretold")
     request.job.told(**{name: float(getattr(columns, name)[request.row]) for name in names})

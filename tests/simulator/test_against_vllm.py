@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,15 +16,14 @@ from tests.engines.need import need_vllm
 
 need_vllm()
 
+from pathlib import Path
+
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.workloads import Workload
 from tests.engines.scheduling import BLOCK_SIZE, make_request, make_scheduler, spoken, tiny_model
 from tests.simulator.builders import engine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SLOTS = 6
 BUDGET = 96

@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
+from lengthwise.policies import Job
 from lengthwise.simulator import Capacity, Fleet, RoundRobin, measure_capacity, simulate
 from tests.simulator.builders import TICK, UNEVEN, engine, fleet, requests
-
-if TYPE_CHECKING:
-    from lengthwise.policies import Job
 
 
 def test_one_slot_under_fcfs_is_a_fifo_queue() -> None:
@@ -82,7 +78,7 @@ def test_routing_one_by_one_is_the_same_as_dealing_all_out_ahead(policy: str) ->
     assert ahead.to_table().equals(singly.to_table())
 
 
-def test_oracle_orders_by_true_length_and_without_a_belief_order_is_arrival() -> None:
+def test_oracle_orders_by_true_length_and_without_a_prediction_order_is_arrival() -> None:
     workload, one_slot = requests([(2, 9), (2, 1), (2, 5)]), fleet(seqs=1)
     assert simulate(workload, one_slot, "sjf").admitted() == [1, 2, 0]
     assert simulate(workload, one_slot, "sjf", predictor="none").admitted() == [0, 1, 2]

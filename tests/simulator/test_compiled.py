@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.policies import make_policy
-from lengthwise.simulator import Fleet, Outcome, believe, simulate
+from lengthwise.simulator import Fleet, Outcome, predict_workload, simulate
 from lengthwise.simulator.traffic import Traffic
 from lengthwise.workloads import Workload
 from tests.simulator.builders import UNEVEN, engine
@@ -74,7 +74,7 @@ def cases(draw: st.DrawFn) -> Case:
         spec = replace(spec, max_model_len=48, max_num_batched_tokens=budget, chunked_prefill=False)
         large = replace(large, max_model_len=512, max_num_batched_tokens=512, chunked_prefill=False)
     options = {
-        "belief_delay_s": draw(st.sampled_from([0.0, 0.0, 0.03, 0.5])),
+        "prediction_delay_s": draw(st.sampled_from([0.0, 0.0, 0.03, 0.5])),
         "decision_s": draw(st.sampled_from([0.0, 0.002])),
     }
     predictor = draw(st.sampled_from(["oracle", "none", "noisy:log=0.6"]))
@@ -83,9 +83,9 @@ def cases(draw: st.DrawFn) -> Case:
 
 def plainly(case: Case) -> list[ReferenceEngine]:
     quantile = None if case.fleet.engines[0].admission == "prompt" else case.fleet.engines[0].admission_quantile
-    beliefs = believe(case.workload, case.predictor)
-    delay = case.options["belief_delay_s"]
-    traffic = Traffic.of(case.workload, beliefs, belief_delay_s=delay, quantile=quantile)
+    predictions = predict_workload(case.workload, case.predictor)
+    delay = case.options["prediction_delay_s"]
+    traffic = Traffic.of(case.workload, predictions, prediction_delay_s=delay, quantile=quantile)
     hosts = []
     for number, spec in enumerate(case.fleet.engines):
         rows = range(number, len(case.workload), len(case.fleet))

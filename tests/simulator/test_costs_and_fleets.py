@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,6 @@ from lengthwise.errors import InputError
 from lengthwise.simulator import ENGINES, Fleet, StepCost, find_engine
 from lengthwise.simulator.engine_file import engine_yaml
 from tests.simulator.builders import TICK, UNEVEN, engine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
 from lengthwise.routers import ROUTERS
-from lengthwise.simulator import Fleet, KvLink, Pools, simulate, simulate_disaggregated
+from lengthwise.simulator import Fleet, KvLink, Outcome, Pools, simulate, simulate_disaggregated
 from lengthwise.simulator.pools import Transfers
+from lengthwise.workloads import Workload
 from tests.simulator.builders import TICK, UNEVEN, fleet, requests
 from tests.simulator.test_routing import shared_prefixes
-
-if TYPE_CHECKING:
-    from lengthwise.simulator import Outcome
-    from lengthwise.workloads import Workload
 
 FREE = KvLink(math.inf, 0.0)
 BYTES = 1000
@@ -187,7 +184,7 @@ def test_ports_send_and_take_in_one_at_a_time() -> None:
     assert transfers.send(1, 0, 0, 9.0) == pytest.approx(9.5)
 
 
-def test_order_in_the_decode_pool_is_by_the_refreshed_belief() -> None:
+def test_order_in_the_decode_pool_is_by_the_refreshed_prediction() -> None:
     workload = requests([(4, 2), (4, 30), (4, 20), (4, 10)], [0.0, 1.0, 2.0, 3.0])
     engines = sent(cost=UNEVEN, engines=2, seqs=1)
     slow = Fleet((engines.engines[0], replace(engines.engines[1], cost=TICK)))

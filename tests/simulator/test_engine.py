@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.simulator import EngineSpec, Fleet, Outcome, simulate
+from lengthwise.workloads import Workload
 from tests.simulator.builders import TICK, UNEVEN, engine, fleet, requests
-
-if TYPE_CHECKING:
-    from lengthwise.workloads import Workload
 
 
 def serve(spec: EngineSpec, workload: Workload, policy: str = "fcfs", **options: Any) -> Outcome:
@@ -162,12 +160,12 @@ def test_a_decision_takes_the_time_that_is_given_for_it() -> None:
     assert outcome.finish.tolist() == [2.25, 2.25, 3.375]
 
 
-def test_a_late_belief_counts_from_when_it_comes() -> None:
-    # One slot. b and c arrive while a runs; without beliefs they are alike, and b came first. The shorter one is c.
+def test_a_late_prediction_counts_from_when_it_comes() -> None:
+    # One slot. b and c arrive while a runs; without predictions they are alike, and b came first. The shorter one is c.
     workload = requests([(2, 4), (2, 9), (2, 2)], [0.0, 0.5, 0.5])
     assert admissions(serve(engine(seqs=1), workload, "sjf")) == [0, 2, 1]
-    assert admissions(serve(engine(seqs=1), workload, "sjf", belief_delay_s=3.0)) == [0, 2, 1]
-    assert admissions(serve(engine(seqs=1), workload, "sjf", belief_delay_s=4.0)) == [0, 1, 2]
+    assert admissions(serve(engine(seqs=1), workload, "sjf", prediction_delay_s=3.0)) == [0, 2, 1]
+    assert admissions(serve(engine(seqs=1), workload, "sjf", prediction_delay_s=4.0)) == [0, 1, 2]
 
 
 def test_a_running_request_yields_to_a_shorter_one_where_the_policy_preempts() -> None:
@@ -188,7 +186,7 @@ def test_by_its_future_peak_a_request_waits_until_memory_will_suffice() -> None:
     assert 0.0 < foreseen.started[1] < foreseen.finish[0]
 
 
-def test_a_reservation_holds_prompt_and_believed_answer() -> None:
+def test_a_reservation_holds_prompt_and_predicted_answer() -> None:
     workload = requests([(2, 6), (2, 6)])
     reserved = serve(engine(blocks=12, block_size=1, admission="reserve"), workload)
     assert reserved.started[1] == reserved.finish[0]  # 7 + 7 tokens do not fit together

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.simulator import Fleet, believe, simulate
+from lengthwise.simulator import Fleet, predict_workload, simulate
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.workloads import Workload, redraw
 from tests.simulator.builders import UNEVEN, fleet, requests
@@ -31,7 +31,7 @@ def test_every_cell_is_the_plain_simulation_of_its_seed() -> None:
         ("sjf", "oracle"),
     ]
     workload = draw(5).replace(arrival_s=draw(5).arrival_s / 9.0)
-    alone = simulate(workload, engines(), "sjf", predictor=believe(workload, "noisy:log=0.5", seed=5))
+    alone = simulate(workload, engines(), "sjf", predictor=predict_workload(workload, "noisy:log=0.5", seed=5))
     assert grid.cells[1].outcomes[1].finish.tolist() == alone.finish.tolist()
 
 
@@ -60,7 +60,7 @@ def test_the_gain_captured_is_all_of_it_with_true_lengths_and_none_without_any()
     plan = Plan(engines(), ["fcfs", "sjf"], ["oracle", "none"], loads=[1.3], seeds=range(5))
     fcfs, oracle, none = (grid := run_grid(plan, draw)).cells
     assert grid.gain_captured(oracle, "e2e_s") == 1.0
-    assert grid.gain_captured(none, "e2e_s") == pytest.approx(0.0, abs=0.05)  # SJF on equal beliefs is FCFS
+    assert grid.gain_captured(none, "e2e_s") == pytest.approx(0.0, abs=0.05)  # SJF on equal predictions is FCFS
     assert math.isnan(grid.gain_captured(fcfs, "e2e_s"))
     assert grid.ratio(oracle, "e2e_s", "mean").high < 1
 
@@ -72,8 +72,8 @@ def test_without_fcfs_there_is_no_ratio() -> None:
 
 def test_a_model_reads_the_prompts_of_all_seeds_as_if_each_were_alone() -> None:
     grid = run_grid(Plan(engines(), ["fcfs"], ["fast"], loads=[0.5], seeds=[0, 1]), draw)
-    for seed, pooled in zip(grid.seeds, grid.beliefs["fast"], strict=True):
-        np.testing.assert_allclose(pooled.mu, believe(draw(seed), "fast").mu)
+    for seed, pooled in zip(grid.seeds, grid.predictions["fast"], strict=True):
+        np.testing.assert_allclose(pooled.mu, predict_workload(draw(seed), "fast").mu)
 
 
 def test_progress_only_goes_up_and_ends_at_one() -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
-from lengthwise.simulator import believe
+from lengthwise.simulator import predict_workload
 from lengthwise.simulator.kernel import entry, records
 from lengthwise.simulator.traffic import Traffic
 from tests.simulator.builders import requests
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_looking_at_the_simulator_loads_neither_the_compiler_nor_statistics() -> None:
@@ -45,7 +42,7 @@ def test_a_routed_job_says_all_that_the_workload_knows() -> None:
     workload = requests(
         [(9, 5), (3, 2)], [0.0, 1.5], blocks=[[7, 8], []], block_size=4, llm=["x", None], session=["s", None]
     )
-    traffic = Traffic.of(workload, believe(workload, "oracle"))
+    traffic = Traffic.of(workload, predict_workload(workload, "oracle"))
     job = traffic.job(0)
     assert (job.id, job.arrival, job.prompt_tokens, job.llm, job.session, list(job.blocks)) == (
         "0",
@@ -55,15 +52,15 @@ def test_a_routed_job_says_all_that_the_workload_knows() -> None:
         "s",
         [7, 8],
     )
-    assert (job.expected, job.belief is not None and job.belief.mean()) == (5.0, 5.0)
-    late = Traffic.of(workload, believe(workload, "oracle"), belief_delay_s=1.0).job(1)
-    assert late.belief is None
+    assert (job.expected, job.prediction is not None and job.prediction.mean()) == (5.0, 5.0)
+    late = Traffic.of(workload, predict_workload(workload, "oracle"), prediction_delay_s=1.0).job(1)
+    assert late.prediction is None
     assert late.expected > 100  # the wide prior's
 
 
 def test_requests_are_laid_out_as_they_come() -> None:
     workload = requests([(9, 5), (3, 2)], [0.0, 1.5])
-    table = Traffic.of(workload, believe(workload, "none")).requests
+    table = Traffic.of(workload, predict_workload(workload, "none")).requests
     assert table["prompt"].tolist() == [9, 3]
     assert table["output"].tolist() == [5, 2]
     assert np.isnan(table["finish"]).all()

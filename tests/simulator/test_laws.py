@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import given, settings
@@ -11,10 +10,8 @@ from hypothesis import strategies as st
 
 from lengthwise.policies import POLICIES
 from lengthwise.simulator import EngineSpec, Fleet, Outcome, simulate
+from lengthwise.workloads import Workload
 from tests.simulator.builders import UNEVEN, engine, requests
-
-if TYPE_CHECKING:
-    from lengthwise.workloads import Workload
 
 policies = st.sampled_from(sorted(POLICIES))
 predictors = st.sampled_from(["oracle", "none"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lengthwise.lengths import Point
 from lengthwise.policies import Job, PolicyQueue, make_policy
-from lengthwise.simulator import Fleet, Outcome, believe, simulate
+from lengthwise.simulator import Fleet, Outcome, predict_workload, simulate
 from lengthwise.workloads import Workload
 from tests.simulator.builders import UNEVEN, engine
 
@@ -52,8 +52,8 @@ def test_what_is_computed_again_is_at_most_times_prompt_and_c_times_the_predicti
     outcome = served(workload, f"srpt:c={c:g},times={times}", predictor, caching=caching)
     assert np.isfinite(outcome.finish).all()
     assert outcome.preemptions.max() <= times
-    foretold = believe(workload, predictor).expected_and_tail()[0]
-    once = outcome.input_tokens + np.floor(c * foretold + 1e-9)
+    initial_expected = predict_workload(workload, predictor).expected_and_tail()[0]
+    once = outcome.input_tokens + np.floor(c * initial_expected + 1e-9)
     assert (outcome.recomputed_tokens <= times * once).all()
 
 
@@ -97,7 +97,7 @@ def test_c_alone_does_not_bound_what_is_computed_again() -> None:
 
 
 def test_memory_takes_first_from_who_has_not_yielded_often() -> None:
-    tired, fresh = (Job(name, 0.0, belief=Point(length)) for name, length in (("tired", 100), ("fresh", 50)))
+    tired, fresh = (Job(name, 0.0, prediction=Point(length)) for name, length in (("tired", 100), ("fresh", 50)))
     srpt = make_policy("srpt:c=0.8,times=2")
     assert srpt.victim([tired, fresh], None, 0.0) is tired
     tired.preemptions = 2
@@ -108,7 +108,7 @@ def test_memory_takes_first_from_who_has_not_yielded_often() -> None:
 @pytest.mark.parametrize("policy", ["srpt:c=0.8", "gittins", "bounded(srpt:c=0.8):overtakes=0"])
 def test_who_is_preempted_waits_before_its_equals_and_in_its_round(policy: str) -> None:
     queue = PolicyQueue(make_policy(policy))
-    preempted, equal = Job("preempted", 0.0, belief=Point(100)), Job("equal", 1.0, belief=Point(100))
+    preempted, equal = Job("preempted", 0.0, prediction=Point(100)), Job("equal", 1.0, prediction=Point(100))
     queue.push(preempted, 0.0)
     assert queue.pop(0.0) is preempted
     round_before = preempted.in_round

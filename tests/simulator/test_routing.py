@@ -1,22 +1,19 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Collection
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from lengthwise.policies import Job
 from lengthwise.routers import ROUTERS, Admitted, Event, Finished
 from lengthwise.simulator import Fleet, RoundRobin, StepCost, simulate
 from lengthwise.simulator.routing import Routed, speed_of
+from lengthwise.workloads import Workload
 from lengthwise.workloads.discrete import DiscreteLengths
 from lengthwise.workloads.react import react_workload
 from tests.simulator.builders import UNEVEN, engine, fleet, requests
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from lengthwise.policies import Job
-    from lengthwise.workloads import Workload
 
 
 def shared_prefixes(n: int = 200, rate: float = 40.0) -> Workload:

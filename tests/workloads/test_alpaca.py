@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,9 +9,6 @@ import pytest
 from lengthwise.errors import InputError
 from lengthwise.workloads import LeftOut, load_alpaca
 from lengthwise.workloads.alpaca import ALPACA, ALPACA_LLM, load_alpaca_lengths
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

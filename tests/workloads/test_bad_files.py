@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,9 +11,6 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.workloads import load_trace, read_workload, write_workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CSV = "arrival_s,input_tokens,output_tokens\n"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,6 @@ import pytest
 from lengthwise.errors import InputError
 from lengthwise.workloads import LeftOut, LengthSamples, castillo_workload, load_castillo
 from lengthwise.workloads.castillo import PACKAGED
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 

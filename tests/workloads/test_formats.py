@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,6 @@ from hypothesis import HealthCheck, given, settings
 
 from lengthwise.workloads import LeftOut, Workload, load_trace, read_workload, write_workload
 from tests.workloads.strategies import workloads
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 reuses_the_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,6 @@ from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples, load_castillo
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def samples(*lengths: list[int], **columns: Any) -> LengthSamples:

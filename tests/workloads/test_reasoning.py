@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.reasoning import LIMIT, SENTENCE, load_reasoning, pair, read_reasoning, with_sentence
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def answers(ids: list[str], **more: Any) -> LengthSamples:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lengthwise.workloads import LengthSamples, load_castillo, load_trace
 from lengthwise.workloads.data_home import sample
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FOLDER = sample("CREDITS.md").parent
 

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.workloads import LeftOut, read_workload
 from lengthwise.workloads.sharegpt import estimate_tokens
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def turn(role: str, text: str) -> dict[str, str]:

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.workloads import TRACES, load_trace, load_workload, read_workload, write_workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_packaged_trace_is_always_here() -> None:

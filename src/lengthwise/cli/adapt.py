@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lengthwise.cli.shown import need_folder
+from lengthwise.cli.output import need_folder
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables, share, to_json
 
@@ -70,7 +70,7 @@ def _table(report: Report) -> Table:
             for name, each in kinds.items()
         ],
         notes=[
-            "each prompt's lengths against a belief learned from the other prompts only; CRPS and MAE in tokens",
+            "each prompt's lengths against a prediction learned from the other prompts only; CRPS and MAE in tokens",
             "mostly " + ", ".join(f"{weight:+.2f} {llm.rsplit('/', 1)[-1]}" for llm, weight in most),
         ],
     )

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lengthwise.cli.shown import need_folder
+from lengthwise.cli.output import need_folder
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import print_tables, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lengthwise.experiments.evidence.bench import Bench
-    from lengthwise.experiments.evidence.plan import Cell
-    from lengthwise.experiments.evidence.store import Store
+    from lengthwise.bench.evidence.bench import Bench
+    from lengthwise.bench.evidence.plan import Cell
+    from lengthwise.bench.evidence.store import Store
 
 app = typer.Typer(no_args_is_help=True, help="Measurements on real engines.")
 
@@ -80,10 +79,10 @@ def engine(
     Example: `lengthwise bench engine --load 0.7,1.1 --report out.html`
     """
     # HTTP and what predicts take a while to import, which the other commands need not pay.
-    from lengthwise.experiments.evidence.bench import Bench, from_outside
-    from lengthwise.experiments.evidence.plan import Asked
-    from lengthwise.experiments.evidence.store import Store
-    from lengthwise.experiments.evidence.traffic import Sizes
+    from lengthwise.bench.evidence.bench import Bench, from_outside
+    from lengthwise.bench.evidence.plan import Asked
+    from lengthwise.bench.evidence.store import Store
+    from lengthwise.bench.evidence.traffic import Sizes
 
     if url is not None and at_once > 1:
         raise InputError("--at-once with --url", hint="one server is measured at a time: leave out one of them")
@@ -140,12 +139,12 @@ def _show_plan(bench: Bench, cells: Sequence[Cell], *, as_json: bool) -> None:
 
 
 def _report(store: Store, report: Path | None, page: Path | None, *, as_json: bool) -> None:
-    from lengthwise.experiments.evidence.analysis import analyse
-    from lengthwise.experiments.evidence.figures import html_report, still_figure
-    from lengthwise.experiments.evidence.own import ceiling_of
-    from lengthwise.experiments.evidence.page import kept_by_hand, markdown
-    from lengthwise.experiments.evidence.targets import target_table
-    from lengthwise.experiments.evidence.view import tables
+    from lengthwise.bench.evidence.analysis import analyse
+    from lengthwise.bench.evidence.figures import html_report, still_figure
+    from lengthwise.bench.evidence.own import ceiling_of
+    from lengthwise.bench.evidence.page import kept_by_hand, markdown
+    from lengthwise.bench.evidence.targets import target_table
+    from lengthwise.bench.evidence.view import tables
 
     results = store.results()
     if not results:

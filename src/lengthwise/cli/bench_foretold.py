@@ -11,7 +11,7 @@ from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import print_tables, to_json
 
 
-def foretold(
+def initial_expected(
     out: Annotated[Path, typer.Argument(help="The folder of results of `lengthwise bench engine`.")],
     engine: Annotated[
         Path | None, typer.Option("--engine", help="An engine's file, instead of a fit on the other cells' steps.")
@@ -24,15 +24,15 @@ def foretold(
 ) -> None:
     """Replay measured cells in the simulator and print how far it is off, policy by policy.
 
-    The same arrivals, prompts, lengths and beliefs. Each cell is simulated with a cost model fitted on the logged steps
+    The same arrivals, prompts, lengths and predictions. Each cell is simulated with a cost model fitted on the logged steps
     of the setting's others. `--draws 40` also says how much the next repeats may differ from the few there are.
 
     Example: `lengthwise bench foretold out/evidence`
     """
-    from lengthwise.experiments.evidence.store import Store
-    from lengthwise.experiments.foretold.draws import draw_again
-    from lengthwise.experiments.foretold.study import foretell
-    from lengthwise.experiments.foretold.view import draws_table, facts, tables
+    from experiments.simulator_error.draws import draw_again
+    from experiments.simulator_error.study import foretell
+    from experiments.simulator_error.view import draws_table, facts, tables
+    from lengthwise.bench.evidence.store import Store
     from lengthwise.simulator.engine_file import read_engine
 
     with late_bar() as bar:

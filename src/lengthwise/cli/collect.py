@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +16,6 @@ from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples, load_castillo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lengthwise.engines.collect import CollectPlan, CollectReport, Prompt
 
 

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from lengthwise.cli.lengths import load_samples
 from lengthwise.cli.workload import fact_table, facts
-from lengthwise.experiments.castillo.profile import profile_castillo
-from lengthwise.experiments.castillo.profile_view import tables
+from lengthwise.reports.castillo_profile import tables
 from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.workloads import load_workload
+from lengthwise.workloads.castillo_profile import profile_castillo
 
 
 def describe(
@@ -42,7 +42,7 @@ def describe(
     else:
         print_tables(tables(profile))
     if not no_plot:
-        from lengthwise.experiments.castillo.profile_plot import draw  # Matplotlib takes half a second to load
+        from lengthwise.reports.castillo_profile_figures import draw  # Matplotlib takes half a second to load
 
         draw(profile, plot)
         typer.echo(f"figure: {plot}", err=as_json)

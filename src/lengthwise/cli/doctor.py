@@ -53,7 +53,7 @@ def doctor(
 ) -> None:
     """Say what is installed, what is missing for which command, and how to get it.
 
-    The core (beliefs, workloads, traces, reports) needs nothing beyond the plain install; what is listed as
+    The core (predictions, workloads, traces, reports) needs nothing beyond the plain install; what is listed as
     missing is only missed by the commands named beside it.
     """
     home = data_home()

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from lengthwise.cli import engine_fit
-from lengthwise.cli.shown import need_folder
+from lengthwise.cli.output import need_folder
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.errors import InputError
 from lengthwise.predictors.service import DEFAULT_PREDICTOR
@@ -37,7 +37,9 @@ def engine(
     predictor: Predictor = DEFAULT_PREDICTOR,
     probe: Annotated[
         str | None,
-        typer.Option("--probe", help="Refine beliefs by the LLM's hidden states: default, or a probe's file (.lw)."),
+        typer.Option(
+            "--probe", help="Refine predictions by the LLM's hidden states: default, or a probe's file (.lw)."
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 for any free port.")] = 8000,

@@ -15,8 +15,8 @@ from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables
 
 if TYPE_CHECKING:
+    from lengthwise.engines.endpoint_probe import ProbePlan
     from lengthwise.engines.fit import FittedCost, StepTimes
-    from lengthwise.engines.probe import ProbePlan
     from lengthwise.engines.steps import EngineFacts
 
 Url = Annotated[str | None, typer.Option("--url", help="Probe this OpenAI endpoint, which must be idle otherwise.")]
@@ -82,8 +82,8 @@ def _probed(
     url: str, model: str | None, seqs: int | None, batched: int | None, kv_tokens: int | None, longest: int
 ) -> tuple[StepTimes, EngineFacts]:
     from lengthwise.engines.client import engine_url
-    from lengthwise.engines.limits import told_facts
-    from lengthwise.engines.probe import ProbePlan
+    from lengthwise.engines.endpoint_probe import ProbePlan
+    from lengthwise.engines.engine_limits import told_facts
 
     url = engine_url(url)
     facts = asyncio.run(
@@ -95,7 +95,7 @@ def _probed(
 
 def _embedded(seqs: int, longest: int) -> tuple[StepTimes, EngineFacts]:
     from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
-    from lengthwise.engines.probe import ProbePlan
+    from lengthwise.engines.endpoint_probe import ProbePlan
 
     sizes = tuple(size for size in (1, 2, 4, 8, 16) if size <= seqs)
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +108,7 @@ def _embedded(seqs: int, longest: int) -> tuple[StepTimes, EngineFacts]:
 
 
 def _run(plan: ProbePlan) -> StepTimes:
-    from lengthwise.engines.probe import probe
+    from lengthwise.engines.endpoint_probe import probe
 
     with late_bar() as bar:
         return asyncio.run(probe(plan, lambda share: bar("probing", share)))

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from lengthwise.cli.lengths import load_samples
-from lengthwise.cli.shown import need_folder
-from lengthwise.experiments.evaluate import run
+from lengthwise.cli.output import need_folder
 from lengthwise.predictors.baselines import CAP
+from lengthwise.predictors.evaluation_run import run
 from lengthwise.reports.evaluation import tables, write_html
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import print_tables, to_json

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import typer
 
 from lengthwise.errors import InputError
-from lengthwise.reports.reasons import reasons_table
+from lengthwise.reports.routing_trace import reasons_table
 from lengthwise.reports.tables import print_tables, to_json
-from lengthwise.simulator.reasons import COLUMNS, read_reasons
+from lengthwise.simulator.routing_trace import COLUMNS, read_reasons
 
 
 def explain(

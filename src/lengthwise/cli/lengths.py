@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 import typer
 
 from lengthwise.errors import InputError
-from lengthwise.experiments.length_families.study import sample_prompts, study_families
-from lengthwise.experiments.length_families.view import tables
+from lengthwise.reports.length_families import tables
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.castillo import PACKAGED
+from lengthwise.workloads.length_families import sample_prompts, study_families
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Distributions of real answer lengths.")
 
@@ -55,7 +55,7 @@ def fit(
     else:
         print_tables(tables(result))
     if not no_plot:
-        from lengthwise.experiments.length_families.plot import draw  # Matplotlib takes half a second to load
+        from lengthwise.reports.length_families_figures import draw  # Matplotlib takes half a second to load
 
         draw(result, plot)
         typer.echo(f"figure: {plot}", err=as_json)

@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lengthwise.lengths import Belief, tail_inflated_expectation
+from lengthwise.lengths import BaseDistribution, tail_inflated_expectation
+from lengthwise.predictors.castillo_api import BIN_WIDTH, p99_class
 from lengthwise.predictors.contract import PredictionInput
 from lengthwise.predictors.load import load_predictor
-from lengthwise.predictors.paper_call import BIN_WIDTH, p99_class
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 BETAS = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -29,14 +29,14 @@ def predict(
     max_tokens: Annotated[int | None, typer.Option(help="The most tokens the answer may have.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """How long an LLM's answer to a prompt will be: a belief, not a number.
+    """How long an LLM's answer to a prompt will be: a prediction, not a number.
 
     Example: `lengthwise predict "Introduce Nanjing University in China." --llm llama-3.2-3B`
     """
     prompt = sys.stdin.read() if text == "-" else text
-    beliefs = load_predictor(predictor).predict([PredictionInput(prompt, llm, max_tokens=max_tokens)])
-    belief = beliefs[0]
-    found = _facts(belief, float(beliefs.sample_mean[0]), float(beliefs.sample_std[0]), bin_width)
+    predictions = load_predictor(predictor).predict([PredictionInput(prompt, llm, max_tokens=max_tokens)])
+    prediction = predictions[0]
+    found = _facts(prediction, float(predictions.sample_mean[0]), float(predictions.sample_std[0]), bin_width)
     if as_json:
         typer.echo(json.dumps({"llm": llm, "predictor": predictor, **found}, indent=2))
         return
@@ -45,19 +45,19 @@ def predict(
     console.print(_interval(found["quantiles"]))
 
 
-def _facts(belief: Any, mean: float, std: float, bin_width: int) -> dict[str, Any]:  # noqa: ANN401
+def _facts(prediction: Any, mean: float, std: float, bin_width: int) -> dict[str, Any]:  # noqa: ANN401
     if not math.isfinite(mean + std):
-        mean, std = belief.mean(), belief.std()
+        mean, std = prediction.mean(), prediction.std()
     facts: dict[str, Any] = {
         "mean": mean,
         "std": std,
-        "belief_mean": belief.mean(),
-        "belief_std": belief.std(),
-        "quantiles": {f"{q:g}": belief.quantile(q) for q in QUANTILES},
+        "prediction_mean": prediction.mean(),
+        "prediction_std": prediction.std(),
+        "quantiles": {f"{q:g}": prediction.quantile(q) for q in QUANTILES},
         **p99_class(mean, std, bin_width),
     }
-    if isinstance(belief, Belief):
-        facts["tie"] = {f"{beta:g}": tail_inflated_expectation(belief, beta) for beta in BETAS}
+    if isinstance(prediction, BaseDistribution):
+        facts["tie"] = {f"{beta:g}": tail_inflated_expectation(prediction, beta) for beta in BETAS}
     return facts
 
 
@@ -66,7 +66,7 @@ def _table(found: dict[str, Any]) -> Table:
     low, high = found["predicted_p99_range"]
     table.add_row("mean of repeated answers", f"{found['mean']:,.0f} tokens")
     table.add_row("their std", f"{found['std']:,.0f}")
-    table.add_row("mean of the belief", f"{found['belief_mean']:,.0f}, std {found['belief_std']:,.0f}")
+    table.add_row("mean of the prediction", f"{found['prediction_mean']:,.0f}, std {found['prediction_std']:,.0f}")
     for q, tokens in found["quantiles"].items():
         table.add_row(f"{float(q):.0%} of answers within", f"{tokens:,.0f}")
     table.add_row("P99 class", f"{found['predicted_p99_class']}: {low:,} to {high:,}")

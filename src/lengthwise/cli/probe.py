@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lengthwise.cli.collect import read_prompts
-from lengthwise.cli.shown import need_folder, show
+from lengthwise.cli.output import need_folder, show
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import share
@@ -30,7 +30,7 @@ def train(
     states: Annotated[Path, typer.Argument(help="A folder that `probe collect` wrote.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Model file to write.")],
     predictor: Annotated[
-        str, typer.Option(help="What is believed from the prompt: `default`, `fast` or a model file.")
+        str, typer.Option(help="What is predicted from the prompt: `default`, `fast` or a model file.")
     ] = "default",
     llm: Annotated[str, typer.Option(help="The LLM whose states these are.")] = EMBEDDED,
     bins: Annotated[BinKind, typer.Option(help="Bins to the cap that grow, or TRAIL's ten on 0 to 512.")] = BinKind.LOG,
@@ -52,13 +52,13 @@ def train(
         from lengthwise.predictors.probe.learn import Recipe
     except ModuleNotFoundError as error:
         raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
-    from lengthwise.experiments.trail.probe_view import html_report, plain, tables
     from lengthwise.predictors.probe import log_bins, paper_bins, write_probe
     from lengthwise.predictors.probe.run import train_probe
     from lengthwise.predictors.probe.states import read_states
+    from lengthwise.reports.probe import html_report, plain, tables
 
     with late_bar() as bar:
-        bar("beliefs from the prompts", 0.0)
+        bar("predictions from the prompts", 0.0)
         found = read_states(states, predictor, llm)
         chosen = paper_bins() if bins is BinKind.PAPER else log_bins(found.cap)
         recipe = Recipe(epochs=epochs, seed=seed)
@@ -115,7 +115,7 @@ def collect(
         raise InputError(f"'{layers}' names no layers", field="--layers", hint="such as 10,15,20") from error
     asked = read_prompts(prompts)[:limit]
     try:
-        from lengthwise.engines.speaking import collect_states
+        from lengthwise.engines.hidden_states import collect_states
         from lengthwise.predictors.probe.generate import Speech
     except ModuleNotFoundError as error:
         raise InputError(f"collecting needs {error.name}", hint="run `make engine`") from error

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pyarrow.parquet as pq
 import typer
 
-from lengthwise.cli.shown import need_folder
+from lengthwise.cli.output import need_folder
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables, to_json
-from lengthwise.workloads import load_workload
+from lengthwise.workloads import Workload, load_workload
 from lengthwise.workloads.atomic import atomic_path
 
 if TYPE_CHECKING:
     from lengthwise.engines.load import LoadReport
-    from lengthwise.workloads import Workload
 
 
 def replay(

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from experiments.castillo.curves_view import curve_tables, load_curves
+from experiments.castillo.paper import UNSEEN, compare
+from experiments.castillo.paper_view import html_report, tables
 from lengthwise.cli import (
     reproduce_alpaca20,
     reproduce_disaggregation,
@@ -17,11 +20,8 @@ from lengthwise.cli import (
     reproduce_trail,
 )
 from lengthwise.cli.lengths import load_samples
-from lengthwise.cli.shown import need_folder
-from lengthwise.experiments.castillo.curves_view import curve_tables, load_curves
-from lengthwise.experiments.castillo.paper import UNSEEN, compare
-from lengthwise.experiments.castillo.paper_view import html_report, tables
-from lengthwise.experiments.evaluate import evaluated_rows, open_predictor
+from lengthwise.cli.output import need_folder
+from lengthwise.predictors.evaluation_run import evaluated_rows, open_predictor
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import print_tables, to_json
 

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli.shown import need_folder, show
-from lengthwise.experiments.alpaca20.run import write_predictions
-from lengthwise.experiments.alpaca20.study import compare, load_predictions
-from lengthwise.experiments.alpaca20.train import train_here
-from lengthwise.experiments.alpaca20.view import html_report, plain, tables
+from experiments.alpaca20.run import write_predictions
+from experiments.alpaca20.study import compare, load_predictions
+from experiments.alpaca20.train import train_here
+from experiments.alpaca20.view import html_report, plain, tables
+from lengthwise.cli.output import need_folder, show
 from lengthwise.predictors.encoder.config import read_config
 from lengthwise.workloads.alpaca import load_alpaca_lengths
 

@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli.shown import need_folder, show
+from experiments.disaggregation.study import Effort, study
+from experiments.disaggregation.traffic import CASES, here, named
+from experiments.disaggregation.view import html_report, plain, tables
+from lengthwise.cli.output import need_folder, show
 from lengthwise.cli.sweep import cache_folder
 from lengthwise.cli.workload import note
-from lengthwise.experiments.disaggregation.study import Effort, study
-from lengthwise.experiments.disaggregation.traffic import CASES, here, named
-from lengthwise.experiments.disaggregation.view import html_report, plain, tables
-from lengthwise.experiments.sweep import Cache, in_processes
 from lengthwise.reports.progress import late_bar
 from lengthwise.simulator import KvLink
+from lengthwise.simulator.sweep import Cache, in_processes
 
 _LINK = KvLink()
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 import xxhash
 
-from lengthwise.cli.shown import need_folder
+from experiments.one_prompt.study import GENERATIONS, PROMPT, study_one_prompt
+from experiments.one_prompt.view import html_report, plain, tables
+from lengthwise.cli.output import need_folder
 from lengthwise.errors import InputError
-from lengthwise.experiments.one_prompt.study import GENERATIONS, PROMPT, study_one_prompt
-from lengthwise.experiments.one_prompt.view import html_report, plain, tables
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.workloads import LengthSamples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from lengthwise.engines.collect import CollectPlan
 
 
@@ -80,7 +79,7 @@ def one_prompt(
         print_tables(tables(found))
         typer.echo(f"lengths: {kept}")
     if plot is not None:
-        from lengthwise.experiments.one_prompt.plot import draw
+        from experiments.one_prompt.plot import draw
 
         draw(found, plot)
     if report is not None:

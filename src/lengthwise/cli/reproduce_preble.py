@@ -8,15 +8,15 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli.shown import need_folder, show
+from experiments.preble.study import Effort, study
+from experiments.preble.traffic import castillo_prompts
+from experiments.preble.view import html_report, plain, tables
+from lengthwise.cli.output import need_folder, show
 from lengthwise.cli.simulate import numbers
 from lengthwise.cli.sweep import cache_folder
 from lengthwise.cli.workload import note
-from lengthwise.experiments.preble.study import Effort, study
-from lengthwise.experiments.preble.traffic import castillo_prompts
-from lengthwise.experiments.preble.view import html_report, plain, tables
-from lengthwise.experiments.sweep import Cache, Pieces, in_processes
 from lengthwise.reports.progress import late_bar
+from lengthwise.simulator.sweep import Cache, Pieces, in_processes
 from lengthwise.workloads.castillo import PACKAGED
 
 
@@ -65,7 +65,7 @@ def preble(
         found = study(Pieces(Cache(cache_folder(cache)), workers, bar), predictor=predictor, effort=effort)
     show(found, tables, plain, html_report, report=report, as_json=as_json)
     if plot is not None:
-        from lengthwise.experiments.preble.still import draw
+        from experiments.preble.still import draw
 
         draw(found, plot)
     note(f"{found.found} from the cache, {found.computed} computed")

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli.shown import need_folder
+from experiments.reasoning.study import study
+from experiments.reasoning.view import tables, write_html
+from lengthwise.cli.output import need_folder
 from lengthwise.errors import InputError
-from lengthwise.experiments.reasoning.study import study
-from lengthwise.experiments.reasoning.view import tables, write_html
 from lengthwise.predictors import load_predictor
 from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.workloads.reasoning import LIMIT, load_reasoning, read_reasoning
@@ -26,7 +26,7 @@ def reasoning(
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report with pictures here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """How beliefs hold when the LLM is asked to think step by step; the paper leaves that to future work.
+    """How predictions hold when the LLM is asked to think step by step; the paper leaves that to future work.
 
     Example: `lengthwise reproduce reasoning --report reasoning.html`
     """

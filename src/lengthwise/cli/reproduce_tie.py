@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli.shown import need_folder, show
+from experiments.tie.facts import plain
+from experiments.tie.study import Effort, study
+from experiments.tie.view import html_report, tables
+from lengthwise.cli.output import need_folder, show
 from lengthwise.cli.workload import note
-from lengthwise.experiments.tie.facts import plain
-from lengthwise.experiments.tie.study import Effort, study
-from lengthwise.experiments.tie.view import html_report, tables
 from lengthwise.reports.progress import late_bar
 from lengthwise.workloads import load_castillo
 from lengthwise.workloads.castillo import PACKAGED
@@ -19,7 +19,7 @@ from lengthwise.workloads.castillo import PACKAGED
 
 def tie(
     predictor: Annotated[
-        str, typer.Option(help="What policies believe, beside `oracle`: `default`, `fast`, a model file, `noisy:TAU`.")
+        str, typer.Option(help="What policies predict, beside `oracle`: `default`, `fast`, a model file, `noisy:TAU`.")
     ] = "default",
     seeds: Annotated[
         int | None, typer.Option(help="Repeat with so many seeds; 10, or 3 with --quick. Intervals are over seeds.")

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli.shown import need_folder, show
+from experiments.trail.study import Effort, study
+from experiments.trail.view import html_report, plain, tables
+from lengthwise.cli.output import need_folder, show
 from lengthwise.cli.workload import note
-from lengthwise.experiments.trail.study import Effort, study
-from lengthwise.experiments.trail.view import html_report, plain, tables
 from lengthwise.reports.progress import late_bar
 from lengthwise.workloads import load_castillo
 from lengthwise.workloads.castillo import PACKAGED
@@ -18,7 +18,7 @@ from lengthwise.workloads.castillo import PACKAGED
 
 def trail(
     predictor: Annotated[
-        str, typer.Option(help="What is believed from the prompt: `default`, `fast`, a model file, `noisy:TAU`.")
+        str, typer.Option(help="What is predicted from the prompt: `default`, `fast`, a model file, `noisy:TAU`.")
     ] = "default",
     seeds: Annotated[
         int | None, typer.Option(help="Repeat with so many seeds; 5, or 2 with --quick. Intervals are over seeds.")
@@ -29,7 +29,7 @@ def trail(
 ) -> None:
     """TRAIL's limited preemption on a simulated engine: mean latency and TTFT against FCFS over c, beside the paper's.
 
-    With beliefs from the prompt, refined by age, and by a stand-in for the probe of hidden states. TRAIL's formula is
+    With predictions from the prompt, refined by age, and by a stand-in for the probe of hidden states. TRAIL's formula is
     checked by `lengthwise theory`.
 
     Example: `lengthwise reproduce trail --quick --report trail.html`

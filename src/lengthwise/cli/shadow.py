@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from lengthwise.bench.shadow.gain import study_shadow
+from lengthwise.bench.shadow.view import tables
 from lengthwise.engines.shadow_log import read_log
 from lengthwise.errors import InputError
-from lengthwise.experiments.shadow.gain import study_shadow
-from lengthwise.experiments.shadow.view import tables
 from lengthwise.policies import make_policy, split_policies
 from lengthwise.predictors.service import known_predictor
 from lengthwise.reports.tables import print_tables, to_json

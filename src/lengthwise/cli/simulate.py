@@ -8,21 +8,21 @@ from typing import Annotated, get_args
 import pyarrow.parquet as pq
 import typer
 
-from lengthwise.cli.shown import need_folder, show
+from lengthwise.cli.output import need_folder, show
 from lengthwise.cli.workload import note
 from lengthwise.errors import InputError
-from lengthwise.experiments.sources import Source
 from lengthwise.policies import split_policies
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.simulation import tables
 from lengthwise.reports.simulation_facts import facts
 from lengthwise.reports.simulation_page import html_report
 from lengthwise.simulator import Fleet, KvLink, Pools
-from lengthwise.simulator.changes import Change, Kind, parse_changes
+from lengthwise.simulator.fleet_events import Change, Kind, parse_changes
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.simulator.metrics import Slo
 from lengthwise.simulator.routing_times import charged
 from lengthwise.workloads.atomic import atomic_path
+from lengthwise.workloads.source import Source
 
 _SLO = Slo()
 _LINK = KvLink()
@@ -52,7 +52,7 @@ def simulate(
     predictor: Annotated[
         str,
         typer.Option(
-            help="What policies believe, commas between: `oracle` (true lengths), `noisy:TAU`, `history`, `none`; "
+            help="What policies predict, commas between: `oracle` (true lengths), `noisy:TAU`, `history`, `none`; "
             "where the workload has prompts also `fast`, `default` or a model file."
         ),
     ] = "oracle",
@@ -85,11 +85,11 @@ def simulate(
     admission: Annotated[
         str | None,
         typer.Option(
-            help="What must fit to be admitted: `prompt` (vLLM's rule), or by believed lengths the future `peak` "
+            help="What must fit to be admitted: `prompt` (vLLM's rule), or by predicted lengths the future `peak` "
             "of all, or a `reserve` for each."
         ),
     ] = None,
-    belief_delay: Annotated[float, typer.Option(help="Seconds from a request to the belief about it.")] = 0.0,
+    prediction_delay: Annotated[float, typer.Option(help="Seconds from a request to the prediction about it.")] = 0.0,
     decision_time: Annotated[
         float, typer.Option(help="Seconds an engine is kept by each admission or preemption.")
     ] = 0.0,
@@ -131,7 +131,7 @@ def simulate(
     ] = None,
     refresh: Annotated[
         str | None,
-        typer.Option(help="With --disaggregate: a predictor asked again at the end of prefill; the belief stays."),
+        typer.Option(help="With --disaggregate: a predictor asked again at the end of prefill; the prediction stays."),
     ] = None,
     slo_ttft: Annotated[float, typer.Option(help="Goodput: seconds to the first token, at most.")] = _SLO.ttft_s,
     slo_tpot: Annotated[float, typer.Option(help="Goodput: seconds per further token, at most.")] = _SLO.tpot_s,
@@ -167,7 +167,7 @@ def simulate(
         loads=numbers(load, "load"),
         seeds=range(seed, seed + seeds),
         slo=Slo(slo_ttft, slo_tpot),
-        belief_delay_s=belief_delay,
+        prediction_delay_s=prediction_delay,
         decision_s=decision_time,
         routers=routers,
         routing_s=charged(routers, len(engines), _microseconds(routing_time)),

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import typer
 
 from lengthwise.errors import InputError
-from lengthwise.experiments.sweep import Cache, in_processes, on_ray, read_sweep, run_sweep
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.sweep import sweep_tables
 from lengthwise.reports.tables import print_tables, to_json
+from lengthwise.simulator.sweep import Cache, in_processes, on_ray, read_sweep, run_sweep
 from lengthwise.workloads.atomic import atomic_path
 
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from experiments.theory.study import Effort, claims, examine
+from experiments.theory.view import facts, table
 from lengthwise.errors import InputError
-from lengthwise.experiments.theory.study import Effort, claims, examine
-from lengthwise.experiments.theory.view import facts, table
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import print_tables, to_json
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lengthwise.cli.shown import need_folder
+from lengthwise.cli.output import need_folder
 from lengthwise.errors import InputError
 from lengthwise.predictors.encoder.config import read_config
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Self
 from urllib.parse import urlsplit
 
 import aiohttp
+from multidict import CIMultiDictProxy
 from yarl import URL
 
 from lengthwise.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from multidict import CIMultiDictProxy
 
 _IDLE_S: Final = 3.0
 """How long an idle connection is kept. vLLM's server drops its own after 5 s; a request sent into a

@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import xxhash
 
@@ -21,10 +23,6 @@ from lengthwise.engines.served import served_model
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.reasoning import with_sentence
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 _RETRY_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504})
 _GIVE_UP_AFTER: Final = 50  # failures without one answer between them: nobody is there any more

@@ -20,11 +20,14 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from types import TracebackType
+from typing import Any, Final, Self
 
 from lengthwise.engines.pace import WORKER as PACED_WORKER
+from lengthwise.engines.pace import Pace
 from lengthwise.engines.refine import check_fit
 from lengthwise.engines.smollm2 import MODEL_NAME, cache_home, model_folder
 from lengthwise.engines.states import WORKER as STATES_WORKER
@@ -33,12 +36,6 @@ from lengthwise.policies import make_policy
 from lengthwise.predictors.probe import DEFAULT as DEFAULT_PROBE
 from lengthwise.predictors.probe import load_probe, probe_path
 from lengthwise.predictors.service import DEFAULT_PREDICTOR, known_predictor
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
-
-    from lengthwise.engines.pace import Pace
 
 SCHEDULER: Final = "lengthwise.engines.vllm.LengthwiseScheduler"
 _STARTS_IN_S: Final = 300.0
@@ -56,7 +53,7 @@ class EngineOptions:
 
     policy: str = "lengthwise"
     predictor: str = DEFAULT_PREDICTOR
-    probe: str | None = field(default=None, kw_only=True)  # what refines beliefs: `default`, or a file
+    probe: str | None = field(default=None, kw_only=True)  # what refines predictions: `default`, or a file
     host: str = "127.0.0.1"
     port: int = 0  # any free one
     model: str | None = None  # the embedded LLM

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from lengthwise.engines.client import EngineError
-
-if TYPE_CHECKING:
-    from lengthwise.engines.client import EngineClient
+from lengthwise.engines.client import EngineClient, EngineError
 
 _GAUGE: Final = r"^(?:{})(?:\{{[^}}]*\}})? ([\d.e+-]+)$"
 _RUNNING, _WAITING, _KV = (

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, Self
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.atomic import atomic_path
-
-if TYPE_CHECKING:
-    from io import TextIOWrapper
-    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,19 @@ import math
 import random
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.engines.client import EngineAnswer, EngineClient, EngineError
 from lengthwise.engines.served import served_model
 from lengthwise.errors import InputError
 from lengthwise.simulator.metrics import Summary, summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from lengthwise.engines.client import EngineAnswer
     from lengthwise.workloads import Workload
 
 Hints = Literal["none", "oracle"]

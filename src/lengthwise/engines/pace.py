@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from lengthwise.engines.steps import held
 from lengthwise.errors import InputError
 from lengthwise.simulator.costs import StepCost
 from lengthwise.workloads.atomic import atomic_path
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
 WORKER: Final = "lengthwise.engines.vllm_paced.PacedWorker"
 """The worker of vLLM whose steps are held so."""

@@ -1,6 +1,6 @@
-"""Beliefs of running requests, made anew from the LLM's own hidden states (TRAIL). Knows arrays and beliefs, not vLLM.
+"""Predictions of running requests, made anew from the LLM's own hidden states (TRAIL). Knows arrays and predictions, not vLLM.
 
-Whatever happens in here, a host's step goes on: a request of which the probe cannot read a state keeps the belief that
+Whatever happens in here, a host's step goes on: a request of which the probe cannot read a state keeps the prediction that
 it has, and is not read again.
 """
 
@@ -9,22 +9,18 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from lengthwise.engines.states import State
 from lengthwise.errors import InputError
-from lengthwise.lengths import After, LogT, Point, wide_prior
+from lengthwise.lengths import After, LengthDistribution, LogT, Point, wide_prior
+from lengthwise.predictors.probe import Probe, Reading
 from lengthwise.predictors.probe.features import ENTROPY
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from lengthwise.engines.states import State
-    from lengthwise.lengths import LengthDistribution
-    from lengthwise.predictors.probe import Probe, Reading
-
 _SIGMA_OF_A_HINT: Final = 0.5
-"""The spread with which a bare number of tokens is told to a probe, about that of a predictor's beliefs: probes have
+"""The spread with which a bare number of tokens is told to a probe, about that of a predictor's predictions: probes have
 only seen such, and who sends a number has mostly guessed it."""
 
 _log = logging.getLogger(__name__)
@@ -38,14 +34,14 @@ class Refinements:
     """Read at least once."""
     readings: int
     failed: int
-    """Requests given up because the probe raised; they keep the belief that they had."""
+    """Requests given up because the probe raised; they keep the prediction that they had."""
     cpu_s: float
     """Of the thread that reads, in reading."""
 
 
 @dataclass(slots=True)
 class _Followed:
-    belief: LengthDistribution | None
+    prediction: LengthDistribution | None
     reading: Reading | None = None  # None: given up
 
 
@@ -71,16 +67,16 @@ class Refiner:
         return followed.reading is not None and followed.reading.due(generated)
 
     def read(
-        self, key: str, generated: int, state: State, belief: LengthDistribution | None, cap: int
+        self, key: str, generated: int, state: State, prediction: LengthDistribution | None, cap: int
     ) -> LengthDistribution | None:
-        """Read a state; return what is believed of the whole answer now, or None where it cannot be said.
+        """Read a state; return what is predicted of the whole answer now, or None where it cannot be said.
 
-        `belief` is the prompt's, `cap` the most tokens the answer may have; both count at the first state only.
+        `prediction` is the prompt's, `cap` the most tokens the answer may have; both count at the first state only.
         """
         began = time.thread_time()
-        followed = self._open.get(key) or self._open.setdefault(key, _Followed(belief))
+        followed = self._open.get(key) or self._open.setdefault(key, _Followed(prediction))
         try:
-            reading = followed.reading or self._probe.follow(told(followed.belief, cap), cap)
+            reading = followed.reading or self._probe.follow(told(followed.prediction, cap), cap)
             first, followed.reading = followed.reading is None, reading
             if state.entropy is None and ENTROPY in self._probe.inputs:
                 raise InputError("the engine does not tell the entropy of the next token")
@@ -89,7 +85,7 @@ class Refiner:
             followed.reading = None
             self._failed += 1
             if self._failed == 1:
-                _log.warning("the probe cannot read request %s, which keeps its belief: %r", key, error)
+                _log.warning("the probe cannot read request %s, which keeps its prediction: %r", key, error)
             return None
         finally:
             self._cpu_s += time.thread_time() - began
@@ -97,30 +93,30 @@ class Refiner:
         self._readings += 1
         return After(rest, generated)
 
-    def hear(self, key: str, belief: LengthDistribution) -> bool:
-        """Take in what the prompt made one believe; False for a request that is not read, or not yet."""
+    def hear(self, key: str, prediction: LengthDistribution) -> bool:
+        """Take in what the prompt made one predict; False for a request that is not read, or not yet."""
         followed = self._open.get(key)
         if followed is None:
             return False
-        followed.belief = belief
+        followed.prediction = prediction
         if followed.reading is None:
             return False
-        followed.reading.hear(told(belief, belief.cap))
+        followed.reading.hear(told(prediction, prediction.cap))
         return True
 
     def ended(self, key: str, held: LengthDistribution | None) -> LengthDistribution | None:
-        """Forget a request; return what its prompt made one believe, `held` where no state of it came."""
+        """Forget a request; return what its prompt made one predict, `held` where no state of it came."""
         followed = self._open.pop(key, None)
-        return held if followed is None else followed.belief
+        return held if followed is None else followed.prediction
 
 
-def told(belief: LengthDistribution | None, cap: int) -> LengthDistribution:
-    """What a probe is told of a prompt's belief: without one, the wide prior."""
-    if belief is None:
+def told(prediction: LengthDistribution | None, cap: int) -> LengthDistribution:
+    """What a probe is told of a prompt's prediction: without one, the wide prior."""
+    if prediction is None:
         return wide_prior(max(1, cap))
-    if isinstance(belief, Point):
-        return LogT(math.log(max(1.0, belief.mean())), _SIGMA_OF_A_HINT, belief.cap)
-    return belief
+    if isinstance(prediction, Point):
+        return LogT(math.log(max(1.0, prediction.mean())), _SIGMA_OF_A_HINT, prediction.cap)
+    return prediction
 
 
 def check_fit(probe: Probe, llms: Iterable[str], *, hidden_size: int | None, layers: int | None) -> None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from lengthwise.engines.client import EngineError
+from lengthwise.engines.client import EngineClient, EngineError
 from lengthwise.errors import InputError
-
-if TYPE_CHECKING:
-    from lengthwise.engines.client import EngineClient
 
 
 async def served_model(client: EngineClient, wanted: str | None) -> str:

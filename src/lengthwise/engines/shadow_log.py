@@ -1,6 +1,6 @@
 """What was seen of a running engine by who stands beside it: JSON lines, one per request as it ends.
 
-No prompt and no answer is kept: times, token counts, how an answer ended, and what was believed about its length
+No prompt and no answer is kept: times, token counts, how an answer ended, and what was predicted about its length
 before. The first line says where and when; `engine` lines are the engine's own gauges, the last line the predictor's
 account. Times are seconds since the first line.
 """
@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, Final, Literal, Self
 
 from lengthwise.errors import InputError
-
-if TYPE_CHECKING:
-    from io import TextIOWrapper
-    from pathlib import Path
 
 FORMAT: Final = 1
 
@@ -41,7 +39,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One request. None is what is not known; belief_sigma 0 is a client's own hint."""
+    """One request. None is what is not known; prediction_sigma 0 is a client's own hint."""
 
     arrival_s: float
     finished_s: float
@@ -58,8 +56,8 @@ class Entry:
     one_answer: bool = True
     max_tokens: int | None = None
     source: Source = "prior"
-    belief_mu: float | None = None
-    belief_sigma: float | None = None
+    prediction_mu: float | None = None
+    prediction_sigma: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ class Account:
     dropped: int
     cpu_s: float
     mean_age_s: float
-    """From a request to its belief."""
+    """From a request to its prediction."""
 
 
 _KINDS: Final[dict[str, type[Header | Entry | Gauges | Memory | Account]]] = {

@@ -7,17 +7,15 @@ ahead of what it is told, a state is still of the tokens that it says.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.predictors.probe import load_probe
 from lengthwise.predictors.probe.features import ENTROPY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
 
 ATTRIBUTE: Final = "lengthwise_states"
 """Of a step's output: its `StepStates`."""

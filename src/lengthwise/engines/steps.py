@@ -12,21 +12,18 @@ import threading
 import time
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.atomic import atomic_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 COLUMNS: Final = (
     "start_s",  # of the step, seconds since 1970

@@ -18,13 +18,13 @@ has moved in another release. What it relies on, all under vllm/v1:
 
 Options come from `--additional-config '{"lengthwise": {"policy": "sjf", "predictor": "fast"}}'` or the environment
 variables LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are lengthwise and fast. `"steps": "PATH.parquet"`
-there has every step of the engine written down (`engines.steps`). A request's belief comes in `vllm_xargs`:
-`expected_tokens` (a length), or `belief_mu` and `belief_sigma` (a log-t). Without either the request is queued at once
+there has every step of the engine written down (`engines.steps`). A request's prediction comes in `vllm_xargs`:
+`expected_tokens` (a length), or `prediction_mu` and `prediction_sigma` (a log-t). Without either the request is queued at once
 by the LLM's history (before there is any, the wide prior) and re-keyed at the first step after the
-predictor's belief has come; predicting is another process's work.
+predictor's prediction has come; predicting is another process's work.
 
 With the option `probe` (`default` or a file), our worker and --enforce-eager, hidden states that come with a step's
-output refine the belief of the request that they are of (`engines.refine`):
+output refine the prediction of the request that they are of (`engines.refine`):
 
     --worker-cls lengthwise.engines.vllm_worker.StatesWorker --enforce-eager
     --additional-config '{"lengthwise": {"policy": "srpt:c=0.8", "probe": "default"}}'
@@ -40,6 +40,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -52,30 +53,23 @@ from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from lengthwise.engines.plays import Plays
+from lengthwise.engines.forced_lengths import Plays
 from lengthwise.engines.preemption import Room
 from lengthwise.engines.prompts import PromptReader
-from lengthwise.engines.states import attached, generated_by
+from lengthwise.engines.refine import Refiner
+from lengthwise.engines.states import State, attached, generated_by
 from lengthwise.engines.steps import EngineFacts, StepLog
 from lengthwise.engines.vllm_probe import refiner_for
 from lengthwise.engines.vllm_spans import spans
 from lengthwise.errors import InputError
-from lengthwise.lengths import LogT, Point
-from lengthwise.policies import Job, PolicyQueue, make_policy
+from lengthwise.lengths import LengthDistribution, LogT, Point
+from lengthwise.policies import Job, Policy, PolicyQueue, make_policy
 from lengthwise.predictors import PredictionInput
-from lengthwise.predictors.service import DEFAULT_PREDICTOR, belief_service, known_predictor
+from lengthwise.predictors.service import DEFAULT_PREDICTOR, PredictionService, known_predictor, prediction_service
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
-
-    from lengthwise.engines.refine import Refiner
-    from lengthwise.engines.states import State
-    from lengthwise.lengths import LengthDistribution
-    from lengthwise.policies import Policy
-    from lengthwise.predictors.service import BeliefService
 
 RELEASES: Final = ("0.32.",)
 """Releases of vLLM that the plug-in was tested with."""
@@ -108,7 +102,9 @@ class LengthwiseSyncScheduler(Scheduler):
         self.length_policy: Policy = make_policy(name)
         self.plays = Plays.of(options.get("plays"))
         known = known_predictor(predictor)
-        self.beliefs: BeliefService = belief_service(known) if self.plays is None else self.plays.service(known)
+        self.predictions: PredictionService = (
+            prediction_service(known) if self.plays is None else self.plays.service(known)
+        )
         self._account: str | None = options.get("account")
         self.refiner = refiner_for(options, self.vllm_config, predictor)
         if self.refiner is not None:
@@ -137,8 +133,8 @@ class LengthwiseSyncScheduler(Scheduler):
 
     def shutdown(self) -> None:
         """Stop predicting too, and say what came of it."""
-        self.beliefs.close()
-        _log.info("the predictor's work: %s", self.beliefs.counts)
+        self.predictions.close()
+        _log.info("the predictor's work: %s", self.predictions.counts)
         if self.refiner is not None:
             _log.info("the probe's work: %s", self.refiner.counts)
         if self.steps is not None:
@@ -181,20 +177,20 @@ class LengthwiseSyncScheduler(Scheduler):
         a step whose output was dropped.
         """
         name = request.request_id
-        if self.refiner is None or not self.length_policy.believes or not self.refiner.due(name, generated):
+        if self.refiner is None or not self.length_policy.uses_predictions or not self.refiner.due(name, generated):
             return
         if generated > request.num_output_tokens or not _generates(request):
             return
         job = self.jobs.of(request)
-        belief = self.refiner.read(name, generated, state, job.belief, self.jobs.cap(request))
-        if belief is not None:
-            self._take_in(job, belief)
+        prediction = self.refiner.read(name, generated, state, job.prediction, self.jobs.cap(request))
+        if prediction is not None:
+            self._take_in(job, prediction)
 
     def _schedule(self, throttle_prefills: bool) -> SchedulerOutput:
         """Schedule one step as vLLM does, with whoever should yield at the end of `running`."""
         # One time for the whole step: vLLM peeks at a request, changes it, and then pops it, and must get the same.
         self.now = time.time()
-        self.beliefs.deliver(self._believe)
+        self.predictions.deliver(self._predict)
         if self.length_policy.preempts and not throttle_prefills:
             self._make_room()
         if self.policy == SchedulingPolicy.PRIORITY or not self._memory_may_run_out():
@@ -206,18 +202,18 @@ class LengthwiseSyncScheduler(Scheduler):
         self.running.sort(key=lambda request: admission.get(request.request_id, len(admission)))
         return output
 
-    def _believe(self, request_id: str, belief: LengthDistribution) -> bool:
-        """Take in a belief: re-key the request where it waits. One that runs has it for the choice of victims."""
+    def _predict(self, request_id: str, prediction: LengthDistribution) -> bool:
+        """Take in a prediction: re-key the request where it waits. One that runs has it for the choice of victims."""
         request = self.requests.get(request_id)
         if request is None:
             return False
-        if self.refiner is not None and self.refiner.hear(request_id, belief):
+        if self.refiner is not None and self.refiner.hear(request_id, prediction):
             return False  # its own states say more, and are read with this in mind from now on
-        return self._take_in(self.jobs.of(request), belief)
+        return self._take_in(self.jobs.of(request), prediction)
 
-    def _take_in(self, job: Job, belief: LengthDistribution) -> bool:
-        """Go by a new belief; whether the request was waiting."""
-        job.believe(belief)
+    def _take_in(self, job: Job, prediction: LengthDistribution) -> bool:
+        """Go by a new prediction; whether the request was waiting."""
+        job.update_prediction(prediction)
         self.room.forget()
         return any(queue.rekey(job) for queue in (self.waiting, self.kv_holding_waiting))
 
@@ -226,7 +222,7 @@ class LengthwiseSyncScheduler(Scheduler):
         freed = super()._free_request(request, *args, **kwargs)
         # Whenever nothing is left to do: vLLM may end an engine without a word to its scheduler.
         if self._account is not None and not self.requests:
-            account: dict[str, Any] = asdict(self.beliefs.counts)
+            account: dict[str, Any] = asdict(self.predictions.counts)
             if self.refiner is not None:
                 account["probe"] = asdict(self.refiner.counts)
             Path(self._account).write_text(json.dumps(account), encoding="utf-8")
@@ -345,7 +341,7 @@ class Jobs:
 
     def __init__(self, scheduler: LengthwiseSyncScheduler) -> None:
         self._scheduler = scheduler
-        self._beliefs = scheduler.beliefs
+        self._predictions = scheduler.predictions
         self._by_priority = scheduler.policy == SchedulingPolicy.PRIORITY
         self._latest = 0.0
         served = str(scheduler.vllm_config.model_config.served_model_name)
@@ -353,27 +349,27 @@ class Jobs:
         self._reader: PromptReader | None = None
 
     def prepare(self) -> None:
-        """Have what predicting needs, unless the policy goes by no belief: under fcfs nothing is loaded."""
-        if self._reader is None and self._beliefs.predicts and self._scheduler.length_policy.believes:
+        """Have what predicting needs, unless the policy goes by no prediction: under fcfs nothing is loaded."""
+        if self._reader is None and self._predictions.predicts and self._scheduler.length_policy.uses_predictions:
             # None where vLLM was told to do without. The template is learned on this thread: an encoding tokenizer
             # must not be shared.
             tokenizer = cached_tokenizer_from_config(self._scheduler.vllm_config.model_config)
             if tokenizer is not None:
                 self._reader = PromptReader.of(tokenizer)
-                self._beliefs.warm()
+                self._predictions.warm()
 
     def of(self, request: Request) -> Job:
         """Return the request's job with its progress brought up to date."""
         job: Job | None = getattr(request, "lengthwise_job", None)
         if job is None:
             cap = self.cap(request)
-            told = belief_of(request, cap)
-            known = self._beliefs.admit(request.request_id, self.llm, cap)
+            told = prediction_of(request, cap)
+            known = self._predictions.admit(request.request_id, self.llm, cap)
             job = Job(
                 id=request.request_id,
                 arrival=self._arrival(request),
                 prompt_tokens=request.num_prompt_tokens,
-                belief=known if told is None else told,
+                prediction=known if told is None else told,
                 max_tokens=cap,
                 llm=self.llm,
                 priority=request.priority if self._by_priority else 0,
@@ -389,9 +385,9 @@ class Jobs:
         ids, reader = request.prompt_token_ids, self._reader
         if reader is None or ids is None or request.lengthwise_told or not _generates(request):
             return
-        if self._scheduler.length_policy.believes:
+        if self._scheduler.length_policy.uses_predictions:
             cap = self.cap(request)
-            self._beliefs.ask(
+            self._predictions.ask(
                 request.request_id, lambda: PredictionInput(reader.read(ids), self.llm, cap, prompt_tokens=len(ids))
             )
 
@@ -402,21 +398,21 @@ class Jobs:
         if job is not None:
             job.generated = request.num_output_tokens
             if refiner is not None:
-                # What a queue learns is how good the beliefs are by which it gave a place.
-                job.believe(refiner.ended(request.request_id, job.belief))
+                # What a queue learns is how good the predictions are by which it gave a place.
+                job.update_prediction(refiner.ended(request.request_id, job.prediction))
             for queue in (self._scheduler.waiting, self._scheduler.kv_holding_waiting):
                 queue.finished(job)
         tokens = request.num_output_tokens if _generates(request) else None
         if request.status == RequestStatus.FINISHED_ABORTED and tokens and request.sampling_params.stop:
             # Stop strings are looked for outside the engine, which is then told to abort: that was its end.
-            self._beliefs.ended(request.request_id, tokens)
+            self._predictions.ended(request.request_id, tokens)
         elif request.status == RequestStatus.FINISHED_STOPPED or request.status in _CUT:
             # One that was forced to a length below the limit that its client declared has ended, and was not cut.
             capped, declared = request.status == RequestStatus.FINISHED_LENGTH_CAPPED, declared_cap(request)
             forced = capped and declared is not None and (tokens or 0) < self.cap(request)
-            self._beliefs.ended(request.request_id, tokens, censored=request.status in _CUT and not forced)
+            self._predictions.ended(request.request_id, tokens, censored=request.status in _CUT and not forced)
         else:
-            self._beliefs.ended(request.request_id, None)
+            self._predictions.ended(request.request_id, None)
 
     def cap(self, request: Request) -> int:
         """The most tokens that the answer may have: what the request allows, and what the context leaves."""
@@ -455,7 +451,7 @@ class PolicyRequestQueue(RequestQueue):
         self._queue.use(policy, self._scheduler.now)
 
     def rekey(self, job: Job) -> bool:
-        """Put a waiting request where its belief of now puts it; False where it does not wait here."""
+        """Put a waiting request where its prediction of now puts it; False where it does not wait here."""
         if job.id not in self._requests:
             return False
         self._queue.update(job, self._scheduler.now)
@@ -539,7 +535,7 @@ def declared_cap(request: Request) -> int | None:
         return None
 
 
-def belief_of(request: Request, cap: int) -> LengthDistribution | None:
+def prediction_of(request: Request, cap: int) -> LengthDistribution | None:
     """Return what the request's body says of its length; None where it says nothing usable.
 
     A bad value must not stop the engine: it counts as nothing said, and the log names it.
@@ -547,10 +543,10 @@ def belief_of(request: Request, cap: int) -> LengthDistribution | None:
     params = request.sampling_params
     said = (params.extra_args if params is not None else None) or {}
     try:
-        if "belief_mu" in said or "belief_sigma" in said:
-            return LogT(float(said["belief_mu"]), float(said["belief_sigma"]), cap)
+        if "prediction_mu" in said or "prediction_sigma" in said:
+            return LogT(float(said["prediction_mu"]), float(said["prediction_sigma"]), cap)
         if "expected_tokens" in said:
             return Point(float(said["expected_tokens"]), max(cap, math.ceil(float(said["expected_tokens"]))))
     except (InputError, KeyError, TypeError, ValueError, OverflowError) as error:
-        _log.warning("request %s: no usable belief in vllm_xargs (%s)", request.request_id, error)
+        _log.warning("request %s: no usable prediction in vllm_xargs (%s)", request.request_id, error)
     return None

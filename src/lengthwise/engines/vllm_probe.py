@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lengthwise.engines.refine import Refiner, check_fit
 from lengthwise.engines.states import WORKER
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import load_probe
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +18,7 @@ _log = logging.getLogger(__name__)
 def refiner_for(options: Mapping[str, Any], config: Any, predictor: str) -> Refiner | None:  # noqa: ANN401
     """The reader of the probe that the plug-in's options name; None where they name none.
 
-    InputError where this vLLM would not hand over states, or not the probe's: nothing is more easily believed than a
+    InputError where this vLLM would not hand over states, or not the probe's: nothing is more easily predicted than a
     number from a probe of another LLM.
     """
     name = options.get("probe")
@@ -49,6 +47,6 @@ def refiner_for(options: Mapping[str, Any], config: Any, predictor: str) -> Refi
             raise InputError(f"a probe is not read with {what}", field="probe", hint="leave out one of them")
     beside = probe.card.get("predictor")
     if beside and beside != Path(predictor).stem:
-        _log.warning("the probe learned with '%s' as the predictor, and is told what '%s' believes", beside, predictor)
-    _log.info("beliefs are refined every %d tokens by the probe '%s', layer %d", probe.every, name, probe.layer)
+        _log.warning("the probe learned with '%s' as the predictor, and is told what '%s' predicts", beside, predictor)
+    _log.info("predictions are refined every %d tokens by the probe '%s', layer %d", probe.every, name, probe.layer)
     return Refiner(probe)

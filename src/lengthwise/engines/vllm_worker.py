@@ -14,7 +14,8 @@ scheduling, as on a GPU, the states would ride on the output that is still to co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +23,6 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from lengthwise.engines.states import StepStates, Wanted, attach
 from lengthwise.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class StatesWorker(CPUWorker):
@@ -85,7 +83,6 @@ class StatesWorker(CPUWorker):
 
     def _catch(self, layer: int) -> Callable[..., None]:
         def hook(module: Any, inputs: Any, output: Any) -> None:  # noqa: ANN401
-            del module, inputs
             if self._reading:  # else it is warming up
                 runner = self.model_runner
                 last = runner.query_start_loc.gpu[1 : runner.input_batch.num_reqs + 1] - 1

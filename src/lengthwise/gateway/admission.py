@@ -1,10 +1,11 @@
-"""From a body to a job: what is checked at the door, what is believed, and what the engine is told."""
+"""From a body to a job: what is checked at the door, what is predicted, and what the engine is told."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,9 +15,6 @@ from lengthwise.policies import Job
 from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.render import render_chat
 from lengthwise.workloads.blocks import BYTES_PER_TOKEN, hash_text, hash_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _Limit = Annotated[int, Field(ge=0, le=1 << 31)]
 _Tokens = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -71,8 +69,8 @@ class CompletionBody(_Part):
         hints = None if self.nvext is None else self.nvext.agent_hints
         return None if hints is None else hints.osl
 
-    def belief(self) -> Point | None:
-        """A client's hint is a belief; without one nothing is known."""
+    def prediction(self) -> Point | None:
+        """A client's hint is a prediction; without one nothing is known."""
         if self.hint is None:
             return None
         cap = max(DEFAULT_CAP, math.ceil(self.hint)) if self.limit is None else self.limit
@@ -87,7 +85,7 @@ class CompletionBody(_Part):
             now,
             prompt_tokens=tokens,
             blocks=blocks,
-            belief=self.belief(),
+            prediction=self.prediction(),
             max_tokens=self.limit,
             priority=self.priority or 0,
             llm=self.model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
@@ -18,19 +19,16 @@ from lengthwise.errors import InputError
 from lengthwise.gateway import health
 from lengthwise.gateway.admission import ChatBody, CompletionBody
 from lengthwise.gateway.completions import Completions
+from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, Engine
 from lengthwise.gateway.errors import ApiError, from_engine, tell_api_error, tell_bug, tell_http_exception
 from lengthwise.gateway.metrics import Metrics
-from lengthwise.gateway.routing import Routes, warm_router
+from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.policies import make_policy
-from lengthwise.predictors.service import belief_service
+from lengthwise.predictors.service import prediction_service
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from starlette.requests import Request
-
-    from lengthwise.gateway.config import GatewayConfig
 
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -62,17 +60,17 @@ class _Gateway:
         ]
         self._engines = [Engine(client, number, config.in_flight) for number, client in enumerate(clients)]
         policy = make_policy(config.policy)
-        self._beliefs = belief_service(config.predictor)
-        routes = Routes(None if config.chosen_router is None else warm_router(config.chosen_router))
-        self._dispatcher = Dispatcher(self._engines, policy, self._beliefs, routes, max_waiting=config.max_waiting)
-        self._metrics = Metrics(self._dispatcher, config.predictor, self._beliefs)
+        self._predictions = prediction_service(config.predictor)
+        routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
+        self._dispatcher = Dispatcher(self._engines, policy, self._predictions, routes, max_waiting=config.max_waiting)
+        self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions)
 
     def routes(self) -> list[Route]:
         return [
             *(
                 Route(
                     path,
-                    Completions(path, model, self._config, self._dispatcher, self._beliefs, self._metrics),
+                    Completions(path, model, self._config, self._dispatcher, self._predictions, self._metrics),
                     methods=["POST"],
                 )
                 for path, model in (
@@ -99,14 +97,14 @@ class _Gateway:
                     hold_timeout_s=self._config.hold_timeout_s,
                 )
             )
-            if self._dispatcher.believes:
-                self._beliefs.warm()
+            if self._dispatcher.uses_predictions:
+                self._predictions.warm()
             try:
                 yield
             finally:
                 watch.cancel()
                 await asyncio.wait([watch])
-                self._beliefs.close()
+                self._predictions.close()
 
     async def models(self, request: Request) -> Response:
         """What the engines serve, each name once."""

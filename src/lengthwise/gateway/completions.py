@@ -8,22 +8,21 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lengthwise.engines.client import EngineBrokenError, EngineError, EngineUnreachableError
+from lengthwise.engines.client import EngineAnswer, EngineBrokenError, EngineError, EngineUnreachableError
 from lengthwise.gateway.admission import CompletionBody, parse
+from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.dispatch import Dispatcher, Engine
 from lengthwise.gateway.errors import ApiError, from_engine
-from lengthwise.gateway.measuring import Measure
 from lengthwise.gateway.streaming import Caller, ClientGoneError, relay
+from lengthwise.gateway.usage_parser import Measure
+from lengthwise.lengths import LengthDistribution
+from lengthwise.policies import Job
+from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from lengthwise.engines.client import EngineAnswer
-    from lengthwise.gateway.config import GatewayConfig
-    from lengthwise.gateway.dispatch import Dispatcher, Engine
     from lengthwise.gateway.metrics import Metrics, Outcome, Source
-    from lengthwise.lengths import LengthDistribution
-    from lengthwise.policies import Job
-    from lengthwise.predictors.service import BeliefService
 
 _job_numbers: Final = itertools.count()  # a client's request id may come twice, a job's may not
 
@@ -49,14 +48,14 @@ class Completions:
         model: type[CompletionBody],
         config: GatewayConfig,
         dispatcher: Dispatcher,
-        beliefs: BeliefService,
+        predictions: PredictionService,
         metrics: Metrics,
     ) -> None:
         self._path = path
         self._model = model
         self._config = config
         self._dispatcher = dispatcher
-        self._beliefs = beliefs
+        self._predictions = predictions
         self._metrics = metrics
         self._first_byte = metrics.first_byte_seconds.labels(path)
         self._whole = metrics.request_seconds.labels(path)
@@ -89,30 +88,30 @@ class Completions:
         self._dispatcher.refuse_if_full()  # before anything is predicted for it
         if self._config.forward_hints:
             raw = body.with_hint(raw, job)
-        hide_usage = self._config.stream_usage and self._beliefs.predicts and body.lacks_usage
+        hide_usage = self._config.stream_usage and self._predictions.predicts and body.lacks_usage
         if hide_usage:
             raw = body.with_usage(raw)
         measure = Measure(hide_usage=hide_usage)
-        self._believe(job, body)
+        self._predict(job, body)
         call = _Call(job, raw, caller, request_id, measure)
-        first = job.belief
+        first = job.prediction
         try:
             return await self._hold_and_run(call)
         finally:
             if job.started is not None:
-                self._metrics.beliefs.labels(_source(body, first, job)).inc()
+                self._metrics.predictions.labels(_source(body, first, job)).inc()
             tokens, cut = (measure.length if body.one_answer else None) or (None, False)
-            self._beliefs.ended(job.id, tokens, censored=cut)
+            self._predictions.ended(job.id, tokens, censored=cut)
             if tokens is not None or job.started is None:
                 self._dispatcher.finished(job, tokens or 0)
 
-    def _believe(self, job: Job, body: CompletionBody) -> None:
+    def _predict(self, job: Job, body: CompletionBody) -> None:
         """Let the job go by the client's hint, else by history until the predictor has said something."""
-        history = self._beliefs.admit(job.id, body.llm, body.limit)
-        if job.belief is None:
-            job.believe(history)
-            if body.readable and self._dispatcher.believes:
-                self._beliefs.ask(job.id, body.prediction_input)
+        history = self._predictions.admit(job.id, body.llm, body.limit)
+        if job.prediction is None:
+            job.update_prediction(history)
+            if body.readable and self._dispatcher.uses_predictions:
+                self._predictions.ask(job.id, body.prediction_input)
 
     async def _hold_and_run(self, call: _Call) -> Outcome:
         job = call.job
@@ -161,10 +160,10 @@ class Completions:
 
 
 def _source(body: CompletionBody, first: LengthDistribution | None, job: Job) -> Source:
-    """What the job went by when its turn came: a belief that came later is not taken in."""
+    """What the job went by when its turn came: a prediction that came later is not taken in."""
     if body.hint is not None:
         return "hint"
-    if job.belief is not first:
+    if job.prediction is not first:
         return "predictor"
     return "prior" if first is None else "history"
 

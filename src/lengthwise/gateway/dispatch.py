@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from lengthwise.engines.client import EngineClient
 from lengthwise.gateway.errors import ApiError
-from lengthwise.policies import PolicyQueue
+from lengthwise.lengths import LengthDistribution
+from lengthwise.policies import Job, Policy, PolicyQueue
+from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lengthwise.engines.client import EngineClient
-    from lengthwise.gateway.routing import Routes
-    from lengthwise.lengths import LengthDistribution
-    from lengthwise.policies import Job, Policy
-    from lengthwise.predictors.service import BeliefService
+    from lengthwise.gateway.routing import RouterAdapter
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1
@@ -48,7 +46,7 @@ class Engine:
 class Dispatcher:
     """The one queue of the gateway. A freed place goes to the first of it, at once.
 
-    Beliefs that have come since are taken in just before: only then does the order matter. Whose turn it is goes to the
+    Predictions that have come since are taken in just before: only then does the order matter. Whose turn it is goes to the
     engine that the router chooses among those with a free place.
     """
 
@@ -56,8 +54,8 @@ class Dispatcher:
         self,
         engines: Sequence[Engine],
         policy: Policy,
-        beliefs: BeliefService,
-        routes: Routes,
+        predictions: PredictionService,
+        routes: RouterAdapter,
         *,
         max_waiting: int,
         clock: Callable[[], float] = time.monotonic,
@@ -69,7 +67,7 @@ class Dispatcher:
         for engine in engines:
             routes.up(engine)
         self._queue = PolicyQueue(policy)
-        self._beliefs = beliefs
+        self._predictions = predictions
         self._turns: dict[str, asyncio.Future[Engine]] = {}
         self._held: dict[str, Job] = {}
         self._none_up_since: float | None = None
@@ -81,9 +79,9 @@ class Dispatcher:
         return self._queue.policy
 
     @property
-    def believes(self) -> bool:
-        """Whether order or choice of an engine look at beliefs at all."""
-        return self.policy.believes or self.routes.believes
+    def uses_predictions(self) -> bool:
+        """Whether order or choice of an engine look at predictions at all."""
+        return self.policy.uses_predictions or self.routes.uses_predictions
 
     @property
     def waiting(self) -> int:
@@ -175,17 +173,17 @@ class Dispatcher:
     def _free(self) -> list[Engine]:
         return [engine for engine in self.engines if engine.free]
 
-    def _believe(self, job_id: str, belief: LengthDistribution) -> bool:
-        """Put a job where its belief puts it; False where it waits no longer."""
+    def _predict(self, job_id: str, prediction: LengthDistribution) -> bool:
+        """Put a job where its prediction puts it; False where it waits no longer."""
         if job_id not in self._queue:
             return False
         job = self._held[job_id]
-        job.believe(belief)
+        job.update_prediction(prediction)
         self._queue.update(job, self.clock())
         return True
 
     def _give(self) -> None:
-        self._beliefs.deliver(self._believe)
+        self._predictions.deliver(self._predict)
         while self._queue and (free := self._free()):
             now = self.clock()
             job = self._queue.pop(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from starlette.responses import Response
 from lengthwise.engines.client import EngineError, EngineRefusedError, EngineTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from prometheus_client.metrics_core import Metric
 
     from lengthwise.gateway.dispatch import Dispatcher, Engine
-    from lengthwise.predictors.service import BeliefService
+    from lengthwise.predictors.service import PredictionService
 
 Outcome = Literal["ok", "refused", "client_error", "engine_error", "broken_stream", "cancelled", "bug"]
 Source = Literal["hint", "predictor", "history", "prior"]
@@ -67,17 +66,17 @@ class _State:
 
 
 class _Predictor:
-    """The belief service's own figures, read when somebody asks."""
+    """The prediction service's own figures, read when somebody asks."""
 
-    def __init__(self, name: str, beliefs: BeliefService) -> None:
+    def __init__(self, name: str, predictions: PredictionService) -> None:
         self._name = name
-        self._beliefs = beliefs
+        self._predictions = predictions
 
     def collect(self) -> Iterator[Metric]:
         predictor = GaugeMetricFamily("lengthwise_predictor", "1 for the predictor in use.", labels=["predictor"])
         predictor.add_metric([self._name], 1)
         yield predictor
-        counts = self._beliefs.counts
+        counts = self._predictions.counts
         events = CounterMetricFamily("lengthwise_predictor_events", "What came of the questions.", labels=["event"])
         for event in ("asked", "answered", "late", "failed", "dropped", "hung", "observed"):
             events.add_metric([event], getattr(counts, event))
@@ -86,8 +85,8 @@ class _Predictor:
             "lengthwise_predictor_cpu_seconds", "CPU time of reading prompts and predicting.", counts.cpu_s
         )
         yield SummaryMetricFamily(
-            "lengthwise_predictor_belief_age_seconds",
-            "From a request to its belief.",
+            "lengthwise_predictor_prediction_age_seconds",
+            "From a request to its prediction.",
             count_value=counts.answered,
             sum_value=counts.age_s,
         )
@@ -96,13 +95,13 @@ class _Predictor:
 class Metrics:
     """One registry per gateway, so that two in one process do not mix."""
 
-    def __init__(self, dispatcher: Dispatcher, predictor: str, beliefs: BeliefService) -> None:
+    def __init__(self, dispatcher: Dispatcher, predictor: str, predictions: PredictionService) -> None:
         self._registry = registry = CollectorRegistry()
         registry.register(_State(dispatcher))
-        registry.register(_Predictor(predictor, beliefs))
+        registry.register(_Predictor(predictor, predictions))
         self.requests = Counter("lengthwise_requests", "Requests ended.", ["endpoint", "outcome"], registry=registry)
-        self.beliefs = Counter(
-            "lengthwise_beliefs", "What a request went by when its turn came.", ["source"], registry=registry
+        self.predictions = Counter(
+            "lengthwise_predictions", "What a request went by when its turn came.", ["source"], registry=registry
         )
         self.engine_failures = Counter(
             "lengthwise_engine_failures",

@@ -5,24 +5,22 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from lengthwise.policies import Job
-from lengthwise.routers import Admitted, EngineInfo, Evicted, Finished, Progress, Scraped, make_router
+from lengthwise.routers import Admitted, EngineInfo, Event, Evicted, Finished, Progress, Router, Scraped, make_router
 from lengthwise.workloads.blocks import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lengthwise.engines.gauges import EngineGauges
     from lengthwise.gateway.dispatch import Engine
-    from lengthwise.routers import Event, Router
 
 _log = logging.getLogger(__name__)
 _USUAL_KV_TOKENS: Final = EngineInfo(0).kv_tokens
 
 
-class Routes:
+class RouterAdapter:
     """Puts a router's choices into practice, and keeps it told: who is up, who began, who is over, who is busy.
 
     Engines that are not up are unknown to the router; what was sent to one that goes down is forgotten at once. Without
@@ -45,9 +43,9 @@ class Routes:
         return None if self.router is None else self.router.name
 
     @property
-    def believes(self) -> bool:
-        """Whether choices look at beliefs at all."""
-        return self.router is not None and self.router.believes
+    def uses_predictions(self) -> bool:
+        """Whether choices look at predictions at all."""
+        return self.router is not None and self.router.uses_predictions
 
     def up(self, engine: Engine) -> None:
         """The engine may be chosen; one that is known is described anew."""

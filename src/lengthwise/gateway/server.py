@@ -7,6 +7,7 @@ import errno
 import signal
 import socket
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
@@ -14,13 +15,10 @@ import uvicorn
 from lengthwise.engines.client import EngineClient, EngineError
 from lengthwise.errors import InputError
 from lengthwise.gateway.app import create_app
+from lengthwise.gateway.config import GatewayConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from starlette.applications import Starlette
-
-    from lengthwise.gateway.config import GatewayConfig
 
 _KEEP_ALIVE_S: Final = 75  # longer than clients keep their idle connections, so that they let go first
 _ASK_EVERY_S: Final = 0.5

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from lengthwise.engines.client import EngineError
+from lengthwise.engines.client import EngineAnswer, EngineError
 from lengthwise.gateway.errors import ApiError, from_engine
+from lengthwise.gateway.usage_parser import Measure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-
     from starlette.types import Receive, Scope, Send
-
-    from lengthwise.engines.client import EngineAnswer
-    from lengthwise.gateway.measuring import Measure
 
 # Headers of one connection, not of the request (RFC 9110, 7.6.1).
 _CONNECTION: Final = frozenset(

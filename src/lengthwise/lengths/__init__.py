@@ -1,12 +1,12 @@
-"""What we believe about the length of an answer: immutable values, pure mathematics, no files."""
+"""What we predict about the length of an answer: immutable values, pure mathematics, no files."""
 
-from lengthwise.lengths.after import After
-from lengthwise.lengths.beliefs import TIE_NU, Belief, LogT, Point, Remaining
 from lengthwise.lengths.columns import LogTColumns, tail_inflated_expectation
 from lengthwise.lengths.contract import DEFAULT_CAP, OUTLIVED_BELOW, LengthDistribution
+from lengthwise.lengths.distributions import TIE_NU, BaseDistribution, LogT, Point, Remaining
 from lengthwise.lengths.families import FAMILIES
 from lengthwise.lengths.fit import fit_logt, fit_rows
 from lengthwise.lengths.histogram import Histogram
+from lengthwise.lengths.known_prefix import After
 from lengthwise.lengths.prior import wide_prior
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "OUTLIVED_BELOW",
     "TIE_NU",
     "After",
-    "Belief",
+    "BaseDistribution",
     "Histogram",
     "LengthDistribution",
     "LogT",

@@ -1,27 +1,24 @@
-"""Many log-t beliefs as columns: what a scheduler asks of a thousand waiting requests at once."""
+"""Many log-t predictions as columns: what a scheduler asks of a thousand waiting requests at once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import student, tables
-from lengthwise.lengths.beliefs import TIE_NU, Belief, LogT
 from lengthwise.lengths.contract import check_probability
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+from lengthwise.lengths.distributions import TIE_NU, BaseDistribution, LogT
 
 
 @dataclass(frozen=True, eq=False)
 class LogTColumns:
-    """Beliefs X_i = min(exp(mu_i + sigma_i * T), cap_i) with one nu; [i] is a LogT.
+    """Predictions X_i = min(exp(mu_i + sigma_i * T), cap_i) with one nu; [i] is a LogT.
 
     Mean and CVaR come from a spline table good to 1e-4 (a single LogT is exact to 1e-10), except outside
-    sigma 0.005 to 4 and caps e^20 from the median, where each belief is integrated by itself.
+    sigma 0.005 to 4 and caps e^20 from the median, where each prediction is integrated by itself.
     """
 
     mu: NDArray[np.float64]
@@ -52,15 +49,15 @@ class LogTColumns:
         return LogT(float(self.mu[index]), float(self.sigma[index]), int(self.cap[index]), self.nu)
 
     def mean(self) -> NDArray[np.float64]:
-        """Return each belief's expected length."""
+        """Return each prediction's expected length."""
         return self.mean_and_cvar()[0]
 
     def cvar(self, alpha: float = 0.9) -> NDArray[np.float64]:
-        """Return the mean of each belief's worst 1 - alpha."""
+        """Return the mean of each prediction's worst 1 - alpha."""
         return self.mean_and_cvar(alpha)[1]
 
     def quantile(self, q: float) -> NDArray[np.float64]:
-        """Return the length that each belief stays within with probability q."""
+        """Return the length that each prediction stays within with probability q."""
         check_probability(q, "the quantile's level")
         return np.asarray(np.minimum(np.exp(self.mu + self.sigma * student.isf(1.0 - q, self.nu)), self.cap))
 
@@ -82,7 +79,7 @@ class LogTColumns:
         return mean, cvar
 
     def tie(self, beta: float | NDArray[np.float64], alpha: float = 0.9) -> NDArray[np.float64]:
-        """Return TIE's score, mean + beta * CVaR_alpha, of each belief."""
+        """Return TIE's score, mean + beta * CVaR_alpha, of each prediction."""
         mean, cvar = self.mean_and_cvar(alpha)
         return mean + beta * cvar
 
@@ -91,7 +88,7 @@ class LogTColumns:
         return both[:, 0], both[:, 1]
 
 
-def tail_inflated_expectation(belief: Belief, beta: float, alpha: float = 0.9) -> float:
-    """TIE's score of one belief: E[X] + beta * CVaR_alpha[X] (arXiv 2604.00499), in tokens."""
-    mean, cvar = belief.mean_and_cvar(alpha)
+def tail_inflated_expectation(prediction: BaseDistribution, beta: float, alpha: float = 0.9) -> float:
+    """TIE's score of one prediction: E[X] + beta * CVaR_alpha[X] (arXiv 2604.00499), in tokens."""
+    mean, cvar = prediction.mean_and_cvar(alpha)
     return mean + beta * cvar

@@ -1,4 +1,4 @@
-"""What every belief about a length can be asked."""
+"""What every prediction about a length can be asked."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ DEFAULT_CAP: Final = 8192
 """Tokens; the cap where neither max_tokens nor the context left is known."""
 
 OUTLIVED_BELOW: Final = 1e-9
-"""A belief whose survival is below this has been outlived: the answer ran longer than it allowed for."""
+"""A prediction whose survival is below this has been outlived: the answer ran longer than it allowed for."""
 
 
 @runtime_checkable
 class LengthDistribution(Protocol):
-    """A belief about how many tokens an answer has; immutable, in tokens, censored at `cap`.
+    """A prediction about how many tokens an answer has; immutable, in tokens, censored at `cap`.
 
     Censored means that the law is that of min(length, cap): the mass beyond the cap sits on it.
     """
@@ -28,7 +28,7 @@ class LengthDistribution(Protocol):
         """Return the expected length."""
 
     def std(self) -> float:
-        """Return the spread of the belief about one answer: ignorance and sampling together."""
+        """Return the spread of the prediction about one answer: ignorance and sampling together."""
 
     def quantile(self, q: float) -> float:
         """Return the smallest length that is not outlived with probability at least q."""
@@ -43,7 +43,7 @@ class LengthDistribution(Protocol):
         """Return what is still to come, given that `generated` tokens came and it has not stopped."""
 
     def censored_at(self, max_tokens: int | None) -> LengthDistribution:
-        """Return the belief for a request that allows at most `max_tokens`; None changes nothing."""
+        """Return the prediction for a request that allows at most `max_tokens`; None changes nothing."""
 
 
 def check_probability(value: float, name: str) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from lengthwise.lengths.beliefs import TIE_NU
+from lengthwise.lengths.distributions import TIE_NU
 from lengthwise.lengths.kernels import ExtremeValue, Kernel, LogExponential, LogGamma, Normal, Student
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from lengthwise.errors import InputError
-from lengthwise.lengths.beliefs import TIE_NU, LogT
 from lengthwise.lengths.contract import DEFAULT_CAP
+from lengthwise.lengths.distributions import TIE_NU, LogT
 from lengthwise.lengths.families import Family, logt_family
 from lengthwise.lengths.newton import Cells, eta_of, maximise, shape_of
 
@@ -91,9 +91,9 @@ def fit_rows(
 def fit_logt(
     samples: ArrayLike, *, nu: float | None = TIE_NU, censored: ArrayLike | None = None, cap: int = DEFAULT_CAP
 ) -> LogT:
-    """The log-t belief that makes these lengths of one prompt most likely; `nu=None` estimates nu as well.
+    """The log-t prediction that makes these lengths of one prompt most likely; `nu=None` estimates nu as well.
 
-    The belief is censored at `cap`, the longest answer allowed; `censored` marks samples that were cut off.
+    The prediction is censored at `cap`, the longest answer allowed; `censored` marks samples that were cut off.
     """
     x = np.atleast_1d(np.asarray(samples, np.float64))
     if x.ndim != 1 or x.size == 0 or not np.all(np.isfinite(x)) or np.any(x <= 0):

@@ -1,33 +1,29 @@
-"""A belief in bins: what a classifier says."""
+"""A prediction in bins: what a classifier says."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths.beliefs import Belief
 from lengthwise.lengths.contract import check_cap
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
+from lengthwise.lengths.distributions import BaseDistribution
 
 _SUM_TOLERANCE = 1e-6  # what float32 softmax outputs miss 1 by
 _GAUSS = 0.5 / math.sqrt(3.0)  # two-point Gauss nodes on a bin of width 1: exact to the third moment
 
 
 @dataclass(frozen=True)
-class Histogram(Belief):
+class Histogram(BaseDistribution):
     """Probabilities over bins [edges[i], edges[i+1]), even inside a bin; mass beyond the cap sits on it.
 
     Without a cap the last edge is it. A cap beyond the last edge adds no mass there: who runs past the
-    last edge has outlived the belief.
+    last edge has outlived the prediction.
     """
 
     edges: tuple[float, ...]

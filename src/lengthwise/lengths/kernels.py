@@ -69,28 +69,28 @@ class Normal:
     median = 0.0
     std = 1.0
 
-    def logpdf(self, z: Array, shape: Array) -> Array:  # noqa: ARG002
+    def logpdf(self, z: Array, shape: Array) -> Array:
         """Log density."""
         return _LOG_DENSITY_AT_0 - 0.5 * z * z
 
-    def score(self, z: Array, shape: Array) -> Array:  # noqa: ARG002
+    def score(self, z: Array, shape: Array) -> Array:
         """Derivative of the log density."""
         return -z
 
-    def cdf(self, z: Array, shape: Array) -> Array:  # noqa: ARG002
+    def cdf(self, z: Array, shape: Array) -> Array:
         """P(Z <= z)."""
         return special.ndtr(z)
 
-    def logsf(self, z: Array, shape: Array) -> Array:  # noqa: ARG002
+    def logsf(self, z: Array, shape: Array) -> Array:
         """Log P(Z > z)."""
         return special.log_ndtr(-z)
 
-    def interval(self, low: Array, high: Array, shape: Array) -> Array:  # noqa: ARG002
+    def interval(self, low: Array, high: Array, shape: Array) -> Array:
         """P(low < Z <= high): the difference is taken in the lower tail, where nothing cancels."""
         flip = low + high > 0
         return special.ndtr(np.where(flip, -low, high)) - special.ndtr(np.where(flip, -high, low))
 
-    def draw(self, rng: np.random.Generator, shape: Array, size: tuple[int, int]) -> Array:  # noqa: ARG002
+    def draw(self, rng: np.random.Generator, shape: Array, size: tuple[int, int]) -> Array:
         """Random values."""
         return rng.standard_normal(size)
 
@@ -141,28 +141,28 @@ class LogExponential:
     median = -0.37
     std = 1.28
 
-    def logpdf(self, z: Array, shape: Array) -> Array:  # noqa: ARG002
+    def logpdf(self, z: Array, shape: Array) -> Array:
         """Log density."""
         return z - _exp(z)
 
-    def score(self, z: Array, shape: Array) -> Array:  # noqa: ARG002
+    def score(self, z: Array, shape: Array) -> Array:
         """Derivative of the log density."""
         return 1 - _exp(z)
 
-    def cdf(self, z: Array, shape: Array) -> Array:  # noqa: ARG002
+    def cdf(self, z: Array, shape: Array) -> Array:
         """P(Z <= z)."""
         return -np.expm1(-_exp(z))
 
-    def logsf(self, z: Array, shape: Array) -> Array:  # noqa: ARG002
+    def logsf(self, z: Array, shape: Array) -> Array:
         """Log P(Z > z)."""
         return -_exp(z)
 
-    def interval(self, low: Array, high: Array, shape: Array) -> Array:  # noqa: ARG002
+    def interval(self, low: Array, high: Array, shape: Array) -> Array:
         """P(low < Z <= high)."""
         hazard_low, hazard_high = _exp(low), _exp(high)
         return np.asarray(-np.exp(-hazard_low) * np.expm1(hazard_low - hazard_high))
 
-    def draw(self, rng: np.random.Generator, shape: Array, size: tuple[int, int]) -> Array:  # noqa: ARG002
+    def draw(self, rng: np.random.Generator, shape: Array, size: tuple[int, int]) -> Array:
         """Random values."""
         return np.log(rng.standard_exponential(size))
 

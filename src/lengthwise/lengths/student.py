@@ -10,13 +10,11 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _NODES: Final = 8
 _LOG_MASS_BELOW: Final = 23.0  # the panels leave out e^-23 of the mass on the left
@@ -90,7 +88,7 @@ def nodes_between(low: float, high: float, sigma: float, nu: float) -> tuple[NDA
 
 @dataclass(frozen=True)
 class TailRule:
-    """Fixed panels with an edge at the alpha-quantile: one belief's mean and CVaR in one pass."""
+    """Fixed panels with an edge at the alpha-quantile: one prediction's mean and CVaR in one pass."""
 
     nu: float
     alpha: float

@@ -1,4 +1,4 @@
-"""Mean and CVaR of many log-t beliefs at once: one table per (nu, alpha), read by cubic splines.
+"""Mean and CVaR of many log-t predictions at once: one table per (nu, alpha), read by cubic splines.
 
 Both, divided by the cap, depend on two numbers only: sigma and k = (ln cap - mu)/sigma. In
 v = asinh(k) + sigma*k and ln sigma their logarithms are smooth at every scale, the bend around the median
@@ -12,15 +12,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import ndimage, special
 
 from lengthwise.lengths import student
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _STEP: Final = 0.1
 _MARGIN: Final = 12  # grid steps beyond the range, so that the spline's ends do not show

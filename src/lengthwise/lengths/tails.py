@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from scipy import special
 
-from lengthwise.lengths.evidence import log_evidence, unround
 from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT
 from lengthwise.lengths.fit import fit_rows
 from lengthwise.lengths.goodness import held_out, ks_critical, ks_passes_plain, ks_statistic
+from lengthwise.lengths.likelihood_ratio import log_evidence, unround
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.policies.columns import JobColumns
-from lengthwise.policies.contract import one
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from lengthwise.policies.contract import Policy, QueueView, Rekey, Rounds, Slots
-    from lengthwise.policies.job import Job
-
+from lengthwise.policies.contract import Policy, QueueView, Rekey, Rounds, Slots, one
+from lengthwise.policies.job import Job
 
 Numbers = Any
 """A float for one job, an array for columns of jobs; NumPy's functions, which take either, do not say so in types."""
@@ -39,9 +33,9 @@ class Ordering(ABC):
 
     called: ClassVar[str]
     rekey: ClassVar[Rekey] = "never"
-    believes: ClassVar[bool] = True
+    uses_predictions: ClassVar[bool] = True
     preempts: ClassVar[bool] = False
-    asks_again: ClassVar[int] = 0
+    preempt_check_interval: ClassVar[int] = 0
 
     @abstractmethod
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
@@ -57,7 +51,6 @@ class Ordering(ABC):
 
     def level(self, queue: QueueView) -> int:
         """Keys do not depend on the queue."""
-        del queue
         return 0
 
     def key(self, job: Job, queue: QueueView, now: float) -> float:
@@ -68,14 +61,12 @@ class Ordering(ABC):
         """The scores of many jobs."""
         return cast("NDArray[np.float64]", self.score(jobs, queue, now))
 
-    def yielding(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
+    def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
         """All alike, so that the last admitted yields, as in vLLM."""
-        del now
         return np.zeros(len(jobs))
 
-    def makes_room(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
+    def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
         """Nobody yields to a waiting job."""
-        del jobs, candidate, now
         return None
 
     def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
@@ -84,7 +75,6 @@ class Ordering(ABC):
 
     def rounds(self, slots: Slots = one) -> Rounds | None:
         """Nobody takes turns."""
-        del slots
         return None
 
 
@@ -94,13 +84,13 @@ def last_of_largest(readiness: NDArray[np.float64]) -> int:
 
 
 def choose_victim(policy: Policy, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
-    """Answer `victim` by `makes_room` and `yielding`."""
+    """Answer `victim` by `find_victim` and `eviction_scores`."""
     if not running or (candidate is not None and not policy.preempts):
         return None
     columns = JobColumns.of(running)
     if candidate is None:
-        return running[last_of_largest(policy.yielding(columns, now))]
-    index = policy.makes_room(columns, candidate, now)
+        return running[last_of_largest(policy.eviction_scores(columns, now))]
+    index = policy.find_victim(columns, candidate, now)
     return None if index is None else running[index]
 
 

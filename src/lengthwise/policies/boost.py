@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lengthwise.policies.base import Ordering, parameter
-
-if TYPE_CHECKING:
-    from lengthwise.policies.base import Numbers
-    from lengthwise.policies.columns import JobColumns
-    from lengthwise.policies.contract import QueueView
-    from lengthwise.policies.job import Job
+from lengthwise.policies.base import Numbers, Ordering, parameter
+from lengthwise.policies.columns import JobColumns
+from lengthwise.policies.contract import QueueView
+from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
 class Boost(Ordering):
-    """First come, first served, with a head start for who is known to be small: needs no belief.
+    """First come, first served, with a head start for who is known to be small: needs no prediction.
 
     key = arrival - horizon * ln(1 / (1 - exp(-work / scale)))      (seconds)
     work = prompt tokens that are not cached + tokens generated so far, at least 1: what must be computed to go on
@@ -32,13 +28,12 @@ class Boost(Ordering):
 
     called = "boost"
     rekey = "on_progress"
-    believes = False
+    uses_predictions = False
 
     horizon: float = parameter(10.0, least=0.0)
     scale: float = parameter(4096.0, least=1.0)
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Earlier and smaller first."""
-        del queue, now
         work = np.maximum(jobs.prompt_tokens - jobs.cached_tokens + jobs.generated, 1.0)
         return jobs.arrival + self.horizon * np.log(-np.expm1(-work / self.scale))

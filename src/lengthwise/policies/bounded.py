@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lengthwise.policies.base import parameter
+from lengthwise.policies.contract import Rounds
+from lengthwise.policies.job import Job
 from lengthwise.policies.wrapper import InTurns
-
-if TYPE_CHECKING:
-    from lengthwise.policies.contract import Rounds
-    from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,7 @@ class _Batches:
         return self.current
 
     def changed(self, job: Job, in_round: int, before: float) -> int:
-        """Rounds do not depend on what is believed."""
-        del job, before
+        """Rounds do not depend on what is predicted."""
         return in_round
 
     def admitted(self, in_round: int) -> None:

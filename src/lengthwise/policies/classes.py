@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.policies.base import last_of_largest
-from lengthwise.policies.wrapper import Wrapper, makes_room_among, ordered
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from lengthwise.policies.columns import JobColumns
-    from lengthwise.policies.job import Job
+from lengthwise.policies.columns import JobColumns
+from lengthwise.policies.job import Job
+from lengthwise.policies.wrapper import Wrapper, find_victim_among, ordered
 
 
 @dataclass(frozen=True)
@@ -35,16 +31,16 @@ class Classes(Wrapper):
         """A more urgent class takes its place."""
         return True
 
-    def yielding(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
+    def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
         """The least urgent class first, then as inside."""
-        return ordered(jobs.priority, self.inner.yielding(jobs, now))
+        return ordered(jobs.priority, self.inner.eviction_scores(jobs, now))
 
-    def makes_room(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
+    def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
         """The readiest of a less urgent class; failing that, as inside among the candidate's own."""
         less_urgent = jobs.priority > candidate.priority
         if less_urgent.any():
-            readiness = np.where(less_urgent, self.yielding(jobs, now), -np.inf)
+            readiness = np.where(less_urgent, self.eviction_scores(jobs, now), -np.inf)
             index = last_of_largest(readiness)
             if readiness[index] > -np.inf:
                 return index
-        return makes_room_among(self.inner, jobs, jobs.priority == candidate.priority, candidate, now)
+        return find_victim_among(self.inner, jobs, jobs.priority == candidate.priority, candidate, now)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.lengths import DEFAULT_CAP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import ArrayLike, NDArray
-
     from lengthwise.policies.job import Job
 
 
@@ -32,7 +30,7 @@ class JobColumns:
     mu: NDArray[np.float64]
     sigma: NDArray[np.float64]
     cap: NDArray[np.float64]
-    foretold: NDArray[np.float64]
+    initial_expected: NDArray[np.float64]
     prompt_tokens: NDArray[np.float64]
     generated: NDArray[np.float64]
     cached_tokens: NDArray[np.float64]
@@ -56,7 +54,7 @@ class JobColumns:
         mu: ArrayLike | None = None,
         sigma: ArrayLike = 0.0,
         cap: ArrayLike = DEFAULT_CAP,
-        foretold: ArrayLike | None = None,
+        initial_expected: ArrayLike | None = None,
         prompt_tokens: ArrayLike = 0,
         generated: ArrayLike = 0,
         cached_tokens: ArrayLike = 0,
@@ -73,7 +71,7 @@ class JobColumns:
             np.log(np.maximum(expected, SHORTEST)) if mu is None else mu,
             sigma,
             cap,
-            expected if foretold is None else foretold,
+            expected if initial_expected is None else initial_expected,
             prompt_tokens,
             generated,
             cached_tokens,

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
     from lengthwise.policies.columns import JobColumns
     from lengthwise.policies.job import Job
 
 Rekey = Literal["never", "on_level", "on_progress", "on_time"]
 """When the keys of waiting jobs go stale.
 
-never        A key depends on nothing that changes while its job waits, the queue and the time included (a new belief
+never        A key depends on nothing that changes while its job waits, the queue and the time included (a new prediction
              aside): a host may compute all keys at once, ahead.
 on_level     It depends on the queue too, but only through `level(queue)`: all keys are stale when that changes.
 on_progress  As `never`, but it depends on `generated`: stale when a job comes back after preemption.
@@ -57,7 +55,7 @@ class Rounds(Protocol):
         """
 
     def changed(self, job: Job, in_round: int, before: float) -> int:
-        """Return the round of a waiting job whose belief has changed; `before` was its median until then."""
+        """Return the round of a waiting job whose prediction has changed; `before` was its median until then."""
 
     def admitted(self, in_round: int) -> None:
         """Learn that a job of this round has been admitted: rounds before it are over for who comes next."""
@@ -82,19 +80,19 @@ class Policy(Protocol):
         """Return when keys go stale."""
 
     @property
-    def believes(self) -> bool:
-        """Return whether it looks at beliefs at all; for one that does not, a host need not predict."""
+    def uses_predictions(self) -> bool:
+        """Return whether it looks at predictions at all; for one that does not, a host need not predict."""
 
     @property
     def preempts(self) -> bool:
-        """Return whether `makes_room` can ever name anybody; hosts need not ask otherwise."""
+        """Return whether `find_victim` can ever name anybody; hosts need not ask otherwise."""
 
     @property
-    def asks_again(self) -> int:
-        """Return after how many tokens of progress (decode steps) a host asks `makes_room` again; 0: not at all.
+    def preempt_check_interval(self) -> int:
+        """Return after how many tokens of progress (decode steps) a host asks `find_victim` again; 0: not at all.
 
         With 0, a None stays None as the running jobs progress: hosts ask again only when the set of running jobs, the
-        head of the queue or a belief has changed. Otherwise also when the running jobs have gone on for so many steps.
+        head of the queue or a prediction has changed. Otherwise also when the running jobs have gone on for so many steps.
         """
 
     def level(self, queue: QueueView) -> int:
@@ -109,17 +107,17 @@ class Policy(Protocol):
     def keys(self, jobs: JobColumns, queue: QueueView, now: float) -> NDArray[np.float64]:
         """Return the places of many jobs, the same as `key` one by one."""
 
-    def yielding(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
+    def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
         """Return how readily each running job yields when memory is short: largest first.
 
         `jobs` is in order of admission; among equals the last admitted yields. No NaN, and not all of them -inf.
         """
 
-    def makes_room(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
+    def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
         """Return the index of the running job that yields to this waiting one (a job, or columns of one), or None."""
 
     def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
-        """Return the running job that yields, or None: `makes_room` and `yielding` for hosts that hold jobs.
+        """Return the running job that yields, or None: `find_victim` and `eviction_scores` for hosts that hold jobs.
 
         With a candidate: who, if anybody, makes room for this waiting job. Without: memory has run out and
         somebody must go; `running` is in order of admission.

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lengthwise.policies.base import parameter
+from lengthwise.policies.contract import Rounds
+from lengthwise.policies.job import Job
 from lengthwise.policies.rounds import FlowRounds
 from lengthwise.policies.wrapper import InTurns
-
-if TYPE_CHECKING:
-    from lengthwise.policies.contract import Rounds
-    from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Fair(InTurns):
     quantum: float = parameter(32_768, least=1)
 
     @property
-    def believes(self) -> bool:
+    def uses_predictions(self) -> bool:
         """What is expected of a request is charged to its tenant."""
         return True
 

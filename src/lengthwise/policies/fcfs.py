@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from lengthwise.policies.base import Ordering
-
-if TYPE_CHECKING:
-    from lengthwise.policies.base import Numbers
-    from lengthwise.policies.columns import JobColumns
-    from lengthwise.policies.contract import QueueView
-    from lengthwise.policies.job import Job
+from lengthwise.policies.base import Numbers, Ordering
+from lengthwise.policies.columns import JobColumns
+from lengthwise.policies.contract import QueueView
+from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
@@ -19,13 +15,12 @@ class Fcfs(Ordering):
     """First come, first served.
 
     key = arrival      (seconds)
-    Memory short: the last admitted yields, as in vLLM. Nobody yields to a waiting request. Needs no belief.
+    Memory short: the last admitted yields, as in vLLM. Nobody yields to a waiting request. Needs no prediction.
     """
 
     called = "fcfs"
-    believes = False
+    uses_predictions = False
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Earlier first."""
-        del queue, now
         return jobs.arrival

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from lengthwise.policies.base import parameter
+from lengthwise.policies.base import Numbers, parameter
+from lengthwise.policies.columns import JobColumns
+from lengthwise.policies.job import Job
 from lengthwise.policies.preemptive import Preemptive
 from lengthwise.policies.residual import gittins_rank
-
-if TYPE_CHECKING:
-    from lengthwise.policies.base import Numbers
-    from lengthwise.policies.columns import JobColumns
-    from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
 class Gittins(Preemptive):
-    """Best chance to finish per token spent first (Gittins; on length beliefs: SageSched, arXiv 2603.07917).
+    """Best chance to finish per token spent first (Gittins; on length predictions: SageSched, arXiv 2603.07917).
 
     key = inf over D of E[min(X - a, D) | X > a] / P(X - a <= D | X > a)      (tokens; X the length, a = generated)
     over those D that end at least one answer in ten, and D = cap - a. With certain lengths: what is left, as SRPT.
 
-    A belief with a heavy tail is ranked by its good chance to be over soon, and worse the longer it runs. A running job
-    yields to a waiting one when its rank is more than `margin` = 2 times as large: with 1, two jobs of the same belief
+    A prediction with a heavy tail is ranked by its good chance to be over soon, and worse the longer it runs. A running job
+    yields to a waiting one when its rank is more than `margin` = 2 times as large: with 1, two jobs of the same prediction
     would take turns for ever, each paying for its prompt again; with 2, they do once per doubling of their rank. Who
     has been preempted `times` = 4 times yields to no waiting job any more. Memory short: the largest rank yields.
-    Without a belief: the wide prior.
+    Without a prediction: the wide prior.
     """
 
     called = "gittins"
@@ -35,5 +31,5 @@ class Gittins(Preemptive):
     times: float = parameter(4, least=0.0)
 
     def rank(self, jobs: Job | JobColumns) -> Numbers:
-        """The index over belief and age."""
+        """The index over prediction and age."""
         return gittins_rank(jobs)

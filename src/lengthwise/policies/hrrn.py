@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lengthwise.policies.base import Ordering
-
-if TYPE_CHECKING:
-    from lengthwise.policies.base import Numbers
-    from lengthwise.policies.columns import JobColumns
-    from lengthwise.policies.contract import QueueView
-    from lengthwise.policies.job import Job
+from lengthwise.policies.base import Numbers, Ordering
+from lengthwise.policies.columns import JobColumns
+from lengthwise.policies.contract import QueueView
+from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
@@ -23,7 +19,7 @@ class Hrrn(Ordering):
     key = -(now - arrival) / E[length]      (seconds per token; at least one token)
     The ratio (waited + service) / service with service = E[length] * s/token is 1 + waited / service, so the speed of
     the engine changes no order and need not be known. Orders cross as time passes: keys are made anew at every
-    decision. Memory short: the last admitted yields. Without a belief: the wide prior's mean.
+    decision. Memory short: the last admitted yields. Without a prediction: the wide prior's mean.
     """
 
     called = "hrrn"
@@ -31,5 +27,4 @@ class Hrrn(Ordering):
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Higher ratio first."""
-        del queue
         return (jobs.arrival - now) / np.maximum(jobs.expected, 1.0)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from lengthwise.lengths import wide_prior
-from lengthwise.policies.base import Ordering
-from lengthwise.policies.contract import one
-
-if TYPE_CHECKING:
-    from lengthwise.policies.base import Numbers
-    from lengthwise.policies.columns import JobColumns
-    from lengthwise.policies.contract import QueueView, Rounds, Slots
-    from lengthwise.policies.job import Job
+from lengthwise.policies.base import Numbers, Ordering
+from lengthwise.policies.columns import JobColumns
+from lengthwise.policies.contract import QueueView, Rounds, Slots, one
+from lengthwise.policies.job import Job
 
 FEW: Final = 1 / 3
 """Of the jobs: so many of the shortest take the fast lane."""
@@ -32,7 +28,7 @@ _FORGETS: Final = 4096  # jobs: over so many the picture of what comes is renewe
 _GRAIN: Final = 16.0  # tokens per slot in a round
 _BINS_PER_DOUBLING: Final = 12
 _BINS: Final = 24 * _BINS_PER_DOUBLING
-_NOTHING: Final = wide_prior()  # is believed where a prediction is missing
+_NOTHING: Final = wide_prior()  # is predicted where a prediction is missing
 
 
 @dataclass(frozen=True)
@@ -41,13 +37,13 @@ class Lengthwise(Ordering):
 
     round = 0                                         in the fast lane
             1 + (A + min(median, wait / 3)) / 16      in the other   (tokens per slot)
-    key   = median                                    (tokens: the belief as a single number, at most its cap)
+    key   = median                                    (tokens: the prediction as a single number, at most its cap)
     A = work that has come so far, by medians / slots, a clock that runs with the work; wait = A - what has been served,
     by the same clock: how long newcomers stand in line. Medians, because a mean of a heavy tail hides who is short.
 
     In the fast lane: who is among the shortest third of the jobs of late, or among the shortest that make up a tenth of
-    the work, and clearly shorter than the mean. A third of the jobs and not a share of the work, because beliefs that
-    are drawn to the middle would fill a share of the believed work with few jobs, and noisy ones with many long ones.
+    the work, and clearly shorter than the mean. A third of the jobs and not a share of the work, because predictions that
+    are drawn to the middle would fill a share of the predicted work with few jobs, and noisy ones with many long ones.
 
     While little waits, `wait` is near 0 and this is first come, first served, but for the shortest. When much waits, a
     job lets those pass that come later but would be done before it, up to a third of the wait.
@@ -56,16 +52,15 @@ class Lengthwise(Ordering):
     than six mean jobs saved up. In the other lane at most slots * median tokens of later work overtake a job. So where
     work comes r times as fast as it is served, a job waits at most (what it would under FCFS + the time of its own
     length + that of six mean jobs) / (1 - r / 4), all by medians. Nobody starves, and there is nothing to tune. If
-    those called short take longer than the others, by what was believed of both, the credit pays for it.
+    those called short take longer than the others, by what was predicted of both, the credit pays for it.
 
-    Memory short: the last admitted yields. The wide prior, which stands in for a missing belief, is never short.
+    Memory short: the last admitted yields. The wide prior, which stands in for a missing prediction, is never short.
     """
 
     called = "lengthwise"
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Shorter first, within a lane and a round."""
-        del queue, now
         return np.minimum(np.exp(jobs.mu), jobs.cap)
 
     def rounds(self, slots: Slots = one) -> Rounds:
@@ -75,15 +70,15 @@ class Lengthwise(Ordering):
 
 @dataclass(slots=True)
 class Taken:
-    """Tokens that were believed of those who are done, and what they were in truth."""
+    """Tokens that were predicted of those who are done, and what they were in truth."""
 
-    believed: float = 1.0
+    predicted: float = 1.0
     true: float = 1.0
 
     @property
     def ratio(self) -> float:
-        """How much longer than believed."""
-        return self.true / self.believed
+        """How much longer than predicted."""
+        return self.true / self.predicted
 
 
 @dataclass(slots=True)
@@ -113,7 +108,7 @@ class Lanes:
         return self._place(job, self.clock)
 
     def changed(self, job: Job, in_round: int, before: float) -> int:
-        """A new belief: as if it had come with it, but nobody is set back.
+        """A new prediction: as if it had come with it, but nobody is set back.
 
         It gives back what credit it brought, which may be less than it was to bring, and brings its own. The clock
         stays: those who wait have their places by it.
@@ -133,11 +128,11 @@ class Lanes:
         self.served = max(self.served, in_round * _GRAIN)
 
     def finished(self, job: Job) -> None:
-        """What it took in truth: if the short ones take more than was believed, the fast lane pays for it."""
+        """What it took in truth: if the short ones take more than was predicted, the fast lane pays for it."""
         if job.generated <= 0:  # it failed
             return
         for taken in (self.all, self.short) if self._short(job.median) else (self.all,):
-            taken.believed += self.unit * job.median
+            taken.predicted += self.unit * job.median
             taken.true += self.unit * job.generated
 
     def _came(self, in_round: int, median: float) -> float:
@@ -172,7 +167,7 @@ class Lanes:
             self.jobs = [each / self.unit for each in self.jobs]
             self.work = [each / self.unit for each in self.work]
             for taken in (self.all, self.short):
-                taken.believed, taken.true = taken.believed / self.unit, taken.true / self.unit
+                taken.predicted, taken.true = taken.predicted / self.unit, taken.true / self.unit
             self.total, self.count, self.unit = self.total / self.unit, self.count / self.unit, 1.0
 
     def _earn(self, tokens: float) -> float:

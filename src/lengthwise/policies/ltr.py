@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lengthwise.policies.base import Ordering
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from lengthwise.policies.base import Numbers
-    from lengthwise.policies.columns import JobColumns
-    from lengthwise.policies.contract import QueueView
-    from lengthwise.policies.job import Job
+from lengthwise.policies.base import Numbers, Ordering
+from lengthwise.policies.columns import JobColumns
+from lengthwise.policies.contract import QueueView
+from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
 class Ltr(Ordering):
     """Lowest rank score first (LTR, arXiv 2408.15792): only the order of the scores counts, not their size.
 
-    key = min(mu, ln cap)      (the log of the belief's median)
-    On the same beliefs this is the order of `sjf`; what LTR changes is the predictor, trained for the order alone.
+    key = min(mu, ln cap)      (the log of the prediction's median)
+    On the same predictions this is the order of `sjf`; what LTR changes is the predictor, trained for the order alone.
     Memory short: the one of the highest score yields, however much of it is done, since a score cannot be counted
-    down. Without a belief: the wide prior's median.
+    down. Without a prediction: the wide prior's median.
     """
 
     called = "ltr"
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Lower score first."""
-        del queue, now
         return np.minimum(jobs.mu, np.log(jobs.cap))
 
-    def yielding(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
+    def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
         """Highest score first."""
-        del now
         return np.asarray(np.minimum(jobs.mu, np.log(jobs.cap)))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from lengthwise.policies.base import Ordering
-from lengthwise.policies.contract import one
+from lengthwise.policies.base import Numbers, Ordering
+from lengthwise.policies.columns import JobColumns
+from lengthwise.policies.contract import QueueView, Rounds, Slots, one
+from lengthwise.policies.job import Job
 from lengthwise.policies.rounds import FlowRounds
-
-if TYPE_CHECKING:
-    from lengthwise.policies.base import Numbers
-    from lengthwise.policies.columns import JobColumns
-    from lengthwise.policies.contract import QueueView, Rounds, Slots
-    from lengthwise.policies.job import Job
 
 _GROUPS: Final = 10
 
@@ -27,21 +23,19 @@ class Preble(Ordering):
     place: round, then group from 9 down, then arrival
     Preble forms the groups anew at each step; here a request belongs to the group it had when it came, and to the round
     in which that group has room for it: a place once given is kept, and the last group is sure of its 10 in 550.
-    Without a cache (or without knowing of one) all are in group 0: first come, first served. Needs no belief. Memory
+    Without a cache (or without knowing of one) all are in group 0: first come, first served. Needs no prediction. Memory
     short: the last admitted yields.
     """
 
     called = "preble"
-    believes = False
+    uses_predictions = False
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Earlier first, inside a round and group."""
-        del queue, now
         return jobs.arrival
 
     def rounds(self, slots: Slots = one) -> Rounds:
         """Groups in turns."""
-        del slots
         return _Groups(FlowRounds(flow=_group, work=_one, quota=_quota))
 
 
@@ -55,8 +49,7 @@ class _Groups:
         return _GROUPS * self.turns.enter(job) + _GROUPS - 1 - _group(job)
 
     def changed(self, job: Job, in_round: int, before: float) -> int:
-        """What is believed does not matter."""
-        del job, before
+        """What is predicted does not matter."""
         return in_round
 
     def admitted(self, in_round: int) -> None:
@@ -71,7 +64,6 @@ def _group(job: Job) -> int:
 
 
 def _one(job: Job) -> int:
-    del job
     return 1
 
 

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lengthwise.policies.base import Ordering, last_of_largest
+from lengthwise.policies.base import Numbers, Ordering, last_of_largest
+from lengthwise.policies.columns import JobColumns
+from lengthwise.policies.contract import QueueView
+from lengthwise.policies.job import Job
 from lengthwise.policies.residual import prepare
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from lengthwise.policies.base import Numbers
-    from lengthwise.policies.columns import JobColumns
-    from lengthwise.policies.contract import QueueView
-    from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
 class Preemptive(Ordering):
     """The smallest rank runs: a running job yields to a waiting one of a rank that is smaller by a margin.
 
-    Never to one of a less urgent priority. Ranks of uncertain beliefs grow as a job runs on, so hosts ask again.
+    Never to one of a less urgent priority. Ranks of uncertain predictions grow as a job runs on, so hosts ask again.
 
     Each time that a job yields, its prompt and what it has generated must be computed again, and there may always be
     one more that is shorter. So a job that has been preempted `times` times, by whatever, yields to no waiting one any
@@ -33,7 +28,7 @@ class Preemptive(Ordering):
 
     rekey = "on_progress"
     preempts = True
-    asks_again = 64
+    preempt_check_interval = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,18 +54,15 @@ class Preemptive(Ordering):
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Smaller rank first."""
-        del queue, now
         return self.rank(jobs)
 
-    def yielding(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
+    def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
         """Largest rank first, of those who may yield; of the others only when there is no such."""
-        del now
         ranks = np.asarray(self.rank(jobs))
         return np.where(self.may_yield(jobs), ranks, ranks - _AFTER_ALL)
 
-    def makes_room(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
+    def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
         """The largest rank of those who may yield, if the candidate's is smaller by the margin."""
-        del now
         open_to = self.may_yield(jobs) & (jobs.priority >= candidate.priority)
         if not open_to.any():
             return None

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lengthwise.errors import InputError
 from lengthwise.policies.columns import JobColumns
-from lengthwise.policies.contract import QueueView
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lengthwise.policies.contract import Policy
-    from lengthwise.policies.job import Job
+from lengthwise.policies.contract import Policy, QueueView
+from lengthwise.policies.job import Job
 
 _SWEEP_FLOOR = 64  # dead entries that are not worth a sweep
 
@@ -28,7 +23,7 @@ class _Place:
     turn: int
     stamp: int
     median: float
-    """Of what was believed of it when it took its round."""
+    """Of what was predicted of it when it took its round."""
 
 
 class PolicyQueue:
@@ -112,7 +107,7 @@ class PolicyQueue:
         return None if place is None else place.job
 
     def update(self, job: Job, now: float) -> None:
-        """Re-key a waiting job whose belief or progress has changed; it keeps its turn among equals."""
+        """Re-key a waiting job whose prediction or progress has changed; it keeps its turn among equals."""
         if job.id not in self._places:
             raise InputError(f"job '{job.id}' does not wait here", hint="only waiting jobs are re-keyed")
         place = self._places[job.id]

@@ -6,14 +6,17 @@ sjf    srpt:c=0.5    tie:beta=0.1,tau=60    fair(tie)    bounded(srpt:c=0.5):wai
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from lengthwise.errors import InputError
+from lengthwise.policies.base import Ordering
 from lengthwise.policies.boost import Boost
 from lengthwise.policies.bounded import Bounded
 from lengthwise.policies.classes import Classes
+from lengthwise.policies.contract import Policy
 from lengthwise.policies.fair import Fair
 from lengthwise.policies.fcfs import Fcfs
 from lengthwise.policies.gittins import Gittins
@@ -25,13 +28,7 @@ from lengthwise.policies.sept import Sept
 from lengthwise.policies.sjf import Sjf
 from lengthwise.policies.srpt import Srpt
 from lengthwise.policies.tie import Tie
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lengthwise.policies.base import Ordering
-    from lengthwise.policies.contract import Policy
-    from lengthwise.policies.wrapper import Wrapper
+from lengthwise.policies.wrapper import Wrapper
 
 POLICIES: Final[Mapping[str, type[Ordering]]] = {
     kind.called: kind for kind in (Fcfs, Sjf, Ltr, Sept, Tie, Srpt, Gittins, Hrrn, Boost, Preble, Lengthwise)

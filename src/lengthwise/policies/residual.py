@@ -1,10 +1,10 @@
 """What is still to come at an age: the expected remaining length and the Gittins rank, of one job or of many.
 
 Certain lengths (sigma 0) are counted down. For the others, with x = exp(mu + sigma z), the survival S(z) is one curve
-for all beliefs. Between the nodes of a grid in asinh z it is taken as a power of x, so that its integral over any
+for all predictions. Between the nodes of a grid in asinh z it is taken as a power of x, so that its integral over any
 stretch has a closed form; sums over whole cells are tabulated for a ladder of sigmas, and a job uses the rung next to
-its own, 0.6 % off at most. A belief that was outlived (DESIGN: S(generated) < 1e-9) starts anew as the log-t with
-median `generated`, sigma 1. Within 3 % of `belief.remaining(generated).mean()` for log-t beliefs.
+its own, 0.6 % off at most. A prediction that was outlived (DESIGN: S(generated) < 1e-9) starts anew as the log-t with
+median `generated`, sigma 1. Within 3 % of `prediction.remaining(generated).mean()` for log-t predictions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 _STEP: Final = 0.05  # of asinh z
-_REACH: Final = math.asinh(600.0)  # beyond, S is 1 or a belief counts as outlived
+_REACH: Final = math.asinh(600.0)  # beyond, S is 1 or a prediction counts as outlived
 _LEAST_LOG_SIGMA: Final = math.log(0.02)
 _RUNGS: Final = 448
 _RUNG: Final = (math.log(4.0) - _LEAST_LOG_SIGMA) / (_RUNGS - 1)
@@ -54,7 +54,7 @@ def gittins_rank(jobs: Job | JobColumns) -> Numbers:
 
     Over those D that end at least one answer in ten: a log-t has some mass at every length, however short, so that the
     plain infimum would be 0 for all (X below e^-60 tokens costs nothing to wait for). X is cut at the cap, where all is
-    sure to be over: D = cap - a gives E[remaining]. If the best D of the uncut belief ends before the cap, it is the
+    sure to be over: D = cap - a gives E[remaining]. If the best D of the uncut prediction ends before the cap, it is the
     best here too, or E[remaining] is; if not, E[remaining] is smaller than its rank. So: the smaller of the two.
     """
     if isinstance(jobs, Job):
@@ -106,7 +106,7 @@ def _begun(jobs: JobColumns, *, ranks: bool) -> Array:
 
 
 def _outlived(age: Array, cap: Array, *, ranks: bool) -> Array:
-    """Either of the two where the belief says no more: log-t with median `age` and sigma 1, cut at what is left."""
+    """Either of the two where the prediction says no more: log-t with median `age` and sigma 1, cut at what is left."""
     ladder, rung = _ladder(), np.full(len(age), _SIGMA_ONE)
     mean = ladder.integrated(ladder.place(np.log(np.maximum(cap - age, 1.0) / age)), rung)
     return np.asarray(age * (np.minimum(mean, ladder.fresh[_SIGMA_ONE]) if ranks else mean))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+from lengthwise.policies.contract import Rounds
 
-    from lengthwise.policies.contract import Rounds
+if TYPE_CHECKING:
     from lengthwise.policies.job import Job
 
 INNER_BITS: Final = 26
@@ -48,7 +48,6 @@ class FlowRounds(Generic[Flow]):
 
     def changed(self, job: Job, in_round: int, before: float) -> int:
         """A place once given is kept; the account is set right when the job is done."""
-        del job, before
         return in_round
 
     def admitted(self, in_round: int) -> None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from lengthwise.policies.base import parameter
+import numpy as np
+from numpy.typing import NDArray
+
+from lengthwise.policies.base import Numbers, parameter
+from lengthwise.policies.columns import JobColumns
+from lengthwise.policies.job import Job
 from lengthwise.policies.preemptive import Preemptive
 from lengthwise.policies.residual import expected_remaining
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from lengthwise.policies.base import Numbers
-    from lengthwise.policies.columns import JobColumns
-    from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
@@ -27,8 +23,8 @@ class Srpt(Preemptive):
     and while it has been preempted less than `times` = 4 times.
     c = 0: only before its first token. TRAIL has 0.8, and 1 with true lengths is SRPT proper; but where many run at
     once a place is free soon anyway, and what preemption costs is more than it gains (docs/trail.md). It pays with few
-    slots, and for the time to the first token. A refined belief changes the remaining length, not r. Memory short: most
-    to come first, of those who may yield, then of the others. Without a belief: the wide prior.
+    slots, and for the time to the first token. A refined prediction changes the remaining length, not r. Memory short: most
+    to come first, of those who may yield, then of the others. Without a prediction: the wide prior.
 
     Claim. Yielding to waiting jobs makes one compute at most times * (prompt + c * r) tokens again.
     Proof. What is computed again after it yields is its prompt and what it had generated, at most c * r. Each time
@@ -52,7 +48,7 @@ class Srpt(Preemptive):
         A job that has come to the very end of its prediction, though not of its answer, ranks as outlived: with c up to
         1 that is no reason to yield, as it is none in TRAIL, where nothing is left of it.
         """
-        early = jobs.generated <= self.c * jobs.foretold
+        early = jobs.generated <= self.c * jobs.initial_expected
         if self.c <= 1.0:
-            early &= jobs.generated < jobs.foretold
+            early &= jobs.generated < jobs.initial_expected
         return super().may_yield(jobs) & early

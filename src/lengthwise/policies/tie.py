@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-from lengthwise.policies.base import Ordering, parameter
-from lengthwise.policies.columns import SHORTEST
-
-if TYPE_CHECKING:
-    from lengthwise.policies.base import Numbers
-    from lengthwise.policies.columns import JobColumns
-    from lengthwise.policies.contract import QueueView
-    from lengthwise.policies.job import Job
+from lengthwise.policies.base import Numbers, Ordering, parameter
+from lengthwise.policies.columns import SHORTEST, JobColumns
+from lengthwise.policies.contract import QueueView
+from lengthwise.policies.job import Job
 
 _STEP: Final = 0.1  # of beta
 _LEVELS: Final = 5
@@ -32,7 +28,7 @@ class Tie(Ordering):
     The paper's score * gamma^(waited / tau), taken as a logarithm less what is the same for all: the order is the same
     at every moment, so keys go stale when beta takes another step and never by time alone. The paper freezes beta when
     a prediction comes; here who waits is scored anew. Memory short: the last admitted yields, as in the paper's vLLM.
-    Without a belief: the wide prior's mean and tail.
+    Without a prediction: the wide prior's mean and tail.
     """
 
     called = "tie"
@@ -50,7 +46,6 @@ class Tie(Ordering):
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Smaller score first, older first."""
-        del now
         beta = _STEP * self.level(queue) if isinstance(self.beta, str) else self.beta
         aging = -math.log(self.gamma) / self.tau
         return np.log(np.maximum(jobs.expected + beta * jobs.tail, SHORTEST)) + aging * jobs.arrival

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.policies.base import check_parameters, choose_victim, spelt
-from lengthwise.policies.contract import one
+from lengthwise.policies.columns import JobColumns
+from lengthwise.policies.contract import Policy, QueueView, Rekey, Rounds, Slots, one
+from lengthwise.policies.job import Job
 from lengthwise.policies.rounds import RoundsInRounds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from lengthwise.policies.columns import JobColumns
-    from lengthwise.policies.contract import Policy, QueueView, Rekey, Rounds, Slots
-    from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
@@ -44,9 +39,9 @@ class Wrapper:
         return self.inner.rekey
 
     @property
-    def believes(self) -> bool:
+    def uses_predictions(self) -> bool:
         """As inside."""
-        return self.inner.believes
+        return self.inner.uses_predictions
 
     @property
     def preempts(self) -> bool:
@@ -54,9 +49,9 @@ class Wrapper:
         return self.inner.preempts
 
     @property
-    def asks_again(self) -> int:
+    def preempt_check_interval(self) -> int:
         """As inside."""
-        return self.inner.asks_again
+        return self.inner.preempt_check_interval
 
     def level(self, queue: QueueView) -> int:
         """As inside."""
@@ -70,13 +65,13 @@ class Wrapper:
         """As inside."""
         return self.inner.keys(jobs, queue, now)
 
-    def yielding(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
+    def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
         """As inside."""
-        return self.inner.yielding(jobs, now)
+        return self.inner.eviction_scores(jobs, now)
 
-    def makes_room(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
+    def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
         """As inside."""
-        return self.inner.makes_room(jobs, candidate, now)
+        return self.inner.find_victim(jobs, candidate, now)
 
     def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
         """The one who makes room for the candidate; without one, the readiest to yield."""
@@ -103,13 +98,13 @@ class InTurns(Wrapper, ABC):
         within = self.inner.rounds(slots)
         return self.own_rounds() if within is None else RoundsInRounds(self.own_rounds(), within)
 
-    def yielding(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
+    def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
         """The latest round first, then as inside."""
-        return ordered(jobs.in_round, self.inner.yielding(jobs, now))
+        return ordered(jobs.in_round, self.inner.eviction_scores(jobs, now))
 
-    def makes_room(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
+    def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
         """As inside, among those of the candidate's round or a later one."""
-        return makes_room_among(self.inner, jobs, jobs.in_round >= candidate.in_round, candidate, now)
+        return find_victim_among(self.inner, jobs, jobs.in_round >= candidate.in_round, candidate, now)
 
 
 def ordered(first: NDArray[np.float64], then: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -119,7 +114,7 @@ def ordered(first: NDArray[np.float64], then: NDArray[np.float64]) -> NDArray[np
     return np.where(then == -np.inf, -np.inf, places)
 
 
-def makes_room_among(
+def find_victim_among(
     policy: Policy, jobs: JobColumns, open_to: NDArray[np.bool_], candidate: Job | JobColumns, now: float
 ) -> int | None:
     """Ask a policy who makes room, of some of the running jobs only."""
@@ -128,5 +123,5 @@ def makes_room_among(
     rows = np.flatnonzero(open_to)
     if len(rows) == 0:
         return None
-    index = policy.makes_room(jobs.take(rows), candidate, now)
+    index = policy.find_victim(jobs.take(rows), candidate, now)
     return None if index is None else int(rows[index])

@@ -1,15 +1,21 @@
-"""From a prompt and an LLM's name to a belief about the answer's length."""
+"""From a prompt and an LLM's name to a prediction about the answer's length."""
 
-from lengthwise.predictors.contract import Beliefs, BinBeliefs, LengthPredictor, LogTBeliefs, PredictionInput
+from lengthwise.predictors.castillo_api import predict_response_length
+from lengthwise.predictors.contract import (
+    HistogramPredictions,
+    LengthPredictor,
+    LogTPredictions,
+    PredictionInput,
+    Predictions,
+)
 from lengthwise.predictors.load import load_predictor
-from lengthwise.predictors.paper_call import predict_response_length
 
 __all__ = [
-    "Beliefs",
-    "BinBeliefs",
+    "HistogramPredictions",
     "LengthPredictor",
-    "LogTBeliefs",
+    "LogTPredictions",
     "PredictionInput",
+    "Predictions",
     "load_predictor",
     "predict_response_length",
 ]

@@ -12,14 +12,14 @@ import numpy as np
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import fit_logt
-from lengthwise.predictors.contract import LogTBeliefs
+from lengthwise.predictors.contract import LogTPredictions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from lengthwise.predictors.contract import Beliefs, PredictionInput
+    from lengthwise.predictors.contract import PredictionInput, Predictions
     from lengthwise.workloads import LengthSamples
 
     Floats = NDArray[np.float64]
@@ -35,8 +35,8 @@ _FITTED: Final = 2_000
 class RowPredictor(Protocol):
     """Predicts rows of length samples, of which it may see prompt, LLM and corpus: for baselines only."""
 
-    def predict_rows(self, samples: LengthSamples, max_tokens: int = CAP) -> Beliefs:
-        """Return one belief for each row, in order."""
+    def predict_rows(self, samples: LengthSamples, max_tokens: int = CAP) -> Predictions:
+        """Return one prediction for each row, in order."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class _Constant:
 
 @dataclass(frozen=True, eq=False)
 class ConstantPerLlm:
-    """The same belief for every prompt of an LLM: a log-t fitted to all its clean samples.
+    """The same prediction for every prompt of an LLM: a log-t fitted to all its clean samples.
 
     The sampling mean and std it tells are the medians over its prompts. An LLM it never saw gets the
     constant of all LLMs together.
@@ -65,15 +65,15 @@ class ConstantPerLlm:
         everything = _fit_groups(samples, [()] * len(samples))[()]
         return cls({llm: constant for (llm,), constant in by_llm.items()}, everything)
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> Beliefs:
+    def predict(self, inputs: Sequence[PredictionInput]) -> Predictions:
         """Return the LLM's constant for each input, whatever its text."""
         found = [self.by_llm.get(each.llm, self.everything) for each in inputs]
-        return _beliefs(found, np.array([each.cap for each in inputs], np.int64))
+        return _predictions(found, np.array([each.cap for each in inputs], np.int64))
 
 
 @dataclass(frozen=True, eq=False)
 class ConstantPerLlmAndCorpus:
-    """The same belief for every prompt of an LLM and a corpus; without such rows, the LLM's constant.
+    """The same prediction for every prompt of an LLM and a corpus; without such rows, the LLM's constant.
 
     A corpus is known in a data set and never in traffic, so this is no LengthPredictor.
     """
@@ -87,19 +87,19 @@ class ConstantPerLlmAndCorpus:
         keys = list(zip(column(samples, "llm"), column(samples, "corpus"), strict=True))
         return cls(_fit_groups(samples, keys), ConstantPerLlm.fit(samples))
 
-    def predict_rows(self, samples: LengthSamples, max_tokens: int = CAP) -> Beliefs:
+    def predict_rows(self, samples: LengthSamples, max_tokens: int = CAP) -> Predictions:
         """Return the constant of each row's LLM and corpus."""
         rest = self.per_llm
         found = [
             self.by_both.get((llm, corpus), rest.by_llm.get(llm, rest.everything))
             for llm, corpus in zip(column(samples, "llm"), column(samples, "corpus"), strict=True)
         ]
-        return _beliefs(found, np.full(len(found), max_tokens))
+        return _predictions(found, np.full(len(found), max_tokens))
 
 
 @dataclass(frozen=True, eq=False)
 class Ceiling:
-    """What a prompt's samples say about each other: no belief about the prompt alone can do better on average.
+    """What a prompt's samples say about each other: no prediction about the prompt alone can do better on average.
 
     One half of the clean samples (every other one) stands for the prediction, the rest for the truth; NaN
     where a half is empty. Noise is on both sides here, so a mean of all samples is known better than this.
@@ -150,9 +150,11 @@ def _fit_groups(samples: LengthSamples, keys: Sequence[tuple[str, ...]]) -> dict
 
 
 def _constant(lengths: NDArray[np.int64], mean: Floats, std: Floats) -> _Constant:
-    belief = fit_logt(_thinned(lengths))
+    prediction = fit_logt(_thinned(lengths))
     known = std[np.isfinite(std)]
-    return _Constant(belief.mu, belief.sigma, float(np.median(mean)), float(np.median(known)) if len(known) else 0.0)
+    return _Constant(
+        prediction.mu, prediction.sigma, float(np.median(mean)), float(np.median(known)) if len(known) else 0.0
+    )
 
 
 def _thinned(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -163,9 +165,9 @@ def _thinned(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return ordered[((np.arange(_FITTED) + 0.5) * len(ordered) / _FITTED).astype(np.intp)]
 
 
-def _beliefs(constants: Sequence[_Constant], cap: NDArray[np.int64]) -> LogTBeliefs:
+def _predictions(constants: Sequence[_Constant], cap: NDArray[np.int64]) -> LogTPredictions:
     table = np.array([(c.mu, c.sigma, c.sample_mean, c.sample_std) for c in constants]).reshape(-1, 4)
-    return LogTBeliefs.of(table[:, 0], table[:, 1], cap, sample_mean=table[:, 2], sample_std=table[:, 3])
+    return LogTPredictions.of(table[:, 0], table[:, 1], cap, sample_mean=table[:, 2], sample_std=table[:, 3])
 
 
 def _from_the_others(lengths: NDArray[np.int64], clean: Mask) -> Floats:

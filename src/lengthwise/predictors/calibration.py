@@ -1,13 +1,13 @@
 """Intervals that cover what they say: split conformal calibration, one shift and one factor per LLM.
 
-On held-out prompts, with d = log(length) - mu of the belief:
+On held-out prompts, with d = log(length) - mu of the prediction:
 
     shift  = median of d
     factor = geometric mean (or, to be cautious, the largest) over the levels of Q(|d - shift| / sigma) / t(level)
 
 where Q is the conformal quantile at a level and t(level) the half-width of the log-t's own central interval. A prompt
 is one unit, however many answers it has (Lee, Barber, Willett 2023): its samples share the weight 1/(n + 1), and
-1/(n + 1) lies at infinity for the prompt to come. With one level the belief then covers a new prompt's answer with
+1/(n + 1) lies at infinity for the prompt to come. With one level the prediction then covers a new prompt's answer with
 that probability or more, up to the shift being taken from the same prompts. An answer that was cut off hands its
 weight on to the larger errors (Efron's redistribution to the right, which is Kaplan and Meier's estimate).
 """
@@ -22,14 +22,14 @@ import numpy as np
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, LogTColumns, student
-from lengthwise.predictors.contract import LogTBeliefs
+from lengthwise.predictors.contract import LogTPredictions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-    from lengthwise.predictors.contract import Beliefs
+    from lengthwise.predictors.contract import Predictions
 
     Floats = NDArray[np.float64]
     Mask = NDArray[np.bool_]
@@ -53,7 +53,7 @@ class Adjustment:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Adjustments by LLM, that of `others` for LLMs not among them, and the nu of all beliefs."""
+    """Adjustments by LLM, that of `others` for LLMs not among them, and the nu of all predictions."""
 
     others: Adjustment = Adjustment()
     by_llm: Mapping[str, Adjustment] = field(default_factory=dict)
@@ -64,9 +64,9 @@ class Calibration:
         found = [self.by_llm.get(llm, self.others) for llm in llms]
         return np.array([each.shift for each in found]), np.array([each.factor for each in found])
 
-    def apply(self, beliefs: Beliefs, llms: Sequence[str]) -> LogTBeliefs:
-        """The calibrated beliefs; `llms` names the LLM of each."""
-        logt, (shift, factor) = as_logt(beliefs), self.columns(llms)
+    def apply(self, predictions: Predictions, llms: Sequence[str]) -> LogTPredictions:
+        """The calibrated predictions; `llms` names the LLM of each."""
+        logt, (shift, factor) = as_logt(predictions), self.columns(llms)
         columns = LogTColumns.of(logt.mu + shift, logt.sigma * factor, logt.columns.cap, self.nu)
         return replace(logt, columns=columns)
 
@@ -83,7 +83,7 @@ class Calibration:
 
 
 def fit_calibration(
-    beliefs: Beliefs,
+    predictions: Predictions,
     llms: Sequence[str],
     lengths: ArrayLike,
     present: ArrayLike | None = None,
@@ -94,14 +94,14 @@ def fit_calibration(
     shrink: float = SHRINK,
     cautious: bool = False,
 ) -> Calibration:
-    """Calibrate on held-out prompts: row i of `lengths` (n, k) are answers to the prompt of belief i.
+    """Calibrate on held-out prompts: row i of `lengths` (n, k) are answers to the prompt of prediction i.
 
     `present` masks the samples that count, `censored` those that were cut off and are at least that long; a sample
     cut off and not marked so counts as it stands. `weights` tells what each row counts within its LLM. `cautious`
     lets no level promise too much: what is predicted later is less like the training data than held-out prompts are. An
     LLM with n prompts has n/(n + shrink) of its own figures, none where n is too few for a level (below 9 at 90 %).
     """
-    logt = as_logt(beliefs)
+    logt = as_logt(predictions)
     rows = _Rows.of(logt, len(llms), lengths, present, censored, weights)
     names = np.array(llms, dtype=object)
     pooled = rows.spread(levels)
@@ -115,15 +115,19 @@ def fit_calibration(
     return Calibration(others, by_llm, nu)
 
 
-def as_logt(beliefs: Beliefs) -> LogTBeliefs:
-    """Log-t beliefs as they are; of any other the log-t with its median and quartiles."""
-    if isinstance(beliefs, LogTBeliefs):
-        return beliefs
-    low, median, high = (np.log(np.maximum(beliefs.quantile(q), 1.0)) for q in (0.25, 0.5, 0.75))
+def as_logt(predictions: Predictions) -> LogTPredictions:
+    """Log-t predictions as they are; of any other the log-t with its median and quartiles."""
+    if isinstance(predictions, LogTPredictions):
+        return predictions
+    low, median, high = (np.log(np.maximum(predictions.quantile(q), 1.0)) for q in (0.25, 0.5, 0.75))
     sigma = np.maximum((high - low) / (2 * student.isf(0.25, TIE_NU)), _LEAST_SIGMA)
-    caps = [beliefs[i].cap for i in range(len(beliefs))]
-    return LogTBeliefs.of(
-        median, sigma, np.array(caps, np.float64), sample_mean=beliefs.sample_mean, sample_std=beliefs.sample_std
+    caps = [predictions[i].cap for i in range(len(predictions))]
+    return LogTPredictions.of(
+        median,
+        sigma,
+        np.array(caps, np.float64),
+        sample_mean=predictions.sample_mean,
+        sample_std=predictions.sample_std,
     )
 
 
@@ -151,7 +155,7 @@ class _Rows:
     @classmethod
     def of(
         cls,
-        logt: LogTBeliefs,
+        logt: LogTPredictions,
         llms: int,
         lengths: ArrayLike,
         present: ArrayLike | None,
@@ -161,7 +165,9 @@ class _Rows:
         x = np.asarray(lengths, np.float64)
         x = x[:, None] if x.ndim == 1 else x
         if not len(x) == len(logt) == llms:
-            raise InputError(f"{len(logt)} beliefs, {llms} LLMs and {len(x)} rows of lengths", hint="give one of each")
+            raise InputError(
+                f"{len(logt)} predictions, {llms} LLMs and {len(x)} rows of lengths", hint="give one of each"
+            )
         here = np.ones(x.shape, bool) if present is None else np.asarray(present, bool).reshape(x.shape)
         cut = np.zeros(x.shape, bool) if censored is None else np.asarray(censored, bool).reshape(x.shape)
         weight = np.ones(len(x)) if weights is None else np.asarray(weights, np.float64)

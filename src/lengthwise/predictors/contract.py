@@ -1,4 +1,4 @@
-"""What a predictor is asked, and what it answers: beliefs as columns."""
+"""What a predictor is asked, and what it answers: predictions as columns."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class PredictionInput:
 
 
 @runtime_checkable
-class Beliefs(Protocol):
-    """Many beliefs: [i] is a LengthDistribution.
+class Predictions(Protocol):
+    """Many predictions: [i] is a LengthDistribution.
 
     `sample_mean` and `sample_std` are the papers' targets, the mean and the spread of repeated answers to the
-    same prompt; NaN where a predictor does not tell them. The spread of the belief itself is `[i].std()`.
+    same prompt; NaN where a predictor does not tell them. The spread of the prediction itself is `[i].std()`.
     """
 
     @property
@@ -61,12 +61,12 @@ class Beliefs(Protocol):
     def __getitem__(self, index: int) -> LengthDistribution: ...
 
     def quantile(self, q: float) -> NDArray[np.float64]:
-        """Return the length that each belief stays within with probability q."""
+        """Return the length that each prediction stays within with probability q."""
 
 
 @dataclass(frozen=True, eq=False)
-class LogTBeliefs:
-    """Beliefs as log-t columns."""
+class LogTPredictions:
+    """Predictions as log-t columns."""
 
     columns: LogTColumns
     sample_mean: NDArray[np.float64]
@@ -82,7 +82,7 @@ class LogTBeliefs:
         nu: float = TIE_NU,
         sample_mean: ArrayLike | None = None,
         sample_std: ArrayLike | None = None,
-    ) -> LogTBeliefs:
+    ) -> LogTPredictions:
         """Check the columns; sampling mean and std may be unknown."""
         columns = LogTColumns.of(mu, sigma, cap, nu)
         return cls(columns, _known(sample_mean, len(columns)), _known(sample_std, len(columns)))
@@ -107,11 +107,11 @@ class LogTBeliefs:
         return (self[i] for i in range(len(self)))
 
     def quantile(self, q: float) -> NDArray[np.float64]:
-        """Return the length that each belief stays within with probability q."""
+        """Return the length that each prediction stays within with probability q."""
         return self.columns.quantile(q)
 
-    def adjusted(self, shift: ArrayLike, scale: ArrayLike) -> LogTBeliefs:
-        """Return the beliefs with medians times exp(shift) and spreads times scale: what calibration does."""
+    def adjusted(self, shift: ArrayLike, scale: ArrayLike) -> LogTPredictions:
+        """Return the predictions with medians times exp(shift) and spreads times scale: what calibration does."""
         columns = LogTColumns.of(
             self.mu + np.asarray(shift, np.float64),
             self.sigma * np.asarray(scale, np.float64),
@@ -122,8 +122,8 @@ class LogTBeliefs:
 
 
 @dataclass(frozen=True, eq=False)
-class BinBeliefs:
-    """Beliefs as probabilities over shared bins, one row each: what a classifier says."""
+class HistogramPredictions:
+    """Predictions as probabilities over shared bins, one row each: what a classifier says."""
 
     edges: NDArray[np.float64]
     probabilities: NDArray[np.float64]
@@ -132,7 +132,7 @@ class BinBeliefs:
     sample_std: NDArray[np.float64]
 
     @classmethod
-    def of(cls, edges: ArrayLike, probabilities: ArrayLike, cap: ArrayLike) -> BinBeliefs:
+    def of(cls, edges: ArrayLike, probabilities: ArrayLike, cap: ArrayLike) -> HistogramPredictions:
         """Check the columns. A classifier tells no sampling mean or std."""
         rows = np.asarray(probabilities, np.float64)
         edges_ = np.asarray(edges, np.float64)
@@ -150,16 +150,16 @@ class BinBeliefs:
         return Histogram(self.edges, self.probabilities[index], int(self.cap[index]))
 
     def quantile(self, q: float) -> NDArray[np.float64]:
-        """Return the length that each belief stays within with probability q."""
+        """Return the length that each prediction stays within with probability q."""
         return np.array([self[i].quantile(q) for i in range(len(self))])
 
 
 @runtime_checkable
 class LengthPredictor(Protocol):
-    """Beliefs for many requests at once. Any string is a valid prompt; an unknown LLM is no error."""
+    """Predictions for many requests at once. Any string is a valid prompt; an unknown LLM is no error."""
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> Beliefs:
-        """Return one belief for each input, in order."""
+    def predict(self, inputs: Sequence[PredictionInput]) -> Predictions:
+        """Return one prediction for each input, in order."""
 
 
 def as_inputs(prompts: Sequence[str | PredictionInput], llms: Sequence[str] | None = None) -> list[PredictionInput]:

@@ -1,7 +1,7 @@
 """A predictor against samples of the truth, beside two constants and the noise ceiling.
 
 Degenerate samples are out by CASTILLO's rule; only `raw_mae_mean` has them in. A prompt's point prediction is the
-sampling mean where the predictor tells one, else the belief's median; tau is always of the median.
+sampling mean where the predictor tells one, else the prediction's median; tau is always of the median.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Scores:
     mae_mean: float
     mse_mean: float
     mae_median: float
-    """Of the belief's median against the mean of the samples, as `mae_mean` is where no mean is told."""
+    """Of the prediction's median against the mean of the samples, as `mae_mean` is where no mean is told."""
     mae_std: float
     mse_std: float
     mae_sample: float
-    """Of the belief's median against each single sample."""
+    """Of the prediction's median against each single sample."""
     tau: float
     r2_log: float
     crps: float

@@ -1,7 +1,7 @@
 """Predictors for experiments: the truth, the truth disturbed by a known amount, and what a client says.
 
 A request's true length is no part of a PredictionInput, so oracle and noisy work on a workload's columns (see
-`simulator.beliefs`); here is what they are called, and the noise.
+`simulator.predictions`); here is what they are called, and the noise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, student
 from lengthwise.predictors.calibration import as_logt
-from lengthwise.predictors.contract import LogTBeliefs
+from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.predictors.file import SUFFIX
 from lengthwise.predictors.load import packaged_predictors
 from lengthwise.predictors.scores import kendall_tau, tau_within
@@ -112,7 +112,7 @@ def _noisy(text: str, value: str) -> PredictorSpec:
 
 
 def own_sigma(true: Floats, medians: Floats) -> float:
-    """The spread of a belief that knows how wrong it is: by the quartiles of its own log error, sampling included."""
+    """The spread of a prediction that knows how wrong it is: by the quartiles of its own log error, sampling included."""
     error = float(np.median(np.abs(np.log(true / medians)))) if len(true) else 0.0
     return max(_LEAST_SIGMA, error / student.isf(0.25, TIE_NU))
 
@@ -165,24 +165,24 @@ def _normals(n: int, seed: int, draw: int) -> Floats:
 
 @dataclass(frozen=True)
 class Hint:
-    """What the client says (`nvext.agent_hints.osl`), where it says anything; else another predictor's belief.
+    """What the client says (`nvext.agent_hints.osl`), where it says anything; else another predictor's prediction.
 
-    belief = LogT(log(hint), 0.25, cap): right to about 20 %, and heavy-tailed, since clients err grossly at times.
+    prediction = LogT(log(hint), 0.25, cap): right to about 20 %, and heavy-tailed, since clients err grossly at times.
     """
 
     otherwise: LengthPredictor
     sigma: float = HINT_SIGMA
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
-        """Return one belief for each input, in order."""
-        beliefs = as_logt(self.otherwise.predict(inputs))
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
+        """Return one prediction for each input, in order."""
+        predictions = as_logt(self.otherwise.predict(inputs))
         told = np.array([math.nan if each.hint is None else max(1, each.hint) for each in inputs])
         known = np.isfinite(told)
-        return LogTBeliefs.of(
-            np.where(known, np.log(np.where(known, told, 1.0)), beliefs.mu),
-            np.where(known, self.sigma, beliefs.sigma),
-            beliefs.columns.cap,
-            nu=beliefs.columns.nu,
-            sample_mean=beliefs.sample_mean,
-            sample_std=beliefs.sample_std,
+        return LogTPredictions.of(
+            np.where(known, np.log(np.where(known, told, 1.0)), predictions.mu),
+            np.where(known, self.sigma, predictions.sigma),
+            predictions.columns.cap,
+            nu=predictions.columns.nu,
+            sample_mean=predictions.sample_mean,
+            sample_std=predictions.sample_std,
         )

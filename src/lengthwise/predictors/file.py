@@ -10,14 +10,12 @@ import json
 import os
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from lengthwise.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SUFFIX: Final = ".lw"
 FORMAT: Final = 1

@@ -1,4 +1,4 @@
-"""Beliefs about many rows as arrays: what every figure about a predictor is computed from."""
+"""Predictions about many rows as arrays: what every figure about a predictor is computed from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scipy import special
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import CAP, RowPredictor, column
-from lengthwise.predictors.contract import BinBeliefs, LogTBeliefs, PredictionInput
+from lengthwise.predictors.contract import HistogramPredictions, LogTPredictions, PredictionInput
 from lengthwise.predictors.scores import CRPS_LEVELS
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lengthwise.predictors.contract import Beliefs, LengthPredictor
+    from lengthwise.predictors.contract import LengthPredictor, Predictions
     from lengthwise.workloads import LengthSamples
 
     Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ CENTRAL: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """Beliefs as the arrays that figures are computed from, one row each."""
+    """Predictions as the arrays that figures are computed from, one row each."""
 
     median: Floats
     point: Floats
@@ -42,20 +42,20 @@ class Forecast:
     """P(length < edge), a column for each edge of any class."""
 
     @classmethod
-    def of(cls, beliefs: Beliefs, edges: Floats) -> Forecast:
-        """Ask the beliefs everything at once."""
+    def of(cls, predictions: Predictions, edges: Floats) -> Forecast:
+        """Ask the predictions everything at once."""
         levels = [0.5, *CRPS_LEVELS, *((1 - c) / 2 for c in CENTRAL), *((1 + c) / 2 for c in CENTRAL)]
-        table = _quantiles(beliefs, levels)
+        table = _quantiles(predictions, levels)
         first, low = 1 + len(CRPS_LEVELS), 1 + len(CRPS_LEVELS) + len(CENTRAL)
-        told = np.isfinite(beliefs.sample_mean)
+        told = np.isfinite(predictions.sample_mean)
         return cls(
             median=table[:, 0],
-            point=np.where(told, beliefs.sample_mean, table[:, 0]),
-            std=beliefs.sample_std,
+            point=np.where(told, predictions.sample_mean, table[:, 0]),
+            std=predictions.sample_std,
             quantiles=table[:, 1:first],
             low=table[:, first:low],
             high=table[:, low:],
-            at_edges=_below(beliefs, edges),
+            at_edges=_below(predictions, edges),
         )
 
     @classmethod
@@ -104,19 +104,25 @@ def prediction_inputs(samples: LengthSamples, max_tokens: int | None = CAP) -> l
     ]
 
 
-def _quantiles(beliefs: Beliefs, levels: Sequence[float]) -> Floats:
-    """(rows, levels). A belief in bins is built once for all its levels, not once for each."""
-    if isinstance(beliefs, BinBeliefs):
-        rows = [[belief.quantile(level) for level in levels] for belief in (beliefs[i] for i in range(len(beliefs)))]
-        return np.array(rows, np.float64).reshape(len(beliefs), len(levels))
-    return np.stack([beliefs.quantile(level) for level in levels], axis=1)
+def _quantiles(predictions: Predictions, levels: Sequence[float]) -> Floats:
+    """(rows, levels). A prediction in bins is built once for all its levels, not once for each."""
+    if isinstance(predictions, HistogramPredictions):
+        rows = [
+            [prediction.quantile(level) for level in levels]
+            for prediction in (predictions[i] for i in range(len(predictions)))
+        ]
+        return np.array(rows, np.float64).reshape(len(predictions), len(levels))
+    return np.stack([predictions.quantile(level) for level in levels], axis=1)
 
 
-def _below(beliefs: Beliefs, edges: Floats) -> Floats:
+def _below(predictions: Predictions, edges: Floats) -> Floats:
     """P(length < edge), (rows, edges); the mass on a cap counts as just below it, which no row ever asks apart."""
-    if isinstance(beliefs, LogTBeliefs):
-        columns = beliefs.columns
+    if isinstance(predictions, LogTPredictions):
+        columns = predictions.columns
         t = (np.log(np.maximum(edges, 1e-9))[None, :] - columns.mu[:, None]) / columns.sigma[:, None]
         return np.where(edges[None, :] >= columns.cap[:, None], 1.0, special.stdtr(columns.nu, t))
-    rows = [[1.0 - belief.survival(edge) for edge in edges] for belief in (beliefs[i] for i in range(len(beliefs)))]
-    return np.array(rows, np.float64).reshape(len(beliefs), len(edges))
+    rows = [
+        [1.0 - prediction.survival(edge) for edge in edges]
+        for prediction in (predictions[i] for i in range(len(predictions)))
+    ]
+    return np.array(rows, np.float64).reshape(len(predictions), len(edges))

@@ -3,7 +3,7 @@
 As in the paper: an embedding, the prompt's length, a random forest, and online retraining on the requests whose
 prediction was off by more than 10 tokens or 10 %. Different here: the embedding is hashed words (the paper's is a
 sentence encoder), the LLM's family and size are features, the target is the log of the length, and the answer is a
-belief, with the spread that the forest's own recent errors have. scikit-learn grows the trees; it is an extra.
+prediction, with the spread that the forest's own recent errors have. scikit-learn grows the trees; it is an extra.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.contract import LogTBeliefs
+from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.predictors.history import History, Tracker
 from lengthwise.predictors.identity import identify
 from lengthwise.predictors.nearest import hashed_words
@@ -74,7 +74,7 @@ class Forest:
     """Magnus as a predictor: learns from the answers it is told, in the background of its own `observe`.
 
     The first 50 requests are all learned from, later ones where they were missed; a fit follows every
-    `retrain_every` of them, on the last `capacity`. Before the first fit the belief is the LLM's history. A cut-off
+    `retrain_every` of them, on the last `capacity`. Before the first fit the prediction is the LLM's history. A cut-off
     answer that is longer than predicted counts with the tokens it had; a shorter one says nothing and is left out.
     """
 
@@ -90,13 +90,13 @@ class Forest:
     def __post_init__(self) -> None:
         self._rows: deque[tuple[Floats, float]] = deque(maxlen=self.capacity)
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
-        """Return one belief for each input, in order."""
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
+        """Return one prediction for each input, in order."""
         if self._forest is None or not inputs:
             return self.history.predict(inputs)
         centre = np.asarray(self._forest.predict(np.stack([features(each) for each in inputs])), np.float64)
         caps = np.array([each.cap for each in inputs], np.float64)
-        return LogTBeliefs.of(centre + self._errors.location, self._errors.scale, caps)
+        return LogTPredictions.of(centre + self._errors.location, self._errors.scale, caps)
 
     def observe(self, request: PredictionInput, length: int, *, censored: bool = False) -> None:
         """Take in one answer, and learn from it where it was missed."""

@@ -1,27 +1,22 @@
 """What an LLM's past answers say about its next one: a running log-t per LLM, the fallback of every predictor.
 
 Knows lengths and LLM names only. The running estimate is also what `online` follows drift with: there the quantity
-is a belief's error instead of a length.
+is a prediction's error instead of a length.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from lengthwise.lengths import TIE_NU, LogT, student, wide_prior
-from lengthwise.predictors.contract import LogTBeliefs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from lengthwise.predictors.contract import PredictionInput
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput
 
 MEMORY: Final = 150
 """Observations after which one has lost 63 % of its weight, while nothing drifts."""
@@ -166,22 +161,22 @@ def _as_prior() -> Tracker:
 class History:
     """A predictor that looks at the LLM only: log-t of its answers so far, the newest counting most.
 
-    belief = LogT(location, scale, cap) of the LLM's own tracker, which starts as the pooled one with the weight of five
+    prediction = LogT(location, scale, cap) of the LLM's own tracker, which starts as the pooled one with the weight of five
     observations; the pooled one starts as the wide prior. So an LLM never seen has the pooled history, and
-    without any history the belief is the wide prior.
+    without any history the prediction is the wide prior.
     """
 
     pooled: Tracker = field(default_factory=_as_prior)
     by_llm: dict[str, Tracker] = field(default_factory=dict)
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
-        """Return one belief for each input, in order."""
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
+        """Return one prediction for each input, in order."""
         known = [self.by_llm.get(each.llm, self.pooled) for each in inputs]
         caps = np.array([each.cap for each in inputs], np.float64)
-        return LogTBeliefs.of([each.location for each in known], [each.scale for each in known], caps)
+        return LogTPredictions.of([each.location for each in known], [each.scale for each in known], caps)
 
-    def belief(self, llm: str, cap: int) -> LogT:
-        """One belief, as `predict` gives it: for a host's own thread, a tenth of the time."""
+    def prediction(self, llm: str, cap: int) -> LogT:
+        """One prediction, as `predict` gives it: for a host's own thread, a tenth of the time."""
         known = self.by_llm.get(llm, self.pooled)
         return LogT(known.location, known.scale, cap)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, overload
@@ -10,9 +11,7 @@ from lengthwise.errors import InputError
 from lengthwise.predictors.file import SUFFIX, ModelFile, read_model_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from lengthwise.predictors.contract import Beliefs, PredictionInput
+    from lengthwise.predictors.contract import PredictionInput, Predictions
 
 
 class LoadedPredictor(Protocol):
@@ -23,13 +22,15 @@ class LoadedPredictor(Protocol):
         """The LLMs it knows."""
 
     @overload
-    def predict(self, inputs: Sequence[PredictionInput], llms: None = None) -> Beliefs: ...
+    def predict(self, inputs: Sequence[PredictionInput], llms: None = None) -> Predictions: ...
 
     @overload
-    def predict(self, inputs: Sequence[str], llms: Sequence[str]) -> Beliefs: ...
+    def predict(self, inputs: Sequence[str], llms: Sequence[str]) -> Predictions: ...
 
-    def predict(self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None) -> Beliefs:
-        """Return one belief for each input, in order."""
+    def predict(
+        self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
+    ) -> Predictions:
+        """Return one prediction for each input, in order."""
 
 
 def _fast(file: ModelFile, path: Path) -> LoadedPredictor:

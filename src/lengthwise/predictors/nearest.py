@@ -1,4 +1,4 @@
-"""Beliefs from the most similar past prompts of the same LLM, by the words they share.
+"""Predictions from the most similar past prompts of the same LLM, by the words they share.
 
 Words are hashed, so there is no vocabulary to train or ship, and any string has features.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from lengthwise.lengths import TIE_NU
-from lengthwise.predictors.contract import LogTBeliefs
+from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.predictors.history import History, beyond
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _WORD: Final = re.compile(r"\w+|[^\w\s]")
 _READ: Final = 20_000  # characters of a prompt that are looked at: half from its beginning, half from its end
 
 _ITERATIONS: Final = 8  # of the weighted fit; it moves by less than 1 % after five
-_PRIOR_WEIGHT: Final = 2.0  # neighbours' worth of the LLM's own history in every belief
+_PRIOR_WEIGHT: Final = 2.0  # neighbours' worth of the LLM's own history in every prediction
 _LEAST_SIGMA: Final = 0.05
 
 
@@ -84,8 +84,8 @@ class _Past:
 class Nearest:
     """The k most similar past prompts of the same LLM, their lengths weighted by similarity.
 
-    weight_j = max(0, cosine_j)^2; belief = weighted log-t fit of the neighbours' lengths and of the LLM's history (two
-    neighbours' worth). Without a similar prompt the belief is the history's. A cut-off length counts as a bound.
+    weight_j = max(0, cosine_j)^2; prediction = weighted log-t fit of the neighbours' lengths and of the LLM's history (two
+    neighbours' worth). Without a similar prompt the prediction is the history's. A cut-off length counts as a bound.
     """
 
     k: int = 20
@@ -95,8 +95,8 @@ class Nearest:
     history: History = field(default_factory=History)
     _past: dict[str, _Past] = field(default_factory=dict)
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
-        """Return one belief for each input, in order."""
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
+        """Return one prediction for each input, in order."""
         start = self.history.predict(inputs)
         mu, sigma = start.mu.copy(), start.sigma.copy()
         for llm in {each.llm for each in inputs} & self._past.keys():
@@ -105,7 +105,7 @@ class Nearest:
             asked = np.array([hashed_words(inputs[row].text) for row in rows], np.float32)
             for row, similar in zip(rows, asked @ past.features[: past.filled].T, strict=True):
                 mu[row], sigma[row] = self._fit(past, similar, mu[row], sigma[row])
-        return LogTBeliefs.of(mu, sigma, start.columns.cap)
+        return LogTPredictions.of(mu, sigma, start.columns.cap)
 
     def observe(self, request: PredictionInput, length: int, *, censored: bool = False) -> None:
         """Take in one answer: its length, or, cut or still running, the tokens so far."""

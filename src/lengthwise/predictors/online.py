@@ -1,6 +1,6 @@
-"""Calibration that follows an LLM while it serves: a predictor's beliefs, corrected by what its answers turn out to be.
+"""Calibration that follows an LLM while it serves: a predictor's predictions, corrected by what its answers turn out to be.
 
-For each LLM, with mu_i and sigma_i the predictor's own belief about answer i:
+For each LLM, with mu_i and sigma_i the predictor's own prediction about answer i:
 
     log(length_i) = mu_i + shift + factor * sigma_i * T_i,   T Student-t with nu 3.5
 
@@ -13,18 +13,15 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Adjustment, as_logt
+from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput
 from lengthwise.predictors.history import Tracker, remember
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lengthwise.predictors.contract import LengthPredictor, LogTBeliefs, PredictionInput
 
 FORMAT: Final = 1
 _PRIOR_WEIGHT: Final = 20.0
@@ -39,13 +36,13 @@ class OnlineCalibrated:
         self._trackers: dict[str, Tracker] = {}
         self._waiting: OrderedDict[int, tuple[float, float]] = OrderedDict()
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs:
-        """Return one belief for each input, in order; of another shape than log-t it becomes one."""
-        beliefs = as_logt(self.predictor.predict(inputs))
-        for each, mu, sigma in zip(inputs, beliefs.mu.tolist(), beliefs.sigma.tolist(), strict=True):
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
+        """Return one prediction for each input, in order; of another shape than log-t it becomes one."""
+        predictions = as_logt(self.predictor.predict(inputs))
+        for each, mu, sigma in zip(inputs, predictions.mu.tolist(), predictions.sigma.tolist(), strict=True):
             self._remember(each, mu, sigma)
         found = [self.adjustment(each.llm) for each in inputs]
-        return beliefs.adjusted([each.shift for each in found], [each.factor for each in found])
+        return predictions.adjusted([each.shift for each in found], [each.factor for each in found])
 
     def observe(self, request: PredictionInput, length: int, *, censored: bool = False) -> None:
         """Take in an answer's length; `censored` where it was cut or still runs, so that it is at least this long.
@@ -53,12 +50,12 @@ class OnlineCalibrated:
         Tell each answer once: at its end, or where it is cut, or once while it runs. Cutting must not depend on the
         length still to come: by max_tokens, a deadline or the clock it does not.
         """
-        mu, sigma = self._belief(request)
+        mu, sigma = self._prediction(request)
         tracker = remember(self._trackers, request.llm, _start())
         tracker.observe(math.log(max(1, length)) - mu, sigma, censored=censored)
 
     def adjustment(self, llm: str) -> Adjustment:
-        """What is done to this LLM's beliefs now."""
+        """What is done to this LLM's predictions now."""
         tracker = self._trackers.get(llm)
         return Adjustment() if tracker is None else Adjustment(tracker.location, tracker.scale, tracker.seen)
 
@@ -91,12 +88,12 @@ class OnlineCalibrated:
         if len(self._waiting) > _REMEMBERED:
             self._waiting.popitem(last=False)
 
-    def _belief(self, request: PredictionInput) -> tuple[float, float]:
-        """What the predictor alone believes. Kept for the next answer to the same request."""
+    def _prediction(self, request: PredictionInput) -> tuple[float, float]:
+        """What the predictor alone predicts. Kept for the next answer to the same request."""
         known = self._waiting.get(hash(request))
         if known is None:
-            beliefs = as_logt(self.predictor.predict([request]))
-            known = float(beliefs.mu[0]), float(beliefs.sigma[0])
+            predictions = as_logt(self.predictor.predict([request]))
+            known = float(predictions.mu[0]), float(predictions.sigma[0])
             self._remember(request, *known)
         return known
 

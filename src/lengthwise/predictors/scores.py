@@ -158,9 +158,9 @@ def crps(quantiles: Floats, samples: Floats, present: NDArray[np.bool_]) -> Floa
     return score
 
 
-def crps_of(belief: LengthDistribution, length: float) -> float:
-    """The score of one belief about one length."""
-    quantiles = np.array([[belief.quantile(float(level)) for level in CRPS_LEVELS]])
+def crps_of(prediction: LengthDistribution, length: float) -> float:
+    """The score of one prediction about one length."""
+    quantiles = np.array([[prediction.quantile(float(level)) for level in CRPS_LEVELS]])
     return float(crps(quantiles, np.array([[length]]), np.ones((1, 1), bool))[0])
 
 

@@ -1,4 +1,4 @@
-"""Beliefs while a host serves: asked for at once, made beside it, taken in before the host next decides.
+"""Predictions while a host serves: asked for at once, made beside it, taken in before the host next decides.
 
 The host's own thread never waits for a predictor and never runs one: a worker thread asks it, in a process of its
 own. It admits a request, which gives it the LLM's history to go by meanwhile; asks; takes in what has come
@@ -11,22 +11,18 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from lengthwise.predictors.apart import Apart
-from lengthwise.predictors.contract import PredictionInput
+from lengthwise.lengths import LengthDistribution
+from lengthwise.predictors.contract import LengthPredictor, PredictionInput
 from lengthwise.predictors.history import History
 from lengthwise.predictors.load import load_predictor, packaged_predictors
 from lengthwise.predictors.online import OnlineCalibrated
+from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
 from lengthwise.predictors.worker import Ended, Question, Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lengthwise.lengths import LengthDistribution
-    from lengthwise.predictors.contract import LengthPredictor
 
 NO_PREDICTOR: Final = "none"
 DEFAULT_PREDICTOR: Final = "fast"
@@ -45,14 +41,14 @@ class Counts:
     dropped: int
     """Never put to the predictor: too many wait, it hangs, or the question had grown old."""
     late: int
-    """Of the answered: the request waited no longer when its belief came."""
+    """Of the answered: the request waited no longer when its prediction came."""
     hung: int
     """Times the predictor was found not to return."""
     observed: int
     """Ends that the predictor's calibration was told."""
     cpu_s: float
     age_s: float
-    """Sum over the answered: from the question to the belief."""
+    """Sum over the answered: from the question to the prediction."""
 
 
 @dataclass(slots=True)
@@ -62,12 +58,12 @@ class _Open:
     asked: bool = False
 
 
-class BeliefService:
-    """The beliefs of one host. All methods are the host thread's; only the worker runs the predictor.
+class PredictionService:
+    """The predictions of one host. All methods are the host thread's; only the worker runs the predictor.
 
     `load` is called by the worker, at `warm` or the first question; None means no predictor, only history. At most
     `max_waiting` questions wait, none longer than `deadline_s`: enough for a batch that comes all at once, whose last
-    requests wait far longer than their beliefs. A predictor that has not returned for `patience_s` hangs, and is asked
+    requests wait far longer than their predictions. A predictor that has not returned for `patience_s` hangs, and is asked
     nothing until it does return. `apart` is the process that it runs in, where that is not this one: its CPU time
     counts, and it ends with the service.
     """
@@ -80,7 +76,7 @@ class BeliefService:
         patience_s: float = 10.0,
         deadline_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
-        apart: Apart | None = None,
+        apart: SubprocessPredictor | None = None,
     ) -> None:
         self._history = History()
         self._open: dict[str, _Open] = {}
@@ -127,10 +123,10 @@ class BeliefService:
         self._open[key] = _Open(llm, (key, next(self._numbers)))
         if not self._history.pooled.seen:
             return None
-        return self._history.belief(llm, PredictionInput("", llm, max_tokens).cap)
+        return self._history.prediction(llm, PredictionInput("", llm, max_tokens).cap)
 
     def ask(self, key: str, read: Callable[[], PredictionInput]) -> None:
-        """Want a belief for an admitted request. The worker calls `read`, so that reading costs the host nothing."""
+        """Want a prediction for an admitted request. The worker calls `read`, so that reading costs the host nothing."""
         state = self._open.get(key)
         if self._worker is None or state is None or state.asked:
             return
@@ -142,15 +138,15 @@ class BeliefService:
         self._worker.put(Question(state.ticket, read, self._clock()))
 
     def deliver(self, take: Callable[[str, LengthDistribution], bool]) -> None:
-        """Hand over the beliefs that have come. `take` says whether the request was still waiting."""
+        """Hand over the predictions that have come. `take` says whether the request was still waiting."""
         if self._worker is None:
             return
         self._found_hanging(self._worker)
         while (arrived := self._worker.next_arrived()) is not None:
             key, _ = ticket = arrived.ticket
             state = self._open.get(key)
-            # One that ended before its belief came is nobody's any more.
-            if state is None or state.ticket != ticket or not take(key, arrived.belief):
+            # One that ended before its prediction came is nobody's any more.
+            if state is None or state.ticket != ticket or not take(key, arrived.prediction):
                 self._late += 1
 
     def ended(self, key: str, tokens: int | None, *, censored: bool = False) -> None:
@@ -190,15 +186,17 @@ class BeliefService:
         return hangs
 
 
-def belief_service(name: str, seen_as: Callable[[LengthPredictor], LengthPredictor] | None = None) -> BeliefService:
+def prediction_service(
+    name: str, seen_as: Callable[[LengthPredictor], LengthPredictor] | None = None
+) -> PredictionService:
     """The service of a predictor by name or file, in a process of its own; `none` has history only.
 
     `seen_as` may wrap what it is asked and answers.
     """
     if name == NO_PREDICTOR:
-        return BeliefService(None)
-    apart = Apart(name)
-    return BeliefService((lambda: seen_as(apart.start())) if seen_as else apart.start, apart=apart)
+        return PredictionService(None)
+    apart = SubprocessPredictor(name)
+    return PredictionService((lambda: seen_as(apart.start())) if seen_as else apart.start, apart=apart)
 
 
 def known_predictor(name: str) -> str:

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A belief is wanted for this request."""
+    """A prediction is wanted for this request."""
 
     ticket: Ticket
     read: Callable[[], PredictionInput]
@@ -50,14 +50,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A belief."""
+    """A prediction."""
 
     ticket: Ticket
-    belief: LengthDistribution
+    prediction: LengthDistribution
 
 
 class Worker:
-    """Questions and ends in, beliefs out, each by a queue of which the other end is the host's.
+    """Questions and ends in, predictions out, each by a queue of which the other end is the host's.
 
     The figures are written by the worker alone, and may be read at any time.
     """
@@ -91,13 +91,13 @@ class Worker:
         self.start()
 
     def next_arrived(self) -> Arrived | None:
-        """The next belief, None where there is no more."""
+        """The next prediction, None where there is no more."""
         return self._outbox.popleft() if self._outbox else None
 
     def start(self) -> None:
         """Start the thread, which first loads the predictor."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="lengthwise-beliefs", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="lengthwise-predictions", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
@@ -115,7 +115,7 @@ class Worker:
         questions = [message for message in batch if isinstance(message, Question)]
         self._answer(questions)
         for message in batch:
-            # A request's end is put after its question, so its belief is known by now.
+            # A request's end is put after its question, so its prediction is known by now.
             if isinstance(message, Ended):
                 self._observe(message)
         self.busy_since = None
@@ -161,8 +161,8 @@ class Worker:
             return
         try:
             predictor = self._loaded()
-            beliefs = predictor.predict([request for _, request in read])
-            found = [beliefs[row] for row in range(len(read))]
+            predictions = predictor.predict([request for _, request in read])
+            found = [predictions[row] for row in range(len(read))]
         except Exception as error:  # whatever a predictor does, the host goes on by history
             if len(read) > 1:  # one bad prompt is found by asking for each alone
                 for one in read:
@@ -171,11 +171,11 @@ class Worker:
             self._fail("the predictor failed", error)
             return
         now = self._clock()
-        for (question, request), belief in zip(read, found, strict=True):
+        for (question, request), prediction in zip(read, found, strict=True):
             self._inputs[question.ticket] = request
             self.answered += 1
             self.age_s += now - question.at
-            self._outbox.append(Arrived(question.ticket, belief))
+            self._outbox.append(Arrived(question.ticket, prediction))
 
     def _observe(self, ended: Ended) -> None:
         request = self._inputs.pop(ended.ticket, None)
@@ -183,7 +183,7 @@ class Worker:
             return
         try:
             self._loaded().observe(request, ended.tokens, censored=ended.censored)
-        except Exception as error:  # the belief was given all the same
+        except Exception as error:  # the prediction was given all the same
             self._tell("an answer's length could not be learned from", error)
         else:
             self.observed += 1

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lengthwise.reports.page import html_page
 from lengthwise.reports.tables import Table, share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
     from lengthwise.predictors.evaluation import Breakdown, Evaluation, Scores
 
 __all__ = ["html_report", "tables", "write_html"]
@@ -36,8 +35,8 @@ _COLUMNS: Final[tuple[tuple[str, Callable[[Scores], str]], ...]] = (
 _IN_GROUPS: Final = ("rows", "tau", "MAE mean", "MAE std", "R² log", "CRPS", "in 50 %", "in 90 %", "MAE mean, raw")
 """What fits beside the baselines on a terminal."""
 _NOTES: Final = (
-    "tau: Kendall's tau-b of the belief's median and the mean of the clean samples, within one LLM, averaged.",
-    "mean: the sampling mean where the predictor tells one, else the belief's median. MAE, MSE and CRPS are in tokens.",
+    "tau: Kendall's tau-b of the prediction's median and the mean of the clean samples, within one LLM, averaged.",
+    "mean: the sampling mean where the predictor tells one, else the prediction's median. MAE, MSE and CRPS are in tokens.",
     "in 50 %, 90 %: share of single clean samples inside the central interval; its width is log(high / low).",
     "raw: degenerate samples in; everywhere else they are out.",
     "Noise ceiling: half of a prompt's samples against the other half, a single sample against the rest.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -9,8 +10,6 @@ import numpy as np
 from lengthwise.reports.figures import COLOURS, GREY, dots, figure, legend, log_tokens, percent_axis, png, short_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from matplotlib.axes import Axes
 
     from lengthwise.predictors.evaluation import Breakdown, Evaluation, Scores
@@ -26,9 +25,9 @@ def pictures(found: Evaluation) -> dict[str, str]:
     with figure(1, 2, size=(13, 5.6), title=f"{found.predictor}: {found.rows:,} rows") as (drawing, axes):
         _predicted_against_true(axes[0], found)
         _calibration(axes[1], found)
-        belief = png(drawing)
+        prediction = png(drawing)
     return {
-        "Predicted against true, and calibration": belief,
+        "Predicted against true, and calibration": prediction,
         "By LLM": _bars(found, "by LLM", lambda subject: subject.by_llm),
         "By corpus": _bars(found, "by corpus", lambda subject: subject.by_corpus),
     }

@@ -6,16 +6,12 @@ A figure is Plotly's own JSON, written as plain dictionaries: traces (`data`) an
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from lengthwise.reports.page import page_around
-from lengthwise.reports.tables import to_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lengthwise.reports.tables import Table
+from lengthwise.reports.tables import Table, to_json
 
 __all__ = ["COLOURS", "Figure", "axes", "axis", "interactive_page", "interval_bars", "panel"]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from lengthwise.reports.tables import Table
 
 __all__ = ["html_page", "page_around"]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from lengthwise.reports.tables import Table, share
-from lengthwise.simulator.cells import BASELINE, STATISTICS, TRUTH
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from lengthwise.simulator.cells import Cell, Grid, Level, Measure, Statistic
-    from lengthwise.simulator.paired import Ratio
+from lengthwise.simulator.grid_result import BASELINE, STATISTICS, TRUTH, Cell, Grid, Level, Measure, Statistic
+from lengthwise.simulator.paired import Ratio
 
 NAMES: Final[dict[Measure, str]] = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "per_token_s": "per token"}
 _WAITING: Final = 0.01
@@ -68,7 +64,7 @@ def _served(grid: Grid) -> Table:
 
 
 def _against(grid: Grid) -> Table:
-    gains = TRUTH in grid.beliefs and len(grid.beliefs) > 1
+    gains = TRUTH in grid.predictions and len(grid.predictions) > 1
 
     def row(cell: Cell) -> list[str]:
         ratios = [multiple(grid.ratio(cell, *what)) for what in _AGAINST]
@@ -106,7 +102,10 @@ def _notes(grid: Grid, *, gains: bool) -> list[str]:
         f"n {len(grid.workload):,}, slots {grid.fleet.slots:,}, {seeds}, run to drain."
     )
     if grid.pools is not None:
-        link, after = grid.pools.link, "" if grid.refresh is None else f"; beliefs refreshed there by {grid.refresh}"
+        link, after = (
+            grid.pools.link,
+            "" if grid.refresh is None else f"; predictions refreshed there by {grid.refresh}",
+        )
         notes.append(
             f"Prefill on {grid.pools.prefill} engines, decode on {grid.pools.decode}; KV goes over "
             f"{link.gb_per_s:g} GB/s and {seconds(link.latency_s)} of latency{after}. "
@@ -123,9 +122,9 @@ def _notes(grid: Grid, *, gains: bool) -> list[str]:
             f"Hardly anybody waits at load {', '.join(f'{level.load:.2f}' for level in idle)}, so order cannot matter: "
             "offer more, for longer (--requests), or to fewer slots (--max-num-seqs)."
         )
-    taus = ((name, grid.tau(name)) for name in grid.beliefs)
+    taus = ((name, grid.tau(name)) for name in grid.predictions)
     told = ", ".join(name if math.isnan(tau) else f"{name} (tau {tau:.3f})" for name, tau in taus)
-    return [*notes, f"Beliefs: {told}."]
+    return [*notes, f"Predictions: {told}."]
 
 
 def _is_idle(grid: Grid, level: Level) -> bool:
@@ -142,7 +141,7 @@ def _table(
     notes: Sequence[str] = (),
 ) -> Table:
     """A row per cell. What is the same in all of them goes into the title."""
-    many_levels, many_predictors = len(grid.levels) > 1, len(grid.beliefs) > 1
+    many_levels, many_predictors = len(grid.levels) > 1, len(grid.predictions) > 1
     rows, begins = [], set()
     for i, cell in enumerate(grid.cells):
         if i and cell.level != grid.cells[i - 1].level:
@@ -152,7 +151,7 @@ def _table(
         rows.append([cell.who, *predictor, *load, *row(cell)])
     apart = "" if grid.pools is None else f", {grid.pools} apart"
     same = "" if many_levels else f", load {grid.levels[0].load:.2f}"
-    same += "" if many_predictors else f", beliefs {next(iter(grid.beliefs))}"
+    same += "" if many_predictors else f", predictions {next(iter(grid.predictions))}"
     head = ["policy", *(["predictor"] if many_predictors else []), *(["load"] if many_levels else [])]
     return Table(
         f"{title}: {grid.workload.name} on {grid.fleet}{apart}{same}", [*head, *columns], rows, notes, frozenset(begins)

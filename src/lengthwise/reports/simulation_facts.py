@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lengthwise.simulator.cells import COMPARED, MEASURES, STATISTICS
-
-if TYPE_CHECKING:
-    from lengthwise.simulator.cells import Cell, Grid
+from lengthwise.simulator.grid_result import COMPARED, MEASURES, STATISTICS, Cell, Grid
 
 __all__ = ["facts"]
 
@@ -29,7 +26,7 @@ def facts(grid: Grid) -> dict[str, Any]:
             "slots": grid.fleet.slots,
             "steady": all(capacity.steady for capacity in grid.capacities),
         },
-        "predictors": {name: {"tau": grid.tau(name)} for name in grid.beliefs},
+        "predictors": {name: {"tau": grid.tau(name)} for name in grid.predictions},
         "runs": [_run(grid, cell) for cell in grid.cells],
     }
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interval_bars, panel
 from lengthwise.reports.simulation import NAMES
-from lengthwise.simulator.cells import TRUTH
-
-if TYPE_CHECKING:
-    from lengthwise.simulator.cells import Cell, Grid, Level, Measure, Statistic
+from lengthwise.simulator.grid_result import TRUTH, Cell, Grid, Level, Measure, Statistic
 
 __all__ = ["colour", "label", "latency_against_load", "mean_against_tail"]
 
@@ -100,7 +97,7 @@ def _ratios(grid: Grid, cell: Cell) -> dict[str, Any]:
 
 def label(grid: Grid, cell: Cell) -> str:
     """The policy and router, and the predictor where several are compared."""
-    return cell.who if cell.predictor is None or len(grid.beliefs) == 1 else f"{cell.who}, {cell.predictor}"
+    return cell.who if cell.predictor is None or len(grid.predictions) == 1 else f"{cell.who}, {cell.predictor}"
 
 
 def colour(grid: Grid, cell: Cell) -> str:
@@ -111,8 +108,8 @@ def colour(grid: Grid, cell: Cell) -> str:
 
 def _look(grid: Grid, cell: Cell) -> dict[str, Any]:
     """A colour per policy, a dash per predictor; true lengths have open marks."""
-    place = 0 if cell.predictor is None else list(grid.beliefs).index(cell.predictor)
-    mark = "circle-open" if cell.predictor == TRUTH and len(grid.beliefs) > 1 else "circle"
+    place = 0 if cell.predictor is None else list(grid.predictions).index(cell.predictor)
+    mark = "circle-open" if cell.predictor == TRUTH and len(grid.predictions) > 1 else "circle"
     name = label(grid, cell)
     return {
         "type": "scatter",

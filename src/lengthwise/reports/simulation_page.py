@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lengthwise.reports.interactive import interactive_page
 from lengthwise.reports.simulation import tables
 from lengthwise.reports.simulation_figures import latency_against_load, mean_against_tail
 from lengthwise.reports.simulation_requests import cdfs, length_heatmap, over_time, who_waited
-
-if TYPE_CHECKING:
-    from lengthwise.simulator.cells import Grid
+from lengthwise.simulator.grid_result import Grid
 
 __all__ = ["html_report"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from lengthwise.reports.interactive import Figure, axes, axis, panel
 from lengthwise.reports.simulation import NAMES
 from lengthwise.reports.simulation_figures import colour
-from lengthwise.simulator.cells import latencies
+from lengthwise.simulator.grid_result import latencies
 from lengthwise.simulator.metrics import Spread
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lengthwise.simulator.cells import Cell, Grid, Measure
+    from lengthwise.simulator.grid_result import Cell, Grid, Measure
     from lengthwise.simulator.outcome import Outcome
 
     Floats = NDArray[np.float64]
@@ -106,8 +106,8 @@ def length_heatmap(grid: Grid) -> Figure:
 
 def who_waited(grid: Grid) -> Figure:
     """Time in the queue by predicted length, in groups of about as many requests each."""
-    first = next(iter(grid.beliefs))
-    expected = np.concatenate([beliefs.expected_and_tail()[0] for beliefs in grid.beliefs[first]])
+    first = next(iter(grid.predictions))
+    expected = np.concatenate([predictions.expected_and_tail()[0] for predictions in grid.predictions[first]])
     edges = np.unique(np.quantile(expected, np.linspace(0, 1, _GROUPS + 1)))
     group = np.clip(np.searchsorted(edges, expected, side="right") - 1, 0, max(0, len(edges) - 2))
     groups = np.unique(group)
@@ -126,13 +126,13 @@ def who_waited(grid: Grid) -> Figure:
 def _shown(grid: Grid) -> list[Cell]:
     """The cells of the highest level: FCFS, and the others with the first predictor."""
     top = max(grid.levels, key=lambda level: level.load)
-    first = next(iter(grid.beliefs))
+    first = next(iter(grid.predictions))
     return [cell for cell in grid.cells if cell.level == top and cell.predictor in (None, first)]
 
 
 def _where(grid: Grid) -> str:
     load = _shown(grid)[0].level.load
-    return f"{f'At load {load:.2f}' if math.isfinite(load) else 'All at once'}, beliefs {next(iter(grid.beliefs))}."
+    return f"{f'At load {load:.2f}' if math.isfinite(load) else 'All at once'}, predictions {next(iter(grid.predictions))}."
 
 
 def _line(grid: Grid, cell: Cell, place: int) -> dict[str, Any]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from lengthwise.reports.simulation import NAMES, multiple, seconds
 from lengthwise.reports.tables import Table
+from lengthwise.simulator.grid_result import Measure, Statistic
 from lengthwise.simulator.paired import Ratio, over_seeds
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lengthwise.simulator.cells import Measure, Statistic
 
 _LEVEL: Final = ("workload", "fleet", "load", "rate")
 _WHO: Final = ("router", "policy", "predictor")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table as RichTable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["Table", "print_tables", "share", "signed", "to_json"]
 

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.routers.contract import Admitted, Decision, Evicted, Finished, NoEngineError, Progress, Scraped
+from lengthwise.policies import Job
+from lengthwise.routers.contract import (
+    Admitted,
+    Costs,
+    Decision,
+    EngineId,
+    EngineInfo,
+    Event,
+    Evicted,
+    Finished,
+    NoEngineError,
+    Progress,
+    Scraped,
+)
+from lengthwise.routers.kernel.loads import Load
 from lengthwise.routers.ledger import Ledger
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from numpy.typing import NDArray
-
-    from lengthwise.policies import Job
-    from lengthwise.routers.contract import Costs, EngineId, EngineInfo, Event
-    from lengthwise.routers.kernel.loads import Load
-
-    Slots = NDArray[np.int64]
-    Picked = tuple[int, Mapping[str, float]]
+Slots = NDArray[np.int64]
+Picked = tuple[int, Mapping[str, float]]
 
 _LOOK_EVERY: Final = 64  # choices: how often silent jobs are looked for
 _NO_BLOCKS: Final = np.zeros(0, np.uint64)
@@ -44,7 +51,7 @@ class Routing(ABC):
     """
 
     called: ClassVar[str]
-    believes: ClassVar[bool] = False
+    uses_predictions: ClassVar[bool] = False
     weighs: ClassVar[bool] = False
     """Whether it takes the least sum of terms, `pick` from one engine tells that engine's, and changes nothing."""
     parameters: ClassVar[Mapping[str, Parameter]] = {}
@@ -144,9 +151,8 @@ class Routing(ABC):
         """A job is over."""
         self.ledger.finished(event.job, slot, event.now)
 
-    def evict(self, event: Evicted, slot: int) -> None:
+    def evict(self, event: Evicted, slot: int) -> None:  # noqa: B027
         """Blocks are gone: nothing to a router that does not look at prefixes."""
-        del event, slot
 
     def column(self, load: Load, slots: Slots) -> NDArray[np.float64]:
         """One number of each of these engines."""

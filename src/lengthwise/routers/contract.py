@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from lengthwise.policies import Job
 
 EngineId = int | str
@@ -132,8 +130,8 @@ class Router(Protocol):
         """Return what `make_router` makes it from: with every parameter that is not the default."""
 
     @property
-    def believes(self) -> bool:
-        """Return whether it looks at beliefs at all; for one that does not, a host need not predict."""
+    def uses_predictions(self) -> bool:
+        """Return whether it looks at predictions at all; for one that does not, a host need not predict."""
 
     def engine_up(self, engine: EngineInfo) -> None:
         """Learn of an engine; one that is there already is described anew and keeps what it has."""

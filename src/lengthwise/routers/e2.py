@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from statistics import median
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
-from lengthwise.routers.base import Parameter, Routing
+from lengthwise.policies import Job
+from lengthwise.routers.base import Parameter, Picked, Routing, Slots
+from lengthwise.routers.contract import EngineId, EngineInfo, Finished
 from lengthwise.routers.e2_tree import Node, Tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from lengthwise.policies import Job
-    from lengthwise.routers.base import Picked, Slots
-    from lengthwise.routers.contract import EngineId, EngineInfo, Finished
 
 _ASSUMED: Final = 45.0  # Preble's, where a request allows no maximum
 _SAMPLES: Final = 200
@@ -32,7 +28,7 @@ class E2(Routing):
     large prefixes there while that leaves it the heavier, or allot its only one to both if its TTFT doubled from one
     half of the window to the other; so on with the next heaviest.
     window: 180 s. output: mean of finished answers (of one token: not counted), else max_tokens, else 45. TPOT: median
-    of the last 200. prefill by the engine's speed. Without blocks: explores always. Looks at no belief.
+    of the last 200. prefill by the engine's speed. Without blocks: explores always. Looks at no prediction.
     """
 
     called = "e2"
@@ -287,9 +283,9 @@ class E2Length(E2):
     """E2 with each request's own length in its load: true lengths from an oracle, or predicted ones.
 
     active(n, g) * output(n) becomes the sum over active requests of their expected lengths      (tokens)
-    All else as in e2. Without a belief: the wide prior's mean.
+    All else as in e2. Without a prediction: the wide prior's mean.
     """
 
     called = "e2_length"
-    believes = True
+    uses_predictions = True
     by_length = True

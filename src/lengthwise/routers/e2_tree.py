@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from typing import Final
 
 _LENGTHS: Final = 200  # finished answers that a prefix remembers
 

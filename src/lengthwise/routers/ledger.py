@@ -1,9 +1,9 @@
-"""What each engine still has to do, kept up to date by every choice and event, from beliefs about lengths.
+"""What each engine still has to do, kept up to date by every choice and event, from predictions about lengths.
 
 Between two events nothing is computed. All who run on an engine get a token in each decode step, so one number per
 engine, its clock in steps, carries them all: a job that begins at step s with r tokens to come ends at s + r, and
 what is left on the engine is sum(ends) - running * clock. The clock goes with time at the engine's speed and stands
-still while prompts are computed. Who outlives what was believed is believed anew, from a heap by ends: O(log n).
+still while prompts are computed. Who outlives what was predicted is predicted anew, from a heap by ends: O(log n).
 
 Feedback may come late, twice, in any order or never. Each job is entered once, under its id, with what it added to
 each sum, and exactly that is taken off when it leaves; events about a job that is not on that engine are nothing.
@@ -15,24 +15,20 @@ at once, and one that knows of more adds the difference as foreign.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Iterator
+from typing import Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import stdtr
 
 from lengthwise.lengths import TIE_NU
+from lengthwise.policies import Job
 from lengthwise.policies.residual import expected_remaining
+from lengthwise.routers.contract import EngineInfo, Scraped
 from lengthwise.routers.kernel import ledger as kernel
 from lengthwise.routers.kernel.ledger import FIRST, FREE, LAST, NEWS_AFTER, NEWS_BEFORE, NONE, SLOT, Books
 from lengthwise.routers.kernel.loads import Load
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from lengthwise.policies import Job
-    from lengthwise.routers.contract import EngineInfo, Scraped
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -50,7 +46,7 @@ def still_to_come(job: Job) -> float:
 
 
 def variance(job: Job) -> float:
-    """Of the answer's length, from how far the belief's tail lies above its mean."""
+    """Of the answer's length, from how far the prediction's tail lies above its mean."""
     above = max(0.0, job.tail - job.expected) / _SIGMAS_OF_TAIL
     return float(above * above)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.routers.base import Parameter
+from lengthwise.policies import Job
+from lengthwise.routers.base import Parameter, Picked, Slots
 from lengthwise.routers.kernel.cost import TERMS, cheapest
 from lengthwise.routers.ledger import still_to_come, variance
 from lengthwise.routers.prefix_routing import PrefixRouting
-
-if TYPE_CHECKING:
-    from lengthwise.policies import Job
-    from lengthwise.routers.base import Picked, Slots
 
 
 class Lengthwise(PrefixRouting):
@@ -31,17 +28,17 @@ class Lengthwise(PrefixRouting):
     wait for a place = (jobs there + 1 - places) * (mean rest of an answer * step / places + a mean prompt), if above 0
     places = the smaller of max_num_seqs and KV memory / what a job holds half way through its answer
     step = a decode step with this job in the batch, by the engine's own speed
-    Rests of answers are those of the ledger: beliefs, given how far jobs have come.
+    Rests of answers are those of the ledger: predictions, given how far jobs have come.
 
     `urgency` (8) is how often prompts being computed count in all; the wait for a place counts 1 + (urgency - 1) / 7
     times. 1: each once; more holds the tail of TTFT.
-    Without a belief: the wide prior. Without blocks: nothing is cached. Without events: the engine's speed and the
+    Without a prediction: the wide prior. Without blocks: nothing is cached. Without events: the engine's speed and the
     silence rule. Engines may differ in everything.
     """
 
     called = "lengthwise"
     parameters: ClassVar = {"urgency": Parameter(8.0, 1.0, 1000.0)}
-    believes = weighs = True
+    uses_predictions = weighs = True
 
     def __init__(self, **given: float) -> None:
         super().__init__(**given)

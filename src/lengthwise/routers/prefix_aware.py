@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
-from lengthwise.routers.base import Parameter
+from lengthwise.policies import Job
+from lengthwise.routers.base import Parameter, Picked, Slots
 from lengthwise.routers.kernel.loads import Load
 from lengthwise.routers.prefix_routing import PrefixRouting
-
-if TYPE_CHECKING:
-    from lengthwise.policies import Job
-    from lengthwise.routers.base import Picked, Slots
 
 _MATCHED: Final = 0.3  # SGLang's threshold
 
@@ -31,7 +28,6 @@ class CacheAware(PrefixRouting):
 
     def pick(self, job: Job, now: float, slots: Slots) -> Picked:
         """By queue, by match or by size, in SGLang's order."""
-        del now
         outstanding = self.column(Load.LIVE, slots) + self.column(Load.FOREIGN, slots)
         most, fewest = outstanding.max(), outstanding.min()
         if most - fewest > self.given["absolute"] and most > self.given["relative"] * fewest:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lengthwise.routers.base import Routing
+from lengthwise.policies import Job
+from lengthwise.routers.base import Routing, Slots
+from lengthwise.routers.contract import Costs, Decision, EngineId, EngineInfo, Evicted, Finished
 from lengthwise.routers.kernel.loads import Load
 from lengthwise.routers.prefixes import PrefixIndex, as_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from numpy.typing import NDArray
-
-    from lengthwise.policies import Job
-    from lengthwise.routers.base import Slots
-    from lengthwise.routers.contract import Costs, Decision, EngineId, EngineInfo, Evicted, Finished
 
 _PRIVATE, _UNCACHED, _BLOCK_TOKENS = int(Load.PRIVATE), int(Load.UNCACHED), int(Load.BLOCK_TOKENS)  # looked up quickly
 

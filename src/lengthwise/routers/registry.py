@@ -5,17 +5,16 @@ least_outstanding    power_of_two:seed=1    dynamo:prefill=2,active=1
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, cast
 
 from lengthwise.errors import InputError
+from lengthwise.routers.contract import Router
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from lengthwise.routers.base import Routing
-    from lengthwise.routers.contract import Router
 
 ROUTERS: Final[Mapping[str, tuple[str, str]]] = {
     "random": ("simple", "Random"),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.routers.base import Parameter, Routing
+from lengthwise.policies import Job
+from lengthwise.routers.base import Parameter, Picked, Routing, Slots
 from lengthwise.routers.kernel.loads import Load
-
-if TYPE_CHECKING:
-    from lengthwise.policies import Job
-    from lengthwise.routers.base import Picked, Slots
 
 _SEED = Parameter(0, 0, 2**32 - 1)
 
@@ -32,7 +29,6 @@ class Random(Routing):
 
     def pick(self, job: Job, now: float, slots: Slots) -> Picked:
         """Draw one."""
-        del job, now
         return int(slots[self._rng.integers(len(slots))]), {}
 
 
@@ -51,7 +47,6 @@ class RoundRobin(Routing):
 
     def pick(self, job: Job, now: float, slots: Slots) -> Picked:
         """The next in the circle."""
-        del job, now
         self._last = int(slots[np.searchsorted(slots, self._last, side="right") % len(slots)])
         return self._last, {}
 
@@ -68,7 +63,6 @@ class LeastOutstanding(Routing):
 
     def pick(self, job: Job, now: float, slots: Slots) -> Picked:
         """The fewest."""
-        del job, now
         outstanding = self.column(Load.LIVE, slots) + self.column(Load.FOREIGN, slots)
         best = int(np.argmin(outstanding))
         return int(slots[best]), {"outstanding": float(outstanding[best])}
@@ -90,7 +84,6 @@ class PowerOfTwo(Routing):
 
     def pick(self, job: Job, now: float, slots: Slots) -> Picked:
         """Draw two, take the one with fewer."""
-        del job, now
         first = int(self._rng.integers(len(slots)))
         second = (first + 1 + int(self._rng.integers(len(slots) - 1))) % len(slots) if len(slots) > 1 else first
         drawn = slots[[first, second]]
@@ -114,7 +107,6 @@ class LeastLoad(Routing):
 
     def pick(self, job: Job, now: float, slots: Slots) -> Picked:
         """The least seconds."""
-        del now
         answers = self.column(Load.RUNNING, slots) * self.column(Load.CLOCK, slots) - self.column(Load.BEGUN, slots)
         tokens = self.column(Load.UNCACHED, slots) + answers  # nothing counts as cached here
         queue = (tokens + job.prompt_tokens) * self.column(Load.PREFILL_TOKEN_S, slots)

@@ -3,21 +3,20 @@
 No wall clock, no randomness of its own: the same inputs give the same outcome, bit for bit.
 """
 
-from lengthwise.simulator.beliefs import RequestBeliefs, believe
 from lengthwise.simulator.capacity import Capacity, measure_capacity
 from lengthwise.simulator.catalogue import ENGINES, find_engine
-from lengthwise.simulator.cluster import BlindRouter, RoundRobin, Router, simulate
+from lengthwise.simulator.cluster import RoundRobin, Router, StaticRouter, simulate
 from lengthwise.simulator.costs import CostModel, Line, Piecewise, Roofline, StepCost
 from lengthwise.simulator.disaggregated import simulate_disaggregated
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.metrics import Spread, Summary, summarise
 from lengthwise.simulator.outcome import EngineOutcome, Handover, Outcome, Timeline
 from lengthwise.simulator.pools import KvLink, Pools
+from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.simulator.spec import EngineSpec
 
 __all__ = [
     "ENGINES",
-    "BlindRouter",
     "Capacity",
     "CostModel",
     "EngineOutcome",
@@ -29,17 +28,18 @@ __all__ = [
     "Outcome",
     "Piecewise",
     "Pools",
-    "RequestBeliefs",
+    "RequestPredictions",
     "Roofline",
     "RoundRobin",
     "Router",
     "Spread",
+    "StaticRouter",
     "StepCost",
     "Summary",
     "Timeline",
-    "believe",
     "find_engine",
     "measure_capacity",
+    "predict_workload",
     "simulate",
     "simulate_disaggregated",
     "summarise",

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lengthwise.simulator.cluster import simulate
+from lengthwise.simulator.fleet import Fleet
+from lengthwise.simulator.outcome import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lengthwise.simulator.fleet import Fleet
-    from lengthwise.simulator.outcome import Outcome
     from lengthwise.workloads import Workload
 
 

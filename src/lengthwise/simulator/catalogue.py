@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lengthwise.errors import InputError
-from lengthwise.simulator.costs import Line, Piecewise, StepCost
+from lengthwise.simulator.costs import CostModel, Line, Piecewise, StepCost
 from lengthwise.simulator.hardware import GPUS, LLMS, Gpu, Llm, refuse_too_large, roofline
 from lengthwise.simulator.spec import EngineSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lengthwise.simulator.costs import CostModel
 
 _PREBLE_KV_TOKENS: Final = 198_516  # per GPU, in Preble's simulator
 

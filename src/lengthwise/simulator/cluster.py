@@ -10,14 +10,14 @@ import numpy as np
 
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, Policy, make_policy
-from lengthwise.simulator.beliefs import RequestBeliefs, believe
-from lengthwise.simulator.changes import in_order
-from lengthwise.simulator.desk import Desk
+from lengthwise.simulator.cluster_run import Turns, decided_at
 from lengthwise.simulator.engine import Engine
+from lengthwise.simulator.fleet_events import in_order
 from lengthwise.simulator.outcome import Outcome
-from lengthwise.simulator.reasons import Reasons
+from lengthwise.simulator.policy_keys import Desk
+from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.simulator.routing import Routed
-from lengthwise.simulator.serving import Turns, decided_at
+from lengthwise.simulator.routing_trace import Reasons
 from lengthwise.simulator.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lengthwise.simulator.changes import Change
     from lengthwise.simulator.fleet import Fleet
+    from lengthwise.simulator.fleet_events import Change
     from lengthwise.workloads import Workload
 
     Progress = Callable[[float], None]
@@ -43,7 +43,7 @@ class Router(Protocol):
 
 
 @runtime_checkable
-class BlindRouter(Router, Protocol):
+class StaticRouter(Router, Protocol):
     """Looks at nothing, so that all requests can be dealt out at once and engines run one after the other."""
 
     def deal(self, requests: int) -> NDArray[np.integer]:
@@ -59,7 +59,6 @@ class RoundRobin:
 
     def choose(self, job: Job, now: float) -> int:
         """The next engine in the circle."""
-        del job, now
         return int(self.deal(1)[0])
 
     def deal(self, requests: int) -> NDArray[np.integer]:
@@ -75,8 +74,8 @@ def simulate(
     policy: Policy | str = "fcfs",
     *,
     router: str | Callable[[Fleet], Router] = RoundRobin,
-    predictor: str | RequestBeliefs = "oracle",
-    belief_delay_s: float = 0.0,
+    predictor: str | RequestPredictions = "oracle",
+    prediction_delay_s: float = 0.0,
     decision_s: float = 0.0,
     routing_s: float = 0.0,
     changes: Sequence[Change] = (),
@@ -87,7 +86,7 @@ def simulate(
     """Serve the workload to the last request.
 
     `router` is a name of `lengthwise.routers`, or makes a fresh router for the fleet. `predictor` is a name, or what
-    `believe` made of one: several policies then share the beliefs. Beliefs come `belief_delay_s` after their requests;
+    `predict` made of one: several policies then share the predictions. Predictions come `prediction_delay_s` after their requests;
     until then policies and routers go by the wide prior. Each admission and each preemption keeps its engine
     `decision_s` longer. The router takes `routing_s` for each request, one after the other: what a router is measured
     to take, never the time of this machine. `changes` are engines that fail, join and drain, under a router by name.
@@ -96,11 +95,13 @@ def simulate(
     which share of the requests is settled.
     """
     policy = make_policy(policy) if isinstance(policy, str) else policy
-    check_seconds(belief_delay_s=belief_delay_s, decision_s=decision_s, routing_s=routing_s)
+    check_seconds(prediction_delay_s=prediction_delay_s, decision_s=decision_s, routing_s=routing_s)
     changes = in_order(changes, len(fleet))
     check_somebody_fits(workload, fleet)
-    beliefs = believe(workload, predictor) if isinstance(predictor, str) else predictor
-    traffic = Traffic.of(workload, beliefs, belief_delay_s=belief_delay_s, quantile=admission_quantile(fleet))
+    predictions = predict_workload(workload, predictor) if isinstance(predictor, str) else predictor
+    traffic = Traffic.of(
+        workload, predictions, prediction_delay_s=prediction_delay_s, quantile=admission_quantile(fleet)
+    )
     desk = Desk(policy, traffic.jobs)
     routes = _routes(router, fleet, workload, changes, explain=explain)
 
@@ -108,7 +109,7 @@ def simulate(
         return Engine(fleet.engines[number], desk, traffic, decision_s=decision_s, jump=jump)
 
     report = _Report(len(workload), on_progress)
-    if isinstance(routes, BlindRouter):
+    if isinstance(routes, StaticRouter):
         if routing_s:
             traffic.requests["arrival"] = decided_at(workload.arrival_s, routing_s)
         return _serve_blindly(routes, fleet, engine, traffic, report, policy.name)
@@ -149,7 +150,7 @@ class _Report:
 
 
 def _serve_blindly(
-    routes: BlindRouter, fleet: Fleet, engine: Callable[[int], Engine], traffic: Traffic, report: _Report, policy: str
+    routes: StaticRouter, fleet: Fleet, engine: Callable[[int], Engine], traffic: Traffic, report: _Report, policy: str
 ) -> Outcome:
     """Deal all requests out, then run one engine after the other: none knows of the others."""
     chosen = routes.deal(len(traffic.requests))
@@ -187,11 +188,11 @@ def check_somebody_fits(workload: Workload, fleet: Fleet) -> None:
 
 
 def admission_quantile(fleet: Fleet) -> float | None:
-    """The level at which engines believe lengths when they admit; None where none of them does."""
+    """The level at which engines predict lengths when they admit; None where none of them does."""
     levels = {spec.admission_quantile for spec in fleet.engines if spec.admission != "prompt"}
     if len(levels) > 1:
         raise InputError(
-            f"engines that believe at different levels: {sorted(levels)}",
+            f"engines that predict at different levels: {sorted(levels)}",
             field="admission_quantile",
             hint="give all engines of a fleet the same",
         )

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from lengthwise.errors import InputError
 from lengthwise.simulator.kernel import steptime
-from lengthwise.simulator.kernel.records import COST
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lengthwise.simulator.kernel.records import Record
+from lengthwise.simulator.kernel.records import COST, Record
 
 NEVER_LONG: Final = math.inf
 

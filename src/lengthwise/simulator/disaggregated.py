@@ -13,13 +13,13 @@ import numpy as np
 
 from lengthwise.lengths import Point
 from lengthwise.policies import make_policy
-from lengthwise.simulator.beliefs import RequestBeliefs, believe
 from lengthwise.simulator.cluster import admission_quantile, check_seconds, check_somebody_fits, simulate
-from lengthwise.simulator.desk import Desk
 from lengthwise.simulator.engine import Engine
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.outcome import Handover
+from lengthwise.simulator.policy_keys import Desk
 from lengthwise.simulator.pools import Transfers
+from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.simulator.routing import Routed, tell
 from lengthwise.simulator.traffic import Traffic
 
@@ -47,8 +47,8 @@ def simulate_disaggregated(
     policy: Policy | str = "fcfs",
     *,
     router: str = _BLIND,
-    predictor: str | RequestBeliefs = "oracle",
-    refresh: str | RequestBeliefs | None = None,
+    predictor: str | RequestPredictions = "oracle",
+    refresh: str | RequestPredictions | None = None,
     decision_s: float = 0.0,
     routing_s: float = 0.0,
     jump: bool = True,
@@ -56,7 +56,7 @@ def simulate_disaggregated(
 ) -> Outcome:
     """Serve the workload to the last request, prompts in one pool and answers from the second token on in the other.
 
-    What is believed at the end of prefill is `refresh`, or still what `predictor` said. The other options are those of
+    What is predicted at the end of prefill is `refresh`, or still what `predictor` said. The other options are those of
     `simulate`; each pool's router takes `routing_s` for each request. The outcome's `engine` is the one that computed
     the prompt; who went on is in `handover`.
     """
@@ -66,20 +66,22 @@ def simulate_disaggregated(
     token_s = pools.token_s(fleet)
     check_somebody_fits(workload, after)
     report = on_progress or (lambda _share: None)
-    beliefs = believe(workload, predictor) if isinstance(predictor, str) else predictor
+    predictions = predict_workload(workload, predictor) if isinstance(predictor, str) else predictor
     first = simulate(
         _prompts(workload, before, after),
-        # An answer takes no memory here, whatever is believed of it.
+        # An answer takes no memory here, whatever is predicted of it.
         Fleet(tuple(replace(spec, admission="prompt") for spec in before.engines)),
         policy,
         router=_BLIND if router == _BLIND else lambda pool: _PrefillRouted(router, pool, workload),
-        predictor=beliefs,
+        predictor=predictions,
         decision_s=decision_s,
         routing_s=routing_s,
         jump=jump,
         on_progress=lambda share: report(0.5 * share),
     )
-    refreshed = beliefs if refresh is None else believe(workload, refresh) if isinstance(refresh, str) else refresh
+    refreshed = (
+        predictions if refresh is None else predict_workload(workload, refresh) if isinstance(refresh, str) else refresh
+    )
     traffic = Traffic.of(workload, refreshed, quantile=admission_quantile(after), generated=1)
     desk = Desk(policy, traffic.jobs)
     decoding = _Decoding(
@@ -102,11 +104,11 @@ def _prompts(workload: Workload, before: Fleet, after: Fleet) -> Workload:
 
 
 class _PrefillRouted(Routed):
-    """A router for engines that make one token of each answer, whatever is believed of it."""
+    """A router for engines that make one token of each answer, whatever is predicted of it."""
 
     def decide(self, job: Job, now: float, among: Collection[int] | None = None) -> Decision:
         """The engine, and why."""
-        job.believe(Point(1, 1))
+        job.update_prediction(Point(1, 1))
         return super().decide(job, now, among)
 
 

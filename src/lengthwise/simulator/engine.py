@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lengthwise.policies import QueueView
+from lengthwise.policies import Job, QueueView, Rounds
 from lengthwise.policies.base import last_of_largest
 from lengthwise.simulator.jobs import Progress
 from lengthwise.simulator.kernel import records as r
+from lengthwise.simulator.kernel.records import Record, Records
 from lengthwise.simulator.layout import engine_record, own_arrays
 from lengthwise.simulator.outcome import EngineOutcome, Timeline
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from lengthwise.policies import Job, Rounds
-    from lengthwise.simulator.desk import Desk
-    from lengthwise.simulator.kernel.records import Record, Records
-    from lengthwise.simulator.spec import EngineSpec
-    from lengthwise.simulator.traffic import Traffic
+from lengthwise.simulator.policy_keys import Desk
+from lengthwise.simulator.spec import EngineSpec
+from lengthwise.simulator.traffic import Traffic
 
 _ALL: Final = np.iinfo(np.int64).max
 
@@ -50,7 +46,7 @@ class Engine:
         self._arrays: dict[str, NDArray[Any]] = {}
         arrays = own_arrays(spec, traffic, by_level=desk.policy.rekey == "on_level")
         self._use(**arrays, **traffic.arrays(), keys=desk.keys)
-        self.record["rungs"] = traffic.believed_length.shape[1]
+        self.record["rungs"] = traffic.predicted_length.shape[1]
         self.record["positions"] = arrays["tables"].shape[1]
 
     @property
@@ -166,17 +162,17 @@ class Engine:
         elif code == r.ASK_KEY:
             self._desk.rekey(self._waiting(engine["asked"]), self._view, now)
         elif code == r.ASK_VICTIM:
-            engine["answer"] = last_of_largest(policy.yielding(self._desk.jobs.at(self._running(), now), now))
+            engine["answer"] = last_of_largest(policy.eviction_scores(self._desk.jobs.at(self._running(), now), now))
         elif code == r.ASK_ROOM:
             running, candidate = (
                 self._desk.jobs.at(who, now) for who in (self._running(), self._waiting(engine["asked"]))
             )
-            yields = policy.makes_room(running, candidate, now)
+            yields = policy.find_victim(running, candidate, now)
             engine["answer"] = r.NOBODY if yields is None else yields
         elif code == r.ASK_ARRIVAL:
             self._answer_arrival(int(engine["asked"]), now)
-        elif code == r.ASK_BELIEF:
-            self._answer_belief(int(engine["asked"]))
+        elif code == r.ASK_PREDICTION:
+            self._answer_prediction(int(engine["asked"]))
         else:
             self._grow()
 
@@ -200,8 +196,8 @@ class Engine:
         if self._desk.policy.rekey == "on_progress":
             self._desk.rekey(self._waiting(row), self._view, now)
 
-    def _answer_belief(self, row: int) -> None:
-        """Give one whose belief has come its round anew; one that runs has it for when it is over."""
+    def _answer_prediction(self, row: int) -> None:
+        """Give one whose prediction has come its round anew; one that runs has it for when it is over."""
         if self._rounds is not None:
             self._tell_rounds(self._rounds)
             job, requests = self._jobs.get(row), self._traffic.requests

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from lengthwise.errors import InputError
 from lengthwise.simulator.catalogue import find_engine
-
-if TYPE_CHECKING:
-    from lengthwise.simulator.spec import EngineSpec
+from lengthwise.simulator.spec import EngineSpec
 
 _MOST_ENGINES: Final = 4096  # a fleet beyond this is a slip of the finger
 

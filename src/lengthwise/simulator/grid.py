@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from lengthwise.predictors.experimental import parse_predictor_spec
 from lengthwise.routers import make_router
-from lengthwise.simulator.beliefs import RequestBeliefs, believe
 from lengthwise.simulator.capacity import measure_capacity
-from lengthwise.simulator.cells import Cell, Grid, Level
 from lengthwise.simulator.cluster import simulate
 from lengthwise.simulator.disaggregated import simulate_disaggregated
+from lengthwise.simulator.grid_result import Cell, Grid, Level
 from lengthwise.simulator.plan import Plan
+from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.workloads import Workload
 
 if TYPE_CHECKING:
@@ -25,29 +25,31 @@ if TYPE_CHECKING:
 
     Draw = Callable[[int], Workload]
     Report = Callable[[str, float], None]
-    Beliefs = Mapping[str, tuple[RequestBeliefs, ...]]
+    Predictions = Mapping[str, tuple[RequestPredictions, ...]]
 
 __all__ = ["Plan", "run_grid"]
 
 _READ: Final = ("input_tokens", "output_tokens", "max_tokens", "sample_mean", "prompt", "llm")
-"""What a model's beliefs can depend on."""
+"""What a model's predictions can depend on."""
 
 
 def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Grid:
     """Serve every combination to the last request.
 
     `draw` makes the workload of a seed: with its own arrivals where these are kept, else at one request per second,
-    which is then sped up. So beliefs and capacity are those of the seed, at whatever load.
+    which is then sped up. So predictions and capacity are those of the seed, at whatever load.
     """
     drawn = [draw(seed) for seed in plan.seeds]
     asked = (*plan.predictors, *(() if plan.refresh is None else (plan.refresh,)))
     for name in asked:
         if parse_predictor_spec(name).kind == "model":
-            believe(drawn[0].head(1), name)  # a model that cannot be read, or has nothing to read, is told at once
+            predict_workload(
+                drawn[0].head(1), name
+            )  # a model that cannot be read, or has nothing to read, is told at once
     steps = _Steps(on_progress, len(drawn) * (1 + len(asked) + _levels(plan) * len(plan.runs)))
     capacities = tuple(measure_capacity(each, plan.fleet, on_progress=steps.next("capacity")) for each in drawn)
-    beliefs = {name: _beliefs(name, drawn, plan.seeds, steps) for name in plan.predictors}
-    refreshed = None if plan.refresh is None else _beliefs(plan.refresh, drawn, plan.seeds, steps)
+    predictions = {name: _predictions(name, drawn, plan.seeds, steps) for name in plan.predictors}
+    refreshed = None if plan.refresh is None else _predictions(plan.refresh, drawn, plan.seeds, steps)
     cells: list[Cell] = []
     for place in range(_levels(plan)):
         workloads = [
@@ -56,24 +58,24 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
         ]
         level = _level(plan, place, workloads, capacities)
         for router, predictor, policy in plan.runs:
-            known = beliefs[plan.predictors[0] if predictor is None else predictor]
+            known = predictions[plan.predictors[0] if predictor is None else predictor]
             outcomes = tuple(
                 _serve(plan, (router, policy), each, steps.next(f"{policy} {router} {level.load:.2f}"))
                 for each in zip(workloads, known, refreshed or [None] * len(drawn), strict=True)
             )
             cells.append(Cell(level, predictor, outcomes[0].policy, outcomes, make_router(router).name))
-    given = plan.fleet, tuple(plan.seeds), plan.slo, drawn[0], capacities, beliefs, tuple(cells)
+    given = plan.fleet, tuple(plan.seeds), plan.slo, drawn[0], capacities, predictions, tuple(cells)
     return Grid(*given, pools=plan.pools, refresh=plan.refresh)
 
 
 def _serve(
     plan: Plan,
     who: tuple[str, str],
-    seed: tuple[Workload, RequestBeliefs, RequestBeliefs | None],
+    seed: tuple[Workload, RequestPredictions, RequestPredictions | None],
     on_progress: Callable[[float], None],
 ) -> Outcome:
-    """One run: of a router and a policy, on a seed's requests with what is believed first and later."""
-    (router, policy), (workload, believed, refreshed) = who, seed
+    """One run: of a router and a policy, on a seed's requests with what is predicted first and later."""
+    (router, policy), (workload, predicted, refreshed) = who, seed
     routing_s = plan.routing_s.get(router.partition(":")[0], 0.0)
     if plan.pools is not None:
         return simulate_disaggregated(
@@ -82,7 +84,7 @@ def _serve(
             plan.pools,
             policy,
             router=router,
-            predictor=believed,
+            predictor=predicted,
             refresh=refreshed,
             decision_s=plan.decision_s,
             routing_s=routing_s,
@@ -93,8 +95,8 @@ def _serve(
         plan.fleet,
         policy,
         router=router,
-        predictor=believed,
-        belief_delay_s=plan.belief_delay_s,
+        predictor=predicted,
+        prediction_delay_s=plan.prediction_delay_s,
         decision_s=plan.decision_s,
         routing_s=routing_s,
         changes=plan.changes,
@@ -118,16 +120,18 @@ def _level(plan: Plan, place: int, workloads: Sequence[Workload], capacities: Se
     return Level(plan.loads[place] if plan.loads else load, offered)
 
 
-def _beliefs(name: str, drawn: Sequence[Workload], seeds: Sequence[int], steps: _Steps) -> tuple[RequestBeliefs, ...]:
+def _predictions(
+    name: str, drawn: Sequence[Workload], seeds: Sequence[int], steps: _Steps
+) -> tuple[RequestPredictions, ...]:
     """Of every seed. A model reads a prompt that several seeds have drawn only once."""
     if parse_predictor_spec(name).kind != "model" or len(drawn) == 1:
         return tuple(
-            believe(workload, name, seed=seed, on_progress=steps.next(name))
+            predict_workload(workload, name, seed=seed, on_progress=steps.next(name))
             for workload, seed in zip(drawn, seeds, strict=True)
         )
     rows = pa.concat_tables([workload.table.select(_READ) for workload in drawn])
     rows = rows.append_column("arrival_s", pa.array(np.zeros(len(rows))))
-    pooled = believe(
+    pooled = predict_workload(
         Workload.from_table(rows, name=drawn[0].name), name, on_progress=steps.next(name, steps=len(drawn))
     )
     ends = np.cumsum([len(workload) for workload in drawn])

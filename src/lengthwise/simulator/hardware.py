@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lengthwise.errors import InputError
 from lengthwise.simulator.costs import Roofline
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _GIB: Final = 2**30
 MEMORY_SHARE: Final = 0.9  # what an engine takes of the GPU; activations are not subtracted

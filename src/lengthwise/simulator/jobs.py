@@ -1,4 +1,4 @@
-"""The requests of a workload as policies see them: columns of numbers, with a belief or still without."""
+"""The requests of a workload as policies see them: columns of numbers, with a prediction or still without."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lengthwise.policies import Job
-    from lengthwise.simulator.beliefs import RequestBeliefs
+    from lengthwise.simulator.predictions import RequestPredictions
     from lengthwise.workloads import Workload
 
     Rows = NDArray[np.integer]
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     """[column of JobColumns, request]: so that columns are taken of some requests at once."""
 
 _NAMES: Final = [field.name for field in fields(JobColumns)]
-_BELIEVED: Final = ("expected", "tail", "mu", "sigma", "cap", "foretold")
+_PREDICTED: Final = ("expected", "tail", "mu", "sigma", "cap", "foretold")
 _ARRIVAL, _GENERATED, _CACHED, _ROUND, _PREEMPTIONS = (
     _NAMES.index(name) for name in ("arrival", "generated", "cached_tokens", "in_round", "preemptions")
 )
@@ -48,26 +48,28 @@ class Progress:
 
 @dataclass(frozen=True)
 class Jobs:
-    """All requests. `late` has them as they are until their beliefs come, where those come `delay_s` later."""
+    """All requests. `late` has them as they are until their predictions come, where those come `delay_s` later."""
 
-    believed: Table
+    predicted: Table
     late: Table | None = None
     delay_s: float = 0.0
 
     @classmethod
-    def of(cls, workload: Workload, beliefs: RequestBeliefs, *, delay_s: float = 0.0, generated: int = 0) -> Jobs:
-        """Put the workload's columns beside the beliefs'. `generated`: tokens of each answer that are there already."""
-        believed = _table(workload, beliefs)
-        believed[_GENERATED] = generated
+    def of(
+        cls, workload: Workload, predictions: RequestPredictions, *, delay_s: float = 0.0, generated: int = 0
+    ) -> Jobs:
+        """Put the workload's columns beside the predictions'. `generated`: tokens of each answer that are there already."""
+        predicted = _table(workload, predictions)
+        predicted[_GENERATED] = generated
         if delay_s == 0.0:
-            return cls(believed)
-        unknown = np.full(len(beliefs), np.nan)
-        return cls(believed, _table(workload, replace(beliefs, mu=unknown, sigma=unknown)), delay_s)
+            return cls(predicted)
+        unknown = np.full(len(predictions), np.nan)
+        return cls(predicted, _table(workload, replace(predictions, mu=unknown, sigma=unknown)), delay_s)
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """What is believed first, and what later."""
-        return (self.believed,) if self.late is None else (self.late, self.believed)
+        """What is predicted first, and what later."""
+        return (self.predicted,) if self.late is None else (self.late, self.predicted)
 
     @property
     def stages(self) -> tuple[JobColumns, ...]:
@@ -75,32 +77,32 @@ class Jobs:
         return tuple(JobColumns(*table) for table in self.tables)
 
     def at(self, who: Progress, now: float) -> JobColumns:
-        """Some of them at a moment: what is believed by then, and how far they have come."""
-        some = who.of(self.believed)
+        """Some of them at a moment: what is predicted by then, and how far they have come."""
+        some = who.of(self.predicted)
         if self.late is not None:
             early = now < some[_ARRIVAL] + self.delay_s
             some = np.where(early, who.of(self.late), some)
         return JobColumns(*some)
 
     def tell(self, job: Job, row: int, *, stage: int) -> None:
-        """Let a job say what is believed of a request at a stage."""
+        """Let a job say what is predicted of a request at a stage."""
         table = self.tables[stage]
-        job.told(**{name: float(table[_NAMES.index(name), row]) for name in _BELIEVED})
+        job.told(**{name: float(table[_NAMES.index(name), row]) for name in _PREDICTED})
 
     def __len__(self) -> int:
-        return int(self.believed.shape[1])
+        return int(self.predicted.shape[1])
 
 
-def _table(workload: Workload, beliefs: RequestBeliefs) -> Table:
-    expected, tail = beliefs.expected_and_tail()
-    prior, unknown = wide_prior(), np.isnan(beliefs.mu)
+def _table(workload: Workload, predictions: RequestPredictions) -> Table:
+    expected, tail = predictions.expected_and_tail()
+    prior, unknown = wide_prior(), np.isnan(predictions.mu)
     columns = JobColumns.filled(
         arrival=workload.arrival_s,
         expected=expected,
         tail=tail,
-        mu=np.where(unknown, prior.mu, beliefs.mu),
-        sigma=np.where(unknown, prior.sigma, beliefs.sigma),
-        cap=beliefs.cap,
+        mu=np.where(unknown, prior.mu, predictions.mu),
+        sigma=np.where(unknown, prior.sigma, predictions.sigma),
+        cap=predictions.cap,
         prompt_tokens=workload.input_tokens,
         priority=workload.priority,
     )

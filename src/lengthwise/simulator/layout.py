@@ -6,17 +6,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
+from lengthwise.simulator.costs import CostModel
 from lengthwise.simulator.kernel import records as r
+from lengthwise.simulator.kernel.records import Record, Records
+from lengthwise.simulator.spec import EngineSpec
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from lengthwise.simulator.costs import CostModel
-    from lengthwise.simulator.desk import Desk
-    from lengthwise.simulator.kernel.records import Record, Records
-    from lengthwise.simulator.spec import EngineSpec
+    from lengthwise.simulator.policy_keys import Desk
     from lengthwise.simulator.traffic import Traffic
 
 _SAMPLES: Final = 1024
@@ -40,7 +39,7 @@ def engine_record(spec: EngineSpec, desk: Desk, traffic: Traffic) -> Records:
     record["n_blocks"] = record["free"] = spec.kv_blocks
     record["cost"] = _parameters(spec.cost)
     record["rekey"], record["preempts"] = _REKEY[policy.rekey], policy.preempts
-    record["asks_again"] = policy.asks_again
+    record["preempt_check_interval"] = policy.preempt_check_interval
     told = spec.prefix_caching and traffic.workload.has_blocks
     record["looks_up"] = told and (policy.rekey in ("on_progress", "on_time") or policy.rounds() is not None)
     record["asks_arrivals"] = policy.rounds() is not None or (told and policy.rekey == "on_progress")
@@ -48,7 +47,7 @@ def engine_record(spec: EngineSpec, desk: Desk, traffic: Traffic) -> Records:
     record["hash_parts"], record["hash_joins"] = _hash_units(spec, traffic)
     record["admission"] = _ADMISSION[spec.admission]
     record["chunks"] = spec.chunked_prefill
-    record["belief_delay"] = desk.jobs.delay_s
+    record["prediction_delay"] = desk.jobs.delay_s
     record["answer"] = r.NO_ANSWER
     for row in ("asked", "pending", "room_asked", "kept_first", "kept_last"):
         record[row] = r.NOBODY

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from lengthwise.simulator.kernel.records import Records
 from lengthwise.simulator.metrics import Summary, summarise
+from lengthwise.simulator.routing_trace import Reasons
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from lengthwise.simulator.kernel.records import Records
-    from lengthwise.simulator.reasons import Reasons
     from lengthwise.workloads import Workload
 
 

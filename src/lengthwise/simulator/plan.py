@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,17 +11,12 @@ from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.experimental import parse_predictor_spec
 from lengthwise.routers import make_router
-from lengthwise.simulator.cells import BASELINE, USUAL_ROUTER
-from lengthwise.simulator.changes import in_order
 from lengthwise.simulator.cluster import check_seconds
+from lengthwise.simulator.fleet import Fleet
+from lengthwise.simulator.fleet_events import Change, in_order
+from lengthwise.simulator.grid_result import BASELINE, USUAL_ROUTER
 from lengthwise.simulator.metrics import Slo
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from lengthwise.simulator.changes import Change
-    from lengthwise.simulator.fleet import Fleet
-    from lengthwise.simulator.pools import Pools
+from lengthwise.simulator.pools import Pools
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class Plan:
     loads: Sequence[float] = ()
     seeds: Sequence[int] = (0,)
     slo: Slo = field(default_factory=Slo)
-    belief_delay_s: float = 0.0
+    prediction_delay_s: float = 0.0
     decision_s: float = 0.0
     routers: Sequence[str] = (USUAL_ROUTER,)
     routing_s: Mapping[str, float] = field(default_factory=dict)
@@ -45,7 +40,7 @@ class Plan:
     pools: Pools | None = None
     """Prefill and decode apart; None: every engine does both."""
     refresh: str | None = None
-    """Who is asked again at the end of prefill, where that is apart; None: the first belief stays."""
+    """Who is asked again at the end of prefill, where that is apart; None: the first prediction stays."""
 
     def __post_init__(self) -> None:
         if self.rates and self.loads:
@@ -54,7 +49,7 @@ class Plan:
             for value in values:
                 if not (np.isfinite(value) and value > 0):
                     raise InputError(f"a {name} of {value:g}{unit}", field=name, hint="give a number above 0")
-        check_seconds(belief_delay_s=self.belief_delay_s, decision_s=self.decision_s)
+        check_seconds(prediction_delay_s=self.prediction_delay_s, decision_s=self.decision_s)
         check_seconds(**{f"routing_s of {name}": seconds for name, seconds in self.routing_s.items()})
         in_order(self.changes, len(self.fleet))
         if not self.seeds:
@@ -71,13 +66,17 @@ class Plan:
         if self.pools is None:
             if self.refresh is not None:
                 hint = "give pools too, with --disaggregate"
-                raise InputError("no belief is refreshed where nothing is handed over", field="refresh", hint=hint)
+                raise InputError("no prediction is refreshed where nothing is handed over", field="refresh", hint=hint)
             return
         self.pools.of(self.fleet)
         self.pools.token_s(self.fleet)
         if self.pools.decode_router is not None:
             make_router(self.pools.decode_router)
-        for name, given in (("down", self.changes), ("explain", self.explain), ("belief-delay", self.belief_delay_s)):
+        for name, given in (
+            ("down", self.changes),
+            ("explain", self.explain),
+            ("prediction-delay", self.prediction_delay_s),
+        ):
             if given:
                 raise InputError("is not simulated where prefill and decode are apart", field=name, hint="leave it out")
 
@@ -95,17 +94,17 @@ class Plan:
     def runs(self) -> list[tuple[str, str | None, str]]:
         """Router, predictor and policy of each cell of a level.
 
-        FCFS looks at no belief, so it is run once, and first, behind a router that looks at none either.
+        FCFS looks at no prediction, so it is run once, and first, behind a router that looks at none either.
         """
         runs: list[tuple[str, str | None, str]] = []
         for router in self.routers:
-            blind = [] if self._believes(router) else [policy for policy in self.policies if policy == BASELINE]
+            blind = [] if self._uses_predictions(router) else [policy for policy in self.policies if policy == BASELINE]
             others = [policy for policy in self.policies if policy not in blind]
             runs += [(router, None, policy) for policy in blind]
             runs += [(router, predictor, policy) for predictor in self.predictors for policy in others]
         return runs
 
-    def _believes(self, router: str) -> bool:
-        """Whether a router, or the one of the decode pool beside it, looks at beliefs."""
+    def _uses_predictions(self, router: str) -> bool:
+        """Whether a router, or the one of the decode pool beside it, looks at predictions."""
         other = None if self.pools is None else self.pools.decode_router
-        return any(make_router(name).believes for name in {router, other or router})
+        return any(make_router(name).uses_predictions for name in {router, other or router})

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from lengthwise.routers import Admitted, EngineInfo, Finished, Speed, make_router
+from lengthwise.routers import Admitted, Costs, Decision, EngineInfo, Event, Finished, Router, Speed, make_router
+from lengthwise.simulator.costs import CostModel
+from lengthwise.simulator.fleet import Fleet
+from lengthwise.simulator.spec import EngineSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from lengthwise.policies import Job
-    from lengthwise.routers import Costs, Decision, Event, Router
-    from lengthwise.simulator.costs import CostModel
     from lengthwise.simulator.engine import Engine
-    from lengthwise.simulator.fleet import Fleet
-    from lengthwise.simulator.spec import EngineSpec
     from lengthwise.simulator.traffic import Traffic
     from lengthwise.workloads import Workload
 

@@ -7,17 +7,15 @@ microseconds of CPU time by router and number of engines, for the choice and for
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from lengthwise.errors import InputError
 from lengthwise.routers import ROUTERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 FILE: Final = Path(__file__).with_name("routing_times.json")
 

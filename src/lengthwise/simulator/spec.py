@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
-    from lengthwise.simulator.costs import CostModel
+from lengthwise.simulator.costs import CostModel
 
 Admission = Literal["prompt", "peak", "reserve"]
 """What must fit when a request is admitted: its prompt now, the future peak of all, or what is set apart for each."""
@@ -24,7 +21,7 @@ class EngineSpec:
 
     `kv_tokens` is what requests may use (vLLM's num_gpu_blocks, less the null block, times block_size).
     Without `chunked_prefill` a prompt that does not fit into what a step has left of its token budget waits.
-    `admission` other than `prompt` believes lengths at `admission_quantile`. `kv_bytes_per_token` is what must be sent
+    `admission` other than `prompt` predicts lengths at `admission_quantile`. `kv_bytes_per_token` is what must be sent
     where one engine computes a prompt and another goes on; None where nobody has said it.
     """
 

@@ -1,4 +1,4 @@
-"""What the engines of a simulation share: the requests as records, their prefixes, and what is believed about them."""
+"""What the engines of a simulation share: the requests as records, their prefixes, and what is predicted about them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU
-from lengthwise.policies import Job
+from lengthwise.policies import Job, JobColumns
 from lengthwise.simulator.jobs import Jobs
-from lengthwise.simulator.kernel.records import REQUEST
+from lengthwise.simulator.kernel.records import REQUEST, Records
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from lengthwise.policies import JobColumns
-    from lengthwise.simulator.beliefs import RequestBeliefs
-    from lengthwise.simulator.kernel.records import Records
+    from lengthwise.simulator.predictions import RequestPredictions
     from lengthwise.workloads import Workload
 
 _RUNGS = 5
@@ -35,27 +32,27 @@ class Traffic:
     jobs: Jobs
     hash_offsets: NDArray[np.int64]
     hashes: NDArray[np.uint64]
-    believed_length: NDArray[np.int32]
+    predicted_length: NDArray[np.int32]
     workload: Workload
-    beliefs: RequestBeliefs
+    predictions: RequestPredictions
 
     @classmethod
     def of(
         cls,
         workload: Workload,
-        beliefs: RequestBeliefs,
+        predictions: RequestPredictions,
         *,
-        belief_delay_s: float = 0.0,
+        prediction_delay_s: float = 0.0,
         quantile: float | None = None,
         generated: int = 0,
     ) -> Traffic:
-        """Lay out a workload. `quantile` is the level at which engines believe lengths when they admit, if they do.
+        """Lay out a workload. `quantile` is the level at which engines predict lengths when they admit, if they do.
 
         `generated`: tokens of each answer that were made elsewhere before.
         """
         n = len(workload)
         _check_sizes(workload)
-        jobs = Jobs.of(workload, beliefs, delay_s=belief_delay_s, generated=generated)
+        jobs = Jobs.of(workload, predictions, delay_s=prediction_delay_s, generated=generated)
         requests = np.zeros(n, REQUEST)
         requests["arrival"] = workload.arrival_s
         for moment in ("started", "first_token", "finish"):
@@ -71,9 +68,11 @@ class Traffic:
             jobs=jobs,
             hash_offsets=workload.block_offsets if known else np.zeros(n + 1, np.int64),
             hashes=workload.block_values if known else np.zeros(0, np.uint64),
-            believed_length=np.zeros((0, _RUNGS), np.int32) if quantile is None else _ladder(jobs.stages[-1], quantile),
+            predicted_length=np.zeros((0, _RUNGS), np.int32)
+            if quantile is None
+            else _ladder(jobs.stages[-1], quantile),
             workload=workload,
-            beliefs=beliefs,
+            predictions=predictions,
         )
 
     @cached_property
@@ -85,13 +84,13 @@ class Traffic:
         """What engines work on, by the names they know it under."""
         return {
             "requests": self.requests,
-            "believed": self.believed_length,
+            "predicted": self.predicted_length,
             "hash_offsets": self.hash_offsets,
             "hashes": self.hashes,
         }
 
     def job(self, row: int) -> Job:
-        """One request as a job, for what is asked about one at a time; its belief is still to come where it is late."""
+        """One request as a job, for what is asked about one at a time; its prediction is still to come where it is late."""
         given = self.requests[row]
         job = Job(
             id=str(row),
@@ -104,7 +103,7 @@ class Traffic:
             **{name: values[row] for name, values in self._words.items()},
         )
         if self.jobs.late is None:
-            job.belief = self.beliefs[row]
+            job.prediction = self.predictions[row]
         self.jobs.tell(job, row, stage=0)
         return job
 
@@ -115,9 +114,9 @@ class Traffic:
 
 
 def _ladder(jobs: JobColumns, quantile: float) -> NDArray[np.int32]:
-    """The length at a level of belief, then at ever higher ones for who outlives it, and the cap.
+    """The length at a level of prediction, then at ever higher ones for who outlives it, and the cap.
 
-    Each rung leaves half of the tail that the one below left: about what is believed given that it was outlived.
+    Each rung leaves half of the tail that the one below left: about what is predicted given that it was outlived.
     """
     levels = 1.0 - (1.0 - quantile) * 0.5 ** np.arange(_RUNGS - 1)
     lengths = np.exp(jobs.mu[:, None] + jobs.sigma[:, None] * stdtrit(TIE_NU, levels))

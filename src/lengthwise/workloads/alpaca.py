@@ -6,11 +6,12 @@ Licensed for non-commercial use (CC-BY-NC-4.0): read from a folder of yours, not
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.blocks import BLOCK_TOKENS, text_block_lists
@@ -18,9 +19,6 @@ from lengthwise.workloads.data_home import VARIABLE, data_home
 from lengthwise.workloads.files import read_parquet_table
 from lengthwise.workloads.length_samples import LengthSamples
 from lengthwise.workloads.workload import LeftOut, Workload
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 ALPACA: Final = "alpaca52k"
 """What its rows are called as a corpus of lengths, and as a source in a training's settings."""

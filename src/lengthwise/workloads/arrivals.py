@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from lengthwise.workloads.workload import Workload
 
 

@@ -8,17 +8,13 @@ still grow has no hash yet.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from struct import iter_unpack
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import xxhash
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 BLOCK_TOKENS = 64
 """Tokens of a block where token ids are known."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.arrivals import gamma
@@ -22,11 +24,6 @@ from lengthwise.workloads.files import open_text, read_parquet_table
 from lengthwise.workloads.length_samples import LengthSamples
 from lengthwise.workloads.seeds import generator, in_rounds
 from lengthwise.workloads.workload import LeftOut, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from numpy.typing import NDArray
 
 PACKAGED = "packaged sample"
 """The `origin` of the slice that ships with the package."""

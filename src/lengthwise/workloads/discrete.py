@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, cast
+from typing import Self, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _SHAPE = 'write length:probability pairs such as "1:0.5,300:0.5"'
 _SUM_TOLERANCE = 1e-9

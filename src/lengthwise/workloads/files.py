@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TextIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lengthwise.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def check_readable(path: str | Path) -> Path:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,6 @@ from lengthwise.workloads.seeds import generator
 from lengthwise.workloads.sharegpt import read_sharegpt
 from lengthwise.workloads.tabular import AZURE, Parsed, read_csv, read_parquet, write_csv, write_parquet
 from lengthwise.workloads.workload import LeftOut, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 Format = Literal["parquet", "csv", "azure", "mooncake", "sharegpt"]
 FORMATS: tuple[Format, ...] = get_args(Format)

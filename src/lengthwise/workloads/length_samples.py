@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, cast
+from pathlib import Path
+from typing import Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.atomic import atomic_path
 from lengthwise.workloads.columns import conform, refuse_where
 from lengthwise.workloads.files import read_parquet_table
 from lengthwise.workloads.llms import resolve_llm
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 SCHEMA = pa.schema(
     [

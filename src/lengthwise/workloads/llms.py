@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from lengthwise.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 
 def resolve_llm(name: str, known: Collection[str]) -> str:

@@ -7,25 +7,20 @@ necessarily full. What a Workload knows beyond that goes into further keys, whic
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.files import open_text
 from lengthwise.workloads.tabular import Parsed
-from lengthwise.workloads.workload import SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from lengthwise.workloads.workload import Workload
+from lengthwise.workloads.workload import SCHEMA, Workload
 
 BLOCK_TOKENS = 512
 TICK_S = 3.0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.blocks import (
@@ -18,11 +19,7 @@ from lengthwise.workloads.blocks import (
     text_block_lists,
 )
 from lengthwise.workloads.seeds import generator
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from lengthwise.workloads.workload import Workload
+from lengthwise.workloads.workload import Workload
 
 Popularity = Literal["zipf", "uniform"]
 

@@ -10,21 +10,17 @@ from __future__ import annotations
 import json
 import string
 from itertools import cycle, islice, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.arrivals import gamma
 from lengthwise.workloads.blocks import BLOCK_TOKENS, block_lists, hash_chunks
 from lengthwise.workloads.data_home import sample
+from lengthwise.workloads.discrete import DiscreteLengths
 from lengthwise.workloads.seeds import generator
 from lengthwise.workloads.workload import Workload
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from lengthwise.workloads.discrete import DiscreteLengths
 
 INSTRUCTION = """\
 Solve a question answering task with interleaving Thought, Action, Observation steps. \

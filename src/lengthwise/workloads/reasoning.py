@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +15,6 @@ from lengthwise.errors import InputError
 from lengthwise.workloads.data_home import sample
 from lengthwise.workloads.files import read_parquet_table
 from lengthwise.workloads.length_samples import LengthSamples
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 SENTENCE: Final = "Think step by step."
 LIMIT: Final = 512

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.blocks import BLOCK_TOKENS, stream_block_lists
 from lengthwise.workloads.seeds import generator
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from lengthwise.workloads.workload import Workload
+from lengthwise.workloads.workload import Workload
 
 _N = TypeVar("_N", np.int64, np.float64)
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +20,6 @@ from lengthwise.workloads.blocks import BLOCK_TOKENS, BYTES_PER_TOKEN, text_bloc
 from lengthwise.workloads.files import open_text
 from lengthwise.workloads.tabular import Parsed
 from lengthwise.workloads.workload import LeftOut
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _ROLES = {
     "human": "user",

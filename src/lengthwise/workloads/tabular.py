@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.columns import cast_column, refuse_twice
 from lengthwise.workloads.files import open_text, read_parquet_table
 from lengthwise.workloads.workload import SCHEMA, LeftOut, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 """Columns of the Azure LLM inference traces (2023 and 2024)."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.data_home import VARIABLE, data_home, sample
 from lengthwise.workloads.formats import read_workload
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from lengthwise.workloads.workload import Workload
+from lengthwise.workloads.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, cast
+from pathlib import Path
+from typing import Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.columns import conform, refuse_where
 from lengthwise.workloads.fingerprint import fingerprint
 from lengthwise.workloads.summary import WorkloadStatistics, describe
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 SCHEMA = pa.schema(
     [

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from experiments.castillo.curves import LLAMAS, STUDIES, Study, only, run
+from experiments.castillo.curves_view import Curves, curve_tables, load_curves
+from experiments.castillo.paper import compare
+from experiments.castillo.paper_view import html_report
 from lengthwise.errors import InputError
-from lengthwise.experiments.castillo.curves import LLAMAS, STUDIES, Study, only, run
-from lengthwise.experiments.castillo.curves_view import Curves, curve_tables, load_curves
-from lengthwise.experiments.castillo.paper import compare
-from lengthwise.experiments.castillo.paper_view import html_report
 from lengthwise.predictors.baselines import ConstantPerLlm
 from lengthwise.workloads import load_castillo
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def made_up(train: list[float], held_out: list[float]) -> dict[str, Any]:

@@ -7,8 +7,7 @@ import os
 
 import pytest
 
-from lengthwise.errors import InputError
-from lengthwise.experiments.castillo.paper import (
+from experiments.castillo.paper import (
     LLMS,
     PAPER_TABLE_2,
     PAPER_TABLE_3,
@@ -17,7 +16,8 @@ from lengthwise.experiments.castillo.paper import (
     Cell,
     compare,
 )
-from lengthwise.experiments.castillo.paper_view import tables
+from experiments.castillo.paper_view import tables
+from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import ConstantPerLlm
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.data_home import sample

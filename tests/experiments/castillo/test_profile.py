@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lengthwise.experiments.castillo.profile import PAPER_TABLE_1, profile_castillo, trimmed
-from lengthwise.experiments.castillo.profile_plot import draw
-from lengthwise.experiments.castillo.profile_view import tables
+from lengthwise.reports.castillo_profile import tables
+from lengthwise.reports.castillo_profile_figures import draw
+from lengthwise.workloads.castillo_profile import PAPER_TABLE_1, profile_castillo, trimmed
 from tests.experiments.samples import made_up
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LLMS = ("meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-3B-Instruct", "mistralai/Mixtral-8x7B")
 

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lengthwise.experiments.preble.study import Effort, PrebleStudy, study
-from lengthwise.experiments.preble.traffic import castillo_prompts
-from lengthwise.experiments.sweep import Cache, Pieces, in_processes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from lengthwise.experiments.sweep.task import Task
+from experiments.preble.study import Effort, PrebleStudy, study
+from experiments.preble.traffic import castillo_prompts
+from lengthwise.simulator.sweep import Cache, Pieces, in_processes
+from lengthwise.simulator.sweep.task import Task
 
 SMALL = Effort(
     seeds=2,

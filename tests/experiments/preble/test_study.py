@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from experiments.preble import paper
+from experiments.preble.cells import Cell, Place, Run, find, places
+from experiments.preble.said import behind_naive, by_true_lengths, ours_over_e2_length, ours_over_others
+from experiments.preble.still import draw
+from experiments.preble.study import BLIND, NAIVE_AND_E2, PREDICTING, Effort, PrebleStudy, study
+from experiments.preble.traffic import LENGTHS, VARIED
+from experiments.preble.view import html_report, plain, tables
 from lengthwise.errors import InputError
-from lengthwise.experiments.preble import paper
-from lengthwise.experiments.preble.cells import Cell, Place, Run, find, places
-from lengthwise.experiments.preble.said import behind_naive, by_true_lengths, ours_over_e2_length, ours_over_others
-from lengthwise.experiments.preble.still import draw
-from lengthwise.experiments.preble.study import BELIEVING, BLIND, NAIVE_AND_E2, Effort, PrebleStudy, study
-from lengthwise.experiments.preble.traffic import LENGTHS, VARIED
-from lengthwise.experiments.preble.view import html_report, plain, tables
-from lengthwise.experiments.sweep import Cache, Pieces
 from lengthwise.reports.tables import to_json
+from lengthwise.simulator.sweep import Cache, Pieces
 from tests.experiments.preble.conftest import PREDICTOR, SMALL, nobody
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-COIN = [*BLIND, *(f"{router} ({told})" for router in BELIEVING for told in ("oracle", "none"))]
-TOLD = [*BLIND, *(f"{router} ({told})" for router in BELIEVING for told in ("oracle", PREDICTOR, "none"))]
+COIN = [*BLIND, *(f"{router} ({told})" for router in PREDICTING for told in ("oracle", "none"))]
+TOLD = [*BLIND, *(f"{router} ({told})" for router in PREDICTING for told in ("oracle", PREDICTOR, "none"))]
 
 
 def test_every_router_meets_the_same_requests_in_every_place(found: PrebleStudy) -> None:

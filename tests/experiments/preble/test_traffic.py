@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lengthwise.experiments.preble.traffic import LENGTHS, VARIED, React, Shared, castillo_prompts
+from experiments.preble.traffic import LENGTHS, VARIED, React, Shared, castillo_prompts
 from lengthwise.workloads import DiscreteLengths, Workload
 
 

@@ -7,15 +7,15 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from experiments.tie import paper
+from experiments.tie.facts import plain
+from experiments.tie.plot import figures
+from experiments.tie.runs import find, offline_rows, top, within_prompts
+from experiments.tie.said import Compared, compare, concentration, offline_figures, order, weaker
+from experiments.tie.study import ABLATED, HIGH, LOGNORMAL, LOW, POLICIES, WEAKER, Effort, TieStudy, study
+from experiments.tie.traffic import AS_IN_PAPER
+from experiments.tie.view import html_report, tables
 from lengthwise.errors import InputError
-from lengthwise.experiments.tie import paper
-from lengthwise.experiments.tie.facts import plain
-from lengthwise.experiments.tie.plot import figures
-from lengthwise.experiments.tie.runs import find, offline_rows, top, within_prompts
-from lengthwise.experiments.tie.said import Compared, compare, concentration, offline_figures, order, weaker
-from lengthwise.experiments.tie.study import ABLATED, HIGH, LOGNORMAL, LOW, POLICIES, WEAKER, Effort, TieStudy, study
-from lengthwise.experiments.tie.traffic import AS_IN_PAPER
-from lengthwise.experiments.tie.view import html_report, tables
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import LengthSamples, load_castillo
@@ -58,7 +58,7 @@ def test_the_ablation_is_run_at_every_load_and_weaker_predictions_at_the_highest
         assert (("sjf", WEAKER[0]) in there) == (level == top(found))
 
 
-def test_ssjf_and_ltr_are_one_order_where_they_share_beliefs_and_memory_is_plenty() -> None:
+def test_ssjf_and_ltr_are_one_order_where_they_share_predictions_and_memory_is_plenty() -> None:
     found = small()
     for one, other in zip(
         find(found.online, "sjf", PREDICTOR).outcomes, find(found.online, "ltr", PREDICTOR).outcomes, strict=True

@@ -71,7 +71,7 @@ def test_a_kind_of_prompt_that_is_different_is_noticed() -> None:
     assert apart == pytest.approx(np.log(4.0), abs=0.3)
 
 
-def test_what_a_prompt_is_no_kind_of_moves_a_belief_no_further_than_the_prompts_learned_from() -> None:
+def test_what_a_prompt_is_no_kind_of_moves_a_prediction_no_further_than_the_prompts_learned_from() -> None:
     rng = np.random.default_rng(5)
     prompts = worlds.texts(100)
     found = fit_mixture(
@@ -110,7 +110,7 @@ def test_ten_answers_to_a_prompt_count_as_one_that_is_known_better() -> None:
 @given(st.floats(-2.0, 2.0), st.integers(0, 5))
 def test_an_llm_that_answers_twice_as_long_is_only_shifted(shift: float, seed: int) -> None:
     prompts = worlds.texts(40, seed)
-    told = np.exp(np.array([worlds.beliefs_of(text)[1] for text in prompts])) * 50
+    told = np.exp(np.array([worlds.predictions_of(text)[1] for text in prompts])) * 50
     plain, longer = (fit_mixture(worlds.answers(prompts, x), LIKE) for x in (told, told * np.exp(shift)))
     assert longer.shift - plain.shift == pytest.approx(shift, abs=0.02)
     np.testing.assert_allclose(longer.weights, plain.weights, atol=0.02)

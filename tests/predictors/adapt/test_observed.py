@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,9 +13,6 @@ import pytest
 from lengthwise.errors import InputError
 from lengthwise.predictors.adapt import Observed, read_observed
 from lengthwise.workloads import LengthSamples
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROMPTS = [f"prompt {i}" for i in range(30)]
 

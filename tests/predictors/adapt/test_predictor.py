@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import LogTBeliefs, PredictionInput
+from lengthwise.predictors import LogTPredictions, PredictionInput
 from lengthwise.predictors.adapt.kinds import NAMES
 from lengthwise.predictors.adapt.mixture import Mixture, Tilt
 from lengthwise.predictors.adapt.predictor import AdaptedPredictor, from_part, to_part
@@ -24,7 +24,7 @@ def predictor(**adapted: Mixture) -> AdaptedPredictor:
 def test_a_new_llm_is_mixed_and_the_known_ones_are_as_before() -> None:
     asked = [PredictionInput(TEXT, llm, 4000) for llm in ("me/Mine-Instruct", worlds.KNOWN[2])]
     found = predictor().predict(asked)
-    assert isinstance(found, LogTBeliefs)
+    assert isinstance(found, LogTPredictions)
     assert found.mu.tolist() == pytest.approx([6.5, 7.0])
     assert found.sigma.tolist() == pytest.approx([2 * worlds.SIGMA, worlds.SIGMA])
     assert [found[i].cap for i in range(2)] == [4000, 4000]

@@ -5,20 +5,15 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lengthwise.predictors import load_predictor
-from lengthwise.predictors.adapt import Observed, adapt_file
+from lengthwise.predictors.adapt import Observed, Report, adapt_file
 from lengthwise.predictors.file import read_model_file
 from lengthwise.workloads import load_castillo
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from lengthwise.predictors.adapt import Report
 
 NEW = "me/Mine-8B"
 
@@ -30,7 +25,7 @@ def prompts() -> list[str]:
 
 
 def observe(prompts: list[str], times: float, llm: str = NEW, seed: int = 0) -> Observed:
-    """An LLM that answers `times` as long as the fast tier believes of a Llama."""
+    """An LLM that answers `times` as long as the fast tier predicts of a Llama."""
     mu = np.log(load_predictor("fast").predict(prompts, ["llama-3.1-8B"] * len(prompts)).quantile(0.5))
     drawn = np.exp(mu + np.log(times) + 0.2 * np.random.default_rng(seed).standard_normal(len(mu)))
     return Observed.of(llm, prompts, [max(1, round(x)) for x in drawn], origin="made up")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lengthwise.predictors import LogTBeliefs
+from lengthwise.predictors import LogTPredictions
 from lengthwise.predictors.adapt.kinds import NAMES
 from lengthwise.predictors.adapt.mixture import Answers
 from lengthwise.predictors.contract import as_inputs
@@ -27,7 +27,7 @@ NU = 3.5
 SIGMA = 0.3
 
 
-def beliefs_of(text: str) -> Floats:
+def predictions_of(text: str) -> Floats:
     """Mu of the known LLMs: a text is one number for each, spread over prompts."""
     return np.array([float(word) for word in text.split()])
 
@@ -41,13 +41,13 @@ def texts(count: int, seed: int = 0) -> list[str]:
 def lengths(prompts: Sequence[str], weights: Sequence[float], shift: float, seed: int = 1) -> Floats:
     """One answer each of an LLM that is this mixture."""
     rng = np.random.default_rng(seed)
-    mu = np.array([beliefs_of(text) for text in prompts]) @ np.array(weights) + shift
+    mu = np.array([predictions_of(text) for text in prompts]) @ np.array(weights) + shift
     told: Floats = np.maximum(1, np.rint(np.exp(mu + SIGMA * rng.standard_t(NU, len(mu)))))
     return told
 
 
 def answers(prompts: Sequence[str], told: Floats, *, limit: float = np.inf, kinds: Floats | None = None) -> Answers:
-    mu = np.array([beliefs_of(text) for text in prompts])
+    mu = np.array([predictions_of(text) for text in prompts])
     told = told.reshape(len(mu), -1)
     no_kind = np.zeros((len(mu), len(NAMES)))
     return Answers(
@@ -63,20 +63,22 @@ def answers(prompts: Sequence[str], told: Floats, *, limit: float = np.inf, kind
 
 @dataclass
 class Base:
-    """A predictor that believes what the text says, for three LLMs; the mean of them for any other."""
+    """A predictor that predicts what the text says, for three LLMs; the mean of them for any other."""
 
     llms: tuple[str, ...] = KNOWN
     asked: int = 0
 
     def predict(
         self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
-    ) -> LogTBeliefs:
+    ) -> LogTPredictions:
         asked = as_inputs(inputs, llms)
         self.asked += len(asked)
         mu = [
-            beliefs_of(each.text)[self.llms.index(each.llm)] if each.llm in self.llms else beliefs_of(each.text).mean()
+            predictions_of(each.text)[self.llms.index(each.llm)]
+            if each.llm in self.llms
+            else predictions_of(each.text).mean()
             for each in asked
         ]
         means = np.exp(np.array(mu)) * 1.1
         caps = [each.cap for each in asked]
-        return LogTBeliefs.of(mu, [SIGMA] * len(mu), caps, sample_mean=means, sample_std=means / 4)
+        return LogTPredictions.of(mu, [SIGMA] * len(mu), caps, sample_mean=means, sample_std=means / 4)

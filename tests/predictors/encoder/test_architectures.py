@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +15,7 @@ from lengthwise.predictors.encoder.export import to_onnx  # isort: skip
 from lengthwise.predictors.encoder.run import prepare, train  # isort: skip
 from lengthwise.predictors.encoder.serve import _session  # isort: skip
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 HEADS: dict[str, dict[str, Any]] = {
     "logt": {"kind": "logt"},

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.predictors.encoder.ensemble import Member, soft_targets
 from lengthwise.predictors.encoder.metrics import kendall_tau
 from lengthwise.predictors.encoder.pack import HELD_OUT, Pack
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 P, L, K = 400, 2, 10
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from lengthwise.predictors.encoder.llama import Llama
+from lengthwise.predictors.encoder.llama import Llama
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

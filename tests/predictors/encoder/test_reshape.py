@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +19,7 @@ from lengthwise.predictors.encoder.reshape import reshape  # isort: skip
 from lengthwise.predictors.encoder.run import prepare, train  # isort: skip
 from lengthwise.predictors.encoder.serve import _session  # isort: skip
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 SHAPE = BertShape(vocab_size=20, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32)
 

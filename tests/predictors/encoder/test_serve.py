@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import BinBeliefs, LogTBeliefs, PredictionInput
+from lengthwise.predictors import HistogramPredictions, LogTPredictions, PredictionInput
 from lengthwise.predictors.file import read_model_file
 from tests.predictors.encoder import tiny
 
@@ -16,8 +16,7 @@ from lengthwise.predictors.encoder.package import write_predictor  # isort: skip
 from lengthwise.predictors.encoder.run import prepare, train  # isort: skip
 from lengthwise.predictors.encoder.serve import EncoderPredictor  # isort: skip
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 TEXTS = (
     "",
@@ -48,21 +47,21 @@ def predictor(path: Path) -> EncoderPredictor:
     return EncoderPredictor.load(read_model_file(path))
 
 
-def test_any_text_has_a_belief(predictor: EncoderPredictor) -> None:
-    beliefs = predictor.predict([PredictionInput(text, tiny.LLMS[0]) for text in TEXTS])
-    assert isinstance(beliefs, LogTBeliefs)
-    assert len(beliefs) == len(TEXTS)
-    assert np.isfinite(beliefs.mu).all()
-    assert (beliefs.sigma > 0).all()
-    assert (beliefs.sample_mean >= 1).all()
-    assert (beliefs.sample_std >= 0).all()
+def test_any_text_has_a_prediction(predictor: EncoderPredictor) -> None:
+    predictions = predictor.predict([PredictionInput(text, tiny.LLMS[0]) for text in TEXTS])
+    assert isinstance(predictions, LogTPredictions)
+    assert len(predictions) == len(TEXTS)
+    assert np.isfinite(predictions.mu).all()
+    assert (predictions.sigma > 0).all()
+    assert (predictions.sample_mean >= 1).all()
+    assert (predictions.sample_std >= 0).all()
 
 
 def test_nothing_asked_is_nothing_answered(predictor: EncoderPredictor) -> None:
     assert len(predictor.predict([])) == 0
 
 
-def test_a_belief_does_not_depend_on_who_else_asks(predictor: EncoderPredictor) -> None:
+def test_a_prediction_does_not_depend_on_who_else_asks(predictor: EncoderPredictor) -> None:
     asked = [PredictionInput(text, llm, max_tokens=500) for text in TEXTS[:4] for llm in (*tiny.LLMS, "stranger")]
     together = predictor.predict(asked)
     alone = [predictor.predict([each]) for each in asked]
@@ -105,16 +104,16 @@ def test_the_card_says_what_was_learned_from(path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "kind"),
     [
-        ({"kind": "bins", "bin_width": 50}, BinBeliefs),
-        ({"kind": "mean_std"}, LogTBeliefs),
-        ({"kind": "rank"}, LogTBeliefs),
+        ({"kind": "bins", "bin_width": 50}, HistogramPredictions),
+        ({"kind": "mean_std"}, LogTPredictions),
+        ({"kind": "rank"}, LogTPredictions),
     ],
 )
-def test_every_head_yields_beliefs(head: dict[str, object], kind: type, tiny_folder: Path, tmp_path: Path) -> None:
+def test_every_head_yields_predictions(head: dict[str, object], kind: type, tiny_folder: Path, tmp_path: Path) -> None:
     predictor = EncoderPredictor.load(read_model_file(predictor_file(tiny_folder, tmp_path, head=head)))
-    beliefs = predictor.predict([PredictionInput(text, tiny.LLMS[1]) for text in TEXTS])
-    assert isinstance(beliefs, kind)
-    assert all(0 < beliefs[i].quantile(0.5) <= beliefs[i].quantile(0.9) for i in range(len(TEXTS)))
+    predictions = predictor.predict([PredictionInput(text, tiny.LLMS[1]) for text in TEXTS])
+    assert isinstance(predictions, kind)
+    assert all(0 < predictions[i].quantile(0.5) <= predictions[i].quantile(0.9) for i in range(len(TEXTS)))
 
 
 def test_identities_may_have_no_features(tiny_folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +14,7 @@ from lengthwise.predictors.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST,
 from lengthwise.predictors.encoder.run import Prepared, prepare, train  # isort: skip
 from lengthwise.predictors.encoder.training import Task, Trainer  # isort: skip
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 
 def trainer(prepared: Prepared, folder: Path | None = None, **more: Any) -> Trainer:

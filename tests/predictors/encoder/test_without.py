@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 
@@ -15,8 +13,7 @@ from tests.predictors.encoder import tiny
 from lengthwise.predictors.encoder.data import load_samples  # isort: skip
 from tests.predictors.encoder.test_serve import predictor_file  # isort: skip
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 
 def test_nothing_of_an_llm_left_out_is_left(tiny_folder: Path) -> None:

@@ -70,7 +70,7 @@ def test_rows_are_smoothed_within_an_answer_only() -> None:
     assert np.allclose(smooth[0], PAPER.step(bins, readings[1], 16, readings[0]))
 
 
-def test_the_first_reading_may_be_weighed_with_the_prompts_belief() -> None:
+def test_the_first_reading_may_be_weighed_with_the_prompts_prediction() -> None:
     prior, reading = np.array([0.9, 0.1]), np.array([0.5, 0.5])
     assert np.allclose(Smoothing(start=1.0).first(prior, reading), prior)
     assert np.allclose(Smoothing(start=0.0).first(prior, reading), reading)

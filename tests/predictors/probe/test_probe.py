@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,14 +8,11 @@ import pytest
 from lengthwise.errors import InputError
 from lengthwise.lengths import Histogram, LengthDistribution, LogT, Point
 from lengthwise.predictors.probe import Probe, Smoothing, load_probe, log_bins, write_probe
-from lengthwise.predictors.probe.features import left_by_age, mass_by_age, mass_of, of_belief
+from lengthwise.predictors.probe.features import left_by_age, mass_by_age, mass_of, of_prediction
 from lengthwise.predictors.probe.network import Network
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 CARD = {"name": "made", "data": "made up", "licences": {}, "limits": []}
-BELIEF = LogT(5.0, 0.7, 1024)
+PREDICTION = LogT(5.0, 0.7, 1024)
 
 
 def made_probe(inputs: tuple[str, ...] = ("prompt",), *, seed: int = 0, told: int = 5) -> Probe:
@@ -28,8 +25,8 @@ def made_probe(inputs: tuple[str, ...] = ("prompt",), *, seed: int = 0, told: in
     return Probe(3, bins, Network.of(arrays), inputs, Smoothing(0.5, 0.5, 0.7), llm="tiny", card=CARD)
 
 
-def test_a_reading_is_a_belief_about_what_remains() -> None:
-    reading = made_probe().follow(BELIEF, cap=1024)
+def test_a_reading_is_a_prediction_about_what_remains() -> None:
+    reading = made_probe().follow(PREDICTION, cap=1024)
     assert reading.due(0)
     said = reading.read(np.zeros(8), 0)
     assert isinstance(said, Histogram)
@@ -42,12 +39,12 @@ def test_a_reading_is_a_belief_about_what_remains() -> None:
 
 
 def test_before_the_first_reading_the_prompt_speaks() -> None:
-    reading = made_probe().follow(BELIEF)
-    assert reading.remaining(20).quantile(0.5) == BELIEF.remaining(20).quantile(0.5)
+    reading = made_probe().follow(PREDICTION)
+    assert reading.remaining(20).quantile(0.5) == PREDICTION.remaining(20).quantile(0.5)
 
 
 def test_a_request_at_its_cap_has_nothing_to_come() -> None:
-    reading = made_probe().follow(BELIEF, cap=16)
+    reading = made_probe().follow(PREDICTION, cap=16)
     reading.read(np.zeros(8), 0)
     assert isinstance(reading.read(np.zeros(8), 16), Point)
 
@@ -55,12 +52,12 @@ def test_a_request_at_its_cap_has_nothing_to_come() -> None:
 def test_readings_are_smoothed_as_rows_are() -> None:
     probe = made_probe()
     states, ages = np.random.default_rng(1).standard_normal((3, 8)), np.array([0, 16, 48])
-    mu, sigma = np.full(3, BELIEF.mu), np.full(3, BELIEF.sigma)
-    left = left_by_age(ages, mu, sigma, BELIEF.nu, BELIEF.cap)
+    mu, sigma = np.full(3, PREDICTION.mu), np.full(3, PREDICTION.sigma)
+    left = left_by_age(ages, mu, sigma, PREDICTION.nu, PREDICTION.cap)
     raw = probe.probabilities(states, ages, mu=mu, sigma=sigma, left=left)
-    prior = mass_by_age(probe.bins, ages, mu, sigma, BELIEF.nu)
+    prior = mass_by_age(probe.bins, ages, mu, sigma, PREDICTION.nu)
     rows = probe.smoothing.rows(probe.bins, raw, prior, np.zeros(3, np.int64), ages)
-    reading = probe.follow(BELIEF)
+    reading = probe.follow(PREDICTION)
     for row, state, age in zip(rows, states, ages.tolist(), strict=True):
         said = reading.read(state, age)
         assert isinstance(said, Histogram)
@@ -71,20 +68,20 @@ def test_readings_are_smoothed_as_rows_are() -> None:
 def test_what_age_leaves_is_the_same_for_one_and_for_many() -> None:
     ages = np.array([0, 1, 50, 900])
     mu, sigma = np.full(4, 5.0), np.full(4, 0.7)
-    one = [BELIEF.remaining(int(age)).quantile(0.5) for age in ages]
-    assert np.allclose(left_by_age(ages, mu, sigma, BELIEF.nu, 1024), one, rtol=1e-6)
+    one = [PREDICTION.remaining(int(age)).quantile(0.5) for age in ages]
+    assert np.allclose(left_by_age(ages, mu, sigma, PREDICTION.nu, 1024), one, rtol=1e-6)
     bins = log_bins(600)
     assert np.allclose(
-        mass_by_age(bins, ages[:3], mu[:3], sigma[:3], BELIEF.nu),
-        [mass_of(bins, BELIEF.remaining(int(age))) for age in ages[:3]],
+        mass_by_age(bins, ages[:3], mu[:3], sigma[:3], PREDICTION.nu),
+        [mass_of(bins, PREDICTION.remaining(int(age))) for age in ages[:3]],
     )
 
 
-def test_a_belief_that_is_no_log_t_is_described_by_its_quartiles() -> None:
-    mu, sigma = of_belief(Histogram((0.0, 100.0, 200.0), (0.5, 0.5)))
+def test_a_prediction_that_is_no_log_t_is_described_by_its_quartiles() -> None:
+    mu, sigma = of_prediction(Histogram((0.0, 100.0, 200.0), (0.5, 0.5)))
     assert mu == pytest.approx(np.log(100.0))
     assert sigma > 0
-    assert of_belief(Point(50))[0] == pytest.approx(np.log(50.0))
+    assert of_prediction(Point(50))[0] == pytest.approx(np.log(50.0))
 
 
 def test_the_mean_of_networks_says_the_mean_of_their_logits() -> None:

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from lengthwise.predictors.probe.prompts import Correction, learn_correction
+from lengthwise.predictors.probe.states import States
 from tests.predictors.probe.made import made_states
 
-if TYPE_CHECKING:
-    from lengthwise.predictors.probe.states import States
 
-
-def test_a_belief_that_is_off_by_a_factor_is_brought_back() -> None:
+def test_a_prediction_that_is_off_by_a_factor_is_brought_back() -> None:
     states = made_states(prompts=400)
     length = np.log(states.generated + states.remaining)
     wrong = replace(

@@ -1,4 +1,4 @@
-"""A proxy that only looks on: requests pass at once, and what is believed and seen of them is logged."""
+"""A proxy that only looks on: requests pass at once, and what is predicted and seen of them is logged."""
 
 from lengthwise.gateway.shadow.proxy import ShadowProxy
 from lengthwise.gateway.shadow.run import create_shadow, run_shadow

@@ -5,26 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from lengthwise.engines.client import EngineError
-from lengthwise.engines.shadow_log import Entry
+from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.engines.shadow_log import End, Entry, ShadowLog, Source
 from lengthwise.gateway.admission import ChatBody, CompletionBody, parse
 from lengthwise.gateway.errors import ApiError, from_engine
-from lengthwise.gateway.measuring import Measure
 from lengthwise.gateway.streaming import Caller, ClientGoneError, relay
-from lengthwise.lengths import LogT, Point
+from lengthwise.gateway.usage_parser import Measure
+from lengthwise.lengths import LengthDistribution, LogT, Point
+from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import Receive, Scope, Send
-
-    from lengthwise.engines.client import EngineClient
-    from lengthwise.engines.shadow_log import End, ShadowLog, Source
-    from lengthwise.lengths import LengthDistribution
-    from lengthwise.predictors.service import BeliefService
 
 _WATCHED: Final[dict[str, type[CompletionBody]]] = {
     "/v1/chat/completions": ChatBody,
@@ -54,7 +49,7 @@ class ShadowProxy:
     """The ASGI application. It decides nothing: no queue, no order, no limit of its own."""
 
     client: EngineClient
-    beliefs: BeliefService
+    predictions: PredictionService
     log: ShadowLog
     stream_usage: bool = True
     clock: Callable[[], float] = time.monotonic
@@ -88,24 +83,24 @@ class ShadowProxy:
         if hide_usage:
             raw = CompletionBody.with_usage(raw)
         seen = _Seen(str(next(self._numbers)), arrival_s, body, Measure(hide_usage=hide_usage), len(raw))
-        self._believe(seen)
+        self._predict(seen)
         try:
             await self._forward(scope, caller, raw, seen.measure, seen)
         finally:
             self._ended(seen)
 
-    def _believe(self, seen: _Seen) -> None:
-        """Ask for a belief as the plug-in would; nobody waits for it."""
+    def _predict(self, seen: _Seen) -> None:
+        """Ask for a prediction as the plug-in would; nobody waits for it."""
         self._open[seen.key] = seen
         if seen.body is None:
             return
-        seen.history = self.beliefs.admit(seen.key, seen.body.llm, seen.body.limit)
+        seen.history = self.predictions.admit(seen.key, seen.body.llm, seen.body.limit)
         if seen.body.readable and seen.body.hint is None:
-            self.beliefs.ask(seen.key, seen.body.prediction_input)
-        self.beliefs.deliver(self._take)
+            self.predictions.ask(seen.key, seen.body.prediction_input)
+        self.predictions.deliver(self._take)
 
-    def _take(self, key: str, belief: LengthDistribution) -> bool:
-        self._open[key].predicted = belief
+    def _take(self, key: str, prediction: LengthDistribution) -> bool:
+        self._open[key].predicted = prediction
         return True
 
     async def _forward(self, scope: Scope, caller: Caller, raw: bytes, measure: Measure, seen: _Seen | None) -> None:
@@ -133,12 +128,12 @@ class ShadowProxy:
             seen.first_token_s = self.clock() - self.began
 
     def _ended(self, seen: _Seen) -> None:
-        self.beliefs.deliver(self._take)
+        self.predictions.deliver(self._take)
         del self._open[seen.key]
         finished_s = self.clock() - self.began
         one = seen.body is not None and seen.body.one_answer
         tokens, cut = seen.measure.length or (None, False)
-        self.beliefs.ended(seen.key, tokens if one and seen.end != "refused" else None, censored=cut)
+        self.predictions.ended(seen.key, tokens if one and seen.end != "refused" else None, censored=cut)
         self.log.add(_entry(seen, finished_s, tokens))
 
 
@@ -158,7 +153,7 @@ def _end(measure: Measure) -> End:
 
 def _entry(seen: _Seen, finished_s: float, tokens: int | None) -> Entry:
     body = seen.body
-    source, mu, sigma = _belief(seen)
+    source, mu, sigma = _prediction(seen)
     return Entry(
         arrival_s=round(seen.arrival_s, 6),
         finished_s=round(finished_s, 6),
@@ -173,22 +168,22 @@ def _entry(seen: _Seen, finished_s: float, tokens: int | None) -> Entry:
         one_answer=body is not None and body.one_answer,
         max_tokens=None if body is None else body.limit,
         source=source,
-        belief_mu=mu,
-        belief_sigma=sigma,
+        prediction_mu=mu,
+        prediction_sigma=sigma,
     )
 
 
-def _belief(seen: _Seen) -> tuple[Source, float | None, float | None]:
+def _prediction(seen: _Seen) -> tuple[Source, float | None, float | None]:
     """What a scheduler would have gone by: the client's hint, else the predictor, else history."""
-    hint = None if seen.body is None else seen.body.belief()
+    hint = None if seen.body is None else seen.body.prediction()
     known: tuple[tuple[Source, LengthDistribution | None], ...] = (
         ("hint", hint),
         ("predictor", seen.predicted),
         ("history", seen.history),
     )
-    for source, belief in known:
-        if isinstance(belief, LogT):
-            return source, belief.mu, belief.sigma
-        if isinstance(belief, Point):
-            return source, math.log(max(1.0, belief.mean())), 0.0
+    for source, prediction in known:
+        if isinstance(prediction, LogT):
+            return source, prediction.mu, prediction.sigma
+        if isinstance(prediction, Point):
+            return source, math.log(max(1.0, prediction.mean())), 0.0
     return "prior", None, None

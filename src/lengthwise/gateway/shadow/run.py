@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -16,14 +19,7 @@ from lengthwise.engines.shadow_log import Account, Gauges, Header, Memory, Shado
 from lengthwise.gateway.errors import tell_bug
 from lengthwise.gateway.server import run_app
 from lengthwise.gateway.shadow.proxy import ShadowProxy
-from lengthwise.predictors.service import belief_service
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from lengthwise.predictors.service import BeliefService
+from lengthwise.predictors.service import PredictionService, prediction_service
 
 _LOOK_EVERY_S: Final = 1.0
 _SILENCE_S: Final = 24 * 3600.0  # who waits longer than the engine answers is for client and engine to say
@@ -35,12 +31,12 @@ def create_shadow(
 ) -> Starlette:
     """The proxy before the engine at `url`; `log` is open for as long as it serves."""
     client = EngineClient(url, silence_timeout_s=_SILENCE_S)
-    beliefs = belief_service(predictor)
-    proxy = ShadowProxy(client, beliefs, log, stream_usage)
+    predictions = prediction_service(predictor)
+    proxy = ShadowProxy(client, predictions, log, stream_usage)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        beliefs.warm()
+        predictions.warm()
         async with client:
             look = asyncio.create_task(_look(client, proxy, look_every_s))
             try:
@@ -48,8 +44,8 @@ def create_shadow(
             finally:
                 look.cancel()
                 await asyncio.wait([look])
-                log.add(_account(beliefs))
-                beliefs.close()
+                log.add(_account(predictions))
+                predictions.close()
 
     return Starlette(routes=[Route("/{path:path}", proxy)], lifespan=lifespan, exception_handlers={Exception: tell_bug})
 
@@ -87,7 +83,7 @@ async def _look(client: EngineClient, proxy: ShadowProxy, every_s: float) -> Non
         await asyncio.sleep(every_s)
 
 
-def _account(beliefs: BeliefService) -> Account:
-    counts = beliefs.counts
+def _account(predictions: PredictionService) -> Account:
+    counts = predictions.counts
     age = counts.age_s / counts.answered if counts.answered else 0.0
     return Account(counts.asked, counts.answered, counts.failed, counts.dropped, round(counts.cpu_s, 6), round(age, 6))

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 import string
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 NAMES: Final = (
     "characters", "words", "lines", "characters per word", "digits", "signs of code", "capitals", "beyond ASCII",

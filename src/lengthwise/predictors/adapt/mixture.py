@@ -1,6 +1,6 @@
 """A new LLM as a mixture of known ones, from a few of its own lengths.
 
-With mu_l and sigma_l what a predictor believes of the prompt for known LLM l, and y the log of a length:
+With mu_l and sigma_l what a predictor predicts of the prompt for known LLM l, and y the log of a length:
 
     y = shift + sum_l weight_l * mu_l + tilt(kind) + factor * sigma * T,    sigma = prod_l sigma_l ^ likeness_l
 
@@ -21,7 +21,7 @@ import numpy as np
 from scipy import optimize, special
 
 from lengthwise.predictors.calibration import fit_calibration
-from lengthwise.predictors.contract import LogTBeliefs
+from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.predictors.identity import identify
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _BY_PROMPT: Final = ("mu", "sigma", "kinds", "lengths", "present", "censored")
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a predictor believes of n prompts for L known LLMs, and up to k lengths of the new LLM's answers to each."""
+    """What a predictor predicts of n prompts for L known LLMs, and up to k lengths of the new LLM's answers to each."""
 
     mu: Floats
     """(n, L)"""
@@ -139,8 +139,10 @@ def fit_mixture(answers: Answers, like: Floats, *, folds: int = FOLDS, seed: int
     fits = [whole.solve(np.where(np.arange(len(start)) < len(like), a, b)) for a, b in STRENGTHS]
     weights = np.asarray(trust @ np.array([fit.weights for fit in fits]))
     shift = float(trust @ np.array([fit.shift for fit in fits]))
-    beliefs = LogTBeliefs.of(trust @ unseen, sigma, np.inf, nu=answers.nu)
-    told = fit_calibration(beliefs, [""] * len(answers), answers.lengths, answers.present, censored=answers.censored)
+    predictions = LogTPredictions.of(trust @ unseen, sigma, np.inf, nu=answers.nu)
+    told = fit_calibration(
+        predictions, [""] * len(answers), answers.lengths, answers.present, censored=answers.censored
+    )
     learned = replace(tilt, weights=weights[len(like) :])
     return Mixture(weights[: len(like)], like, shift + told.others.shift, told.others.factor, learned)
 

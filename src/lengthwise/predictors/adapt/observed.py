@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP
 from lengthwise.workloads.columns import conform, refuse_where
 from lengthwise.workloads.files import check_readable, read_parquet_table
 from lengthwise.workloads.llms import resolve_llm
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 LEAST: Final = 20
 """Lengths below which nothing is learned."""
@@ -82,7 +79,7 @@ class Observed:
 
     @property
     def caps(self) -> NDArray[np.float64]:
-        """Where a belief about each prompt ends: where its answers were cut off, else above all lengths."""
+        """Where a prediction about each prompt ends: where its answers were cut off, else above all lengths."""
         longest = max(DEFAULT_CAP, float(self.lengths.max()))
         return np.where(self.censored.any(axis=1), self.lengths.max(axis=1), longest)
 

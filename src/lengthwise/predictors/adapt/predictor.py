@@ -12,7 +12,7 @@ from lengthwise.errors import InputError
 from lengthwise.predictors.adapt.kinds import NAMES, kinds
 from lengthwise.predictors.adapt.mixture import Mixture, Tilt
 from lengthwise.predictors.calibration import as_logt
-from lengthwise.predictors.contract import LogTBeliefs, as_inputs
+from lengthwise.predictors.contract import LogTPredictions, as_inputs
 from lengthwise.predictors.load import ADAPTED
 from lengthwise.workloads.llms import resolve_llm
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lengthwise.predictors.contract import Beliefs, PredictionInput
+    from lengthwise.predictors.contract import PredictionInput, Predictions
     from lengthwise.predictors.load import LoadedPredictor
 
     Floats = NDArray[np.float64]
@@ -33,7 +33,7 @@ _LEAST_LOG, _MOST_LOG = 0.0, 12.0
 
 @dataclass(eq=False)
 class AdaptedPredictor:
-    """Beliefs of `base`, and for adapted LLMs mixtures of its beliefs for those it was trained on."""
+    """Predictions of `base`, and for adapted LLMs mixtures of its predictions for those it was trained on."""
 
     base: LoadedPredictor
     adapted: Mapping[str, Mixture]
@@ -45,8 +45,10 @@ class AdaptedPredictor:
         """Every LLM it knows."""
         return tuple(dict.fromkeys([*self.base.llms, *self.adapted]))
 
-    def predict(self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None) -> Beliefs:
-        """Return one belief for each input, in order; bare prompts need as many LLM names."""
+    def predict(
+        self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
+    ) -> Predictions:
+        """Return one prediction for each input, in order; bare prompts need as many LLM names."""
         asked = as_inputs(inputs, llms)
         found = [self._meet(each.llm) for each in asked]
         if not any(found):
@@ -64,7 +66,7 @@ class AdaptedPredictor:
                 known = table[:, None, start : start + len(self.base.llms)]
                 out[:, number] = mixed(mixture, known, kinds([asked[number].text]))[:, 0]
         caps = said.columns.cap[starts]
-        return LogTBeliefs.of(out[0], out[1], caps, nu=said.columns.nu, sample_mean=out[2], sample_std=out[3])
+        return LogTPredictions.of(out[0], out[1], caps, nu=said.columns.nu, sample_mean=out[2], sample_std=out[3])
 
     def _meet(self, name: str) -> Mixture | None:
         """The mixture an LLM's name means; None where the base has to say what it means."""

@@ -15,7 +15,7 @@ from lengthwise.predictors.adapt.kinds import kinds
 from lengthwise.predictors.adapt.mixture import Answers, fit_mixture, likeness
 from lengthwise.predictors.adapt.predictor import AdaptedPredictor, to_part
 from lengthwise.predictors.calibration import as_logt
-from lengthwise.predictors.contract import LogTBeliefs, PredictionInput
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput
 from lengthwise.predictors.file import read_model_file, write_model_file
 from lengthwise.predictors.load import ADAPTED, load_predictor, model_path
 from lengthwise.workloads.llms import resolve_llm
@@ -82,7 +82,7 @@ def adapt_file(
         censored=observed.censored,
         nu=nu,
     )
-    before = LogTBeliefs.of(mu[:, -1], sigma[:, -1], observed.caps, nu=nu)
+    before = LogTPredictions.of(mu[:, -1], sigma[:, -1], observed.caps, nu=nu)
     like = likeness(llm, base.llms)
     after = _unseen(answers, like, observed.caps, progress)
     mixture = fit_mixture(answers, like)
@@ -145,8 +145,10 @@ def ask(
     return mu, sigma, said.columns.nu
 
 
-def _unseen(answers: Answers, like: Floats, caps: Floats, progress: Callable[[str, float], None] | None) -> LogTBeliefs:
-    """Beliefs about each prompt, learned from the others only."""
+def _unseen(
+    answers: Answers, like: Floats, caps: Floats, progress: Callable[[str, float], None] | None
+) -> LogTPredictions:
+    """Predictions about each prompt, learned from the others only."""
     mu, sigma = np.empty(len(answers)), np.empty(len(answers))
     fold = np.random.default_rng(1).permutation(len(answers)) % _SCORED_FOLDS
     for number in range(_SCORED_FOLDS):
@@ -155,16 +157,16 @@ def _unseen(answers: Answers, like: Floats, caps: Floats, progress: Callable[[st
         mu[own], sigma[own] = mixture.apply(answers.mu[own], answers.sigma[own], answers.kinds[own])
         if progress is not None:
             progress("scoring", (number + 1) / _SCORED_FOLDS)
-    return LogTBeliefs.of(mu, sigma, caps, nu=answers.nu)
+    return LogTPredictions.of(mu, sigma, caps, nu=answers.nu)
 
 
-def _score(beliefs: LogTBeliefs, answers: Answers) -> Scores:
-    """An answer cut off is inside an interval that reaches where it was cut: the beliefs end there too."""
+def _score(predictions: LogTPredictions, answers: Answers) -> Scores:
+    """An answer cut off is inside an interval that reaches where it was cut: the predictions end there too."""
     lengths, present = answers.lengths, answers.present
     mean = np.where(present, lengths, 0.0).sum(axis=1) / present.sum(axis=1)
-    median = beliefs.quantile(0.5)
-    quantiles = np.stack([beliefs.quantile(float(level)) for level in scores.CRPS_LEVELS], axis=1)
-    low_50, high_50, low_90, high_90 = (beliefs.quantile(q) for q in (0.25, 0.75, 0.05, 0.95))
+    median = predictions.quantile(0.5)
+    quantiles = np.stack([predictions.quantile(float(level)) for level in scores.CRPS_LEVELS], axis=1)
+    low_50, high_50, low_90, high_90 = (predictions.quantile(q) for q in (0.25, 0.75, 0.05, 0.95))
     return Scores(
         tau=scores.kendall_tau(median, mean),
         crps=float(scores.crps(quantiles, lengths, present).mean()),

@@ -1,1 +1,1 @@
-"""Encoder predictors: a transformer reads the prompt, a head says the belief. Trained with torch, served without."""
+"""Encoder predictors: a transformer reads the prompt, a head says the prediction. Trained with torch, served without."""

@@ -1,4 +1,4 @@
-"""Prompts without lengths, made from training prompts and from noise: an ensemble says what it believes of them.
+"""Prompts without lengths, made from training prompts and from noise: an ensemble says what it predicts of them.
 
 A student that only ever meets its training prompts is sure of itself everywhere. Pieces of prompts show it more of the
 same; noise, other scripts and emptiness show it where the teachers disagree.

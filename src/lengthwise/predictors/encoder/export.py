@@ -8,7 +8,7 @@ import math
 import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,9 +16,7 @@ from torch import nn
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.encoder.bert import Attention, Bert
-
-if TYPE_CHECKING:
-    from lengthwise.predictors.encoder.network import LengthNetwork
+from lengthwise.predictors.encoder.network import LengthNetwork
 
 INPUTS: Final = ("ids", "log_size", "row", "llm", "features")
 OUTPUT: Final = "said"
@@ -60,7 +58,6 @@ class FusedAttention(nn.Module):  # type: ignore[misc]
 
     def forward(self, qkv: Any, mask: Any, drop: float) -> Any:  # noqa: ANN401
         """Return what `bert.Attention` returns; there is no padding and no dropout in what is served."""
-        del mask, drop
         return _Fused.apply(*qkv.chunk(3, dim=-1), self.heads)
 
 
@@ -112,7 +109,7 @@ def _example(network: LengthNetwork) -> tuple[Any, ...]:
 def _quantised(model: bytes) -> bytes:
     """Weights of the encoder's products, per channel.
 
-    The head stays as it is: it is small, and its scales would be taken over all LLMs of a call, so that a belief
+    The head stays as it is: it is small, and its scales would be taken over all LLMs of a call, so that a prediction
     would depend on who else asks.
     """
     try:

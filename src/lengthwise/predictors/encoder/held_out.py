@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from lengthwise.predictors.calibration import Calibration, fit_calibration
-from lengthwise.predictors.contract import LogTBeliefs
+from lengthwise.predictors.contract import LogTPredictions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,9 +36,9 @@ def calibrate(mu: Array, sigma: Array, pack: Pack, prompts: Array) -> Calibratio
         "censored": pack.censored[row, llm],
         "weights": np.bincount(llm)[llm] / (cells[llm] * np.bincount(cell)[cell]),
     }
-    known = fit_calibration(LogTBeliefs.of(mu[row, llm], sigma[row, llm], _NO_CAP), names, **truth, cautious=True)
+    known = fit_calibration(LogTPredictions.of(mu[row, llm], sigma[row, llm], _NO_CAP), names, **truth, cautious=True)
     strange = fit_calibration(
-        LogTBeliefs.of(mu[row, -1], sigma[row, -1], _NO_CAP), [""] * len(row), **truth, cautious=True
+        LogTPredictions.of(mu[row, -1], sigma[row, -1], _NO_CAP), [""] * len(row), **truth, cautious=True
     )
     return Calibration(strange.others, known.by_llm, known.nu)
 

@@ -6,15 +6,13 @@ those before it, as in pretraining, so what a prompt asks for is known at its la
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,6 @@ class Llama(nn.Module):  # type: ignore[misc]
 
     def forward(self, ids: Any, mask: Any = None, past: list[list[Any]] | None = None) -> Any:  # noqa: ANN401
         """Return (batch, tokens, width); with `past` (a list per layer) the ids follow those of earlier calls."""
-        del mask
         x = self.embed_tokens(ids)
         before = past[0][0].shape[2] if past and past[0] else 0
         turn = self._turn(before, ids.shape[1], x.device)

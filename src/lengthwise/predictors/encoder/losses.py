@@ -9,10 +9,10 @@ from torch.nn import functional
 
 from lengthwise.predictors.encoder import student_t
 from lengthwise.predictors.encoder.readout import LEAST_LOG_SIGMA
+from lengthwise.predictors.encoder.tensors import Targets
 
 if TYPE_CHECKING:
     from lengthwise.predictors.encoder.config import HeadConfig, LossConfig, TrainingConfig
-    from lengthwise.predictors.encoder.tensors import Targets
 
 _MEAN_UNIT: Final = 300.0  # tokens: a typical error, so that terms are of one size
 _RANK_GROUP: Final = 10.0  # LTR (2408.15792) ranks lengths in groups of ten tokens

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lengthwise.predictors.encoder.network import LengthNetwork
+
 if TYPE_CHECKING:
     from lengthwise.predictors.encoder.config import TrainingConfig
-    from lengthwise.predictors.encoder.network import LengthNetwork
 
 
 def make_optimiser(network: LengthNetwork, config: TrainingConfig, *, fused: bool) -> Any:  # noqa: ANN401

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 TRAIN: Final = 0
 HELD_OUT: Final = 1
@@ -22,7 +19,7 @@ TEST: Final = 2
 ELSEWHERE: Final = 3
 """Test prompts of a corpus that is never trained on (Alpaca)."""
 UNLABELLED: Final = 4
-"""Prompts without lengths: an ensemble can still say what it believes of them."""
+"""Prompts without lengths: an ensemble can still say what it predicts of them."""
 ASIDE: Final = 5
 """All others: neither trained on nor scored."""
 

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Calibration
 from lengthwise.predictors.encoder.export import to_onnx
 from lengthwise.predictors.encoder.held_out import calibrate, rank_knots
 from lengthwise.predictors.encoder.metrics import as_row, score
+from lengthwise.predictors.encoder.network import LengthNetwork
 from lengthwise.predictors.encoder.pack import ELSEWHERE, HELD_OUT, TEST
 from lengthwise.predictors.encoder.readout import as_logt, places_and_spreads
-from lengthwise.predictors.encoder.run import settings_json
+from lengthwise.predictors.encoder.run import Prepared, settings_json
 from lengthwise.predictors.encoder.serve import KIND, UNKNOWN, EncoderPredictor
 from lengthwise.predictors.file import ModelFile, write_model_file
 from lengthwise.predictors.licences import LICENCES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from lengthwise.predictors.encoder.network import LengthNetwork
-    from lengthwise.predictors.encoder.run import Prepared
 
 LARGEST: Final = 25_000_000
 _PARTS: Final = {"held_out": HELD_OUT, "test": TEST, "other corpora, test": ELSEWHERE}
@@ -89,7 +84,7 @@ def _say(served: EncoderPredictor, prepared: Prepared, progress: Callable[[str],
 def _measure(
     said: _Said, prepared: Prepared, knots: NDArray[np.float64] | None
 ) -> tuple[Calibration, dict[str, dict[str, Any]]]:
-    """Calibrate (bins say what they say), and score what is then believed."""
+    """Calibrate (bins say what they say), and score what is then predicted."""
     pack, kind = prepared.pack, prepared.config.head.kind
     calibration = Calibration()
     sigma: NDArray[np.float64] | None
@@ -126,7 +121,7 @@ def _card(prepared: Prepared, figures: dict[str, Any]) -> dict[str, Any]:
         "figures": figures,
         "limits": (
             "Learned from single-turn English prompts, mostly code and questions; other languages, long chats and "
-            "LLMs not named here get wide beliefs. Lengths are those of the sampling settings of the data."
+            "LLMs not named here get wide predictions. Lengths are those of the sampling settings of the data."
         ),
         "settings": config.model_dump(mode="json"),
     }

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 LEAST_LOG_SIGMA = -3.2
-"""A belief narrower than 4 % says more than ten samples can."""
+"""A prediction narrower than 4 % says more than ten samples can."""
 
 
 def log_sigma(raw: Array) -> Array:

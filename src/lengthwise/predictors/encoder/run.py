@@ -67,7 +67,7 @@ def train(prepared: Prepared, folder: Path, *, resume: bool, progress: Progress)
     teaching = config.distil is not None and config.head.kind == "logt" and len(config.seeds) > 1
     runs = []
     for number, seed in enumerate(config.seeds):
-        # Each teacher leaves out a tenth, so that every prompt has a belief of one that did not see it.
+        # Each teacher leaves out a tenth, so that every prompt has a prediction of one that did not see it.
         fold = number % 10 if teaching else None
         runs.append(_one(prepared, folder / f"seed-{seed}", seed, resume=resume, progress=progress, fold=fold))
     if not teaching or config.distil is None:

@@ -1,34 +1,29 @@
 """An encoder predictor as it is served: ONNX Runtime and tokenizers, one thread, no torch.
 
 Each distinct prompt goes through the graph alone, with all LLMs it is asked for: int8 scales are taken from what is in
-a batch, so a belief must not depend on who else asks, and on one thread a batch would save nothing.
+a batch, so a prediction must not depend on who else asks, and on one thread a batch would save nothing.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Calibration
-from lengthwise.predictors.contract import BinBeliefs, LogTBeliefs, as_inputs
+from lengthwise.predictors.contract import HistogramPredictions, LogTPredictions, PredictionInput, as_inputs
 from lengthwise.predictors.encoder.readout import as_logt, log_size, probabilities
 from lengthwise.predictors.encoder.text import TextEncoder
+from lengthwise.predictors.file import ModelFile
 from lengthwise.predictors.identity import identify
 from lengthwise.workloads.llms import resolve_llm
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from lengthwise.predictors.contract import PredictionInput
-    from lengthwise.predictors.file import ModelFile
 
 KIND = "encoder"
 UNKNOWN = ""
@@ -39,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class EncoderPredictor:
-    """Beliefs of prompts. Build one with `load`."""
+    """Predictions of prompts. Build one with `load`."""
 
     session: Any
     text: TextEncoder
@@ -68,19 +63,19 @@ class EncoderPredictor:
 
     def predict(
         self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
-    ) -> LogTBeliefs | BinBeliefs:
-        """Return one belief for each input, in order; bare prompts need as many LLM names."""
+    ) -> LogTPredictions | HistogramPredictions:
+        """Return one prediction for each input, in order; bare prompts need as many LLM names."""
         return self._predict(as_inputs(inputs, llms))
 
-    def _predict(self, inputs: Sequence[PredictionInput]) -> LogTBeliefs | BinBeliefs:
+    def _predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions | HistogramPredictions:
         rows = np.array([self.row(each.llm) for each in inputs], np.int64)
         caps = [each.cap for each in inputs]
         said = self._pairs([each.text for each in inputs], rows, [each.llm for each in inputs])
         if self.edges is not None:
-            return BinBeliefs.of(self.edges, probabilities(said), np.array(caps, np.int64))
+            return HistogramPredictions.of(self.edges, probabilities(said), np.array(caps, np.int64))
         mean, std = _statistics(said, self.head)
         mu, sigma = as_logt(said, self.head, self.knots)
-        raw = LogTBeliefs.of(mu, sigma, np.array(caps, np.int64), sample_mean=mean, sample_std=std)
+        raw = LogTPredictions.of(mu, sigma, np.array(caps, np.int64), sample_mean=mean, sample_std=std)
         names = [*self.llms, UNKNOWN]
         return self.calibration.apply(raw, [names[row] for row in rows])
 
@@ -93,7 +88,7 @@ class EncoderPredictor:
                 self._rows[llm] = self.llms.index(resolve_llm(llm, self.llms))
             except InputError:
                 self._rows[llm] = len(self.llms)
-                _log.warning("LLM '%s' is not known to the predictor; its beliefs are those of an unknown LLM", llm)
+                _log.warning("LLM '%s' is not known to the predictor; its predictions are those of an unknown LLM", llm)
         return self._rows[llm]
 
     def outputs(self, texts: Sequence[str]) -> NDArray[np.float32]:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from lengthwise.predictors.encoder.pack import TRAIN
+from lengthwise.predictors.encoder.pack import TRAIN, Pack
 from lengthwise.predictors.encoder.readout import log_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from lengthwise.predictors.encoder.pack import Pack
 
 _ROUND_TO = 32  # batch widths come in few sizes: fewer shapes for a GPU to plan for
 _SORTED_TOGETHER = 8  # batches whose prompts are sorted by length among each other, so that little is padding

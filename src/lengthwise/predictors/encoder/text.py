@@ -3,17 +3,14 @@ and serving."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from lengthwise.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 _CHARACTERS_PER_TOKEN: Final = 16
 _CHUNK: Final = 512

@@ -43,7 +43,7 @@ class Task:
     train: NDArray[np.int64]
     held_out: NDArray[np.int64]
     soft: NDArray[Any] | None = None
-    """(P, L, outputs): a teacher's beliefs of every pair; NaN where it has none."""
+    """(P, L, outputs): a teacher's predictions of every pair; NaN where it has none."""
     edges: NDArray[Any] | None = None
     """Where bins begin and end."""
     watch_only: tuple[str, ...] = ()

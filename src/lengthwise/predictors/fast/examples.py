@@ -1,4 +1,4 @@
-"""Length samples as prompts x LLMs x samples, how good beliefs about them are, and what calibrates them."""
+"""Length samples as prompts x LLMs x samples, how good predictions about them are, and what calibrates them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lengthwise.predictors.contract import LogTBeliefs
+    from lengthwise.predictors.contract import LogTPredictions
     from lengthwise.workloads import LengthSamples
 
     Doubles = NDArray[np.float64]
@@ -97,8 +97,8 @@ class PromptTable:
         return np.asarray(np.where(known, excess, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1))
 
 
-def calibration(table: PromptTable, known: LogTBeliefs, unknown: LogTBeliefs) -> Calibration:
-    """Split conformal adjustments from beliefs about held-out prompts x LLMs, as known LLMs and as unknown ones.
+def calibration(table: PromptTable, known: LogTPredictions, unknown: LogTPredictions) -> Calibration:
+    """Split conformal adjustments from predictions about held-out prompts x LLMs, as known LLMs and as unknown ones.
 
     An unknown LLM may be any: its adjustment is what all LLMs need when they are predicted as strangers.
     """
@@ -109,16 +109,16 @@ def calibration(table: PromptTable, known: LogTBeliefs, unknown: LogTBeliefs) ->
     return Calibration(others.others, each.by_llm, each.nu)
 
 
-def figures(table: PromptTable, beliefs: LogTBeliefs, leave_out: str) -> dict[str, Any]:
-    """Return tau and MAE by LLM and over LLMs, and coverage of single clean samples, of beliefs about prompts x LLMs.
+def figures(table: PromptTable, predictions: LogTPredictions, leave_out: str) -> dict[str, Any]:
+    """Return tau and MAE by LLM and over LLMs, and coverage of single clean samples, of predictions about prompts x LLMs.
 
     Definitions as in `evaluation`. An LLM that is left out of the mean over LLMs has its own figures all the same.
     """
     true, has = table.clean_mean(), table.has
-    columns = (beliefs.mu, beliefs.sigma, beliefs.sample_mean, beliefs.sample_std)
+    columns = (predictions.mu, predictions.sigma, predictions.sample_mean, predictions.sample_std)
     mu, sigma, mean, std = (column.reshape(has.shape) for column in columns)
     z = np.abs(np.log(table.lengths) - mu[..., None]) / sigma[..., None]
-    inside = {share: z <= stats.t.ppf(0.5 + share / 2.0, beliefs.columns.nu) for share in (0.5, 0.9)}
+    inside = {share: z <= stats.t.ppf(0.5 + share / 2.0, predictions.columns.nu) for share in (0.5, 0.9)}
     count = np.maximum(table.clean.sum(axis=2), 1)
     off = np.where(table.clean, table.lengths - true[..., None], 0.0)
     spread = np.sqrt(np.square(off).sum(axis=2) / count)

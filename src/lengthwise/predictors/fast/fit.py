@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 _QUARTILES: Final = (-0.7, 0.0, 0.7)
-"""Where a teacher's belief is asked for lengths, in its sigmas: about its quartiles and its median."""
+"""Where a teacher's prediction is asked for lengths, in its sigmas: about its quartiles and its median."""
 
 
 @dataclass(frozen=True, eq=False)

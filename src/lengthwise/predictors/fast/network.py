@@ -1,4 +1,4 @@
-"""The network in NumPy: a prompt's description and an LLM's identity in, a belief's parameters out."""
+"""The network in NumPy: a prompt's description and an LLM's identity in, a prediction's parameters out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLIP: Final = 4.0
 OUTPUTS: Final = 4
 
 SIGMA_AT_ZERO: Final = -1.2
-"""Log sigma of a belief where the network says 0; its outputs then start near what is usual."""
+"""Log sigma of a prediction where the network says 0; its outputs then start near what is usual."""
 
 STD_BELOW_MEAN: Final = 2.0
 """Logs between an LLM's usual length and the sampling std where the network says 0."""

@@ -13,7 +13,7 @@ import numpy as np
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogTColumns
 from lengthwise.predictors.calibration import Calibration
-from lengthwise.predictors.contract import LogTBeliefs, PredictionInput, as_inputs
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_inputs
 from lengthwise.predictors.fast.network import CLIP, SIGMA_AT_ZERO, STD_BELOW_MEAN, Network
 from lengthwise.predictors.fast.tables import PAIRS, Tables, from_bytes, to_bytes
 from lengthwise.predictors.fast.text import FEATURES, HEAD_CHARACTERS, TAIL_CHARACTERS, Page, Reader
@@ -69,7 +69,7 @@ class _Seen:
 
 @dataclass(eq=False)
 class FastPredictor:
-    """Log-t beliefs from word tables and a small network.
+    """Log-t predictions from word tables and a small network.
 
     `levels` (usual log length) has one entry per LLM of `llms` and a last one for unknown LLMs. Not locked: two
     threads that meet a new LLM name at once do the same work twice.
@@ -86,12 +86,12 @@ class FastPredictor:
 
     def predict(
         self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
-    ) -> LogTBeliefs:
-        """Return one belief for each input, or for each prompt and LLM name."""
+    ) -> LogTPredictions:
+        """Return one prediction for each input, or for each prompt and LLM name."""
         asked = as_inputs(inputs, llms)
         if not asked:
             empty = np.empty(0)
-            return LogTBeliefs.of(empty, empty, empty, sample_mean=empty, sample_std=empty)
+            return LogTPredictions.of(empty, empty, empty, sample_mean=empty, sample_std=empty)
         texts = [one.text for one in asked]
         looked = {text: self._look(text) for text in dict.fromkeys(texts)}
         seen = [looked[text] for text in texts]
@@ -104,9 +104,9 @@ class FastPredictor:
         odd = np.array([one.oddness for one in seen])
         sigma = natural[:, 1] * [llm.sigma_factor for llm in known] * (1.0 + (MOST_WIDENING - 1.0) * odd)
         cap = np.array([one.cap for one in asked], np.float64)
-        # All is bounded by now: the checks of LogTBeliefs.of, a tenth of the time, are left out.
+        # All is bounded by now: the checks of LogTPredictions.of, a tenth of the time, are left out.
         columns = LogTColumns(y[:, 0], np.maximum(sigma, NOTHING_KNOWN * odd), cap, self.calibration.nu)
-        return LogTBeliefs(columns, natural[:, 2], natural[:, 3])
+        return LogTPredictions(columns, natural[:, 2], natural[:, 3])
 
     def outputs(self, texts: Sequence[str]) -> Floats:
         """Return the raw outputs for every known LLM and the unknown one: (texts, LLMs + 1, 4).
@@ -136,7 +136,7 @@ class FastPredictor:
             row, adjustment = self.llms.index(llm), self.calibration.by_llm.get(llm, adjustment)
         except InputError:
             row = len(self.llms)
-            _log.warning("LLM '%s' is not known to this predictor: its beliefs are those of an unknown LLM", name)
+            _log.warning("LLM '%s' is not known to this predictor: its predictions are those of an unknown LLM", name)
         features = np.array(identify(name).features(), np.float32)
         shift = self.levels[row] * _RELATIVE + _AT_ZERO
         shift[0] += adjustment.shift

@@ -1,4 +1,4 @@
-"""From the hidden state of an LLM that is speaking to a belief about what it still has to say (TRAIL)."""
+"""From the hidden state of an LLM that is speaking to a prediction about what it still has to say (TRAIL)."""
 
 from lengthwise.predictors.probe.bins import Bins, log_bins, paper_bins
 from lengthwise.predictors.probe.probe import DEFAULT, SHIPPED, Probe, Reading, load_probe, probe_path, write_probe

@@ -1,4 +1,4 @@
-"""Bins of remaining length, and how a belief in them moves while tokens come."""
+"""Bins of remaining length, and how a prediction in them moves while tokens come."""
 
 from __future__ import annotations
 

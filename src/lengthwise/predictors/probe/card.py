@@ -6,6 +6,7 @@ All of it is what the file itself records, so that the page of the probe that sh
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from lengthwise.errors import InputError
@@ -13,11 +14,9 @@ from lengthwise.predictors.probe.compare import JOINT_SMOOTH, PROMPT_BY_AGE, PRO
 from lengthwise.predictors.probe.features import ENTROPY, PROMPT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from lengthwise.predictors.probe.probe import Probe
 
-_TOLD: Final = {PROMPT: "what the prompt made one believe", ENTROPY: "the entropy of the next token"}
+_TOLD: Final = {PROMPT: "what the prompt made one predict", ENTROPY: "the entropy of the next token"}
 _FIRST: Final = "mae"  # in the figures of a way to know, before tau and the rest; the buckets come last
 _SHARES: Final = ("covered_90",)
 
@@ -68,7 +67,7 @@ def _facts(probe: Probe) -> dict[str, str]:
         "LLM": probe.llm,
         "layer": f"{probe.layer}" + (f"; error in tokens on held-out training prompts: {layers}" if layers else ""),
         "told besides": ", ".join(told),
-        "prompts' beliefs by": f"`{card['predictor']}`" if card.get("predictor") else "not recorded",
+        "prompts' predictions by": f"`{card['predictor']}`" if card.get("predictor") else "not recorded",
         "read": f"at the end of prefill, then every {probe.every} tokens",
         "bins": f"{len(probe.bins)}, to {probe.bins.edges[-1]:,.0f} tokens",
         "smoothing": f"carry {smoothing.carry:g}, trust {smoothing.trust:g}, start {smoothing.start:g}",

@@ -45,7 +45,7 @@ class Score:
     covered: float
     """Share inside the central 90 % interval; NaN for a way that knows no interval."""
     over_joint: tuple[float, float, float]
-    """Error over that of the joint belief, smoothed, and its 95 % interval, prompts drawn again."""
+    """Error over that of the joint prediction, smoothed, and its 95 % interval, prompts drawn again."""
 
 
 def bucket_name(low: int, high: int | None) -> str:

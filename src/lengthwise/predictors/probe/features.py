@@ -1,4 +1,4 @@
-"""What a probe is told besides the hidden state: how much was said, and what the prompt made one believe."""
+"""What a probe is told besides the hidden state: how much was said, and what the prompt made one predict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def features(
 ) -> NDArray[np.float32]:
     """Return the columns that `inputs` name, centred by eye; the tokens generated are always among them.
 
-    `left` is the median of what the prompt's belief leaves once so much was generated.
+    `left` is the median of what the prompt's prediction leaves once so much was generated.
     """
     age = np.asarray(generated, np.float64)
     columns = [np.log1p(age) / 3.0 - 1.0, age / 512.0 - 0.5]
@@ -56,16 +56,16 @@ def mass_by_age(bins: Bins, generated: ArrayLike, mu: Floats, sigma: Floats, nu:
     return bins.between(_outlived(reach, mu[:, None], sigma[:, None], nu))
 
 
-def mass_of(bins: Bins, belief: LengthDistribution) -> Floats:
-    """Return what a belief about what remains puts into each bin."""
-    return np.asarray(bins.between(np.array([[belief.survival(edge) for edge in bins.edges]]))[0])
+def mass_of(bins: Bins, prediction: LengthDistribution) -> Floats:
+    """Return what a prediction about what remains puts into each bin."""
+    return np.asarray(bins.between(np.array([[prediction.survival(edge) for edge in bins.edges]]))[0])
 
 
-def of_belief(belief: LengthDistribution) -> tuple[float, float]:
-    """Return mu and sigma of a belief; of one that is no log-t, by its quartiles."""
-    if isinstance(belief, LogT):
-        return belief.mu, belief.sigma
-    low, middle, high = (float(np.log(max(1.0, belief.quantile(q)))) for q in (0.25, 0.5, 0.75))
+def of_prediction(prediction: LengthDistribution) -> tuple[float, float]:
+    """Return mu and sigma of a prediction; of one that is no log-t, by its quartiles."""
+    if isinstance(prediction, LogT):
+        return prediction.mu, prediction.sigma
+    low, middle, high = (float(np.log(max(1.0, prediction.quantile(q)))) for q in (0.25, 0.5, 0.75))
     return middle, max(0.01, (high - low) / _QUARTILES_APART)
 
 

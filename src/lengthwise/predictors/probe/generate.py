@@ -6,16 +6,13 @@ LLM does not run in circles: repetition (over prompt and answer, a factor), freq
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,6 @@ def answer_all(
 
 def _catch(seen: dict[int, Any], layer: int) -> Callable[..., None]:
     def hook(module: Any, inputs: Any, output: Any) -> None:  # noqa: ANN401
-        del module, inputs
         seen[layer] = (output[0] if isinstance(output, tuple) else output)[:, -1]
 
     return hook

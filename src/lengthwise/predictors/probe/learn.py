@@ -34,7 +34,7 @@ SMOOTHINGS: Final = (
 )
 """Tried on held-out prompts: none, the paper's, and those in which what was read before fades."""
 STARTS: Final = (0.0, 0.3, 0.5, 0.7)
-"""Tried likewise, where the prompt's belief is known: its share in the first reading."""
+"""Tried likewise, where the prompt's prediction is known: its share in the first reading."""
 _HEAVIEST: Final = 8.0  # states that one row may stand for, so that no answer rules a batch
 
 

@@ -14,7 +14,7 @@ from lengthwise.predictors.fast.tables import from_bytes, to_bytes
 from lengthwise.predictors.file import read_model_file, write_model_file
 from lengthwise.predictors.load import MODELS, model_path
 from lengthwise.predictors.probe.bins import Bins
-from lengthwise.predictors.probe.features import ENTROPY, PROMPT, features, mass_of, of_belief
+from lengthwise.predictors.probe.features import ENTROPY, PROMPT, features, mass_of, of_prediction
 from lengthwise.predictors.probe.network import Network
 from lengthwise.predictors.probe.smoothing import Smoothing
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from lengthwise.lengths import Belief, LengthDistribution
+    from lengthwise.lengths import BaseDistribution, LengthDistribution
 
     Floats = NDArray[np.float64]
 
@@ -41,7 +41,7 @@ _SETTINGS: Final = "probe.json"
 class Probe:
     """What the state after `layer` layers says of the tokens still to come.
 
-    `inputs` names what it is told besides: "prompt" (the belief from the prompt), "entropy" (of the next token, nats).
+    `inputs` names what it is told besides: "prompt" (the prediction from the prompt), "entropy" (of the next token, nats).
     A state with `generated` tokens so far is the one from which the next token is drawn.
     """
 
@@ -70,41 +70,41 @@ class Probe:
         told = features(self.inputs, age, mu=mu_, sigma=sigma_, left=left_, entropy=entropy_)
         return self.network.probabilities(np.atleast_2d(states), told)
 
-    def belief(self, probabilities: Floats, cap: int) -> Belief:
-        """Return one row as a belief about what remains, at most `cap` tokens; what lies beyond sits on the cap."""
+    def prediction(self, probabilities: Floats, cap: int) -> BaseDistribution:
+        """Return one row as a prediction about what remains, at most `cap` tokens; what lies beyond sits on the cap."""
         return Point(0) if cap < 1 else Histogram(self.bins.edges, probabilities, cap)
 
-    def follow(self, belief: LengthDistribution | None = None, cap: int | None = None) -> Reading:
-        """Begin to follow a request of which the prompt made one believe `belief`; nothing: the wide prior."""
-        known = wide_prior() if belief is None else belief
+    def follow(self, prediction: LengthDistribution | None = None, cap: int | None = None) -> Reading:
+        """Begin to follow a request of which the prompt made one predict `prediction`; nothing: the wide prior."""
+        known = wide_prior() if prediction is None else prediction
         return Reading(self, known, known.cap if cap is None else cap)
 
 
 class Reading:
     """One running request: read every `probe.every` tokens, in between counted down."""
 
-    def __init__(self, probe: Probe, belief: LengthDistribution, cap: int) -> None:
-        self._probe, self._prompt, self._cap = probe, belief, cap
-        self._mu, self._sigma = of_belief(belief)
+    def __init__(self, probe: Probe, prediction: LengthDistribution, cap: int) -> None:
+        self._probe, self._prompt, self._cap = probe, prediction, cap
+        self._mu, self._sigma = of_prediction(prediction)
         self._mass: Floats | None = None
         self._at = 0
-        self._said: Belief | None = None
+        self._said: BaseDistribution | None = None
 
     @property
     def prompt(self) -> LengthDistribution:
-        """What the prompt made one believe."""
+        """What the prompt made one predict."""
         return self._prompt
 
-    def hear(self, belief: LengthDistribution) -> None:
-        """Take in what the prompt made one believe, when that comes late: from the next reading on."""
-        self._prompt = belief
-        self._mu, self._sigma = of_belief(belief)
+    def hear(self, prediction: LengthDistribution) -> None:
+        """Take in what the prompt made one predict, when that comes late: from the next reading on."""
+        self._prompt = prediction
+        self._mu, self._sigma = of_prediction(prediction)
 
     def due(self, generated: int) -> bool:
         """Whether it is time to read again; the first state, before any token, is always read."""
         return self._mass is None or generated - self._at >= self._probe.every
 
-    def read(self, state: NDArray[Any], generated: int, entropy: float = 0.0) -> Belief:
+    def read(self, state: NDArray[Any], generated: int, entropy: float = 0.0) -> BaseDistribution:
         """Take in the state from which token `generated` + 1 is drawn; return what remains after `generated`."""
         told: dict[str, float] = {"entropy": entropy}
         if PROMPT in self._probe.inputs:
@@ -117,7 +117,7 @@ class Reading:
         elif generated > self._at:
             mass = self._probe.smoothing.step(self._probe.bins, self._mass, generated - self._at, mass)
         self._mass, self._at = mass, generated
-        self._said = self._probe.belief(mass, self._cap - generated)
+        self._said = self._probe.prediction(mass, self._cap - generated)
         return self._said
 
     def remaining(self, generated: int) -> LengthDistribution:

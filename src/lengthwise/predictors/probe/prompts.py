@@ -1,8 +1,8 @@
-"""Brings what the prompts made one believe to the way in which the LLM answered, before a probe is told of it.
+"""Brings what the prompts made one predict to the way in which the LLM answered, before a probe is told of it.
 
 A predictor that knows the LLM under another way of sampling (no penalty, say) is off by a factor. While serving, online
 calibration sees to that; here three numbers learned from the training answers do, so that a probe is trained on such
-beliefs as it will meet, and compared with a prompt-only belief that is as good as it can be.
+predictions as it will meet, and compared with a prompt-only prediction that is as good as it can be.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Correction:
     factor: float = 1.0
 
     def of(self, states: States) -> States:
-        """Return the states with what their prompts made one believe, corrected."""
+        """Return the states with what their prompts made one predict, corrected."""
         return replace(states, mu=self.shift + self.slope * states.mu, sigma=self.factor * states.sigma)
 
 

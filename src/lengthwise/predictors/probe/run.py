@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What came of it. `probe` is told the prompt's belief; `plain` is not, and stands in the comparison only."""
+    """What came of it. `probe` is told the prompt's prediction; `plain` is not, and stands in the comparison only."""
 
     probe: Probe
     plain: Probe
     tried: list[Tried]
-    """Layers on held-out training prompts, best first, with the prompt's belief."""
+    """Layers on held-out training prompts, best first, with the prompt's prediction."""
     scores: list[Score]
     """On held-out prompts."""
     heat: dict[str, NDArray[np.float64]]
@@ -42,7 +42,7 @@ class Trained:
     """On those of them that the predictor of the prompts has not seen either."""
     prompts: dict[str, int]
     correction: Correction
-    """Of the prompts' beliefs, learned from training answers, in every score."""
+    """Of the prompts' predictions, learned from training answers, in every score."""
     capped: float
     """Share of all answers that were cut off."""
 
@@ -84,14 +84,14 @@ def _card(states: States, trained: Trained, llm: str, name: str) -> dict[str, An
     buckets = [bucket_name(*bucket) for bucket in BUCKETS]
     return {
         "name": name,
-        "says": "tokens still to come, from the LLM's hidden state, the tokens generated and the prompt's belief",
+        "says": "tokens still to come, from the LLM's hidden state, the tokens generated and the prompt's prediction",
         "llm": llm,
         "layer": trained.probe.layer,
         "predictor": states.predictor,
         "data": {
             "corpora": corpora,
             "prompts": trained.prompts,
-            "prompts' beliefs": {name: round(value, 4) for name, value in asdict(trained.correction).items()},
+            "prompts' predictions": {name: round(value, 4) for name, value in asdict(trained.correction).items()},
             "capped": round(trained.capped, 4),
             "cap": states.cap,
             "left out": ["official test prompts", *NOT_TRAINED],

@@ -19,7 +19,7 @@ _LEAST: Final = 1e-9  # no bin is ever ruled out for good
 
 @dataclass(frozen=True)
 class Smoothing:
-    """q_t ~ (q_s T^(t-s))^carry * p_t^trust; the first one q_0 ~ b^start * p_0^(1 - start), b the prompt's belief.
+    """q_t ~ (q_s T^(t-s))^carry * p_t^trust; the first one q_0 ~ b^start * p_0^(1 - start), b the prompt's prediction.
 
     carry = trust = 1, start = 0 is TRAIL's (arXiv 2410.01035), which takes readings for independent. Those of one
     answer are not: below 1 the old fades and the new is not counted twice. carry = 0, trust = 1 is no smoothing.
@@ -30,12 +30,12 @@ class Smoothing:
     start: float = 0.0
 
     def first(self, prior: Floats, reading: Floats) -> Floats:
-        """Return the belief after the first reading; `prior` is what the prompt's belief puts into each bin."""
+        """Return the prediction after the first reading; `prior` is what the prompt's prediction puts into each bin."""
         mass = np.maximum(prior, _LEAST) ** self.start * np.maximum(reading, _LEAST) ** (1.0 - self.start)
         return np.asarray(mass / mass.sum())
 
     def step(self, bins: Bins, before: Floats, tokens: int, reading: Floats) -> Floats:
-        """Return the belief after a reading, `tokens` after the one before."""
+        """Return the prediction after a reading, `tokens` after the one before."""
         prior = np.maximum(before @ bins.after(tokens), _LEAST)
         mass = prior**self.carry * np.maximum(reading, _LEAST) ** self.trust
         return np.asarray(mass / mass.sum())

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.contract import LogTBeliefs
+from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.predictors.load import load_predictor
 from lengthwise.predictors.probe.features import left_by_age, mass_by_age
 from lengthwise.workloads import load_castillo
@@ -60,9 +60,9 @@ class States:
     mu: Floats
     sigma: Floats
     nu: float
-    """Of the beliefs from the prompts, which are log-t's."""
+    """Of the predictions from the prompts, which are log-t's."""
     predictor: str = ""
-    """Whose beliefs these are."""
+    """Whose predictions these are."""
 
     def __len__(self) -> int:
         return len(self.answer)
@@ -122,16 +122,16 @@ class States:
         return replace(self, **kept, layers=layers, entropy=None if self.entropy is None else self.entropy[rows])
 
     def left(self, q: float = 0.5) -> Floats:
-        """Return what the prompt's belief leaves, given the tokens generated."""
+        """Return what the prompt's prediction leaves, given the tokens generated."""
         return left_by_age(self.generated, self.mu, self.sigma, self.nu, self.cap, q)
 
     def prior(self, bins: Bins) -> Floats:
-        """Return what the prompt's belief, given the tokens generated, puts into each bin."""
+        """Return what the prompt's prediction, given the tokens generated, puts into each bin."""
         return mass_by_age(bins, self.generated, self.mu, self.sigma, self.nu)
 
 
 def read_states(folder: Path, predictor: str, llm: str) -> States:
-    """Read a folder, and have the predictor say what each prompt makes one believe of the LLM's answer."""
+    """Read a folder, and have the predictor say what each prompt makes one predict of the LLM's answer."""
     columns = _read_arrays(folder)
     table = _read_table(folder)
     if columns["pid"].max() >= len(table) or columns["pid"].min() < 0:
@@ -139,8 +139,8 @@ def read_states(folder: Path, predictor: str, llm: str) -> States:
     used, row = np.unique(columns["pid"], return_inverse=True)
     table = table.take(used)
     texts, prompt = np.unique(np.array(_texts(table, folder), object), return_inverse=True)
-    beliefs = load_predictor(predictor).predict(texts.tolist(), [llm] * len(texts))
-    if not isinstance(beliefs, LogTBeliefs):
+    predictions = load_predictor(predictor).predict(texts.tolist(), [llm] * len(texts))
+    if not isinstance(predictions, LogTPredictions):
         raise InputError(f"'{predictor}' says no log-t", field="--predictor", hint="use default or fast")
     return States(
         answer=columns["pid"].astype(np.int64),
@@ -153,9 +153,9 @@ def read_states(folder: Path, predictor: str, llm: str) -> States:
         entropy=columns["entropy"].astype(np.float64) if "entropy" in columns else None,
         corpus=_column(table, "corpus", "dataset")[row],
         split=_column(table, "split", "castillo_split")[row],
-        mu=beliefs.mu[prompt][row],
-        sigma=beliefs.sigma[prompt][row],
-        nu=beliefs.columns.nu,
+        mu=predictions.mu[prompt][row],
+        sigma=predictions.sigma[prompt][row],
+        nu=predictions.columns.nu,
         predictor=Path(predictor).stem,
     )
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 from numba import njit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Function = TypeVar("Function", bound="Callable[..., object]")
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.routers.kernel.compiling import compiled, inlined
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 TERMS: Final = ("first_token", "urgency", "decode", "delay", "eviction", "overflow")
 

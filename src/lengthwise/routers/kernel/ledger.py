@@ -6,14 +6,12 @@ Says what is done; why, and what it means, is said in `ledger`.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.routers.kernel.compiling import compiled, inlined
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Int = Any
 """A whole number of NumPy's, of whatever width."""
@@ -244,7 +242,7 @@ def settle(
     slot: Int,
     now: float,
 ) -> None:
-    """Let an engine's clock go on to this moment, and believe anew who has outlived what was believed."""
+    """Let an engine's clock go on to this moment, and predict anew who has outlived what was predicted."""
     load = loads[slot]
     elapsed = now - load[BUSY_UNTIL]
     if elapsed <= 0.0:

@@ -8,14 +8,12 @@ away, so the blocks of a prompt, which are put in together, lie side by side, an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.routers.kernel.compiling import compiled, inlined
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Int = Any
 """A whole number of NumPy's, of whatever width."""

@@ -41,7 +41,6 @@ def _at(name: str) -> At:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def at(typing_context: Any, engine: Any, index: Any) -> Any:  # noqa: ANN401
-        del typing_context, index
 
         def place(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
             owner, number = arguments
@@ -57,7 +56,6 @@ def _at(name: str) -> At:
 @intrinsic  # type: ignore[untyped-decorator]
 def copy(typing_context: Any, to: Any, source: Any) -> Any:  # noqa: ANN401
     """Write one record over another of its kind."""
-    del typing_context
 
     def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
         size = context.get_constant(types.int64, signature.args[0].size)
@@ -69,7 +67,7 @@ def copy(typing_context: Any, to: Any, source: Any) -> Any:  # noqa: ANN401
 
 request_at = _at("requests")
 key_at = _at("keys")  # at (column * stages + stage) * requests + row
-rung_at = _at("believed")  # at row * rungs + rung
+rung_at = _at("predicted")  # at row * rungs + rung
 hash_offset_at = _at("hash_offsets")
 hash_at = _at("hashes")
 row_at = _at("rows")

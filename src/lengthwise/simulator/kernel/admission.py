@@ -1,20 +1,15 @@
-"""Whether the first in line may run now: vLLM's rule, and two that look at what is believed about lengths."""
+"""Whether the first in line may run now: vLLM's rule, and two that look at what is predicted about lengths."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lengthwise.simulator.kernel.access import compiled, copy, request_at, rung_at, running_at, scratch_at
 from lengthwise.simulator.kernel.memory import needed
-from lengthwise.simulator.kernel.records import FOR_GOOD, FUTURE_PEAK, RESERVATION
-
-if TYPE_CHECKING:
-    from lengthwise.simulator.kernel.records import Record
+from lengthwise.simulator.kernel.records import FOR_GOOD, FUTURE_PEAK, RESERVATION, Record
 
 
 @compiled
-def _believed_left(engine: Record, row: int, generated: int) -> int:
-    """Tokens still to come, by the lowest rung of what is believed that is not outlived."""
+def _predicted_left(engine: Record, row: int, generated: int) -> int:
+    """Tokens still to come, by the lowest rung of what is predicted that is not outlived."""
     for rung in range(engine.rungs):
         length = rung_at(engine, row * engine.rungs + rung).value
         if length > generated:
@@ -40,7 +35,7 @@ def granted(engine: Record, row: int) -> int:
 
 @compiled
 def _peak(engine: Record, row: int, tokens: int) -> int:
-    """The most tokens that memory will hold at once if the request joins those who run, all as long as believed.
+    """The most tokens that memory will hold at once if the request joins those who run, all as long as predicted.
 
     As each finishes it gives back what it holds. When the one with the i-th longest way to go finishes, all with a
     longer one hold what they hold now and as many tokens more as it had to go. The last block of each may be empty but
@@ -48,10 +43,10 @@ def _peak(engine: Record, row: int, tokens: int) -> int:
     """
     for position in range(engine.n_running):
         who, one = running_at(engine, position), scratch_at(engine, position)
-        one.left = _believed_left(engine, who.row, who.tokens - request_at(engine, who.row).prompt)
+        one.left = _predicted_left(engine, who.row, who.tokens - request_at(engine, who.row).prompt)
         one.held = who.tokens + engine.block_size - 1
     last = scratch_at(engine, engine.n_running)
-    last.left = _believed_left(engine, row, tokens - request_at(engine, row).prompt)
+    last.left = _predicted_left(engine, row, tokens - request_at(engine, row).prompt)
     last.held = tokens + engine.block_size - 1
     _longest_first(engine, engine.n_running + 1)
     peak = together = 0

@@ -7,18 +7,15 @@ whether the code is still good. So the function made here carries a fingerprint 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from numba import njit
 
 from lengthwise.simulator.kernel import loop, memory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lengthwise.simulator.kernel.records import Records
+from lengthwise.simulator.kernel.records import Records
 
 Function = TypeVar("Function", bound="Callable[..., int]")
 _run, _cached_blocks = loop.run, memory.cached_blocks

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from lengthwise.simulator.kernel import admission, memory, step, waiting
@@ -11,7 +9,7 @@ from lengthwise.simulator.kernel.access import compiled, copy, request_at, row_a
 from lengthwise.simulator.kernel.records import (
     ADMITTING,
     ASK_ARRIVAL,
-    ASK_BELIEF,
+    ASK_PREDICTION,
     BETWEEN,
     COMPUTING,
     DONE,
@@ -24,10 +22,8 @@ from lengthwise.simulator.kernel.records import (
     ON_TIME,
     PAUSED,
     RESERVATION,
+    Record,
 )
-
-if TYPE_CHECKING:
-    from lengthwise.simulator.kernel.records import Record
 
 
 @compiled
@@ -39,11 +35,11 @@ def _arrival(engine: Record) -> float:
 
 
 @compiled
-def _belief(engine: Record) -> float:
-    """When the next late belief comes; it is about somebody who has come before."""
-    if engine.stages == 1 or engine.n_believed == engine.arrived:
+def _prediction(engine: Record) -> float:
+    """When the next late prediction comes; it is about somebody who has come before."""
+    if engine.stages == 1 or engine.n_predicted == engine.arrived:
         return float(np.inf)
-    return float(request_at(engine, row_at(engine, engine.n_believed).value).arrival + engine.belief_delay)
+    return float(request_at(engine, row_at(engine, engine.n_predicted).value).arrival + engine.prediction_delay)
 
 
 @compiled
@@ -71,28 +67,28 @@ def _take_in(engine: Record) -> int:
 
 @compiled
 def _learn(engine: Record) -> int:
-    """Let the next late belief count."""
-    row = row_at(engine, engine.n_believed).value
+    """Let the next late prediction count."""
+    row = row_at(engine, engine.n_predicted).value
     if engine.asks_arrivals and engine.asked != row:
         engine.asked = row
-        return ASK_BELIEF
+        return ASK_PREDICTION
     engine.asked = NOBODY
     if request_at(engine, row).place >= 0:
         waiting.rekey_one(engine, row)
         engine.stuck = 0
     engine.room_asked = NOBODY
-    engine.n_believed += 1
+    engine.n_predicted += 1
     return GO_ON
 
 
 @compiled
 def _catch_up(engine: Record) -> int:
-    """Take in all requests and beliefs that have come by now, in the order in which they came."""
+    """Take in all requests and predictions that have come by now, in the order in which they came."""
     while True:
-        arrival, belief = _arrival(engine), _belief(engine)
-        if min(arrival, belief) > engine.now:
+        arrival, prediction = _arrival(engine), _prediction(engine)
+        if min(arrival, prediction) > engine.now:
             return GO_ON
-        code = _take_in(engine) if arrival <= belief else _learn(engine)
+        code = _take_in(engine) if arrival <= prediction else _learn(engine)
         if code:
             return code
 
@@ -117,8 +113,8 @@ def _most_steps(engine: Record) -> int:
     if engine.preempts:
         if engine.room_asked != waiting_at(engine, 0).row:
             return 0
-        if engine.asks_again:
-            most = min(most, engine.asks_again - engine.room_age)
+        if engine.preempt_check_interval:
+            most = min(most, engine.preempt_check_interval - engine.room_age)
     return most
 
 
@@ -132,7 +128,7 @@ def _leap(engine: Record, until: float) -> int:
     if most <= 0:
         return 0
     if engine.preempts or engine.looks_up or batch < engine.max_num_seqs:
-        until = min(until, _arrival(engine), _belief(engine))
+        until = min(until, _arrival(engine), _prediction(engine))
     context = batch
     for position in range(batch):
         context += running_at(engine, position).computed

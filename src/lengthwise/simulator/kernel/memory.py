@@ -1,18 +1,13 @@
 """KV memory: blocks taken and given back.
 
-Blocks are only counted where nothing is cached; `remains` and `prefixes` say which of them can be found again.
+Blocks are only counted where nothing is cached; `own_block_cache` and `prefixes` say which of them can be found again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from lengthwise.simulator.kernel import prefixes, remains
+from lengthwise.simulator.kernel import own_block_cache, prefixes
 from lengthwise.simulator.kernel.access import compiled, request_at, running_at
-from lengthwise.simulator.kernel.records import BY_BLOCK, OWN_ONLY
-
-if TYPE_CHECKING:
-    from lengthwise.simulator.kernel.records import Record
+from lengthwise.simulator.kernel.records import BY_BLOCK, OWN_ONLY, Record
 
 
 @compiled
@@ -62,7 +57,7 @@ def adopt(engine: Record, position: int, blocks: int) -> None:
     if engine.caches == BY_BLOCK:
         prefixes.adopt(engine, position, blocks)
     elif blocks:
-        remains.forget(engine, who.row, blocks)
+        own_block_cache.forget(engine, who.row, blocks)
         engine.free -= blocks
     who.blocks = who.hashed = blocks
     who.computed = blocks * engine.block_size
@@ -79,7 +74,7 @@ def grow(engine: Record, position: int, tokens: int) -> bool:
         if engine.caches == BY_BLOCK:
             prefixes.take(engine, position, more)
         else:
-            remains.take(engine, more)
+            own_block_cache.take(engine, more)
             engine.free -= more
         who.blocks += more
         engine.peak_blocks = max(engine.peak_blocks, engine.n_blocks - engine.free)
@@ -101,5 +96,5 @@ def give_back(engine: Record, position: int) -> None:
         prefixes.give_back(engine, position, computed)
     else:
         engine.free += who.blocks
-        remains.keep(engine, who.row, min(who.hashed, computed))
+        own_block_cache.keep(engine, who.row, min(who.hashed, computed))
     who.blocks = who.hashed = who.computed = 0

@@ -7,8 +7,6 @@ the others last, a request's tail before its head.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from lengthwise.simulator.kernel.access import (
@@ -22,9 +20,7 @@ from lengthwise.simulator.kernel.access import (
     running_at,
     table_at,
 )
-
-if TYPE_CHECKING:
-    from lengthwise.simulator.kernel.records import Record
+from lengthwise.simulator.kernel.records import Record
 
 
 @compiled

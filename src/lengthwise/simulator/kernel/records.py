@@ -26,7 +26,7 @@ ASK_VICTIM: Final = 6  # who yields, memory being short
 ASK_ROOM: Final = 7  # who, if anybody, yields to the first in line
 ASK_ARRIVAL: Final = 8  # the round of one that has just come, and its key where that depends on what is cached
 GROW: Final = 9  # an array is full
-ASK_BELIEF: Final = 10  # the round of one who waits and whose belief has come
+ASK_PREDICTION: Final = 10  # the round of one who waits and whose prediction has come
 NO_ANSWER: Final = -2
 NOBODY: Final = -1
 FOR_GOOD: Final = 1 << 60  # steps
@@ -52,8 +52,8 @@ BY_BLOCK: Final = 2  # by whoever begins alike
 
 # What must fit when a request is admitted.
 WHOLE_PROMPT: Final = 0  # vLLM: all of its prompt, now
-FUTURE_PEAK: Final = 1  # LightLLM: the highest point that the memory of all will reach, as far as is believed
-RESERVATION: Final = 2  # S3: prompt and believed answer of each, set apart for it
+FUTURE_PEAK: Final = 1  # LightLLM: the highest point that the memory of all will reach, as far as is predicted
+RESERVATION: Final = 2  # S3: prompt and predicted answer of each, set apart for it
 
 REQUEST: Final = np.dtype(
     [
@@ -163,8 +163,8 @@ COST: Final = np.dtype(
 ARRAYS: Final = {
     # of all engines
     "requests": REQUEST,
-    "keys": REAL,  # [column, stage of belief, request]
-    "believed": INT,  # [request, rung]: rising lengths, for admission by what is believed
+    "keys": REAL,  # [column, stage of prediction, request]
+    "predicted": INT,  # [request, rung]: rising lengths, for admission by what is predicted
     "hash_offsets": LONG,
     "hashes": HASH,
     # its own
@@ -197,7 +197,7 @@ ENGINE: Final = np.dtype(
         # options
         ("rekey", "i8"),
         ("preempts", "i8"),
-        ("asks_again", "i8"),
+        ("preempt_check_interval", "i8"),
         ("asks_arrivals", "i8"),
         ("looks_up", "i8"),  # whether a policy is told what is cached of those who wait
         ("caches", "i8"),
@@ -206,7 +206,7 @@ ENGINE: Final = np.dtype(
         ("admission", "i8"),
         ("jumps", "i8"),
         ("chunks", "i8"),  # whether a prompt may be computed in several steps
-        ("belief_delay", "f8"),
+        ("prediction_delay", "f8"),
         ("decision_s", "f8"),
         # the clock, and where in a step it stands
         ("now", "f8"),
@@ -222,7 +222,7 @@ ENGINE: Final = np.dtype(
         # who is where
         ("n_rows", "i8"),
         ("arrived", "i8"),
-        ("n_believed", "i8"),
+        ("n_predicted", "i8"),
         ("n_waiting", "i8"),
         ("n_running", "i8"),
         ("free", "i8"),  # blocks
@@ -257,7 +257,7 @@ ENGINE: Final = np.dtype(
         # where in memory it finds what, and how large that is; see `access`
         *((name, "i8") for name in ARRAYS),
         *((f"{name}_size", "i8") for name in SIZED),
-        ("stages", "i8"),  # of belief: one, or two where beliefs come late
+        ("stages", "i8"),  # of prediction: one, or two where predictions come late
         ("rungs", "i8"),
         ("positions", "i8"),  # of a table
     ]

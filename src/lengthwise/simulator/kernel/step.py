@@ -5,8 +5,6 @@ Each function returns 0, or the question that must be answered before it can go 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from lengthwise.simulator.kernel import admission, memory, steptime, waiting
@@ -28,10 +26,8 @@ from lengthwise.simulator.kernel.records import (
     NOBODY,
     ON_PROGRESS,
     ON_TIME,
+    Record,
 )
-
-if TYPE_CHECKING:
-    from lengthwise.simulator.kernel.records import Record
 
 step_s = compiled(steptime.step_s)
 chunk_cost = compiled(steptime.chunk_cost)
@@ -93,7 +89,9 @@ def make_room(engine: Record) -> int:
             cached, idle = memory.cached_blocks(engine, row, tokens)
             if admission.steps_stuck(engine, row, tokens, cached, idle) == 0:
                 return 0
-        if engine.room_asked == row and (engine.asks_again == 0 or engine.room_age < engine.asks_again):
+        if engine.room_asked == row and (
+            engine.preempt_check_interval == 0 or engine.room_age < engine.preempt_check_interval
+        ):
             return 0
         if engine.answer == NO_ANSWER:
             engine.asked = row

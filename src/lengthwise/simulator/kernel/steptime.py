@@ -5,10 +5,9 @@ Compiled into the engine, and called as they stand by whoever asks a cost model 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from lengthwise.simulator.kernel.records import Record
+from lengthwise.simulator.kernel.records import Record
 
 LINEAR: Final = 0
 ROOFLINE: Final = 1

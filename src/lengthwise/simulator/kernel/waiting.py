@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from lengthwise.simulator.kernel.access import compiled, copy, key_at, level_at, request_at, waiting_at
-from lengthwise.simulator.kernel.records import ASK_KEYS, ASK_LEVEL, NEVER, ON_LEVEL, ON_TIME, STALE
-
-if TYPE_CHECKING:
-    from lengthwise.simulator.kernel.records import Record
+from lengthwise.simulator.kernel.records import ASK_KEYS, ASK_LEVEL, NEVER, ON_LEVEL, ON_TIME, STALE, Record
 
 
 @compiled
@@ -72,8 +67,8 @@ def full(engine: Record) -> bool:
 @compiled
 def _key(engine: Record, row: int) -> float:
     column = engine.column if engine.rekey == ON_LEVEL and engine.column != STALE else 0
-    believed = engine.stages == 1 or engine.now >= request_at(engine, row).arrival + engine.belief_delay
-    stage = engine.stages - 1 if believed else 0
+    predicted = engine.stages == 1 or engine.now >= request_at(engine, row).arrival + engine.prediction_delay
+    stage = engine.stages - 1 if predicted else 0
     return float(key_at(engine, (column * engine.stages + stage) * engine.requests_size + row).value)
 
 

@@ -1,0 +1,1 @@
+"""How predictions hold when an LLM is asked to reason."""

@@ -1,0 +1,71 @@
+"""What TIE's paper reports (arXiv 2604.00499), as data. Latency per token in seconds, times in seconds.
+
+Of the paper itself its abstract and the captions of its figures were at hand; the figures are those that a public
+summary of it gives. That summary marks the 8B figures of FCFS, SSJF and LTR as estimates (read off figure 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["ABLATION", "GROWTH", "OFFLINE", "ONLINE", "RATES", "Ablated", "implied_capacity"]
+
+SLOTS: Final = 32
+"""Their server's max_num_seqs; prefix caching was off."""
+MAX_TOKENS: Final = 2048
+"""The score a request has until it is predicted, which is `max_tokens`."""
+
+MAIN: Final = "LMSYS 8B"
+ONLINE: Final[Mapping[str, Mapping[str, float]]] = {
+    MAIN: {"fcfs": 3.17, "sjf": 1.95, "ltr": 1.55, "tie": 0.67},  # figure 4, at 100 requests/s
+    "LMSYS 70B": {"fcfs": 9.08, "sjf": 5.50, "ltr": 4.34, "tie": 2.41},  # its table across data sets and LLMs
+    "ShareGPT 70B": {"fcfs": 4.36, "sjf": 2.43, "ltr": 2.22, "tie": 1.41},
+    "Alpaca 70B": {"fcfs": 4.52, "sjf": 2.06, "ltr": 2.36, "tie": 1.54},
+}
+"""Mean latency per token by workload and LLM."""
+
+RATES: Final = (30.0, 100.0)
+"""The lowest and the highest request rate of figure 4."""
+GROWTH: Final[Mapping[str, float]] = {"fcfs": 7.42, "sjf": 8.55, "ltr": 6.17, "tie": 3.68}
+"""Latency per token at the highest rate over that at the lowest (text on figure 4)."""
+
+
+@dataclass(frozen=True)
+class Ablated:
+    """A row of the ablation (LMSYS 8B online; its last column offline)."""
+
+    mean: float
+    p90: float
+    time_to_3000: float
+
+
+ABLATION: Final[Mapping[str, Ablated]] = {
+    "full": Ablated(0.67, 0.96, 98.12),
+    "E only": Ablated(0.75, 1.21, 108.51),
+    "beta 0.1": Ablated(0.72, 1.15, 104.76),
+    "beta 0.3": Ablated(0.71, 1.18, 105.04),
+    "log-normal": Ablated(1.63, 3.37, 142.21),
+}
+
+SAMPLES: Final = 3000
+WINDOW_S: Final = 180.0
+OFFLINE: Final[Mapping[str, tuple[float, float]]] = {"ltr": (139.5, 3672.0), "tie": (98.1, 4762.0)}
+"""Alpaca, 8B, all at once: seconds to 3,000 samples, samples in 3 minutes."""
+
+WITHIN_PROMPT_CV: Final = 1.09
+"""Of 100 answers to the same prompt, averaged over 1,000 prompts of LMSYS-Chat-1M."""
+R_SQUARED: Final = (0.82, 0.76)
+"""Of its predictor: of mu, and of sigma."""
+
+
+def implied_capacity() -> float:
+    """Requests per second at which their server would saturate, by FCFS's growth.
+
+    Above capacity C a queue of n requests that came at rate r makes them wait n / 2 * (1 / C - 1 / r) on average, so
+    the growth g from r to R is (1 / C - 1 / R) / (1 / C - 1 / r). Solved for C; service itself is left out of account.
+    """
+    low, high = RATES
+    growth = GROWTH["fcfs"]
+    return (growth - 1) / (growth / low - 1 / high)

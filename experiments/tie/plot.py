@@ -1,0 +1,111 @@
+"""Figures of a `TieStudy` for its page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from experiments.tie import paper
+from experiments.tie.runs import find, over, top
+from experiments.tie.said import compare
+from experiments.tie.study import POLICIES, TieStudy
+from experiments.tie.traffic import AS_IN_PAPER
+from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interval_bars, panel
+from lengthwise.reports.simulation_figures import latency_against_load, mean_against_tail
+from lengthwise.reports.simulation_requests import length_heatmap
+from lengthwise.simulator.grid_result import Grid
+
+__all__ = ["figures"]
+
+_POINTS = 200
+
+
+def figures(found: TieStudy) -> list[Figure]:
+    """Online, the paper beside ours, offline, and the paper's heatmap (its figure 5)."""
+    online = _main(found.online, found.predictor)
+    return [
+        latency_against_load(online),
+        _beside_the_paper(found),
+        _ablation(found),
+        mean_against_tail(online),
+        _offline(found),
+        replace(length_heatmap(found.offline), title="Offline: completion time against output length (figure 5)"),
+        replace(length_heatmap(online), title="Online: completion time against output length"),
+    ]
+
+
+def _main(grid: Grid, predictor: str) -> Grid:
+    """Without the ablation and the weaker predictions."""
+    names = tuple(dict.fromkeys((predictor, "oracle")))
+    cells = tuple(cell for cell in grid.cells if cell.policy in POLICIES and cell.predictor in (None, *names))
+    return replace(grid, cells=cells, predictions={name: grid.predictions[name] for name in names})
+
+
+def _beside_the_paper(found: TieStudy) -> Figure:
+    """Latency per token over FCFS's, the paper's four settings and our two."""
+    policies = [name for name in POLICIES if name != "fcfs"]
+    bars: list[dict[str, Any]] = [
+        _bars(f"paper, {name}", policies, [given.get(policy, np.nan) / given["fcfs"] for policy in policies], grey)
+        for (name, given), grey in zip(paper.ONLINE.items(), ("#3d4850", "#6f7b84", "#9aa3ab", "#c3c9ce"), strict=True)
+    ]
+    for name, grid, predictor, colour in (
+        (f"ours, CASTILLO, {found.predictor}", found.online, found.predictor, COLOURS[1]),
+        ("ours, made up", found.made_up, AS_IN_PAPER, COLOURS[4]),
+    ):
+        ratios = [over(find(grid, policy, predictor), find(grid, "fcfs", "")) for policy in policies]
+        bars.append(
+            {
+                **_bars(name, policies, [ratio.ratio for ratio in ratios], colour),
+                "error_y": interval_bars(ratios),
+            }
+        )
+    layout = axes([({}, axis("over FCFS", rangemode="tozero"))], columns=1, titles=["latency per token over FCFS's"])
+    layout["barmode"] = "group"
+    says = f"At load {top(found.online).load:g}; below 1 is better. The paper has no `lengthwise`."
+    return Figure("Ours beside the paper's", says, bars, layout)
+
+
+def _ablation(found: TieStudy) -> Figure:
+    rows = [row for row in compare(found) if row.claim.endswith("full TIE, mean")]
+    names = [row.claim.split(" over")[0] for row in rows]
+    bars = [
+        _bars("paper", names, [row.paper for row in rows], COLOURS[0]),
+        _bars("ours, CASTILLO", names, [row.castillo.ratio for row in rows], COLOURS[1]),
+        _bars("ours, made up", names, [row.made_up.ratio for row in rows], COLOURS[4]),
+    ]
+    layout = axes([({}, axis("over full TIE", rangemode="tozero"))], columns=1, titles=["latency per token, mean"])
+    layout["barmode"] = "group"
+    return Figure("Ablation", "Above 1: what was taken away helps. Below 1: it hurts.", bars, layout)
+
+
+def _bars(name: str, x: list[str], y: list[float], colour: str) -> dict[str, Any]:
+    return {"type": "bar", "name": name, "x": x, "y": y, "marker": {"color": colour}, **panel(0)}
+
+
+def _offline(found: TieStudy) -> Figure:
+    """Samples over time, first seed."""
+    data: list[dict[str, Any]] = []
+    for i, predictor in enumerate(dict.fromkeys((found.predictor, "oracle"))):
+        for place, policy in enumerate(POLICIES):
+            finish = np.sort(find(found.offline, policy, predictor).outcomes[0].finish)
+            shown = np.unique(np.linspace(0, len(finish) - 1, _POINTS).astype(int))
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "name": policy,
+                    "legendgroup": policy,
+                    "showlegend": i == 0,
+                    "line": {"color": COLOURS[place], "dash": "dot" if policy == "ltr" else "solid"},
+                    "x": finish[shown],
+                    "y": shown + 1,
+                    **panel(i),
+                }
+            )
+    names = list(dict.fromkeys((found.predictor, "oracle")))
+    both = (axis("seconds", rangemode="tozero"), axis("samples", rangemode="tozero"))
+    layout = axes([both] * len(names), columns=len(names), titles=[f"predictions {name}" for name in names])
+    says = "Samples that are finished, over time. A line further up and to the left is better; all end together."
+    return Figure("Offline: all at once", says, data, layout)

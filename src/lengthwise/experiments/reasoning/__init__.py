@@ -1,1 +1,0 @@
-"""How beliefs hold when an LLM is asked to reason."""

@@ -1,0 +1,89 @@
+"""The unified call of the paper that predicts CASTILLO's lengths, with its keys."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Final, Literal, TypedDict, overload
+
+from lengthwise.errors import InputError
+from lengthwise.predictors.contract import LengthPredictor, PredictionInput
+from lengthwise.predictors.load import best_packaged, load_predictor
+
+BIN_WIDTH: Final = 200
+"""Tokens in a class where none is asked for: the middle of the paper's five."""
+
+_P99: Final = 2.3263478740408408  # of a normal distribution
+
+
+class Regression(TypedDict):
+    """Mean and std, in tokens, of repeated answers to the prompt."""
+
+    predicted_mean: float
+    predicted_std: float
+
+
+class Classification(TypedDict):
+    """Class of the P99 length of repeated answers, counted from 0, and its tokens: from, up to but not with."""
+
+    predicted_p99_class: int
+    predicted_p99_range: tuple[int, int]
+
+
+@overload
+def predict_response_length(
+    prompt: str,
+    model: str,
+    task: Literal["regression"] = "regression",
+    bin_width: int = BIN_WIDTH,
+    predictor: str | LengthPredictor | None = None,
+) -> Regression: ...
+
+
+@overload
+def predict_response_length(
+    prompt: str,
+    model: str,
+    task: Literal["classification"],
+    bin_width: int = BIN_WIDTH,
+    predictor: str | LengthPredictor | None = None,
+) -> Classification: ...
+
+
+def predict_response_length(
+    prompt: str,
+    model: str,
+    task: str = "regression",
+    bin_width: int = BIN_WIDTH,
+    predictor: str | LengthPredictor | None = None,
+) -> Regression | Classification:
+    """Predict how long the LLM `model` will answer to a prompt; short names such as llama-3.2-3B resolve.
+
+    `predictor` is one at hand, a name or a model file; without it the best that is packaged.
+    """
+    if bin_width < 1:
+        raise InputError(f"is {bin_width}", field="bin_width", hint="give at least 1 token")
+    if isinstance(predictor, str) or predictor is None:
+        predictor = _loaded(predictor or best_packaged())
+    predictions = predictor.predict([PredictionInput(prompt, model)])
+    mean, std = float(predictions.sample_mean[0]), float(predictions.sample_std[0])
+    if not math.isfinite(mean + std):  # a predictor that does not tell sampling apart from its own ignorance
+        mean, std = predictions[0].mean(), predictions[0].std()
+    if task == "regression":
+        return {"predicted_mean": mean, "predicted_std": std}
+    if task == "classification":
+        return p99_class(mean, std, bin_width)
+    raise InputError(f"'{task}' is no task", field="task", hint="regression or classification")
+
+
+def p99_class(mean: float, std: float, bin_width: int = BIN_WIDTH) -> Classification:
+    """Return the class of the P99 of a log-normal with this mean and std: what 99 of 100 answers stay within."""
+    spread = math.sqrt(math.log1p((std / mean) ** 2))
+    p99 = math.exp(math.log(mean) - spread**2 / 2.0 + _P99 * spread)
+    number = int(p99 // bin_width)
+    return {"predicted_p99_class": number, "predicted_p99_range": (number * bin_width, (number + 1) * bin_width)}
+
+
+@cache
+def _loaded(name: str) -> LengthPredictor:
+    return load_predictor(name)

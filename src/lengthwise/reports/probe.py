@@ -1,0 +1,129 @@
+"""A trained probe as tables, as one HTML page and for programs: ours beside the poster's comparison."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from lengthwise.predictors.probe.compare import (
+    BUCKETS,
+    CONSTANT,
+    HEAT,
+    JOINT_SMOOTH,
+    PROMPT_BY_AGE,
+    PROMPT_ONLY,
+    Score,
+    bucket_name,
+)
+from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interactive_page, panel
+from lengthwise.reports.tables import Table, share
+
+if TYPE_CHECKING:
+    from lengthwise.predictors.probe.run import Trained
+
+__all__ = ["html_report", "plain", "tables"]
+
+_PAPER_ERROR_RATIO: Final = 2.66
+"""TRAIL (arXiv 2410.01035): error from the prompt (BERT) over that of the probe."""
+_HEATMAPS: Final = (PROMPT_ONLY, PROMPT_BY_AGE, JOINT_SMOOTH)
+
+
+def plain(trained: Trained) -> dict[str, Any]:
+    """Ready for `to_json`."""
+    return {
+        "layer": trained.probe.layer,
+        "smoothing": trained.probe.smoothing,
+        "layers": trained.tried,
+        "prompts": trained.prompts,
+        "capped": trained.capped,
+        "held_out": trained.scores,
+        "new_to_predictor": trained.new_scores,
+    }
+
+
+def tables(trained: Trained) -> list[Table]:
+    """Layers, and every way of knowing what remains by the tokens generated."""
+    layers = Table(
+        "Layers, on held-out training prompts",
+        ("layer", "MAE", "smoothed", "carry", "trust", "start"),
+        [
+            [str(one.layer), f"{one.error:.1f}", f"{one.smoothed:.1f}", *(f"{value:g}" for value in weights)]
+            for one in trained.tried
+            for weights in [(one.smoothing.carry, one.smoothing.trust, one.smoothing.start)]
+        ],
+    )
+    counts = trained.prompts
+    title = f"Remaining length on {counts['held out']:,} held-out and test prompts: MAE by tokens generated"
+    found = [layers, _comparison(title, trained.scores)]
+    if trained.new_scores:
+        title = f"The {counts['new']:,} of them that the predictor has not seen either"
+        found.append(_comparison(title, trained.new_scores))
+    return found
+
+
+def html_report(trained: Trained) -> str:
+    """The poster's heatmaps, errors by tokens generated, then the tables."""
+    return interactive_page("TRAIL: the probe", [_heatmaps(trained), _by_tokens(trained)], tables(trained))
+
+
+def _comparison(title: str, scores: list[Score]) -> Table:
+    rows = [
+        [
+            score.name,
+            *(f"{error:.1f}" for error in score.errors),
+            f"{score.error:.1f}",
+            "{:.2f} [{:.2f}, {:.2f}]".format(*score.over_joint),
+            "–" if math.isnan(score.tau) else f"{score.tau:.3f}",
+            share(score.covered),
+        ]
+        for score in scores
+    ]
+    notes = [
+        "Of the median, tokens; every state of an answer counts alike; a capped answer ends at the cap.",
+        "ratio: this error over the last row's, and its 95 % interval, prompts drawn again with all their answers.",
+        f"The paper has {_PAPER_ERROR_RATIO:g} (BERT over probe, Llama-3-8B).",
+    ]
+    columns = ("", *(bucket_name(*one) for one in BUCKETS), "all", "ratio", "tau", "in 90 %")
+    return Table(title, columns, rows, notes)
+
+
+def _heatmaps(trained: Trained) -> Figure:
+    names = [f"{low:g}-{high:g}" for low, high in zip(HEAT.edges, HEAT.edges[1:], strict=False)]
+    data: list[dict[str, Any]] = [
+        {
+            "type": "heatmap",
+            "x": names,
+            "y": names,
+            "z": trained.heat[name].T.tolist(),
+            "colorscale": "Viridis",
+            "zmin": 0,
+            "zmax": 1,
+            "showscale": place == 0,
+            **panel(place),
+        }
+        for place, name in enumerate(_HEATMAPS)
+    ]
+    both = (axis("truly remaining", type="category"), axis("said to remain", type="category"))
+    layout = axes([both] * len(_HEATMAPS), columns=len(_HEATMAPS), titles=_HEATMAPS)
+    says = (
+        "The poster's figure: of the states with a true remaining length (columns), the share said to have each (rows)."
+    )
+    return Figure("True against predicted", says, data, layout, height=460)
+
+
+def _by_tokens(trained: Trained) -> Figure:
+    names = [bucket_name(*bucket) for bucket in BUCKETS]
+    shown = [score for score in trained.scores if score.name != CONSTANT]
+    data: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": score.name,
+            "x": names,
+            "y": list(score.errors),
+            "line": {"color": COLOURS[number % len(COLOURS)]},
+        }
+        for number, score in enumerate(shown)
+    ]
+    layout = {"xaxis": axis("tokens generated", type="category"), "yaxis": axis("MAE, tokens", rangemode="tozero")}
+    return Figure("Error by tokens generated", "Lower is better.", data, layout)

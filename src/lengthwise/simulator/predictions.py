@@ -1,0 +1,197 @@
+"""What is predicted about every request of a workload before it runs, as columns.
+
+The truth and the truth with noise are taken from the workload itself; a model reads the prompts; history sees the
+answers of the requests before. Nothing here knows engines or policies.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow.compute as pc
+
+from lengthwise.errors import InputError
+from lengthwise.lengths import DEFAULT_CAP, LengthDistribution, LogT, LogTColumns, Point, wide_prior
+from lengthwise.predictors.calibration import as_logt
+from lengthwise.predictors.contract import PredictionInput
+from lengthwise.predictors.experimental import PredictorSpec, own_sigma, parse_predictor_spec
+from lengthwise.predictors.history import History
+from lengthwise.predictors.load import load_predictor
+from lengthwise.predictors.scores import tau_within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from lengthwise.workloads import Workload
+
+    Floats = NDArray[np.float64]
+    Progress = Callable[[float], None]
+
+TAIL: Final = 0.9
+"""The level of TIE's CVaR."""
+_BATCH: Final = 256
+
+
+@dataclass(frozen=True, eq=False)
+class RequestPredictions:
+    """A prediction about each request, in the workload's order: LogT(mu, sigma, cap).
+
+    sigma 0: exactly exp(mu) tokens are predicted. mu NaN: nothing is, and a policy goes by the wide prior.
+    """
+
+    predictor: str
+    mu: Floats
+    sigma: Floats
+    cap: Floats
+    llms: NDArray[np.object_]
+    truth: Floats
+    """What a perfect predictor would say."""
+
+    @cached_property
+    def tau(self) -> float:
+        """Kendall's tau-b of the medians with the means of the prompts' clean samples (where unknown, with the true
+        lengths), within one LLM, averaged; NaN where all medians are the same, or nothing is predicted."""
+        return math.nan if np.isnan(self.mu).all() else tau_within(self.llms, self.mu, self.truth)
+
+    def __len__(self) -> int:
+        return len(self.mu)
+
+    def __getitem__(self, row: int) -> LengthDistribution | None:
+        mu, sigma, cap = float(self.mu[row]), float(self.sigma[row]), int(self.cap[row])
+        if math.isnan(mu):
+            return None
+        return LogT(mu, sigma, cap) if sigma > 0.0 else Point(round(math.exp(mu)), cap)
+
+    def __iter__(self) -> Iterator[LengthDistribution | None]:
+        return (self[row] for row in range(len(self)))
+
+    def take(self, rows: slice | NDArray[np.integer]) -> RequestPredictions:
+        """Those of some requests, in this order."""
+        return replace(
+            self,
+            mu=self.mu[rows],
+            sigma=self.sigma[rows],
+            cap=self.cap[rows],
+            llms=self.llms[rows],
+            truth=self.truth[rows],
+        )
+
+    def expected_and_tail(self) -> tuple[Floats, Floats]:
+        """Mean and CVaR at 0.9 of each prediction, as a Job takes them: of all at once, good to 1e-4."""
+        exact = np.rint(np.exp(self.mu))
+        certain = self.sigma == 0.0
+        if certain.all():
+            return exact, exact
+        prior = wide_prior()
+        mu = np.where(np.isnan(self.mu), prior.mu, self.mu)
+        sigma = np.where(np.isnan(self.mu) | certain, prior.sigma, self.sigma)
+        expected, tail = LogTColumns.of(mu, sigma, self.cap).mean_and_cvar(TAIL)
+        return np.where(certain, exact, expected), np.where(certain, exact, tail)
+
+
+def predict_workload(
+    workload: Workload, predictor: str | PredictorSpec, *, seed: int = 0, on_progress: Progress | None = None
+) -> RequestPredictions:
+    """Predictions by a predictor's name (see `parse_predictor_spec`); the seed is that of noise.
+
+    A request that comes with a prompt and LLM seen before is predicted the same, noise included.
+    """
+    spec = parse_predictor_spec(predictor) if isinstance(predictor, str) else predictor
+    name = predictor if isinstance(predictor, str) else _name(spec)
+    true = workload.output_tokens.astype(np.float64)
+    told = pc.fill_null(workload.table["max_tokens"], DEFAULT_CAP).to_numpy().astype(np.float64)
+    # An answer may be longer than the default cap, and whoever knows it does not cut it there.
+    known = np.maximum(true, told)
+    if spec.kind == "oracle":
+        return _of(workload, name, np.log(true), np.zeros(len(true)), known)
+    if spec.kind == "none":
+        return _of(workload, name, np.full(len(true), np.nan), np.full(len(true), np.nan), told)
+    if spec.kind == "noisy":
+        return _of(workload, name, *_noisy(workload, spec, true, known, seed), known)
+    if spec.kind == "history":
+        return _of(workload, name, *_history(workload), told)
+    return _of(workload, name, *_model(workload, str(spec.model), on_progress), told)
+
+
+def _noisy(workload: Workload, spec: PredictorSpec, true: Floats, caps: Floats, seed: int) -> tuple[Floats, Floats]:
+    centre = _centre(workload)
+    # Where only true lengths are known, two requests with the same prompt have different ones.
+    units = _units(workload) if np.isfinite(workload.sample_mean).all() else np.arange(len(true))
+    medians = spec.medians(centre, caps, seed, units=units, groups=_llms(workload))
+    return np.log(medians), np.full(len(true), own_sigma(true, medians))
+
+
+def _history(workload: Workload) -> tuple[Floats, Floats]:
+    """The LLM's answers to all earlier requests, as if each had ended when the next one comes."""
+    history = History()
+    limits = workload.table["max_tokens"].to_pylist()
+    mu, sigma = [], []
+    for llm, length, limit in zip(_llms(workload).tolist(), workload.output_tokens.tolist(), limits, strict=True):
+        tracker = history.by_llm.get(llm, history.pooled)
+        mu.append(tracker.location)
+        sigma.append(tracker.scale)
+        history.observe(llm, length, censored=limit is not None and length >= limit)
+    return np.array(mu), np.array(sigma)
+
+
+def _model(workload: Workload, model: str, on_progress: Progress | None) -> tuple[Floats, Floats]:
+    """Each distinct prompt is predicted once, in batches of texts of about the same length (less to pad)."""
+    prompts = workload.table["prompt"]
+    if prompts.null_count:
+        raise InputError(
+            f"has no prompt texts for predictor '{model}' to read",
+            source=workload.name,
+            field="prompt",
+            hint="take oracle, noisy:TAU, history or none, or a workload with prompts",
+        )
+    predictor = load_predictor(model)
+    units = _units(workload)
+    firsts = np.unique(units, return_index=True)[1]
+    texts, llms = prompts.take(firsts).to_pylist(), _llms(workload)[firsts].tolist()
+    tokens = workload.input_tokens[firsts].tolist()
+    inputs = [PredictionInput(text, llm, None, n) for text, llm, n in zip(texts, llms, tokens, strict=True)]
+    order = np.argsort([len(text) for text in texts], kind="stable")
+    mu, sigma = np.empty(len(inputs)), np.empty(len(inputs))
+    for start in range(0, len(order), _BATCH):
+        rows = order[start : start + _BATCH]
+        predictions = as_logt(predictor.predict([inputs[row] for row in rows]))
+        mu[rows], sigma[rows] = predictions.mu, predictions.sigma
+        if on_progress is not None:
+            on_progress(min(1.0, (start + _BATCH) / len(order)))
+    return mu[units], sigma[units]
+
+
+def _of(workload: Workload, name: str, mu: Floats, sigma: Floats, cap: Floats) -> RequestPredictions:
+    return RequestPredictions(name, mu, sigma, cap, _llms(workload), _centre(workload))
+
+
+def _centre(workload: Workload) -> Floats:
+    """What a perfect predictor would say: the mean of the prompt's clean samples, else the true length."""
+    means = workload.sample_mean
+    return np.where(np.isfinite(means), means, workload.output_tokens.astype(np.float64))
+
+
+def _llms(workload: Workload) -> NDArray[np.object_]:
+    return np.array(pc.fill_null(workload.table["llm"], "").to_pylist(), dtype=object)
+
+
+def _units(workload: Workload) -> NDArray[np.intp]:
+    """A number for each request, the same where prompt and LLM are; without a prompt its own."""
+    found: dict[tuple[str | int, str], int] = {}
+    keys = zip(workload.table["prompt"].to_pylist(), _llms(workload).tolist(), strict=True)
+    numbers = [
+        found.setdefault((row if text is None else text, llm), len(found)) for row, (text, llm) in enumerate(keys)
+    ]
+    return np.array(numbers, dtype=np.intp)
+
+
+def _name(spec: PredictorSpec) -> str:
+    if spec.kind == "noisy":
+        return f"noisy:{spec.tau:g}" if spec.log_error is None else f"noisy:log={spec.log_error:g}"
+    return spec.model or spec.kind

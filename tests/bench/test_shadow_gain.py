@@ -1,0 +1,201 @@
+"""What a shadow says of an engine that is known: its speed found again, and the gain that the simulator says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lengthwise.bench.shadow.fit import fit_cost
+from lengthwise.bench.shadow.gain import LOGGED, TRUE, study_shadow
+from lengthwise.bench.shadow.traffic import shadow_traffic
+from lengthwise.bench.shadow.view import tables
+from lengthwise.engines.shadow_log import Account, Entry, Gauges, Header, Logged, Memory
+from lengthwise.errors import InputError
+from lengthwise.simulator import EngineSpec, Fleet, Outcome, StepCost, simulate
+from lengthwise.workloads import Workload
+
+COST = StepCost(0.02, 0.02, 5e-5, 0.0, 0.003, 0.0)
+SPEC = EngineSpec("true", COST, 400_000, max_num_seqs=4, prefix_caching=False)
+HEADER = Header("http://e", "fast", 0.0)
+
+
+def served(n: int = 600, rate: float = 1.0, seed: int = 0) -> Outcome:
+    """What an engine of a known speed does to Poisson arrivals of heavy-tailed lengths."""
+    rng = np.random.default_rng(seed)
+    workload = Workload.from_table(
+        {
+            "arrival_s": np.cumsum(rng.exponential(1 / rate, n)),
+            "input_tokens": rng.integers(20, 400, n),
+            "output_tokens": np.clip(np.exp(rng.normal(4.0, 0.9, n)).astype(np.int64), 1, 900),
+        },
+        name="made up",
+    )
+    return simulate(workload, Fleet((SPEC,)), "fcfs")
+
+
+def logged(outcome: Outcome, *, noise: float = 0.5, **changes: Any) -> Logged:
+    """The log that a shadow before that engine would have written, with predictions that are off by `noise`."""
+    rng = np.random.default_rng(1)
+    error = rng.normal(0.0, noise, len(outcome))
+    entries = tuple(
+        Entry(
+            arrival_s=7.0 + float(outcome.arrival[i]),
+            finished_s=7.0 + float(outcome.finish[i]),
+            end="whole",
+            llm="m",
+            streamed=True,
+            first_token_s=7.0 + float(outcome.first_token[i]),
+            prompt_tokens=int(outcome.input_tokens[i]),
+            prompt_bytes=4 * int(outcome.input_tokens[i]),
+            output_tokens=int(outcome.output_tokens[i]),
+            source="predictor",
+            prediction_mu=math.log(outcome.output_tokens[i]) + float(error[i]),
+            prediction_sigma=noise,
+        )
+        for i in range(len(outcome))
+    )
+    given = {"gauges": (Gauges(1.0, 4, 9), Gauges(2.0, 2, 0)), "memory": None, "account": None, **changes}
+    return Logged(HEADER, entries, **given)
+
+
+def test_the_engine_is_found_again_from_when_its_answers_began_and_ended() -> None:
+    outcome = served()
+    found = study_shadow(logged(outcome), "log")
+    cost = found.engine.spec.cost
+    assert isinstance(cost, StepCost)
+    assert cost.decode_base + 3 * cost.decode == pytest.approx(COST.decode_base + 3 * COST.decode, rel=0.05)
+    assert found.engine.spec.max_num_seqs == 4
+    assert abs(found.mismatch) < 0.05
+    assert found.fcfs.e2e_s.p99 == pytest.approx(found.measured.e2e_s.p99, rel=0.1)
+    assert found.load == pytest.approx(1.0, abs=0.4)
+
+
+def test_the_gain_is_what_the_simulator_says_with_the_same_predictions() -> None:
+    outcome = served(rate=1.4)
+    found = study_shadow(logged(outcome), "log", policies=["sjf", "lengthwise"])
+    assert [(run.policy, run.predictions) for run in found.runs] == [
+        (policy, predictions) for policy in ("sjf", "lengthwise") for predictions in (LOGGED, TRUE)
+    ]
+    sjf, best = found.runs[:2]
+    assert best.mean_e2e.ratio < sjf.mean_e2e.ratio < 0.9, "much waits, and shorter ones first pays"
+    assert best.captured_e2e == pytest.approx(1.0)
+    assert 0.3 < sjf.captured_e2e < 1.0
+    direct = simulate(
+        shadow_traffic(logged(outcome), "log").workload, Fleet((found.engine.spec,)), "sjf", predictor="oracle"
+    )
+    assert best.summary == direct.summary
+
+
+def test_where_nothing_waits_nothing_is_gained_and_no_share_of_it_is_claimed() -> None:
+    found = study_shadow(logged(served(rate=0.1), gauges=()), "log")
+    assert found.engine.slots_from.endswith("never seen with a queue")
+    for run in found.runs:
+        assert run.mean_e2e.ratio == pytest.approx(1.0, abs=0.02)
+        assert math.isnan(run.captured_e2e)
+
+
+def test_an_engine_that_is_given_is_taken_as_it_is(tmp_path: Path) -> None:
+    engine = tmp_path / "engine.yaml"
+    engine.write_text(
+        "cost: {family: linear, prefill_base: 0.02, decode_base: 0.02, prefill_token: 5.0e-5, decode: 0.003}\n"
+        "kv_tokens: 400000\nmax_num_seqs: 4\nprefix_caching: false\n"
+    )
+    outcome = served()
+    found = study_shadow(logged(outcome), "log", engine=str(engine))
+    # The log begins at its first request, and the same engine does the same to the same traffic.
+    assert found.fcfs.e2e_s.mean == pytest.approx(found.measured.e2e_s.mean, rel=1e-9)
+    assert found.engine.answers == 0
+    limited = study_shadow(logged(outcome), "log", engine=str(engine), max_num_seqs=2, kv_tokens=5000)
+    assert (limited.engine.spec.max_num_seqs, limited.engine.spec.kv_tokens) == (2, 5000)
+    assert limited.fcfs.e2e_s.mean > found.fcfs.e2e_s.mean
+
+
+def test_predictions_are_scored_beside_history_and_the_best_constant() -> None:
+    found = study_shadow(logged(served(), noise=0.3), "log")
+    fast, history, constant = found.accuracy
+    assert (fast.who, constant.who) == ("fast", "constant, known afterwards")
+    assert fast.tau > 0.6
+    assert math.isnan(constant.tau)
+    assert abs(history.tau) < 0.15
+    assert fast.mae < constant.mae <= history.mae
+    # Normal errors of one sigma under a Student's t of 3.5: a little more than it says, at either level.
+    assert 0.5 < fast.covered_50 < 0.6
+    assert 0.9 < fast.covered_90 < 1.0
+    assert constant.covered_50 == pytest.approx(0.5, abs=0.05)
+
+
+def changed(log: Logged, rows: Sequence[int], **changes: Any) -> Logged:
+    entries = tuple(replace(each, **changes) if i in rows else each for i, each in enumerate(log.entries))
+    return replace(log, entries=entries)
+
+
+def test_what_cannot_be_replayed_is_left_out_and_counted_by_its_reason() -> None:
+    log = logged(served(100))
+    log = changed(log, range(3), end="refused", output_tokens=None)
+    log = changed(log, range(3, 5), one_answer=False)
+    log = changed(log, [5], end="left", output_tokens=None)
+    log = changed(log, [6], end="left", exact=False, output_tokens=3)
+    log = changed(log, [7], prompt_tokens=None, prompt_bytes=400)
+    log = changed(log, [8], end="cut")  # by the context's end: how much was allowed is not known
+    log = changed(log, [9], end="cut", max_tokens=1, output_tokens=1)
+    found = study_shadow(log, "log")
+    assert (found.requests, found.replayed, sorted(found.left_out.values())) == (100, 94, [1, 2, 3])
+    assert (found.counted_answers, found.guessed_prompts, found.unsettled) == (1, 1, 2)
+    assert found.accuracy[0].answers == 92
+    assert shadow_traffic(log, "log").workload.input_tokens[1] == 100, "four bytes a token, as in the others"
+
+
+def test_answers_in_one_piece_tell_no_first_token_and_are_replayed_all_the_same() -> None:
+    log = changed(logged(served()), range(0, 600, 3), streamed=False, first_token_s=None)
+    found = study_shadow(log, "log")
+    assert found.replayed == 600
+    assert abs(found.mismatch) < 0.15
+
+
+def test_predictions_come_as_late_as_they_did_and_memory_is_what_the_engine_told() -> None:
+    account = Account(600, 600, 0, 0, 1.0, 0.25)
+    found = study_shadow(logged(served(), account=account, memory=Memory(4000, 16)), "log")
+    assert found.prediction_delay_s == 0.25
+    assert (found.engine.spec.kv_tokens, found.engine.memory_from) == (4000, "told by the engine")
+
+
+def test_too_little_to_say_anything_is_said() -> None:
+    with pytest.raises(InputError, match="10 answers of known length are too few"):
+        study_shadow(logged(served(10)), "log")
+    plain = changed(logged(served(50)), range(50), streamed=False, first_token_s=None)
+    with pytest.raises(InputError, match="0 streamed answers of 8 or more tokens are too few to fit an engine"):
+        study_shadow(plain, "log")
+    with pytest.raises(InputError, match="there is no policy 'nope'"):
+        study_shadow(logged(served(50)), "log", policies=["nope"])
+
+
+def test_the_tables_say_whether_the_replay_can_be_predicted() -> None:
+    outcome = served()
+    good = tables(study_shadow(logged(outcome), "log"))
+    assert good[0].title.startswith("Does the replay match?")
+    assert any("can be read as they are" in note for note in good[0].notes)
+    assert len(good) == 3
+    log = logged(outcome)
+    slower = tuple(replace(each, finished_s=each.finished_s + 100) for each in log.entries)
+    poor = tables(study_shadow(replace(log, entries=slower), "log", engine="llama-3-8b@a100"))
+    assert any("say little" in note for note in poor[0].notes)
+
+
+def test_an_engine_whose_speed_varies_is_as_fast_as_it_was_on_the_whole() -> None:
+    """One answer at a time, each at a speed of its own: slow ones count for all the time that they took."""
+    rng = np.random.default_rng(2)
+    now, entries = 0.0, []
+    for _ in range(400):
+        tokens, per_token = int(rng.integers(20, 200)), float(rng.choice([0.01, 0.05]))
+        first, now = now + 0.01, now + 0.01 + per_token * (tokens - 1)
+        entries.append(Entry(first - 0.01, now, "whole", "m", True, first, 10, 40, tokens))
+    traffic = shadow_traffic(Logged(HEADER, tuple(entries), (), None, None), "log")
+    cost, answers = fit_cost(traffic)
+    assert answers == 400
+    assert cost.decode_base + cost.decode == pytest.approx(0.03, rel=0.1)

@@ -1,0 +1,49 @@
+"""Predictions about another LLM's answers, scaled."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lengthwise.engines.forced_lengths import Played, Plays
+from lengthwise.errors import InputError
+from lengthwise.predictors import PredictionInput
+from lengthwise.predictors.contract import LogTPredictions
+
+
+class Noting:
+    """Believes 400 tokens, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[PredictionInput] = []
+
+    def predict(self, inputs: list[PredictionInput]) -> LogTPredictions:
+        self.asked += inputs
+        return LogTPredictions.of([math.log(400)] * len(inputs), 0.5, [each.cap for each in inputs])
+
+
+@given(scale=st.floats(0.01, 10), cap=st.integers(1, 10_000))
+def test_the_predictor_is_asked_about_the_played_llm_and_its_median_is_scaled(scale: float, cap: int) -> None:
+    base = Noting()
+    played = Played(base, Plays("grown", scale))  # type: ignore[arg-type]
+    predictions = played.predict([PredictionInput("why?", "small", cap)])
+    (asked,) = base.asked
+    assert asked.llm == "grown"
+    assert asked.cap >= cap / scale, "the limit means more of the other LLM's tokens"
+    assert predictions.mu[0] == pytest.approx(math.log(400 * scale))
+    assert predictions.sigma[0] == 0.5
+    assert predictions[0].cap == cap
+
+
+@pytest.mark.parametrize("said", [{}, {"llm": ""}, {"llm": "x", "scale": 0}, {"llm": "x", "scale": "much"}, "x", 5])
+def test_what_cannot_be_played_is_refused(said: object) -> None:
+    with pytest.raises(InputError):
+        Plays.of(said)
+
+
+def test_nothing_is_played_unless_it_is_asked_for() -> None:
+    assert Plays.of(None) is None
+    assert Plays.of({"llm": "x"}) == Plays("x", 1.0)

@@ -1,0 +1,280 @@
+"""Predicted lengths inside vLLM's scheduler: queued at once, re-keyed when the prediction has come, never waited for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.engines.need import need_vllm
+
+need_vllm()
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from vllm.tokenizers.registry import cached_get_tokenizer
+from vllm.v1.request import RequestStatus
+
+from lengthwise.engines.smollm2 import MODEL_NAME, model_folder
+from lengthwise.engines.vllm import LengthwiseScheduler
+from lengthwise.errors import InputError
+from lengthwise.policies import Job, QueueView, make_policy
+from lengthwise.predictors import PredictionInput, load_predictor
+from lengthwise.predictors.render import render_chat
+from lengthwise.predictors.service import PredictionService
+from tests.engines.scheduling import Run, drain, make_request, make_scheduler, step, tiny_model
+from tests.predictors.guesses import Guess
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return cached_get_tokenizer(str(model_folder()))
+
+
+@pytest.fixture
+def guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guess]:
+    """In the place of the predictor: it predicts the number that a prompt ends with, and can be made to hang."""
+    made = Guess()
+    monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _: PredictionService(lambda: made))
+    yield made
+    made.gate.set()
+
+
+@pytest.fixture
+def scheduler(model: Path, guess: Guess) -> Iterator[Any]:
+    made = make_scheduler(LengthwiseScheduler, model, slots=1, policy="sjf", tokenizer=model_folder())
+    yield made
+    made.predictions.close()
+
+
+def until(what: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def ask(tokenizer: Any) -> Callable[..., Any]:
+    def request(name: str, text: str, output_tokens: int = 8, **more: Any) -> Any:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return make_request(name, len(ids), output_tokens, prompt=ids, **more)
+
+    return request
+
+
+def answered(scheduler: Any, count: int) -> None:
+    until(lambda: scheduler.predictions.counts.answered == count)
+
+
+def test_a_late_prediction_re_keys_a_waiting_request_at_the_next_step(
+    scheduler: Any, guess: Guess, ask: Callable[..., Any]
+) -> None:
+    guess.gate.clear()
+    for name, tokens in (("runs", 500), ("long", 900), ("short", 20)):
+        scheduler.add_request(ask(name, f"about {tokens}", 1000))
+    run = Run()
+    step(scheduler, run)
+    assert run.admitted == ["runs"], "nothing is known yet: first come, first served"
+    assert [request.request_id for request in scheduler.waiting] == ["long", "short"]
+    guess.gate.set()
+    answered(scheduler, 3)
+    assert [request.request_id for request in scheduler.waiting] == ["long", "short"], "not in the middle of a step"
+    step(scheduler, run)
+    assert [request.request_id for request in scheduler.waiting] == ["short", "long"]
+    assert scheduler.predictions.counts.late == 1, "of the one that runs"
+    for name in ("runs", "long", "short"):
+        scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+
+def test_a_predictor_that_hangs_or_raises_delays_no_step(scheduler: Any, guess: Guess, ask: Callable[..., Any]) -> None:
+    guess.gate.clear()
+    requests = [ask(str(n), "hangs" if n else "1", 5) for n in range(6)]
+    run = drain(scheduler, {0: requests})
+    assert sorted(run.finished_at) == [str(n) for n in range(6)], "all were served while the predictor hung"
+    assert scheduler.predictions.counts.answered == 0
+    guess.gate.set()
+    until(lambda: scheduler.predictions.counts.failed == 5)
+    scheduler.schedule()
+    assert scheduler.predictions.counts.late == scheduler.predictions.counts.answered == 1
+    again = drain(scheduler, {0: [ask("after", "7", 5)]})
+    assert again.admitted == ["after"]
+
+
+def test_a_request_that_was_aborted_before_its_prediction_came_is_forgotten(
+    scheduler: Any, guess: Guess, ask: Callable[..., Any]
+) -> None:
+    guess.gate.clear()
+    scheduler.add_request(ask("gone", "about 10"))
+    scheduler.finish_requests("gone", RequestStatus.FINISHED_ABORTED)
+    guess.gate.set()
+    answered(scheduler, 1)
+    drain(scheduler, {0: [ask("next", "about 10", 4)]})
+    assert scheduler.predictions.counts.late >= 1
+    until(lambda: scheduler.predictions.counts.observed == 1)  # of `next`; `gone` never began
+
+
+def test_what_the_client_says_wins_and_is_not_predicted(scheduler: Any, guess: Guess, ask: Callable[..., Any]) -> None:
+    told = [
+        ask("told long", "about 5", 1000, said={"expected_tokens": 800}),
+        ask("told short", "about 900", 1000, said={"prediction_mu": 2.0, "prediction_sigma": 0.1}),
+        ask("predicted", "about 300", 1000),
+    ]
+    for request in told:
+        scheduler.add_request(request)
+    answered(scheduler, 1)
+    scheduler.predictions.deliver(scheduler._predict)
+    assert [request.request_id for request in scheduler.waiting] == ["told short", "predicted", "told long"]
+    assert guess.predicted == ["about 300"]
+
+
+def test_without_a_prediction_a_request_stands_where_the_llms_history_puts_it(
+    scheduler: Any, guess: Guess, ask: Callable[..., Any]
+) -> None:
+    stopping = {"stop_token_ids": [7]}  # the hat gives nothing but sevens
+    short = [ask(f"short{n}", "4", 1000, said={"expected_tokens": 4}, **stopping) for n in range(60)]
+    drain(scheduler, {0: short})
+    assert {request.num_output_tokens for request in short} == {1}
+    guess.gate.clear()
+    scheduler.add_request(ask("unknown", "no number", 1000))
+    job = scheduler.jobs.of(scheduler.requests["unknown"])
+    assert job.prediction is not None
+    assert job.prediction.mean() < 20, "this LLM's answers have been short"
+
+
+@pytest.mark.parametrize(
+    ("status", "sampling", "learned"),
+    [
+        (RequestStatus.FINISHED_STOPPED, {}, (3, False)),
+        (RequestStatus.FINISHED_LENGTH_CAPPED, {}, (3, True)),
+        (RequestStatus.FINISHED_ABORTED, {}, (3, True)),
+        # vLLM looks for stop strings outside the engine, which then hears of an abort.
+        (RequestStatus.FINISHED_ABORTED, {"stop": ["\n\n"], "detokenize": True}, (3, False)),
+        (RequestStatus.FINISHED_ERROR, {}, None),
+        (RequestStatus.FINISHED_IGNORED, {}, None),
+    ],
+)
+def test_every_end_is_learned_from_once_as_what_it_was(
+    scheduler: Any,
+    ask: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    status: RequestStatus,
+    sampling: dict[str, Any],
+    learned: tuple[int, bool] | None,
+) -> None:
+    told: list[tuple[int | None, bool]] = []
+    ended = scheduler.predictions.ended
+
+    def noting(key: str, tokens: int | None, *, censored: bool = False) -> None:
+        told.append((tokens, censored))
+        ended(key, tokens, censored=censored)
+
+    monkeypatch.setattr(scheduler.predictions, "ended", noting)
+    scheduler.add_request(ask("a", "about 10", 100, **sampling))
+    answered(scheduler, 1)
+    run = Run()
+    for _ in range(3):
+        step(scheduler, run)
+    assert scheduler.requests["a"].num_output_tokens == 3
+    scheduler.finish_requests("a", status)
+    scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    assert told == [learned or (None, False)]
+    drain(scheduler, {0: [ask("after", "about 10", 2)]})  # what is told later is learned later
+    until(lambda: scheduler.predictions.counts.observed == (1 if learned is None else 2))
+
+
+def test_answers_that_end_by_themselves_are_observed_too(scheduler: Any, ask: Callable[..., Any]) -> None:
+    drain(scheduler, {0: [ask(str(n), f"about {n + 1}", 2 + n) for n in range(5)]})
+    until(lambda: scheduler.predictions.counts.observed == 5)
+
+
+def test_the_cap_is_what_the_context_leaves(scheduler: Any, ask: Callable[..., Any]) -> None:
+    scheduler.add_request(ask("a", "about 5000", 100_000))
+    job = scheduler.jobs.of(scheduler.requests["a"])
+    assert job.max_tokens == 4096 - job.prompt_tokens
+
+
+def test_under_fcfs_nothing_is_loaded_or_asked_until_the_policy_changes(
+    model: Path, guess: Guess, ask: Callable[..., Any]
+) -> None:
+    scheduler = make_scheduler(LengthwiseScheduler, model, slots=1, policy="fcfs", tokenizer=model_folder())
+    for name, tokens in (("long", 900), ("short", 20)):
+        scheduler.add_request(ask(name, f"about {tokens}", 1000))
+    assert scheduler.predictions.counts.asked == guess.calls == 0
+    scheduler.use_policy("sjf")
+    answered(scheduler, 2)
+    run = Run()
+    step(scheduler, run)
+    assert run.admitted == ["short"], "those who wait are asked for when the order begins to matter"
+    scheduler.shutdown()
+
+
+def test_without_a_tokenizer_there_is_history_only(model: Path, guess: Guess) -> None:
+    scheduler = make_scheduler(LengthwiseScheduler, model, policy="sjf")
+    drain(scheduler, {0: [make_request(str(n), 8, 5) for n in range(4)]})
+    assert scheduler.predictions.counts.asked == guess.calls == 0
+
+
+def test_the_predictor_comes_from_options_or_the_environment(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+
+    def choosing(name: str) -> PredictionService:
+        chosen.append(name)
+        return PredictionService(None)
+
+    monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", choosing)
+    make_scheduler(LengthwiseScheduler, model)
+    monkeypatch.setenv("LENGTHWISE_PREDICTOR", "default")
+    make_scheduler(LengthwiseScheduler, model)
+    make_scheduler(LengthwiseScheduler, model, predictor="none")
+    assert chosen == ["fast", "default", "none"]
+    with pytest.raises(InputError, match="predictor 'fats' is not known"):
+        make_scheduler(LengthwiseScheduler, model, predictor="fats")
+
+
+CHATS: list[list[dict[str, str]]] = [
+    [{"role": "user", "content": "Hi"}],
+    [{"role": "user", "content": "Write a long story about a dragon who learns to cook, with many details."}],
+    [{"role": "system", "content": "Answer with one word."}, {"role": "user", "content": "Capital of France?"}],
+    [{"role": "user", "content": "def add(a, b):\n    '''Add two numbers.'''\n"}],
+    [
+        {"role": "user", "content": "Explain quicksort."},
+        {"role": "assistant", "content": "It divides and conquers."},
+        {"role": "user", "content": "Now in Python, with comments and tests."},
+    ],
+    [{"role": "user", "content": "Solve x^2 - 5x + 6 = 0. Answer:"}],
+]
+
+
+@pytest.mark.parametrize("predictor", ["fast", "default"])
+def test_the_order_inside_vllm_is_that_of_the_predictors_own_predictions(
+    model: Path, tokenizer: Any, predictor: str
+) -> None:
+    scheduler = make_scheduler(
+        LengthwiseScheduler, model, slots=1, policy="sjf", predictor=predictor, tokenizer=model_folder()
+    )
+    own, sjf = load_predictor(predictor), make_policy("sjf")
+
+    def key(job: Job) -> float:
+        return float(sjf.key(job, QueueView(), 0.0))
+
+    direct = {}
+    for number, chat in enumerate(CHATS):
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        scheduler.add_request(make_request(str(number), len(ids), 2000, prompt=ids))
+        prediction = own.predict([PredictionInput(render_chat(chat), MODEL_NAME, 2000)])[0]
+        direct[str(number)] = key(Job(str(number), 0.0, prediction=prediction, max_tokens=2000))
+    answered(scheduler, len(CHATS))
+    scheduler.predictions.deliver(scheduler._predict)
+    keys = {job.id: key(job) for job in map(scheduler.jobs.of, scheduler.waiting)}
+    assert keys == pytest.approx(direct, rel=1e-5)
+    assert [request.request_id for request in scheduler.waiting] == sorted(direct, key=direct.__getitem__)
+    scheduler.shutdown()

@@ -1,0 +1,265 @@
+"""Requests are held by what is predicted about their lengths, and nobody waits for a prediction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lengthwise.policies import Job, QueueView, make_policy
+from lengthwise.predictors import PredictionInput, load_predictor
+from lengthwise.predictors.service import PredictionService
+from tests.gateway.engine import StandIn, served
+from tests.gateway.helpers import CHAT, PLAIN, body, gateway, hinted, metric, post, until, until_true
+from tests.gateway.test_order import hold
+from tests.predictors.guesses import Guess
+
+if TYPE_CHECKING:
+    import aiohttp
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def guess(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Guess]:
+    """In the place of `fast`: it predicts the number that a prompt ends with, and can be made to hang.
+
+    A test may say after how many seconds that is noticed.
+    """
+    made, patience_s = Guess(), getattr(request, "param", 60.0)
+
+    def service(name: str) -> PredictionService:
+        return PredictionService(None if name == "none" else lambda: made, patience_s=patience_s)
+
+    monkeypatch.setattr("lengthwise.gateway.app.prediction_service", service)
+    yield made
+    made.gate.set()
+
+
+async def events(http: aiohttp.ClientSession, url: str, **wanted: int) -> None:
+    """Until so many of these have been counted."""
+
+    async def counted() -> bool:
+        lines = {name: f'lengthwise_predictor_events_total{{event="{name}"}}' for name in wanted}
+        return all([await metric(http, url, line) == wanted[name] for name, line in lines.items()])
+
+    await until(counted)
+
+
+def asking(name: str, prompt: str, **fields: Any) -> dict[str, Any]:
+    return body(name, 900, prompt=prompt, **fields)
+
+
+async def test_those_who_wait_are_ordered_by_predictions_that_came_later(
+    http: aiohttp.ClientSession, guess: Guess
+) -> None:
+    engine = StandIn(lengths=dict.fromkeys(["blocker", "long", "hinted", "short"], 1))
+    with served(engine.app()) as engine_url, gateway(engine_url, policy="sjf", in_flight=1, predictor="fast") as url:
+        guess.gate.clear()
+        waiting = [asking("long", "about 800"), hinted("hinted", 300), asking("short", "about 20")]
+        answers = await hold(http, url, engine, waiting)
+        guess.gate.set()
+        await events(http, url, answered=2, failed=1)  # the blocker's prompt ends with no number
+        engine.gate.set()
+        assert {status for status, _ in await answers} == {200}
+        assert await metric(http, url, 'lengthwise_predictions_total{source="predictor"}') == 2
+        assert await metric(http, url, 'lengthwise_predictions_total{source="hint"}') == 1
+        assert await metric(http, url, 'lengthwise_predictions_total{source="prior"}') == 1
+        assert await metric(http, url, "lengthwise_predictor_prediction_age_seconds_count") == 2
+        assert await metric(http, url, "lengthwise_predictor_prediction_age_seconds_sum") > 0
+    assert engine.names() == ["blocker", "short", "hinted", "long"]
+    assert sorted(guess.predicted) == ["about 20", "about 800"], "a hint wins, and is not predicted"
+
+
+async def test_the_order_is_that_of_the_real_predictors_own_predictions(http: aiohttp.ClientSession) -> None:
+    prompts = {
+        "hi": "Hi",
+        "story": "Write a long story about a dragon who learns to cook, with many details.",
+        "yes": "Is 7 a prime number? Answer yes or no.",
+        "tree": "Write a Python class for a binary search tree with insert, delete and tests.",
+    }
+    engine = StandIn(model="llama-3.1-8B", lengths=dict.fromkeys(["blocker", *prompts], 1))
+    with served(engine.app()) as engine_url, gateway(engine_url, policy="sjf", in_flight=1, predictor="fast") as url:
+        bodies = [asking(name, text, model="llama-3.1-8B") for name, text in prompts.items()]
+        answers = await hold(http, url, engine, bodies)
+        await events(http, url, answered=len(prompts) + 1)
+        engine.gate.set()
+        await answers
+        assert await metric(http, url, "lengthwise_predictor_cpu_seconds_total") > 0
+        assert await metric(http, url, 'lengthwise_predictor{predictor="fast"}') == 1
+    sjf, fast = make_policy("sjf"), load_predictor("fast")
+
+    def key(name: str) -> float:
+        prediction = fast.predict([PredictionInput(prompts[name], "llama-3.1-8B", 900)])[0]
+        return sjf.key(Job(name, 0.0, prediction=prediction, max_tokens=900), QueueView(), 0.0)
+
+    assert engine.names() == ["blocker", *sorted(prompts, key=key)]
+
+
+@pytest.mark.parametrize("guess", [0.3], indirect=True)
+async def test_a_predictor_that_hangs_holds_up_nobody_and_is_told(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
+) -> None:
+    with gateway(engine_url, policy="sjf", predictor="fast") as url:
+        guess.gate.clear()
+        assert (await post(http, url, asking("first", "about 8")))[0] == 200
+        await asyncio.sleep(0.35)
+        assert (await post(http, url, asking("after", "about 9")))[0] == 200
+        await events(http, url, asked=2, hung=1, dropped=1, answered=0)
+        guess.gate.set()
+        await events(http, url, answered=1)
+        assert (await post(http, url, asking("again", "about 9")))[0] == 200
+        await events(http, url, asked=3, answered=2, hung=1)
+    assert engine.finished == 3
+
+
+async def test_a_predictor_that_raises_is_counted_and_history_is_gone_by(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
+) -> None:
+    engine.lengths = {"a": 5, "b": 5}
+    with gateway(engine_url, policy="sjf", predictor="fast") as url:
+        for name in "ab":
+            assert (await post(http, url, asking(name, "no number")))[0] == 200
+            await events(http, url, failed=1 if name == "a" else 2)
+        assert await metric(http, url, 'lengthwise_predictions_total{source="prior"}') == 1
+        assert await metric(http, url, 'lengthwise_predictions_total{source="history"}') == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [1, 2, 3]},
+        {"prompt": [[1, 2, 3]]},
+        {"prompt": ["one 1", "two 2"]},
+        {"prompt": None},
+        {"prompt": {"odd": 1}},
+    ],
+)
+async def test_what_cannot_be_read_is_served_all_the_same(
+    http: aiohttp.ClientSession, engine_url: str, guess: Guess, fields: dict[str, Any]
+) -> None:
+    with gateway(engine_url, policy="sjf", predictor="fast") as url:
+        assert (await post(http, url, body("a", **fields)))[0] == 200
+        await events(http, url, asked=0)
+    assert guess.calls == 0
+
+
+@pytest.mark.parametrize("messages", [["no object"], [{"role": 3, "content": {"deep": []}}], [[]]])
+async def test_odd_messages_are_the_engines_business(
+    http: aiohttp.ClientSession, engine_url: str, guess: Guess, messages: list[Any]
+) -> None:
+    with gateway(engine_url, policy="sjf", predictor="fast") as url:
+        async with http.post(url + CHAT, json={"messages": messages, "max_tokens": 2}) as response:
+            assert response.status == 200
+        await events(http, url, asked=1, failed=1)
+
+
+async def test_a_list_of_one_prompt_is_that_prompt(http: aiohttp.ClientSession, engine_url: str, guess: Guess) -> None:
+    with gateway(engine_url, policy="sjf", predictor="fast") as url:
+        assert (await post(http, url, body("a", prompt=["about 5"])))[0] == 200
+        await events(http, url, answered=1)
+    assert guess.predicted == ["about 5"]
+
+
+async def test_a_chat_is_rendered_with_roles_and_tools(
+    http: aiohttp.ClientSession, engine_url: str, guess: Guess
+) -> None:
+    chat = {
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "about 5"}],
+        "tools": [{"type": "function", "function": {"name": "look"}}],
+        "max_tokens": 3,
+    }
+    with gateway(engine_url, policy="sjf", predictor="fast") as url:
+        async with http.post(url + CHAT, json=chat) as response:
+            assert response.status == 200
+        await events(http, url, answered=1)
+    assert guess.predicted == ["<tools> look\n<system> Be brief.\n<user> about 5"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_answer_is_learned_from_once(
+    http: aiohttp.ClientSession, guess: Guess, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    told: list[tuple[int | None, bool]] = []
+    ended = PredictionService.ended
+
+    def noting(self: PredictionService, key: str, tokens: int | None, *, censored: bool = False) -> None:
+        told.append((tokens, censored))
+        ended(self, key, tokens, censored=censored)
+
+    monkeypatch.setattr(PredictionService, "ended", noting)
+    engine = StandIn(lengths={"whole": 5})
+    with served(engine.app()) as engine_url, gateway(engine_url, predictor="fast") as url:
+        for sent in (body("whole", 9, prompt="1"), body("cut", 9, prompt="1"), body("several", 9, prompt="1", n=2)):
+            async with http.post(url + PLAIN, json={**sent, "stream": stream}) as response:
+                text = await response.text()
+                assert response.status == 200
+                assert stream is ("[DONE]" in text)
+                assert not stream or "usage" not in text
+        await events(http, url, observed=2)
+    assert told == [(5, False), (9, True), (None, False)]
+    del guess
+
+
+async def test_the_usage_of_a_stream_is_asked_for_and_kept_from_a_client_who_did_not_ask(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
+) -> None:
+
+    async def streamed(url: str, **fields: Any) -> str:
+        async with http.post(url + PLAIN, json=body("a", 3, prompt="1", stream=True, **fields)) as response:
+            return await response.text()
+
+    with gateway(engine_url, predictor="fast") as url:
+        plain = await streamed(url)
+        asked = await streamed(url, stream_options={"include_usage": True})
+        refused = await streamed(url, stream_options={"include_usage": False})
+    with gateway(engine_url, predictor="fast", stream_usage=False) as url:
+        off = await streamed(url)
+    with gateway(engine_url, predictor="none") as url:
+        none = await streamed(url)
+    assert plain == refused == off == none
+    assert asked.replace('data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n', "") == plain
+    told = [sent.get("stream_options") for sent in engine.bodies]
+    assert told == [{"include_usage": True}, {"include_usage": True}, {"include_usage": False}, None, None]
+
+
+async def test_a_client_that_leaves_in_the_middle_teaches_that_the_answer_was_longer(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
+) -> None:
+    engine.token_s = 0.01
+    with gateway(engine_url, predictor="fast") as url:
+        async with http.post(url + PLAIN, json=asking("a", "about 5", stream=True)) as response:
+            for _ in range(4):
+                await response.content.readany()
+            response.close()
+        await until_true(lambda: engine.aborted == 1)
+        await events(http, url, observed=1)
+
+
+async def test_under_fcfs_nothing_is_asked_until_the_policy_changes(
+    http: aiohttp.ClientSession, engine_url: str, guess: Guess
+) -> None:
+    with gateway(engine_url, policy="fcfs", predictor="fast") as url:
+        await post(http, url, asking("a", "about 5"))
+        await events(http, url, asked=0)
+        assert guess.calls == 0
+        async with http.post(url + "/lengthwise/policy", json={"policy": "sjf"}) as response:
+            assert response.status == 200
+        await post(http, url, asking("b", "about 5"))
+        await events(http, url, answered=1)
+
+
+async def test_nothing_is_predicted_for_a_request_that_is_refused(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
+) -> None:
+    engine.gate.clear()
+    with gateway(engine_url, policy="sjf", predictor="fast", in_flight=1, max_waiting=0) as url:
+        first = asyncio.create_task(post(http, url, asking("runs", "about 5")))
+        await until_true(lambda: engine.running == 1)
+        async with http.post(url + PLAIN, json=asking("too many", "about 5")) as response:
+            assert response.status == 429
+        await events(http, url, asked=1)
+        engine.gate.set()
+        assert (await first)[0] == 200

@@ -1,0 +1,86 @@
+"""The length of an answer, read from its bytes however they are cut."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lengthwise.gateway.usage_parser import Measure
+
+
+def event(**fields: object) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def words(count: int, reason: str | None) -> list[bytes]:
+    last = [event(choices=[{"index": 0, "delta": {"content": "w"}, "finish_reason": reason}])]
+    first = [event(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])]
+    middle = event(choices=[{"index": 0, "delta": {"content": '"completion_tokens": 9'}, "finish_reason": None}])
+    return first + [middle] * (count - 1) + last
+
+
+USAGE = event(choices=[], usage={"prompt_tokens": 4, "completion_tokens": 7, "total_tokens": 11})
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(("reason", "cut"), [("stop", False), ("tool_calls", False), ("length", True), ("abort", True)])
+def test_a_whole_answer_says_its_length_and_whether_it_was_cut(reason: str, cut: bool) -> None:
+    measure = Measure()
+    said = 'it says "completion_tokens": 99 and "finish_reason": "stop"'
+    choice = {"index": 0, "message": {"content": said}, "finish_reason": reason}
+    measure.whole(json.dumps({"choices": [choice], "usage": {"completion_tokens": 12}}).encode())
+    assert measure.length == (12, cut)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b'{"error": {"message": "no"}}',
+        b'{"choices": [{"finish_reason": "stop"}]}',
+        b'{"choices": [{"finish_reason": "stop"}, {"finish_reason": "length"}], "usage": {"completion_tokens": 30}}',
+        b"\x1f\x8b\x08\x00",
+    ],
+)
+def test_what_does_not_tell_one_length_tells_none(body: bytes) -> None:
+    measure = Measure()
+    measure.whole(body)
+    assert measure.length is None
+
+
+def test_a_stream_that_ended_without_telling_its_usage_tells_no_length() -> None:
+    measure = Measure()
+    for line in [*words(5, "stop"), DONE]:
+        assert measure.lines(line) == line
+    assert measure.length is None, "an event may hold several tokens"
+
+
+def test_a_stream_that_broke_off_is_at_least_as_long_as_what_came() -> None:
+    measure = Measure()
+    for line in words(5, None):
+        measure.lines(line)
+    assert measure.length == (5, True)
+
+
+@given(st.lists(st.integers(0, 12), max_size=8), st.booleans(), st.sampled_from([b"\n", b"\r\n"]))
+def test_however_a_stream_is_cut_only_the_usage_event_is_kept_back(cuts: list[int], hide: bool, end: bytes) -> None:
+    events = [each.replace(b"\n", end) for each in [*words(5, "stop"), USAGE, b": a comment\n\n", DONE]]
+    lines = b"".join(events).splitlines(keepends=True)
+    places = sorted({0, len(lines), *(cut % len(lines) for cut in cuts)})
+    measure = Measure(hide_usage=hide)
+    passed = b"".join(measure.lines(b"".join(lines[start:stop])) for start, stop in pairwise(places))
+    expected = [each for each in events if not hide or b'"usage"' not in each]
+    assert passed == b"".join(expected)
+    assert measure.length == (7, False)
+
+
+def test_usage_beside_words_is_not_kept_back() -> None:
+    measure = Measure(hide_usage=True)
+    both = event(choices=[{"index": 0, "finish_reason": "stop"}], usage={"completion_tokens": 3})
+    odd = b'data: "usage" of a word\n\n'
+    assert measure.lines(both + odd) == both + odd
+    assert measure.length == (3, False)

@@ -1,0 +1,62 @@
+"""The paper's unified call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.predictors import HistogramPredictions, PredictionInput
+from lengthwise.predictors.castillo_api import p99_class, predict_response_length
+
+PROMPT = "Introduce Nanjing University in China."
+
+
+class Classifier:
+    """Knows bins only, and so tells no sampling mean or std."""
+
+    def predict(self, inputs: Sequence[PredictionInput]) -> HistogramPredictions:
+        return HistogramPredictions.of([1, 100, 200], [[0.5, 0.5]] * len(inputs), 8_192)
+
+
+def test_regression_has_the_papers_keys() -> None:
+    found = predict_response_length(PROMPT, "llama-3.2-3B", task="regression", predictor="fast")
+    assert set(found) == {"predicted_mean", "predicted_std"}
+    assert 50 < found["predicted_mean"] < 2_000
+    assert 0 < found["predicted_std"] < found["predicted_mean"]
+
+
+def test_classification_has_the_papers_keys_and_a_class_of_the_width_asked_for() -> None:
+    found = predict_response_length(PROMPT, "llama-3.2-3B", task="classification", bin_width=500, predictor="fast")
+    assert set(found) == {"predicted_p99_class", "predicted_p99_range"}
+    low, high = found["predicted_p99_range"]
+    assert (low, high) == (500 * found["predicted_p99_class"], low + 500)
+
+
+def test_classes_are_200_wide_unless_asked() -> None:
+    low, high = predict_response_length(PROMPT, "llama-3.2-3B", "classification")["predicted_p99_range"]
+    assert high - low == 200
+
+
+def test_without_spread_the_p99_is_the_mean() -> None:
+    assert p99_class(450.0, 0.0) == {"predicted_p99_class": 2, "predicted_p99_range": (400, 600)}
+
+
+def test_the_p99_lies_above_the_mean() -> None:
+    assert p99_class(450.0, 300.0)["predicted_p99_class"] > 2
+
+
+def test_a_predictor_without_sampling_figures_answers_from_its_prediction() -> None:
+    found = predict_response_length(PROMPT, "any", predictor=Classifier())
+    assert 80 < found["predicted_mean"] < 120
+
+
+def test_an_unknown_task_is_a_mistake_with_a_hint() -> None:
+    with pytest.raises(InputError, match="'guess' is no task; regression or classification"):
+        predict_response_length(PROMPT, "llama-3.2-3B", task="guess")  # type: ignore[call-overload]
+
+
+def test_a_class_has_at_least_one_token() -> None:
+    with pytest.raises(InputError, match="give at least 1 token"):
+        predict_response_length(PROMPT, "llama-3.2-3B", bin_width=0)

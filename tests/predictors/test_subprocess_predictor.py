@@ -1,0 +1,145 @@
+"""A predictor in a process of its own: the same predictions, and nothing left behind however either of the two ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lengthwise.predictors import apart as module
+from lengthwise.predictors.contract import PredictionInput
+from lengthwise.predictors.load import load_predictor
+from lengthwise.predictors.service import prediction_service
+from lengthwise.predictors.subprocess_predictor import SubprocessError, SubprocessPredictor
+
+LLM = "meta-llama/Llama-3.1-8B-Instruct"
+INPUTS = [PredictionInput(f"Write {n} lines about foxes. 🦊 \ud800", LLM, max_tokens=100 * n) for n in range(1, 9)]
+
+
+@pytest.fixture
+def fast() -> Iterator[SubprocessPredictor]:
+    made = SubprocessPredictor("fast")
+    yield made
+    made.close()
+
+
+def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", ["fast", "default"])
+def test_its_predictions_are_those_of_the_predictor_here(name: str) -> None:
+    here, there = load_predictor(name), SubprocessPredictor(name)
+    try:
+        predictions = there.predict(INPUTS)
+        mine = here.predict(INPUTS)
+        for q in (0.1, 0.5, 0.9):
+            np.testing.assert_allclose(predictions.quantile(q), mine.quantile(q), rtol=1e-5)
+        assert there.cpu_s > 0
+    finally:
+        there.close()
+
+
+def test_what_it_cannot_predict_fails_alone(fast: SubprocessPredictor) -> None:
+    with pytest.raises(SubprocessError, match="Error"):
+        fast.predict([None])  # type: ignore[list-item]
+    assert len(fast.predict(INPUTS)) == len(INPUTS)
+
+
+def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    with pytest.raises(SubprocessError, match=r"InputError: .*no-such-file\.lw"):
+        SubprocessPredictor(str(tmp_path / "no-such-file.lw")).start()
+
+
+def test_a_process_that_dies_is_started_again_but_not_for_ever(fast: SubprocessPredictor) -> None:
+    for _ in range(module._STARTS):
+        assert len(fast.predict(INPUTS)) == len(INPUTS)
+        pid = fast.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(SubprocessError, match="gone"):
+            fast.predict(INPUTS)
+    with pytest.raises(SubprocessError, match="died"):
+        fast.predict(INPUTS)
+    assert fast.pid is None
+
+
+def test_closing_frees_a_thread_that_waits_for_a_process_that_hangs(fast: SubprocessPredictor) -> None:
+    fast.start()
+    pid = fast.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            fast.predict(INPUTS)
+        except SubprocessError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    fast.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+    assert gone(pid)
+    with pytest.raises(SubprocessError, match="closed"):
+        fast.predict(INPUTS)
+
+
+def test_it_ends_with_its_host_even_one_that_is_killed(tmp_path: Path) -> None:
+    said = tmp_path / "pid"
+    script = (
+        "import pathlib, sys, time; from lengthwise.predictors.subprocess_predictor import Apart; "
+        "made = Apart('fast').start(); pathlib.Path(sys.argv[1]).write_text(str(made.pid)); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(said)]) as host:
+        until(lambda: said.is_file() and bool(said.read_text()))
+        host.kill()
+    pid = int(said.read_text())
+    until(lambda: gone(pid))
+
+
+def test_the_service_of_a_name_predicts_there_counts_its_time_and_leaves_nothing() -> None:
+    service = prediction_service("fast")
+    taken: list[str] = []
+    for n, each in enumerate(INPUTS):
+        service.admit(str(n), LLM, None)
+        service.ask(str(n), lambda each=each: each)  # type: ignore[misc]
+
+    def take(key: str, _: object) -> bool:
+        taken.append(key)
+        return True
+
+    def all_taken() -> bool:
+        service.deliver(take)
+        return len(taken) == len(INPUTS)
+
+    until(all_taken)
+    apart = service._apart
+    assert apart is not None
+    pid = apart.pid
+    assert pid is not None
+    assert service.counts.cpu_s > apart.cpu_s > 0
+    service.close()
+    assert gone(pid)

@@ -1,0 +1,211 @@
+"""What was computed is not computed again, what was not is, and where it is computed makes no difference."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.simulator.sweep import Cache, SweepConfig, in_processes, on_ray, read_sweep, run_sweep, task
+from lengthwise.simulator.sweep.cache import code_version, content_key, workload_digest
+from lengthwise.simulator.sweep.task import Task, run_task
+from tests.gateway.engine import free_port
+from tests.simulator.builders import requests
+
+
+@pytest.fixture(autouse=True)
+def packaged_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LENGTHWISE_DATA", "")
+
+
+def small(**others: Any) -> SweepConfig:
+    given: dict[str, Any] = {
+        "workload": "castillo",
+        "fleet": "2*llama-3-8b@a100",
+        "limits": {"max_num_seqs": 4},
+        "requests": 60,
+        "router": ["round_robin", "lengthwise"],
+        "load": [0.7, 0.9],
+        "seeds": 2,
+        **others,
+    }
+    return SweepConfig(**given)
+
+
+def nobody(tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+    raise AssertionError(f"{len(tasks)} pieces were to be computed")
+
+
+class Counting:
+    """Computes here, and stops after so many."""
+
+    def __init__(self, most: int = sys.maxsize) -> None:
+        self.most, self.done = most, 0
+
+    def __call__(self, tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, one in reversed(list(enumerate(tasks))):  # in whatever order
+            if self.done == self.most:
+                raise KeyboardInterrupt
+            self.done += 1
+            yield number, run_task(one)
+
+
+def test_a_second_run_computes_nothing_and_tells_the_same(tmp_path: Path) -> None:
+    first = run_sweep(small(), Cache(tmp_path), in_processes(1))
+    assert (first.found, first.computed, len(first.rows)) == (0, 2 + 8, 8)
+    assert [(row["load"], row["router"], row["seed"]) for row in first.rows[:4]] == [
+        (0.7, "round_robin", 0),
+        (0.7, "lengthwise", 0),
+        (0.9, "round_robin", 0),
+        (0.9, "lengthwise", 0),
+    ]
+    again = run_sweep(small(), Cache(tmp_path), nobody)
+    assert (again.found, again.computed) == (10, 0)
+    assert again.rows == first.rows
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(small(), Cache(tmp_path), Counting(most=5))
+    rest = Counting()
+    resumed = run_sweep(small(), Cache(tmp_path), rest)
+    assert (rest.done, resumed.found) == (5, 5)
+    assert resumed.rows == run_sweep(small(), Cache(tmp_path / "other"), Counting()).rows
+
+
+def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    run_sweep(small(), cache, Counting())
+    wider = Counting()
+    run_sweep(small(router=["round_robin", "lengthwise", "random"], load=[0.7, 0.9, 1.1]), cache, wider)
+    assert wider.done == 2 * (2 + 3)  # each seed: `random` at two loads, all three at the new one
+    charged = Counting()
+    run_sweep(small(routing_time={"lengthwise": 5.0}), cache, charged)
+    assert charged.done == 2 * 2, "only whom it is charged to"
+
+
+def test_other_code_or_another_workload_is_computed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path)
+    run_sweep(small(), cache, Counting())
+    fewer = Counting()
+    run_sweep(small(requests=50), cache, fewer)
+    assert fewer.done == 10
+    monkeypatch.setattr(task, "code_version", lambda: "another")
+    changed = Counting()
+    run_sweep(small(), cache, changed)
+    assert changed.done == 10
+
+
+def test_processes_compute_what_this_one_computes(tmp_path: Path) -> None:
+    config = small(seeds=1, load=[0.9])
+    here, there = (run_sweep(config, Cache(tmp_path / f"{jobs}"), in_processes(jobs)) for jobs in (1, 2))
+    assert here.rows == there.rows
+
+
+def test_two_sweeps_at_once_share_a_cache(tmp_path: Path) -> None:
+    configs = [small(load=[0.7]), small(load=[0.7, 0.8]), small(load=[0.8])]
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(lambda config: run_sweep(config, Cache(tmp_path), in_processes(1)), configs))
+    alone = [run_sweep(config, Cache(tmp_path), nobody) for config in configs]
+    assert [each.rows for each in together] == [each.rows for each in alone]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".json"], (
+        "nothing half-written"
+    )
+
+
+def test_a_result_that_cannot_be_read_is_computed_again(tmp_path: Path) -> None:
+    config = small(seeds=1, load=[0.9])
+    first = run_sweep(config, Cache(tmp_path), Counting())
+    min(tmp_path.rglob("*.json")).write_text('{"cut')
+    mended = Counting()
+    assert run_sweep(config, Cache(tmp_path), mended).rows == first.rows
+    assert mended.done >= 1
+
+
+def test_keys_say_everything() -> None:
+    one, other = requests([(10, 5)] * 3, [0.0, 1.0, 2.0]), requests([(10, 5)] * 3, [0.0, 1.0, 2.5])
+    assert workload_digest(one) != workload_digest(other)
+    assert workload_digest(one) == workload_digest(requests([(10, 5)] * 3, [0.0, 1.0, 2.0]))
+    assert content_key(a=1, b=2) == content_key(b=2, a=1) != content_key(a=1, b=3)
+    assert code_version() == code_version()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("workload: castillo", "field 'fleet'"),
+        ("workload: castillo\nfleet: 2*llama-3-8b@a100\nrooter: e2", "known are workload, fleet"),
+        ("workload: castillo\nfleet: 2*llama-3-8b@a100\nseeds: 0", "field 'seeds'"),
+        ("- 1", "holds no fields"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_a_file_with_a_mistake_is_told_with_its_field(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        read_sweep(path)
+    assert told in str(error.value)
+
+
+def test_mistakes_in_names_are_told_before_anything_is_computed(tmp_path: Path) -> None:
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"router": "e3"},
+        {"policy": "sjff"},
+        {"load": [], "rate": []},
+        {"load": [0.5], "rate": [1.0]},
+        {"down": "9@1"},
+        {"predictor": "fats"},
+    )
+    for wrong in wrongs:
+        with pytest.raises(InputError):
+            run_sweep(small(**wrong), Cache(tmp_path), nobody)
+
+
+def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"Ray is not installed.*lengthwise\[ray\]"):
+        on_ray("auto")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:no"])
+def test_where_no_cluster_is_that_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    ray = ModuleType("ray")
+    ray.is_initialized = lambda: False  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(InputError, match="no Ray cluster at"):
+        run_sweep(small(), Cache(tmp_path), on_ray(address.format(free_port())))
+
+
+def test_on_ray_every_piece_is_sent_away_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a stand-in with Ray's calls, which is there everywhere; a real one was tried by hand."""
+    calls: list[str] = []
+    ray = ModuleType("ray")
+
+    class Remote:
+        def __init__(self, function: Any) -> None:
+            self.function = function
+
+        def remote(self, argument: Any) -> Any:
+            calls.append("remote")
+            result = self.function(argument)
+            return lambda: result
+
+    ray.init = lambda **options: calls.append(f"init {options['address']}")  # type: ignore[attr-defined]
+    ray.remote = Remote  # type: ignore[attr-defined]
+    ray.wait = lambda waiting, num_returns: (waiting[-num_returns:], waiting[:-num_returns])  # type: ignore[attr-defined]
+    ray.get = lambda reference: reference()  # type: ignore[attr-defined]
+    ray.is_initialized = lambda: bool(calls)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    config = small(seeds=1, load=[0.9])
+    there = run_sweep(config, Cache(tmp_path / "ray"), on_ray("auto"))
+    assert there.rows == run_sweep(config, Cache(tmp_path / "here"), in_processes(1)).rows
+    assert calls == ["init auto", "remote", "remote", "remote"]

@@ -1,0 +1,183 @@
+"""What policies are told of a workload's lengths: the truth, the truth with known noise, the past, a model's word."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from lengthwise.errors import InputError
+from lengthwise.lengths import DEFAULT_CAP, LogT, Point
+from lengthwise.policies import Job
+from lengthwise.predictors import PredictionInput, load_predictor
+from lengthwise.predictors.experimental import parse_predictor_spec
+from lengthwise.predictors.history import History
+from lengthwise.predictors.load import packaged_predictors
+from lengthwise.simulator import predict_workload, simulate
+from lengthwise.workloads import Workload
+from tests.simulator.builders import fleet, requests
+
+
+def castillo_like(n: int = 400, *, prompts: int = 100, llms: int = 1, seed: int = 0) -> Workload:
+    """Prompts that come again, with the mean of their samples and one sample as the true length."""
+    rng = np.random.default_rng(seed)
+    which, llm = np.arange(n) % prompts, np.arange(n) % llms
+    means = np.exp(rng.normal(5.5, 0.9, (prompts, llms)))[which, llm]
+    return Workload.from_table(
+        {
+            "arrival_s": np.arange(n) * 0.1,
+            "input_tokens": np.full(n, 30),
+            "output_tokens": np.maximum(1, np.round(means * np.exp(0.2 * rng.standard_normal(n)))).astype(int),
+            "sample_mean": means,
+            "prompt": [f"Write about the number {number}." for number in which],
+            "llm": [f"llm-{number}" for number in llm],
+        },
+        name="like castillo",
+    )
+
+
+def test_the_oracle_knows_and_none_knows_nothing() -> None:
+    workload = requests([(3, 5), (3, 20_000), (3, 7)]).replace(max_tokens=[100, None, 7])
+    told = predict_workload(workload, "oracle")
+    assert list(told) == [Point(5, 100), Point(20_000, 20_000), Point(7, 7)]
+    assert told.tau == 1.0
+    nothing = predict_workload(workload, "none")
+    assert list(nothing) == [None, None, None]
+    assert math.isnan(nothing.tau)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 2**40), min_size=1, max_size=20))
+def test_the_oracle_is_right_to_the_token_whatever_the_length(lengths: list[int]) -> None:
+    told = predict_workload(requests([(1, length) for length in lengths]), "oracle")
+    assert [prediction.mean() for prediction in told if prediction is not None] == lengths
+    assert told.expected_and_tail()[0].tolist() == lengths
+
+
+@pytest.mark.parametrize("tau", [0.3, 0.6, 0.9])
+def test_noise_is_on_the_mean_of_the_samples_and_the_tau_reached_is_told(tau: float) -> None:
+    workload = castillo_like()
+    told = predict_workload(workload, f"noisy:{tau}", seed=4)
+    reached = stats.kendalltau(told.mu, workload.sample_mean).statistic
+    assert reached == pytest.approx(tau, abs=0.01)
+    assert told.tau == pytest.approx(reached, abs=1e-9)
+
+
+def test_where_no_mean_is_known_the_true_length_is_disturbed() -> None:
+    workload = castillo_like()
+    means = workload.sample_mean.tolist()
+    some = workload.replace(sample_mean=means[:200] + [None] * 200)
+    told = predict_workload(some, "noisy:log=0")
+    assert np.exp(told.mu) == pytest.approx(np.r_[means[:200], workload.output_tokens[200:]])
+    bare = workload.replace(sample_mean=None)
+    told = predict_workload(bare, "noisy:0.6")
+    assert stats.kendalltau(told.mu, bare.output_tokens).statistic == pytest.approx(0.6, abs=0.01)
+
+
+def test_a_prompt_that_comes_again_is_predicted_the_same() -> None:
+    told = predict_workload(castillo_like(), "noisy:0.6")
+    assert told.mu[:100].tolist() == told.mu[100:200].tolist()
+    assert len(set(told.mu.tolist())) == 100
+
+
+def test_tau_is_that_within_each_llm() -> None:
+    workload = castillo_like(600, prompts=300, llms=2)
+    shifted = np.where(np.arange(600) % 2, workload.sample_mean * 50, workload.sample_mean)
+    told = predict_workload(workload.replace(sample_mean=shifted), "noisy:0.4")
+    within = [stats.kendalltau(told.mu[llm::2], shifted[llm::2]).statistic for llm in (0, 1)]
+    assert told.tau == pytest.approx(np.mean(within)) == pytest.approx(0.4, abs=0.01)
+
+
+def test_predictions_are_the_same_for_the_same_seed_only() -> None:
+    workload = castillo_like()
+    a, b, c = (predict_workload(workload, "noisy:0.6", seed=seed).mu.tolist() for seed in (1, 1, 2))
+    assert a == b != c
+
+
+def test_history_knows_the_answers_before_and_never_its_own() -> None:
+    workload = castillo_like(60, llms=2)
+    told = predict_workload(workload, "history")
+    history = History()
+    for row in range(60):
+        llm = f"llm-{row % 2}"
+        assert told[row] == history.predict([PredictionInput("", llm)])[0]
+        history.observe(llm, int(workload.output_tokens[row]))
+
+
+def test_history_takes_a_cut_answer_as_at_least_that_long() -> None:
+    cut = castillo_like(200).limited_to(100)
+    whole = predict_workload(cut.replace(max_tokens=None), "history")
+    assert predict_workload(cut, "history").mu[-1] > whole.mu[-1]
+
+
+def test_a_model_reads_each_prompt_once_and_predicts_what_it_would_alone() -> None:
+    workload = castillo_like().replace(max_tokens=900)
+    shares: list[float] = []
+    told = predict_workload(workload, "fast", on_progress=shares.append)
+    alone = load_predictor("fast").predict([PredictionInput("Write about the number 7.", "llm-0", 900, 30)])[0]
+    for row in (7, 107):
+        prediction = told[row]
+        assert isinstance(prediction, LogT)
+        assert prediction.cap == 900
+        assert prediction.quantile(0.5) == pytest.approx(alone.quantile(0.5))
+    assert shares == [1.0]  # 100 distinct prompts are one batch
+
+
+def test_a_model_file_is_a_predictor_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.lw"
+    path.write_bytes(packaged_predictors()["fast"].read_bytes())
+    workload = castillo_like(20)
+    assert predict_workload(workload, str(path)).mu.tolist() == predict_workload(workload, "fast").mu.tolist()
+
+
+def test_a_model_without_prompts_to_read_says_what_can_be_had() -> None:
+    with pytest.raises(InputError, match=r"no prompt texts for predictor 'fast'.*oracle, noisy:TAU, history or none"):
+        predict_workload(requests([(3, 5)]), "fast")
+
+
+@pytest.mark.parametrize("spec", ["oracle", "none", "noisy:0.6", "noisy:log=2", "history"])
+def test_mean_and_tail_of_all_at_once_are_those_of_each_job(spec: str) -> None:
+    workload = castillo_like(60)
+    workload = workload.replace(
+        max_tokens=[None, 4000, 800] * 20, output_tokens=np.minimum(workload.output_tokens, 800)
+    )
+    told = predict_workload(workload, spec)
+    limits = workload.table["max_tokens"].to_pylist()
+    jobs = [
+        Job("x", 0.0, prediction=prediction, max_tokens=limit) for prediction, limit in zip(told, limits, strict=True)
+    ]
+    expected, tail = told.expected_and_tail()
+    assert expected == pytest.approx([job.expected for job in jobs], rel=1e-3)
+    assert tail == pytest.approx([job.tail for job in jobs], rel=1e-3)
+
+
+def test_a_spec_object_has_the_name_it_is_written_with() -> None:
+    workload = castillo_like(60)
+    for name in ("oracle", "none", "history", "noisy:0.6", "noisy:log=0.5", "fast"):
+        assert predict_workload(workload, parse_predictor_spec(name)).predictor == name
+
+
+def test_policies_can_share_predictions_made_once() -> None:
+    workload, engines = castillo_like(80), fleet(seqs=4, budget=4096, blocks=2048)
+    told = predict_workload(workload, "noisy:0.6")
+    shared, named, blind = (simulate(workload, engines, "sjf", predictor=each) for each in (told, "noisy:0.6", "none"))
+    assert shared.started.tolist() == named.started.tolist() != blind.started.tolist()
+
+
+def test_nothing_to_predict_about_nobody() -> None:
+    nobody = castillo_like(10).head(0)
+    for spec in ("oracle", "none", "noisy:0.6", "history"):
+        told = predict_workload(nobody, spec)
+        assert (len(told), list(told)) == (0, [])
+        assert [len(column) for column in told.expected_and_tail()] == [0, 0]
+
+
+def test_the_default_cap_is_not_raised_by_a_length_that_a_predictor_cannot_know() -> None:
+    workload = castillo_like(20).replace(output_tokens=np.full(20, 3 * DEFAULT_CAP))
+    assert set(predict_workload(workload, "fast").cap.tolist()) == {DEFAULT_CAP}
+    assert set(predict_workload(workload, "oracle").cap.tolist()) == {3 * DEFAULT_CAP}
