@@ -70,9 +70,9 @@ bench: $(STAMP) ## speed and accuracy figures, printed
 	$(BIN)/python -m benchmarks.gateway
 
 # The LLM computes with one thread: the other core is left to what would run beside a GPU, the predictor among it.
-evidence: $(ENGINE) ## the measurement on the real engine, hours of it, and docs/evidence.md; goes on where it was
+evidence: $(ENGINE) ## the measurement on the real engine, hours of it, and docs/studies/evidence.md; goes on where it was
 	mkdir -p out
-	$(BIN)/lengthwise bench engine --compile --at-once 4 --report out/evidence.html --page docs/evidence.md
+	$(BIN)/lengthwise bench engine --compile --at-once 4 --report out/evidence.html --page docs/studies/evidence.md
 
 clean: ## forget the virtual environment and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .upstream out

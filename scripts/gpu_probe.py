@@ -4,7 +4,7 @@
     collect  there: one answer to each prompt, states kept; as many files as come back, under --out
     join     here: these files and the table of the prompts as a folder for `lengthwise probe train`
 
-`collect` needs Python, torch, NumPy and transformers, nothing else of the package. docs/trail.md says how to run it.
+`collect` needs Python, torch, NumPy and transformers, nothing else of the package. docs/studies/trail.md says how to run it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
     join     here: the pieces of the weights as one file, for `lengthwise.predictors.encoder.export`
 
 `explore` and `distil` need Python, torch and NumPy, nothing else: the package's own modules are imported without the
-package's `__init__` files. docs/training.md says how to run it.
+package's `__init__` files. docs/guides/training.md says how to run it.
 """
 
 from __future__ import annotations

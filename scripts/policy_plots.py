@@ -1,4 +1,4 @@
-"""Draw the figures of docs/policies.md, one for each policy, by asking the policy itself.
+"""Draw the figures of docs/reference/policies.md, one for each policy, by asking the policy itself.
 
     python scripts/policy_plots.py            # writes docs/figures/policy_NAME.svg
 

@@ -1,7 +1,7 @@
 """vLLM's own scheduler tests, of the same release, with our class in the place of theirs.
 
 They are fetched beside the project (`make upstream`) and never committed. Those that need a model configuration
-from the hub cannot run here, with vLLM's own class either: docs/engine.md lists them.
+from the hub cannot run here, with vLLM's own class either: docs/guides/engine.md lists them.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def doctor(
     if home is None:
         console.print(
             f"data: the package's own samples. Point {DATA_VARIABLE} at a folder with the full data "
-            "(docs/workloads.md) to use it."
+            "(docs/guides/workloads.md) to use it."
         )
     else:
         console.print(f"data: {home} ({DATA_VARIABLE})")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Url = Annotated[str | None, typer.Option("--url", help="Probe this OpenAI endpoint, which must be idle otherwise.")]
 Steps = Annotated[
-    Path | None, typer.Option("--steps", help="Fit a log of steps (docs/engine.md): better, where there is one.")
+    Path | None, typer.Option("--steps", help="Fit a log of steps (docs/guides/engine.md): better, where there is one.")
 ]
 Model = Annotated[str | None, typer.Option("--model", help="Of those that the endpoint serves; else its first.")]
 Kv = Annotated[int | None, typer.Option("--kv-tokens", min=1, help="KV memory of an endpoint that does not tell.")]

@@ -17,10 +17,10 @@ def serve(
         list[str] | None,
         typer.Option(metavar="URL", help="An OpenAI-compatible engine; may be given more than once."),
     ] = None,
-    policy: Annotated[str, typer.Option(help="The order of waiting requests (docs/policies.md).")] = "lengthwise",
+    policy: Annotated[str, typer.Option(help="The order of waiting requests (docs/reference/policies.md).")] = "lengthwise",
     router: Annotated[
         str | None,
-        typer.Option(help="Who chooses among engines (docs/routing.md); lengthwise where there are several."),
+        typer.Option(help="Who chooses among engines (docs/reference/routing.md); lengthwise where there are several."),
     ] = None,
     predictor: Annotated[
         str, typer.Option(help="What predicts lengths: fast, default, none, or a model file (.lw).")

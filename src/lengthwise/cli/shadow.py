@@ -26,7 +26,7 @@ Engine = Annotated[
         help="Replay on this engine: MODEL@GPU, or a file of `lengthwise engine fit`; else one is fitted to the log."
     ),
 ]
-Policy = Annotated[str, typer.Option(help="What to replay beside FCFS, commas between (docs/policies.md).")]
+Policy = Annotated[str, typer.Option(help="What to replay beside FCFS, commas between (docs/reference/policies.md).")]
 Seqs = Annotated[int | None, typer.Option("--max-num-seqs", min=1, help="Requests that run at once in the engine.")]
 
 

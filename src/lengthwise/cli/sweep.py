@@ -19,7 +19,7 @@ from lengthwise.workloads.atomic import atomic_path
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.YAML", help="What is crossed (docs/sweeps.md).")],
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.YAML", help="What is crossed (docs/guides/sweeps.md).")],
     jobs: Annotated[int, typer.Option(help="Processes of this machine.")] = 2,
     ray: Annotated[
         str | None,

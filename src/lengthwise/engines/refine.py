@@ -122,7 +122,7 @@ def told(prediction: LengthDistribution | None, cap: int) -> LengthDistribution:
 def check_fit(probe: Probe, llms: Iterable[str], *, hidden_size: int | None, layers: int | None) -> None:
     """Refuse a probe of another LLM: by name, and by its states' size and depth where these are known."""
     names = [llm for llm in llms if llm]
-    hint = "train one for it: lengthwise probe collect, then probe train (docs/trail.md)"
+    hint = "train one for it: lengthwise probe collect, then probe train (docs/studies/trail.md)"
     if _bare(probe.llm) not in {_bare(name) for name in names}:
         served = names[-1] if names else "an LLM without a name"
         raise InputError(f"the probe is for {probe.llm}, and the engine serves {served}", field="probe", hint=hint)

@@ -195,7 +195,7 @@ def read_steps(path: Path) -> tuple[pa.Table, EngineFacts]:
     missing = [name for name in COLUMNS if name not in table.column_names]
     told = (table.schema.metadata or {}).get(_FACTS)
     if missing or told is None:
-        hint = "give a log that the plug-in made: docs/engine.md, `steps`"
+        hint = "give a log that the plug-in made: docs/guides/engine.md, `steps`"
         raise InputError(
             "says nothing of its engine" if told is None else f"has no column {missing[0]}", source=path, hint=hint
         )

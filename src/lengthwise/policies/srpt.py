@@ -22,7 +22,7 @@ class Srpt(Preemptive):
     A running job yields to a waiting one with less to come, while generated <= c * r, r the first prediction's mean,
     and while it has been preempted less than `times` = 4 times.
     c = 0: only before its first token. TRAIL has 0.8, and 1 with true lengths is SRPT proper; but where many run at
-    once a place is free soon anyway, and what preemption costs is more than it gains (docs/trail.md). It pays with few
+    once a place is free soon anyway, and what preemption costs is more than it gains (docs/studies/trail.md). It pays with few
     slots, and for the time to the first token. A refined prediction changes the remaining length, not r. Memory short: most
     to come first, of those who may yield, then of the others. Without a prediction: the wide prior.
 

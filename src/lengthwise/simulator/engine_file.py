@@ -83,11 +83,11 @@ def read_engine(path: str | Path) -> EngineSpec:
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", source=path, field="fleet") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError("is no YAML", source=path, hint="see docs/simulator.md for an engine's file") from error
+        raise InputError("is no YAML", source=path, hint="see docs/guides/simulator.md for an engine's file") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part not in ("linear", "roofline"))
-        hint = "see docs/simulator.md for an engine's file"
+        hint = "see docs/guides/simulator.md for an engine's file"
         raise InputError(first["msg"].lower(), source=path, field=where or None, hint=hint) from error
     limits = given.model_dump(exclude={"name", "cost"})
     return EngineSpec(given.name or path.stem, given.cost.model(), **limits)

@@ -1,4 +1,4 @@
-"""docs/evidence.md, written from the results: the answer first, then what it rests on.
+"""docs/studies/evidence.md, written from the results: the answer first, then what it rests on.
 
 What stands below the line `<!-- by hand -->` of an earlier page is kept.
 """
@@ -33,7 +33,7 @@ def markdown(evidence: Evidence, picture: str | None, kept: str = "") -> str:
     """The page; `picture` is where its figure lies, `kept` what was written by hand."""
     parts = [
         "# Evidence: does knowing the length pay?",
-        "<!-- Written by `lengthwise bench engine --page docs/evidence.md`. -->",
+        "<!-- Written by `lengthwise bench engine --page docs/studies/evidence.md`. -->",
         *_answer(evidence),
         "" if picture is None else f"![E2E latencies and gains at the highest load]({picture})",
         _markdown(target_table(evidence)),
@@ -44,7 +44,7 @@ def markdown(evidence: Evidence, picture: str | None, kept: str = "") -> str:
         "## All figures",
         *(_markdown(table) for table in tables(evidence)),
         "## Again",
-        f"    LENGTHWISE_DATA=... lengthwise bench engine {_options(evidence)}--page docs/evidence.md",
+        f"    LENGTHWISE_DATA=... lengthwise bench engine {_options(evidence)}--page docs/studies/evidence.md",
         _AGAIN,
         BY_HAND,
     ]

@@ -1,6 +1,6 @@
 """A Llama as an encoder, in plain PyTorch: a language model that has read far more than its fine-tuning shows it.
 
-It teaches, it is not served: a student of a tenth of its cost learns what it says (docs/training.md). Each token sees
+It teaches, it is not served: a student of a tenth of its cost learns what it says (docs/guides/training.md). Each token sees
 those before it, as in pretraining, so what a prompt asks for is known at its last token (pooling "last_all").
 """
 
