@@ -15,7 +15,9 @@ from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.errors import InputError
 from lengthwise.predictors.service import DEFAULT_PREDICTOR
 
-Policy = Annotated[str, typer.Option("--policy", help="Order of waiting requests in the engine (docs/reference/policies.md).")]
+Policy = Annotated[
+    str, typer.Option("--policy", help="Order of waiting requests in the engine (docs/reference/policies.md).")
+]
 Predictor = Annotated[
     str, typer.Option("--predictor", help="What predicts lengths: fast, default, none, or a model file (.lw).")
 ]

@@ -17,7 +17,9 @@ def serve(
         list[str] | None,
         typer.Option(metavar="URL", help="An OpenAI-compatible engine; may be given more than once."),
     ] = None,
-    policy: Annotated[str, typer.Option(help="The order of waiting requests (docs/reference/policies.md).")] = "lengthwise",
+    policy: Annotated[
+        str, typer.Option(help="The order of waiting requests (docs/reference/policies.md).")
+    ] = "lengthwise",
     router: Annotated[
         str | None,
         typer.Option(help="Who chooses among engines (docs/reference/routing.md); lengthwise where there are several."),
