@@ -30,9 +30,9 @@ def pack(arguments: argparse.Namespace) -> None:
     """Write what a training needs into one folder."""
     import torch
 
-    from lengthwise.predictors.encoder.backbones import load_backbone
-    from lengthwise.predictors.encoder.config import read_config
-    from lengthwise.predictors.encoder.data import load_samples, make_pack
+    from lengthwise.training.encoder.backbones import load_backbone
+    from lengthwise.training.encoder.config import read_config
+    from lengthwise.training.encoder.data import load_samples, make_pack
 
     config = read_config(arguments.config)
     loaded = load_backbone(config.backbone, config.max_tokens)
@@ -60,10 +60,10 @@ def work(job: tuple[Path, Path, str, str, int, float]) -> tuple[str, Any]:
     import torch
 
     from experiments.alpaca20.run import thinned, train_bins, width_settings
-    from lengthwise.predictors.encoder.bert import Bert, BertShape
-    from lengthwise.predictors.encoder.bins import bin_edges
-    from lengthwise.predictors.encoder.network import LengthNetwork
-    from lengthwise.predictors.encoder.pack import Pack
+    from lengthwise.training.encoder.bert import Bert, BertShape
+    from lengthwise.training.encoder.bins import bin_edges
+    from lengthwise.training.encoder.network import LengthNetwork
+    from lengthwise.training.encoder.pack import Pack
 
     name, settings = parse_variant(variant)
     data = Pack.read(folder / FILES[0])

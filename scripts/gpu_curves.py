@@ -28,10 +28,10 @@ def work(job: tuple[Path, str, dict[str, Any], int, float]) -> tuple[str, list[d
     import torch
 
     from experiments.castillo.curves import STUDIES, only, run
-    from lengthwise.predictors.encoder.bert import Bert, BertShape
-    from lengthwise.predictors.encoder.bins import bin_edges
-    from lengthwise.predictors.encoder.network import LengthNetwork
-    from lengthwise.predictors.encoder.pack import Pack
+    from lengthwise.training.encoder.bert import Bert, BertShape
+    from lengthwise.training.encoder.bins import bin_edges
+    from lengthwise.training.encoder.network import LengthNetwork
+    from lengthwise.training.encoder.pack import Pack
 
     study = next(each for each in STUDIES if each.name == name)
     config = configured(folder, {**study.changes, **changes})

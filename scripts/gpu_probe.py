@@ -31,9 +31,9 @@ def pack(arguments: argparse.Namespace) -> None:
     import transformers
 
     from lengthwise.cli.collect import read_prompts
-    from lengthwise.engines.hidden_states import drawn, prompt_ids
     from lengthwise.engines.smollm2 import model_folder
-    from lengthwise.predictors.probe.states import NOT_TRAINED
+    from lengthwise.training.probe.hidden_states import drawn, prompt_ids
+    from lengthwise.training.probe.states import NOT_TRAINED
     from scripts.gpu_train import pack_llama
 
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def pack(arguments: argparse.Namespace) -> None:
 
 
 def _held_out(prompt: Any, part: float) -> bool:  # noqa: ANN401
-    from lengthwise.engines.hidden_states import drawn
+    from lengthwise.training.probe.hidden_states import drawn
 
     return prompt.split == "test" or drawn(prompt.key) < part
 
@@ -98,8 +98,8 @@ def full_name(name: str) -> str:
 
 
 def bare_package() -> None:
-    """Let `lengthwise.predictors.probe.generate` be imported without the packages around it."""
-    for name in ("lengthwise", "lengthwise.predictors", "lengthwise.predictors.probe"):
+    """Let `lengthwise.training.probe.generate` be imported without the packages around it."""
+    for name in ("lengthwise", "lengthwise.training", "lengthwise.training.probe"):
         module = types.ModuleType(name)
         module.__path__ = [str(ROOT / "src" / name.replace(".", "/"))]
         sys.modules[name] = module
@@ -110,7 +110,7 @@ def collect(arguments: argparse.Namespace) -> None:
     bare_package()
     import numpy as np
 
-    from lengthwise.predictors.probe.generate import Speech, answer_all
+    from lengthwise.training.probe.generate import Speech, answer_all
 
     with np.load(arguments.folder / "prompts.npz") as packed:
         sizes, held_out = packed["sizes"][: arguments.limit], packed["held_out"][: arguments.limit]

@@ -7,7 +7,7 @@
     explore  there: variants side by side, scored on held-out prompts
     distil   there: an ensemble over folds, then students taught by it; the best one's weights are kept
     left_out there: variants that each know nothing of one LLM
-    join     here: the pieces of the weights as one file, for `lengthwise.predictors.encoder.export`
+    join     here: the pieces of the weights as one file, for `lengthwise.training.encoder.export`
 
 `explore` and `distil` need Python, torch and NumPy, nothing else: the package's own modules are imported without the
 package's `__init__` files. docs/guides/training.md says how to run it.
@@ -38,12 +38,13 @@ SHORT = {
     "log_std": "loss.log_std", "pairwise": "loss.pairwise", "sigma_prior": "loss.sigma_prior", "soft": "loss.soft",
     "drop": "identity.drop", "pooling": "pooling", "layers": "layers",
 }  # fmt: skip
+PARTS = ("predictors", "predictors.encoder", "training", "training.encoder")
 JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without")
 
 
 def bare_package() -> None:
-    """Let `lengthwise.predictors.encoder.x` be imported without the packages around it."""
-    for name in ("lengthwise", "lengthwise.predictors", "lengthwise.predictors.encoder"):
+    """Let `lengthwise.training.encoder` be imported without the packages around it."""
+    for name in ("lengthwise", *(f"lengthwise.{part}" for part in PARTS)):
         module = types.ModuleType(name)
         module.__path__ = [str(SOURCE / name.replace(".", "/"))]
         sys.modules[name] = module
@@ -53,10 +54,10 @@ def pack(arguments: argparse.Namespace) -> None:
     """Write pack.npz, weights and config.json."""
     import torch
 
-    from lengthwise.predictors.encoder.augment import more_prompts
-    from lengthwise.predictors.encoder.backbones import load_backbone
-    from lengthwise.predictors.encoder.config import read_config
-    from lengthwise.predictors.encoder.data import load_samples, make_pack
+    from lengthwise.training.encoder.augment import more_prompts
+    from lengthwise.training.encoder.backbones import load_backbone
+    from lengthwise.training.encoder.config import read_config
+    from lengthwise.training.encoder.data import load_samples, make_pack
 
     config = read_config(arguments.config)
     loaded = load_backbone(config.backbone, config.max_tokens)
@@ -150,8 +151,8 @@ def load_bare(folder: Path) -> Any:  # noqa: ANN401
     """The encoder of a pack's folder, without its files of origin."""
     import torch
 
-    from lengthwise.predictors.encoder.bert import Bert, BertShape
-    from lengthwise.predictors.encoder.llama import Llama, LlamaShape
+    from lengthwise.training.encoder.bert import Bert, BertShape
+    from lengthwise.training.encoder.llama import Llama, LlamaShape
 
     shape = json.loads((folder / "shape.json").read_text())
     encoder = Llama(LlamaShape(**shape)) if "rope_theta" in shape else Bert(BertShape(**shape))
@@ -168,7 +169,7 @@ def invent(arguments: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from lengthwise.predictors.encoder.pack import TRAIN, Pack
+    from lengthwise.training.encoder.pack import TRAIN, Pack
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     folder = arguments.folder
@@ -225,8 +226,8 @@ def more(arguments: argparse.Namespace) -> None:
     from tokenizers import Tokenizer
 
     from lengthwise.engines.smollm2 import model_folder
-    from lengthwise.predictors.encoder.backbones import load_backbone
-    from lengthwise.predictors.encoder.config import read_config
+    from lengthwise.training.encoder.backbones import load_backbone
+    from lengthwise.training.encoder.config import read_config
 
     if not arguments.more.is_file():
         tokenizer = Tokenizer.from_file(str(model_folder() / "tokenizer.json"))
@@ -246,7 +247,7 @@ def read_pack(folder: Path) -> Any:  # noqa: ANN401
     """The pack of a folder, with the invented prompts where there are any."""
     import numpy as np
 
-    from lengthwise.predictors.encoder.pack import Pack
+    from lengthwise.training.encoder.pack import Pack
 
     data = Pack.read(folder / "pack.npz")
     if (folder / "more.npz").is_file():
@@ -292,10 +293,10 @@ def work(arguments: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from lengthwise.predictors.encoder.ensemble import scores_of
-    from lengthwise.predictors.encoder.network import LengthNetwork
-    from lengthwise.predictors.encoder.reshape import reshape
-    from lengthwise.predictors.encoder.training import Trainer
+    from lengthwise.training.encoder.ensemble import scores_of
+    from lengthwise.training.encoder.network import LengthNetwork
+    from lengthwise.training.encoder.reshape import reshape
+    from lengthwise.training.encoder.training import Trainer
 
     WORK.mkdir(parents=True, exist_ok=True)
     name, settings = parse_variant(arguments.variant[0])
@@ -335,8 +336,8 @@ def make_task(arguments: argparse.Namespace, settings: dict[str, Any], data: Any
     """What is trained on, and the prompts to predict after."""
     import numpy as np
 
-    from lengthwise.predictors.encoder.pack import HELD_OUT, TRAIN, UNLABELLED
-    from lengthwise.predictors.encoder.training import Task
+    from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, UNLABELLED
+    from lengthwise.training.encoder.training import Task
 
     soft = np.load(arguments.soft) if arguments.soft else None
     train = (data.part == TRAIN) & (data.fold != settings.get("fold", -1))
@@ -386,7 +387,7 @@ def left_out(arguments: argparse.Namespace) -> None:
     bare_package()
     import numpy as np
 
-    from lengthwise.predictors.encoder.pack import UNLABELLED
+    from lengthwise.training.encoder.pack import UNLABELLED
 
     names = run_all(arguments, arguments.variant, time.time() + arguments.budget - 10)
     kept = read_pack(arguments.folder).part != UNLABELLED
@@ -404,7 +405,7 @@ def distil(arguments: argparse.Namespace) -> None:
     bare_package()
     import numpy as np
 
-    from lengthwise.predictors.encoder.ensemble import Member, soft_targets
+    from lengthwise.training.encoder.ensemble import Member, soft_targets
 
     began = time.time()
     until = began + arguments.budget - 20
@@ -442,7 +443,7 @@ def report(arguments: argparse.Namespace, names: list[str], members: Any = (), k
     bare_package()
     import numpy as np
 
-    from lengthwise.predictors.encoder.ensemble import Member, average, scores_of
+    from lengthwise.training.encoder.ensemble import Member, average, scores_of
 
     data = read_pack(arguments.folder)
     results = [json.loads((WORK / f"{name}.json").read_text()) for name in names]

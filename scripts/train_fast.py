@@ -23,27 +23,27 @@ import numpy as np
 
 from lengthwise.predictors.calibration import Calibration
 from lengthwise.predictors.contract import LogTPredictions
-from lengthwise.predictors.encoder.config import DataConfig
-from lengthwise.predictors.encoder.data import SMOLLM2, load_samples
 from lengthwise.predictors.fast import KIND, FastPredictor
-from lengthwise.predictors.fast.course import PIECES, Course
-from lengthwise.predictors.fast.examples import PromptTable, calibration, figures
-from lengthwise.predictors.fast.fit import Examples, Recipe, fit_network
-from lengthwise.predictors.fast.language import MEANING, Language
-from lengthwise.predictors.fast.learn import FOLDS as GUESS_FOLDS
-from lengthwise.predictors.fast.learn import learn_tables
-from lengthwise.predictors.fast.teacher import Lessons
 from lengthwise.predictors.file import write_model_file
 from lengthwise.predictors.identity import identify
 from lengthwise.predictors.licences import LICENCES
 from lengthwise.predictors.load import load_predictor, packaged_predictors
+from lengthwise.training.encoder.config import DataConfig
+from lengthwise.training.encoder.data import SMOLLM2, load_samples
+from lengthwise.training.fast.distillation_set import PIECES, DistillationSet
+from lengthwise.training.fast.examples import PromptTable, calibration, figures
+from lengthwise.training.fast.fit import Examples, Recipe, fit_network
+from lengthwise.training.fast.language import MEANING, Language
+from lengthwise.training.fast.learn import FOLDS as GUESS_FOLDS
+from lengthwise.training.fast.learn import learn_tables
+from lengthwise.training.fast.teacher import Lessons
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from lengthwise.predictors.fast.teacher import Teacher
+    from lengthwise.training.fast.teacher import Teacher
 
     Floats = NDArray[np.float32]
 
@@ -61,7 +61,7 @@ def main() -> None:
     test = table.rows([i for i, part in enumerate(table.splits) if part == "test"])
     unseen = set(test.texts)
     train = table.rows([i for i, part in enumerate(table.splits) if part != "test" and table.texts[i] not in unseen])
-    course = Course.of(train, lambda texts: _teach(texts, options.lessons), SEED)
+    course = DistillationSet.of(train, lambda texts: _teach(texts, options.lessons), SEED)
     language = Language.of(train.texts, options.encoder)
     _say(f"{len(train)} prompts, {len(course.pieces)} pieces, {len(test)} test prompts, {language.reader.size} words")
 
@@ -94,7 +94,7 @@ def _teach(texts: Sequence[str], kept: Path | None) -> Lessons:
     return lessons
 
 
-def _fit(course: Course, language: Language, adjustments: Calibration, seed: int) -> FastPredictor:
+def _fit(course: DistillationSet, language: Language, adjustments: Calibration, seed: int) -> FastPredictor:
     train, read = course.prompts, language.reader.read
     levels = train.levels()
     folds = np.random.default_rng(seed).integers(0, GUESS_FOLDS, len(train) + 1)  # and one more: noise
@@ -117,7 +117,7 @@ def _fit(course: Course, language: Language, adjustments: Calibration, seed: int
     return FastPredictor(language.reader, learned.tables, network, train.llms, levels, adjustments)
 
 
-def _cross_fit(course: Course, language: Language) -> tuple[dict[str, Any], Calibration]:
+def _cross_fit(course: DistillationSet, language: Language) -> tuple[dict[str, Any], Calibration]:
     """Predict every prompt by a network that never saw it; figures are of validate, which has the corpora's own mix."""
     train = course.prompts
     fold = np.random.default_rng(SEED).integers(0, FOLDS, len(train))
@@ -148,7 +148,7 @@ def _joined(parts: Sequence[LogTPredictions]) -> LogTPredictions:
     return LogTPredictions.of(mu, sigma, parts[0].columns.cap[0], sample_mean=mean, sample_std=std)
 
 
-def _card(course: Course, found: dict[str, Any]) -> dict[str, Any]:
+def _card(course: DistillationSet, found: dict[str, Any]) -> dict[str, Any]:
     used = (*CORPORA, "CASTILLO (lengths)", "SmolLM2 (lengths)", "MiniLM (encoder)")
     return {
         "kind": KIND,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from lengthwise.predictors.encoder.pack import HELD_OUT, TEST, TRAIN
 from lengthwise.predictors.encoder.readout import probabilities
+from lengthwise.training.encoder.pack import HELD_OUT, TEST, TRAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lengthwise.predictors.encoder.config import TrainingConfig
-    from lengthwise.predictors.encoder.network import LengthNetwork
-    from lengthwise.predictors.encoder.pack import Pack
+    from lengthwise.training.encoder.config import TrainingConfig
+    from lengthwise.training.encoder.network import LengthNetwork
+    from lengthwise.training.encoder.pack import Pack
 
     Floats = NDArray[np.float64]
 
@@ -127,7 +127,7 @@ def train_bins(
     progress: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> BinPredictions:
     """Train on the training prompts, watched on the held-out ones, and predict the test prompts."""
-    from lengthwise.predictors.encoder.training import Task, Trainer
+    from lengthwise.training.encoder.training import Task, Trainer
 
     learns, held_out, test = (np.flatnonzero(pack.part == part) for part in (TRAIN, HELD_OUT, TEST))
     task = Task(pack, learns, held_out, edges=edges)

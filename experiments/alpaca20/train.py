@@ -21,8 +21,8 @@ from experiments.alpaca20.run import (
     width_settings,
 )
 from lengthwise.errors import InputError
-from lengthwise.predictors.encoder.config import TrainingConfig
-from lengthwise.predictors.encoder.run import Prepared
+from lengthwise.training.encoder.config import TrainingConfig
+from lengthwise.training.encoder.run import Prepared
 
 _TRAINING_OVER_READING: Final = 3.0  # a step back costs two forward
 _LOOK: Final = 64
@@ -42,8 +42,8 @@ def train_here(
     try:
         import torch
 
-        from lengthwise.predictors.encoder.bins import bin_edges
-        from lengthwise.predictors.encoder.run import Prepared, prepare
+        from lengthwise.training.encoder.bins import bin_edges
+        from lengthwise.training.encoder.run import Prepared, prepare
     except ModuleNotFoundError as error:
         raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
     if config.head.kind != "bins":
@@ -94,8 +94,8 @@ def start_from(network: Any, path: Path) -> None:  # noqa: ANN401  (torch's type
 
 def _seconds(ready: Prepared, network: Any, device: str) -> float:  # noqa: ANN401  (torch's types are not seen)
     """How long all epochs will take, from reading a few training prompts once."""
-    from lengthwise.predictors.encoder.pack import TRAIN
-    from lengthwise.predictors.encoder.training import Task, Trainer
+    from lengthwise.training.encoder.pack import TRAIN
+    from lengthwise.training.encoder.training import Task, Trainer
 
     learns = np.flatnonzero(ready.pack.part == TRAIN)
     some = learns[:: max(1, len(learns) // _LOOK)]

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.alpaca20.run import fast_half
-from lengthwise.predictors.encoder.config import TrainingConfig
-from lengthwise.predictors.encoder.network import LengthNetwork
-from lengthwise.predictors.encoder.pack import HELD_OUT, TRAIN, Pack
+from lengthwise.training.encoder.config import TrainingConfig
+from lengthwise.training.encoder.network import LengthNetwork
+from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, Pack
 
 LLAMAS: Final = ("Llama-3.2-1B", "Llama-3.2-3B", "Llama-3.1-8B")
 _SHORT: Final = 128  # tokens of a prompt in a small version
@@ -94,8 +94,8 @@ def run(
     """Train one study; return a row per epoch: {"epoch", "watched": {llm: {"train": figures, "held_out": figures}}}."""
     import torch
 
-    from lengthwise.predictors.encoder.losses import label_loss
-    from lengthwise.predictors.encoder.training import Task, Trainer
+    from lengthwise.training.encoder.losses import label_loss
+    from lengthwise.training.encoder.training import Task, Trainer
 
     class Watcher(Trainer):
         """Looks at prompts it trains on and at prompts it does not, with the weights that would be kept."""

@@ -10,11 +10,11 @@ import numpy as np
 
 from experiments.left_out.study import Prompts, Said
 from lengthwise.errors import InputError
-from lengthwise.predictors.encoder.config import parse_config
-from lengthwise.predictors.encoder.data import load_samples, prompt_table
-from lengthwise.predictors.encoder.held_out import calibrate
-from lengthwise.predictors.encoder.pack import HELD_OUT, Pack
 from lengthwise.predictors.encoder.readout import as_logt
+from lengthwise.training.encoder.config import parse_config
+from lengthwise.training.encoder.data import load_samples, prompt_table
+from lengthwise.training.encoder.held_out import calibrate
+from lengthwise.training.encoder.pack import HELD_OUT, Pack
 from lengthwise.workloads.llms import resolve_llm
 
 

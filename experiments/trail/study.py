@@ -19,9 +19,9 @@ from experiments.trail.predictions import Probe, Probed, mean_error, point, prob
 from lengthwise.errors import InputError
 from lengthwise.policies.srpt import Srpt
 from lengthwise.predictors.probe import DEFAULT, load_probe
-from lengthwise.predictors.probe.card import error_ratio
 from lengthwise.simulator import Fleet, measure_capacity, predict_workload, simulate
 from lengthwise.simulator.paired import Ratio, over_seeds
+from lengthwise.training.probe.card import error_ratio
 from lengthwise.workloads import castillo_workload
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from lengthwise.cli.train import train
 from lengthwise.errors import InputError
 from lengthwise.predictors.file import read_model_file
-from tests.predictors.encoder import tiny
+from tests.training.encoder import tiny
 
 runner = CliRunner()
 app = typer.Typer()

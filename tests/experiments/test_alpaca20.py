@@ -122,7 +122,7 @@ def test_the_table_marks_what_is_beaten_and_the_page_shows_both_binnings(samples
 def test_a_small_training_learns_both_binnings_and_says_how_long_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny = pytest.importorskip("tests.predictors.encoder.tiny")
+    tiny = pytest.importorskip("tests.training.encoder.tiny")
     (tmp_path / "alpaca52k").mkdir()
     samples = write_alpaca(tmp_path / "alpaca52k")
     monkeypatch.setenv("LENGTHWISE_DATA", str(tmp_path))
@@ -178,6 +178,6 @@ def test_weights_that_do_not_fit_are_no_start(tmp_path: Path) -> None:
 
 
 def test_a_head_without_classes_is_refused(tmp_path: Path) -> None:
-    tiny = pytest.importorskip("tests.predictors.encoder.tiny")
+    tiny = pytest.importorskip("tests.training.encoder.tiny")
     with pytest.raises(InputError, match="head of kind 'logt'"):
         train_here(tiny.config(tmp_path))

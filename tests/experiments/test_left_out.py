@@ -10,9 +10,9 @@ import pytest
 from experiments.left_out.study import CORPORA, Judged, LeftOut, Prompts, Said, leave_out
 from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
-from lengthwise.predictors.encoder.config import DataConfig
-from lengthwise.predictors.encoder.data import _parts, prompt_table
-from lengthwise.predictors.encoder.pack import TRAIN
+from lengthwise.training.encoder.config import DataConfig
+from lengthwise.training.encoder.data import _parts, prompt_table
+from lengthwise.training.encoder.pack import TRAIN
 from lengthwise.workloads import LengthSamples
 
 LLMS = ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-3B-Instruct", "google/gemma-3-4b-it")

@@ -26,10 +26,10 @@ from experiments.trail.view import html_report, plain, tables, verdict
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, JobColumns
 from lengthwise.predictors.probe import load_probe
-from lengthwise.predictors.probe.card import error_ratio
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator import predict_workload
 from lengthwise.simulator.paired import Ratio
+from lengthwise.training.probe.card import error_ratio
 from lengthwise.workloads import Workload, castillo_workload, load_castillo
 
 CAP = paper.MOST_TOKENS

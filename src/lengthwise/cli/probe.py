@@ -49,13 +49,13 @@ def train(
     need_folder(out, "--out")
     need_folder(report)
     try:
-        from lengthwise.predictors.probe.learn import Recipe
+        from lengthwise.training.probe.learn import Recipe
     except ModuleNotFoundError as error:
         raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
     from lengthwise.predictors.probe import log_bins, paper_bins, write_probe
-    from lengthwise.predictors.probe.run import train_probe
-    from lengthwise.predictors.probe.states import read_states
     from lengthwise.reports.probe import html_report, plain, tables
+    from lengthwise.training.probe.run import train_probe
+    from lengthwise.training.probe.states import read_states
 
     with late_bar() as bar:
         bar("predictions from the prompts", 0.0)
@@ -77,7 +77,7 @@ def card(
     Example: `lengthwise probe card probe.lw`
     """
     from lengthwise.predictors.probe import load_probe
-    from lengthwise.predictors.probe.card import card_page
+    from lengthwise.training.probe.card import card_page
 
     typer.echo(card_page(load_probe(probe), command=f"lengthwise probe card {Path(probe).name}"), nl=False)
 
@@ -115,8 +115,8 @@ def collect(
         raise InputError(f"'{layers}' names no layers", field="--layers", hint="such as 10,15,20") from error
     asked = read_prompts(prompts)[:limit]
     try:
-        from lengthwise.engines.hidden_states import collect_states
-        from lengthwise.predictors.probe.generate import Speech
+        from lengthwise.training.probe.generate import Speech
+        from lengthwise.training.probe.hidden_states import collect_states
     except ModuleNotFoundError as error:
         raise InputError(f"collecting needs {error.name}", hint="run `make engine`") from error
     speech = Speech(

@@ -9,7 +9,7 @@ import typer
 
 from lengthwise.cli.output import need_folder
 from lengthwise.errors import InputError
-from lengthwise.predictors.encoder.config import read_config
+from lengthwise.training.encoder.config import read_config
 
 
 def train(
@@ -30,9 +30,9 @@ def train(
     path = Path(f"{settings.name}.lw") if out is None else out
     need_folder(path, "--out")
     try:
-        from lengthwise.predictors.encoder.package import write_predictor
-        from lengthwise.predictors.encoder.run import load_weights, prepare
-        from lengthwise.predictors.encoder.run import train as train_all
+        from lengthwise.training.encoder.package import write_predictor
+        from lengthwise.training.encoder.run import load_weights, prepare
+        from lengthwise.training.encoder.run import train as train_all
     except ModuleNotFoundError as error:
         raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
     prepared = prepare(settings)

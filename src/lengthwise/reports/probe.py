@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from lengthwise.predictors.probe.compare import (
+from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interactive_page, panel
+from lengthwise.reports.tables import Table, share
+from lengthwise.training.probe.compare import (
     BUCKETS,
     CONSTANT,
     HEAT,
@@ -15,11 +17,9 @@ from lengthwise.predictors.probe.compare import (
     Score,
     bucket_name,
 )
-from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interactive_page, panel
-from lengthwise.reports.tables import Table, share
 
 if TYPE_CHECKING:
-    from lengthwise.predictors.probe.run import Trained
+    from lengthwise.training.probe.run import Trained
 
 __all__ = ["html_report", "plain", "tables"]
 

@@ -117,8 +117,8 @@ def test_the_page_has_figure_7_always_and_the_loss_curves_where_there_are_some(t
 
 @pytest.mark.parametrize(("head", "figure"), [("bins", "accuracy"), ("mean_std", "mae"), ("logt", "mae")])
 def test_a_study_looks_at_trained_and_held_out_prompts_alike(head: str, figure: str, tmp_path: Path) -> None:
-    tiny = pytest.importorskip("tests.predictors.encoder.tiny")
-    from lengthwise.predictors.encoder.run import prepare
+    tiny = pytest.importorskip("tests.training.encoder.tiny")
+    from lengthwise.training.encoder.run import prepare
 
     settings = {"kind": head, "bins": "width", "bin_width": 50, "bin_cap": 400}
     config = tiny.config(tmp_path, head=settings, optimiser={"epochs": 12, "ema": 0.9 if head == "logt" else 0.0})

@@ -1,0 +1,1 @@
+"""Training of the predictors that `lengthwise.predictors` serves; needs the `train` extra (torch, transformers)."""

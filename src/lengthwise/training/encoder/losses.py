@@ -1,0 +1,146 @@
+"""What each head is trained by. A loss is a number per pair of prompt and LLM; the trainer takes the weighted mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn import functional
+
+from lengthwise.predictors.encoder.readout import LEAST_LOG_SIGMA
+from lengthwise.training.encoder import student_t
+from lengthwise.training.encoder.tensors import Targets
+
+if TYPE_CHECKING:
+    from lengthwise.training.encoder.config import HeadConfig, LossConfig, TrainingConfig
+
+_MEAN_UNIT: Final = 300.0  # tokens: a typical error, so that terms are of one size
+_RANK_GROUP: Final = 10.0  # LTR (2408.15792) ranks lengths in groups of ten tokens
+_PAIR_SCALE: Final = 0.25
+_PAIR_LEAST: Final = 0.05  # pairs nearer than 5 % are ties: sampling noise
+
+
+def label_loss(outputs: Any, targets: Targets, config: TrainingConfig, edges: Any) -> Any:  # noqa: ANN401
+    """Return the loss of each pair (B, L) against the sampled lengths."""
+    kind = config.head.kind
+    if kind == "bins":
+        return _bins(outputs, targets, config.head, edges)
+    if kind == "rank":
+        return _list_mle(outputs[..., 0], targets)
+    if kind == "mean_std":
+        return _statistics(outputs[..., 0], outputs[..., 1], targets, config.loss)
+    return _logt(outputs, targets, config.loss)
+
+
+def log_sigma(raw: Any) -> Any:  # noqa: ANN401
+    """Bound the spread from below, smoothly."""
+    return LEAST_LOG_SIGMA + functional.softplus(raw - LEAST_LOG_SIGMA)
+
+
+def _logt(outputs: Any, targets: Targets, weights: LossConfig) -> Any:  # noqa: ANN401
+    mu, spread = outputs[..., 0], log_sigma(outputs[..., 1])
+    loss = _statistics(outputs[..., 2], outputs[..., 3], targets, weights)
+    if weights.nll:
+        loss = loss + weights.nll * negative_log_likelihood(mu, spread, targets)
+    if weights.fitted:
+        loss = loss + weights.fitted * _fitted(mu, spread, targets, weights.fitted_sigma)
+    if weights.pairwise:
+        loss = loss + weights.pairwise * _pairwise(mu, targets)
+    if weights.sigma_prior:
+        loss = loss + weights.sigma_prior * spread**2  # sigma 1: the spread of all lengths of an LLM
+    return loss
+
+
+def negative_log_likelihood(mu: Any, spread: Any, targets: Targets) -> Any:  # noqa: ANN401
+    """Mean over a pair's samples; a cut-off sample is the event of being longer."""
+    t = (targets.log_lengths - mu.unsqueeze(-1)) * torch.exp(-spread).unsqueeze(-1)
+    each = -student_t.logpdf(t) + spread.unsqueeze(-1)
+    each = torch.where(targets.censored, -student_t.logsf(t), each)
+    count = targets.present.sum(-1).clamp(min=1)
+    return torch.where(targets.present, each, 0.0).sum(-1) / count
+
+
+def _statistics(log_mean: Any, log_std: Any, targets: Targets, weights: LossConfig) -> Any:  # noqa: ANN401
+    """Absolute errors of mean and std, where no answer was cut off."""
+    mean = torch.exp(log_mean.clamp(max=9.7))
+    loss = weights.log_mean * (log_mean - targets.log_mean).abs()
+    loss = loss + weights.mean * (mean - targets.mean).abs() / _MEAN_UNIT
+    loss = loss + weights.log_std * (log_std - targets.log_std).abs()
+    return torch.where(targets.whole, loss, 0.0)
+
+
+def _fitted(mu: Any, spread: Any, targets: Targets, sigma_weight: float) -> Any:  # noqa: ANN401
+    """TIE: squared errors of mu and log1p(sigma), each z-scored (over the batch), against maximum likelihood."""
+    known = torch.isfinite(targets.fitted).all(-1) & targets.whole
+    true_mu = torch.where(known, targets.fitted[..., 0], 0.0)
+    true_sigma = torch.where(known, targets.fitted[..., 1], 0.0).clamp(min=0.0)
+    place = (mu - true_mu) ** 2 / _variance(true_mu, known)
+    width = (torch.log1p(torch.exp(spread)) - torch.log1p(true_sigma)) ** 2 / _variance(torch.log1p(true_sigma), known)
+    return torch.where(known, place + sigma_weight * width, 0.0)
+
+
+def _variance(x: Any, known: Any) -> Any:  # noqa: ANN401
+    count = known.sum().clamp(min=1)
+    mean = torch.where(known, x, 0.0).sum() / count
+    return ((torch.where(known, x - mean, 0.0) ** 2).sum() / count).clamp(min=1e-3)
+
+
+def _pairwise(mu: Any, targets: Targets) -> Any:  # noqa: ANN401
+    """Logistic loss on the order of two prompts of one LLM, what Kendall's tau counts; mean over a prompt's pairs."""
+    true = targets.log_mean.unsqueeze(0) - targets.log_mean.unsqueeze(1)
+    said = mu.unsqueeze(0) - mu.unsqueeze(1)
+    known = targets.whole.unsqueeze(0) & targets.whole.unsqueeze(1) & (true.abs() > _PAIR_LEAST)
+    loss = functional.softplus(-torch.sign(true) * said / _PAIR_SCALE)
+    return torch.where(known, loss, 0.0).sum(1) / known.sum(1).clamp(min=1)
+
+
+def _list_mle(score: Any, targets: Targets) -> Any:  # noqa: ANN401
+    """ListMLE over the batch, within each LLM: the likelihood of the true order, longest first."""
+    group = torch.where(targets.whole, torch.floor(targets.mean / _RANK_GROUP), -1.0)
+    order = torch.argsort(group, dim=0, descending=True)
+    known = torch.gather(targets.whole, 0, order)
+    ranked = torch.where(known, torch.gather(score, 0, order), -1e4)
+    rest = torch.flip(torch.logcumsumexp(torch.flip(ranked, [0]), dim=0), [0])
+    loss = torch.where(known, rest - ranked, 0.0)
+    return torch.zeros_like(score).scatter(0, order, loss)
+
+
+def _bins(logits: Any, targets: Targets, head: HeadConfig, edges: Any) -> Any:  # noqa: ANN401
+    """Cross-entropy with the bin of the mean, of the P99, or with the shares of the samples; blurred, with its like."""
+    kind, log_p = head.bin_target, functional.log_softmax(logits, dim=-1)
+    if head.blur:
+        log_p = (log_p.unsqueeze(-1) * _blurring(log_p.shape[-1], head.blur).to(log_p)).sum(-2)
+    lengths = torch.exp(targets.log_lengths)
+    if kind == "samples":
+        place = torch.bucketize(lengths, edges[1:-1])
+        each = -torch.gather(log_p, -1, place)
+        count = targets.present.sum(-1).clamp(min=1)
+        return torch.where(targets.present, each, 0.0).sum(-1) / count
+    one = targets.mean
+    if kind == "p99":
+        one = torch.nanquantile(torch.where(targets.present, lengths, torch.nan), 0.99, dim=-1).nan_to_num(0.0)
+    place = torch.bucketize(one, edges[1:-1])
+    return -torch.gather(log_p, -1, place.unsqueeze(-1)).squeeze(-1)
+
+
+def _blurring(bins: int, spread: float) -> Any:  # noqa: ANN401
+    """(bins, bins): column j says how much of each bin is aimed at where j is right; a normal law over bins."""
+    place = torch.arange(bins)
+    weight = torch.exp(-0.5 * ((place[:, None] - place) / spread) ** 2)
+    return weight / weight.sum(0)
+
+
+def soft_loss(outputs: Any, soft: Any) -> Any:  # noqa: ANN401
+    """Distance to a teacher's outputs, pair by pair; 0 where it says nothing."""
+    known = torch.isfinite(soft).all(-1)
+    aim = torch.where(known.unsqueeze(-1), soft, 0.0)
+    said = outputs
+    if outputs.shape[-1] == 4:
+        said = torch.stack([outputs[..., 0], log_sigma(outputs[..., 1]), outputs[..., 2], outputs[..., 3]], dim=-1)
+    each = functional.smooth_l1_loss(said, aim, beta=0.1, reduction="none").sum(-1)
+    return torch.where(known, each, 0.0), known
+
+
+def agreement(first: Any, second: Any) -> Any:  # noqa: ANN401
+    """R-Drop's term: how far two passes with different dropout are apart."""
+    return functional.smooth_l1_loss(first, second, beta=0.1, reduction="none").sum(-1)

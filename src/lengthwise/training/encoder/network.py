@@ -1,0 +1,154 @@
+"""The network: an encoder of the prompt, the identity of the LLM, and a head over both.
+
+One pass of a prompt through the encoder serves every LLM: the head takes vectors of prompts and of LLMs, and
+broadcasts over pairs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lengthwise.training.encoder.bert import Bert
+
+if TYPE_CHECKING:
+    from lengthwise.training.encoder.config import HeadConfig, TrainingConfig
+
+OUTPUTS: Final = {
+    "logt": ("mu", "log_sigma", "log_mean", "log_std"),
+    "mean_std": ("log_mean", "log_std"),
+    "rank": ("score",),
+}
+_CENTRES: Final = {"mu": 5.5, "log_sigma": -1.0, "log_mean": 5.5, "log_std": 4.0, "score": 0.0}
+_MASKED: Final = -1e4
+
+
+class Pooling(nn.Module):  # type: ignore[misc]  # torch is not seen by the type checker
+    """One vector of a prompt from those of its tokens: the first, their mean, their maximum, or all three.
+
+    "last_all" takes the last token in place of the first, which in a causal network has seen nothing.
+    """
+
+    def __init__(self, kind: str, width: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.width = 3 * width if kind in ("all", "last_all") else width
+
+    def forward(self, hidden: Any, mask: Any) -> Any:  # noqa: ANN401  (tensors are Any without torch's types)
+        """Return (batch, width); without a mask every token counts."""
+        here = None if mask is None else mask.unsqueeze(-1).to(hidden.dtype)
+        parts = []
+        if self.kind in ("cls", "all"):
+            parts.append(hidden[:, 0])
+        if self.kind == "last_all":
+            last = hidden.shape[1] - 1 if mask is None else mask.sum(1).long() - 1
+            parts.append(hidden[torch.arange(len(hidden), device=hidden.device), last])
+        if self.kind in ("mean", "all", "last_all"):
+            parts.append(hidden.mean(1) if here is None else (hidden * here).sum(1) / here.sum(1).clamp(min=1.0))
+        if self.kind in ("max", "all", "last_all"):
+            parts.append((hidden if here is None else hidden + (1.0 - here) * _MASKED).amax(1))
+        return torch.cat(parts, dim=-1)
+
+
+class Identity(nn.Module):  # type: ignore[misc]
+    """Vectors of LLMs: a learned one each, the last row for an unknown LLM, beside family and size."""
+
+    def __init__(self, llms: int, features: int, width: int, use_features: bool) -> None:
+        super().__init__()
+        self.unknown = llms
+        self.use_features = use_features
+        self.embedding = nn.Embedding(llms + 1, width)
+        nn.init.normal_(self.embedding.weight, std=0.3)
+        self.width = width + (features if use_features else 0)
+
+    def forward(self, llm: Any, features: Any) -> Any:  # noqa: ANN401
+        """Return (..., width) of row numbers (...) and features (..., f)."""
+        known = self.embedding(llm)
+        return torch.cat([known, features], dim=-1) if self.use_features else known
+
+
+class Tower(nn.Module):  # type: ignore[misc]
+    """A small network over a prompt's and an LLM's vector; the first layer is a sum, so that pairs broadcast."""
+
+    def __init__(self, prompt: int, identity: int, hidden: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.prompt = nn.Linear(prompt, hidden)
+        self.identity = nn.Linear(identity, hidden, bias=False)
+        self.norm = nn.LayerNorm(hidden)
+        self.inner = nn.Linear(hidden, hidden)
+        self.last = nn.Linear(hidden, outputs)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, prompt: Any, identity: Any) -> Any:  # noqa: ANN401
+        """Return (..., outputs)."""
+        x = functional.gelu(self.norm(self.prompt(prompt) + self.identity(identity)))
+        x = x + functional.gelu(self.inner(self.dropout(x)))
+        return self.last(self.dropout(x))
+
+
+class Head(nn.Module):  # type: ignore[misc]
+    """What is said of a pair. Place and spread come from separate towers, as in TIE: their gradients would quarrel."""
+
+    def __init__(self, config: HeadConfig, prompt: int, identity: int, bins: int = 0) -> None:
+        super().__init__()
+        self.kind = config.kind
+        names = OUTPUTS.get(config.kind, ())
+        sizes = {"logt": (2, 2), "mean_std": (1, 1), "rank": (1,), "bins": (bins,)}[config.kind]
+        self.towers = nn.ModuleList(Tower(prompt, identity, config.hidden, size, config.dropout) for size in sizes)
+        # The order of OUTPUTS from that of the towers: places first, then spreads.
+        self.order = {"logt": [0, 2, 1, 3]}.get(config.kind)
+        centres = torch.tensor([_CENTRES[name] for name in names] or [0.0] * bins)
+        self.register_buffer("centres", centres)
+
+    def forward(self, prompt: Any, identity: Any) -> Any:  # noqa: ANN401
+        """Return (..., outputs) in the order of OUTPUTS, or a logit per bin."""
+        said = torch.cat([tower(prompt, identity) for tower in self.towers], dim=-1).float()
+        said = said if self.order is None else said[..., self.order]
+        return said + self.centres
+
+
+class LengthNetwork(nn.Module):  # type: ignore[misc]
+    """Prompt and LLM to the head's outputs."""
+
+    def __init__(self, backbone: Any, config: TrainingConfig, features: Any, bins: int = 0) -> None:  # noqa: ANN401
+        super().__init__()
+        self.backbone = backbone
+        self.pooling = Pooling(config.pooling, backbone.width)
+        llms = len(features) - 1
+        self.register_buffer("features", torch.as_tensor(features, dtype=torch.float32))
+        self.identity = Identity(llms, self.features.shape[1], config.identity.width, config.identity.features)
+        self.head = Head(config.head, self.pooling.width + 1, self.identity.width, bins)
+
+    def encode(self, ids: Any, mask: Any, log_size: Any) -> Any:  # noqa: ANN401
+        """Return the prompts' vectors (batch, width)."""
+        hidden = self.backbone(ids, mask)
+        pooled = self.pooling(hidden, self.backbone.mask_after(mask) if isinstance(self.backbone, Bert) else mask)
+        return torch.cat([pooled, log_size.unsqueeze(-1).to(pooled.dtype)], dim=-1)
+
+    def all_llms(self, prompts: Any, drop: float = 0.0) -> tuple[Any, Any]:  # noqa: ANN401
+        """Return outputs (batch, LLMs + 1, outputs), the unknown LLM last, and which pairs had their LLM hidden.
+
+        Half of the hidden ones lose family and size too, as a stranger's name may say nothing.
+        """
+        batch, rows = len(prompts), len(self.features)
+        llm = torch.arange(rows, device=prompts.device).expand(batch, rows)
+        features = self.features.expand(batch, *self.features.shape)
+        hidden = torch.zeros(batch, rows, dtype=torch.bool, device=prompts.device)
+        if drop:
+            chance = torch.rand(batch, rows, device=prompts.device)
+            hidden = chance < drop
+            llm = torch.where(hidden, self.identity.unknown, llm)
+            blank = (chance < drop / 2).unsqueeze(-1)
+            features = torch.where(blank, self.features[-1], features)
+        return self.head(prompts.unsqueeze(1), self.identity(llm, features)), hidden
+
+    def forward(self, ids: Any, log_size: Any, row: Any, llm: Any, features: Any) -> Any:  # noqa: ANN401
+        """Return the outputs of pairs: prompt number `row`, LLM number `llm` and its features.
+
+        This is what is exported. Prompts are of one length: a served prompt goes alone and needs no padding.
+        """
+        prompts = self.encode(ids, None, log_size)
+        return self.head(prompts[row], self.identity(llm, features))

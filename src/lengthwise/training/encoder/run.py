@@ -1,0 +1,144 @@
+"""`lengthwise train`: from settings to a model file."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from lengthwise.errors import InputError
+from lengthwise.training.encoder.augment import more_prompts
+from lengthwise.training.encoder.backbones import load_backbone
+from lengthwise.training.encoder.bins import bin_edges
+from lengthwise.training.encoder.data import SMOLLM2, load_samples, make_pack
+from lengthwise.training.encoder.ensemble import Member, soft_targets
+from lengthwise.training.encoder.network import LengthNetwork
+from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, UNLABELLED
+from lengthwise.training.encoder.reshape import reshape
+from lengthwise.training.encoder.training import Task, Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from lengthwise.training.encoder.backbones import Loaded
+    from lengthwise.training.encoder.config import TrainingConfig
+    from lengthwise.training.encoder.pack import Pack
+
+    Progress = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """All that trainings of one configuration share."""
+
+    config: TrainingConfig
+    loaded: Loaded
+    pack: Pack
+    edges: NDArray[Any] | None
+
+    def network(self) -> LengthNetwork:
+        """A fresh network; its head is drawn from torch's generator."""
+        backbone = copy.deepcopy(self.loaded.module)
+        reshape(backbone, self.config)
+        bins = 0 if self.edges is None else len(self.edges) - 1
+        return LengthNetwork(backbone, self.config, self.pack.features, bins)
+
+
+def prepare(config: TrainingConfig) -> Prepared:
+    """Load the encoder and the data."""
+    loaded = load_backbone(config.backbone, config.max_tokens)
+    samples = load_samples(config.data)
+    extra = more_prompts(samples, config.data) if config.distil is not None else []
+    pack = make_pack(samples, config.data, loaded.text, extra)
+    return Prepared(config, loaded, pack, bin_edges(config.head, pack))
+
+
+def train(prepared: Prepared, folder: Path, *, resume: bool, progress: Progress) -> LengthNetwork:
+    """Train every seed, and a student where one is wanted; return the network to ship."""
+    config = prepared.config
+    teaching = config.distil is not None and config.head.kind == "logt" and len(config.seeds) > 1
+    runs = []
+    for number, seed in enumerate(config.seeds):
+        # Each teacher leaves out a tenth, so that every prompt has a prediction of one that did not see it.
+        fold = number % 10 if teaching else None
+        runs.append(_one(prepared, folder / f"seed-{seed}", seed, resume=resume, progress=progress, fold=fold))
+    if not teaching or config.distil is None:
+        return max(runs, key=lambda run: run.score).network
+    members = [Member(run.outputs, run.saw) for run in runs]
+    soft = soft_targets(members, prepared.pack, disagreement=config.distil.disagreement)
+    changed = {"epochs": config.distil.epochs, "lr": config.distil.lr}
+    student = config.model_copy(update={"optimiser": config.optimiser.model_copy(update=changed)})
+    taught = Prepared(student, prepared.loaded, prepared.pack, prepared.edges)
+    seed = config.seeds[0]
+    return _one(taught, folder / "student", seed, resume=resume, progress=progress, soft=soft).network
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    network: LengthNetwork
+    score: float
+    outputs: NDArray[Any]
+    saw: NDArray[np.bool_]
+
+
+def _one(
+    prepared: Prepared,
+    folder: Path,
+    seed: int,
+    *,
+    resume: bool,
+    progress: Progress,
+    fold: int | None = None,
+    soft: NDArray[Any] | None = None,
+) -> _Run:
+    """One training in a folder of its own; a finished one is not trained again."""
+    pack, config = prepared.pack, prepared.config
+    folder.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        for old in ("checkpoint.pt", "curves.jsonl", "weights.pt"):
+            (folder / old).unlink(missing_ok=True)
+    torch.manual_seed(seed)
+    network = prepared.network()
+    learns = (pack.part == TRAIN) & (pack.fold != (-1 if fold is None else fold))
+    if soft is not None:
+        learns |= pack.part == UNLABELLED
+    watched = (SMOLLM2,) if any(llm != SMOLLM2 for llm in pack.llms) else ()
+    task = Task(
+        pack, np.flatnonzero(learns), np.flatnonzero(pack.part == HELD_OUT), soft, prepared.edges, watch_only=watched
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    trainer = Trainer(network, task, config, seed, device, folder, progress=lambda row: progress(folder.name, row))
+    trainer.run(resume=resume)
+    weights = {name: value.cpu() for name, value in network.state_dict().items()}
+    torch.save(weights, folder / "weights.pt")
+    teaches = config.distil is not None and soft is None
+    outputs = trainer.predict(np.arange(len(pack)))[0] if teaches else np.zeros(0)
+    return _Run(network.cpu().eval(), trainer.best_score, outputs, learns)
+
+
+def load_weights(prepared: Prepared, path: Path) -> LengthNetwork:
+    """Take the weights of a training that was done elsewhere (scripts/gpu_train.py)."""
+    network = prepared.network()
+    try:
+        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        problem = str(error).splitlines()[0]
+        raise InputError(f"does not fit these settings: {problem}", source=path, hint="give its own config") from error
+    network.eval()
+    return network
+
+
+def settings_json(prepared: Prepared, knots: NDArray[Any] | None = None) -> bytes:
+    """What the served predictor must know of the settings, and the knots of a rank head."""
+    config = prepared.config
+    edges = None if prepared.edges is None else prepared.edges.tolist()
+    tree = {"llms": prepared.pack.llms, "head": config.head.kind, "max_tokens": config.max_tokens, "edges": edges}
+    return json.dumps({**tree, "knots": None if knots is None else knots.tolist()}).encode()

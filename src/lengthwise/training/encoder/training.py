@@ -1,0 +1,257 @@
+"""The training loop: the same on CPU and GPU, stoppable, resumable to the bit."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from lengthwise.predictors.encoder.readout import places_and_spreads
+from lengthwise.training.encoder import losses
+from lengthwise.training.encoder.metrics import as_row, score
+from lengthwise.training.encoder.optimise import make_optimiser, set_dropout
+from lengthwise.training.encoder.tensors import Tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from lengthwise.training.encoder.config import TrainingConfig
+    from lengthwise.training.encoder.network import LengthNetwork
+    from lengthwise.training.encoder.pack import Pack
+
+    Progress = Callable[[dict[str, Any]], None]
+
+_EVALUATION_BATCH = 256
+_CHECKPOINT = "checkpoint.pt"
+_CURVES = "curves.jsonl"
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One training: on which prompts, watched on which, taught by whom."""
+
+    pack: Pack
+    train: NDArray[np.int64]
+    held_out: NDArray[np.int64]
+    soft: NDArray[Any] | None = None
+    """(P, L, outputs): a teacher's predictions of every pair; NaN where it has none."""
+    edges: NDArray[Any] | None = None
+    """Where bins begin and end."""
+    watch_only: tuple[str, ...] = ()
+    """LLMs (words of their names) that are trained on but do not count in the scores."""
+
+
+@dataclass
+class Trainer:
+    """A network in training. `run` leaves the weights to keep in the network."""
+
+    network: LengthNetwork
+    task: Task
+    config: TrainingConfig
+    seed: int = 0
+    device: str = "cpu"
+    folder: Path | None = None
+    deadline: float = math.inf
+    """Stop after the epoch that passes this time (time.monotonic)."""
+    half: bool = False
+    """bf16 on a CPU too: twice as fast where it has matrix units for it (AMX)."""
+    progress: Progress = lambda _: None
+    curves: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
+        self.network.to(self.device)
+        config = self.config
+        set_dropout(self.network, config.regularisation.dropout)
+        self.tensors = Tensors(
+            self.task.pack, self.device, row_weight=config.regularisation.row_weight, soft=self.task.soft
+        )
+        self._edges = None if self.task.edges is None else torch.as_tensor(self.task.edges, device=self.device).float()
+        self.epoch = 0
+        self.step = 0
+        self.steps_per_epoch = -(-len(self.task.train) // config.optimiser.batch)
+        self.optimiser = make_optimiser(self.network, config, fused=self.device.startswith("cuda"))
+        self.average = copy.deepcopy(self.network.state_dict()) if config.optimiser.ema else None
+        self.best: dict[str, Any] | None = None
+        self.best_score = -math.inf
+        self.since_best = 0
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of both phases."""
+        return self.config.optimiser.epochs + self.config.optimiser.head_epochs
+
+    def run(self, *, resume: bool = False) -> list[dict[str, Any]]:
+        """Train to the end, or to the deadline; return the curves."""
+        if resume and self.folder is not None and (self.folder / _CHECKPOINT).is_file():
+            self._restore(self.folder / _CHECKPOINT)
+        stopping = self.config.early_stopping
+        while self.epoch < self.epochs and self.since_best < stopping.patience and time.monotonic() < self.deadline:
+            began = time.monotonic()
+            loss = self._one_epoch()
+            self.epoch += 1
+            row = {"epoch": self.epoch, "train_loss": round(loss, 4), **self._watch()}
+            self._remember({**row, "seconds": round(time.monotonic() - began, 2)})
+        if stopping.keep_best and self.best is not None:
+            self.network.load_state_dict(self.best)
+        elif self.average is not None:
+            self.network.load_state_dict(self.average)
+        return self.curves
+
+    def _one_epoch(self) -> float:
+        self.network.train()
+        head_only = self.epoch >= self.config.optimiser.epochs
+        for parameter in self.network.backbone.parameters():
+            parameter.requires_grad_(not head_only)
+        rng = np.random.default_rng([self.seed, self.epoch])
+        losses_seen = []
+        for prompts in self.tensors.shuffled(self.task.train, self.config.optimiser.batch, rng):
+            self._set_rate()
+            with self._autocast():
+                loss = self._loss(prompts)
+            self.optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimiser.clip)
+            self.optimiser.step()
+            self.step += 1
+            self._follow()
+            losses_seen.append(loss.detach())
+        return float(torch.stack(losses_seen).mean())
+
+    def _autocast(self) -> Any:  # noqa: ANN401  (torch's types are not seen)
+        kind = self.device.split(":")[0]
+        return torch.autocast(kind, torch.bfloat16, enabled=self.half or kind != "cpu")
+
+    def _loss(self, prompts: NDArray[np.int64]) -> Any:  # noqa: ANN401  (tensors are Any without torch's types)
+        batch = self.tensors.batch(prompts)
+        ids, settings = batch.ids, self.config.regularisation
+        if settings.token_mask:
+            spare = torch.rand(ids.shape, device=ids.device) < settings.token_mask
+            spare[:, 0] = False
+            ids = torch.where(spare, self.task.pack.mask_id, ids)
+        vectors = self.network.encode(ids, batch.mask, batch.log_size)
+        said, hidden = self.network.all_llms(vectors, self.config.identity.drop)
+        total = self._compare(said, hidden, batch.targets)
+        for _ in range(settings.passes - 1):
+            said, hidden = self.network.all_llms(vectors, self.config.identity.drop)
+            total = total + self._compare(said, hidden, batch.targets)
+        total = total / settings.passes
+        if settings.rdrop:
+            first, _ = self.network.all_llms(vectors)
+            again, _ = self.network.all_llms(self.network.encode(ids, batch.mask, batch.log_size))
+            total = total + settings.rdrop * losses.agreement(first, again).mean()
+        return total
+
+    def _compare(self, said: Any, hidden: Any, targets: Any) -> Any:  # noqa: ANN401
+        said, hidden = said[:, :-1], hidden[:, :-1]  # the unknown LLM has no lengths of its own
+        weight = targets.weight
+        each = losses.label_loss(said, targets, self.config, self._edges)
+        total = (each * weight).sum() / weight.sum().clamp(min=1.0)
+        if targets.soft is not None:
+            # A teacher speaks of one LLM: what it says is no lesson for a pair whose LLM is hidden.
+            apart, known = losses.soft_loss(said, targets.soft)
+            known = known & ~hidden
+            total = total + self.config.loss.soft * (apart * known).sum() / known.sum().clamp(min=1)
+        return total
+
+    def _set_rate(self) -> None:
+        settings = self.config.optimiser
+        total = max(1, settings.epochs * self.steps_per_epoch)
+        at, of = self.step, total
+        if self.step >= total:  # the head alone: again from its full rate
+            at, of = self.step - total, max(1, settings.head_epochs * self.steps_per_epoch)
+        warm = max(1, round(settings.warmup * of))
+        share = (at + 1) / warm if at < warm else 0.5 * (1 + math.cos(math.pi * (at - warm) / max(1, of - warm)))
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["peak"] * share
+
+    def _follow(self) -> None:
+        """Move the running mean of the weights; it starts as a plain mean, so that it does not lag at first."""
+        if self.average is None:
+            return
+        decay = min(self.config.optimiser.ema, self.step / (self.step + 10))
+        own = self.network.state_dict()
+        floats = [name for name, value in self.average.items() if value.is_floating_point()]
+        torch._foreach_lerp_(  # all of them in one launch
+            [self.average[name] for name in floats], [own[name] for name in floats], 1.0 - decay
+        )
+
+    def _watch(self) -> dict[str, Any]:
+        """Score the held-out prompts with the weights that would be kept."""
+        if not len(self.task.held_out):
+            return {}
+        kept = None
+        if self.average is not None:
+            kept = copy.deepcopy(self.network.state_dict())
+            self.network.load_state_dict(self.average)
+        outputs, loss = self.predict(self.task.held_out, with_loss=True)
+        if kept is not None:
+            self.network.load_state_dict(kept)
+        mu, sigma = places_and_spreads(outputs, self.config.head.kind, self.task.edges)
+        scores = score(mu, sigma, self.task.pack, self.task.held_out, leave_out=self.task.watch_only)
+        return {"held_out_loss": round(loss, 4), **as_row(scores)}
+
+    def predict(self, prompts: NDArray[np.int64], *, with_loss: bool = False) -> tuple[NDArray[np.float32], float]:
+        """Return outputs (P, L + 1, outputs), NaN for prompts not asked for, and the mean loss."""
+        self.network.eval()
+        said: NDArray[np.float32] | None = None
+        total = weight = 0.0
+        with torch.no_grad():
+            for at in self.tensors.in_order(prompts, _EVALUATION_BATCH):
+                batch = self.tensors.batch(at)
+                with self._autocast():
+                    outputs, _ = self.network.all_llms(self.network.encode(batch.ids, batch.mask, batch.log_size))
+                if said is None:
+                    said = np.full((len(self.task.pack), *outputs.shape[1:]), np.nan, np.float32)
+                said[at] = outputs.float().cpu().numpy()
+                if with_loss:
+                    each = losses.label_loss(outputs[:, :-1], batch.targets, self.config, self._edges)
+                    total += float((each * batch.targets.weight).sum())
+                    weight += float(batch.targets.weight.sum())
+        assert said is not None, "no prompt to predict"  # noqa: S101
+        return said, total / max(weight, 1.0)
+
+    def _remember(self, row: dict[str, Any]) -> None:
+        self.curves.append(row)
+        better = row.get("tau", 0.0) if self.config.early_stopping.metric == "tau" else -row.get("held_out_loss", 0.0)
+        self.since_best += 1
+        if better > self.best_score or not len(self.task.held_out):
+            self.best_score, self.since_best = better, 0
+            if self.config.early_stopping.keep_best and len(self.task.held_out):
+                source = self.average if self.average is not None else self.network.state_dict()
+                self.best = {name: value.detach().clone() for name, value in source.items()}
+        if self.folder is not None:
+            with (self.folder / _CURVES).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({"seed": self.seed, **row}) + "\n")
+            self._save(self.folder / _CHECKPOINT)
+        self.progress(row)
+
+    def _save(self, path: Path) -> None:
+        state = {name: getattr(self, name) for name in _RESUMED}
+        cuda = torch.cuda.get_rng_state() if self.device.startswith("cuda") else None
+        weights = {"network": self.network.state_dict(), "optimiser": self.optimiser.state_dict()}
+        partial = path.with_suffix(".partial")
+        torch.save({**state, **weights, "rng": torch.get_rng_state(), "cuda": cuda}, partial)
+        partial.replace(path)
+
+    def _restore(self, path: Path) -> None:
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        for name in _RESUMED:
+            setattr(self, name, state[name])
+        self.network.load_state_dict(state["network"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        torch.set_rng_state(state["rng"].cpu())
+        if state["cuda"] is not None:
+            torch.cuda.set_rng_state(state["cuda"].cpu())
+
+
+_RESUMED = ("epoch", "step", "average", "best", "best_score", "since_best", "curves")

@@ -1,0 +1,1 @@
+"""Training of the fast predictor: a small network over word tables, distilled from an encoder."""

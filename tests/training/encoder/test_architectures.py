@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lengthwise.errors import InputError
+from tests.training.encoder import tiny
+from tests.training.encoder.tiny import torch
+
+from lengthwise.training.encoder.backbones import load_backbone  # isort: skip
+from lengthwise.training.encoder.bert import BertShape, from_transformers  # isort: skip
+from lengthwise.training.encoder.export import to_onnx  # isort: skip
+from lengthwise.training.encoder.run import prepare, train  # isort: skip
+from lengthwise.predictors.encoder.serve import _session  # isort: skip
+
+from pathlib import Path
+
+HEADS: dict[str, dict[str, Any]] = {
+    "logt": {"kind": "logt"},
+    "bins": {"kind": "bins", "bin_width": 50, "bin_cap": 400},
+    "equal mass": {"kind": "bins", "bins": "equal_mass", "bin_count": 5, "bin_target": "samples"},
+    "mu-Serve": {"kind": "bins", "bins": "mu_serve", "bin_target": "p99"},
+    "mean and std": {"kind": "mean_std"},
+    "rank": {"kind": "rank"},
+}
+
+
+def feed(features: np.ndarray[Any, Any], batch: int = 2, tokens: int = 7) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+    return {
+        "ids": rng.integers(5, 15, (batch, tokens)),
+        "log_size": np.zeros(batch, np.float32),
+        "row": np.arange(batch).repeat(2),
+        "llm": np.tile([0, 3], batch),
+        "features": features[np.tile([0, 3], batch)],
+    }
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", tiny.ARCHITECTURES)
+def test_every_encoder_learns_through_every_head_and_is_served_as_it_was_trained(
+    kind: str, head: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    prepared = prepare(tiny.config(tiny_folder, kind, head=HEADS[head]))
+    rows: list[dict[str, Any]] = []
+    network = train(prepared, tmp_path, resume=False, progress=lambda _, row: rows.append(row))
+    assert np.isfinite(rows[0]["train_loss"])
+
+    given = feed(prepared.pack.features)
+    with torch.no_grad():
+        trained = network(*(torch.as_tensor(value) for value in given.values())).numpy()
+    served = _session(to_onnx(network, int8=False)).run(None, given)[0]
+    np.testing.assert_allclose(served, trained, atol=1e-4)
+
+
+def test_int8_stays_near_the_float_graph(tiny_folder: Path) -> None:
+    prepared = prepare(tiny.config(tiny_folder))
+    torch.manual_seed(0)
+    network = prepared.network().eval()
+    given = feed(prepared.pack.features)
+    exact, small = (_session(to_onnx(network, int8=int8)).run(None, given)[0] for int8 in (False, True))
+    np.testing.assert_allclose(small, exact, atol=0.05)
+
+
+def test_plain_bert_says_what_transformers_bert_says() -> None:
+    torch.manual_seed(1)
+    theirs = tiny.model("bert").eval()
+    ours = from_transformers(theirs.state_dict(), BertShape.of(theirs.config.to_dict())).eval()
+    ids, mask = torch.randint(5, 15, (3, 9)), torch.ones(3, 9, dtype=torch.long)
+    mask[1, 4:] = 0
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, attention_mask=mask).last_hidden_state
+        torch.testing.assert_close(ours(ids, mask)[mask.bool()], expected[mask.bool()], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "all"])
+def test_padding_changes_nothing(pooling: str, tiny_folder: Path) -> None:
+    network = prepare(tiny.config(tiny_folder, pooling=pooling)).network().eval()
+    ids, mask, size = torch.randint(5, 15, (1, 6)), torch.ones(1, 6), torch.zeros(1)
+    more = torch.cat([ids, torch.zeros(1, 4, dtype=torch.long)], 1), torch.cat([mask, torch.zeros(1, 4)], 1)
+    with torch.no_grad():
+        torch.testing.assert_close(network.encode(ids, mask, size), network.encode(*more, size))
+
+
+@pytest.mark.parametrize("kind", ["minilm", "distilbert"])
+def test_fewer_layers_can_be_kept(kind: str, tiny_folder: Path) -> None:
+    whole = prepare(tiny.config(tiny_folder, kind)).network().backbone
+    part = prepare(tiny.config(tiny_folder, kind, layers=[0])).network().backbone
+    assert len(part.groups()) == 2 < len(whole.groups())
+
+
+def test_an_unknown_backbone_is_told_what_can_be_had(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"field 'backbone': cannot be loaded; give a hub name, a folder"):
+        load_backbone(str(tmp_path / "nothing"), 16)

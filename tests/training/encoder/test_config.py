@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.training.encoder.config import parse_config, read_config
+
+CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_committed_config_is_read(path: Path) -> None:
+    assert read_config(path).name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bakbone: x", r"field 'bakbone': is no setting; known there: name, backbone"),
+        ("optimiser: {epoch: 3}", r"field 'optimiser\.epoch': is no setting; known there: lr, head_lr"),
+        ("distil: {epoch: 3}", r"field 'distil\.epoch': is no setting; known there: epochs"),
+        ("pooling: best", r"field 'pooling': .*'cls', 'mean', 'max', 'all' or 'last_all'"),
+        ("data: {splits: [test]}", r"field 'data\.splits\.0': .*'train' or 'validate'"),
+        ("optimiser: {lr: -1}", r"field 'optimiser\.lr': .*greater than 0"),
+        ("head: [", r"is not YAML"),
+        ("- a list", r"valid dictionary"),
+    ],
+)
+def test_what_is_wrong_in_a_config_is_named(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        read_config(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_given_is_all_defaults() -> None:
+    assert parse_config({}).head.kind == "logt"

@@ -1,0 +1,103 @@
+"""A Llama as an encoder: the same numbers as transformers', with and without a past, and its text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lengthwise.training.encoder.llama import Llama
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
+
+from lengthwise.errors import InputError  # noqa: E402
+from lengthwise.training.encoder.backbones import load_backbone, wrap  # noqa: E402
+from lengthwise.training.encoder.chat_text import ChatText  # noqa: E402
+from lengthwise.training.encoder.data import make_pack  # noqa: E402
+from lengthwise.training.encoder.network import Pooling  # noqa: E402
+from lengthwise.training.encoder.pack import UNLABELLED  # noqa: E402
+from tests.training.encoder.tiny import config, samples  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[object, Llama]:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=24, rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    )  # fmt: skip
+    theirs = transformers.LlamaModel(config).eval()
+    return theirs, wrap(theirs).eval()
+
+
+IDS = np.array([[3, 7, 1, 9, 22, 5, 14]])
+
+
+def test_the_numbers_are_those_of_transformers(both: tuple[object, Llama]) -> None:
+    theirs, ours = both
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(IDS)).last_hidden_state  # type: ignore[operator]
+        assert torch.allclose(ours(torch.tensor(IDS)), expected, atol=1e-5)
+
+
+def test_a_past_changes_nothing(both: tuple[object, Llama]) -> None:
+    _, ours = both
+    past: list[list[object]] = [[] for _ in ours.layers]
+    ids = torch.tensor(IDS)
+    with torch.no_grad():
+        parts = [ours(ids[:, :3], past=past), *(ours(ids[:, n : n + 1], past=past) for n in range(3, ids.shape[1]))]
+        assert torch.allclose(torch.cat(parts, dim=1), ours(ids), atol=1e-5)
+
+
+def test_padding_after_the_text_is_not_seen(both: tuple[object, Llama]) -> None:
+    _, ours = both
+    padded = torch.tensor(np.pad(IDS, ((0, 0), (0, 4))))
+    mask = torch.arange(padded.shape[1])[None] < IDS.shape[1]
+    pool = Pooling("last_all", ours.width)
+    with torch.no_grad():
+        alone, beside = pool(ours(torch.tensor(IDS)), None), pool(ours(padded), mask)
+    assert alone.shape == (1, pool.width) == (1, 48)
+    assert torch.allclose(alone, beside, atol=1e-5)
+
+
+def tokenizer(*more: str) -> Tokenizer:
+    words = ["<unk>", "user", "assistant", "a", "b", "c", *more]
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))  # noqa: S106
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.add_special_tokens(list(more))
+    return made
+
+
+def test_text_is_one_turn_and_keeps_both_ends() -> None:
+    text = ChatText(tokenizer("<|im_start|>", "<|im_end|>"), 8)
+    start, end = 6, 7
+    assert text.encode("a b") == ([start, 1, 3, 4, end, start, 2], 2)
+    ids, size = text.encode("a " * 9 + "c")
+    assert (len(ids), size) == (8, 10)
+    assert ids[2] == 3
+    assert ids[-4] == 5  # the last word stands before the closing markers
+
+
+def test_a_tokenizer_without_the_markers_is_refused() -> None:
+    with pytest.raises(InputError, match="ChatML"):
+        ChatText(tokenizer(), 8)
+
+
+def test_a_pack_loses_an_llm_and_gains_prompts(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    text = load_backbone(settings.backbone, settings.max_tokens).text
+    whole = make_pack(samples(), settings.data, text)
+    less = whole.without("Qwen")
+    assert len(whole.llms) == 3
+    assert all("Qwen" not in llm for llm in less.llms)
+    assert less.lengths.shape[1] == len(less.llms) == len(less.features) - 1 == 2
+    more = whole.extended(np.array([2, 3, 3, 2, 3]), np.array([0, 2, 5]), np.array([2, 3], np.int32))
+    ids, count = more.padded()
+    assert count[-2:].tolist() == [2, 3]
+    assert ids[-1, :3].tolist() == [3, 2, 3]
+    assert (more.part[-2:] == UNLABELLED).all()
+    assert not more.present[-2:].any()

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lengthwise.training.encoder.config import parse_config
+from tests.training.encoder.tiny import torch
+
+from lengthwise.training.encoder import losses, student_t  # isort: skip
+from lengthwise.training.encoder.tensors import Targets  # isort: skip
+
+
+def targets(lengths: list[list[float]], censored: list[list[bool]] | None = None) -> Targets:
+    """Prompts of one LLM."""
+    x = torch.tensor(lengths)[:, None]
+    log_std = torch.log1p(x.std(-1, correction=0))
+    cut = torch.zeros(x.shape, dtype=torch.bool) if censored is None else torch.tensor(censored)[:, None]
+    present, mean = x > 0, x.sum(-1) / (x > 0).sum(-1).clamp(min=1)
+    known = present.any(-1)
+    return Targets(
+        log_lengths=torch.log(x.clamp(min=1)), present=present, censored=cut, mean=mean, log_mean=torch.log(mean),
+        log_std=log_std, fitted=torch.full((*mean.shape, 2), torch.nan), weight=known.float(),
+        whole=known & ~cut.any(-1),
+    )  # fmt: skip
+
+
+def test_student_t_is_scipys_and_so_is_its_slope() -> None:
+    t = torch.tensor([-300.0, -5.0, -1.0, 0.0, 0.5, 3.0, 50.0, 1e7], dtype=torch.float64, requires_grad=True)
+    x = t.detach().numpy()
+    np.testing.assert_allclose(student_t.logsf(t).detach(), stats.t.logsf(x, 3.5), atol=1e-5)
+    np.testing.assert_allclose(student_t.logpdf(t).detach(), stats.t.logpdf(x, 3.5), atol=1e-9)
+    student_t.logsf(t).sum().backward()
+    np.testing.assert_allclose(t.grad, -np.exp(stats.t.logpdf(x, 3.5) - stats.t.logsf(x, 3.5)), rtol=5e-3, atol=1e-12)
+    assert student_t.quantile(0.95) == pytest.approx(stats.t.ppf(0.95, 3.5), abs=1e-5)
+
+
+def test_a_cut_off_answer_counts_as_being_longer() -> None:
+    mu, spread = torch.tensor([[5.0]]), torch.tensor([[-0.5]])
+    said = losses.negative_log_likelihood(mu, spread, targets([[100.0, 300.0]], [[False, True]]))
+    scale = np.exp(-0.5)
+    t = (np.log([100.0, 300.0]) - 5.0) / scale
+    expected = -(stats.t.logpdf(t[0], 3.5) - np.log(scale) + stats.t.logsf(t[1], 3.5)) / 2
+    assert float(said) == pytest.approx(expected, abs=1e-4)
+
+
+def test_missing_samples_do_not_count() -> None:
+    mu, spread = torch.tensor([[5.0]]), torch.tensor([[-0.5]])
+    both = [losses.negative_log_likelihood(mu, spread, targets(x)) for x in ([[100.0, 0.0]], [[100.0]])]
+    torch.testing.assert_close(*both)
+
+
+@pytest.mark.parametrize("kind", ["rank", "logt"])
+def test_the_right_order_costs_less_than_the_wrong_one(kind: str) -> None:
+    config = parse_config(
+        {"head": {"kind": kind}, "loss": {"nll": 0, "log_mean": 0, "mean": 0, "log_std": 0, "pairwise": 1}}
+    )
+    true = targets([[100.0, 110.0], [500.0, 520.0], [40.0, 45.0]])
+
+    def cost(places: list[float]) -> float:
+        said = torch.tensor(places)[:, None, None].expand(-1, -1, 4 if kind == "logt" else 1)
+        return float(losses.label_loss(said, true, config, None).sum())
+
+    assert cost([1.0, 2.0, 0.0]) < cost([0.0, 1.0, 2.0]) < cost([1.0, 0.0, 2.0])
+
+
+@pytest.mark.parametrize(("target", "expected"), [("mean", 1), ("p99", 2), ("samples", 1)])
+def test_a_classifier_aims_at_the_bin_of_its_target(target: str, expected: int) -> None:
+    config = parse_config({"head": {"kind": "bins", "bin_target": target}})
+    edges = torch.tensor([0.0, 100.0, 200.0, 300.0])
+    true = targets([[110.0, 120.0, 130.0, 250.0]])
+
+    def cost(place: int) -> float:
+        logits: Any = torch.zeros(1, 1, 3)
+        logits[..., place] = 3.0
+        return float(losses.label_loss(logits, true, config, edges).sum())
+
+    assert min(range(3), key=cost) == expected
+
+
+def test_a_lesson_is_learned_when_the_student_says_the_same() -> None:
+    lesson = torch.tensor([[[5.0, -0.5, 5.1, 3.0], [torch.nan] * 4]])
+    raw = lesson.clone()
+    raw[..., 1] = torch.log(torch.expm1(lesson[..., 1] + 3.2)) - 3.2
+    apart, known = losses.soft_loss(raw, lesson)
+    assert known.tolist() == [[True, False]]
+    np.testing.assert_allclose(apart, 0.0, atol=1e-6)

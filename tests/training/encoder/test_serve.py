@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.predictors import HistogramPredictions, LogTPredictions, PredictionInput
+from lengthwise.predictors.file import read_model_file
+from tests.training.encoder import tiny
+
+from lengthwise.training.encoder.package import write_predictor  # isort: skip
+from lengthwise.training.encoder.run import prepare, train  # isort: skip
+from lengthwise.predictors.encoder.serve import EncoderPredictor  # isort: skip
+
+from pathlib import Path
+
+TEXTS = (
+    "",
+    "write a short story",
+    "\x00\udcff\x07",
+    "日本語で書いて",
+    "word " * 50_000,
+    "x" * 300_000,
+    "\n\t ",
+    "🙂" * 99,
+)
+
+
+def predictor_file(folder: Path, out: Path, **changes: Any) -> Path:
+    prepared = prepare(tiny.config(folder, **changes))
+    network = train(prepared, out / "training", resume=False, progress=lambda *_: None)
+    write_predictor(out / "tiny.lw", prepared, network)
+    return out / "tiny.lw"
+
+
+@pytest.fixture(scope="module")
+def path(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return predictor_file(tiny_folder, tmp_path_factory.mktemp("model"), optimiser={"epochs": 3})
+
+
+@pytest.fixture(scope="module")
+def predictor(path: Path) -> EncoderPredictor:
+    return EncoderPredictor.load(read_model_file(path))
+
+
+def test_any_text_has_a_prediction(predictor: EncoderPredictor) -> None:
+    predictions = predictor.predict([PredictionInput(text, tiny.LLMS[0]) for text in TEXTS])
+    assert isinstance(predictions, LogTPredictions)
+    assert len(predictions) == len(TEXTS)
+    assert np.isfinite(predictions.mu).all()
+    assert (predictions.sigma > 0).all()
+    assert (predictions.sample_mean >= 1).all()
+    assert (predictions.sample_std >= 0).all()
+
+
+def test_nothing_asked_is_nothing_answered(predictor: EncoderPredictor) -> None:
+    assert len(predictor.predict([])) == 0
+
+
+def test_a_prediction_does_not_depend_on_who_else_asks(predictor: EncoderPredictor) -> None:
+    asked = [PredictionInput(text, llm, max_tokens=500) for text in TEXTS[:4] for llm in (*tiny.LLMS, "stranger")]
+    together = predictor.predict(asked)
+    alone = [predictor.predict([each]) for each in asked]
+    np.testing.assert_allclose(together.quantile(0.9), [float(one.quantile(0.9)[0]) for one in alone], rtol=1e-5)
+    assert together[0].cap == 500
+
+
+def test_an_unknown_llm_is_warned_of_once_and_a_short_name_is_known(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    predictor = EncoderPredictor.load(read_model_file(path))
+    asked = [PredictionInput("write", "stranger/7B")] * 3 + [PredictionInput("write", "llama-3.1-8B")]
+    predictor.predict(asked)
+    predictor.predict(asked)
+    assert [record.args for record in caplog.records] == [("stranger/7B",)]
+    assert predictor.row("llama-3.1-8B") == predictor.row(tiny.LLMS[0])
+
+
+def test_the_head_and_the_tail_of_a_long_prompt_are_read(predictor: EncoderPredictor) -> None:
+    ids, size = predictor.text.encode("long " + "a " * 100 + "story")
+    name = predictor.text._tokenizer.id_to_token
+    assert len(ids) == 16
+    assert size == 102
+    assert [name(ids[1]), name(ids[-2])] == ["long", "story"]
+
+
+def test_held_out_samples_fall_into_the_intervals_as_often_as_said(path: Path) -> None:
+    figures = read_model_file(path).card["figures"]["held_out"]
+    assert figures["cover0.5"] == pytest.approx(0.5, abs=0.1)
+    assert figures["cover0.9"] == pytest.approx(0.9, abs=0.1)
+
+
+def test_the_card_says_what_was_learned_from(path: Path) -> None:
+    card = read_model_file(path).card
+    assert card["kind"] == "encoder"
+    assert card["licences"]["Mbpp"] == "CC-BY-4.0"
+    assert set(card["figures"]) == {"held_out", "test", "other corpora, test"}
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        ({"kind": "bins", "bin_width": 50}, HistogramPredictions),
+        ({"kind": "mean_std"}, LogTPredictions),
+        ({"kind": "rank"}, LogTPredictions),
+    ],
+)
+def test_every_head_yields_predictions(head: dict[str, object], kind: type, tiny_folder: Path, tmp_path: Path) -> None:
+    predictor = EncoderPredictor.load(read_model_file(predictor_file(tiny_folder, tmp_path, head=head)))
+    predictions = predictor.predict([PredictionInput(text, tiny.LLMS[1]) for text in TEXTS])
+    assert isinstance(predictions, kind)
+    assert all(0 < predictions[i].quantile(0.5) <= predictions[i].quantile(0.9) for i in range(len(TEXTS)))
+
+
+def test_identities_may_have_no_features(tiny_folder: Path, tmp_path: Path) -> None:
+    file = predictor_file(tiny_folder, tmp_path, identity={"width": 4, "features": False})
+    assert len(EncoderPredictor.load(read_model_file(file)).predict([PredictionInput("write", "x")])) == 1
+
+
+def test_serving_loads_no_torch(path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from lengthwise.predictors import PredictionInput\n"
+        "from lengthwise.predictors.file import read_model_file\n"
+        "from lengthwise.predictors.encoder.serve import EncoderPredictor\n"
+        "EncoderPredictor.load(read_model_file(Path(sys.argv[1]))).predict([PredictionInput('a', 'b')])\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy'"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+
+
+def test_a_file_without_its_graph_is_named_broken(path: Path) -> None:
+    file = read_model_file(path)
+    file.parts.pop("model.onnx")  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=r"part 'model\.onnx' is missing"):
+        EncoderPredictor.load(file)

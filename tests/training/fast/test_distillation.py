@@ -1,0 +1,155 @@
+"""How the fast tier is taught: lessons, courses, tables and the fit, on a few invented prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lengthwise.errors import InputError
+from lengthwise.predictors import LogTPredictions
+from lengthwise.predictors.fast.text import FEATURES, Reader
+from lengthwise.training.fast.distillation_set import DistillationSet
+from lengthwise.training.fast.examples import PromptTable, calibration, figures
+from lengthwise.training.fast.learn import FOLDS, TOPICS, learn_tables
+from lengthwise.training.fast.teacher import Lessons
+
+LLMS = ("a/one-7B", "b/two-1B")
+WORDS = [b"write", b"a", b"long", b"short", b"story", b"about", b"list", b"name", b"of", b"the"]
+
+
+class Sure:
+    """A teacher that goes by the number of characters."""
+
+    llms: tuple[str, ...] = (*LLMS, "c/three-3B")
+
+    def outputs(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return np.array([[[len(text), 0.0, len(text), 1.0]] * (len(self.llms) + 1) for text in texts], np.float32)
+
+
+def table(prompts: int = 300, seed: int = 0) -> PromptTable:
+    """Prompts of random words; "long" and "short" say how long the answers are, and LLM b says twice as much."""
+    rng = np.random.default_rng(seed)
+    texts, lengths = [], np.empty((prompts, 2, 10))
+    for number in range(prompts):
+        kind = (b"long", b"short", b"story")[number % 3]
+        texts.append(b" ".join([*rng.choice(WORDS[4:], 6), kind, b"%d" % number]).decode())
+        usual = {b"long": 800.0, b"short": 20.0, b"story": 200.0}[kind]
+        lengths[number] = usual * np.array([[1.0], [2.0]]) * np.exp(0.15 * rng.standard_t(3.5, (2, 10)))
+    clean = np.ones(lengths.shape, bool)
+    keys = tuple(("invented", str(number)) for number in range(prompts))
+    return PromptTable(keys, ("train",) * prompts, tuple(texts), LLMS, lengths, clean, np.zeros_like(clean))
+
+
+def taught(texts: Sequence[str]) -> Lessons:
+    return Lessons.of(Sure(), texts)
+
+
+def test_lessons_come_back_from_their_file_and_know_texts_and_llms_by_name(tmp_path: Path) -> None:
+    lessons = taught(["one", "three", "eleven"])
+    lessons.write(tmp_path / "lessons.parquet")
+    read = Lessons.read(tmp_path / "lessons.parquet")
+    assert read.fingerprint() == lessons.fingerprint() != taught(["one"]).fingerprint()
+    found = read.about(["three", "never heard", "one"], ["b/two-1B", "nobody/knows", "a/one-7B"])
+    np.testing.assert_array_equal(found[:, 0, 0], [5.0, np.nan, 3.0])
+    assert np.isnan(found[:, 1]).all()
+    assert found[0, 2, 1] == pytest.approx(0.04, abs=0.01)  # raw log sigma, bounded from below as encoders do
+
+
+def test_lessons_about_other_prompts_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lessons.parquet"
+    assert taught(["one", "two"]).covering(["two"], path).texts == ("one", "two")
+    with pytest.raises(InputError, match=r"lessons\.parquet: says nothing of 1 prompts"):
+        taught(["one"]).covering(["one", "two"], path)
+
+
+def test_a_file_without_lessons_is_named(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"prompt": ["one"]}), tmp_path / "plain.parquet")
+    with pytest.raises(InputError, match=r"plain\.parquet: holds no teacher's outputs"):
+        Lessons.read(tmp_path / "plain.parquet")
+
+
+def test_a_part_of_a_course_has_pieces_of_its_own_prompts_only_and_noise() -> None:
+    course = DistillationSet.of(table(30), taught, seed=0)
+    assert np.isfinite(course.lessons.about((*course.prompts.texts, *course.pieces), LLMS)).all()
+    part = course.rows(np.array([4, 9]))
+    kept = dict(zip(course.pieces, course.origins, strict=True))
+    assert part.prompts.texts == (course.prompts.texts[4], course.prompts.texts[9])
+    assert {kept[text] for text in part.pieces} <= {4, 9, 30}
+    assert set(part.origins.tolist()) == {0, 1, 2}
+
+
+def test_training_descriptions_are_those_of_serving_but_for_a_guess_that_had_not_seen_the_prompt() -> None:
+    prompts, reader = table(), Reader.of(WORDS)
+    pages = [reader.read(text) for text in prompts.texts]
+    effect = np.random.default_rng(1).normal(size=len(pages))  # nothing to learn
+    folds = np.arange(len(pages)) % FOLDS
+    meaning = np.random.default_rng(2).normal(size=(reader.size, 3)).astype(np.float32)
+    learned = learn_tables(pages, effect, meaning, folds, seed=0)
+    described, served = learned.describe(pages, folds), np.stack([learned.tables.describe(page) for page in pages])
+    guess = FEATURES + TOPICS
+    others = np.delete(np.arange(served.shape[1]), guess)
+    np.testing.assert_allclose(described[:, others], served[:, others], rtol=1e-3, atol=0.02)
+    seen, unseen = (np.corrcoef(column[:, guess], effect)[0, 1] for column in (served, described))
+    assert seen > 0.25
+    assert unseen < 0.1
+
+
+def test_the_first_guess_tells_long_from_short() -> None:
+    prompts, reader = table(), Reader.of(WORDS)
+    pages = [reader.read(text) for text in prompts.texts]
+    effect = prompts.effect(prompts.levels())
+    folds = np.arange(len(pages)) % FOLDS
+    learned = learn_tables(pages, effect, np.zeros((reader.size, 1), np.float32), folds, seed=0)
+    assert np.corrcoef(learned.describe(pages, folds)[:, FEATURES + TOPICS], effect)[0, 1] > 0.9
+
+
+def test_calibrated_predictions_cover_what_they_say_and_figures_count_it() -> None:
+    prompts = table()
+    n = len(prompts) * len(LLMS)
+    mu = np.log(prompts.clean_mean()).ravel() + 0.3
+    off = LogTPredictions.of(mu, np.full(n, 0.05), 10_000, sample_mean=np.exp(mu), sample_std=np.ones(n))
+    strange = LogTPredictions.of(mu - 1.0, np.full(n, 0.05), 10_000)
+    adjustments = calibration(prompts, off, strange)
+    assert adjustments.others.shift == pytest.approx(0.7, abs=0.05)
+    assert {round(one.shift, 1) for one in adjustments.by_llm.values()} == {-0.3}
+    found = figures(prompts, adjustments.apply(off, list(LLMS) * len(prompts)), leave_out="b/two-1B")
+    assert found["cover50"] == pytest.approx(0.5, abs=0.04)
+    assert found["cover90"] == pytest.approx(0.9, abs=0.03)
+    assert found["tau"] == found["by_llm"]["a/one-7B"]["tau"] == pytest.approx(1.0)
+
+
+def test_a_network_learns_from_labels_from_a_teacher_and_from_what_was_cut_off() -> None:
+    pytest.importorskip("torch")
+    from lengthwise.predictors.identity import FEATURES as NAMES
+    from lengthwise.training.fast.fit import Examples, Recipe, fit_network
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 3)).astype(np.float32)
+    true = 5.0 + x[:, :1] + np.array([0.0, 1.0, 0.0])
+    lengths = np.exp(true[..., None] + rng.normal(0.0, 0.1, (600, 3, 10)))
+    clean = np.ones(lengths.shape, bool)
+    clean[:, 1] = False  # the second LLM is known from the teacher only
+    soft = np.full((600, 3, 4), np.nan, np.float32)
+    soft[:, 1] = np.stack([true[:, 1], np.full(600, -2.0), true[:, 1], true[:, 1] - 2.0], axis=1)
+    cut = np.zeros_like(clean)
+    cut[:, 2] = lengths[:, 2] > 150.0  # the third LLM is cut off at 150 tokens
+    lengths[:, 2] = np.minimum(lengths[:, 2], 150.0)
+    examples = Examples(x, lengths, clean, cut, soft, np.eye(3, NAMES, dtype=np.float32), np.full(3, 5.0))
+    network = fit_network(examples, Recipe(hidden=32, joint=16, dropout=0.0, input_dropout=0.0, epochs=20), seed=0)
+    for llm in range(3):
+        who = network.who(llm, examples.name_features[llm])
+        said = []
+        for row in x:
+            hidden, direct = network.prompt(network.standardise(row))
+            said.append(network.outputs(hidden + who, direct)[0] + 5.0)
+        error = np.array(said) - true[:, llm]
+        inside = np.abs(x[:, 0]) < 1.0
+        assert np.abs(error[inside]).mean() < 0.15, llm
+    assert np.abs(error[(x[:, 0] > 0.3) & inside].mean()) < 0.2  # beyond the cut the third goes on, not flat at it

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.predictors.probe import log_bins
+from tests.training.probe.extras import torch
+from tests.training.probe.made import made_states
+
+from lengthwise.training.probe.compare import HEAT, JOINT_SMOOTH, PROMPT_BY_AGE, heat  # isort: skip
+from lengthwise.training.probe.learn import Recipe, _unlikely, fit  # isort: skip
+from lengthwise.training.probe.run import train_probe  # isort: skip
+
+RECIPE = Recipe(hidden=16, dropout=0.0, input_dropout=0.0, epochs=15, networks=1, rate=1e-2)
+
+
+def test_the_layer_that_knows_is_chosen_and_beats_the_prompt() -> None:
+    states = made_states()
+    trained = train_probe(states, log_bins(states.cap), "tiny", recipe=RECIPE, name="made", report=lambda *_: None)
+    assert trained.probe.layer == 2
+    scores = {score.name: score for score in trained.scores}
+    assert scores[JOINT_SMOOTH].error < 0.6 * scores[PROMPT_BY_AGE].error
+    assert scores[JOINT_SMOOTH].tau > 0.7
+    assert trained.probe.card["data"]["corpora"] == ["Mbpp"]
+    assert trained.capped == pytest.approx(float((states.capped[states.generated == 0]).mean()))
+
+
+def test_held_out_test_and_forbidden_prompts_are_never_trained_on() -> None:
+    states = made_states()
+    number = states.answer[states.trained]
+    assert not ((number % 5 == 0) | (number % 7 == 0) | (number % 11 == 0)).any()
+    once = fit(states, states.trained, 2, log_bins(200), (), RECIPE)
+    spoiled = {2: np.where(states.trained[:, None], states.layers[2], np.float16(9.0))}
+    other = made_states()
+    object.__setattr__(other, "layers", spoiled)
+    again = fit(other, other.trained, 2, log_bins(200), (), RECIPE)
+    assert all(np.array_equal(once.network.arrays()[name], value) for name, value in again.network.arrays().items())
+
+
+def test_an_answer_cut_off_is_at_least_so_long() -> None:
+    logits = torch.log(torch.tensor([[0.2, 0.3, 0.5]] * 2))
+    found = _unlikely(logits, torch.tensor([1, 1]), torch.tensor([False, True]))
+    assert torch.allclose(found, -torch.log(torch.tensor([0.3, 0.8])))
+
+
+def test_a_kept_row_stands_for_those_that_were_not() -> None:
+    states = made_states(prompts=10)
+    assert np.allclose(states.weight, 1.0)
+    half = states.where(states.generated % 32 == 0)
+    object.__setattr__(half, "generated", half.generated)
+    assert half.step == 32
+    few = states.where((states.generated % 48 == 0) | (states.generated == 16))
+    assert few.weight.max() > 1.5
+
+
+def test_without_held_out_prompts_nothing_can_be_said() -> None:
+    states = made_states()
+    rows = states.trained
+    with pytest.raises(InputError, match="held out"):
+        train_probe(states.where(rows), log_bins(200), "tiny", recipe=RECIPE, name="made", report=lambda *_: None)
+
+
+def test_a_heatmap_says_where_each_true_bin_is_said_to_be() -> None:
+    true, point = np.array([3, 3, 900]), np.array([3.0, 900.0, 900.0])
+    found = heat(true, point, np.array([3.0, 1.0, 1.0]))
+    low, high = HEAT.of([3, 900])
+    assert found[low, low] == 0.75
+    assert found[low, high] == 0.25
+    assert found[high, high] == 1.0
+    assert np.allclose(found.sum(axis=1)[[low, high]], 1.0)
