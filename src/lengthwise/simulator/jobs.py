@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     """[column of JobColumns, request]: so that columns are taken of some requests at once."""
 
 _NAMES: Final = [field.name for field in fields(JobColumns)]
-_PREDICTED: Final = ("expected", "tail", "mu", "sigma", "cap", "foretold")
+_PREDICTED: Final = ("expected", "tail", "mu", "sigma", "cap", "initial_expected")
 _ARRIVAL, _GENERATED, _CACHED, _ROUND, _PREEMPTIONS = (
     _NAMES.index(name) for name in ("arrival", "generated", "cached_tokens", "in_round", "preemptions")
 )
