@@ -1,11 +1,12 @@
-"""The claim of the design: one policy object, the same order in the simulator and inside vLLM.
+"""One policy object gives the same order in the simulator, in the gateway's queue and inside vLLM.
 
-The gateway, the third host, is in tests/gateway; here the same 200 requests of known length, all queued before
-the first step, go through the simulator and through a real vLLM with a real LLM.
+The same 200 requests of known length, all queued before the first step, run in the simulator and in a real vLLM with a
+real LLM. A preempted request keeps its arrival, and with it its key, in all three hosts.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import subprocess
@@ -124,3 +125,42 @@ def test_every_answer_is_token_for_token_the_same_under_either_policy(vllm: dict
     assert len(vllm["fcfs"]["finished"]) == COUNT
     for name, answer in vllm["fcfs"]["finished"].items():
         assert vllm["sjf"]["finished"][name]["tokens"] == answer["tokens"]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "hrrn", "boost", "tie", "lengthwise"])
+def test_a_preempted_request_keeps_its_arrival_and_key_in_every_host(tmp_path: Path, policy: str) -> None:
+    from lengthwise.engines.vllm import LengthwiseScheduler
+    from lengthwise.policies import PolicyQueue
+    from tests.engines.scheduling import Run, drain, make_request, make_scheduler, step, tiny_model
+    from tests.simulator.builders import engine
+
+    lengths = [60, 50, 40, 30, 20]
+    requests = [
+        make_request(str(n), 16, length, arrival=float(n), said={"expected_tokens": length})
+        for n, length in enumerate(lengths)
+    ]
+    scheduler = make_scheduler(LengthwiseScheduler, tiny_model(tmp_path), slots=4, blocks=14, policy=policy)
+    for request in requests:
+        scheduler.add_request(request)
+    run = Run()
+    while scheduler.has_unfinished_requests():
+        step(scheduler, run)
+        jobs = [scheduler.jobs.of(request) for request in scheduler.requests.values()]
+        assert all(job.arrival == float(job.id) for job in jobs)
+        waiting = [scheduler.jobs.of(request) for request in scheduler.waiting]
+        # The gateway's queue, given the same jobs in order of arrival, has them in the same order.
+        queue = PolicyQueue(make_policy(policy), slots=4)
+        queue.running = len(scheduler.running)
+        for job in sorted(waiting, key=lambda job: job.arrival):
+            queue.push(dataclasses.replace(job), scheduler.now)
+        if policy not in ("lengthwise", "tie"):  # these two also depend on how full the queue was before
+            assert [job.id for job in queue] == [job.id for job in waiting]
+    assert run.preemptions > 0, "memory was to run out"
+    drain(scheduler, {})
+    workload = Workload.from_table(
+        {"arrival_s": [float(n) for n in range(len(lengths))], "input_tokens": [16] * 5, "output_tokens": lengths},
+        name="preempted",
+    )
+    outcome = simulate(workload, Fleet((engine(seqs=4, blocks=13, block_size=16),)), policy, predictor="oracle")
+    assert outcome.preemptions.sum() > 0
+    assert outcome.arrival.tolist() == workload.arrival_s.tolist()

@@ -124,7 +124,7 @@ def test_a_request_that_was_aborted_before_its_prediction_came_is_forgotten(
 def test_what_the_client_says_wins_and_is_not_predicted(scheduler: Any, guess: Guess, ask: Callable[..., Any]) -> None:
     told = [
         ask("told long", "about 5", 1000, said={"expected_tokens": 800}),
-        ask("told short", "about 900", 1000, said={"prediction_mu": 2.0, "prediction_sigma": 0.1}),
+        ask("told short", "about 900", 1000, said={"length_mu": 2.0, "length_sigma": 0.1}),
         ask("predicted", "about 300", 1000),
     ]
     for request in told:
@@ -133,6 +133,29 @@ def test_what_the_client_says_wins_and_is_not_predicted(scheduler: Any, guess: G
     scheduler.predictions.deliver(scheduler._predict)
     assert [request.request_id for request in scheduler.waiting] == ["told short", "predicted", "told long"]
     assert guess.predicted == ["about 300"]
+
+
+def test_a_lazy_predictor_starts_at_the_first_request_that_brings_no_prediction(
+    model: Path, guess: Guess, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., Any]
+) -> None:
+    started: list[str] = []
+
+    def load() -> Guess:
+        started.append("predictor")
+        return guess
+
+    monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _: PredictionService(load))
+    options: dict[str, Any] = {"policy": "sjf", "tokenizer": model_folder(), "measuring": {"warm_predictor": False}}
+    scheduler = make_scheduler(LengthwiseScheduler, model, slots=1, **options)
+    brought = [ask(str(n), f"about {n}", 8, said={"length_mu": 2.0, "length_sigma": 0.5}) for n in range(5)]
+    drain(scheduler, {0: [*brought, ask("hint", "about 9", 8, said={"expected_tokens": 3})]})
+    assert scheduler.predictions.counts.asked == 0
+    assert not started
+    scheduler.add_request(ask("bare", "about 300", 8))
+    answered(scheduler, 1)
+    assert started == ["predictor"]
+    scheduler.finish_requests("bare", RequestStatus.FINISHED_ABORTED)
+    scheduler.predictions.close()
 
 
 def test_without_a_prediction_a_request_stands_where_the_llms_history_puts_it(

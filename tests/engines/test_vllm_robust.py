@@ -58,8 +58,8 @@ class Coming:
         return {
             "nothing": None,
             "tokens": {"expected_tokens": self.output},
-            "prediction": {"prediction_mu": math.log(self.output) + 0.5, "prediction_sigma": 0.7},
-            "rubbish": {"expected_tokens": "soon", "prediction_mu": None},
+            "prediction": {"length_mu": math.log(self.output) + 0.5, "length_sigma": 0.7},
+            "rubbish": {"expected_tokens": "soon", "length_mu": None},
         }[self.says]
 
 

@@ -75,8 +75,8 @@ def test_sjf_admits_the_shortest_first(model: Path) -> None:
 
 def test_a_log_t_prediction_is_taken_too(model: Path) -> None:
     said: list[dict[str, Any]] = [
-        {"prediction_mu": 6.0, "prediction_sigma": 0.5},
-        {"prediction_mu": 2.0, "prediction_sigma": 0.5},
+        {"length_mu": 6.0, "length_sigma": 0.5},
+        {"length_mu": 2.0, "length_sigma": 0.5},
         {"expected_tokens": 60},
     ]
     requests = [make_request(str(i), 8, 200, said=one) for i, one in enumerate(said)]
@@ -85,7 +85,7 @@ def test_a_log_t_prediction_is_taken_too(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [{"expected_tokens": "soon"}, {"expected_tokens": -4}, {"prediction_mu": 3}, {"x": 1}, None]
+    "said", [{"expected_tokens": "soon"}, {"expected_tokens": -4}, {"length_mu": 3}, {"x": 1}, None]
 )
 def test_a_useless_prediction_is_the_wide_prior_and_stops_nothing(model: Path, said: dict[str, Any] | None) -> None:
     requests = [make_request("long", 8, 4000, said={"expected_tokens": 3000}), make_request("odd", 8, 4000, said=said)]

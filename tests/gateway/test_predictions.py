@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -263,3 +264,38 @@ async def test_nothing_is_predicted_for_a_request_that_is_refused(
         await events(http, url, asked=1)
         engine.gate.set()
         assert (await first)[0] == 200
+
+
+async def test_an_engine_with_our_scheduler_gets_the_prediction_that_the_gateway_has(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
+) -> None:
+    options: dict[str, Any] = {"policy": "sjf", "predictor": "fast", "forward_predictions": True}
+    with gateway(engine_url, prediction_wait_s=30.0, **options) as url:
+        await post(http, url, asking("predicted", "about 300"))
+        await post(http, url, asking("merged", "about 20", vllm_xargs={"other": 1}))
+        await post(http, url, hinted("hinted", 7))
+    predicted, merged, hint = (sent["vllm_xargs"] for sent in engine.bodies)
+    assert math.exp(predicted["length_mu"]) == pytest.approx(300, rel=0.01)
+    assert predicted["length_sigma"] == pytest.approx(0.1)
+    assert merged["other"] == 1
+    assert math.exp(merged["length_mu"]) == pytest.approx(20, rel=0.5), "calibrated by the first answer"
+    assert hint == {"expected_tokens": 7.0}
+
+
+async def test_a_request_waits_for_its_prediction_no_longer_than_configured_and_the_prior_is_sent(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
+) -> None:
+    guess.gate.clear()
+    options: dict[str, Any] = {"policy": "sjf", "predictor": "fast", "forward_predictions": True}
+    with gateway(engine_url, prediction_wait_s=0.01, **options) as url:
+        assert (await post(http, url, asking("a", "about 300")))[0] == 200
+    assert engine.bodies[0]["vllm_xargs"]["length_sigma"] >= 1, "the wide prior"
+
+
+@pytest.mark.parametrize("options", [{"forward_predictions": False}, {"policy": "fcfs"}, {"predictor": "none"}])
+async def test_nothing_is_sent_where_engines_are_unknown_or_nothing_is_predicted(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess, options: dict[str, Any]
+) -> None:
+    with gateway(engine_url, **{"policy": "sjf", "predictor": "fast", "forward_predictions": True, **options}) as url:
+        await post(http, url, asking("a", "about 300"))
+    assert "vllm_xargs" not in engine.bodies[0]

@@ -34,6 +34,10 @@ def serve(
     forward_hints: Annotated[
         bool, typer.Option(help="Tell engines expected lengths in vllm_xargs; off where they refuse it.")
     ] = True,
+    forward_predictions: Annotated[
+        bool | None,
+        typer.Option(help="Send predicted lengths to engines that run our scheduler; on for the embedded engine."),
+    ] = None,
     stream_usage: Annotated[
         bool, typer.Option(help="Ask engines how long streamed answers were; off where they refuse stream_options.")
     ] = True,
@@ -65,6 +69,7 @@ def serve(
         "in_flight": in_flight,
         "max_waiting": max_waiting,
         "forward_hints": forward_hints,
+        "forward_predictions": not engine if forward_predictions is None else forward_predictions,
         "stream_usage": stream_usage,
         "silence_timeout_s": silence_timeout,
         "hold_timeout_s": hold_timeout,
@@ -100,5 +105,6 @@ def _embedded_engine(policy: str, predictor: str) -> Iterator[str]:
     from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 
     typer.echo("starting the embedded engine ...", err=True)
-    with EmbeddedEngine(EngineOptions(policy, predictor)) as engine:
+    # The gateway sends its predictions along, so the engine's predictor process starts only if one is missing.
+    with EmbeddedEngine(EngineOptions(policy, predictor, warm_predictor=False)) as engine:
         yield engine.url

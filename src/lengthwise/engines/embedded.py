@@ -59,6 +59,7 @@ class EngineOptions:
     model: str | None = None  # the embedded LLM
     max_num_seqs: int = 16
     max_model_len: int = 2048
+    warm_predictor: bool = field(default=True, kw_only=True)  # False: started at the first request without a prediction
     plugin: bool = True  # False: stock vLLM, to compare with
     compiled: bool = False  # faster steps, for a slower first start
     extra: tuple[str, ...] = ()  # further vLLM flags
@@ -154,6 +155,8 @@ class EmbeddedEngine:
         if options.plugin:
             chosen = {**options.plugin_options, "policy": options.policy}
             chosen["predictor"] = known_predictor(options.predictor)
+            if not options.warm_predictor:
+                chosen["warm_predictor"] = False
             if options.probe is not None:
                 chosen["probe"] = _probe_name(options.probe)
                 flags += ["--worker-cls", STATES_WORKER]

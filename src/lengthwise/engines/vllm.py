@@ -19,9 +19,10 @@ has moved in another release. What it relies on, all under vllm/v1:
 Options come from `--additional-config '{"lengthwise": {"policy": "sjf", "predictor": "fast"}}'` or the environment
 variables LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are lengthwise and fast. `"steps": "PATH.parquet"`
 there has every step of the engine written down (`engines.steps`). A request's prediction comes in `vllm_xargs`:
-`expected_tokens` (a length), or `prediction_mu` and `prediction_sigma` (a log-t). Without either the request is queued at once
-by the LLM's history (before there is any, the wide prior) and re-keyed at the first step after the
-predictor's prediction has come; predicting is another process's work.
+`expected_tokens` (a length, from a client), or `length_mu` and `length_sigma` (a log-t, from the gateway). A request
+without either is queued at once by the LLM's history (before there is any, the wide prior) and re-keyed at the first step
+after the prediction of the engine's predictor arrives. That predictor runs in a process of its own, started with the
+engine or, with the option `"warm_predictor": false`, at the first request without a prediction.
 
 With the option `probe` (`default` or a file), our worker and --enforce-eager, hidden states that come with a step's
 output refine the prediction of the request that they are of (`engines.refine`):
@@ -105,6 +106,7 @@ class LengthwiseSyncScheduler(Scheduler):
         self.predictions: PredictionService = (
             prediction_service(known) if self.plays is None else self.plays.service(known)
         )
+        self.warm_predictor = bool(options.get("warm_predictor", True))
         self._account: str | None = options.get("account")
         self.refiner = refiner_for(options, self.vllm_config, predictor)
         if self.refiner is not None:
@@ -266,14 +268,10 @@ class LengthwiseSyncScheduler(Scheduler):
 
     def _yield(self, request: Request) -> None:
         """Preempt a running request between two steps; it waits where it belongs."""
-        job = self.jobs.of(request)
-        arrival = job.arrival
         self.running.remove(request)
         self._preempt_request(request, time.monotonic(), drop_stale_output=self.requires_kv_delivery)
         # Should it be admitted again in this very step, vLLM must send all its tokens anew.
         self.prev_step_scheduled_req_ids.discard(request.request_id)
-        job.arrival = arrival  # vLLM's order after memory ran out, before everybody, is not for who yields to one
-        self.waiting.rekey(job)
 
     def _is_passed_over(self, head: Request) -> bool:
         """Whether vLLM would pass over the first in line: it is not ready, or its adapter has no place."""
@@ -356,7 +354,8 @@ class Jobs:
             tokenizer = cached_tokenizer_from_config(self._scheduler.vllm_config.model_config)
             if tokenizer is not None:
                 self._reader = PromptReader.of(tokenizer)
-                self._predictions.warm()
+                if self._scheduler.warm_predictor:
+                    self._predictions.warm()
 
     def of(self, request: Request) -> Job:
         """Return the request's job with its progress brought up to date."""
@@ -515,13 +514,8 @@ class PolicyRequestQueue(RequestQueue):
 
     def _enter(self, request: Request, *, front: bool) -> None:
         now = self._scheduler.now
-        job = self._jobs.of(request)
-        first = self._queue.peek(now) if front else None
-        if first is not None:
-            # vLLM's fcfs puts who comes back before everybody, even before who came earlier and was skipped.
-            job.arrival = min(job.arrival, first.arrival)
         self._requests[request.request_id] = request
-        self._queue.push(job, now, front=front)
+        self._queue.push(self._jobs.of(request), now, front=front)
 
 
 def declared_cap(request: Request) -> int | None:
@@ -543,8 +537,8 @@ def prediction_of(request: Request, cap: int) -> LengthDistribution | None:
     params = request.sampling_params
     said = (params.extra_args if params is not None else None) or {}
     try:
-        if "prediction_mu" in said or "prediction_sigma" in said:
-            return LogT(float(said["prediction_mu"]), float(said["prediction_sigma"]), cap)
+        if "length_mu" in said or "length_sigma" in said:
+            return LogT(float(said["length_mu"]), float(said["length_sigma"]), cap)
         if "expected_tokens" in said:
             return Point(float(said["expected_tokens"]), max(cap, math.ceil(float(said["expected_tokens"]))))
     except (InputError, KeyError, TypeError, ValueError, OverflowError) as error:

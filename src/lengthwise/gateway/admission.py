@@ -140,18 +140,26 @@ class CompletionBody(_Part):
         return PredictionInput(self.text(), self.llm, self.limit)
 
     def with_hint(self, raw: bytes, job: Job) -> bytes:
-        """The body for the engine: as it came, with the length that the client expects where the engine looks for it.
-
-        The plug-in inside vLLM reads it as `vllm_xargs.expected_tokens`.
-        """
-        told = self.vllm_xargs is not None and self.vllm_xargs.expected_tokens is not None
-        if self.hint is None or told:
+        """Return the body with the client's hint as `vllm_xargs.expected_tokens`, where the vLLM plug-in reads it."""
+        if self.hint is None or (self.vllm_xargs is not None and self.vllm_xargs.expected_tokens is not None):
             return raw
-        expected = round(job.expected, 1)
+        return self._with_xargs(raw, {"expected_tokens": round(job.expected, 1)})
+
+    def with_prediction(self, raw: bytes, job: Job) -> bytes:
+        """Return the body with the job's prediction as `vllm_xargs.length_mu` and `length_sigma` (a log-t).
+
+        A client's hint is sent by `with_hint` instead. Without a prediction the wide prior is sent, so that the engine
+        does not predict a second time.
+        """
+        if self.hint is not None:
+            return raw
+        return self._with_xargs(raw, {"length_mu": round(job.mu, 4), "length_sigma": round(job.sigma, 4)})
+
+    def _with_xargs(self, raw: bytes, xargs: Mapping[str, float]) -> bytes:
         if "vllm_xargs" not in self.model_fields_set:
-            return _put_in(raw, b'"vllm_xargs":{"expected_tokens":%.1f}' % expected)
+            return _put_in(raw, b'"vllm_xargs":' + json.dumps(xargs).encode())
         whole: dict[str, Any] = json.loads(raw)
-        whole["vllm_xargs"] = {**(whole["vllm_xargs"] or {}), "expected_tokens": expected}
+        whole["vllm_xargs"] = {**xargs, **(whole["vllm_xargs"] or {})}
         return json.dumps(whole).encode()
 
     @property

@@ -32,6 +32,7 @@ class _Call:
     """One request and its answer, on their way. `ttft_s`: from its place on an engine; None where nobody can tell."""
 
     job: Job
+    body: CompletionBody
     raw: bytes
     caller: Caller
     request_id: bytes
@@ -57,6 +58,8 @@ class Completions:
         self._dispatcher = dispatcher
         self._predictions = predictions
         self._metrics = metrics
+        self._forward_predictions = config.forward_predictions and predictions.predicts
+        self._prediction_wait_s = config.prediction_wait_s if self._forward_predictions else 0.0
         self._first_byte = metrics.first_byte_seconds.labels(path)
         self._whole = metrics.request_seconds.labels(path)
 
@@ -93,7 +96,7 @@ class Completions:
             raw = body.with_usage(raw)
         measure = Measure(hide_usage=hide_usage)
         self._predict(job, body)
-        call = _Call(job, raw, caller, request_id, measure)
+        call = _Call(job, body, raw, caller, request_id, measure)
         first = job.prediction
         try:
             return await self._hold_and_run(call)
@@ -116,7 +119,7 @@ class Completions:
     async def _hold_and_run(self, call: _Call) -> Outcome:
         job = call.job
         while True:
-            engine = await self._dispatcher.place(job)
+            engine = await self._dispatcher.place(job, self._prediction_wait_s)
             self._metrics.queue_seconds.observe(self._dispatcher.clock() - job.arrival)
             try:
                 return await self._run(engine, call)
@@ -136,7 +139,10 @@ class Completions:
         """Have the request answered by this engine, and note what that says about the engine."""
         headers = call.caller.forwarded_headers(call.request_id.decode("latin-1"))
         try:
-            answer = await engine.client.post(self._path, call.raw, headers)
+            # Under a policy that uses no predictions none was made: then the engine predicts for itself.
+            forward = self._forward_predictions and self._dispatcher.uses_predictions
+            raw = call.body.with_prediction(call.raw, call.job) if forward else call.raw
+            answer = await engine.client.post(self._path, raw, headers)
 
             def began() -> None:
                 now, started = self._dispatcher.clock(), call.job.started

@@ -49,7 +49,12 @@ class GatewayConfig(BaseModel):
     """Requests held at once; one more is refused with 429."""
     max_body_bytes: int = Field(64 << 20, ge=1)
     forward_hints: bool = True
-    """Tell the engine an expected length in `vllm_xargs`; off for engines that refuse unknown fields."""
+    """Send a client's hint to the engine as `vllm_xargs.expected_tokens`; off for engines that reject unknown fields."""
+    forward_predictions: bool = False
+    """Send the predicted length to the engine as `vllm_xargs.length_mu` and `length_sigma`; for engines that run the
+    lengthwise scheduler, which then predict nothing themselves."""
+    prediction_wait_s: float = Field(0.02, ge=0)
+    """With `forward_predictions`: longest time a request waits for its prediction once an engine has a slot for it."""
 
     stream_usage: bool = True
     """Ask engines how long a streamed answer was, for calibration; clients who did not ask are not told."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1
+_POLL_S: Final = 0.001
 
 
 @dataclass(eq=False, slots=True)
@@ -103,8 +104,10 @@ class Dispatcher:
                 headers={"retry-after": str(_RETRY_AFTER_S)},
             )
 
-    async def place(self, job: Job) -> Engine:
+    async def place(self, job: Job, prediction_wait_s: float = 0.0) -> Engine:
         """Wait for the job's turn and take a place on an engine; give it back with `release`.
+
+        With `prediction_wait_s`, then wait up to that long for a prediction that is being made.
 
         Cancelled, the job leaves the queue, or gives back the place it was just given.
         """
@@ -115,7 +118,10 @@ class Dispatcher:
         self._queue.push(job, self.clock())
         self._give()
         try:
-            return await turn
+            engine = await turn
+            if prediction_wait_s:
+                await self._await_prediction(job, prediction_wait_s)
+            return engine
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self.release(turn.result(), job)
@@ -175,12 +181,19 @@ class Dispatcher:
 
     def _predict(self, job_id: str, prediction: LengthDistribution) -> bool:
         """Put a job where its prediction puts it; False where it waits no longer."""
-        if job_id not in self._queue:
+        job = self._held.get(job_id)
+        if job is None:
             return False
-        job = self._held[job_id]
         job.update_prediction(prediction)
-        self._queue.update(job, self.clock())
+        if job_id in self._queue:
+            self._queue.update(job, self.clock())
         return True
+
+    async def _await_prediction(self, job: Job, wait_s: float) -> None:
+        until = self.clock() + wait_s
+        while self._predictions.is_open(job.id) and self.clock() < until:
+            await asyncio.sleep(_POLL_S)
+            self._predictions.deliver(self._predict)
 
     def _give(self) -> None:
         self._predictions.deliver(self._predict)

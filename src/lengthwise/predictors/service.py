@@ -56,6 +56,7 @@ class _Open:
     llm: str
     ticket: tuple[str, int]  # what the worker knows it by: a host may use a key again
     asked: bool = False
+    delivered: bool = False
 
 
 class PredictionService:
@@ -137,6 +138,11 @@ class PredictionService:
         state.asked = True
         self._worker.put(Question(state.ticket, read, self._clock()))
 
+    def is_open(self, key: str) -> bool:
+        """Whether a prediction was asked for and has not been delivered yet."""
+        state = self._open.get(key)
+        return state is not None and state.asked and not state.delivered
+
     def deliver(self, take: Callable[[str, LengthDistribution], bool]) -> None:
         """Hand over the predictions that have come. `take` says whether the request was still waiting."""
         if self._worker is None:
@@ -145,6 +151,8 @@ class PredictionService:
         while (arrived := self._worker.next_arrived()) is not None:
             key, _ = ticket = arrived.ticket
             state = self._open.get(key)
+            if state is not None and state.ticket == ticket:
+                state.delivered = True
             # One that ended before its prediction came is nobody's any more.
             if state is None or state.ticket != ticket or not take(key, arrived.prediction):
                 self._late += 1
