@@ -31,9 +31,7 @@ def test_everybody_is_served_in_whole_under_every_policy(model: Path, policy: st
             str(number),
             rng.choice([1, 15, 16, 17, 64, 300]),
             length := rng.randrange(1, 80),
-            said={"length_mu": rng.gauss(3, 1), "length_sigma": 0.7}
-            if number % 3
-            else {"expected_tokens": length},
+            said={"length_mu": rng.gauss(3, 1), "length_sigma": 0.7} if number % 3 else {"expected_tokens": length},
             arrival=float(number),
         )
         for number in range(30)

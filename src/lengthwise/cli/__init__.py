@@ -12,7 +12,6 @@ from lengthwise import __version__
 from lengthwise.cli import (
     adapt,
     bench,
-    bench_foretold,
     collect,
     describe,
     doctor,
@@ -70,7 +69,6 @@ app.command()(adapt.adapt)
 app.command()(evaluate.evaluate)
 app.command()(collect.collect)
 app.add_typer(bench.app, name="bench")
-bench.app.command()(bench_foretold.initial_expected)
 app.add_typer(shadow.app, name="shadow")
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(workload.app, name="workload")
