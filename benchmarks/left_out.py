@@ -31,7 +31,7 @@ from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
 from lengthwise.reports.tables import Table, print_tables, share, signed, to_json
 from lengthwise.workloads import load_castillo
-from lengthwise.workloads.llms import resolve_llm
+from lengthwise.workloads.length_samples import resolve_llm
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import xxhash
 
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.reasoning import LIMIT, SENTENCE
+from lengthwise.workloads.datasets import LIMIT, SENTENCE
 
 SAMPLES = Path(__file__).parents[1] / "src" / "lengthwise" / "workloads" / "samples"
 WORK = Path("build/reasoning")

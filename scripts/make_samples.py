@@ -17,7 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from lengthwise.workloads import LengthSamples, load_castillo, load_trace, write_workload
-from lengthwise.workloads.data_home import data_home
+from lengthwise.workloads.files import data_home
 
 SAMPLES = Path(__file__).parents[1] / "src" / "lengthwise" / "workloads" / "samples"
 CORPORA = ("Apps", "BigCodeBench", "DS1000", "DollyDataset", "Mbpp")

@@ -17,7 +17,7 @@ from lengthwise.predictors import scores
 from lengthwise.predictors.baselines import clean_moments
 from lengthwise.predictors.forecast import forecast
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.llms import resolve_llm
+from lengthwise.workloads.length_samples import resolve_llm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

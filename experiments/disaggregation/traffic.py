@@ -6,8 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_workload, redraw
-from lengthwise.workloads.discrete import DiscreteLengths
-from lengthwise.workloads.react import react_workload
+from lengthwise.workloads.generators import DiscreteLengths, react_workload
 from lengthwise.workloads.traces import find_trace
 
 __all__ = ["CASES", "draw", "here", "named"]

@@ -15,7 +15,7 @@ from lengthwise.training.encoder.config import parse_config
 from lengthwise.training.encoder.data import load_samples, prompt_table
 from lengthwise.training.encoder.held_out import calibrate
 from lengthwise.training.encoder.pack import HELD_OUT, Pack
-from lengthwise.workloads.llms import resolve_llm
+from lengthwise.workloads.length_samples import resolve_llm
 
 
 def read_said(folder: Path, pack_folder: Path, prompts: Mapping[str, Prompts]) -> dict[str, Said]:

@@ -17,7 +17,7 @@ from lengthwise.workloads import (
     load_castillo,
     react_workload,
 )
-from lengthwise.workloads.seeds import generator
+from lengthwise.workloads.arrivals import generator
 
 VARIED: Final = "1:0.5,300:0.5"
 """Of all lengths up to 300 those with the most variance (the paper's figure 3)."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lengthwise.predictors import LengthPredictor
-    from lengthwise.workloads.reasoning import ReasoningPairs
+    from lengthwise.workloads.datasets import ReasoningPairs
 
     Floats = NDArray[np.float64]
 

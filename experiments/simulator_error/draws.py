@@ -17,8 +17,7 @@ from lengthwise.bench.evidence.plan import STOCK
 from lengthwise.bench.evidence.store import under_load
 from lengthwise.errors import InputError
 from lengthwise.simulator import Fleet, simulate
-from lengthwise.workloads.arrivals import poisson
-from lengthwise.workloads.seeds import generator
+from lengthwise.workloads.arrivals import generator, poisson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

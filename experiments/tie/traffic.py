@@ -18,8 +18,7 @@ from experiments.tie.predictions import LogNormalPredictions
 from lengthwise.lengths import TIE_NU, LogTColumns
 from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.workloads import Workload
-from lengthwise.workloads.arrivals import gamma
-from lengthwise.workloads.seeds import generator
+from lengthwise.workloads.arrivals import gamma, generator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

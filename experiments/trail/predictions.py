@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from lengthwise.policies import Job, JobColumns
 from lengthwise.policies.residual import expected_remaining
 from lengthwise.policies.srpt import Srpt
-from lengthwise.workloads.seeds import generator
+from lengthwise.workloads.arrivals import generator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

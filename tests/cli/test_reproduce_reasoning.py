@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
-from lengthwise.workloads.reasoning import load_reasoning
+from lengthwise.workloads.datasets import load_reasoning
 
 if TYPE_CHECKING:
     from typer.testing import Result

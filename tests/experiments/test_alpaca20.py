@@ -19,7 +19,7 @@ from experiments.alpaca20.view import html_report, plain, tables
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.alpaca import load_alpaca_lengths
+from lengthwise.workloads.datasets import load_alpaca_lengths
 
 
 def write_alpaca(folder: Path, count: int = 400) -> LengthSamples:

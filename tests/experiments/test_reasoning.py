@@ -13,7 +13,7 @@ from lengthwise.errors import InputError
 from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.reasoning import ReasoningPairs, load_reasoning, pair
+from lengthwise.workloads.datasets import ReasoningPairs, load_reasoning, pair
 
 SPREAD = 0.4
 PROMPTS = 200

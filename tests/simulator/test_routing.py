@@ -11,8 +11,7 @@ from lengthwise.routers import ROUTERS, Admitted, Event, Finished
 from lengthwise.simulator import Fleet, RoundRobin, StepCost, simulate
 from lengthwise.simulator.routing import Routed, speed_of
 from lengthwise.workloads import Workload
-from lengthwise.workloads.discrete import DiscreteLengths
-from lengthwise.workloads.react import react_workload
+from lengthwise.workloads.generators import DiscreteLengths, react_workload
 from tests.simulator.builders import UNEVEN, engine, fleet, requests
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.data_home import sample
+from lengthwise.workloads.files import sample
 
 VARIABLE = "LENGTHWISE_DATA"
 

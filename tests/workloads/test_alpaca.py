@@ -8,7 +8,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.workloads import LeftOut, load_alpaca
-from lengthwise.workloads.alpaca import ALPACA, ALPACA_LLM, load_alpaca_lengths
+from lengthwise.workloads.datasets import ALPACA, ALPACA_LLM, load_alpaca_lengths
 
 
 @pytest.fixture

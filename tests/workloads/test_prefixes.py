@@ -13,7 +13,7 @@ from lengthwise.workloads import (
     load_trace,
 )
 from lengthwise.workloads.blocks import BLOCK_BYTES, BLOCK_TOKENS, hash_text
-from lengthwise.workloads.prefixes import system_prefix
+from lengthwise.workloads.generators import system_prefix
 
 
 @pytest.fixture(scope="module")

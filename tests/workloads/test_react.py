@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lengthwise.errors import InputError
 from lengthwise.workloads import DiscreteLengths, Workload, react_workload
 from lengthwise.workloads.blocks import BLOCK_TOKENS
-from lengthwise.workloads.react import TAIL_TOKENS, examples_text
+from lengthwise.workloads.generators import TAIL_TOKENS, examples_text
 
 LENGTHS = DiscreteLengths.parse("1:0.5,300:0.5")
 

@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples, load_castillo
-from lengthwise.workloads.reasoning import LIMIT, SENTENCE, load_reasoning, pair, read_reasoning, with_sentence
+from lengthwise.workloads.datasets import LIMIT, SENTENCE, load_reasoning, pair, read_reasoning, with_sentence
 
 
 def answers(ids: list[str], **more: Any) -> LengthSamples:

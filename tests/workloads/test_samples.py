@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lengthwise.workloads import LengthSamples, load_castillo, load_trace
-from lengthwise.workloads.data_home import sample
+from lengthwise.workloads.files import sample
 
 FOLDER = sample("CREDITS.md").parent
 

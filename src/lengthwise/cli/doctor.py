@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from lengthwise import __version__
-from lengthwise.workloads.data_home import VARIABLE as DATA_VARIABLE
-from lengthwise.workloads.data_home import data_home
+from lengthwise.workloads.files import VARIABLE as DATA_VARIABLE
+from lengthwise.workloads.files import data_home
 
 
 @dataclass(frozen=True)

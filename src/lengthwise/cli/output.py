@@ -10,7 +10,7 @@ import typer
 
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import Table, print_tables, to_json
-from lengthwise.workloads.atomic import atomic_path
+from lengthwise.workloads.files import atomic_path
 
 Found = TypeVar("Found")
 

@@ -13,7 +13,7 @@ from lengthwise.cli.output import need_folder
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables, to_json
 from lengthwise.workloads import Workload, load_workload
-from lengthwise.workloads.atomic import atomic_path
+from lengthwise.workloads.files import atomic_path
 
 if TYPE_CHECKING:
     from lengthwise.engines.load import LoadReport

@@ -13,7 +13,7 @@ from experiments.alpaca20.train import train_here
 from experiments.alpaca20.view import html_report, plain, tables
 from lengthwise.cli.output import need_folder, show
 from lengthwise.training.encoder.config import read_config
-from lengthwise.workloads.alpaca import load_alpaca_lengths
+from lengthwise.workloads.datasets import load_alpaca_lengths
 
 
 def alpaca20(

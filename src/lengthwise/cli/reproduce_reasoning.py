@@ -13,7 +13,7 @@ from lengthwise.cli.output import need_folder
 from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
 from lengthwise.reports.tables import print_tables, to_json
-from lengthwise.workloads.reasoning import LIMIT, load_reasoning, read_reasoning
+from lengthwise.workloads.datasets import LIMIT, load_reasoning, read_reasoning
 
 
 def reasoning(

@@ -21,7 +21,7 @@ from lengthwise.simulator.fleet_events import Change, Kind, parse_changes
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.simulator.metrics import Slo
 from lengthwise.simulator.routing_times import charged
-from lengthwise.workloads.atomic import atomic_path
+from lengthwise.workloads.files import atomic_path
 from lengthwise.workloads.source import Source
 
 _SLO = Slo()

@@ -15,7 +15,7 @@ from lengthwise.reports.progress import late_bar
 from lengthwise.reports.sweep import sweep_tables
 from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.simulator.sweep import Cache, in_processes, on_ray, read_sweep, run_sweep
-from lengthwise.workloads.atomic import atomic_path
+from lengthwise.workloads.files import atomic_path
 
 
 def sweep(

@@ -22,7 +22,7 @@ from lengthwise.engines.journal import Answer, Journal
 from lengthwise.engines.served import served_model
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.reasoning import with_sentence
+from lengthwise.workloads.datasets import with_sentence
 
 _RETRY_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504})
 _GIVE_UP_AFTER: Final = 50  # failures without one answer between them: nobody is there any more

@@ -19,7 +19,7 @@ from lengthwise.errors import InputError
 from lengthwise.simulator.costs import StepCost
 from lengthwise.simulator.engine_file import engine_yaml
 from lengthwise.simulator.spec import EngineSpec
-from lengthwise.workloads.atomic import atomic_path
+from lengthwise.workloads.files import atomic_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lengthwise.errors import InputError
-from lengthwise.workloads.atomic import atomic_path
+from lengthwise.workloads.files import atomic_path
 
 
 @dataclass(frozen=True, slots=True)

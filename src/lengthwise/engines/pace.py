@@ -18,7 +18,7 @@ from typing import Any, Final
 from lengthwise.engines.steps import held
 from lengthwise.errors import InputError
 from lengthwise.simulator.costs import StepCost
-from lengthwise.workloads.atomic import atomic_path
+from lengthwise.workloads.files import atomic_path
 
 WORKER: Final = "lengthwise.engines.vllm_paced.PacedWorker"
 """The worker of vLLM whose steps are held so."""

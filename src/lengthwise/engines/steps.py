@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.workloads.atomic import atomic_path
+from lengthwise.workloads.files import atomic_path
 
 COLUMNS: Final = (
     "start_s",  # of the step, seconds since 1970

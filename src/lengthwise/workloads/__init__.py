@@ -1,18 +1,13 @@
-"""What predictors learn from and simulators replay: requests with lengths, and where they come from."""
+"""Workloads and length samples: data sets, traces, generators, arrivals and file formats. Knows no policy or engine."""
 
-from lengthwise.workloads.alpaca import load_alpaca
+from lengthwise.workloads.arrivals import redraw, replay
 from lengthwise.workloads.castillo import castillo_workload, load_castillo
-from lengthwise.workloads.discrete import DiscreteLengths
+from lengthwise.workloads.datasets import load_alpaca
 from lengthwise.workloads.formats import read_workload, write_workload
-from lengthwise.workloads.length_samples import LengthSamples
-from lengthwise.workloads.llms import resolve_llm
-from lengthwise.workloads.prefixes import behind_prefixes
-from lengthwise.workloads.react import react_workload
-from lengthwise.workloads.redraw import redraw, replay
-from lengthwise.workloads.sessions import into_sessions
-from lengthwise.workloads.summary import LengthStatistics, WorkloadStatistics
+from lengthwise.workloads.generators import DiscreteLengths, behind_prefixes, into_sessions, react_workload
+from lengthwise.workloads.length_samples import LengthSamples, resolve_llm
 from lengthwise.workloads.traces import TRACES, Trace, load_trace, load_workload
-from lengthwise.workloads.workload import LeftOut, Workload
+from lengthwise.workloads.workload import LeftOut, LengthStatistics, Workload, WorkloadStatistics
 
 __all__ = [
     "TRACES",

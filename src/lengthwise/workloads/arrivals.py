@@ -1,10 +1,11 @@
-"""When requests arrive: Poisson, Gamma bursts, or a trace's own times at another speed."""
+"""Arrival processes and seeded generators: Poisson, Gamma bursts, a trace at another rate, requests drawn again."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
@@ -13,8 +14,20 @@ if TYPE_CHECKING:
     from lengthwise.workloads.workload import Workload
 
 
+def generator(seed: int, purpose: str) -> np.random.Generator:
+    """The generator of this seed for this purpose ("arrivals", "lengths", ...)."""
+    return np.random.default_rng([seed, xxhash.xxh3_64_intdigest(purpose.encode())])
+
+
+def in_rounds(items: int, n: int, rng: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """n picks out of `items`: every item once in random order, then all again in another order, and so on."""
+    rounds = -(-n // items)
+    picks = np.concatenate([rng.permutation(items) for _ in range(rounds)])[:n]
+    return picks.astype(np.int64)
+
+
 _EVEN = 1e-6
-"""Below this CV the Gamma's shape overflows, and nobody could tell its gaps from even ones."""
+"""Below this CV the shape of the Gamma overflows; gaps are then taken as even."""
 
 
 def poisson(n: int, rate: float, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -25,11 +38,11 @@ def poisson(n: int, rate: float, rng: np.random.Generator) -> NDArray[np.float64
 def gamma(n: int, rate: float, cv: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """n arrival times with independent Gamma gaps whose coefficient of variation is `cv`.
 
-    1 is Poisson, above 1 comes in bursts, below 1 is more even, 0 is a metronome.
+    1 is Poisson, above 1 is bursty, below 1 is more even, 0 has equal gaps.
     """
     _check_rate(rate)
     if not (np.isfinite(cv) and cv >= 0):
-        raise InputError(f"a CV of {cv:g}", field="cv", hint="at least 0; 1 is Poisson, above 1 comes in bursts")
+        raise InputError(f"a CV of {cv:g}", field="cv", hint="at least 0; 1 is Poisson, above 1 is bursty")
     if cv < _EVEN:
         return np.arange(1, n + 1) / rate
     shape = 1 / cv**2
@@ -51,7 +64,7 @@ def rescale(workload: Workload, rate: float) -> Workload:
 
 
 def spread_ticks(workload: Workload, tick_s: float, rng: np.random.Generator) -> Workload:
-    """Arrivals recorded on a coarse clock, each moved to a random moment of its tick and sorted anew."""
+    """Move arrivals recorded on a coarse clock to a random time within their tick, and sort them."""
     arrival = workload.arrival_s + rng.uniform(0.0, tick_s, len(workload))
     order = np.argsort(arrival, kind="stable")
     return workload.take(order, arrival_s=arrival[order])
@@ -60,3 +73,29 @@ def spread_ticks(workload: Workload, tick_s: float, rng: np.random.Generator) ->
 def _check_rate(rate: float) -> None:
     if not (np.isfinite(rate) and rate > 0):
         raise InputError(f"a rate of {rate:g} requests per second", field="rate", hint="give a number above 0")
+
+
+def redraw(workload: Workload, *, requests: int, rate: float, seed: int, cv: float = 1.0) -> Workload:
+    """`requests` of the workload's requests in random order, with Gamma arrivals (cv 1: Poisson).
+
+    When `requests` exceeds the number available, all are repeated in another order.
+    """
+    if requests < 1:
+        raise InputError(f"{requests} requests", field="requests", hint="give at least 1")
+    if not len(workload):
+        raise InputError("holds no requests to draw from", source=workload.name)
+    picks = in_rounds(len(workload), requests, generator(seed, "prompts"))
+    return workload.take(picks, arrival_s=gamma(requests, rate, cv, generator(seed, "arrivals")))
+
+
+def replay(workload: Workload, *, requests: int | None = None, rate: float | None = None) -> Workload:
+    """The first `requests` requests with their own arrivals, rescaled to `rate` if one is given."""
+    if requests is not None and not 1 <= requests <= len(workload):
+        raise InputError(
+            f"{requests} requests of a trace that has {len(workload)}",
+            source=workload.name,
+            field="requests",
+            hint=f"give 1 to {len(workload)}, or draw new arrivals with a rate and a CV",
+        )
+    first = workload if requests is None else workload.head(requests)
+    return first if rate is None else rescale(first, rate)

@@ -1,4 +1,4 @@
-"""Block hashes: the one module that says when two prompts share a prefix.
+"""Block hashes: the one definition of when two prompts share a prefix.
 
 A hash stands for a block *and everything before it*: it is the xxh3-64 of the block, seeded with the hash of
 the block before. So prompts share their first n blocks exactly when their first n hashes are equal (up to
@@ -49,7 +49,7 @@ def hash_chunks(chunks: Iterable[bytes | memoryview], before: int = 0) -> NDArra
 def stream_blocks(stream_id: int, n_blocks: int) -> NDArray[np.uint64]:
     """The first blocks of an endless stream of which only the identity is known, not the content.
 
-    Streams stand in for conversations whose texts nobody kept: the same stream always begins alike, two
+    Streams stand in for conversations whose text is not recorded: the same stream has the same beginning, two
     streams share nothing.
     """
     return _mix(np.full(n_blocks, stream_id, np.uint64), np.arange(n_blocks, dtype=np.uint64))
@@ -86,7 +86,7 @@ def text_block_lists(texts: Sequence[str], input_tokens: NDArray[np.integer]) ->
 
 
 def _full_chunks(data: bytes, size: int) -> Iterable[bytes]:
-    """The full blocks. Unpacked rather than sliced: for a router, whose every decision begins here, that counts."""
+    """Return the full blocks. Unpacks instead of slicing, because a router does this for every request."""
     full = memoryview(data)[: len(data) // size * size]
     return (chunk for (chunk,) in iter_unpack(f"{size}s", full)) if full else ()
 

@@ -17,12 +17,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.workloads.arrivals import gamma
+from lengthwise.workloads.arrivals import gamma, generator, in_rounds
 from lengthwise.workloads.blocks import BLOCK_TOKENS, text_block_lists
-from lengthwise.workloads.data_home import data_home, sample
-from lengthwise.workloads.files import open_text, read_parquet_table
+from lengthwise.workloads.files import data_home, open_text, read_parquet_table, sample
 from lengthwise.workloads.length_samples import LengthSamples
-from lengthwise.workloads.seeds import generator, in_rounds
 from lengthwise.workloads.workload import LeftOut, Workload
 
 PACKAGED = "packaged sample"
@@ -48,7 +46,7 @@ def load_castillo(
 
     `where` is a folder (lengths.parquet and prompts.parquet, or the hub's own layout) or a hub name such as
     "danfperam/castillo". Without it: $LENGTHWISE_DATA/castillo if there, else the packaged slice; `origin`
-    of the result tells which.
+    of the result names it.
     """
     if config not in CONFIGS:
         raise InputError(f"CASTILLO has no config '{config}'", hint=f"one of: {', '.join(CONFIGS)}")
@@ -68,7 +66,7 @@ def castillo_workload(
 ) -> Workload:
     """Requests with CASTILLO's prompts for one LLM; each true length is one of the prompt's clean samples.
 
-    Prompts come in random order, and in another order again when more requests than prompts are asked for.
+    Prompts are drawn in random order, and again in another order when there are more requests than prompts.
     Order, lengths and arrivals each have their own stream of the seed. `max_tokens` cuts the lengths.
     """
     if requests < 1:
@@ -155,7 +153,7 @@ def _only_original(config: str, source: str | Path) -> None:
         raise InputError(
             f"holds config original only, not {config}",
             source=source,
-            hint="LengthSamples.clean_mask() tells the degenerate samples",
+            hint="LengthSamples.clean_mask() marks the degenerate samples",
         )
 
 

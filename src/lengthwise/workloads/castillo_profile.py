@@ -1,6 +1,6 @@
 """CASTILLO as "Proactive Inference Scheduling via Output Length Prediction in LLMs" shows it: its table 1, figures 1-4.
 
-That paper reads the dataset with the Llama tokenizer and with all its prompts; what is on this machine may be fewer.
+That paper reads the dataset with the Llama tokenizer and with all its prompts; the local copy may have fewer.
 """
 
 from __future__ import annotations

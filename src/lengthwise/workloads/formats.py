@@ -1,36 +1,182 @@
-"""Read and write workloads as files; the format is told by the ending and the first bytes."""
+"""Read and write workloads as Parquet, CSV, Mooncake JSON lines and ShareGPT; the format follows from ending and first bytes."""
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.workloads import mooncake
-from lengthwise.workloads.arrivals import spread_ticks
-from lengthwise.workloads.atomic import atomic_path
-from lengthwise.workloads.files import check_readable, open_text, stem
-from lengthwise.workloads.seeds import generator
-from lengthwise.workloads.sharegpt import read_sharegpt
-from lengthwise.workloads.tabular import AZURE, Parsed, read_csv, read_parquet, write_csv, write_parquet
-from lengthwise.workloads.workload import LeftOut, Workload
+from lengthwise.workloads.arrivals import generator, spread_ticks
+from lengthwise.workloads.files import (
+    atomic_path,
+    cast_column,
+    check_readable,
+    open_text,
+    read_parquet_table,
+    refuse_twice,
+    stem,
+)
+from lengthwise.workloads.json_formats import (
+    MOONCAKE_BLOCK_TOKENS,
+    TICK_S,
+    read_mooncake,
+    read_sharegpt,
+    write_mooncake,
+)
+from lengthwise.workloads.workload import SCHEMA, LeftOut, Parsed, Workload
+
+AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+"""Columns of the Azure LLM inference traces (2023 and 2024)."""
+
+_METADATA = b"lengthwise.workload"
+_AZURE_TIME = "a time such as 2023-11-16 18:15:46.6805900"
+_IN_CSV = [field for field in SCHEMA if field.name != "block_hashes"]
+_TYPES = {field.name: field.type for field in _IN_CSV} | dict(
+    zip(AZURE, (pa.string(), pa.int64(), pa.int64()), strict=True)
+)
+
+
+def read_parquet(path: Path) -> Parsed:
+    """Read a Parquet file; one written by Lengthwise also has name, block size and rows left out."""
+    table = read_parquet_table(path)
+    kept = json.loads((table.schema.metadata or {}).get(_METADATA, b"{}"))
+    left_out = tuple(LeftOut(**entry) for entry in kept.pop("left_out", ()))
+    azure = _from_azure(table, path)
+    return azure if azure is not None else Parsed(table, left_out=left_out, **kept)
+
+
+def write_parquet(workload: Workload, path: Path) -> None:
+    """All columns, with name, block size and rows left out in the schema's metadata."""
+    kept = {
+        "name": workload.name,
+        "block_size": workload.block_size,
+        "left_out": [{"rule": entry.rule, "rows": entry.rows} for entry in workload.left_out],
+    }
+    table = workload.table.replace_schema_metadata({_METADATA: json.dumps(kept).encode()})
+    pq.write_table(table, path, compression="zstd")
+
+
+def read_csv(path: Path) -> Parsed:
+    """Read a CSV file with a header with Arrow; on failure, read it again row by row to name the bad cell."""
+    with open_text(path) as stream:
+        header = next(csv.reader(stream), [])
+    refuse_twice(header, path)
+    wanted = [name for name in header if name in _TYPES]
+    try:
+        table = pyarrow.csv.read_csv(
+            path,
+            # Only prompts hold line breaks, and looking out for them costs a third of the time.
+            parse_options=pyarrow.csv.ParseOptions(newlines_in_values="prompt" in wanted),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types={name: _TYPES[name] for name in wanted},
+                include_columns=wanted,
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except (pa.ArrowInvalid, OSError):
+        table = _read_csv_slowly(path)
+    table = table if wanted else pa.table({name: [] for name in header})
+    azure = _from_azure(table, path)
+    return azure if azure is not None else Parsed(table)
+
+
+def write_csv(workload: Workload, path: Path) -> None:
+    """The columns that hold something. Block hashes do not go into CSV: it has no lists."""
+    table = workload.table.drop_columns(["block_hashes"])
+    empty = [name for name in table.column_names if table[name].null_count == len(table)]
+    if not workload.priority.any():
+        empty.append("priority")
+    pyarrow.csv.write_csv(table.drop_columns(empty), path)
+
+
+def _from_azure(table: pa.Table, source: Path) -> Parsed | None:
+    """Azure's columns under our names, times as seconds since the first; None for any other table."""
+    if not set(AZURE) <= set(table.column_names):
+        return None
+    time, context, generated = (table[name] for name in AZURE)
+    columns = {"arrival_s": _seconds(time, source), "input_tokens": context, "output_tokens": generated}
+    return Parsed(pa.table(columns), own_names=dict(zip(columns, AZURE, strict=True)))
+
+
+def _seconds(time: pa.ChunkedArray, source: Path) -> NDArray[np.float64]:
+    if time.null_count:
+        row = time.is_null().to_pylist().index(True) + 1
+        raise InputError("has no value", source=source, row=row, field=AZURE[0], hint=_AZURE_TIME)
+    # The traces of 2024 write a time zone, those of 2023 do not; Arrow needs the format in advance.
+    zoned = pa.types.is_string(time.type) and len(time) and time[0].as_py().endswith(("Z", "+00:00"))
+    as_time = pa.field(AZURE[0], pa.timestamp("ns", tz="UTC" if zoned else None))
+    stamps = cast_column(time, as_time, hint=_AZURE_TIME, source=source)
+    nanoseconds = stamps.cast(pa.int64()).to_numpy()
+    seconds: NDArray[np.float64] = (nanoseconds - nanoseconds[:1]) / 1e9
+    return seconds
+
+
+def _read_csv_slowly(path: Path) -> pa.Table:
+    with open_text(path) as stream:
+        rows = csv.reader(stream)
+        header = next(rows)
+        columns: dict[str, list[Any]] = {name: [] for name in header if name in _TYPES}
+        try:
+            for row, cells in enumerate(filter(None, rows), start=1):
+                for name, cell in zip(header, _whole_row(cells, header, path, row), strict=True):
+                    if name in columns:
+                        columns[name].append(_cell(cell, name, path, row))
+        except csv.Error as error:
+            raise InputError(f"is not CSV: {error}", source=path, row=rows.line_num - 1) from error
+    return pa.table({name: pa.array(values, _TYPES[name]) for name, values in columns.items()})
+
+
+def _whole_row(cells: list[str], header: list[str], path: Path, row: int) -> list[str]:
+    if len(cells) == len(header):
+        return cells
+    raise InputError(
+        f"{len(cells)} fields where the header has {len(header)}",
+        source=path,
+        row=row,
+        field=header[min(len(cells), len(header) - 1)],
+        hint="the file looks truncated or the row is broken",
+    )
+
+
+def _cell(cell: str, name: str, path: Path, row: int) -> str | float | int | None:
+    kind = _TYPES[name]
+    if not pa.types.is_integer(kind) and not pa.types.is_floating(kind):
+        return cell or None
+    if not cell.strip():
+        return None
+    try:
+        number = float(cell)
+    except ValueError:
+        number = np.nan
+    whole = pa.types.is_integer(kind)
+    if np.isnan(number) or (whole and not number.is_integer()):
+        needed = "a whole number" if whole else "a number"
+        raise InputError(f"{cell!r} is not {needed}", source=path, row=row, field=name, hint="correct the row")
+    return int(number) if whole else number
+
 
 Format = Literal["parquet", "csv", "azure", "mooncake", "sharegpt"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-_WRITERS = {".parquet": write_parquet, ".csv": write_csv, ".jsonl": mooncake.write_mooncake}
+_WRITERS = {".parquet": write_parquet, ".csv": write_csv, ".jsonl": write_mooncake}
 _UNANSWERED = "requests without an answer (0 output tokens)"
 
 
 def read_workload(
     path: str | Path,
     *,
-    format: Format | None = None,  # noqa: A002  (the field's own word, and the CLI's)
+    format: Format | None = None,  # noqa: A002  (the name of the CLI option)
     name: str | None = None,
     block_size: int | None = None,
     jitter_seed: int | None = None,
@@ -60,18 +206,18 @@ def read_workload(
             source=path,
         )
     except InputError as error:
-        raise _as_told(error, field=parsed.own_names.get(error.field or "")) from error
+        raise _in_file_terms(error, field=parsed.own_names.get(error.field or "")) from error
     if not len(workload):
         raise InputError("holds no requests", source=path, hint="a workload needs at least one")
     if jitter_seed is None:
         return workload
-    return spread_ticks(workload, mooncake.TICK_S, generator(jitter_seed, "jitter"))
+    return spread_ticks(workload, TICK_S, generator(jitter_seed, "jitter"))
 
 
 def write_workload(workload: Workload, path: str | Path) -> None:
     """Write Parquet (everything), Mooncake JSON lines or CSV (no block hashes), by the file's ending.
 
-    The file appears whole or not at all.
+    The write is atomic.
     """
     path = Path(path)
     writer = _WRITERS.get(path.suffix)
@@ -107,7 +253,7 @@ def _parse(path: Path, format: Format, count_tokens: Callable[[str], int] | None
         case "csv" | "azure":
             return read_csv(path)
         case "mooncake":
-            return mooncake.read_mooncake(path)
+            return read_mooncake(path)
         case "sharegpt":
             return read_sharegpt(path, count_tokens)
         case _:
@@ -123,7 +269,7 @@ def _with_hash_ids(table: pa.Table, block_size: int | None) -> tuple[pa.Table, i
     if "hash_ids" not in table.column_names or "block_hashes" in table.column_names:
         return table, block_size
     names = ["block_hashes" if name == "hash_ids" else name for name in table.column_names]
-    return table.rename_columns(names), block_size or mooncake.BLOCK_TOKENS
+    return table.rename_columns(names), block_size or MOONCAKE_BLOCK_TOKENS
 
 
 def _answered(
@@ -142,11 +288,11 @@ def _answered(
     except InputError as error:
         if error.row is None:
             raise
-        raise _as_told(error, row=int(kept[error.row - 1]) + 1) from error
+        raise _in_file_terms(error, row=int(kept[error.row - 1]) + 1) from error
 
 
-def _as_told(error: InputError, *, row: int | None = None, field: str | None = None) -> InputError:
-    """The same error in the file's own words: its count of rows, its names of fields."""
+def _in_file_terms(error: InputError, *, row: int | None = None, field: str | None = None) -> InputError:
+    """Return the error with the row number and field name of the file."""
     return InputError(
         error.problem,
         source=error.source,

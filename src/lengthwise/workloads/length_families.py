@@ -1,9 +1,4 @@
-"""Which family do real answer lengths follow? The study behind `lengthwise lengths fit`.
-
-TIE (arXiv 2604.00499, section 3) says log-t: with nu free 93.1 % of its prompts pass a KS test, with nu = 3.5 90.6 %,
-log-normal 60.3 %, on other data with more samples per prompt. Here the same test and three stricter looks are put to
-any `LengthSamples`.
-"""
+"""Which distribution family the lengths of a data set follow: fits, goodness of fit, held-out likelihood, tails."""
 
 from __future__ import annotations
 
@@ -25,19 +20,21 @@ from lengthwise.lengths.goodness import (
     means_by_cluster,
 )
 from lengthwise.lengths.likelihood_ratio import log_evidence, unround
-from lengthwise.lengths.tails import Power, power
-from lengthwise.workloads.length_tails import TailLook, look_at_tails
+from lengthwise.lengths.tails import Hill, Power, hill, power, survival
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
     from lengthwise.lengths.families import Family
-    from lengthwise.workloads import LengthSamples
 
     Array = NDArray[np.float64]
     Mask = NDArray[np.bool_]
+    from collections.abc import Callable
+
+    from lengthwise.workloads import LengthSamples
+
     Report = Callable[[str, float], None]
 
 __all__ = [
@@ -47,9 +44,70 @@ __all__ = [
     "FamilyResult",
     "GroupResult",
     "LengthFamilies",
+    "Tail",
+    "TailLook",
+    "look_at_tails",
     "sample_prompts",
     "study_families",
 ]
+
+
+DEEP_SHARE: Final = 0.01
+"""The Hill estimate in tables uses this share of the values, the largest ones."""
+_LONGEST: Final = 15_000.0  # tokens at which CASTILLO stopped; simulated answers stop there as well
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """One pooled set of values."""
+
+    name: str
+    count: int
+    x: Array
+    survival: Array
+    hill: Hill
+    alpha: tuple[float, float, float]
+    """Hill estimate from the largest 1 % of the values, with its 95 % band."""
+
+
+@dataclass(frozen=True, eq=False)
+class TailLook:
+    """Lengths pooled per LLM, and lengths over their prompt's median: the data's and the simulated ones."""
+
+    lengths_by_llm: tuple[Tail, ...]
+    over_median: tuple[Tail, ...]
+    """The data, then every prompt log-normal, then every prompt log-t."""
+
+
+def look_at_tails(
+    lengths: Array,
+    present: Mask,
+    llm: NDArray[np.object_],
+    params: Mapping[Family, Array],
+    rng: np.random.Generator,
+) -> TailLook:
+    """Pool the present lengths; `params` are the rows' own fits, to simulate from."""
+    by_llm = [_tail(name, lengths[llm == name][present[llm == name]]) for name in sorted(set(llm.tolist()))]
+    pooled = [_tail("data", _over_median(lengths, present))]
+    for family, fitted in params.items():
+        drawn = np.maximum(np.rint(family.draw(rng, fitted, lengths.shape[1])), 1.0)
+        ended = present & (drawn < _LONGEST)
+        pooled.append(_tail(f"every prompt {family.name}", _over_median(drawn, ended)))
+    return TailLook(tuple(by_llm), tuple(pooled))
+
+
+def _over_median(lengths: Array, present: Mask) -> Array:
+    kept = present.any(axis=1)
+    lengths, present = lengths[kept], present[kept]
+    middle = np.nanmedian(np.where(present, lengths, np.nan), axis=1, keepdims=True)
+    return np.asarray((lengths / middle)[present], np.float64)
+
+
+def _tail(name: str, values: Array) -> Tail:
+    x, above = survival(values)
+    curve = hill(values)
+    return Tail(name, len(values), x, above, curve, curve.at(max(int(len(values) * DEEP_SHARE), 10)))
+
 
 By = Literal["llm", "corpus", "none"]
 
@@ -105,7 +163,7 @@ class GroupResult:
     families: tuple[FamilyResult, ...]
     repeats: float
     """Share of rows with a spread above 20 tokens in which four or more samples are equal: an LLM that repeats itself.
-    Such atoms look like a heavy tail (a sharp peak with outliers) to every family here, and are none."""
+    Such atoms look like a heavy tail (a sharp peak with outliers) to every family here, but are not one."""
     evidence_rows: int
     evidence: tuple[Interval, ...]
     """Integrated log-likelihood per row of log-t minus log-normal's, for each nu of `NUS`."""
@@ -118,7 +176,7 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class LengthFamilies:
-    """The whole study."""
+    """Result of the study."""
 
     origin: str
     by: By
@@ -135,7 +193,7 @@ class LengthFamilies:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """What is studied, once the rules have left out what they do."""
+    """Rows that remain after exclusion rules."""
 
     lengths: Array
     present: Mask
@@ -209,7 +267,7 @@ def sample_prompts(samples: LengthSamples, count: int, seed: int) -> LengthSampl
 
 
 class _Stage:
-    """Turns rows done into the share done of the whole study."""
+    """Convert finished rows to a fraction of the study."""
 
     def __init__(self, report: Report, what: str, start: float, length: float, rows: int) -> None:
         self._report, self._what, self._start, self._length, self._rows = report, what, start, length, rows

@@ -1,8 +1,9 @@
-"""`LengthSamples`: prompts x LLMs, each with the lengths of several sampled answers (CASTILLO's shape)."""
+"""`LengthSamples`: prompts x LLMs, each with the lengths of several sampled answers (the shape of CASTILLO)."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +18,33 @@ import xxhash
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.workloads.atomic import atomic_path
-from lengthwise.workloads.columns import conform, refuse_where
-from lengthwise.workloads.files import read_parquet_table
-from lengthwise.workloads.llms import resolve_llm
+from lengthwise.workloads.files import atomic_path, conform, read_parquet_table, refuse_where
+
+
+def resolve_llm(name: str, known: Collection[str]) -> str:
+    """Return the known LLM that `name` abbreviates.
+
+    Tried in turn: the name itself; without the organisation, "-Instruct" and capitals; the same as the
+    beginning of exactly one name ("mixtral-8x7b"). "llama-3.1-8B" is "meta-llama/Llama-3.1-8B-Instruct".
+    """
+    if name in known:
+        return name
+    wanted = _short(name)
+    by_short = {candidate: _short(candidate) for candidate in known}
+    for fits in (
+        [candidate for candidate, short in by_short.items() if short == wanted],
+        [candidate for candidate, short in by_short.items() if short.startswith(f"{wanted}-")],
+    ):
+        if len(fits) == 1:
+            return fits[0]
+        if fits:
+            raise InputError(f"LLM '{name}' is ambiguous", hint=f"one of: {', '.join(sorted(fits))}")
+    raise InputError(f"LLM '{name}' is not known", hint=f"known: {', '.join(sorted(known)) or 'none'}")
+
+
+def _short(name: str) -> str:
+    return re.sub(r"-(instruct|it)(?=-|$)", "", name.rsplit("/", 1)[-1].lower())
+
 
 SCHEMA = pa.schema(
     [
@@ -53,7 +77,7 @@ class LengthSamples:
     """One row per prompt and LLM. Build one with `from_table` or `read`.
 
     `capped` marks samples cut off by a limit: right-censored, the answer is at least that long.
-    `origin` says where the rows come from, for people.
+    `origin` names the source of the rows.
     """
 
     table: pa.Table
@@ -76,7 +100,7 @@ class LengthSamples:
         return cls.from_table(read_parquet_table(path), origin=str(path))
 
     def write(self, path: str | Path) -> None:
-        """Write one Parquet file, whole or not at all."""
+        """Write one Parquet file atomically."""
         with atomic_path(path) as temporary:
             pq.write_table(self.table, temporary, compression="zstd", compression_level=9)
 
@@ -90,7 +114,7 @@ class LengthSamples:
 
     @cached_property
     def corpora(self) -> tuple[str, ...]:
-        """The corpora the prompts come from, sorted."""
+        """Names of the corpora, sorted."""
         return self._distinct("corpus")
 
     @cached_property
@@ -147,7 +171,7 @@ class LengthSamples:
     def split_by_prompt(self, fractions: Mapping[str, float], seed: int) -> dict[str, LengthSamples]:
         """A random split in which all rows of one prompt, over all LLMs, fall on the same side.
 
-        A prompt's place is a hash of the seed and its id: it does not move when prompts are added or LLMs
+        The split of a prompt is a hash of the seed and its id: it does not move when prompts are added or LLMs
         left out. Shares of prompts are therefore the fractions up to chance.
         """
         if any(share <= 0 for share in fractions.values()) or not math.isclose(sum(fractions.values()), 1.0):

@@ -1,4 +1,4 @@
-"""The workload of a simulation, as a person names it, drawn for each seed."""
+"""Named workloads of a simulation (`castillo`, a trace, a file), drawn for each seed."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Source:
         repeats: bool = False,
         on_note: Callable[[str], None] | None = None,
     ) -> Callable[[int], Workload]:
-        """What draws the workload of a seed, at one request per second unless its own arrivals are kept.
+        """Return a function from seed to workload, at one request per second unless the arrivals of the trace are kept.
 
-        `slots` of the fleet say how many requests are usual. `repeats`: several seeds must differ in the workload.
+        The default number of requests grows with `slots`. `repeats`: workloads of different seeds must differ.
         """
         if self.name == CASTILLO:
             return self._castillo(own_arrivals, slots, on_note)
         if get_close_matches(self.name, [CASTILLO], cutoff=0.8) and not Path(self.name).exists():
             raise InputError(f"no workload is called '{self.name}'", hint=f"did you mean {CASTILLO}?")
-        # A table of lengths alone is read as a batch, so that what is missing can be told in one way.
+        # A table of lengths alone is read as a batch; missing arrivals are reported below.
         workload = load_workload(self.name, need_arrivals=False)
         if self.cv is None and workload.has_arrivals:
             if repeats:
@@ -51,10 +51,10 @@ class Source:
                     "a trace that is replayed is the same with every seed",
                     source=self.name,
                     field="seeds",
-                    hint="draw its requests and arrivals anew with --cv 1",
+                    hint="draw its requests and arrivals at random with --cv 1",
                 )
-            kept = replay(workload, requests=self.requests, rate=None if own_arrivals else 1.0)
-            return lambda _: kept
+            replayed = replay(workload, requests=self.requests, rate=None if own_arrivals else 1.0)
+            return lambda _: replayed
         self._check_arrivals(own_arrivals, anew=workload.has_arrivals)
         n = len(workload) if self.requests is None else self.requests
         cv = 1.0 if self.cv is None else self.cv
@@ -79,5 +79,5 @@ class Source:
 
     def _check_arrivals(self, own_arrivals: bool, *, anew: bool = False) -> None:
         if own_arrivals:
-            what = "its arrivals are to be drawn anew" if anew else "has no arrivals of its own"
-            raise InputError(what, source=self.name, hint="say how fast with --rate or --load")
+            what = "drawn arrivals need a rate" if anew else "has no arrivals of its own"
+            raise InputError(what, source=self.name, hint="give --rate or --load")

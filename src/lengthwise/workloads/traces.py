@@ -1,4 +1,4 @@
-"""The catalogue of traces known by name, and one way to open a name or a file."""
+"""The catalogue of named traces; `load_workload` opens a name or a file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.errors import InputError
-from lengthwise.workloads.data_home import VARIABLE, data_home, sample
+from lengthwise.workloads.files import VARIABLE, data_home, sample
 from lengthwise.workloads.formats import read_workload
 from lengthwise.workloads.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace one can ask for by name. `file` lies under LENGTHWISE_DATA, or in the samples if packaged."""
+    """A named trace. `file` is relative to LENGTHWISE_DATA, or to the samples if packaged."""
 
     name: str
     about: str

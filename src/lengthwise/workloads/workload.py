@@ -1,10 +1,11 @@
-"""`Workload`: requests in the order they arrive, as an immutable Arrow table with a content hash."""
+"""`Workload`: requests in order of arrival, as an immutable Arrow table with a content hash."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
@@ -15,9 +16,116 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.workloads.columns import conform, refuse_where
-from lengthwise.workloads.fingerprint import fingerprint
-from lengthwise.workloads.summary import WorkloadStatistics, describe
+from lengthwise.workloads.files import conform, refuse_where
+
+
+def fingerprint(table: pa.Table, *, salt: str = "") -> str:
+    """First 16 hex digits of a SHA-256 over names, types and every cell; nulls differ from zeros."""
+    digest = hashlib.sha256(salt.encode())
+    for field in table.schema:
+        digest.update(f"\0{field.name}\0{field.type}\0{len(table)}\0".encode())
+        for part in _parts(table[field.name].combine_chunks()):
+            digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def _parts(array: pa.Array) -> Iterator[bytes | memoryview]:
+    """Yield byte strings that identify the array."""
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    yield np.packbits(pc.is_valid(array).to_numpy(zero_copy_only=False)).tobytes()
+    if array.null_count == len(array):
+        return
+    if pa.types.is_list(array.type):
+        yield pc.fill_null(pc.list_value_length(array), 0).to_numpy().tobytes()
+        yield from _parts(array.flatten())
+    elif pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        filled = pc.fill_null(array.cast(pa.large_string()), "")
+        yield pc.binary_length(filled).to_numpy().tobytes()
+        yield _text(filled)
+    else:
+        # Adding zero makes -0.0 and 0.0, which are equal, one and the same.
+        yield (pc.fill_null(array, 0).to_numpy() + 0).tobytes()
+
+
+def _text(array: pa.LargeStringArray) -> memoryview:
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int64)[[array.offset, array.offset + len(array)]]
+    return memoryview(data or b"")[ends[0] : ends[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class LengthStatistics:
+    """Tokens."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: int
+
+    @classmethod
+    def of(cls, tokens: NDArray[np.int64]) -> LengthStatistics:
+        """The statistics of some lengths; all zero where there are none."""
+        if not len(tokens):
+            return cls(0.0, 0.0, 0.0, 0.0, 0)
+        p50, p90, p99 = np.quantile(tokens, [0.5, 0.9, 0.99])
+        return cls(float(tokens.mean()), float(p50), float(p90), float(p99), int(tokens.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadStatistics:
+    """A workload in a few numbers.
+
+    `rate` is requests per second, None for a batch. `arrival_cv` is the coefficient of variation of the gaps
+    (1 for Poisson). `repeated_prefix` is the share of prompt tokens that an unlimited cache would have seen
+    before, in order of arrival; None where prefixes are not known.
+    """
+
+    requests: int
+    duration_s: float
+    rate: float | None
+    arrival_cv: float | None
+    input: LengthStatistics
+    output: LengthStatistics
+    repeated_prefix: float | None
+
+
+def describe(workload: Workload) -> WorkloadStatistics:
+    """Rate, burstiness, lengths and the repeated share of the prompts."""
+    return WorkloadStatistics(
+        requests=len(workload),
+        duration_s=workload.duration_s,
+        rate=workload.rate if workload.has_arrivals else None,
+        arrival_cv=_arrival_cv(workload.arrival_s),
+        input=LengthStatistics.of(workload.input_tokens),
+        output=LengthStatistics.of(workload.output_tokens),
+        repeated_prefix=_repeated_prefix(workload),
+    )
+
+
+def _arrival_cv(arrival_s: NDArray[np.float64]) -> float | None:
+    gaps = np.diff(arrival_s)
+    mean = float(gaps.mean()) if len(gaps) else 0.0
+    return float(gaps.std() / mean) if mean > 0 else None
+
+
+def _repeated_prefix(workload: Workload) -> float | None:
+    if workload.block_size is None:
+        return None
+    values, offsets = workload.block_values, workload.block_offsets
+    counts = np.diff(offsets)
+    new = np.zeros(len(values), bool)
+    new[np.unique(values, return_index=True)[1]] = True
+    # Only what stands before a prompt's first new block is a repeated prefix. `next_new[i]` is the first new
+    # block at or after i, whatever row it is in; cutting it at the end of the row makes it the row's own.
+    where_new = np.append(np.flatnonzero(new), len(values))
+    next_new = where_new[np.searchsorted(where_new, offsets[:-1])]
+    repeated_blocks = np.minimum(next_new, offsets[1:]) - offsets[:-1]
+    tokens = np.minimum(repeated_blocks * workload.block_size, workload.input_tokens)
+    total = int(workload.input_tokens.sum())
+    return float(tokens[counts > 0].sum() / total) if total else math.nan
+
 
 SCHEMA = pa.schema(
     [
@@ -119,7 +227,7 @@ class Workload:
 
     @cached_property
     def output_tokens(self) -> NDArray[np.int64]:
-        """True length of the answer; no policy may look at it."""
+        """True length of the answer; not visible to policies."""
         return self._numbers("output_tokens")
 
     @cached_property
@@ -192,7 +300,7 @@ class Workload:
         return self._with(self.table, columns)
 
     def limited_to(self, max_tokens: int | None) -> Workload:
-        """The same requests with a limit on the answer, which cuts true lengths; None leaves all as it is."""
+        """The same requests with `max_tokens` limited, which truncates true lengths; None changes nothing."""
         if max_tokens is None:
             return self
         return self.replace(max_tokens=max_tokens, output_tokens=np.minimum(self.output_tokens, max(1, max_tokens)))
@@ -219,7 +327,7 @@ class Workload:
 
 
 def _as_column(values: Any, n: int, kind: pa.DataType) -> Any:  # noqa: ANN401
-    """An array as it is (its type is checked later), one value (or None) as a whole column."""
+    """Return an array unchanged (its type is checked later), and a scalar or None as a column."""
     if values is None or isinstance(values, (str, int, float)):
         return pa.repeat(pa.scalar(values, kind), n)
     return values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)
@@ -260,7 +368,7 @@ def _check_blocks(table: pa.Table, block_size: int | None, source: str | Path) -
             f"a block size of {block_size} tokens",
             source=source,
             field="block_hashes",
-            hint="say how many tokens one hash stands for (Mooncake: 512, ours: 64)",
+            hint="give the tokens per block hash (Mooncake: 512, Lengthwise: 64)",
         )
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     most = -(-table["input_tokens"].to_numpy() // block_size)
@@ -272,3 +380,15 @@ def _check_blocks(table: pa.Table, block_size: int | None, source: str | Path) -
         hint="at most input_tokens / block size, rounded up",
         source=source,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Columns of a file before validation; None where the file does not specify a value."""
+
+    table: pa.Table
+    name: str | None = None
+    block_size: int | None = None
+    left_out: tuple[LeftOut, ...] = ()
+    own_names: Mapping[str, str] = field(default_factory=dict)
+    """Names of our columns in the file, for error messages."""

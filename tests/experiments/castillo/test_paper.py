@@ -20,7 +20,7 @@ from experiments.castillo.paper_view import tables
 from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import ConstantPerLlm
 from lengthwise.workloads import LengthSamples, load_castillo
-from lengthwise.workloads.data_home import sample
+from lengthwise.workloads.files import sample
 from tests.predictors.rows import known_rows
 
 

@@ -28,8 +28,7 @@ from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.errors import InputError
 from lengthwise.predictors.adapt import adapt_file, read_observed
 from lengthwise.workloads import LengthSamples, load_castillo
-from lengthwise.workloads.arrivals import poisson
-from lengthwise.workloads.seeds import generator, in_rounds
+from lengthwise.workloads.arrivals import generator, in_rounds, poisson
 
 SAMPLING: Final = {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.4}
 FOLDER: Final = "own"

@@ -17,7 +17,7 @@ from lengthwise.engines.pace import pace_cost
 from lengthwise.engines.steps import read_steps
 from lengthwise.errors import InputError
 from lengthwise.simulator.costs import StepCost
-from lengthwise.workloads.atomic import atomic_path
+from lengthwise.workloads.files import atomic_path
 
 PACE_REQUESTS: Final = 80
 """Of each engine, all there at once."""

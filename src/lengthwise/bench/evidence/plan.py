@@ -18,7 +18,7 @@ from typing import Final, Literal
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.service import NO_PREDICTOR, known_predictor
-from lengthwise.workloads.seeds import generator
+from lengthwise.workloads.arrivals import generator
 
 Kind = Literal["online", "offline"]
 

@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 
 from lengthwise.bench.evidence.plan import Cell
 from lengthwise.errors import InputError
-from lengthwise.workloads.atomic import atomic_path
-from lengthwise.workloads.files import read_parquet_table
+from lengthwise.workloads.files import atomic_path, read_parquet_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

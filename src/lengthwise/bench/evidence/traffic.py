@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.workloads import LeftOut, LengthSamples, Workload, load_castillo
-from lengthwise.workloads.arrivals import poisson
+from lengthwise.workloads.arrivals import generator, in_rounds, poisson
 from lengthwise.workloads.castillo import PACKAGED
-from lengthwise.workloads.seeds import generator, in_rounds
 
 Count = Callable[[str], int]
 """How many tokens a text has."""

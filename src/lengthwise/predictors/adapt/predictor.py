@@ -14,7 +14,7 @@ from lengthwise.predictors.adapt.mixture import Mixture, Tilt
 from lengthwise.predictors.calibration import as_logt
 from lengthwise.predictors.contract import LogTPredictions, as_inputs
 from lengthwise.predictors.load import ADAPTED
-from lengthwise.workloads.llms import resolve_llm
+from lengthwise.workloads.length_samples import resolve_llm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ from lengthwise.predictors.calibration import as_logt
 from lengthwise.predictors.contract import LogTPredictions, PredictionInput
 from lengthwise.predictors.file import read_model_file, write_model_file
 from lengthwise.predictors.load import ADAPTED, load_predictor, model_path
-from lengthwise.workloads.llms import resolve_llm
+from lengthwise.workloads.length_samples import resolve_llm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -23,7 +23,7 @@ from lengthwise.predictors.encoder.readout import as_logt, log_size, probabiliti
 from lengthwise.predictors.encoder.text import TextEncoder
 from lengthwise.predictors.file import ModelFile
 from lengthwise.predictors.identity import identify
-from lengthwise.workloads.llms import resolve_llm
+from lengthwise.workloads.length_samples import resolve_llm
 
 KIND = "encoder"
 UNKNOWN = ""

@@ -18,7 +18,7 @@ from lengthwise.predictors.fast.network import CLIP, SIGMA_AT_ZERO, STD_BELOW_ME
 from lengthwise.predictors.fast.tables import PAIRS, Tables, from_bytes, to_bytes
 from lengthwise.predictors.fast.text import FEATURES, HEAD_CHARACTERS, TAIL_CHARACTERS, Page, Reader
 from lengthwise.predictors.identity import identify
-from lengthwise.workloads.llms import resolve_llm
+from lengthwise.workloads.length_samples import resolve_llm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

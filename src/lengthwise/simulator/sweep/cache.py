@@ -12,7 +12,7 @@ import pyarrow as pa
 
 import lengthwise
 from lengthwise.workloads import Workload
-from lengthwise.workloads.atomic import atomic_path
+from lengthwise.workloads.files import atomic_path
 
 _DECIDES: Final = ("lengths", "policies", "predictors", "routers", "simulator", "workloads")
 """The rooms whose code decides what comes of a simulation."""

@@ -17,10 +17,9 @@ from lengthwise.lengths.families import logt_family
 from lengthwise.predictors.identity import FEATURES, identify
 from lengthwise.training.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST, TRAIN, UNLABELLED, Pack
 from lengthwise.workloads import LengthSamples, load_castillo
-from lengthwise.workloads.alpaca import ALPACA, load_alpaca_lengths
-from lengthwise.workloads.data_home import data_home
-from lengthwise.workloads.files import read_parquet_table
-from lengthwise.workloads.llms import resolve_llm
+from lengthwise.workloads.datasets import ALPACA, load_alpaca_lengths
+from lengthwise.workloads.files import data_home, read_parquet_table
+from lengthwise.workloads.length_samples import resolve_llm
 
 if TYPE_CHECKING:
     from lengthwise.predictors.encoder.text import TextEncoder

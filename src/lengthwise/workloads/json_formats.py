@@ -1,13 +1,10 @@
-"""Mooncake's JSON lines: timestamp (ms), input_length, output_length, hash_ids; one request per line.
-
-hash_ids are block numbers in order of first appearance, for blocks of 512 tokens, the last one not
-necessarily full. What a Workload knows beyond that goes into further keys, which other readers ignore.
-"""
+"""Workloads as JSON: Mooncake lines (timestamp, input_length, output_length, hash_ids) and ShareGPT conversations."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,11 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
+from lengthwise.workloads.blocks import BLOCK_TOKENS, BYTES_PER_TOKEN, text_block_lists
 from lengthwise.workloads.files import open_text
-from lengthwise.workloads.tabular import Parsed
-from lengthwise.workloads.workload import SCHEMA, Workload
+from lengthwise.workloads.workload import SCHEMA, LeftOut, Parsed, Workload
 
-BLOCK_TOKENS = 512
+MOONCAKE_BLOCK_TOKENS = 512
 TICK_S = 3.0
 """Mooncake's published timestamps are multiples of three seconds."""
 
@@ -71,11 +68,11 @@ def read_mooncake(path: Path) -> Parsed:
         raise InputError(f"several block sizes: {sizes}", source=path, field="block_size", hint="one for all rows")
     known = bool(sizes) or bool(pc.sum(pc.list_value_length(table["hash_ids"])).as_py())
     columns = {ours: table[_OWN_NAMES.get(ours, ours)] for ours in (*_OWN_NAMES, *_EXTRA)}
-    # To the nanosecond: so that a time that came from decimal seconds becomes the very same number again.
+    # To the nanosecond, so that decimal seconds survive a round trip.
     columns["arrival_s"] = np.round(columns["arrival_s"].to_numpy() / 1e3, 9)
     if not known:
         del columns["block_hashes"]
-    return Parsed(pa.table(columns), block_size=sizes[0] if sizes else BLOCK_TOKENS, own_names=_OWN_NAMES)
+    return Parsed(pa.table(columns), block_size=sizes[0] if sizes else MOONCAKE_BLOCK_TOKENS, own_names=_OWN_NAMES)
 
 
 def write_mooncake(workload: Workload, path: Path) -> None:
@@ -93,7 +90,7 @@ def _records(workload: Workload) -> Iterator[dict[str, Any]]:
     ids = _dense(workload.block_values).tolist()
     offsets = workload.block_offsets.tolist()
     extra = {name: workload.table[name].to_pylist() for name in _EXTRA if _holds_something(workload, name)}
-    if workload.block_size not in (None, BLOCK_TOKENS):
+    if workload.block_size not in (None, MOONCAKE_BLOCK_TOKENS):
         extra["block_size"] = [workload.block_size] * len(workload)
     lengths = zip(workload.input_tokens.tolist(), workload.output_tokens.tolist(), strict=True)
     for row, (input_length, output_length) in enumerate(lengths):
@@ -123,7 +120,7 @@ def _dense(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _check(table: pa.Table, source: Path) -> None:
-    """What only the file's own words can name well; the rest is checked when it becomes a Workload."""
+    """Check what needs the field names of the file; Workload checks the rest."""
     for name, hint in _HINTS.items():
         column = table[name]
         if column.null_count == len(table):
@@ -153,7 +150,7 @@ def _read_slowly(path: Path) -> pa.Table:
 
 
 def _value(value: Any, field: pa.Field, path: Path, row: int) -> Any:  # noqa: ANN401
-    """The value, if Arrow takes it as it is: Arrow itself would cut 1.5 tokens down to 1."""
+    """Return the value if it has the right type; Arrow would truncate 1.5 tokens to 1."""
     try:
         scalar = pa.scalar(value, field.type)
         if value is None or scalar.as_py() == value:
@@ -162,3 +159,113 @@ def _value(value: Any, field: pa.Field, path: Path, row: int) -> Any:  # noqa: A
         pass
     hint = _HINTS.get(field.name, f"a value of type {field.type}")
     raise InputError(f"{value!r} does not fit", source=path, row=row, field=field.name, hint=hint)
+
+
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+}
+_SHAPE = 'each turn is {"from": "human" or "gpt", "value": the text}'
+_NO_PAIR = "conversations without a human turn that is answered"
+_EMPTY = "turns answered with an empty text"
+_UNANSWERED = "human turns without an answer"
+
+
+def estimate_tokens(text: str) -> int:
+    """Tokens of a text where no tokenizer is known: a token for every four bytes of UTF-8, rounded up."""
+    return -(-len(text.encode()) // BYTES_PER_TOKEN)
+
+
+def read_sharegpt(path: Path, count_tokens: Callable[[str], int] | None = None) -> Parsed:
+    """One request per answered human turn, the conversation's id as its session."""
+    count = count_tokens or estimate_tokens
+    columns: dict[str, list[Any]] = {name: [] for name in ("prompt", "input_tokens", "output_tokens", "session")}
+    left_out: Counter[str] = Counter()
+    for row, (session, turns) in enumerate(_conversations(path), start=1):
+        pairs = list(_pairs(turns, path, row, left_out))
+        left_out[_NO_PAIR] += not pairs
+        for prompt, answer in pairs:
+            columns["prompt"].append(prompt)
+            columns["input_tokens"].append(count(prompt))
+            columns["output_tokens"].append(count(answer))
+            columns["session"].append(session)
+    if not columns["prompt"]:
+        raise InputError("no conversation has a human turn that is answered", source=path, field="conversations")
+    columns["arrival_s"] = [0.0] * len(columns["prompt"])
+    rules = tuple(LeftOut(rule, rows) for rule, rows in left_out.items() if rows)
+    table = pa.table(
+        {
+            **columns,
+            "prompt": pa.array(columns["prompt"], pa.large_string()),
+            "block_hashes": text_block_lists(columns["prompt"], np.array(columns["input_tokens"])),
+        }
+    )
+    return Parsed(table, block_size=BLOCK_TOKENS, left_out=rules)
+
+
+def _pairs(turns: Any, path: Path, row: int, left_out: Counter[str]) -> Iterator[tuple[str, str]]:  # noqa: ANN401
+    """Each answered human turn: the conversation up to it, and the answer."""
+    history = ""
+    asked = False
+    for role, text in _turns(turns, path, row):
+        if role == "assistant" and asked:
+            if text:
+                yield f"{history}assistant:", text
+            else:
+                left_out[_EMPTY] += 1
+        elif role == "user" and asked:
+            left_out[_UNANSWERED] += 1
+        asked = role == "user" or (asked and role != "assistant")
+        history = f"{history}{role}: {text}\n\n"
+    left_out[_UNANSWERED] += asked
+
+
+def _turns(turns: Any, path: Path, row: int) -> Iterator[tuple[str, str]]:  # noqa: ANN401
+    if not isinstance(turns, list):
+        raise InputError("no list of turns", source=path, row=row, field="conversations", hint=_SHAPE)
+    for turn in turns:
+        role = turn.get("from", turn.get("role")) if isinstance(turn, dict) else None
+        text = turn.get("value", turn.get("content")) if isinstance(turn, dict) else None
+        for field, value in (("from", role), ("value", text)):
+            if not isinstance(value, str):
+                raise InputError(f"{value!r} is not a text", source=path, row=row, field=field, hint=_SHAPE)
+        yield _ROLES.get(str(role), str(role)), str(text)
+
+
+def _conversations(path: Path) -> Iterator[tuple[str, Any]]:
+    with open_text(path) as stream:
+        text = stream.read()
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        row = _row_at(text)
+        raise InputError(
+            f"not JSON: {error.msg}",
+            source=path,
+            row=row,
+            field="conversations",
+            hint="the file looks truncated",
+        ) from error
+    if not isinstance(data, list):
+        raise InputError("not a JSON list", source=path, hint="ShareGPT files are a list of conversations")
+    for row, entry in enumerate(data, start=1):
+        if not isinstance(entry, dict) or "conversations" not in entry:
+            raise InputError("missing key", source=path, row=row, field="conversations", hint=_SHAPE)
+        yield str(entry.get("id", row)), entry["conversations"]
+
+
+def _row_at(text: str) -> int:
+    """The number of the list entry at which broken JSON breaks."""
+    decoder = json.JSONDecoder()
+    row, at = 1, text.find("[") + 1
+    while True:
+        while at < len(text) and text[at] in " \t\r\n,":
+            at += 1
+        try:
+            _, at = decoder.raw_decode(text, at)
+        except json.JSONDecodeError:
+            return row
+        row += 1
