@@ -166,7 +166,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     write_workload(load_trace("azure_sample"), whole)
     whole.write_bytes(whole.read_bytes()[:-100])
     result = run("trace", whole, "-o", tmp_path / "x.parquet")
-    assert (result.exit_code, f"error: {whole}: is not a whole Parquet file" in result.stderr) == (2, True)
+    assert (result.exit_code, f"error: {whole}: is not a complete Parquet file" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["castillo", "react", "alpaca", "trace"])

@@ -29,7 +29,7 @@ def line(timestamp: str = "0", input_length: str = "1", output_length: str = "1"
     [
         ("a.csv", "arrival_s,input_tokens\n0,1\n", None, "output_tokens", "missing column"),
         ("a.csv", "input_tokens,output_tokens\n1,1\n", None, "arrival_s", "missing column"),
-        ("a.csv", "arrival_s,input_tokens,input_tokens\n0,1,1\n", None, "input_tokens", "there twice"),
+        ("a.csv", "arrival_s,input_tokens,input_tokens\n0,1,1\n", None, "input_tokens", "duplicate column"),
         ("a.csv", CSV.replace("\n", ",llm\n") + f"0,x,1,{'y' * 200_000}\n", 1, None, "is not CSV"),
         ("a.csv", "a,b\n1,1\n", None, "arrival_s", "columns found: a, b"),
         ("a.csv", CSV + "0,1,1\n1,-5,1\n", 2, "input_tokens", "-5 is below 1"),
@@ -87,7 +87,7 @@ def test_a_truncated_parquet_file(tmp_path: Path, kept: float) -> None:
     path = tmp_path / "a.parquet"
     write_workload(load_trace("azure_sample"), path)
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * kept)])
-    with pytest.raises(InputError, match="not a whole Parquet file"):
+    with pytest.raises(InputError, match="not a complete Parquet file"):
         read_workload(path)
 
 
@@ -96,7 +96,7 @@ def test_a_truncated_gzip_file(tmp_path: Path, name: str) -> None:
     text = CSV + "0,1,1\n" * 5000 if "csv" in name else line() * 5000
     packed = gzip.compress(text.encode())
     (tmp_path / name).write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(InputError, match=r"a\.\w+\.gz: is not whole"):
+    with pytest.raises(InputError, match=r"a\.\w+\.gz: is truncated"):
         read_workload(tmp_path / name)
 
 

@@ -26,7 +26,7 @@ def test_the_variance_maximising_distribution_has_half_the_range_as_std() -> Non
         ("0:0.5,300:0.5", "length 0 in '0:0.5' is below 1"),
         ("1:0.5,300", "'300' is not a pair"),
         ("1:half,300:0.5", "'half' in '1:half' is not a number"),
-        ("7:0.5,7:0.5", "7 is there twice"),
+        ("7:0.5,7:0.5", "7 is given twice"),
         ("", "'' is not a pair"),
     ],
 )

@@ -133,5 +133,5 @@ def test_samples_survive_a_file(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_whole_is_named(tmp_path: Path) -> None:
     (tmp_path / "s.parquet").write_bytes(b"PAR1")
-    with pytest.raises(InputError, match=r"s\.parquet: is not a whole Parquet file"):
+    with pytest.raises(InputError, match=r"s\.parquet: is not a complete Parquet file"):
         LengthSamples.read(tmp_path / "s.parquet")

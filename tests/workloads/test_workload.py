@@ -85,7 +85,7 @@ def test_a_column_of_another_nature_is_refused_as_a_whole() -> None:
 
 
 def test_block_hashes_need_a_block_size() -> None:
-    with pytest.raises(InputError, match="how many tokens"):
+    with pytest.raises(InputError, match="tokens per block hash"):
         Workload.from_table(three(block_hashes=[[], [], [1]]), name="w")
 
 

@@ -22,9 +22,9 @@ from lengthwise.workloads.files import conform, refuse_where
 def fingerprint(table: pa.Table, *, salt: str = "") -> str:
     """First 16 hex digits of a SHA-256 over names, types and every cell; nulls differ from zeros."""
     digest = hashlib.sha256(salt.encode())
-    for field in table.schema:
-        digest.update(f"\0{field.name}\0{field.type}\0{len(table)}\0".encode())
-        for part in _parts(table[field.name].combine_chunks()):
+    for column in table.schema:
+        digest.update(f"\0{column.name}\0{column.type}\0{len(table)}\0".encode())
+        for part in _parts(table[column.name].combine_chunks()):
             digest.update(part)
     return digest.hexdigest()[:16]
 
@@ -349,10 +349,10 @@ def _falls(arrival: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def _check_lengths(table: pa.Table, source: str | Path) -> None:
-    for field in ("input_tokens", "output_tokens", "max_tokens"):
-        column = table[field]
+    for name in ("input_tokens", "output_tokens", "max_tokens"):
+        column = table[name]
         bad = pc.fill_null(pc.less(column, 1), False).to_numpy()
-        refuse_where(bad, column, field=field, wrong="is below 1", hint=_HINTS[field], source=source)
+        refuse_where(bad, column, field=name, wrong="is below 1", hint=_HINTS[name], source=source)
     column = table["sample_mean"]
     fine = pc.and_(pc.is_finite(column), pc.greater(column, 0.0))
     bad = ~pc.fill_null(fine, True).to_numpy()
