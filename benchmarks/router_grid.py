@@ -31,8 +31,15 @@ from lengthwise.reports.progress import late_bar
 from lengthwise.simulator import Fleet
 from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.routing_times import measured_s
-from lengthwise.simulator.sweep import Cache, Pieces, in_processes
-from lengthwise.simulator.sweep.task import CapacityTask, CellTask, Drawn, Where
+from lengthwise.simulator.tasks import (
+    CapacityTask,
+    CellTask,
+    ResultCache,
+    Setting,
+    TaskRunner,
+    WorkloadSource,
+    in_processes,
+)
 from lengthwise.workloads import Workload, load_workload
 from lengthwise.workloads.arrivals import rescale
 
@@ -71,7 +78,7 @@ class Window:
 class Traffic:
     """A workload, the engine that serves it, and what is predicted of its lengths."""
 
-    source: Drawn
+    source: WorkloadSource
     engine: str
     predictor: str
 
@@ -100,11 +107,11 @@ QUICK = Effort(300, (0.7, 1.1), (4,), (0, 1))
 
 
 def run(
-    pieces: Pieces, effort: Effort, traffic: Mapping[str, Traffic], routers: Sequence[str] = (*BASELINES, OURS)
+    pieces: TaskRunner, effort: Effort, traffic: Mapping[str, Traffic], routers: Sequence[str] = (*BASELINES, OURS)
 ) -> tuple[Cell, ...]:
     """A cell for each place and router."""
     wheres = {
-        (name, engines, seed): Where(each.source, fleet(each, engines), seed, own_arrivals=False)
+        (name, engines, seed): Setting(each.source, fleet(each, engines), seed, own_arrivals=False)
         for name, each in traffic.items()
         for engines in effort.engines
         for seed in effort.seeds
@@ -252,7 +259,7 @@ def main() -> None:
     known = traffics(effort.requests)
     chosen = {name: known[name] for name in asked.workload}
     with late_bar() as bar:
-        pieces = Pieces(Cache(cache_folder(None)), in_processes(asked.jobs), bar)
+        pieces = TaskRunner(ResultCache(cache_folder(None)), in_processes(asked.jobs), bar)
         found = compared(run(pieces, effort, chosen))
     if asked.json:
         print(
@@ -261,14 +268,14 @@ def main() -> None:
                     "effort": asdict(effort),
                     "cells": [each.facts() for each in found],
                     "verdicts": verdicts(found),
-                    "from_cache": pieces.found,
+                    "from_cache": pieces.from_cache,
                     "computed": pieces.computed,
                 }
             )
         )
         return
     show(found, effort)
-    print(f"{pieces.found} from the cache, {pieces.computed} computed")
+    print(f"{pieces.from_cache} from the cache, {pieces.computed} computed")
 
 
 if __name__ == "__main__":

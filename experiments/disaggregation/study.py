@@ -18,13 +18,12 @@ from lengthwise.errors import InputError
 from lengthwise.simulator import Fleet
 from lengthwise.simulator.grid_result import Measure, Statistic
 from lengthwise.simulator.paired import Ratio, over_seeds
-from lengthwise.simulator.sweep.run import Pieces
+from lengthwise.simulator.tasks import TaskRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from lengthwise.simulator.sweep import Cache
-    from lengthwise.simulator.sweep.workers import Workers
+    from lengthwise.simulator.tasks import ResultCache, Workers
 
     Report = Callable[[str, float], None]
 
@@ -118,7 +117,7 @@ class Study:
 
 def study(
     effort: Effort,
-    cache: Cache,
+    cache: ResultCache,
     workers: Workers,
     *,
     gb_per_s: float,
@@ -127,7 +126,7 @@ def study(
 ) -> Study:
     """Run everything that the cache does not have."""
     cases = here() if cases is None else cases
-    pieces = Pieces(cache, workers, on_progress)
+    pieces = TaskRunner(cache, workers, on_progress)
     first = [Served(case, effort.requests, 0, effort.fleet, load) for case in cases for load in effort.loads]
     plain = [replace(one, prefill=n, gb_per_s=gb_per_s) for one in first for n in (0, *effort.prefills)]
     split = _arranged(pieces, "mixed and split", plain, effort.seeds, lambda one: replace(one, prefill=0))
@@ -144,7 +143,7 @@ def study(
 
 
 def _arranged(
-    pieces: Pieces, what: str, each: Sequence[Served], seeds: int, base: Callable[[Served], Served]
+    pieces: TaskRunner, what: str, each: Sequence[Served], seeds: int, base: Callable[[Served], Served]
 ) -> tuple[Arrangement, ...]:
     """Every arrangement over all seeds, set against its base, which is one of them."""
     results = pieces.results(what, [replace(one, seed=seed) for one in each for seed in range(seeds)])

@@ -21,7 +21,7 @@ from lengthwise.simulator import (
     simulate,
     simulate_disaggregated,
 )
-from lengthwise.simulator.sweep.cache import code_version, content_key, workload_digest
+from lengthwise.simulator.tasks import code_version, content_key, workload_digest
 
 __all__ = ["POLICY", "ROUTER", "Served"]
 

@@ -21,8 +21,7 @@ from experiments.preble.why import Why, WhyTask
 from lengthwise.errors import InputError
 from lengthwise.simulator import Fleet
 from lengthwise.simulator.routing_times import measured_s
-from lengthwise.simulator.sweep import Pieces
-from lengthwise.simulator.sweep.task import CapacityTask, CellTask, Where
+from lengthwise.simulator.tasks import CapacityTask, CellTask, Setting, TaskRunner
 
 NAIVE_AND_E2: Final = (*paper.NAIVE, "e2")
 BLIND: Final = ("random", "round_robin", "least_outstanding", "least_load", "cache_aware", "dynamo", "e2")
@@ -97,7 +96,7 @@ class PrebleStudy:
     computed: int
 
 
-def study(pieces: Pieces, *, predictor: str = "fast", effort: Effort | None = None) -> PrebleStudy:
+def study(pieces: TaskRunner, *, predictor: str = "fast", effort: Effort | None = None) -> PrebleStudy:
     """Run everything that the cache of `pieces` does not know."""
     effort = Effort() if effort is None else effort
     react = _cells(pieces, "react", effort, list(_react_places(effort, [VARIED], effort.engines, effort.rates)))
@@ -116,12 +115,12 @@ def study(pieces: Pieces, *, predictor: str = "fast", effort: Effort | None = No
         shared,
         _whys(pieces, effort),
         dict(zip(values.tolist(), (counts / counts.sum()).tolist(), strict=True)),
-        pieces.found,
+        pieces.from_cache,
         pieces.computed,
     )
 
 
-Spot = tuple[Place, Callable[[int], tuple[Where, float]]]
+Spot = tuple[Place, Callable[[int], tuple[Setting, float]]]
 """A place, and where and at which rate it is for a seed."""
 
 
@@ -136,30 +135,30 @@ def _react_places(
                 yield Place(each, count, rate), _at(source, fleet, rate)
 
 
-def _at(source: React, fleet: Fleet, rate: float) -> Callable[[int], tuple[Where, float]]:
-    return lambda seed: (Where(source, fleet, seed, own_arrivals=False), rate)
+def _at(source: React, fleet: Fleet, rate: float) -> Callable[[int], tuple[Setting, float]]:
+    return lambda seed: (Setting(source, fleet, seed, own_arrivals=False), rate)
 
 
-def _shared_places(pieces: Pieces, effort: Effort) -> list[Spot]:
+def _shared_places(pieces: TaskRunner, effort: Effort) -> list[Spot]:
     fleet = Fleet.parse(f"{effort.shared_engines}*{SHARED_ENGINE}").limited_to(max_num_seqs=effort.shared_slots)
     source = Shared(LLM, effort.shared_requests)
-    where = [Where(source, fleet, seed, own_arrivals=False) for seed in range(effort.seeds)]
+    where = [Setting(source, fleet, seed, own_arrivals=False) for seed in range(effort.seeds)]
     can = [found["requests_per_s"] for found in pieces.results("capacity", [CapacityTask(each) for each in where])]
 
-    def at(load: float) -> Callable[[int], tuple[Where, float]]:
+    def at(load: float) -> Callable[[int], tuple[Setting, float]]:
         return lambda seed: (where[seed], load * can[seed])
 
     return [(Place(source.name, len(fleet), load, "load"), at(load)) for load in effort.loads]
 
 
-def _engine_per_s(pieces: Pieces, effort: Effort) -> float:
+def _engine_per_s(pieces: TaskRunner, effort: Effort) -> float:
     source, fleet = React(VARIED, effort.requests(max(effort.rates))), Fleet.parse(paper.ENGINE)
-    tasks = [CapacityTask(Where(source, fleet, seed, own_arrivals=False)) for seed in range(effort.seeds)]
+    tasks = [CapacityTask(Setting(source, fleet, seed, own_arrivals=False)) for seed in range(effort.seeds)]
     return float(np.mean([found["requests_per_s"] for found in pieces.results("capacity", tasks)]))
 
 
 def _cells(
-    pieces: Pieces,
+    pieces: TaskRunner,
     what: str,
     effort: Effort,
     spots: list[Spot],
@@ -181,7 +180,7 @@ def _cells(
     return gathered(names, pieces.results(what, tasks))
 
 
-def _task(where: Where, rate: float, run: Run) -> CellTask:
+def _task(where: Setting, rate: float, run: Run) -> CellTask:
     return CellTask(
         where,
         rate,
@@ -195,11 +194,11 @@ def _task(where: Where, rate: float, run: Run) -> CellTask:
     )
 
 
-def _whys(pieces: Pieces, effort: Effort) -> dict[float, Why]:
+def _whys(pieces: TaskRunner, effort: Effort) -> dict[float, Why]:
     fleet = Fleet.parse(f"{paper.COMPARED}*{paper.ENGINE}")
     rates = [rate for rate in effort.rates if rate in paper.LATENCY_S]
     tasks = [
-        WhyTask(Where(React(VARIED, effort.requests(rate)), fleet, seed, own_arrivals=False), rate)
+        WhyTask(Setting(React(VARIED, effort.requests(rate)), fleet, seed, own_arrivals=False), rate)
         for rate in rates
         for seed in range(effort.seeds)
     ]

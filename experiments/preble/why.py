@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.simulator import Outcome, simulate
-from lengthwise.simulator.sweep.cache import code_version, content_key
-from lengthwise.simulator.sweep.task import Where
+from lengthwise.simulator.tasks import Setting, code_version, content_key
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Why:
 class WhyTask:
     """Both routers on a workload at a rate, without their own time, so that only choices differ."""
 
-    where: Where
+    where: Setting
     rate: float
 
     @property

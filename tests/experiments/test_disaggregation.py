@@ -15,7 +15,7 @@ from experiments.disaggregation.view import html_report, plain, said, tables
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.paired import Ratio
-from lengthwise.simulator.sweep import Cache, in_processes
+from lengthwise.simulator.tasks import ResultCache, in_processes
 
 SMALL = Effort(seeds=2, requests=60, engines=3, loads=(0.9,), prefills=(1, 2))
 E2E: What = ("e2e_s", "mean")
@@ -28,7 +28,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(kept: Path) -> Study:
-    return study(SMALL, Cache(kept), in_processes(1), gb_per_s=25.0, cases=("react", "castillo"))
+    return study(SMALL, ResultCache(kept), in_processes(1), gb_per_s=25.0, cases=("react", "castillo"))
 
 
 def test_every_split_is_set_against_the_mixed_fleet_on_the_same_seeds(found: Study) -> None:
@@ -60,7 +60,7 @@ def test_a_second_time_everything_comes_from_the_cache(found: Study, kept: Path)
     def none(tasks: object) -> object:
         raise AssertionError(f"nothing should be left to compute: {tasks}")
 
-    again = study(SMALL, Cache(kept), none, gb_per_s=25.0, cases=("react", "castillo"))  # type: ignore[arg-type]
+    again = study(SMALL, ResultCache(kept), none, gb_per_s=25.0, cases=("react", "castillo"))  # type: ignore[arg-type]
     assert json.loads(to_json(plain(again))) == json.loads(to_json(plain(found)))
 
 

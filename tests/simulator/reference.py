@@ -407,5 +407,5 @@ class ReferenceEngine:
 def _predict(request: Request, jobs: Jobs) -> None:
     """Let the job say what the columns say."""
     columns = jobs.stages[-1 if request.predicted else 0]
-    names = ("expected", "tail", "mu", "sigma", "cap", "foretold")
+    names = ("expected", "tail", "mu", "sigma", "cap", "initial_expected")
     request.job.told(**{name: float(getattr(columns, name)[request.row]) for name in names})

@@ -15,7 +15,7 @@ from lengthwise.cli.sweep import cache_folder
 from lengthwise.cli.workload import note
 from lengthwise.reports.progress import late_bar
 from lengthwise.simulator import KvLink
-from lengthwise.simulator.sweep import Cache, in_processes
+from lengthwise.simulator.tasks import ResultCache, in_processes
 
 _LINK = KvLink()
 
@@ -31,7 +31,7 @@ def disaggregation(
     ] = False,
     jobs: Annotated[int, typer.Option(help="Processes of this machine.")] = 2,
     cache: Annotated[
-        Path | None, typer.Option(help="Where results are kept; ~/.cache/lengthwise/sweeps if not given.")
+        Path | None, typer.Option(help="Setting results are kept; ~/.cache/lengthwise/sweeps if not given.")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Also write a page with plots: .html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -47,7 +47,7 @@ def disaggregation(
     link = KvLink(kv_link)
     given = {name: value for name, value in (("seeds", seeds), ("requests", requests)) if value is not None}
     effort = (Effort.quick if quick else Effort)(**given)
-    workers, results = in_processes(jobs), Cache(cache_folder(cache))
+    workers, results = in_processes(jobs), ResultCache(cache_folder(cache))
     cases = here()
     for case in CASES:
         if case not in cases:

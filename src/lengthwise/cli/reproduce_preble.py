@@ -16,7 +16,7 @@ from lengthwise.cli.simulate import numbers
 from lengthwise.cli.sweep import cache_folder
 from lengthwise.cli.workload import note
 from lengthwise.reports.progress import late_bar
-from lengthwise.simulator.sweep import Cache, Pieces, in_processes
+from lengthwise.simulator.tasks import ResultCache, TaskRunner, in_processes
 from lengthwise.workloads.castillo import PACKAGED
 
 
@@ -36,7 +36,7 @@ def preble(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds, rates, engines: the shape only.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes of this machine.")] = 2,
     cache: Annotated[
-        Path | None, typer.Option(help="Where results are kept; ~/.cache/lengthwise/sweeps if not given.")
+        Path | None, typer.Option(help="Setting results are kept; ~/.cache/lengthwise/sweeps if not given.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Also write a picture here: .png, .pdf or .svg.")] = None,
     report: Annotated[Path | None, typer.Option(help="Also write a page with plots: .html.")] = None,
@@ -62,7 +62,7 @@ def preble(
     if castillo_prompts().origin == PACKAGED:
         note("LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package")
     with late_bar() as bar:
-        found = study(Pieces(Cache(cache_folder(cache)), workers, bar), predictor=predictor, effort=effort)
+        found = study(TaskRunner(ResultCache(cache_folder(cache)), workers, bar), predictor=predictor, effort=effort)
     show(found, tables, plain, html_report, report=report, as_json=as_json)
     if plot is not None:
         from experiments.preble.still import draw

@@ -11,10 +11,12 @@ import pyarrow.parquet as pq
 import typer
 
 from lengthwise.errors import InputError
+from lengthwise.ray.sweep import on_ray
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.sweep import sweep_tables
 from lengthwise.reports.tables import print_tables, to_json
-from lengthwise.simulator.sweep import Cache, in_processes, on_ray, read_sweep, run_sweep
+from lengthwise.simulator.sweep import read_sweep, run_sweep
+from lengthwise.simulator.tasks import ResultCache, in_processes
 from lengthwise.workloads.files import atomic_path
 
 
@@ -26,7 +28,7 @@ def sweep(
         typer.Option(metavar="ADDRESS", help="Instead, a Ray cluster; `auto` for the one this machine is in."),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Where results are kept; ~/.cache/lengthwise/sweeps if not given.")
+        Path | None, typer.Option(help="Setting results are kept; ~/.cache/lengthwise/sweeps if not given.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write one row per cell: .parquet.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -42,19 +44,19 @@ def sweep(
     config = read_sweep(file)
     workers = in_processes(jobs) if ray is None else on_ray(ray)
     with late_bar() as bar:
-        swept = run_sweep(config, Cache(cache_folder(cache)), workers, on_progress=bar)
+        swept = run_sweep(config, ResultCache(cache_folder(cache)), workers, on_progress=bar)
     if out is not None:
         with atomic_path(out) as path:
             pq.write_table(pa.Table.from_pylist(swept.rows), path)
     if as_json:
-        typer.echo(to_json({"rows": swept.rows, "from_cache": swept.found, "computed": swept.computed}))
+        typer.echo(to_json({"rows": swept.rows, "from_cache": swept.from_cache, "computed": swept.computed}))
     else:
         print_tables(sweep_tables(swept.rows))
-        typer.echo(f"{swept.found} from the cache, {swept.computed} computed", err=True)
+        typer.echo(f"{swept.from_cache} from the cache, {swept.computed} computed", err=True)
 
 
 def cache_folder(given: Path | None) -> Path:
-    """Where results are kept, made if need be."""
+    """Setting results are kept, made if need be."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lengthwise" / "sweeps"
     folder = usual if given is None else given
     try:

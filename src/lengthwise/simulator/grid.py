@@ -1,52 +1,149 @@
-"""Seeds x loads x predictors x policies, paired: who is compared meets the same arrivals, lengths and noise."""
+"""Grids of simulations: seeds x loads x routers x predictors x policies.
+
+All cells of a seed share arrivals, true lengths and prediction noise, so that comparisons are paired.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from lengthwise.errors import InputError
+from lengthwise.policies import make_policy
 from lengthwise.predictors.experimental import parse_predictor_spec
 from lengthwise.routers import make_router
-from lengthwise.simulator.capacity import measure_capacity
-from lengthwise.simulator.cluster import simulate
-from lengthwise.simulator.disaggregated import simulate_disaggregated
-from lengthwise.simulator.grid_result import Cell, Grid, Level
-from lengthwise.simulator.plan import Plan
+from lengthwise.simulator.capacity import Capacity, measure_capacity
+from lengthwise.simulator.cluster import check_seconds
+from lengthwise.simulator.fleet import Fleet
+from lengthwise.simulator.fleet_events import Change, in_order
+from lengthwise.simulator.grid_result import BASELINE, USUAL_ROUTER, Cell, Grid, Level
+from lengthwise.simulator.metrics import Slo
+from lengthwise.simulator.outcome import Outcome
+from lengthwise.simulator.pools import Pools
 from lengthwise.simulator.predictions import RequestPredictions, predict_workload
+from lengthwise.simulator.tasks import Report, run_cell
 from lengthwise.workloads import Workload
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+Draw = Callable[[int], Workload]
+"""Makes the workload of a seed."""
 
-    from lengthwise.simulator.capacity import Capacity
-    from lengthwise.simulator.outcome import Outcome
+_PREDICTOR_COLUMNS: Final = ("input_tokens", "output_tokens", "max_tokens", "sample_mean", "prompt", "llm")
+"""Columns that a model's predictions can depend on."""
 
-    Draw = Callable[[int], Workload]
-    Report = Callable[[str, float], None]
-    Predictions = Mapping[str, tuple[RequestPredictions, ...]]
 
-__all__ = ["Plan", "run_grid"]
+@dataclass(frozen=True)
+class Plan:
+    """The axes and options of a grid, validated. Rates or loads, not both; with neither, the workload's own arrivals."""
 
-_READ: Final = ("input_tokens", "output_tokens", "max_tokens", "sample_mean", "prompt", "llm")
-"""What a model's predictions can depend on."""
+    fleet: Fleet
+    policies: Sequence[str]
+    predictors: Sequence[str] = ("oracle",)
+    rates: Sequence[float] = ()
+    loads: Sequence[float] = ()
+    seeds: Sequence[int] = (0,)
+    slo: Slo = field(default_factory=Slo)
+    prediction_delay_s: float = 0.0
+    decision_s: float = 0.0
+    routers: Sequence[str] = (USUAL_ROUTER,)
+    routing_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds per request that a router needs, by its name without parameters; 0 for routers that are missing here."""
+    changes: Sequence[Change] = ()
+    explain: bool = False
+    pools: Pools | None = None
+    """Separate engines for prefill and decode; None: every engine does both."""
+    refresh: str | None = None
+    """Predictor that is run again between prefill and decode pools; None: the first prediction stays."""
+
+    def __post_init__(self) -> None:
+        if self.rates and self.loads:
+            raise InputError("both a rate and a load", field="load", hint="give one of --rate and --load")
+        for name, values, unit in (("rate", self.rates, " requests per second"), ("load", self.loads, "")):
+            for value in values:
+                if not (np.isfinite(value) and value > 0):
+                    raise InputError(f"a {name} of {value:g}{unit}", field=name, hint="give a number above 0")
+        check_seconds(prediction_delay_s=self.prediction_delay_s, decision_s=self.decision_s)
+        check_seconds(**{f"routing_s of {name}": seconds for name, seconds in self.routing_s.items()})
+        in_order(self.changes, len(self.fleet))
+        if not self.seeds:
+            raise InputError("no seeds", field="seeds", hint="give at least 1")
+        for policy in self.policies:
+            make_policy(policy)
+        for router in self.routers:
+            make_router(router)
+        for predictor in (*self.predictors, *(() if self.refresh is None else (self.refresh,))):
+            parse_predictor_spec(predictor)
+        self._check_pools()
+
+    def _check_pools(self) -> None:
+        if self.pools is None:
+            if self.refresh is not None:
+                hint = "give pools too, with --disaggregate"
+                raise InputError(
+                    "predictions are refreshed only between prefill and decode pools", field="refresh", hint=hint
+                )
+            return
+        self.pools.of(self.fleet)
+        self.pools.token_s(self.fleet)
+        if self.pools.decode_router is not None:
+            make_router(self.pools.decode_router)
+        for name, value in (
+            ("down", self.changes),
+            ("explain", self.explain),
+            ("prediction-delay", self.prediction_delay_s),
+        ):
+            if value:
+                raise InputError(
+                    "is not supported with separate prefill and decode pools", field=name, hint="leave it out"
+                )
+
+    @property
+    def own_arrivals(self) -> bool:
+        """Whether the workload keeps its own arrivals."""
+        return not (self.rates or self.loads)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether seeds must differ in the workload, not only in prediction noise."""
+        return len(self.seeds) > 1 and not any(name.startswith("noisy") for name in self.predictors)
+
+    @property
+    def runs(self) -> list[tuple[str, str | None, str]]:
+        """Router, predictor and policy of each cell of a level.
+
+        FCFS behind a router without predictions runs once per level, first, with predictor None.
+        """
+        runs: list[tuple[str, str | None, str]] = []
+        for router in self.routers:
+            unpredicted = (
+                [] if self._uses_predictions(router) else [policy for policy in self.policies if policy == BASELINE]
+            )
+            others = [policy for policy in self.policies if policy not in unpredicted]
+            runs += [(router, None, policy) for policy in unpredicted]
+            runs += [(router, predictor, policy) for predictor in self.predictors for policy in others]
+        return runs
+
+    def _uses_predictions(self, router: str) -> bool:
+        """Whether this router, or the decode pool's, uses predictions."""
+        other = None if self.pools is None else self.pools.decode_router
+        return any(make_router(name).uses_predictions for name in {router, other or router})
 
 
 def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Grid:
-    """Serve every combination to the last request.
+    """Simulate every cell of the plan until its last request finishes.
 
-    `draw` makes the workload of a seed: with its own arrivals where these are kept, else at one request per second,
-    which is then sped up. So predictions and capacity are those of the seed, at whatever load.
+    `draw` makes the workload of a seed: with its own arrivals if the plan keeps them, else at one request per second,
+    which is then scaled. Predictions and capacity are computed once per seed and hold at every load.
     """
     drawn = [draw(seed) for seed in plan.seeds]
-    asked = (*plan.predictors, *(() if plan.refresh is None else (plan.refresh,)))
-    for name in asked:
+    names = (*plan.predictors, *(() if plan.refresh is None else (plan.refresh,)))
+    for name in names:
         if parse_predictor_spec(name).kind == "model":
-            predict_workload(
-                drawn[0].head(1), name
-            )  # a model that cannot be read, or has nothing to read, is told at once
-    steps = _Steps(on_progress, len(drawn) * (1 + len(asked) + _levels(plan) * len(plan.runs)))
+            predict_workload(drawn[0].head(1), name)  # fail early: no model file, or a workload without prompts
+    steps = _Steps(on_progress, len(drawn) * (1 + len(names) + _levels(plan) * len(plan.runs)))
     capacities = tuple(measure_capacity(each, plan.fleet, on_progress=steps.next("capacity")) for each in drawn)
     predictions = {name: _predictions(name, drawn, plan.seeds, steps) for name in plan.predictors}
     refreshed = None if plan.refresh is None else _predictions(plan.refresh, drawn, plan.seeds, steps)
@@ -60,7 +157,7 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
         for router, predictor, policy in plan.runs:
             known = predictions[plan.predictors[0] if predictor is None else predictor]
             outcomes = tuple(
-                _serve(plan, (router, policy), each, steps.next(f"{policy} {router} {level.load:.2f}"))
+                _run(plan, router, policy, each, steps.next(f"{policy} {router} {level.load:.2f}"))
                 for each in zip(workloads, known, refreshed or [None] * len(drawn), strict=True)
             )
             cells.append(Cell(level, predictor, outcomes[0].policy, outcomes, make_router(router).name))
@@ -68,39 +165,27 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
     return Grid(*given, pools=plan.pools, refresh=plan.refresh)
 
 
-def _serve(
+def _run(
     plan: Plan,
-    who: tuple[str, str],
+    router: str,
+    policy: str,
     seed: tuple[Workload, RequestPredictions, RequestPredictions | None],
     on_progress: Callable[[float], None],
 ) -> Outcome:
-    """One run: of a router and a policy, on a seed's requests with what is predicted first and later."""
-    (router, policy), (workload, predicted, refreshed) = who, seed
-    routing_s = plan.routing_s.get(router.partition(":")[0], 0.0)
-    if plan.pools is not None:
-        return simulate_disaggregated(
-            workload,
-            plan.fleet,
-            plan.pools,
-            policy,
-            router=router,
-            predictor=predicted,
-            refresh=refreshed,
-            decision_s=plan.decision_s,
-            routing_s=routing_s,
-            on_progress=on_progress,
-        )
-    return simulate(
+    workload, predictions, refreshed = seed
+    return run_cell(
         workload,
         plan.fleet,
         policy,
-        router=router,
-        predictor=predicted,
+        router,
+        predictions,
         prediction_delay_s=plan.prediction_delay_s,
         decision_s=plan.decision_s,
-        routing_s=routing_s,
+        routing_s=plan.routing_s.get(router.partition(":")[0], 0.0),
         changes=plan.changes,
         explain=plan.explain,
+        pools=plan.pools,
+        refreshed=refreshed,
         on_progress=on_progress,
     )
 
@@ -123,13 +208,13 @@ def _level(plan: Plan, place: int, workloads: Sequence[Workload], capacities: Se
 def _predictions(
     name: str, drawn: Sequence[Workload], seeds: Sequence[int], steps: _Steps
 ) -> tuple[RequestPredictions, ...]:
-    """Of every seed. A model reads a prompt that several seeds have drawn only once."""
+    """Predictions for every seed. A model predicts a prompt that several seeds have drawn once."""
     if parse_predictor_spec(name).kind != "model" or len(drawn) == 1:
         return tuple(
             predict_workload(workload, name, seed=seed, on_progress=steps.next(name))
             for workload, seed in zip(drawn, seeds, strict=True)
         )
-    rows = pa.concat_tables([workload.table.select(_READ) for workload in drawn])
+    rows = pa.concat_tables([workload.table.select(_PREDICTOR_COLUMNS) for workload in drawn])
     rows = rows.append_column("arrival_s", pa.array(np.zeros(len(rows))))
     pooled = predict_workload(
         Workload.from_table(rows, name=drawn[0].name), name, on_progress=steps.next(name, steps=len(drawn))
@@ -139,18 +224,18 @@ def _predictions(
 
 
 class _Steps:
-    """Turns the progress of each step into that of the whole."""
+    """Turns the progress of each step into that of the whole grid."""
 
-    def __init__(self, tell: Report | None, total: int) -> None:
-        self._tell, self._total, self._done = tell, total, 0
+    def __init__(self, report: Report | None, total: int) -> None:
+        self._report, self._total, self._done = report, total, 0
 
     def next(self, what: str, *, steps: int = 1) -> Callable[[float], None]:
-        """What the next step, or so many at once, may call with its share done."""
-        begun = self._done
+        """Return the progress callback of the next step, or of the next `steps` together."""
+        start = self._done
         self._done += steps
 
         def report(share: float) -> None:
-            if self._tell is not None:
-                self._tell(what, (begun + steps * share) / self._total)
+            if self._report is not None:
+                self._report(what, (start + steps * share) / self._total)
 
         return report

@@ -8,8 +8,7 @@ import pytest
 
 from experiments.preble.study import Effort, PrebleStudy, study
 from experiments.preble.traffic import castillo_prompts
-from lengthwise.simulator.sweep import Cache, Pieces, in_processes
-from lengthwise.simulator.sweep.task import Task
+from lengthwise.simulator.tasks import ResultCache, Task, TaskRunner, in_processes
 
 SMALL = Effort(
     seeds=2,
@@ -47,4 +46,4 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def found(cache: Path) -> PrebleStudy:
-    return study(Pieces(Cache(cache), in_processes(1)), predictor=PREDICTOR, effort=SMALL)
+    return study(TaskRunner(ResultCache(cache), in_processes(1)), predictor=PREDICTOR, effort=SMALL)

@@ -17,7 +17,7 @@ from experiments.preble.traffic import LENGTHS, VARIED
 from experiments.preble.view import html_report, plain, tables
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import to_json
-from lengthwise.simulator.sweep import Cache, Pieces
+from lengthwise.simulator.tasks import ResultCache, TaskRunner
 from tests.experiments.preble.conftest import PREDICTOR, SMALL, nobody
 
 COIN = [*BLIND, *(f"{router} ({told})" for router in PREDICTING for told in ("oracle", "none"))]
@@ -40,7 +40,7 @@ def test_every_router_meets_the_same_requests_in_every_place(found: PrebleStudy)
 
 
 def test_a_second_run_computes_nothing_and_tells_the_same(found: PrebleStudy, cache: Path) -> None:
-    again = study(Pieces(Cache(cache), nobody), predictor=PREDICTOR, effort=SMALL)
+    again = study(TaskRunner(ResultCache(cache), nobody), predictor=PREDICTOR, effort=SMALL)
     assert (again.found, again.computed) == (found.computed, 0)
     assert replace(again, found=found.found, computed=found.computed) == found
 

@@ -1,7 +1,9 @@
-"""A sweep as a person writes it: YAML whose lists are crossed."""
+"""Sweeps: a YAML file whose lists are crossed, run as cached tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,14 +11,17 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from lengthwise.errors import InputError
-from lengthwise.simulator import Fleet
+from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.fleet_events import parse_changes
 from lengthwise.simulator.grid import Plan
 from lengthwise.simulator.routing_times import charged
+from lengthwise.simulator.tasks import CapacityTask, CellTask, Report, ResultCache, Setting, TaskRunner, Workers
 from lengthwise.workloads.source import Source
 
+__all__ = ["SweepConfig", "SweepResult", "read_sweep", "run_sweep"]
 
-def _listed(value: Any) -> Any:  # noqa: ANN401  (whatever the file holds)
+
+def _listed(value: Any) -> Any:  # noqa: ANN401  (any YAML value)
     return value if isinstance(value, list) else [value]
 
 
@@ -26,7 +31,7 @@ Texts = Annotated[list[str], BeforeValidator(_listed)]
 
 
 class Limits(BaseModel):
-    """Of every engine; what is not given stays as it is."""
+    """Limits of every engine; None keeps the engine's own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,7 +45,8 @@ class Limits(BaseModel):
 class SweepConfig(BaseModel):
     """All combinations of workload, fleet, load or rate, router, predictor, policy and seed.
 
-    Names are those of `lengthwise simulate`; times in seconds, `routing_time` in microseconds, for all or by router.
+    Names are those of `lengthwise simulate`. Times are in seconds; `routing_time` is in microseconds, one number for
+    all routers or one for each.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -66,7 +72,7 @@ class SweepConfig(BaseModel):
     drain: Texts = []
 
     def plans(self) -> list[tuple[Source, Plan]]:
-        """A plan for each workload and fleet, checked."""
+        """Return a validated plan for each pair of workload and fleet."""
         return [(self._source(name), self._plan(fleet)) for name in self.workload for fleet in self.fleet]
 
     def _source(self, name: str) -> Source:
@@ -96,7 +102,7 @@ class SweepConfig(BaseModel):
 
 
 def read_sweep(path: Path) -> SweepConfig:
-    """Read a YAML file; what is wrong in it is told with its field."""
+    """Read a sweep from a YAML file; an InputError names the field that is wrong."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -112,3 +118,71 @@ def read_sweep(path: Path) -> SweepConfig:
         field = ".".join(str(step) for step in first["loc"])
         known = f"known are {', '.join(SweepConfig.model_fields)}" if first["type"] == "extra_forbidden" else None
         raise InputError(first["msg"], source=path, field=field, hint=known) from None
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A row for each cell and seed, in the order of the file, and how many results came from the cache."""
+
+    rows: list[dict[str, Any]]
+    from_cache: int
+    computed: int
+
+
+def run_sweep(
+    config: SweepConfig, cache: ResultCache, workers: Workers, *, on_progress: Report | None = None
+) -> SweepResult:
+    """Simulate every combination of the file. Interrupted and run again, it continues where it stopped."""
+    runner = TaskRunner(cache, workers, on_progress)
+    plans = config.plans()
+    for source, plan in plans:  # a wrong source is an error before anything is simulated
+        source.draws(own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats)
+    settings = [
+        (Setting(source, plan.fleet, seed, plan.own_arrivals), plan) for source, plan in plans for seed in plan.seeds
+    ]
+    measured = [CapacityTask(setting) for setting, plan in settings if plan.loads]
+    capacities = dict(zip(measured, runner.results("capacity", measured), strict=True))
+    cells: list[tuple[dict[str, Any], CellTask]] = []
+    for setting, plan in settings:
+        capacity_per_s = capacities.get(CapacityTask(setting), {}).get("requests_per_s")
+        for load, rate in _levels(plan, capacity_per_s):
+            cells += _cells(setting, plan, load, rate)
+    results = runner.results("simulate", [task for _, task in cells])
+    rows = [{**labels, **result} for (labels, _), result in zip(cells, results, strict=True)]
+    return SweepResult(rows, runner.from_cache, runner.computed)
+
+
+def _levels(plan: Plan, capacity_per_s: float | None) -> list[tuple[float | None, float | None]]:
+    """Pairs of load (None unless the plan gives loads) and requests per second."""
+    if plan.loads and capacity_per_s is not None:
+        return [(load, load * capacity_per_s) for load in plan.loads]
+    return [(None, rate) for rate in plan.rates] or [(None, None)]
+
+
+def _cells(
+    setting: Setting, plan: Plan, load: float | None, rate: float | None
+) -> Iterator[tuple[dict[str, Any], CellTask]]:
+    """The labels of each row and its task. The predictor is None where neither policy nor router uses one."""
+    for router, predictor, policy in plan.runs:
+        labels = {
+            "workload": setting.source.name,
+            "fleet": str(setting.fleet),
+            "load": load,
+            "rate": rate if load is None else None,
+            "router": router,
+            "predictor": predictor,
+            "policy": policy,
+            "seed": setting.seed,
+        }
+        task = CellTask(
+            setting,
+            rate,
+            policy,
+            router,
+            plan.predictors[0] if predictor is None else predictor,
+            plan.prediction_delay_s,
+            plan.decision_s,
+            plan.routing_s.get(router.partition(":")[0], 0.0),
+            tuple(plan.changes),
+        )
+        yield labels, task

@@ -12,9 +12,18 @@ from typing import Any
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.simulator.sweep import Cache, SweepConfig, in_processes, on_ray, read_sweep, run_sweep, task
-from lengthwise.simulator.sweep.cache import code_version, content_key, workload_digest
-from lengthwise.simulator.sweep.task import Task, run_task
+from lengthwise.ray.sweep import on_ray
+from lengthwise.simulator import tasks
+from lengthwise.simulator.sweep import SweepConfig, read_sweep, run_sweep
+from lengthwise.simulator.tasks import (
+    ResultCache,
+    Task,
+    code_version,
+    content_key,
+    in_processes,
+    run_task,
+    workload_digest,
+)
 from tests.gateway.engine import free_port
 from tests.simulator.builders import requests
 
@@ -57,30 +66,30 @@ class Counting:
 
 
 def test_a_second_run_computes_nothing_and_tells_the_same(tmp_path: Path) -> None:
-    first = run_sweep(small(), Cache(tmp_path), in_processes(1))
-    assert (first.found, first.computed, len(first.rows)) == (0, 2 + 8, 8)
+    first = run_sweep(small(), ResultCache(tmp_path), in_processes(1))
+    assert (first.from_cache, first.computed, len(first.rows)) == (0, 2 + 8, 8)
     assert [(row["load"], row["router"], row["seed"]) for row in first.rows[:4]] == [
         (0.7, "round_robin", 0),
         (0.7, "lengthwise", 0),
         (0.9, "round_robin", 0),
         (0.9, "lengthwise", 0),
     ]
-    again = run_sweep(small(), Cache(tmp_path), nobody)
-    assert (again.found, again.computed) == (10, 0)
+    again = run_sweep(small(), ResultCache(tmp_path), nobody)
+    assert (again.from_cache, again.computed) == (10, 0)
     assert again.rows == first.rows
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(small(), Cache(tmp_path), Counting(most=5))
+        run_sweep(small(), ResultCache(tmp_path), Counting(most=5))
     rest = Counting()
-    resumed = run_sweep(small(), Cache(tmp_path), rest)
-    assert (rest.done, resumed.found) == (5, 5)
-    assert resumed.rows == run_sweep(small(), Cache(tmp_path / "other"), Counting()).rows
+    resumed = run_sweep(small(), ResultCache(tmp_path), rest)
+    assert (rest.done, resumed.from_cache) == (5, 5)
+    assert resumed.rows == run_sweep(small(), ResultCache(tmp_path / "other"), Counting()).rows
 
 
 def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
+    cache = ResultCache(tmp_path)
     run_sweep(small(), cache, Counting())
     wider = Counting()
     run_sweep(small(router=["round_robin", "lengthwise", "random"], load=[0.7, 0.9, 1.1]), cache, wider)
@@ -91,12 +100,12 @@ def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
 
 
 def test_other_code_or_another_workload_is_computed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = Cache(tmp_path)
+    cache = ResultCache(tmp_path)
     run_sweep(small(), cache, Counting())
     fewer = Counting()
     run_sweep(small(requests=50), cache, fewer)
     assert fewer.done == 10
-    monkeypatch.setattr(task, "code_version", lambda: "another")
+    monkeypatch.setattr(tasks, "code_version", lambda: "another")
     changed = Counting()
     run_sweep(small(), cache, changed)
     assert changed.done == 10
@@ -104,15 +113,15 @@ def test_other_code_or_another_workload_is_computed_anew(tmp_path: Path, monkeyp
 
 def test_processes_compute_what_this_one_computes(tmp_path: Path) -> None:
     config = small(seeds=1, load=[0.9])
-    here, there = (run_sweep(config, Cache(tmp_path / f"{jobs}"), in_processes(jobs)) for jobs in (1, 2))
+    here, there = (run_sweep(config, ResultCache(tmp_path / f"{jobs}"), in_processes(jobs)) for jobs in (1, 2))
     assert here.rows == there.rows
 
 
 def test_two_sweeps_at_once_share_a_cache(tmp_path: Path) -> None:
     configs = [small(load=[0.7]), small(load=[0.7, 0.8]), small(load=[0.8])]
     with ThreadPoolExecutor(3) as pool:
-        together = list(pool.map(lambda config: run_sweep(config, Cache(tmp_path), in_processes(1)), configs))
-    alone = [run_sweep(config, Cache(tmp_path), nobody) for config in configs]
+        together = list(pool.map(lambda config: run_sweep(config, ResultCache(tmp_path), in_processes(1)), configs))
+    alone = [run_sweep(config, ResultCache(tmp_path), nobody) for config in configs]
     assert [each.rows for each in together] == [each.rows for each in alone]
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".json"], (
         "nothing half-written"
@@ -121,10 +130,10 @@ def test_two_sweeps_at_once_share_a_cache(tmp_path: Path) -> None:
 
 def test_a_result_that_cannot_be_read_is_computed_again(tmp_path: Path) -> None:
     config = small(seeds=1, load=[0.9])
-    first = run_sweep(config, Cache(tmp_path), Counting())
+    first = run_sweep(config, ResultCache(tmp_path), Counting())
     min(tmp_path.rglob("*.json")).write_text('{"cut')
     mended = Counting()
-    assert run_sweep(config, Cache(tmp_path), mended).rows == first.rows
+    assert run_sweep(config, ResultCache(tmp_path), mended).rows == first.rows
     assert mended.done >= 1
 
 
@@ -165,7 +174,7 @@ def test_mistakes_in_names_are_told_before_anything_is_computed(tmp_path: Path) 
     )
     for wrong in wrongs:
         with pytest.raises(InputError):
-            run_sweep(small(**wrong), Cache(tmp_path), nobody)
+            run_sweep(small(**wrong), ResultCache(tmp_path), nobody)
 
 
 def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +191,7 @@ def test_where_no_cluster_is_that_is_told_at_once(
     ray.is_initialized = lambda: False  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(InputError, match="no Ray cluster at"):
-        run_sweep(small(), Cache(tmp_path), on_ray(address.format(free_port())))
+        run_sweep(small(), ResultCache(tmp_path), on_ray(address.format(free_port())))
 
 
 def test_on_ray_every_piece_is_sent_away_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +215,6 @@ def test_on_ray_every_piece_is_sent_away_and_comes_back(tmp_path: Path, monkeypa
     ray.is_initialized = lambda: bool(calls)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", ray)
     config = small(seeds=1, load=[0.9])
-    there = run_sweep(config, Cache(tmp_path / "ray"), on_ray("auto"))
-    assert there.rows == run_sweep(config, Cache(tmp_path / "here"), in_processes(1)).rows
+    there = run_sweep(config, ResultCache(tmp_path / "ray"), on_ray("auto"))
+    assert there.rows == run_sweep(config, ResultCache(tmp_path / "here"), in_processes(1)).rows
     assert calls == ["init auto", "remote", "remote", "remote"]

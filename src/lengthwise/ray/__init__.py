@@ -1,0 +1,1 @@
+"""Lengthwise on a Ray cluster: sweeps as remote tasks."""

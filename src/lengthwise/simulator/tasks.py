@@ -1,0 +1,345 @@
+"""Units of work for grids of simulations: tasks, a result cache keyed by content, and workers.
+
+A task is a small hashable value with a `key` (a digest of everything its result depends on) and a `run` that returns
+JSON. `TaskRunner` takes results from the cache, computes the missing ones and stores each as soon as it is known, so
+that an interrupted run continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+import lengthwise
+from lengthwise.errors import InputError
+from lengthwise.predictors.experimental import parse_predictor_spec
+from lengthwise.predictors.load import model_path
+from lengthwise.simulator.capacity import measure_capacity
+from lengthwise.simulator.cluster import simulate
+from lengthwise.simulator.disaggregated import simulate_disaggregated
+from lengthwise.simulator.fleet import Fleet
+from lengthwise.simulator.fleet_events import Change
+from lengthwise.simulator.outcome import Outcome
+from lengthwise.simulator.pools import Pools
+from lengthwise.simulator.predictions import RequestPredictions, predict_workload
+from lengthwise.workloads import Workload
+from lengthwise.workloads.files import atomic_path
+
+_CODE: Final = ("lengths", "policies", "predictors", "routers", "simulator", "workloads")
+"""Packages whose code determines the result of a simulation."""
+
+Report = Callable[[str, float], None]
+"""Receives a label and the share that is done."""
+
+
+class Task(Protocol):
+    """A computation with a cacheable result."""
+
+    @property
+    def key(self) -> str:
+        """Digest of everything the result depends on."""
+
+    def run(self) -> dict[str, Any]:
+        """Compute the result, ready for JSON."""
+
+
+Workers = Callable[[Sequence[Task]], Iterator[tuple[int, dict[str, Any]]]]
+"""Runs tasks; gives the position of each and its result, in the order of completion."""
+
+
+class WorkloadSource(Hashable, Protocol):
+    """Where a workload comes from: a small value that can be compared, hashed and sent to a worker."""
+
+    @property
+    def name(self) -> str:
+        """Name shown in tables."""
+
+    def draws(self, *, own_arrivals: bool, slots: int) -> Callable[[int], Workload]:
+        """Return a function from a seed to a workload, at one request per second unless it keeps its own arrivals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A workload, drawn with a seed, on a fleet."""
+
+    source: WorkloadSource
+    fleet: Fleet
+    seed: int
+    own_arrivals: bool = False
+
+    @property
+    def workload(self) -> Workload:
+        """The workload at one request per second, unless it keeps its own arrivals."""
+        return _draw(self.source, self.fleet.slots, self.own_arrivals, self.seed)
+
+    def workload_at(self, rate: float | None) -> Workload:
+        """The workload at `rate` requests per second; None: as drawn."""
+        workload = self.workload
+        return workload if rate is None else workload.replace(arrival_s=workload.arrival_s / rate)
+
+    @property
+    def key(self) -> str:
+        """Digest of the workload's content and the fleet's engines."""
+        return _setting_key(self.source, self.fleet, self.seed, self.own_arrivals)
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityTask:
+    """The capacity of a fleet."""
+
+    setting: Setting
+
+    @property
+    def key(self) -> str:
+        """Digest of everything the result depends on."""
+        return content_key(kind="capacity", code=code_version(), setting=self.setting.key)
+
+    def run(self) -> dict[str, Any]:
+        """Requests per second under backlog."""
+        capacity = measure_capacity(self.setting.workload, self.setting.fleet)
+        return {"requests_per_s": capacity.requests_per_s, "steady": capacity.steady}
+
+
+@dataclass(frozen=True, slots=True)
+class CellTask:
+    """One simulation. `rate` is in requests per second; None keeps the workload's own arrivals.
+
+    With `pools`, prefill and decode run on different engines, and `refresh` names the predictor used between them.
+    """
+
+    setting: Setting
+    rate: float | None
+    policy: str = "fcfs"
+    router: str = "round_robin"
+    predictor: str = "oracle"
+    prediction_delay_s: float = 0.0
+    decision_s: float = 0.0
+    routing_s: float = 0.0
+    changes: tuple[Change, ...] = ()
+    pools: Pools | None = None
+    refresh: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Digest of everything the result depends on; a model file counts by its bytes."""
+        return content_key(
+            kind="cell",
+            code=code_version(),
+            setting=self.setting.key,
+            rate=self.rate,
+            policy=self.policy,
+            router=self.router,
+            predictors=[_predictor_key(name) for name in (self.predictor, self.refresh) if name is not None],
+            times=(self.prediction_delay_s, self.decision_s, self.routing_s),
+            changes=self.changes,
+            pools=self.pools,
+        )
+
+    def simulate(self) -> Outcome:
+        """Run the simulation."""
+        refreshed = None if self.refresh is None else _predictions(self.setting, self.refresh)
+        return run_cell(
+            self.setting.workload_at(self.rate),
+            self.setting.fleet,
+            self.policy,
+            self.router,
+            _predictions(self.setting, self.predictor),
+            prediction_delay_s=self.prediction_delay_s,
+            decision_s=self.decision_s,
+            routing_s=self.routing_s,
+            changes=self.changes,
+            pools=self.pools,
+            refreshed=refreshed,
+        )
+
+    def run(self) -> dict[str, Any]:
+        """The offered rate and the summary of the simulation."""
+        offered = self.setting.workload_at(self.rate).rate
+        return {"offered_per_s": offered, **self.simulate().summary.to_dict()}
+
+
+def run_cell(
+    workload: Workload,
+    fleet: Fleet,
+    policy: str,
+    router: str,
+    predictions: RequestPredictions,
+    *,
+    prediction_delay_s: float = 0.0,
+    decision_s: float = 0.0,
+    routing_s: float = 0.0,
+    changes: Sequence[Change] = (),
+    explain: bool = False,
+    pools: Pools | None = None,
+    refreshed: RequestPredictions | None = None,
+    on_progress: Callable[[float], None] | None = None,
+) -> Outcome:
+    """Simulate one cell of a grid: on pools for prefill and decode where they are given, else on the whole fleet."""
+    if pools is not None:
+        return simulate_disaggregated(
+            workload,
+            fleet,
+            pools,
+            policy,
+            router=router,
+            predictor=predictions,
+            refresh=refreshed,
+            decision_s=decision_s,
+            routing_s=routing_s,
+            on_progress=on_progress,
+        )
+    return simulate(
+        workload,
+        fleet,
+        policy,
+        router=router,
+        predictor=predictions,
+        prediction_delay_s=prediction_delay_s,
+        decision_s=decision_s,
+        routing_s=routing_s,
+        changes=changes,
+        explain=explain,
+        on_progress=on_progress,
+    )
+
+
+class ResultCache:
+    """Results in a folder, one JSON file each, written atomically so that concurrent runs may share it.
+
+    A file that cannot be read counts as missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """Return the stored result, or None."""
+        try:
+            found = json.loads(self._path(key).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def put(self, key: str, result: dict[str, Any]) -> None:
+        """Store a result."""
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(result, sort_keys=True), encoding="utf-8")
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"
+
+
+@dataclass
+class TaskRunner:
+    """Runs tasks through the cache and counts how many results it took from there and how many it computed."""
+
+    cache: ResultCache
+    workers: Workers
+    report: Report | None = None
+    from_cache: int = field(default=0)
+    computed: int = field(default=0)
+
+    def results(self, label: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+        """Return the result of each task, in order; `label` names the batch in progress reports."""
+        keys = [task.key for task in tasks]
+        known = {key: self.cache.get(key) for key in dict.fromkeys(keys)}
+        missing = {key: task for key, task in zip(keys, tasks, strict=True) if known[key] is None}
+        self.from_cache += len(known) - len(missing)
+        names = list(missing)
+        for done, (number, result) in enumerate(self.workers(list(missing.values())) if missing else (), start=1):
+            self.cache.put(names[number], result)
+            known[names[number]] = result
+            self.computed += 1
+            if self.report is not None:
+                self.report(label, done / len(missing))
+        return [result for result in (known[key] for key in keys) if result is not None]
+
+
+def in_processes(jobs: int) -> Workers:
+    """Run tasks in `jobs` processes; with one, in this process."""
+    if jobs < 1:
+        raise InputError(f"{jobs} processes", field="jobs", hint="give at least 1")
+
+    def run(tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+        if jobs == 1 or len(tasks) == 1:
+            for number, task in enumerate(tasks):
+                yield number, run_task(task)
+            return
+        # Spawned, not forked: a fork of a process with threads (Arrow's, Numba's) may hang.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
+            pending = {pool.submit(run_task, task): number for number, task in enumerate(tasks)}
+            try:
+                for done in as_completed(pending):
+                    yield pending[done], done.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    return run
+
+
+def run_task(task: Task) -> dict[str, Any]:
+    """Run a task: a module-level function, so that it can be sent to a worker."""
+    return task.run()
+
+
+def content_key(**parts: object) -> str:
+    """Digest of the parts; each is JSON or has a repr that shows all of its content."""
+    return sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def workload_digest(workload: Workload) -> str:
+    """Digest of all columns, independent of the file they came from."""
+    sink = pa.BufferOutputStream()
+    table = workload.table.combine_chunks().replace_schema_metadata(None)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sha256(sink.getvalue()).hexdigest()
+
+
+@cache
+def file_digest(path: Path) -> str:
+    """Digest of a file's bytes."""
+    return sha256(path.read_bytes()).hexdigest()
+
+
+@cache
+def code_version() -> str:
+    """The package's version and a digest of the code that determines results: a change there invalidates the cache."""
+    root = Path(lengthwise.__file__).parent
+    digest = sha256()
+    for file in sorted(file for package in _CODE for file in (root / package).rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    return f"{lengthwise.__version__}+{digest.hexdigest()[:16]}"
+
+
+def _predictor_key(name: str) -> tuple[str, str | None]:
+    spec = parse_predictor_spec(name)
+    return name, file_digest(model_path(spec.model)) if spec.kind == "model" and spec.model else None
+
+
+@lru_cache(maxsize=8)
+def _draw(source: WorkloadSource, slots: int, own_arrivals: bool, seed: int) -> Workload:
+    return source.draws(own_arrivals=own_arrivals, slots=slots)(seed)
+
+
+@lru_cache(maxsize=4096)
+def _setting_key(source: WorkloadSource, fleet: Fleet, seed: int, own_arrivals: bool) -> str:
+    digest = workload_digest(_draw(source, fleet.slots, own_arrivals, seed))
+    return content_key(workload=digest, fleet=[repr(engine) for engine in fleet.engines], seed=seed)
+
+
+@lru_cache(maxsize=8)
+def _predictions(setting: Setting, predictor: str) -> RequestPredictions:
+    return predict_workload(setting.workload, predictor, seed=setting.seed)
