@@ -42,7 +42,7 @@ _ALL: Final = 1 << 29  # tokens; more than any job has
 class PreemptiveSjf(Preemptive):
     """Shortest prediction first, and whoever runs yields to a shorter one: a size, once known, does not shrink."""
 
-    called = "preemptive-sjf"
+    kind = "preemptive-sjf"
     margin = 1.0
     times = math.inf
     preempt_check_interval = 0
@@ -59,6 +59,7 @@ class CertainSrpt(Srpt):
     Lengths are predicted with certainty: what is left only shrinks, so once asked is enough.
     """
 
+    kind = "srpt"
     preempt_check_interval = 0
     times: float = math.inf
 

@@ -63,6 +63,7 @@ class Probe:
 class Probed(Srpt):
     """`srpt`, whose prediction of who has begun is the probe's; hosts ask again as often as it is read."""
 
+    kind = "srpt"
     preempt_check_interval = EVERY
 
     probe: Probe = field(kw_only=True)

@@ -15,6 +15,7 @@ VARIANTS = (
     "srpt:c=1,times=1",
     "gittins:margin=1",
     "boost:horizon=100,scale=10",
+    "tests.conformance.outside_policy:ShortPrompt:rate=5",
 )
 INSIDE = (*POLICIES, *VARIANTS)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from lengthwise import specs
 from lengthwise.errors import InputError
-from lengthwise.policies import POLICIES, WRAPPERS, make_policy, split_policies
+from lengthwise.policies import POLICIES, WRAPPERS, Policy, Sjf, make_policy
 
 
 @pytest.mark.parametrize(
@@ -41,11 +43,11 @@ def test_a_name_spells_parameters_and_wrappers(spec: str, name: str) -> None:
         ("tie:beta=often", "beta of policy tie is 'often'; give a number from 0 to 1e.09, or 'adaptive'"),
         ("tie:gamma=adaptive", "gamma of policy tie is 'adaptive'"),
         ("fcfs:x=1", "policy fcfs has no parameter 'x=1'; it takes none"),
-        ("fair", r"'fair' is not a policy by itself; it goes around one, as in fair\(sjf\)"),
-        ("sjf(tie)", "policy sjf goes around no other; those that do are classes, fair, bounded"),
+        ("fair", r"'fair' is not a policy by itself; it wraps one, as in fair\(sjf\)"),
+        ("sjf(tie)", "policy sjf wraps no other; those that do are classes, fair, bounded"),
         ("fare(tie)", r"there is no policy 'fare'; did you mean fair\?"),
         ("fair()", "there is no policy ''"),
-        ("fair(tie", "'fair.tie' does not spell a policy"),
+        ("fair(tie", "'fair.tie' is not a policy"),
         ("fair(sjf):quantum=0", "quantum of policy fair is 0.0; give a number from 1"),
     ],
 )
@@ -54,26 +56,57 @@ def test_a_wrong_name_is_told_what_would_be_right(spec: str, told: str) -> None:
         make_policy(spec)
 
 
+OUTSIDE = "tests.conformance.outside_policy"
+
+
+def test_a_dotted_path_makes_a_policy_from_outside_the_package_with_parameters_and_wrappers() -> None:
+    policy = make_policy(f"bounded({OUTSIDE}:ShortPrompt:rate=5):wait=9")
+    assert policy.name == f"bounded({OUTSIDE}:ShortPrompt:rate=5):wait=9"
+    assert make_policy(f"{OUTSIDE}:ShortPrompt").name == f"{OUTSIDE}:ShortPrompt"
+    assert isinstance(policy, Policy)
+
+
+def test_an_entry_point_makes_a_policy_by_its_registered_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def registered(group: str) -> list[EntryPoint]:
+        assert group == "lengthwise.policies"
+        return [EntryPoint("short_prompt", f"{OUTSIDE}:Misnamed", group)]
+
+    monkeypatch.setattr(specs, "entry_points", registered)
+    assert make_policy("fair(short_prompt:rate=2)").name == "fair(short_prompt:rate=2)"
+
+
 @pytest.mark.parametrize(
-    ("text", "names"),
+    ("spec", "message"),
     [
-        ("fcfs", ["fcfs"]),
-        ("fcfs, sjf", ["fcfs", "sjf"]),
-        ("tie:beta=0.1,tau=60,sjf", ["tie:beta=0.1,tau=60", "sjf"]),
-        ("fair(tie:beta=0.1,tau=6):quantum=9,srpt:c=1", ["fair(tie:beta=0.1,tau=6):quantum=9", "srpt:c=1"]),
-        ("", [""]),
+        (
+            "Unfinished",
+            "Unfinished is not a policy: it has no eviction_scores, .*keys.*; subclass lengthwise.*BasePolicy",
+        ),
+        ("Unfinished:c=1", r"policy .*Unfinished cannot be made: .*arguments"),
+        ("ShortPrompt:speed=1", "ShortPrompt has no parameter 'speed=1'; it takes rate"),
+        ("ShortPrompt:rate=-1", "rate of policy .*ShortPrompt is -1.0"),
+        ("Misnamed", "the name of policy .*Misnamed is 'short_prompt', which does not find it again"),
+        ("OUTSIDE", "has no OUTSIDE"),
     ],
 )
-def test_a_list_is_split_between_policies_only(text: str, names: list[str]) -> None:
-    assert split_policies(text) == names
+def test_a_class_that_is_no_policy_is_refused(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_policy(f"{OUTSIDE}:{spec}")
+
+
+def test_a_policy_is_returned_as_it_is_and_another_type_is_refused() -> None:
+    sjf = Sjf()
+    assert make_policy(sjf) is sjf
+    with pytest.raises(InputError, match="int is not a policy"):
+        make_policy(3)  # type: ignore[arg-type]
 
 
 def test_every_policy_has_its_place_and_its_figure_in_the_docs() -> None:
     docs = Path(__file__).parents[2] / "docs"
-    text = (docs / "policies.md").read_text()
+    text = (docs / "reference" / "policies.md").read_text()
     for name in (*POLICIES, *WRAPPERS):
         assert f"# {name}\n" in text
-        assert f"](figures/policy_{name}.svg)" in text
+        assert f"](../figures/policy_{name}.svg)" in text
         assert (docs / "figures" / f"policy_{name}.svg").is_file()
 
 

@@ -13,10 +13,11 @@ from lengthwise.bench.shadow.gain import study_shadow
 from lengthwise.bench.shadow.view import tables
 from lengthwise.engines.shadow_log import read_log
 from lengthwise.errors import InputError
-from lengthwise.policies import make_policy, split_policies
+from lengthwise.policies import make_policy
 from lengthwise.predictors.service import known_predictor
 from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.simulator import find_engine
+from lengthwise.specs import split_specs
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
 
@@ -68,7 +69,7 @@ def shadow(
 
     # Mistakes are told before a day's traffic is logged.
     base, known = engine_url(url), known_predictor(predictor)
-    policies = [make_policy(name).name for name in split_policies(policy)]
+    policies = [make_policy(name).name for name in split_specs(policy)]
     if engine is not None:
         find_engine(engine)
     path = log or Path(time.strftime("shadow-%Y%m%d-%H%M%S.jsonl"))
@@ -103,7 +104,7 @@ def report(
         read_log(log),
         str(log),
         engine=engine,
-        policies=split_policies(policy),
+        policies=split_specs(policy),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_batched_tokens,
         kv_tokens=kv_tokens,

@@ -11,7 +11,6 @@ import typer
 from lengthwise.cli.output import need_folder, show
 from lengthwise.cli.workload import note
 from lengthwise.errors import InputError
-from lengthwise.policies import split_policies
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.simulation import tables
 from lengthwise.reports.simulation_facts import facts
@@ -21,6 +20,7 @@ from lengthwise.simulator.fleet_events import Change, Kind, parse_changes
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.simulator.metrics import Slo
 from lengthwise.simulator.routing_times import charged
+from lengthwise.specs import split_specs
 from lengthwise.workloads.files import atomic_path
 from lengthwise.workloads.source import Source
 
@@ -158,10 +158,10 @@ def simulate(
         prefix_caching=prefix_caching,
         admission=admission,
     )
-    routers = list(dict.fromkeys(split_policies(router)))
+    routers = list(dict.fromkeys(split_specs(router)))
     plan = Plan(
         engines,
-        policies=list(dict.fromkeys(split_policies(policy))),
+        policies=list(dict.fromkeys(split_specs(policy))),
         predictors=list(dict.fromkeys(name.strip() for name in predictor.split(","))),
         rates=numbers(rate, "rate"),
         loads=numbers(load, "load"),

@@ -154,7 +154,7 @@ class _Gateway:
             raise ApiError(403, "the policy is changed from this machine only", code="not_local")
         try:
             name = json.loads(await request.body())["policy"]
-            policy = make_policy(str(name))
+            policy = make_policy(str(name), imports=False)
         except InputError as error:
             raise ApiError(400, str(error), param="policy", code="unknown_policy") from error
         except (ValueError, KeyError, TypeError) as error:

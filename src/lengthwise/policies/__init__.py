@@ -3,22 +3,22 @@
 Policies are pure: time comes in as an argument, and they know no clock, socket, simulator or engine.
 """
 
-from lengthwise.policies.base import Ordering
+from lengthwise.policies.base import BasePolicy, parameter
 from lengthwise.policies.columns import JobColumns
 from lengthwise.policies.contract import Policy, QueueView, Rekey, Rounds
 from lengthwise.policies.fcfs import Fcfs
 from lengthwise.policies.job import Job
 from lengthwise.policies.queue import PolicyQueue
-from lengthwise.policies.registry import POLICIES, WRAPPERS, make_policy, split_policies
+from lengthwise.policies.registry import POLICIES, WRAPPERS, make_policy
 from lengthwise.policies.sjf import Sjf
 
 __all__ = [
     "POLICIES",
     "WRAPPERS",
+    "BasePolicy",
     "Fcfs",
     "Job",
     "JobColumns",
-    "Ordering",
     "Policy",
     "PolicyQueue",
     "QueueView",
@@ -26,5 +26,5 @@ __all__ = [
     "Rounds",
     "Sjf",
     "make_policy",
-    "split_policies",
+    "parameter",
 ]

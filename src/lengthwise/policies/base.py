@@ -19,19 +19,22 @@ Numbers = Any
 """A float for one job, an array for columns of jobs; NumPy's functions, which take either, do not say so in types."""
 
 
-def parameter(default: float | str, *, least: float, most: float = 1e9, word: str | None = None) -> Any:  # noqa: ANN401
-    """A parameter that `make_policy` takes: a number from `least` to `most`, or the one word that may stand instead."""
-    return field(default=default, metadata={"least": least, "most": most, "word": word})
+def parameter(default: float | str, *, minimum: float, maximum: float = 1e9, choice: str | None = None) -> Any:  # noqa: ANN401
+    """Declare a parameter of a policy: a number from `minimum` to `maximum`, or the word `choice` in its place."""
+    return field(default=default, metadata={"minimum": minimum, "maximum": maximum, "choice": choice})
 
 
 @dataclass(frozen=True)
-class Ordering(ABC):
-    """A policy from one formula, `score`. By default nobody yields to a waiting job, and the last admitted to memory.
+class BasePolicy(ABC):
+    """Base class of policies: a subclass writes its formula, `score`, and the rest of the protocol follows.
 
-    Parameters are dataclass fields made with `parameter`: checked here, spelt in the name, read by `make_policy`.
+    By default a waiting job preempts no running one, and when memory is short the last admitted job is preempted.
+    Parameters are dataclass fields made with `parameter`: they are checked here, appear in the name and are read by
+    `make_policy`. `kind` is the name without parameters: a policy outside this package leaves it out, and its kind is
+    its dotted path.
     """
 
-    called: ClassVar[str]
+    kind: ClassVar[str]
     rekey: ClassVar[Rekey] = "never"
     uses_predictions: ClassVar[bool] = True
     preempts: ClassVar[bool] = False
@@ -44,7 +47,12 @@ class Ordering(ABC):
     @property
     def name(self) -> str:
         """The name with every parameter that is not the default."""
-        return self.called + spelt(self)
+        return self.kind + parameter_suffix(self)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "kind" not in cls.__dict__:
+            cls.kind = f"{cls.__module__}:{cls.__qualname__}"
 
     def __post_init__(self) -> None:
         check_parameters(self)
@@ -94,28 +102,33 @@ def choose_victim(policy: Policy, running: Sequence[Job], candidate: Job | None,
     return None if index is None else running[index]
 
 
+def parameter_names(kind: type) -> list[str]:
+    """Return the names of the fields that were made with `parameter`."""
+    return [known.name for known in fields(kind) if "minimum" in known.metadata]
+
+
 def check_parameters(policy: Any) -> None:  # noqa: ANN401
-    """Refuse a parameter that is not a number in its range, nor its word."""
+    """Raise InputError for a parameter that is neither a number in its range nor its `choice`."""
     for known in fields(policy):
-        if "least" not in known.metadata:
+        if "minimum" not in known.metadata:
             continue
         value, limits = getattr(policy, known.name), known.metadata
-        if value == limits["word"]:
+        if value == limits["choice"]:
             continue
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and limits["least"] <= value <= limits["most"]):
-            word = "" if limits["word"] is None else f", or '{limits['word']}'"
+        if not (number and limits["minimum"] <= value <= limits["maximum"]):
+            choice = "" if limits["choice"] is None else f", or '{limits['choice']}'"
             raise InputError(
-                f"{known.name} of policy {policy.called} is {value!r}",
-                hint=f"give a number from {limits['least']:g} to {limits['most']:g}{word}",
+                f"{known.name} of policy {policy.kind} is {value!r}",
+                hint=f"give a number from {limits['minimum']:g} to {limits['maximum']:g}{choice}",
             )
 
 
-def spelt(policy: Any) -> str:  # noqa: ANN401
-    """The parameters that are not the default, as `make_policy` reads them: `:c=0.5`, or nothing."""
+def parameter_suffix(policy: Any) -> str:  # noqa: ANN401
+    """Return the parameters that are not the default, as `make_policy` reads them: `:c=0.5`, or nothing."""
     given = [
         f"{known.name}={value if isinstance(value, str) else format(value, '.12g')}"
         for known in fields(policy)
-        if "least" in known.metadata and (value := getattr(policy, known.name)) != known.default
+        if "minimum" in known.metadata and (value := getattr(policy, known.name)) != known.default
     ]
     return ":" + ",".join(given) if given else ""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lengthwise.policies.base import Numbers, Ordering, parameter
+from lengthwise.policies.base import BasePolicy, Numbers, parameter
 from lengthwise.policies.columns import JobColumns
 from lengthwise.policies.contract import QueueView
 from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
-class Boost(Ordering):
+class Boost(BasePolicy):
     """First come, first served, with a head start for who is known to be small: needs no prediction.
 
     key = arrival - horizon * ln(1 / (1 - exp(-work / scale)))      (seconds)
@@ -26,12 +26,12 @@ class Boost(Ordering):
     overtaken by a request that came later than that after it. Memory short: the last admitted yields.
     """
 
-    called = "boost"
+    kind = "boost"
     rekey = "on_progress"
     uses_predictions = False
 
-    horizon: float = parameter(10.0, least=0.0)
-    scale: float = parameter(4096.0, least=1.0)
+    horizon: float = parameter(10.0, minimum=0.0)
+    scale: float = parameter(4096.0, minimum=1.0)
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Earlier and smaller first."""

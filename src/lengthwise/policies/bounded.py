@@ -30,10 +30,10 @@ class Bounded(InTurns):
     outside: a more urgent class may starve a less urgent one. The state, the open round, is kept by the queue.
     """
 
-    called = "bounded"
+    kind = "bounded"
 
-    overtakes: float = parameter(100, least=0)
-    wait: float = parameter(60.0, least=0.0)
+    overtakes: float = parameter(100, minimum=0)
+    wait: float = parameter(60.0, minimum=0.0)
 
     def own_rounds(self) -> Rounds:
         """Rounds of so many requests, or so many seconds."""

@@ -24,7 +24,7 @@ class Classes(Wrapper):
     In a host that does not let running requests yield to waiting ones, the first of the two remains.
     """
 
-    called = "classes"
+    kind = "classes"
 
     @property
     def preempts(self) -> bool:

@@ -35,9 +35,9 @@ class Fair(InTurns):
     Requests without a tenant are one tenant together. The state, where each tenant stands, is kept by the queue.
     """
 
-    called = "fair"
+    kind = "fair"
 
-    quantum: float = parameter(32_768, least=1)
+    quantum: float = parameter(32_768, minimum=1)
 
     @property
     def uses_predictions(self) -> bool:

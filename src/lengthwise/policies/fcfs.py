@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lengthwise.policies.base import Numbers, Ordering
+from lengthwise.policies.base import BasePolicy, Numbers
 from lengthwise.policies.columns import JobColumns
 from lengthwise.policies.contract import QueueView
 from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
-class Fcfs(Ordering):
+class Fcfs(BasePolicy):
     """First come, first served.
 
     key = arrival      (seconds)
     Memory short: the last admitted yields, as in vLLM. Nobody yields to a waiting request. Needs no prediction.
     """
 
-    called = "fcfs"
+    kind = "fcfs"
     uses_predictions = False
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:

@@ -25,10 +25,10 @@ class Gittins(Preemptive):
     Without a prediction: the wide prior.
     """
 
-    called = "gittins"
+    kind = "gittins"
 
-    margin: float = parameter(2.0, least=1.0)
-    times: float = parameter(4, least=0.0)
+    margin: float = parameter(2.0, minimum=1.0)
+    times: float = parameter(4, minimum=0.0)
 
     def rank(self, jobs: Job | JobColumns) -> Numbers:
         """The index over prediction and age."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lengthwise.policies.base import Numbers, Ordering
+from lengthwise.policies.base import BasePolicy, Numbers
 from lengthwise.policies.columns import JobColumns
 from lengthwise.policies.contract import QueueView
 from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
-class Hrrn(Ordering):
+class Hrrn(BasePolicy):
     """Highest response ratio next: who has waited longest for what it asks.
 
     key = -(now - arrival) / E[length]      (seconds per token; at least one token)
@@ -22,7 +22,7 @@ class Hrrn(Ordering):
     decision. Memory short: the last admitted yields. Without a prediction: the wide prior's mean.
     """
 
-    called = "hrrn"
+    kind = "hrrn"
     rekey = "on_time"
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:

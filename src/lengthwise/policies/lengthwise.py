@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from lengthwise.lengths import wide_prior
-from lengthwise.policies.base import Numbers, Ordering
+from lengthwise.policies.base import BasePolicy, Numbers
 from lengthwise.policies.columns import JobColumns
 from lengthwise.policies.contract import QueueView, Rounds, Slots, one
 from lengthwise.policies.job import Job
@@ -32,7 +32,7 @@ _NOTHING: Final = wide_prior()  # is predicted where a prediction is missing
 
 
 @dataclass(frozen=True)
-class Lengthwise(Ordering):
+class Lengthwise(BasePolicy):
     """First come, first served, with a fast lane for the shortest third.
 
     round = 0                                         in the fast lane
@@ -57,7 +57,7 @@ class Lengthwise(Ordering):
     Memory short: the last admitted yields. The wide prior, which stands in for a missing prediction, is never short.
     """
 
-    called = "lengthwise"
+    kind = "lengthwise"
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Shorter first, within a lane and a round."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.policies.base import Numbers, Ordering
+from lengthwise.policies.base import BasePolicy, Numbers
 from lengthwise.policies.columns import JobColumns
 from lengthwise.policies.contract import QueueView
 from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
-class Ltr(Ordering):
+class Ltr(BasePolicy):
     """Lowest rank score first (LTR, arXiv 2408.15792): only the order of the scores counts, not their size.
 
     key = min(mu, ln cap)      (the log of the prediction's median)
@@ -23,7 +23,7 @@ class Ltr(Ordering):
     down. Without a prediction: the wide prior's median.
     """
 
-    called = "ltr"
+    kind = "ltr"
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Lower score first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from lengthwise.policies.base import Numbers, Ordering
+from lengthwise.policies.base import BasePolicy, Numbers
 from lengthwise.policies.columns import JobColumns
 from lengthwise.policies.contract import QueueView, Rounds, Slots, one
 from lengthwise.policies.job import Job
@@ -15,7 +15,7 @@ _GROUPS: Final = 10
 
 
 @dataclass(frozen=True)
-class Preble(Ordering):
+class Preble(BasePolicy):
     """Who finds its prompt cached goes first, but everybody gets a share (Preble's order inside one GPU).
 
     group = floor(10 * cached_tokens / prompt_tokens), at most 9; in a round, 9 to 0, (group + 1) * 10 requests from
@@ -27,7 +27,7 @@ class Preble(Ordering):
     short: the last admitted yields.
     """
 
-    called = "preble"
+    kind = "preble"
     uses_predictions = False
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.policies.base import Numbers, Ordering, last_of_largest
+from lengthwise.policies.base import BasePolicy, Numbers, last_of_largest
 from lengthwise.policies.columns import JobColumns
 from lengthwise.policies.contract import QueueView
 from lengthwise.policies.job import Job
@@ -16,7 +16,7 @@ from lengthwise.policies.residual import prepare
 
 
 @dataclass(frozen=True)
-class Preemptive(Ordering):
+class Preemptive(BasePolicy):
     """The smallest rank runs: a running job yields to a waiting one of a rank that is smaller by a margin.
 
     Never to one of a less urgent priority. Ranks of uncertain predictions grow as a job runs on, so hosts ask again.

@@ -1,18 +1,15 @@
-"""Policies by name, as the command line, configuration and engine flags give them.
+"""The built-in policies by name, and `make_policy`, which makes one from a spec.
 
 sjf    srpt:c=0.5    tie:beta=0.1,tau=60    fair(tie)    bounded(srpt:c=0.5):wait=120
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import fields
-from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from lengthwise.errors import InputError
-from lengthwise.policies.base import Ordering
+from lengthwise.policies.base import BasePolicy, parameter_names
 from lengthwise.policies.boost import Boost
 from lengthwise.policies.bounded import Bounded
 from lengthwise.policies.classes import Classes
@@ -29,69 +26,65 @@ from lengthwise.policies.sjf import Sjf
 from lengthwise.policies.srpt import Srpt
 from lengthwise.policies.tie import Tie
 from lengthwise.policies.wrapper import Wrapper
+from lengthwise.specs import Spec, find, parse_spec
 
-POLICIES: Final[Mapping[str, type[Ordering]]] = {
-    kind.called: kind for kind in (Fcfs, Sjf, Ltr, Sept, Tie, Srpt, Gittins, Hrrn, Boost, Preble, Lengthwise)
+POLICIES: Final[Mapping[str, type[BasePolicy]]] = {
+    kind.kind: kind for kind in (Fcfs, Sjf, Ltr, Sept, Tie, Srpt, Gittins, Hrrn, Boost, Preble, Lengthwise)
 }
-WRAPPERS: Final[Mapping[str, type[Wrapper]]] = {kind.called: kind for kind in (Classes, Fair, Bounded)}
+WRAPPERS: Final[Mapping[str, type[Wrapper]]] = {kind.kind: kind for kind in (Classes, Fair, Bounded)}
 
-_SPEC: Final = re.compile(r"(?P<name>[^():,=\s]*)(?:\((?P<inner>.*)\))?(?::(?P<parameters>[^()]*))?")
-_NEXT_PARAMETER: Final = re.compile(r"\s*\w+\s*=")
-
-
-def make_policy(name: str) -> Policy:
-    """Return the policy that `name` spells: a name, its parameters, wrappers around it."""
-    text = name.strip()
-    parts = _SPEC.fullmatch(text)
-    if parts is None:
-        raise InputError(f"'{name}' does not spell a policy", hint="give NAME, NAME:PARAMETER=NUMBER or WRAPPER(NAME)")
-    known, inner = parts["name"], parts["inner"]
-    if inner is None and known in POLICIES:
-        return POLICIES[known](**_parameters(POLICIES[known], parts["parameters"]))
-    if inner is not None and known in WRAPPERS:
-        return WRAPPERS[known](make_policy(inner), **_parameters(WRAPPERS[known], parts["parameters"]))
-    raise _unknown(known, wraps=inner is not None)
+_REQUIRED: Final = sorted(
+    name for name in {*vars(Policy), *getattr(Policy, "__annotations__", {})} if not name.startswith("_")
+)
 
 
-def split_policies(text: str) -> list[str]:
-    """Split a list of policies at its commas, but not at those inside parentheses or between parameters."""
-    names, depth = [""], 0
-    for place, sign in enumerate(text):
-        depth += (sign == "(") - (sign == ")")
-        if sign == "," and depth == 0 and not _NEXT_PARAMETER.match(text, place + 1):
-            names.append("")
-        else:
-            names[-1] += sign
-    return [name.strip() for name in names]
+def make_policy(spec: str | Policy, *, imports: bool = True) -> Policy:
+    """Return the policy that a spec names (see `lengthwise.specs`); a policy is returned as it is.
+
+    With `imports` False a dotted path is refused: for specs that arrive over a network.
+    """
+    if isinstance(spec, str):
+        return _make(parse_spec(spec, "policy"), imports=imports)
+    _check_protocol(spec, type(spec).__name__)
+    return spec
 
 
-def _parameters(kind: type[Ordering | Wrapper], text: str | None) -> dict[str, Any]:
-    known = [field.name for field in fields(kind) if "least" in field.metadata]
-    given: dict[str, Any] = {}
-    for part in [] if text is None else text.split(","):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if name not in known or not equals:
-            takes = f"it takes {', '.join(known)}, as in {kind.called}:{known[0]}=NUMBER" if known else "it takes none"
-            raise InputError(f"policy {kind.called} has no parameter '{part.strip()}'", hint=takes)
-        if name in given:
-            raise InputError(f"parameter '{name}' of policy {kind.called} is given twice", hint="give it once")
-        given[name] = _number(value)
-    return given
+def _make(spec: Spec, *, imports: bool) -> Policy:
+    known = POLICIES if spec.inner is None else WRAPPERS
+    if spec.attribute is None and spec.name in WRAPPERS and spec.inner is None:
+        raise InputError(f"'{spec.name}' is not a policy by itself", hint=f"it wraps one, as in {spec.name}(sjf)")
+    if spec.attribute is None and spec.name in POLICIES and spec.inner is not None:
+        raise InputError(f"policy {spec.name} wraps no other", hint=f"those that do are {', '.join(WRAPPERS)}")
+    kind = find(spec, "policy", known, imports=imports)
+    inner = [] if spec.inner is None else [_make(spec.inner, imports=imports)]
+    if spec.attribute is None and spec.name in known:
+        return cast("Policy", kind(*inner, **spec.arguments(parameter_names(kind), "policy")))
+    return _make_external(spec, kind, inner)
 
 
-def _number(text: str) -> float | str:
+def _make_external(spec: Spec, kind: Any, inner: list[Policy]) -> Policy:  # noqa: ANN401
+    """Make a policy of another package, and check that it is one."""
+    if isinstance(kind, type) and issubclass(kind, BasePolicy | Wrapper):
+        given = spec.arguments(parameter_names(kind), "policy")
+    else:
+        given = dict(spec.parameters)
     try:
-        return float(text)
-    except ValueError:
-        return text
+        made = kind(*inner, **given)
+    except TypeError as error:
+        raise InputError(f"policy {spec.base} cannot be made: {error}") from error
+    _check_protocol(made, spec.base)
+    if parse_spec(made.name).base != spec.base and made.name != spec.base:
+        raise InputError(
+            f"the name of policy {spec.base} is '{made.name}', which does not find it again",
+            hint=f"let its name begin with {spec.base}; a subclass of BasePolicy sets no `kind` for that",
+        )
+    return cast("Policy", made)
 
 
-def _unknown(name: str, *, wraps: bool) -> InputError:
-    if name in WRAPPERS:
-        return InputError(f"'{name}' is not a policy by itself", hint=f"it goes around one, as in {name}(sjf)")
-    if name in POLICIES:
-        return InputError(f"policy {name} goes around no other", hint=f"those that do are {', '.join(WRAPPERS)}")
-    kinds = list(WRAPPERS if wraps else POLICIES)
-    near = get_close_matches(name, kinds, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    return InputError(f"there is no policy '{name}'", hint=f"{meant}known are {', '.join(kinds)}")
+def _check_protocol(policy: object, name: str) -> None:
+    missing = [member for member in _REQUIRED if not hasattr(policy, member)]
+    if missing:
+        raise InputError(
+            f"{name} is not a policy: it has no {', '.join(missing)}",
+            hint="subclass lengthwise.policies.BasePolicy and write `score`",
+        )

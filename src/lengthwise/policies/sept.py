@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.policies.base import Numbers, Ordering
+from lengthwise.policies.base import BasePolicy, Numbers
 from lengthwise.policies.columns import JobColumns
 from lengthwise.policies.contract import QueueView
 from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
-class Sept(Ordering):
+class Sept(BasePolicy):
     """Smallest mean first: the best order for the mean waiting time when a request, once begun, runs to its end.
 
     key = E[min(length, cap)]      (tokens)
@@ -22,7 +22,7 @@ class Sept(Ordering):
     Without a prediction: the wide prior's mean.
     """
 
-    called = "sept"
+    kind = "sept"
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Smaller mean first."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.policies.base import Numbers, Ordering
+from lengthwise.policies.base import BasePolicy, Numbers
 from lengthwise.policies.columns import JobColumns
 from lengthwise.policies.contract import QueueView
 from lengthwise.policies.job import Job
 
 
 @dataclass(frozen=True)
-class Sjf(Ordering):
+class Sjf(BasePolicy):
     """Shortest predicted answer first, without preemption (SSJF, arXiv 2404.08509).
 
     key = min(median, cap)      (tokens: the prediction as a single number; a hint and a true length are predictions too)
@@ -22,7 +22,7 @@ class Sjf(Ordering):
     Without a prediction: the wide prior's median, so an unknown request stands among the middling ones.
     """
 
-    called = "sjf"
+    kind = "sjf"
 
     def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
         """Shorter first."""

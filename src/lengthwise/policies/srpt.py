@@ -32,11 +32,11 @@ class Srpt(Preemptive):
     c alone bounds what one preemption costs, not how many there are: each shorter job that comes could be one more.
     """
 
-    called = "srpt"
+    kind = "srpt"
     margin = 1.0
 
-    c: float = parameter(0.0, least=0.0)
-    times: float = parameter(4, least=0.0)
+    c: float = parameter(0.0, minimum=0.0)
+    times: float = parameter(4, minimum=0.0)
 
     def rank(self, jobs: Job | JobColumns) -> Numbers:
         """What is expected to come."""

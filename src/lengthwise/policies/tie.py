@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from lengthwise.policies.base import Numbers, Ordering, parameter
+from lengthwise.policies.base import BasePolicy, Numbers, parameter
 from lengthwise.policies.columns import SHORTEST, JobColumns
 from lengthwise.policies.contract import QueueView
 from lengthwise.policies.job import Job
@@ -18,7 +18,7 @@ _LEVELS: Final = 5
 
 
 @dataclass(frozen=True)
-class Tie(Ordering):
+class Tie(BasePolicy):
     """Shortest expected answer first, with the tail priced in and aging (TIE, arXiv 2604.00499).
 
     key = ln(E[X] + beta * CVaR_0.9[X]) + arrival / tau * ln(1 / gamma),      X = min(length, cap), tokens
@@ -31,12 +31,12 @@ class Tie(Ordering):
     Without a prediction: the wide prior's mean and tail.
     """
 
-    called = "tie"
+    kind = "tie"
     rekey = "on_level"
 
-    beta: float | str = parameter("adaptive", least=0.0, word="adaptive")
-    gamma: float = parameter(0.9, least=1e-6, most=1.0)
-    tau: float = parameter(30.0, least=1e-3)
+    beta: float | str = parameter("adaptive", minimum=0.0, choice="adaptive")
+    gamma: float = parameter(0.9, minimum=1e-6, maximum=1.0)
+    tau: float = parameter(30.0, minimum=1e-3)
 
     def level(self, queue: QueueView) -> int:
         """The step of beta, 1 to 5; a fixed one has no steps."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.policies.base import check_parameters, choose_victim, spelt
+from lengthwise.policies.base import check_parameters, choose_victim, parameter_suffix
 from lengthwise.policies.columns import JobColumns
 from lengthwise.policies.contract import Policy, QueueView, Rekey, Rounds, Slots, one
 from lengthwise.policies.job import Job
@@ -21,9 +21,14 @@ from lengthwise.policies.rounds import RoundsInRounds
 class Wrapper:
     """The policy inside, unchanged."""
 
-    called: ClassVar[str]
+    kind: ClassVar[str]
 
     inner: Policy
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "kind" not in cls.__dict__:
+            cls.kind = f"{cls.__module__}:{cls.__qualname__}"
 
     def __post_init__(self) -> None:
         check_parameters(self)
@@ -31,7 +36,7 @@ class Wrapper:
     @property
     def name(self) -> str:
         """The wrapper, what is inside, and the wrapper's parameters."""
-        return f"{self.called}({self.inner.name}){spelt(self)}"
+        return f"{self.kind}({self.inner.name}){parameter_suffix(self)}"
 
     @property
     def rekey(self) -> Rekey:
