@@ -1,59 +1,70 @@
-"""LLM serving that knows how long an answer will be.
+"""LLM serving that predicts answer lengths and schedules by them.
 
-The names below are the public face; everything else may move. They are loaded when first used, so that
-`import lengthwise` costs nothing.
+The names in `__all__` are the public interface; everything else may change. A name is imported when it is first
+used, so `import lengthwise` is fast and needs no optional package.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from lengthwise.errors import InputError
+from lengthwise.errors import InputError, missing_extra
 
 if TYPE_CHECKING:
-    from lengthwise.lengths import Histogram, LengthDistribution, LogT, LogTColumns, Point
-    from lengthwise.policies import make_policy
-    from lengthwise.predictors import load_predictor, predict_response_length
+    from lengthwise.gateway import create_app
+    from lengthwise.lengths import Histogram, LengthDistribution, LogT, Point
+    from lengthwise.policies import Job, Policy, make_policy
+    from lengthwise.predictors import PredictionInput, load_predictor
+    from lengthwise.routers import Router, make_router
     from lengthwise.simulator import Fleet, simulate
-    from lengthwise.workloads import LengthSamples, Workload, load_castillo, load_workload
+    from lengthwise.workloads import load_trace
 
-__version__ = version("lengthwise")
+    __version__: str
+
 __all__ = [
     "Fleet",
     "Histogram",
     "InputError",
+    "Job",
     "LengthDistribution",
-    "LengthSamples",
     "LogT",
-    "LogTColumns",
     "Point",
-    "Workload",
+    "Policy",
+    "PredictionInput",
+    "Router",
     "__version__",
-    "load_castillo",
+    "create_app",
     "load_predictor",
-    "load_workload",
+    "load_trace",
     "make_policy",
-    "predict_response_length",
+    "make_router",
     "simulate",
 ]
 
-_ROOMS = {
-    "errors": ("InputError",),
-    "lengths": ("Histogram", "LengthDistribution", "LogT", "LogTColumns", "Point"),
-    "policies": ("make_policy",),
-    "predictors": ("load_predictor", "predict_response_length"),
+_EXPORTS = {
+    "gateway": ("create_app",),
+    "lengths": ("Histogram", "LengthDistribution", "LogT", "Point"),
+    "policies": ("Job", "Policy", "make_policy"),
+    "predictors": ("PredictionInput", "load_predictor"),
+    "routers": ("Router", "make_router"),
     "simulator": ("Fleet", "simulate"),
-    "workloads": ("LengthSamples", "Workload", "load_castillo", "load_workload"),
+    "workloads": ("load_trace",),
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+_PACKAGE_OF = {name: package for package, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _ROOM_OF:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("lengthwise")
+    if name not in _PACKAGE_OF:
         raise AttributeError(f"module 'lengthwise' has no attribute '{name}'")
-    return getattr(import_module(f"lengthwise.{_ROOM_OF[name]}"), name)
+    try:
+        return getattr(import_module(f"lengthwise.{_PACKAGE_OF[name]}"), name)
+    except ModuleNotFoundError as error:
+        raise missing_extra(error) or error from error
 
 
 def __dir__() -> list[str]:

@@ -1,14 +1,24 @@
-"""The one error of a person's input: what was wrong, where, and what would be right."""
+"""The error for invalid user input, and the one for an extra that is not installed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+# The optional packages, by the extra that installs them.
+EXTRAS = {
+    "sim": ("pyarrow", "numba"),
+    "serve": ("aiohttp", "yarl", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
+    "reports": ("matplotlib", "plotly"),
+    "train": ("torch", "transformers", "onnx", "sklearn", "huggingface_hub"),
+    "vllm": ("vllm",),
+    "ray": ("ray",),
+}
+
 
 class InputError(ValueError):
-    """Something a person gave is not usable; the message is one line that says how to mend it.
+    """Invalid user input; the message is one line that says what is wrong, where, and how to correct it.
 
-    `source` is the file, option or name it came in, `row` counts from 1 in the order of the data
+    `source` is the file, option or name that holds the input, `row` counts from 1 in the order of the data
     (a header is not counted), `field` is the column or key.
     """
 
@@ -37,3 +47,12 @@ class InputError(ValueError):
         place = ", ".join(part for part in where if part)
         line = f"{place}: {self.problem}" if place else self.problem
         return f"{line}; {self.hint}" if self.hint else line
+
+
+def missing_extra(error: ModuleNotFoundError) -> InputError | None:
+    """Return the InputError that names the extra to install, or None if the module belongs to no extra."""
+    package = (error.name or "").partition(".")[0]
+    for extra, packages in EXTRAS.items():
+        if package in packages:
+            return InputError(f"{package} is not installed", hint=f"run: pip install 'lengthwise[{extra}]'")
+    return None

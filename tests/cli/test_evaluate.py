@@ -6,16 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from lengthwise.cli import _Group
-from lengthwise.cli import evaluate as evaluate_command
-from lengthwise.cli import reproduce as reproduce_command
+from lengthwise.cli import app
 
-app = typer.Typer(cls=_Group)
-app.command()(evaluate_command.evaluate)
-app.add_typer(reproduce_command.app, name="reproduce")
 runner = CliRunner()
 
 

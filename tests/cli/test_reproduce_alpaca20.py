@@ -6,16 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from experiments.alpaca20.run import write_predictions
-from lengthwise.cli import _Group
-from lengthwise.cli import reproduce as reproduce_command
+from lengthwise.cli import app
 from tests.experiments.test_alpaca20 import predictions, write_alpaca
 
-app = typer.Typer(cls=_Group)
-app.add_typer(reproduce_command.app, name="reproduce")
 runner = CliRunner()
 
 

@@ -6,15 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from lengthwise.cli import _Group
-from lengthwise.cli import reproduce as reproduce_command
+from lengthwise.cli import app
 from tests.experiments.castillo.test_curves import made_up
 
-app = typer.Typer(cls=_Group)
-app.add_typer(reproduce_command.app, name="reproduce")
 runner = CliRunner()
 GIVEN = ("reproduce", "castillo", "--predictor", "constant")
 

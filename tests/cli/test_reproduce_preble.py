@@ -6,16 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from experiments.preble import study as experiment
 from experiments.preble.traffic import castillo_prompts
-from lengthwise.cli import _Group
-from lengthwise.cli import reproduce as reproduce_command
+from lengthwise.cli import app
 
-app = typer.Typer(cls=_Group)
-app.add_typer(reproduce_command.app, name="reproduce")
 runner = CliRunner()
 
 

@@ -6,15 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
-from lengthwise.cli import _Group, traces
+from lengthwise.cli import app
 from lengthwise.cli.traces import sparkline
 from lengthwise.workloads import TRACES, load_trace, read_workload
-
-app = typer.Typer(cls=_Group)
-app.add_typer(traces.app, name="traces")
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
-from lengthwise.cli import _Group, workload
+from lengthwise.cli import app
 from lengthwise.workloads import load_trace, read_workload, write_workload
-
-app = typer.Typer(cls=_Group)
-app.add_typer(workload.app, name="workload")
 
 
 @pytest.fixture(autouse=True)
@@ -174,3 +170,31 @@ def test_every_help_has_an_example(command: str) -> None:
     text = run(command, "--help").stdout
     assert "Example: " in text
     assert f"lengthwise workload {command} " in text
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_describe_castillo_prints_the_papers_table_and_draws_its_figures(in_folder: Path) -> None:
+    result = run("describe", "castillo")
+    assert result.exit_code == 0, result.output
+    assert "153.5" in result.stdout
+    assert (in_folder / "castillo.png").is_file()
+
+
+def test_describe_castillo_as_json_has_no_raw_values(in_folder: Path) -> None:
+    result = run("describe", "castillo", "--json", "--no-plot")
+    found = json.loads(result.stdout)
+    assert len(found["by_llm"]) == 13
+    assert "lengths" not in found
+    assert not (in_folder / "castillo.png").exists()
+
+
+def test_describe_another_workload_prints_its_statistics() -> None:
+    result = run("describe", "azure_sample")
+    assert result.exit_code == 0, result.output
+    assert "requests" in result.stdout
+    assert json.loads(run("describe", "azure_sample", "--json").stdout)

@@ -1,86 +1,101 @@
-"""The command line: one thin file per command, nothing decided here."""
+"""The command line: one thin module per command, imported when the command is called."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command, get_group
 
-from lengthwise import __version__
-from lengthwise.cli import (
-    adapt,
-    bench,
-    collect,
-    describe,
-    doctor,
-    engine,
-    evaluate,
-    explain,
-    lengths,
-    predict,
-    probe,
-    replay,
-    reproduce,
-    serve,
-    shadow,
-    simulate,
-    sweep,
-    theory,
-    traces,
-    train,
-    workload,
-)
-from lengthwise.errors import InputError
+import lengthwise
+from lengthwise.errors import InputError, missing_extra
 
 __all__ = ["app", "main"]
 
+# Name and short help of every command, in the order of `lengthwise --help`. The command `x` is `lengthwise.cli.x.app`
+# where that module has one (a group), else its function `x`. `--help` shows this table and imports none of them.
+COMMANDS = {
+    "predict": "Predict how long an LLM's answer to a prompt will be.",
+    "serve": "Run the gateway: an OpenAI-compatible proxy that routes and orders by predicted length.",
+    "engine": "Run the embedded vLLM engine with the length-aware scheduler, or fit its cost model.",
+    "shadow": "Predict and log beside a running engine, and estimate what reordering would gain.",
+    "simulate": "Compare policies and routers on a simulated fleet, on the same arrivals and lengths.",
+    "sweep": "Run a grid of simulations from a YAML file, in parallel and cached.",
+    "explain": "Explain why a simulated request was sent to its engine.",
+    "replay": "Send a workload to a running engine or gateway and measure latency.",
+    "collect": "Collect answer lengths from a running engine.",
+    "adapt": "Adapt a predictor to a new LLM from 50 to 500 observed lengths.",
+    "evaluate": "Score a predictor against baselines and the noise ceiling.",
+    "train": "Train an encoder predictor.",
+    "probe": "Train and evaluate the hidden-state probe (TRAIL).",
+    "bench": "Measure policies on a real engine.",
+    "workload": "Create a workload file, or describe one.",
+    "traces": "List, show and convert traces.",
+    "lengths": "Fit distributions to observed answer lengths.",
+    "reproduce": "Reproduce the papers' tables.",
+    "theory": "Compare the simulator with queueing theory.",
+    "doctor": "Show what is installed and which command needs what is missing.",
+}
 
-class _Group(TyperGroup):
-    """Turns a person's mistake into one line on stderr and exit code 2; everything else stays loud."""
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  (the context's class is Typer's private one)
+def _load(name: str) -> Any:  # noqa: ANN401  (the command's class is Typer's private one)
+    module = import_module(f"lengthwise.cli.{name}")
+    if hasattr(module, "app"):
+        command = get_group(module.app)
+    else:
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+        single.command(name)(getattr(module, name))
+        command = get_command(single)
+    command.name = name
+    return command
+
+
+def _placeholder(name: str) -> Any:  # noqa: ANN401
+    """Return a command that has a name and a help text only, for `--help` and shell completion."""
+    single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+    single.command(name, help=COMMANDS[name])(lambda: None)
+    return get_command(single)
+
+
+class _LazyGroup(TyperGroup):
+    """Imports a command when it is called, and reports user errors as one line with exit code 2."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+        return _placeholder(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, None if command is None else _load(str(name)), rest
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
         try:
             return super().invoke(ctx)
-        except InputError as error:
-            typer.echo(f"error: {error}", err=True)
+        except (InputError, ModuleNotFoundError) as error:
+            cause = error if isinstance(error, InputError) else missing_extra(error)
+            if cause is None:
+                raise
+            typer.echo(f"error: {cause}", err=True)
             raise typer.Exit(2) from error
 
 
 app = typer.Typer(
-    cls=_Group,
+    cls=_LazyGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="LLM serving that knows how long an answer will be.",
+    help="LLM serving that predicts answer lengths and schedules by them.",
 )
-app.command()(serve.serve)
-app.add_typer(engine.app, name="engine")
-app.command()(simulate.simulate)
-app.command()(sweep.sweep)
-app.command()(explain.explain)
-app.command()(theory.theory)
-app.command()(replay.replay)
-app.command()(predict.predict)
-app.command()(train.train)
-app.add_typer(probe.app, name="probe")
-app.command()(adapt.adapt)
-app.command()(evaluate.evaluate)
-app.command()(collect.collect)
-app.add_typer(bench.app, name="bench")
-app.add_typer(shadow.app, name="shadow")
-app.add_typer(reproduce.app, name="reproduce")
-app.add_typer(workload.app, name="workload")
-workload.app.command()(describe.describe)
-app.add_typer(traces.app, name="traces")
-app.add_typer(lengths.app, name="lengths")
-app.command()(doctor.doctor)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"lengthwise {__version__}")
+def _print_version(requested: bool) -> None:
+    if requested:
+        typer.echo(f"lengthwise {lengthwise.__version__}")
         raise typer.Exit
 
 
@@ -88,7 +103,7 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     pass

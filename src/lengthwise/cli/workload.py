@@ -11,7 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lengthwise.cli.lengths import load_samples
 from lengthwise.errors import InputError
+from lengthwise.reports.castillo_profile import tables
+from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.workloads import (
     DiscreteLengths,
     Workload,
@@ -28,6 +31,7 @@ from lengthwise.workloads import (
     write_workload,
 )
 from lengthwise.workloads.castillo import PACKAGED
+from lengthwise.workloads.castillo_profile import profile_castillo
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -198,6 +202,38 @@ def trace(
     workload = workload.limited_to(max_tokens)
     workload = _shape(workload, seed, turns, think, shared_prefixes, prefix_tokens, popularity)
     _write(workload, out, as_json)
+
+
+@app.command()
+def describe(
+    source: Annotated[
+        str, typer.Argument(help="`castillo`, a name from `lengthwise traces list`, or a workload file.")
+    ],
+    plot: Annotated[Path, typer.Option(help="File for the figure (castillo only).")] = Path("castillo.png"),
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="Tables only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Describe a workload: arrivals and lengths. For CASTILLO, print table 1 and draw figures 1 to 4 of its paper.
+
+    Example: `lengthwise workload describe castillo`
+    """
+    if source != "castillo":
+        workload = load_workload(source, need_arrivals=False)
+        if as_json:
+            typer.echo(json.dumps(facts(workload), indent=2))
+        else:
+            Console(markup=False, highlight=False).print(fact_table(workload))
+        return
+    profile = profile_castillo(load_samples(source))
+    if as_json:
+        typer.echo(to_json(profile.summary()))
+    else:
+        print_tables(tables(profile))
+    if not no_plot:
+        from lengthwise.reports.castillo_profile_figures import draw  # Matplotlib takes half a second to load
+
+        draw(profile, plot)
+        typer.echo(f"figure: {plot}", err=as_json)
 
 
 def note(text: str) -> None:

@@ -1,13 +1,22 @@
-"""Workloads and length samples: data sets, traces, generators, arrivals and file formats. Knows no policy or engine."""
+"""Workloads and length samples: data sets, traces, generators, arrivals and file formats. Knows no policy or engine.
 
-from lengthwise.workloads.arrivals import redraw, replay
-from lengthwise.workloads.castillo import castillo_workload, load_castillo
-from lengthwise.workloads.datasets import load_alpaca
-from lengthwise.workloads.formats import read_workload, write_workload
-from lengthwise.workloads.generators import DiscreteLengths, behind_prefixes, into_sessions, react_workload
-from lengthwise.workloads.length_samples import LengthSamples, resolve_llm
-from lengthwise.workloads.traces import TRACES, Trace, load_trace, load_workload
-from lengthwise.workloads.workload import LeftOut, LengthStatistics, Workload, WorkloadStatistics
+Names are imported when they are first used: what needs pyarrow loads only where it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lengthwise.workloads.arrivals import redraw, replay
+    from lengthwise.workloads.castillo import castillo_workload, load_castillo
+    from lengthwise.workloads.datasets import load_alpaca
+    from lengthwise.workloads.formats import read_workload, write_workload
+    from lengthwise.workloads.generators import DiscreteLengths, behind_prefixes, into_sessions, react_workload
+    from lengthwise.workloads.length_samples import LengthSamples, resolve_llm
+    from lengthwise.workloads.traces import TRACES, Trace, load_trace, load_workload
+    from lengthwise.workloads.workload import LeftOut, LengthStatistics, Workload, WorkloadStatistics
 
 __all__ = [
     "TRACES",
@@ -32,3 +41,21 @@ __all__ = [
     "resolve_llm",
     "write_workload",
 ]
+
+_EXPORTS = {
+    "arrivals": ("redraw", "replay"),
+    "castillo": ("castillo_workload", "load_castillo"),
+    "datasets": ("load_alpaca",),
+    "formats": ("read_workload", "write_workload"),
+    "generators": ("DiscreteLengths", "behind_prefixes", "into_sessions", "react_workload"),
+    "length_samples": ("LengthSamples", "resolve_llm"),
+    "traces": ("TRACES", "Trace", "load_trace", "load_workload"),
+    "workload": ("LeftOut", "LengthStatistics", "Workload", "WorkloadStatistics"),
+}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'lengthwise.workloads' has no attribute '{name}'")
+    return getattr(import_module(f"lengthwise.workloads.{_MODULE_OF[name]}"), name)

@@ -1,0 +1,64 @@
+"""The command line as a whole: commands are imported when called, and errors are one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from lengthwise.cli import COMMANDS, app
+
+HEAVY = ("numpy", "scipy", "pyarrow", "numba", "onnxruntime", "tokenizers", "matplotlib", "plotly", "torch", "aiohttp")
+
+
+def modules_after(*arguments: str) -> set[str]:
+    code = (
+        "import json, sys\n"
+        "from lengthwise.cli import app\n"
+        f"app({[*arguments]!r}, standalone_mode=False)\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(run.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["doctor"]], ids=" ".join)
+def test_help_version_and_doctor_import_no_other_command_and_nothing_heavy(arguments: list[str]) -> None:
+    loaded = modules_after(*arguments)
+    assert not loaded.intersection(HEAVY)
+    commands = {name.removeprefix("lengthwise.cli.") for name in loaded if name.startswith("lengthwise.cli.")}
+    assert commands <= {"doctor"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_table_has_a_help_page(name: str) -> None:
+    result = CliRunner().invoke(app, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert f"lengthwise {name}" in result.stdout or f" {name} " in result.stdout
+
+
+def test_an_unknown_command_is_refused() -> None:
+    result = CliRunner().invoke(app, ["nope"])
+    assert result.exit_code == 2
+    assert "No such command 'nope'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "extra"),
+    [
+        ("pyarrow", "simulate castillo", "sim"),
+        ("aiohttp", "serve --engine http://127.0.0.1:1", "serve"),
+        ("matplotlib", "evaluate constant --report out.html", "reports"),
+    ],
+)
+def test_a_missing_package_names_the_extra_that_installs_it(package: str, arguments: str, extra: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; sys.argv = ['lengthwise', *{arguments.split()!r}]\n"
+        "from lengthwise.cli import main; main()"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert run.stderr.splitlines()[-1] == (f"error: {package} is not installed; run: pip install 'lengthwise[{extra}]'")
