@@ -40,7 +40,7 @@ from lengthwise.simulator.tasks import (
     WorkloadSource,
     in_processes,
 )
-from lengthwise.workloads import Workload, load_workload
+from lengthwise.workloads import Workload, load_trace
 from lengthwise.workloads.arrivals import rescale
 
 NAMES = ("castillo", "react", "mooncake", "azure")
@@ -62,7 +62,7 @@ class Window:
 
     def draws(self, *, own_arrivals: bool, slots: int) -> Callable[[int], Workload]:
         """At one request per second, bursts as they were."""
-        trace = load_workload(self.name)
+        trace = load_trace(self.name)
 
         def draw(seed: int) -> Workload:
             rows = np.arange(seed * self.requests, (seed + 1) * self.requests)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_workload, redraw
+from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_trace, redraw
 from lengthwise.workloads.generators import DiscreteLengths, react_workload
 from lengthwise.workloads.traces import find_trace
 
@@ -40,7 +40,7 @@ def draw(case: str, requests: int, seed: int) -> Workload:
 
 @lru_cache(maxsize=2)
 def _loaded(name: str) -> Workload:
-    return load_workload(name)
+    return load_trace(name)
 
 
 def _trace(case: str) -> str | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.workloads import TRACES, load_trace, load_workload, read_workload, write_workload
+from lengthwise.workloads import TRACES, load_trace, read_workload, write_workload
 
 
 def test_the_packaged_trace_is_always_here() -> None:
@@ -36,16 +36,16 @@ def test_a_data_folder_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPa
 def test_names_and_files_open_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = load_trace("azure_sample")
     write_workload(sample, tmp_path / "mine.parquet")
-    assert load_workload("azure_sample") == load_workload(tmp_path / "mine.parquet") == sample
+    assert load_trace("azure_sample") == load_trace(tmp_path / "mine.parquet") == sample
     (tmp_path / "mine.parquet").rename(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
-    assert load_workload("mine") == sample
+    assert load_trace("mine") == sample
 
 
 def test_a_missing_file_is_not_mistaken_for_a_name() -> None:
     for path in ("nothing.csv", "no/such"):
         with pytest.raises(InputError, match="no such file"):
-            load_workload(path)
+            load_trace(path)
 
 
 @pytest.mark.parametrize("name", sorted(TRACES))

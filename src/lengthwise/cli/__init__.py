@@ -42,6 +42,7 @@ COMMANDS = {
 
 
 def _load(name: str) -> Any:  # noqa: ANN401  (the command's class is Typer's private one)
+    command: Any
     module = import_module(f"lengthwise.cli.{name}")
     if hasattr(module, "app"):
         command = get_group(module.app)

@@ -12,7 +12,7 @@ import typer
 from lengthwise.cli.output import need_folder
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables, to_json
-from lengthwise.workloads import Workload, load_workload
+from lengthwise.workloads import Workload, load_trace
 from lengthwise.workloads.files import atomic_path
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def replay(
 
     need_folder(out, "--out")
     plan = LoadPlan(url=url, model=model, speed=speed, free=free, hints=hints, timeout_s=timeout)
-    workload = load_workload(source)
+    workload = load_trace(source)
     if limit is not None:
         workload = workload.head(limit)
     report = LoadReport(requests=len(workload), plan=plan)

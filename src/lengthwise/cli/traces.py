@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lengthwise.cli.workload import AsJson, fact_table, facts, show_written
-from lengthwise.workloads import TRACES, Trace, load_workload, write_workload
+from lengthwise.workloads import TRACES, Trace, load_trace, write_workload
 from lengthwise.workloads.formats import Format
 
 app = typer.Typer(
@@ -59,7 +59,7 @@ def show(
 
     Example: `lengthwise traces show azure_sample`
     """
-    workload = load_workload(name, need_arrivals=False)
+    workload = load_trace(name, need_arrivals=False)
     trace = TRACES.get(name)
     if as_json:
         origin = {} if trace is None else {"licence": trace.licence, "source": trace.source}
@@ -98,7 +98,7 @@ def convert(
 
     Example: `lengthwise traces convert AzureLLMInferenceTrace_conv.csv conv.parquet`
     """
-    workload = load_workload(source, format=from_format, block_size=block_size, jitter_seed=jitter_seed)
+    workload = load_trace(source, format=from_format, block_size=block_size, jitter_seed=jitter_seed)
     write_workload(workload, out)
     show_written(workload, out, as_json=as_json)
 

@@ -23,7 +23,7 @@ from lengthwise.workloads import (
     into_sessions,
     load_alpaca,
     load_castillo,
-    load_workload,
+    load_trace,
     react_workload,
     read_workload,
     redraw,
@@ -190,7 +190,7 @@ def trace(
 
     Example: `lengthwise workload trace azure2023_conv --rate 20 --requests 10000 -o azure20.parquet`
     """
-    workload = load_workload(source, need_arrivals=rate is None)
+    workload = load_trace(source, need_arrivals=rate is None)
     if cv is None and workload.has_arrivals:
         workload = replay(workload, requests=requests, rate=rate)
     elif rate is None:
@@ -218,7 +218,7 @@ def describe(
     Example: `lengthwise workload describe castillo`
     """
     if source != "castillo":
-        workload = load_workload(source, need_arrivals=False)
+        workload = load_trace(source, need_arrivals=False)
         if as_json:
             typer.echo(json.dumps(facts(workload), indent=2))
         else:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lengthwise.workloads.formats import read_workload, write_workload
     from lengthwise.workloads.generators import DiscreteLengths, behind_prefixes, into_sessions, react_workload
     from lengthwise.workloads.length_samples import LengthSamples, resolve_llm
-    from lengthwise.workloads.traces import TRACES, Trace, load_trace, load_workload
+    from lengthwise.workloads.traces import TRACES, Trace, load_trace
     from lengthwise.workloads.workload import LeftOut, LengthStatistics, Workload, WorkloadStatistics
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "load_alpaca",
     "load_castillo",
     "load_trace",
-    "load_workload",
     "react_workload",
     "read_workload",
     "redraw",
@@ -49,7 +48,7 @@ _EXPORTS = {
     "formats": ("read_workload", "write_workload"),
     "generators": ("DiscreteLengths", "behind_prefixes", "into_sessions", "react_workload"),
     "length_samples": ("LengthSamples", "resolve_llm"),
-    "traces": ("TRACES", "Trace", "load_trace", "load_workload"),
+    "traces": ("TRACES", "Trace", "load_trace"),
     "workload": ("LeftOut", "LengthStatistics", "Workload", "WorkloadStatistics"),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from struct import iter_unpack
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # the gateway imports this module and runs without pyarrow
+    import pyarrow as pa
 
 BLOCK_TOKENS = 64
 """Tokens of a block where token ids are known."""
@@ -70,6 +73,8 @@ def rechain(values: NDArray[np.uint64], before: NDArray[np.uint64]) -> NDArray[n
 
 def block_lists(values: NDArray[np.uint64], counts: NDArray[np.integer]) -> pa.ListArray:
     """A flat array of hashes cut into one list per request."""
+    import pyarrow as pa
+
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.uint64()))
 

@@ -17,15 +17,8 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.arrivals import generator, spread_ticks
-from lengthwise.workloads.files import (
-    atomic_path,
-    cast_column,
-    check_readable,
-    open_text,
-    read_parquet_table,
-    refuse_twice,
-    stem,
-)
+from lengthwise.workloads.columns import cast_column, refuse_twice
+from lengthwise.workloads.files import atomic_path, check_readable, open_text, read_parquet_table, stem
 from lengthwise.workloads.json_formats import (
     MOONCAKE_BLOCK_TOKENS,
     TICK_S,

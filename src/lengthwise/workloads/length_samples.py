@@ -18,7 +18,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.workloads.files import atomic_path, conform, read_parquet_table, refuse_where
+from lengthwise.workloads.columns import conform, refuse_where
+from lengthwise.workloads.files import atomic_path, read_parquet_table
 
 
 def resolve_llm(name: str, known: Collection[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from lengthwise.errors import InputError
-from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_workload, redraw, replay
+from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_trace, redraw, replay
 from lengthwise.workloads.castillo import PACKAGED
 
 CASTILLO: Final = "castillo"
@@ -44,7 +44,7 @@ class Source:
         if get_close_matches(self.name, [CASTILLO], cutoff=0.8) and not Path(self.name).exists():
             raise InputError(f"no workload is called '{self.name}'", hint=f"did you mean {CASTILLO}?")
         # A table of lengths alone is read as a batch; missing arrivals are reported below.
-        workload = load_workload(self.name, need_arrivals=False)
+        workload = load_trace(self.name, need_arrivals=False)
         if self.cv is None and workload.has_arrivals:
             if repeats:
                 raise InputError(

@@ -1,4 +1,4 @@
-"""The catalogue of named traces; `load_workload` opens a name or a file."""
+"""The catalogue of named traces; `load_trace` opens a name or a file."""
 
 from __future__ import annotations
 
@@ -125,12 +125,11 @@ def find_trace(name: str) -> Trace:
     )
 
 
-def load_trace(name: str, **options: Any) -> Workload:  # noqa: ANN401
-    """A trace of the catalogue by its name, with `read_workload`'s options."""
+def _from_catalogue(name: str, **options: Any) -> Workload:  # noqa: ANN401
     trace = find_trace(name)
     if trace.path is None:
         raise InputError(
-            "is known but not here",
+            "is in the catalogue, but its file is not on this machine",
             source=name,
             hint=f"set {VARIABLE} to the folder that holds {trace.file} (from {trace.source})",
         )
@@ -138,11 +137,11 @@ def load_trace(name: str, **options: Any) -> Workload:  # noqa: ANN401
     return read_workload(trace.path, **{**options, **known})
 
 
-def load_workload(name_or_path: str | Path, **options: Any) -> Workload:  # noqa: ANN401
-    """A trace of the catalogue, or a file in any format `read_workload` knows, with its options."""
+def load_trace(name_or_path: str | Path, **options: Any) -> Workload:  # noqa: ANN401
+    """Load a trace by its name in the catalogue or by its path; `options` are those of `read_workload`."""
     text = str(name_or_path)
     path = Path(name_or_path)
     looks_like_a_path = path.suffix in {".csv", ".gz", ".json", ".jsonl", ".parquet"} or len(path.parts) > 1
     if text in TRACES or not (looks_like_a_path or path.exists()):
-        return load_trace(text, **options)
+        return _from_catalogue(text, **options)
     return read_workload(path, **options)

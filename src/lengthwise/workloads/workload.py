@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.workloads.files import conform, refuse_where
+from lengthwise.workloads.columns import conform, refuse_where
 
 
 def fingerprint(table: pa.Table, *, salt: str = "") -> str:

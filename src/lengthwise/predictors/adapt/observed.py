@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP
-from lengthwise.workloads.files import check_readable, conform, read_parquet_table, refuse_where
+from lengthwise.workloads.columns import conform, refuse_where
+from lengthwise.workloads.files import check_readable, read_parquet_table
 from lengthwise.workloads.length_samples import resolve_llm
 
 LEAST: Final = 20

@@ -1,0 +1,109 @@
+"""Bring an Arrow table to a schema, and name the first cell that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from lengthwise.errors import InputError
+
+Source = str | Path | None
+
+
+def conform(
+    table: pa.Table,
+    schema: pa.Schema,
+    *,
+    required: Collection[str],
+    hints: Mapping[str, str],
+    source: Source = None,
+) -> pa.Table:
+    """The schema's columns in its order and types, in one chunk; absent optional ones become null.
+
+    Other columns are dropped.
+    """
+    refuse_twice([name for name in table.column_names if name in schema.names], source)
+    _require(table, required, hints, source)
+    columns = []
+    for field in schema:
+        if field.name not in table.column_names:
+            columns.append(pa.nulls(len(table), field.type))
+            continue
+        column = table.column(field.name)
+        if field.name in required and column.null_count:
+            row = first_row(pc.is_null(column).to_numpy())
+            raise InputError("has no value", source=source, row=row, field=field.name, hint=hints.get(field.name))
+        columns.append(cast_column(column, field, hint=hints.get(field.name), source=source))
+    return pa.table(columns, schema=schema)
+
+
+def refuse_twice(names: Sequence[str], source: Source) -> None:
+    """Raise InputError for a duplicate column."""
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError("is a duplicate column", source=source, field=name, hint="keep one of the columns")
+
+
+def first_row(bad: NDArray[np.bool_]) -> int | None:
+    """The first true position, counted from 1."""
+    return int(np.argmax(bad)) + 1 if bad.any() else None
+
+
+def refuse_where(
+    bad: NDArray[np.bool_],
+    column: pa.ChunkedArray,
+    *,
+    field: str,
+    wrong: str,
+    hint: str | None,
+    source: Source,
+) -> None:
+    """Raise an InputError for the first row where `bad` is true; `wrong` follows the value in the message."""
+    row = first_row(bad)
+    if row is not None:
+        value = column[row - 1].as_py()
+        raise InputError(f"{value!r} {wrong}", source=source, row=row, field=field, hint=hint)
+
+
+def _require(table: pa.Table, required: Collection[str], hints: Mapping[str, str], source: Source) -> None:
+    missing = [name for name in required if name not in table.column_names]
+    if missing:
+        found = ", ".join(table.column_names) or "none"
+        raise InputError(
+            f"missing column (columns found: {found})",
+            source=source,
+            field=missing[0],
+            hint=f"needed: {missing[0]}, {hints[missing[0]]}" if missing[0] in hints else None,
+        )
+
+
+def cast_column(column: pa.ChunkedArray, field: pa.Field, *, hint: str | None, source: Source) -> pa.Array:
+    """The column in the field's type, in one chunk; the first value that does not fit is named."""
+    try:
+        cast = column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        row = _first_uncastable(column, field.type)
+        problem = (
+            f"a column of {column.type} where {field.type} is needed"
+            if row is None
+            else f"{column[row - 1].as_py()!r} does not fit"
+        )
+        raise InputError(problem, source=source, row=row, field=field.name, hint=hint) from error
+    return cast.combine_chunks() if isinstance(cast, pa.ChunkedArray) else cast
+
+
+def _first_uncastable(column: pa.ChunkedArray, to: pa.DataType) -> int | None:
+    """Return the row at which the cast fails, for the error message. Slow."""
+    for row, value in enumerate(column, start=1):
+        try:
+            value.cast(to)
+        except pa.ArrowNotImplementedError:
+            return None
+        except pa.ArrowInvalid:
+            return row
+    return None
