@@ -1,1 +1,8 @@
-"""Each table and figure of the source papers, as code that sets ours beside theirs."""
+"""The papers' tables and figures, and questions of our own: one module per study, declared as in `study.py`."""
+
+from typing import Final
+
+__all__ = ["NAMES"]
+
+NAMES: Final = ("tie",)
+"""Every study, in the order in which `run all` runs them: the shortest first."""

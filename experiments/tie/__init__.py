@@ -1,1 +1,23 @@
-"""TIE's experiments, ours beside the paper's: online, the ablation, offline, the heatmap, and why they differ."""
+"""TIE (arXiv 2604.00499): scheduling by a length distribution, the tail priced in."""
+
+from experiments.study import Study
+from experiments.tie.figures import figures
+from experiments.tie.study import HIGH, LOW, TieGrid, TieResult, measure
+from experiments.tie.tables import claim_notes, claims, facts, tables
+
+STUDY: Study[TieGrid, TieResult] = Study(
+    name="tie",
+    title="TIE's experiments, simulated",
+    question="How much does pricing the tail in gain over the median's order, online and offline?",
+    paper="TIE, arXiv 2604.00499",
+    source="CASTILLO and synthetic log-t traffic",
+    grid=TieGrid(),
+    quick=TieGrid(seeds=3, requests=600, loads=(0.9, LOW, HIGH), pool=1200),
+    minutes=(25, 3),
+    measure=measure,
+    tables=tables,
+    figures=figures,
+    facts=facts,
+    claims=claims,
+    claim_notes=claim_notes,
+)

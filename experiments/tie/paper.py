@@ -1,7 +1,7 @@
 """What TIE's paper reports (arXiv 2604.00499), as data. Latency per token in seconds, times in seconds.
 
-Of the paper itself its abstract and the captions of its figures were at hand; the figures are those that a public
-summary of it gives. That summary marks the 8B figures of FCFS, SSJF and LTR as estimates (read off figure 4).
+Values are those of a public summary, checked against the paper's abstract and captions. The summary marks the 8B values
+of FCFS, SSJF and LTR as estimates (read off figure 4).
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["ABLATION", "GROWTH", "OFFLINE", "ONLINE", "RATES", "Ablated", "implied_capacity"]
-
 SLOTS: Final = 32
 """Their server's max_num_seqs; prefix caching was off."""
 MAX_TOKENS: Final = 2048
-"""The score a request has until it is predicted, which is `max_tokens`."""
+"""The score of a request before its prediction, which is `max_tokens`."""
 
 MAIN: Final = "LMSYS 8B"
 ONLINE: Final[Mapping[str, Mapping[str, float]]] = {
@@ -55,16 +53,16 @@ OFFLINE: Final[Mapping[str, tuple[float, float]]] = {"ltr": (139.5, 3672.0), "ti
 """Alpaca, 8B, all at once: seconds to 3,000 samples, samples in 3 minutes."""
 
 WITHIN_PROMPT_CV: Final = 1.09
-"""Of 100 answers to the same prompt, averaged over 1,000 prompts of LMSYS-Chat-1M."""
+"""Standard deviation over mean of 100 answers to one prompt, averaged over 1,000 prompts of LMSYS-Chat-1M."""
 R_SQUARED: Final = (0.82, 0.76)
-"""Of its predictor: of mu, and of sigma."""
+"""R^2 of its predictor: of mu, and of sigma."""
 
 
 def implied_capacity() -> float:
     """Requests per second at which their server would saturate, by FCFS's growth.
 
-    Above capacity C a queue of n requests that came at rate r makes them wait n / 2 * (1 / C - 1 / r) on average, so
-    the growth g from r to R is (1 / C - 1 / R) / (1 / C - 1 / r). Solved for C; service itself is left out of account.
+    Above capacity C, n requests that arrive at rate r wait n / 2 * (1 / C - 1 / r) on average, so
+    the growth g from r to R is (1 / C - 1 / R) / (1 / C - 1 / r). Solved for C; service time is neglected.
     """
     low, high = RATES
     growth = GROWTH["fcfs"]

@@ -1,120 +1,109 @@
-"""TIE's experiments (arXiv 2604.00499) on simulated engines: online, its ablation, offline, and the heatmap.
+"""TIE's experiments on simulated engines: online, its ablation, offline.
 
 Every policy orders by the same predictions and meets the same arrivals and true lengths; the paper gives SSJF and LTR
-predictors of their own. Its LMSYS-Chat-1M is not at hand: CASTILLO's prompts stand for it, and beside them made-up
-traffic as the paper describes its own (`traffic.py`).
+predictors of their own. Its LMSYS-Chat-1M is not available here: CASTILLO's prompts stand for it, and beside them
+synthetic traffic with the statistics that the paper reports (`traffic.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
+from experiments.study import Run
 from experiments.tie import paper
-from experiments.tie.predictions import LogNormalPredictions, weighted
-from experiments.tie.runs import Run, also, offline_rows, top, within_prompts
-from experiments.tie.traffic import AS_IN_PAPER, made_up
+from experiments.tie.traffic import AS_IN_PAPER, LogNormalPredictions, synthetic_traffic, weighted
 from lengthwise.errors import InputError
-from lengthwise.simulator import Fleet, predict_workload
+from lengthwise.simulator import Fleet, predict_workload, simulate
 from lengthwise.simulator.grid import Plan, run_grid
-from lengthwise.workloads import castillo_workload
+from lengthwise.simulator.grid_result import Cell, Grid, Level, Measure, Statistic
+from lengthwise.simulator.paired import Ratio, over_seeds
+from lengthwise.simulator.predictions import RequestPredictions
+from lengthwise.workloads import LengthSamples, Workload, castillo_workload
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from lengthwise.simulator.grid_result import Grid
-    from lengthwise.workloads import LengthSamples, Workload
-
-    Report = Callable[[str, float], None]
-
-__all__ = ["ABLATED", "HIGH", "LOGNORMAL", "LOW", "POLICIES", "Effort", "TieStudy", "study"]
+Report = Callable[[str, float], None]
 
 POLICIES: Final = ("fcfs", "sjf", "ltr", "tie", "lengthwise")
 ABLATED: Final = {"E only": "tie:beta=0", "beta 0.1": "tie:beta=0.1", "beta 0.3": "tie:beta=0.3"}
-"""The paper's variants that are a policy here; the log-normal is another prediction."""
+"""The paper's variants that are a policy here; the log-normal is a different prediction."""
 UNAGED: Final = "sept"
 """E only without aging."""
 LOGNORMAL: Final = "log-normal"
 WEIGHTED: Final = "E[X] / E[1/X]"
-"""What `sjf` goes by where it is to be best for latency per token."""
+"""The key of `sjf` in the order that is best for latency per token."""
 WEAKER: Final = tuple(f"noisy:{tau:g}" for tau in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6))
-"""Ever better predictions for SSJF, to see which the paper's SSJF and LTR correspond to."""
+"""Predictions of increasing quality for SSJF, to find those that the paper's SSJF and LTR correspond to."""
 LLM: Final = "llama-3.1-8b"
 ENGINE: Final = "1*llama-3-8b@h100"
-"""Of the fitted engines the one whose rates come nearest to the paper's, whose GPU is not known here."""
+"""Of the fitted engines the one whose rates are nearest to the paper's, whose GPU is not known here."""
+OFFLINE_CORPUS: Final = "Alpaca"
 LOW, HIGH = (round(rate / paper.implied_capacity(), 1) for rate in paper.RATES)
 """The loads that the paper's lowest and highest rate imply: 1.1 and 3.7."""
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How much is simulated."""
+class TieGrid:
+    """What is simulated."""
 
     seeds: int = 10
     requests: int = 2000
     loads: tuple[float, ...] = (0.7, 0.9, LOW, 1.5, 2.2, HIGH)
     pool: int = 6000
-    """Offline: requests that come at once."""
+    """Offline: requests that arrive at once."""
+    predictor: str = "default"
+    """Predictions of the policies, beside true lengths."""
 
     def __post_init__(self) -> None:
         if self.seeds < 2:
             raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
-
-    @classmethod
-    def quick(cls, seeds: int = 3) -> Effort:
-        """Enough to see the shape."""
-        return cls(seeds=seeds, requests=600, loads=(0.9, LOW, HIGH), pool=1200)
+        if not {LOW, HIGH} <= set(self.loads):
+            raise InputError(f"loads {self.loads}", field="loads", hint=f"{LOW:g} and {HIGH:g} are the paper's rates")
 
 
 @dataclass(frozen=True, eq=False)
-class TieStudy:
-    """All experiments. `online` and `made_up` also hold the ablation; `offline` has one level, all at once."""
+class TieResult:
+    """All experiments. `online` and `synthetic` also hold the ablation; `offline` has one level, all at once."""
 
     origin: str
     predictor: str
     online: Grid
-    made_up: Grid
+    synthetic: Grid
     offline: Grid
     offline_corpus: str
     samples: int
-    """How many are waited for offline: 3,000, or half of a smaller pool."""
+    """Offline: the number of finished requests that is timed: 3,000, or half of a smaller pool."""
     window_s: float
-    """How long is counted offline: 3 minutes, or as much less as `samples` is."""
+    """Offline: the time in which finished requests are counted: 3 minutes, scaled like `samples`."""
     prompt_cv: tuple[float, float]
-    """Spread of the answers to one prompt over their mean, averaged over prompts; and the same of what is made up."""
+    """Standard deviation over mean of the answers to one prompt, averaged over prompts: CASTILLO, synthetic."""
 
 
-def study(
-    samples: LengthSamples,
-    *,
-    predictor: str = "default",
-    effort: Effort | None = None,
-    on_progress: Report | None = None,
-) -> TieStudy:
+def measure(run: Run, grid: TieGrid) -> TieResult:
     """Run everything on the length samples of one LLM."""
-    effort = Effort() if effort is None else effort
-    predictors = tuple(dict.fromkeys((predictor, "oracle")))
+    samples = run.castillo()
+    predictors = tuple(dict.fromkeys((grid.predictor, "oracle")))
     fleet = Fleet.parse(ENGINE).limited_to(max_num_seqs=paper.SLOTS, prefix_caching=False)
     batch, corpus = offline_rows(samples)
-    wanted = min(paper.SAMPLES, effort.pool // 2)
+    wanted = min(paper.SAMPLES, grid.pool // 2)
 
     def draw(seed: int) -> Workload:
-        drawn = castillo_workload(batch, LLM, requests=effort.pool, rate=1.0, seed=seed, max_tokens=paper.MAX_TOKENS)
+        drawn = castillo_workload(batch, LLM, requests=grid.pool, rate=1.0, seed=seed, max_tokens=paper.MAX_TOKENS)
         return drawn.replace(arrival_s=np.zeros(len(drawn)))
 
-    online = _online(fleet, samples, predictors, effort, _part(on_progress, "online, ", 0.0, 0.5))
-    made, cv = _made_up(fleet, effort, _part(on_progress, "made-up traffic, ", 0.5, 0.7))
-    return TieStudy(
+    online = _online(fleet, samples, predictors, grid, run)
+    synthetic, cv = _synthetic(fleet, grid, run)
+    return TieResult(
         origin=samples.origin,
-        predictor=predictor,
+        predictor=grid.predictor,
         online=online,
-        made_up=made,
+        synthetic=synthetic,
         offline=run_grid(
-            Plan(fleet, POLICIES, predictors, seeds=range(effort.seeds)),
+            Plan(fleet, POLICIES, predictors, seeds=range(grid.seeds)),
             draw,
-            on_progress=_part(on_progress, "offline, ", 0.7, 1.0),
+            on_progress=run.part(0.7, 1.0, "offline, "),
         ),
         offline_corpus=corpus,
         samples=wanted,
@@ -123,47 +112,105 @@ def study(
     )
 
 
-def _online(fleet: Fleet, samples: LengthSamples, predictors: tuple[str, ...], effort: Effort, report: Report) -> Grid:
-    test, seeds = samples.where(split="test"), range(effort.seeds)
+def _online(fleet: Fleet, samples: LengthSamples, predictors: tuple[str, ...], grid: TieGrid, run: Run) -> Grid:
+    test, seeds = samples.where(split="test"), range(grid.seeds)
 
     def draw(seed: int) -> Workload:
-        return castillo_workload(test, LLM, requests=effort.requests, rate=1.0, seed=seed, max_tokens=paper.MAX_TOKENS)
+        return castillo_workload(test, LLM, requests=grid.requests, rate=1.0, seed=seed, max_tokens=paper.MAX_TOKENS)
 
-    plan = Plan(fleet, POLICIES, predictors, loads=effort.loads, seeds=seeds)
-    grid = run_grid(plan, draw, on_progress=_part(report, "", 0.0, 0.7))
+    plan = Plan(fleet, POLICIES, predictors, loads=grid.loads, seeds=seeds)
+    cells = run_grid(plan, draw, on_progress=run.part(0.0, 0.35, "online, "))
     drawn = [draw(seed) for seed in seeds]
     first = predictors[0]
-    known = grid.predictions[first]
-    runs = [Run(first, policy, known) for policy in (*ABLATED.values(), UNAGED)]
-    runs.append(Run(LOGNORMAL, "tie", tuple(LogNormalPredictions.of(predictions) for predictions in known)))
-    runs.append(Run(WEIGHTED, "sjf", tuple(weighted(predictions) for predictions in known)))
-    grid = also(grid, drawn, runs, _part(report, "", 0.7, 0.9))
+    known = cells.predictions[first]
+    variants = [Variant(first, policy, known) for policy in (*ABLATED.values(), UNAGED)]
+    variants.append(Variant(LOGNORMAL, "tie", tuple(LogNormalPredictions.of(predictions) for predictions in known)))
+    variants.append(Variant(WEIGHTED, "sjf", tuple(weighted(predictions) for predictions in known)))
+    cells = extend(cells, drawn, variants, run.part(0.35, 0.45, "online, "))
     weaker = [
-        Run(
+        Variant(
             name, "sjf", tuple(predict_workload(each, name, seed=seed) for each, seed in zip(drawn, seeds, strict=True))
         )
         for name in WEAKER
     ]
-    return also(grid, drawn, weaker, _part(report, "", 0.9, 1.0), levels=[top(grid)])
+    return extend(cells, drawn, weaker, run.part(0.45, 0.5, "online, "), levels=[top(cells)])
 
 
-def _made_up(fleet: Fleet, effort: Effort, report: Report) -> tuple[Grid, float]:
+def _synthetic(fleet: Fleet, grid: TieGrid, run: Run) -> tuple[Grid, float]:
     """At the paper's lowest and highest rate; and the spread of answers to one prompt."""
-    made = [made_up(effort.requests, seed) for seed in range(effort.seeds)]
-    plan = Plan(fleet, POLICIES, loads=(LOW, HIGH), seeds=range(effort.seeds))
-    grid = run_grid(plan, lambda seed: made[seed].workload, on_progress=_part(report, "", 0.0, 0.5))
-    predicted = tuple(each.logt for each in made)
+    traffic = [synthetic_traffic(grid.requests, seed) for seed in range(grid.seeds)]
+    plan = Plan(fleet, POLICIES, loads=(LOW, HIGH), seeds=range(grid.seeds))
+    cells = run_grid(plan, lambda seed: traffic[seed].workload, on_progress=run.part(0.5, 0.6, "synthetic, "))
+    predicted = tuple(each.logt for each in traffic)
     others = [policy for policy in POLICIES if policy != "fcfs"]
-    runs = [Run(AS_IN_PAPER, policy, predicted) for policy in (*others, *ABLATED.values(), UNAGED)]
-    runs.append(Run(LOGNORMAL, "tie", tuple(each.lognormal for each in made)))
-    runs.append(Run(WEIGHTED, "sjf", tuple(weighted(predictions) for predictions in predicted)))
-    grid = also(grid, [each.workload for each in made], runs, _part(report, "", 0.5, 1.0))
-    return grid, float(np.mean([each.prompt_cv for each in made]))
+    variants = [Variant(AS_IN_PAPER, policy, predicted) for policy in (*others, *ABLATED.values(), UNAGED)]
+    variants.append(Variant(LOGNORMAL, "tie", tuple(each.lognormal for each in traffic)))
+    variants.append(Variant(WEIGHTED, "sjf", tuple(weighted(predictions) for predictions in predicted)))
+    cells = extend(cells, [each.workload for each in traffic], variants, run.part(0.6, 0.7, "synthetic, "))
+    return cells, float(np.mean([each.prompt_cv for each in traffic]))
 
 
-def _part(report: Report | None, what: str, begin: float, end: float) -> Report:
-    def tell(now: str, done: float) -> None:
-        if report is not None:
-            report(what + now, begin + (end - begin) * done)
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A policy with predictions that `run_grid` cannot make, one set per seed."""
 
-    return tell
+    predictor: str
+    policy: str
+    predictions: tuple[RequestPredictions, ...]
+
+
+def extend(
+    grid: Grid,
+    drawn: Sequence[Workload],
+    variants: Sequence[Variant],
+    report: Report,
+    levels: Sequence[Level] | None = None,
+) -> Grid:
+    """Add the cells of variants to a grid, on the arrivals of its FCFS runs, at all levels or those given."""
+    at = grid.levels if levels is None else levels
+    cells: list[Cell] = []
+    for level in at:
+        fcfs = next(cell for cell in grid.cells if cell.level == level).outcomes
+        for variant in variants:
+            report(variant.policy, len(cells) / (len(at) * len(variants)))
+            outcomes = tuple(
+                simulate(workload.replace(arrival_s=other.arrival), grid.fleet, variant.policy, predictor=predicted)
+                for workload, other, predicted in zip(drawn, fcfs, variant.predictions, strict=True)
+            )
+            cells.append(Cell(level, variant.predictor, outcomes[0].policy, outcomes))
+    predictions = {**grid.predictions, **{variant.predictor: variant.predictions for variant in variants}}
+    return replace(grid, cells=(*grid.cells, *cells), predictions=predictions)
+
+
+def top(grid: Grid) -> Level:
+    """The level with the highest load."""
+    return max(grid.levels, key=lambda level: level.load)
+
+
+def find(grid: Grid, policy: str, predictor: str, level: Level | None = None) -> Cell:
+    """The cell of a policy, at the highest level if none is given; FCFS has no predictor."""
+    wanted = (policy, None if policy == "fcfs" else predictor, top(grid) if level is None else level)
+    return next(cell for cell in grid.cells if (cell.policy, cell.predictor, cell.level) == wanted)
+
+
+def over(cell: Cell, base: Cell, measure: Measure = "per_token_s", statistic: Statistic = "mean") -> Ratio:
+    """The ratio of a statistic of two cells, paired by seed."""
+    return over_seeds(cell.figures(measure, statistic), base.figures(measure, statistic))
+
+
+def offline_rows(samples: LengthSamples) -> tuple[LengthSamples, str]:
+    """The rows of the offline batch, and the name of their corpus.
+
+    Alpaca as in the paper (no shipped predictor is trained on it); where it is missing, all test prompts.
+    """
+    if OFFLINE_CORPUS in samples.corpora:
+        return samples.where(corpus=[OFFLINE_CORPUS]), OFFLINE_CORPUS
+    return samples.where(split="test"), "all test prompts"
+
+
+def within_prompts(samples: LengthSamples, llm: str) -> float:
+    """Standard deviation over mean of the clean answers to one prompt, averaged over prompts."""
+    rows = samples.where(llm=llm)
+    lengths = np.where(rows.clean_mask(), np.minimum(rows.lengths_matrix(), paper.MAX_TOKENS), np.nan)
+    lengths = lengths[(~np.isnan(lengths)).sum(axis=1) > 1]
+    return float((np.nanstd(lengths, axis=1, ddof=1) / np.nanmean(lengths, axis=1)).mean())

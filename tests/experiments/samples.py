@@ -1,10 +1,15 @@
-"""A small table of length samples with a known truth."""
+"""A small table of length samples with a known truth, and a check that every study's output passes."""
 
 from __future__ import annotations
 
-import numpy as np
+import json
 
+import numpy as np
+import plotly.graph_objects as go
+
+from experiments.study import Output
 from lengthwise.lengths.families import LOGT
+from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.length_families import Effort
 
@@ -31,3 +36,18 @@ def made_up(prompts: int = 60, llms: tuple[str, ...] = ("owner/a", "owner/b"), s
         },
         origin="made up",
     )
+
+
+def check_output(output: Output) -> None:
+    """Every row has a cell per column, Plotly knows every name in every figure, and the cache returns the same."""
+    assert output.tables
+    for table in output.tables:
+        assert table.rows
+        assert all(len(row) == len(table.columns) for row in table.rows)
+    for figure in output.figures:
+        data, layout = json.loads(to_json(figure.data)), json.loads(to_json(figure.layout))
+        go.Figure({"data": data, "layout": layout})  # raises on a name or a value that Plotly does not know
+    page = output.html()
+    assert page.startswith("<!doctype html>")
+    assert page.count("Plotly.newPlot(") >= len(output.figures)
+    assert Output.from_cache(json.loads(json.dumps(output.to_cache()))).html() == page

@@ -16,7 +16,6 @@ from lengthwise.cli import (
     reproduce_one_prompt,
     reproduce_preble,
     reproduce_reasoning,
-    reproduce_tie,
     reproduce_trail,
 )
 from lengthwise.cli.lengths import load_samples
@@ -71,6 +70,5 @@ app.command()(reproduce_alpaca20.alpaca20)
 app.command()(reproduce_disaggregation.disaggregation)
 app.command()(reproduce_preble.preble)
 app.command()(reproduce_reasoning.reasoning)
-app.command()(reproduce_tie.tie)
 app.command()(reproduce_trail.trail)
 app.command("one_prompt")(reproduce_one_prompt.one_prompt)

@@ -1,4 +1,4 @@
-"""Figures of a `TieStudy` for its page."""
+"""Figures of the TIE study."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from typing import Any
 import numpy as np
 
 from experiments.tie import paper
-from experiments.tie.runs import find, over, top
-from experiments.tie.said import compare
-from experiments.tie.study import POLICIES, TieStudy
+from experiments.tie.study import POLICIES, TieResult, find, over, top
+from experiments.tie.tables import claims
 from experiments.tie.traffic import AS_IN_PAPER
 from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interval_bars, panel
 from lengthwise.reports.simulation_figures import latency_against_load, mean_against_tail
 from lengthwise.reports.simulation_requests import length_heatmap
 from lengthwise.simulator.grid_result import Grid
 
-__all__ = ["figures"]
-
 _POINTS = 200
 
 
-def figures(found: TieStudy) -> list[Figure]:
+def figures(found: TieResult) -> list[Figure]:
     """Online, the paper beside ours, offline, and the paper's heatmap (its figure 5)."""
     online = _main(found.online, found.predictor)
     return [
@@ -37,13 +34,13 @@ def figures(found: TieStudy) -> list[Figure]:
 
 
 def _main(grid: Grid, predictor: str) -> Grid:
-    """Without the ablation and the weaker predictions."""
+    """The grid without the ablation and the weaker predictions."""
     names = tuple(dict.fromkeys((predictor, "oracle")))
     cells = tuple(cell for cell in grid.cells if cell.policy in POLICIES and cell.predictor in (None, *names))
     return replace(grid, cells=cells, predictions={name: grid.predictions[name] for name in names})
 
 
-def _beside_the_paper(found: TieStudy) -> Figure:
+def _beside_the_paper(found: TieResult) -> Figure:
     """Latency per token over FCFS's, the paper's four settings and our two."""
     policies = [name for name in POLICIES if name != "fcfs"]
     bars: list[dict[str, Any]] = [
@@ -52,7 +49,7 @@ def _beside_the_paper(found: TieStudy) -> Figure:
     ]
     for name, grid, predictor, colour in (
         (f"ours, CASTILLO, {found.predictor}", found.online, found.predictor, COLOURS[1]),
-        ("ours, made up", found.made_up, AS_IN_PAPER, COLOURS[4]),
+        ("ours, synthetic", found.synthetic, AS_IN_PAPER, COLOURS[4]),
     ):
         ratios = [over(find(grid, policy, predictor), find(grid, "fcfs", "")) for policy in policies]
         bars.append(
@@ -63,32 +60,32 @@ def _beside_the_paper(found: TieStudy) -> Figure:
         )
     layout = axes([({}, axis("over FCFS", rangemode="tozero"))], columns=1, titles=["latency per token over FCFS's"])
     layout["barmode"] = "group"
-    says = f"At load {top(found.online).load:g}; below 1 is better. The paper has no `lengthwise`."
-    return Figure("Ours beside the paper's", says, bars, layout)
+    caption = f"At load {top(found.online).load:g}; below 1 is better. The paper has no `lengthwise`."
+    return Figure("Ours beside the paper's", caption, bars, layout)
 
 
-def _ablation(found: TieStudy) -> Figure:
-    rows = [row for row in compare(found) if row.claim.endswith("full TIE, mean")]
-    names = [row.claim.split(" over")[0] for row in rows]
-    bars = [
-        _bars("paper", names, [row.paper for row in rows], COLOURS[0]),
-        _bars("ours, CASTILLO", names, [row.castillo.ratio for row in rows], COLOURS[1]),
-        _bars("ours, made up", names, [row.made_up.ratio for row in rows], COLOURS[4]),
-    ]
+def _ablation(found: TieResult) -> Figure:
+    rows = [row for row in claims(found) if row.statement.endswith("full TIE, mean")]
+    names = [row.statement.split(" over")[0] for row in rows if row.setting == "CASTILLO"]
+    theirs = [row.paper or np.nan for row in rows if row.setting == "CASTILLO"]
+    bars = [_bars("paper", names, theirs, COLOURS[0])]
+    for setting, colour in (("CASTILLO", COLOURS[1]), ("synthetic", COLOURS[4])):
+        ours = [row.ours.ratio for row in rows if row.setting == setting]
+        bars.append(_bars(f"ours, {setting}", names, ours, colour))
     layout = axes([({}, axis("over full TIE", rangemode="tozero"))], columns=1, titles=["latency per token, mean"])
     layout["barmode"] = "group"
-    return Figure("Ablation", "Above 1: what was taken away helps. Below 1: it hurts.", bars, layout)
+    return Figure("Ablation", "Above 1: the part that is left out helps. Below 1: it hurts.", bars, layout)
 
 
 def _bars(name: str, x: list[str], y: list[float], colour: str) -> dict[str, Any]:
     return {"type": "bar", "name": name, "x": x, "y": y, "marker": {"color": colour}, **panel(0)}
 
 
-def _offline(found: TieStudy) -> Figure:
+def _offline(found: TieResult) -> Figure:
     """Samples over time, first seed."""
     data: list[dict[str, Any]] = []
     for i, predictor in enumerate(dict.fromkeys((found.predictor, "oracle"))):
-        for place, policy in enumerate(POLICIES):
+        for number, policy in enumerate(POLICIES):
             finish = np.sort(find(found.offline, policy, predictor).outcomes[0].finish)
             shown = np.unique(np.linspace(0, len(finish) - 1, _POINTS).astype(int))
             data.append(
@@ -98,7 +95,7 @@ def _offline(found: TieStudy) -> Figure:
                     "name": policy,
                     "legendgroup": policy,
                     "showlegend": i == 0,
-                    "line": {"color": COLOURS[place], "dash": "dot" if policy == "ltr" else "solid"},
+                    "line": {"color": COLOURS[number], "dash": "dot" if policy == "ltr" else "solid"},
                     "x": finish[shown],
                     "y": shown + 1,
                     **panel(i),
@@ -107,5 +104,5 @@ def _offline(found: TieStudy) -> Figure:
     names = list(dict.fromkeys((found.predictor, "oracle")))
     both = (axis("seconds", rangemode="tozero"), axis("samples", rangemode="tozero"))
     layout = axes([both] * len(names), columns=len(names), titles=[f"predictions {name}" for name in names])
-    says = "Samples that are finished, over time. A line further up and to the left is better; all end together."
-    return Figure("Offline: all at once", says, data, layout)
+    caption = "Finished samples over time. A line further up and to the left is better; all end together."
+    return Figure("Offline: all at once", caption, data, layout)

@@ -1,0 +1,172 @@
+"""`python -m experiments list | run NAME... | run all`."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import NAMES
+from experiments.study import Finished, Run, Study
+from lengthwise.errors import InputError
+from lengthwise.reports.progress import late_bar
+from lengthwise.reports.tables import Table, print_tables, to_json
+from lengthwise.simulator.sweep import Cache
+from lengthwise.workloads.atomic import atomic_path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 2 for a wrong input."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.command == "list":
+            _list()
+        else:
+            _run(options)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+def load(name: str) -> Study[Any, Any]:
+    """The study of a name; an unknown one is an InputError with the closest known name."""
+    if name not in NAMES:
+        close = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(NAMES)}"
+        raise InputError(f"unknown study '{name}'", hint=hint)
+    study: Study[Any, Any] = importlib.import_module(f"experiments.{name}").STUDY
+    return study
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m experiments", description="Run the studies of this repository.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="Print every study, its source and how long it takes.")
+    run = commands.add_parser("run", help="Run studies; finished ones and finished simulations come from the cache.")
+    run.add_argument("names", nargs="+", metavar="NAME", help="Names of studies, or `all`.")
+    run.add_argument("--quick", action="store_true", help="The small grid: the shape of the result only.")
+    run.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="Replace a field of the grid.")
+    run.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Worker processes.")
+    run.add_argument("--cache", type=Path, default=_cache_folder(), help="Folder of cached results (%(default)s).")
+    run.add_argument("--out", type=Path, default=Path("out/experiments"), help="Folder of reports (%(default)s).")
+    run.add_argument("--plot", type=Path, help="Write the documentation's static figure here (.svg, .png, .pdf).")
+    run.add_argument("--json", action="store_true", help="Print JSON instead of tables.")
+    return parser
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lengthwise" / "experiments"
+
+
+def _list() -> None:
+    studies = [load(name) for name in NAMES]
+    rows = [
+        [study.name, study.question, study.paper, study.source, *(_duration(60 * each) for each in study.minutes)]
+        for study in studies
+    ]
+    columns = ("study", "question", "paper", "source", "takes", "--quick")
+    notes = ["Times are of two cores. A study that needs an input of yours says so when it runs."]
+    print_tables([Table("Studies", columns, rows, notes)])
+
+
+def _run(options: argparse.Namespace) -> None:
+    every = options.names == ["all"]
+    studies = [load(name) for name in (NAMES if every else options.names)]
+    grids = [study.with_settings(options.set, quick=options.quick) for study in studies]
+    missing = [study.needs(grid) for study, grid in zip(studies, grids, strict=True)]
+    if any(missing) and not every:
+        raise InputError("; ".join(f"{study.name} {why}" for study, why in zip(studies, missing, strict=True) if why))
+    if options.plot is not None and (len(studies) != 1 or studies[0].draw is None):
+        raise InputError("--plot takes one study that has a static figure")
+    for folder in (options.cache, options.out):
+        _make(folder)
+    times = _Times(options.cache / "times.json")
+    left = sum(
+        0.0 if why or Cache(options.cache).get(study.key(grid)) else times.of(study, options.quick)
+        for study, grid, why in zip(studies, grids, missing, strict=True)
+    )
+    if left > 60:
+        _note(f"this takes about {_duration(left)} on this machine; stopped and run again, it resumes")
+    for study, grid, why in zip(studies, grids, missing, strict=True):
+        if why:
+            _note(f"{study.name} is left out: it {why}")
+        else:
+            _run_one(study, grid, options, times, tables=not every)
+
+
+def _run_one(study: Study[Any, Any], grid: object, options: argparse.Namespace, times: _Times, *, tables: bool) -> None:
+    results = Cache(options.cache)
+    with late_bar() as bar:
+        finished = study.run(
+            grid, results, jobs=options.jobs, report=lambda what, done: bar(f"{study.name}: {what}", done)
+        )
+        if options.plot is not None and study.draw is not None:
+            study.draw(study.measure(Run(results, jobs=options.jobs, report=bar), grid), options.plot)
+    output = finished.output
+    if finished.seconds is not None:
+        times.put(study, options.quick, finished.seconds)
+    for text in output.notes:
+        _note(text)
+    if options.json:
+        print(to_json(output.facts))  # noqa: T201
+    elif tables:
+        print_tables(output.tables)
+    page = options.out / f"{study.name}{'-quick' if options.quick else ''}.html"
+    for path, text in ((page, output.html()), (page.with_suffix(".json"), to_json(output.facts))):
+        with atomic_path(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    _note(f"{study.name}: {_how(finished)}; {page} and .json")
+
+
+def _how(finished: Finished) -> str:
+    if finished.seconds is None:
+        return "from the cache"
+    parts = f", {finished.cached} simulations from the cache" if finished.cached else ""
+    return f"took {_duration(finished.seconds)}{parts}"
+
+
+class _Times:
+    """How long each study took on this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._known: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            self._known = {}
+
+    def of(self, study: Study[Any, Any], quick: bool) -> float:
+        return self._known.get(f"{study.name} {quick}", 60 * study.minutes[quick])
+
+    def put(self, study: Study[Any, Any], quick: bool, seconds: float) -> None:
+        self._known[f"{study.name} {quick}"] = seconds
+        with atomic_path(self._path) as temporary:
+            temporary.write_text(json.dumps(self._known), encoding="utf-8")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot be created: {error.strerror}", source=folder) from error
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

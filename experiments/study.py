@@ -1,0 +1,299 @@
+"""How a study is declared, measured, cached and shown.
+
+A study answers one question or repeats one paper. It is a module `experiments.NAME` with one value `STUDY`:
+
+    @dataclass(frozen=True)
+    class Grid:                                  # everything that decides the result, with defaults
+        seeds: int = 10
+        loads: tuple[float, ...] = (0.7, 0.9)
+        predictor: str = "default"
+
+    def measure(run: Run, grid: Grid) -> Result: # computes; reports progress; caches simulations by content
+        cells = run.results("react", [CellTask(...), ...])
+        ...
+
+    STUDY = Study(
+        name="preble", title="...", question="...", paper="Arango et al., ICLR 2025 workshop", source="CASTILLO",
+        grid=Grid(), quick=Grid(seeds=2, loads=(0.9,)), minutes=(60, 3),
+        measure=measure, tables=tables, figures=figures, facts=facts, claims=claims,
+    )
+
+and a line in `experiments.NAMES`. `tables`, `figures`, `facts` (for JSON) and `claims` are functions of the result.
+A `Claim` holds the paper's value and ours with its interval; all claims of a study are shown in one table.
+
+The runner needs nothing else: `--set loads=0.7,0.9` replaces a field of the grid, the finished output is cached under
+the content of grid, code and data, and `run.results` caches each simulation, so that an interrupted study resumes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from lengthwise.errors import InputError
+from lengthwise.predictors.experimental import parse_predictor_spec
+from lengthwise.predictors.load import model_path
+from lengthwise.reports.interactive import Figure, interactive_page
+from lengthwise.reports.page import html_page
+from lengthwise.reports.simulation import multiple
+from lengthwise.reports.tables import Table, to_json
+from lengthwise.simulator.paired import Ratio
+from lengthwise.simulator.sweep import Cache, Pieces, in_processes
+from lengthwise.simulator.sweep.cache import code_version, content_key, file_digest
+from lengthwise.simulator.sweep.task import Task
+from lengthwise.workloads import LengthSamples, load_castillo
+from lengthwise.workloads.castillo import PACKAGED
+
+GridT = TypeVar("GridT")
+ResultT = TypeVar("ResultT")
+Report = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper: its value, and ours with a 95 % interval.
+
+    `setting` says where ours is measured; the same statement in several settings is one row of the table.
+    `neutral` is the value that means no effect (1 for a ratio), None where there is no such value.
+    """
+
+    statement: str
+    paper: float | None
+    ours: Ratio
+    setting: str = "ours"
+    neutral: float | None = 1.0
+
+    @property
+    def verdict(self) -> str:
+        """Decided by the interval: the side of `neutral` on which it lies, then whether it holds the paper's value."""
+        ours = self.ours
+        if math.isnan(ours.ratio) or self.paper is None:
+            return "–"
+        if self.neutral is not None and ours.low <= self.neutral <= ours.high:
+            return "no difference here"
+        if self.neutral is not None and (ours.ratio < self.neutral) != (self.paper < self.neutral):
+            return "the opposite"
+        if ours.low <= self.paper <= ours.high:
+            return "the same"
+        if self.neutral is None:
+            return "higher" if ours.ratio > self.paper else "lower"
+        return "same direction, " + ("more" if abs(math.log(ours.ratio)) > abs(math.log(self.paper)) else "less")
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a study shows: tables in text, Plotly figures, PNG images (base64, by title), facts for JSON, notes."""
+
+    title: str
+    tables: Sequence[Table]
+    figures: Sequence[Figure]
+    images: Mapping[str, str]
+    facts: Any
+    notes: Sequence[str]
+    """Printed once on stderr: data that is missing and what is used in its place."""
+
+    def html(self) -> str:
+        """One page that needs no network."""
+        if self.figures:
+            return interactive_page(self.title, self.figures, self.tables)
+        return html_page(self.title, self.images, self.tables)
+
+    def to_cache(self) -> dict[str, Any]:
+        """JSON for `Cache`."""
+        tables = [{**vars(table), "rule_before": sorted(table.rule_before)} for table in self.tables]
+        content: dict[str, Any] = json.loads(to_json({**vars(self), "tables": tables}))
+        return content
+
+    @classmethod
+    def from_cache(cls, content: Mapping[str, Any]) -> Output:
+        """The inverse of `to_cache`."""
+        tables = [Table(**{**each, "rule_before": frozenset(each["rule_before"])}) for each in content["tables"]]
+        return cls(**{**content, "tables": tables, "figures": [Figure(**each) for each in content["figures"]]})
+
+
+class Run:
+    """What `measure` works with: progress, notes and the cache of simulations."""
+
+    def __init__(self, results: Cache, *, jobs: int = 1, report: Report | None = None) -> None:
+        self.report: Report = report or (lambda _what, _done: None)
+        self.notes: list[str] = []
+        self._pieces = Pieces(results, in_processes(jobs), self.report)
+
+    def results(self, label: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+        """The result of each task in order, from the cache where it is known, else computed in worker processes."""
+        return self._pieces.results(label, tasks)
+
+    def part(self, begin: float, end: float, prefix: str = "") -> Report:
+        """A progress function for a part of the study, from one share of the whole to another."""
+        return lambda what, done: self.report(prefix + what, begin + (end - begin) * done)
+
+    def note(self, text: str) -> None:
+        """A line for stderr, repeated when the output comes from the cache."""
+        self.notes.append(text)
+
+    def castillo(self, **selection: Any) -> LengthSamples:  # noqa: ANN401  (passed on to load_castillo)
+        """CASTILLO's length samples; without LENGTHWISE_DATA the packaged sample, with a note."""
+        samples = load_castillo(**selection)
+        if samples.origin == PACKAGED:
+            self.note("LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package")
+        return samples
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Simulations taken from the cache, and computed."""
+        return self._pieces.found, self._pieces.computed
+
+
+def _nothing(_: object) -> Any:  # noqa: ANN401  (an empty list for whatever a study leaves out)
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(Generic[GridT, ResultT]):
+    """The declaration of a study (see the module's docstring)."""
+
+    name: str
+    title: str
+    question: str
+    """One sentence for `python -m experiments list`."""
+    paper: str = ""
+    source: str
+    """The data it reads."""
+    grid: GridT
+    quick: GridT
+    minutes: tuple[float, float]
+    """Of the grid and of the quick one, on two cores, before this machine's own time is known."""
+    measure: Callable[[Run, GridT], ResultT]
+    tables: Callable[[ResultT], Sequence[Table]]
+    facts: Callable[[ResultT], Any]
+    figures: Callable[[ResultT], Sequence[Figure]] = _nothing
+    images: Callable[[ResultT], Mapping[str, str]] = field(default=lambda _: {})
+    claims: Callable[[ResultT], Sequence[Claim]] = _nothing
+    claim_notes: Callable[[ResultT], Sequence[str]] = _nothing
+    draw: Callable[[ResultT, Path], None] | None = None
+    """Writes the static figure of the documentation (.svg, .png, .pdf)."""
+    needs: Callable[[GridT], str | None] = field(default=lambda _: None)
+    """What is missing before it can run (an input file, a GPU's results), None if nothing is."""
+
+    def output(self, result: ResultT, notes: Sequence[str] = ()) -> Output:
+        """Everything that is shown of a result."""
+        claims = list(self.claims(result))
+        tables = list(self.tables(result))
+        facts = self.facts(result)
+        if claims:
+            tables.append(claims_table(claims, self.claim_notes(result)))
+            facts = {"result": facts, "claims": [{**vars(claim), "verdict": claim.verdict} for claim in claims]}
+        return Output(self.title, tables, self.figures(result), self.images(result), facts, notes)
+
+    def with_settings(self, settings: Iterable[str], *, quick: bool) -> GridT:
+        """The grid, or the quick one, with `FIELD=VALUE` settings; a tuple's values are separated by commas."""
+        grid: Any = self.quick if quick else self.grid
+        types = get_type_hints(type(grid))
+        given: dict[str, Any] = {}
+        for setting in settings:
+            name, equals, text = setting.partition("=")
+            if name not in types or not equals:
+                known = ", ".join(f"{each.name}={_text(getattr(grid, each.name))}" for each in dataclasses.fields(grid))
+                raise InputError(f"'{setting}'", field="--set", hint=f"{self.name} has {known}")
+            value: Any = text.split(",") if isinstance(getattr(grid, name), tuple) else text
+            adapter: TypeAdapter[Any] = TypeAdapter(types[name], config=_LAX)
+            try:
+                given[name] = adapter.validate_python(value)
+            except ValidationError as error:
+                raise InputError(f"'{text}'", field=name, hint=error.errors(include_url=False)[0]["msg"]) from None
+        replaced: GridT = dataclasses.replace(grid, **given)
+        return replaced
+
+    def key(self, grid: GridT) -> str:
+        """The content on which the output depends: grid, files and predictors it names, code and data."""
+        return content_key(
+            study=self.name,
+            grid=grid,
+            inputs=[_digest(getattr(grid, each.name)) for each in dataclasses.fields(grid)],  # type: ignore[arg-type]
+            code=(code_version(), _experiments_version()),
+            data=_listing(os.environ.get("LENGTHWISE_DATA", "")),
+        )
+
+    def run(self, grid: GridT, results: Cache, *, jobs: int = 1, report: Report | None = None) -> Finished:
+        """Take the output from the cache, or measure and cache it."""
+        key, began = self.key(grid), time.monotonic()
+        known = results.get(key)
+        if known is not None:
+            return Finished(Output.from_cache(known["output"]), None, 0, 0)
+        run = Run(results, jobs=jobs, report=report)
+        output = self.output(self.measure(run, grid), run.notes)
+        took = time.monotonic() - began
+        results.put(key, {"output": output.to_cache(), "seconds": took})
+        return Finished(output, took, *run.counts)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An output, how long it took (None: from the cache), and how many simulations were cached and computed."""
+
+    output: Output
+    seconds: float | None
+    cached: int
+    computed: int
+
+
+def claims_table(claims: Sequence[Claim], notes: Sequence[str] = ()) -> Table:
+    """One row per statement, two columns per setting: our value with its interval, and the verdict."""
+    settings = list(dict.fromkeys(claim.setting for claim in claims))
+    by_place = {(claim.statement, claim.setting): claim for claim in claims}
+    rows = []
+    for statement in dict.fromkeys(claim.statement for claim in claims):
+        row = [by_place.get((statement, setting)) for setting in settings]
+        theirs = next(claim.paper for claim in row if claim is not None)
+        cells = [("–", "–") if claim is None else (multiple(claim.ours), claim.verdict) for claim in row]
+        rows.append([statement, "–" if theirs is None else f"{theirs:.3f}", *(text for cell in cells for text in cell)])
+    columns = ["claim", "paper", *(text for setting in settings for text in (setting, ""))]
+    return Table("What can be compared", columns, rows, notes)
+
+
+_LAX = ConfigDict(arbitrary_types_allowed=True)
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _digest(value: object) -> object:
+    """The content behind a path or a predictor's name; nothing for plain values."""
+    if isinstance(value, Path):
+        return file_digest(value) if value.is_file() else _listing(str(value))
+    if isinstance(value, str):
+        try:
+            spec = parse_predictor_spec(value)
+            return file_digest(model_path(spec.model)) if spec.kind == "model" and spec.model else None
+        except InputError:
+            return None
+    return None
+
+
+def _listing(folder: str) -> list[tuple[str, int, int]]:
+    """Names, sizes and times of all files in a folder."""
+    root = Path(folder)
+    if not folder or not root.is_dir():
+        return []
+    files = ((file, file.stat()) for file in sorted(root.rglob("*")) if file.is_file())
+    return [(str(file.relative_to(root)), stat.st_size, stat.st_mtime_ns) for file, stat in files]
+
+
+@cache
+def _experiments_version() -> str:
+    digest = sha256()
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

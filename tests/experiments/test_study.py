@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import experiments.__main__ as command
+from experiments import NAMES
+from experiments.study import Claim, Run, Study
+from lengthwise.errors import InputError
+from lengthwise.reports.tables import Table
+from lengthwise.simulator.paired import Ratio
+from lengthwise.simulator.sweep.cache import content_key
+
+COMPUTED: list[int] = []
+
+
+@dataclass(frozen=True)
+class Square:
+    number: int
+
+    @property
+    def key(self) -> str:
+        return content_key(kind="square", number=self.number)
+
+    def run(self) -> dict[str, Any]:
+        COMPUTED.append(self.number)
+        return {"square": self.number**2}
+
+
+@dataclass(frozen=True)
+class Grid:
+    numbers: tuple[int, ...] = (1, 2, 3)
+    fails: bool = False
+    file: Path | None = None
+
+
+def measure(run: Run, grid: Grid) -> list[int]:
+    run.note("numbers are small")
+    squares = [each["square"] for each in run.results("squares", [Square(number) for number in grid.numbers])]
+    if grid.fails:
+        raise InputError("interrupted")
+    return squares
+
+
+TOY: Study[Grid, list[int]] = Study(
+    name="toy",
+    title="Squares",
+    question="How large is a square?",
+    source="none",
+    grid=Grid(),
+    quick=Grid((2,)),
+    minutes=(10, 0.1),
+    measure=measure,
+    tables=lambda squares: [Table("Squares", ("square",), [[str(each)] for each in squares])],
+    facts=lambda squares: {"squares": squares},
+    claims=lambda squares: [Claim("the last over the first", 4.0, Ratio(squares[-1] / squares[0], 3.0, 10.0))],
+    needs=lambda grid: None if grid.file is None or grid.file.is_file() else "needs its file",
+)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Iterator[None]:
+    COMPUTED.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "NAMES", ("toy",))
+        patch.setattr(command, "load", lambda _: TOY)
+        patch.delenv("LENGTHWISE_DATA", raising=False)
+        patch.chdir(tmp_path)
+        yield
+
+
+def run(*arguments: str, name: str = "toy") -> int:
+    return command.main(["run", name, "--jobs", "1", "--cache", "cache", *arguments])
+
+
+@pytest.mark.usefixtures("toy")
+class TestRunner:
+    def test_tables_and_claims_are_printed_a_page_and_json_written(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run() == 0
+        printed = capsys.readouterr()
+        assert "Squares" in printed.out
+        assert "the last over the first" in printed.out
+        assert "numbers are small" in printed.err
+        assert "about 10 min" in printed.err
+        assert Path("out/experiments/toy.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+        facts = json.loads(Path("out/experiments/toy.json").read_text(encoding="utf-8"))
+        assert facts["result"] == {"squares": [1, 4, 9]}
+        assert facts["claims"][0]["verdict"] == "the same"
+
+    def test_json_is_printed_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run("--quick", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["result"] == {"squares": [4]}
+        assert Path("out/experiments/toy-quick.html").is_file()
+
+    def test_a_finished_study_comes_from_the_cache(self, capsys: pytest.CaptureFixture[str]) -> None:
+        run()
+        first = capsys.readouterr()
+        assert run() == 0
+        again = capsys.readouterr()
+        assert COMPUTED == [1, 2, 3]
+        assert again.out == first.out
+        assert "from the cache" in again.err
+        assert "this takes" not in again.err
+
+    def test_an_interrupted_study_resumes(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run("--set", "fails=true") == 2
+        assert run() == 0
+        assert COMPUTED == [1, 2, 3]
+        assert "3 simulations from the cache" in capsys.readouterr().err
+
+    def test_a_setting_replaces_a_field_of_the_grid(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run("--json", "--set", "numbers=5,6") == 0
+        assert json.loads(capsys.readouterr().out)["result"] == {"squares": [25, 36]}
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--set", "nubmers=1"], "numbers=1,2,3"),
+            (["--set", "numbers=x"], "valid integer"),
+            (["--set", "file=missing"], "toy needs its file"),
+            (["--plot", "toy.svg"], "static figure"),
+        ],
+    )
+    def test_a_wrong_input_is_one_line_and_exit_code_2(
+        self, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(*arguments) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+    def test_all_prints_no_tables_and_leaves_out_what_lacks_an_input(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run(name="all") == 0
+        assert "Squares" not in capsys.readouterr().out
+        assert run("--set", "file=missing", name="all") == 0
+        assert "toy is left out: it needs its file" in capsys.readouterr().err
+
+    def test_list_shows_question_and_duration(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert command.main(["list"]) == 0
+        printed = capsys.readouterr().out
+        assert "How large is a square?" in printed
+        assert "10 min" in printed
+
+
+def test_grid_and_content_of_named_files_are_part_of_the_key(tmp_path: Path) -> None:
+    file = tmp_path / "input"
+    file.write_text("one")
+    other = tmp_path / "other"
+    other.write_text("two")
+    keys = {TOY.key(grid) for grid in (Grid(), Grid((5, 6)), Grid(file=file), Grid(file=other))}
+    assert len(keys) == 4
+
+
+@pytest.mark.parametrize(
+    ("paper", "ours", "verdict"),
+    [
+        (0.5, Ratio(0.9, 0.8, 1.1), "no difference here"),
+        (0.5, Ratio(1.5, 1.4, 1.6), "the opposite"),
+        (0.5, Ratio(0.5, 0.4, 0.6), "the same"),
+        (0.5, Ratio(0.2, 0.1, 0.3), "same direction, more"),
+        (2.0, Ratio(1.2, 1.1, 1.3), "same direction, less"),
+        (2.0, Ratio.none(), "–"),
+        (None, Ratio(1.2, 1.1, 1.3), "–"),
+    ],
+)
+def test_a_verdict_is_decided_by_the_interval(paper: float | None, ours: Ratio, verdict: str) -> None:
+    assert Claim("", paper, ours).verdict == verdict
+
+
+def test_every_study_is_listed_under_the_name_of_its_module(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [command.load(name).name for name in NAMES] == list(NAMES)
+    assert command.main(["list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in NAMES)
+
+
+def test_an_unknown_name_is_exit_code_2_with_the_closest_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["run", "tei"]) == 2
+    assert "did you mean tie?" in capsys.readouterr().err
