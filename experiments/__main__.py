@@ -17,8 +17,8 @@ from experiments.study import Finished, Run, Study
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables, to_json
-from lengthwise.simulator.sweep import Cache
-from lengthwise.workloads.atomic import atomic_path
+from lengthwise.simulator.tasks import ResultCache
+from lengthwise.workloads.files import atomic_path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> None:
         _make(folder)
     times = _Times(options.cache / "times.json")
     left = sum(
-        0.0 if why or Cache(options.cache).get(study.key(grid)) else times.of(study, options.quick)
+        0.0 if why or ResultCache(options.cache).get(study.key(grid)) else times.of(study, options.quick)
         for study, grid, why in zip(studies, grids, missing, strict=True)
     )
     if left > 60:
@@ -102,7 +102,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _run_one(study: Study[Any, Any], grid: object, options: argparse.Namespace, times: _Times, *, tables: bool) -> None:
-    results = Cache(options.cache)
+    results = ResultCache(options.cache)
     with late_bar() as bar:
         finished = study.run(
             grid, results, jobs=options.jobs, report=lambda what, done: bar(f"{study.name}: {what}", done)

@@ -49,9 +49,15 @@ from lengthwise.reports.page import html_page
 from lengthwise.reports.simulation import multiple
 from lengthwise.reports.tables import Table, to_json
 from lengthwise.simulator.paired import Ratio
-from lengthwise.simulator.sweep import Cache, Pieces, in_processes
-from lengthwise.simulator.sweep.cache import code_version, content_key, file_digest
-from lengthwise.simulator.sweep.task import Task
+from lengthwise.simulator.tasks import (
+    ResultCache,
+    Task,
+    TaskRunner,
+    code_version,
+    content_key,
+    file_digest,
+    in_processes,
+)
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.castillo import PACKAGED
 
@@ -110,7 +116,7 @@ class Output:
         return html_page(self.title, self.images, self.tables)
 
     def to_cache(self) -> dict[str, Any]:
-        """JSON for `Cache`."""
+        """JSON for `ResultCache`."""
         tables = [{**vars(table), "rule_before": sorted(table.rule_before)} for table in self.tables]
         content: dict[str, Any] = json.loads(to_json({**vars(self), "tables": tables}))
         return content
@@ -125,14 +131,14 @@ class Output:
 class Run:
     """What `measure` works with: progress, notes and the cache of simulations."""
 
-    def __init__(self, results: Cache, *, jobs: int = 1, report: Report | None = None) -> None:
+    def __init__(self, results: ResultCache, *, jobs: int = 1, report: Report | None = None) -> None:
         self.report: Report = report or (lambda _what, _done: None)
         self.notes: list[str] = []
-        self._pieces = Pieces(results, in_processes(jobs), self.report)
+        self._runner = TaskRunner(results, in_processes(jobs), self.report)
 
     def results(self, label: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
         """The result of each task in order, from the cache where it is known, else computed in worker processes."""
-        return self._pieces.results(label, tasks)
+        return self._runner.results(label, tasks)
 
     def part(self, begin: float, end: float, prefix: str = "") -> Report:
         """A progress function for a part of the study, from one share of the whole to another."""
@@ -152,7 +158,7 @@ class Run:
     @property
     def counts(self) -> tuple[int, int]:
         """Simulations taken from the cache, and computed."""
-        return self._pieces.found, self._pieces.computed
+        return self._runner.from_cache, self._runner.computed
 
 
 def _nothing(_: object) -> Any:  # noqa: ANN401  (an empty list for whatever a study leaves out)
@@ -225,7 +231,7 @@ class Study(Generic[GridT, ResultT]):
             data=_listing(os.environ.get("LENGTHWISE_DATA", "")),
         )
 
-    def run(self, grid: GridT, results: Cache, *, jobs: int = 1, report: Report | None = None) -> Finished:
+    def run(self, grid: GridT, results: ResultCache, *, jobs: int = 1, report: Report | None = None) -> Finished:
         """Take the output from the cache, or measure and cache it."""
         key, began = self.key(grid), time.monotonic()
         known = results.get(key)

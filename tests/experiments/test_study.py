@@ -14,7 +14,7 @@ from experiments.study import Claim, Run, Study
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio
-from lengthwise.simulator.sweep.cache import content_key
+from lengthwise.simulator.tasks import content_key
 
 COMPUTED: list[int] = []
 

@@ -40,7 +40,7 @@ from experiments.tie.traffic import (
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.predictions import RequestPredictions
-from lengthwise.simulator.sweep import Cache
+from lengthwise.simulator.tasks import ResultCache
 from lengthwise.workloads import LengthSamples, load_castillo
 from tests.experiments.samples import check_output, made_up
 
@@ -144,7 +144,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> TieResult:
     grid = TieGrid(seeds=2, requests=200, loads=(0.9, LOW, HIGH), pool=400, predictor=PREDICTOR)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("LENGTHWISE_DATA", raising=False)
-        return measure(Run(Cache(tmp_path_factory.mktemp("cache"))), grid)
+        return measure(Run(ResultCache(tmp_path_factory.mktemp("cache"))), grid)
 
 
 @pytest.mark.parametrize("grid", ["online", "synthetic", "offline"])
