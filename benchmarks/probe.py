@@ -78,8 +78,8 @@ def start(kind: str, probe: str, own: Clock) -> Any:  # noqa: ANN401
 
     import tests.engines.vllm_host  # noqa: F401  (sets the environment that an engine on a CPU needs)
     from lengthwise.engines.embedded import SCHEDULER, _has_bfloat16
+    from lengthwise.engines.refine import WORKER
     from lengthwise.engines.smollm2 import MODEL_NAME, model_folder
-    from lengthwise.engines.states import WORKER
 
     options: dict[str, Any] = {
         "dtype": "bfloat16" if _has_bfloat16() else "float32", "max_model_len": 2048, "max_num_seqs": 16,

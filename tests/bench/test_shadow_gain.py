@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lengthwise.bench.shadow.fit import fit_cost
-from lengthwise.bench.shadow.gain import LOGGED, TRUE, study_shadow
-from lengthwise.bench.shadow.traffic import shadow_traffic
-from lengthwise.bench.shadow.view import tables
+from lengthwise.bench.shadow_gain import LOGGED, TRUE, study_shadow, tables
+from lengthwise.bench.shadow_traffic import fit_cost, shadow_traffic
 from lengthwise.engines.shadow_log import Account, Entry, Gauges, Header, Logged, Memory
 from lengthwise.errors import InputError
 from lengthwise.simulator import EngineSpec, Fleet, Outcome, StepCost, simulate

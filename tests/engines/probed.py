@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.engines.states import WORKER, StepStates, attach
+from lengthwise.engines.refine import WORKER, StepStates, attach
 from lengthwise.predictors.probe import Probe, paper_bins, write_probe
 from lengthwise.predictors.probe.network import Network
 from lengthwise.predictors.probe.smoothing import NONE

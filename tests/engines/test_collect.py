@@ -14,8 +14,17 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from lengthwise.engines.collect import CollectPlan, CollectReport, Prompt, collect, read_answer, request_body, told_why
-from lengthwise.engines.journal import Answer, Journal
+from lengthwise.engines.collect import (
+    Answer,
+    CollectPlan,
+    CollectReport,
+    Journal,
+    Prompt,
+    collect,
+    read_answer,
+    request_body,
+    told_why,
+)
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples
 from tests.gateway.engine import RawEngine, free_port, served

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from lengthwise.engines.endpoint_probe import ProbePlan, probe
-from lengthwise.engines.engine_limits import told_facts
+from lengthwise.engines.engine_metrics import told_facts
 from lengthwise.engines.fit import fit_cost
 from lengthwise.errors import InputError
 from tests.gateway.engine import free_port, served

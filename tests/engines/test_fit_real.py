@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.engines.endpoint_probe import ProbePlan, probe
-from lengthwise.engines.engine_limits import told_facts
+from lengthwise.engines.engine_metrics import told_facts
 from lengthwise.engines.fit import StepTimes, engine_spec, fit_cost
 from lengthwise.engines.steps import read_steps
 from lengthwise.simulator import StepCost

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.engines.forced_lengths import Played, Plays
+from lengthwise.engines.forced_lengths import ForcedLengthPredictor, ForcedLengths
 from lengthwise.errors import InputError
 from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.contract import LogTPredictions
@@ -28,7 +28,7 @@ class Noting:
 @given(scale=st.floats(0.01, 10), cap=st.integers(1, 10_000))
 def test_the_predictor_is_asked_about_the_played_llm_and_its_median_is_scaled(scale: float, cap: int) -> None:
     base = Noting()
-    played = Played(base, Plays("grown", scale))  # type: ignore[arg-type]
+    played = ForcedLengthPredictor(base, ForcedLengths("grown", scale))  # type: ignore[arg-type]
     predictions = played.predict([PredictionInput("why?", "small", cap)])
     (asked,) = base.asked
     assert asked.llm == "grown"
@@ -41,9 +41,9 @@ def test_the_predictor_is_asked_about_the_played_llm_and_its_median_is_scaled(sc
 @pytest.mark.parametrize("said", [{}, {"llm": ""}, {"llm": "x", "scale": 0}, {"llm": "x", "scale": "much"}, "x", 5])
 def test_what_cannot_be_played_is_refused(said: object) -> None:
     with pytest.raises(InputError):
-        Plays.of(said)
+        ForcedLengths.of(said)
 
 
 def test_nothing_is_played_unless_it_is_asked_for() -> None:
-    assert Plays.of(None) is None
-    assert Plays.of({"llm": "x"}) == Plays("x", 1.0)
+    assert ForcedLengths.of(None) is None
+    assert ForcedLengths.of({"llm": "x"}) == ForcedLengths("x", 1.0)

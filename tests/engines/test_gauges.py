@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from lengthwise.engines.gauges import EngineGauges, EngineMemory, read_gauges, read_memory
+from lengthwise.engines.engine_metrics import EngineGauges, EngineMemory, read_gauges, read_memory
 
 
 def test_vllms_gauges_are_read_and_those_of_its_cores_added_up() -> None:

@@ -127,7 +127,7 @@ def test_every_answer_is_token_for_token_the_same_under_either_policy(vllm: dict
         assert vllm["sjf"]["finished"][name]["tokens"] == answer["tokens"]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "hrrn", "boost", "tie", "lengthwise"])
+@pytest.mark.parametrize("policy", ["fcfs", "boost", "lengthwise"])
 def test_a_preempted_request_keeps_its_arrival_and_key_in_every_host(tmp_path: Path, policy: str) -> None:
     from lengthwise.engines.vllm import LengthwiseScheduler
     from lengthwise.policies import PolicyQueue
@@ -153,7 +153,7 @@ def test_a_preempted_request_keeps_its_arrival_and_key_in_every_host(tmp_path: P
         queue.running = len(scheduler.running)
         for job in sorted(waiting, key=lambda job: job.arrival):
             queue.push(dataclasses.replace(job), scheduler.now)
-        if policy not in ("lengthwise", "tie"):  # these two also depend on how full the queue was before
+        if policy != "lengthwise":  # whose rounds depend on the order of arrival and completion as well
             assert [job.id for job in queue] == [job.id for job in waiting]
     assert run.preemptions > 0, "memory was to run out"
     drain(scheduler, {})

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.engines.refine import Refiner, check_fit, told
-from lengthwise.engines.states import State
+from lengthwise.engines.refine import Refiner, State, check_fit, told
 from lengthwise.errors import InputError
 from lengthwise.lengths import After, LogT, Point
 from lengthwise.predictors.probe import Probe

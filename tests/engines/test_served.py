@@ -9,8 +9,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from lengthwise.engines.client import EngineClient
-from lengthwise.engines.served import served_model
+from lengthwise.engines.client import EngineClient, served_model
 from lengthwise.errors import InputError
 from tests.gateway.engine import free_port, served
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.engines.states import StepStates, Wanted, attach, attached, generated_by
+from lengthwise.engines.refine import StepStates, Wanted, attach, attached, generated_by
 from lengthwise.predictors.probe import write_probe
 from tests.predictors.probe.test_probe import made_probe
 

@@ -22,7 +22,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
-from lengthwise.engines.vllm import RELEASES, LengthwiseScheduler, PolicyRequestQueue
+from lengthwise.engines.vllm import RELEASES, LengthwiseScheduler
+from lengthwise.engines.vllm_queue import PolicyRequestQueue
 from tests.engines.scheduling import make_request, make_scheduler, tiny_model
 
 

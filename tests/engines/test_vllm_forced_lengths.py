@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vllm.tokenizers.registry import cached_get_tokenizer
 
-from lengthwise.engines.forced_lengths import Played, Plays
+from lengthwise.engines.forced_lengths import ForcedLengthPredictor, ForcedLengths
 from lengthwise.engines.smollm2 import model_folder
 from lengthwise.engines.vllm import LengthwiseScheduler
 from lengthwise.predictors.service import PredictionService
@@ -37,13 +37,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def guess(monkeypatch: pytest.MonkeyPatch) -> Guess:
     made = Guess()
-    monkeypatch.setattr(Plays, "service", lambda self, _: PredictionService(lambda: Played(made, self)))
+    monkeypatch.setattr(
+        ForcedLengths, "service", lambda self, _: PredictionService(lambda: ForcedLengthPredictor(made, self))
+    )
     return made
 
 
 @pytest.fixture
 def scheduler(model: Path, guess: Guess, tmp_path: Path) -> Iterator[Any]:
-    measuring = {"plays": {"llm": "grown", "scale": SCALE}, "account": str(tmp_path / "account.json")}
+    measuring = {"forced_lengths": {"llm": "grown", "scale": SCALE}, "account": str(tmp_path / "account.json")}
     options: dict[str, Any] = {"policy": "sjf", "predictor": "fast", "tokenizer": model_folder()}
     made = make_scheduler(LengthwiseScheduler, model, slots=1, measuring=measuring, **options)
     yield made

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from lengthwise.engines.states import WORKER
-from lengthwise.engines.vllm_probe import refiner_for
+from lengthwise.engines.refine import WORKER, refiner_for
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import load_probe, write_probe
 from tests.predictors.probe.test_probe import made_probe
@@ -51,7 +50,7 @@ def test_the_llm_may_be_served_under_another_name(file: str) -> None:
         ({"speculative_config": object()}, {}, "speculative decoding"),
         ({"stages": 2}, {}, "pipeline parallelism"),
         ({"eager": False}, {}, "--enforce-eager"),
-        ({}, {"plays": {"llm": "x"}}, "lengths that are forced"),
+        ({}, {"forced_lengths": {"llm": "x"}}, "lengths that are forced"),
     ],
 )
 def test_where_states_would_be_missing_or_mean_something_else_it_is_refused(

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from vllm.v1.request import RequestStatus
 
-from lengthwise.engines.refine import Refiner
-from lengthwise.engines.states import State
+from lengthwise.engines.refine import Refiner, State
 from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
 from lengthwise.errors import InputError
 from lengthwise.lengths import After, LogT, Point

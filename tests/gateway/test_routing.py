@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lengthwise.gateway import GatewayConfig
-from lengthwise.gateway.admission import ChatBody, CompletionBody
+from lengthwise.gateway.bodies import ChatBody, CompletionBody
 from lengthwise.routers import ROUTERS, Router, make_router
 from lengthwise.routers.base import Routing
 from lengthwise.routers.kernel.loads import Load

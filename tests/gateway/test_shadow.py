@@ -45,7 +45,7 @@ def log(tmp_path: Path) -> Path:
 def guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guess]:
     """In the place of `fast`: it predicts the number that a prompt ends with, and can be made to hang."""
     made = Guess()
-    monkeypatch.setattr("lengthwise.gateway.shadow.run.prediction_service", lambda _: PredictionService(lambda: made))
+    monkeypatch.setattr("lengthwise.gateway.shadow.prediction_service", lambda _: PredictionService(lambda: made))
     yield made
     made.gate.set()
 

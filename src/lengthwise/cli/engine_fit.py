@@ -83,7 +83,7 @@ def _probed(
 ) -> tuple[StepTimes, EngineFacts]:
     from lengthwise.engines.client import engine_url
     from lengthwise.engines.endpoint_probe import ProbePlan
-    from lengthwise.engines.engine_limits import told_facts
+    from lengthwise.engines.engine_metrics import told_facts
 
     url = engine_url(url)
     facts = asyncio.run(

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.bench.shadow.gain import study_shadow
-from lengthwise.bench.shadow.view import tables
+from lengthwise.bench.shadow_gain import study_shadow, tables
 from lengthwise.engines.shadow_log import read_log
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy

@@ -1,4 +1,4 @@
-"""One OpenAI-compatible engine over HTTP: post a request, read its answer as it comes, ask how it is."""
+"""One OpenAI-compatible engine over HTTP: send a request, read its answer as it arrives, check its health."""
 
 from __future__ import annotations
 
@@ -198,3 +198,18 @@ def _told(error: Exception, url: str) -> EngineError:
     if isinstance(error, TimeoutError):
         return EngineTimeoutError(f"engine {url} was silent for too long")
     return EngineBrokenError(f"engine {url} broke off")
+
+
+async def served_model(client: EngineClient, wanted: str | None) -> str:
+    """Return `wanted`, or the first model that the endpoint serves; an InputError where nobody answers."""
+    try:
+        served = [str(model["id"]) for model in await client.models()]
+    except EngineError as error:
+        raise InputError(
+            str(error),
+            source="--url",
+            hint="start one with `lengthwise engine` or `lengthwise serve`, or mend the URL",
+        ) from error
+    if wanted is None and not served:
+        raise InputError(f"{client.url} serves no model", source="--url", hint="name one with --model")
+    return served[0] if wanted is None else wanted

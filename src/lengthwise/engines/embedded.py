@@ -28,9 +28,9 @@ from typing import Any, Final, Self
 
 from lengthwise.engines.pace import WORKER as PACED_WORKER
 from lengthwise.engines.pace import Pace
+from lengthwise.engines.refine import WORKER as STATES_WORKER
 from lengthwise.engines.refine import check_fit
 from lengthwise.engines.smollm2 import MODEL_NAME, cache_home, model_folder
-from lengthwise.engines.states import WORKER as STATES_WORKER
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.probe import DEFAULT as DEFAULT_PROBE

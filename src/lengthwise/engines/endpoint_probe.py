@@ -18,9 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from lengthwise.engines.client import EngineAnswer, EngineClient, EngineError
+from lengthwise.engines.client import EngineAnswer, EngineClient, EngineError, served_model
 from lengthwise.engines.fit import StepTimes
-from lengthwise.engines.served import served_model
 from lengthwise.errors import InputError
 
 # One token each, with the space before them, in the tokenizers of the common LLMs.

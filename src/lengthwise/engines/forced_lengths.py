@@ -1,9 +1,9 @@
-"""For measurement only: an engine that plays another LLM's answers.
+"""Measurement only: an engine that reproduces another LLM's answer lengths.
 
-A measurement may force every answer's length (`ignore_eos`, and `max_tokens` at the length), taken from an LLM that
-this machine could not serve, scaled to fit it. The predictor is then asked about that LLM, and what it predicts is
-scaled too: mu + log(scale), the same sigma. The forced limit must not reach a prediction, which would be censored at the
-truth; so a request declares its client's own limit as `cap` in `vllm_xargs`.
+A measurement may force the length of every answer (`ignore_eos`, and `max_tokens` at the length), taken from an LLM that
+this machine cannot serve and scaled to fit. The predictor is then asked about that LLM, and its predictions are scaled
+too: mu + log(scale), the same sigma. The forced limit must not reach a prediction, which would be censored at the truth; so
+a request declares its client's limit as `cap` in `vllm_xargs`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from lengthwise.predictors.service import PredictionService, prediction_service
 
 
 @dataclass(frozen=True, slots=True)
-class Plays:
-    """Whose answers are played, and by what their lengths were multiplied."""
+class ForcedLengths:
+    """The LLM whose lengths are forced, and the factor they are multiplied by."""
 
     llm: str
     scale: float = 1.0
@@ -29,47 +29,47 @@ class Plays:
     def __post_init__(self) -> None:
         if not self.llm or not 0 < self.scale < math.inf:
             raise InputError(
-                f"plays '{self.llm}' at a scale of {self.scale:g}",
+                f"forced_lengths of '{self.llm}' at a scale of {self.scale:g}",
                 source="additional_config",
                 hint='give {"llm": a name, "scale": a number above 0}',
             )
 
     @classmethod
-    def of(cls, said: Any) -> Self | None:  # noqa: ANN401  (whatever the engine's configuration holds)
-        """What the option `plays` says; None where it is not given."""
-        if said is None:
+    def of(cls, option: Any) -> Self | None:  # noqa: ANN401  (whatever the engine's configuration holds)
+        """Return the option `forced_lengths` as a value; None where it is not given."""
+        if option is None:
             return None
         try:
-            return cls(str(said["llm"]), float(said.get("scale", 1.0)))
+            return cls(str(option["llm"]), float(option.get("scale", 1.0)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
-                f"cannot read plays {said!r}",
+                f"cannot read forced_lengths {option!r}",
                 source="additional_config",
                 hint='give {"llm": a name, "scale": a number}',
             ) from error
 
     def service(self, predictor: str) -> PredictionService:
-        """Predictions about the played lengths; what is learned online is about them too."""
-        return prediction_service(predictor, lambda asked: Played(asked, self))
+        """Return the prediction service of the forced lengths; its online calibration learns from them too."""
+        return prediction_service(predictor, lambda asked: ForcedLengthPredictor(asked, self))
 
 
 @dataclass(frozen=True)
-class Played:
-    """A predictor asked about the played LLM, whose lengths are scaled."""
+class ForcedLengthPredictor:
+    """A predictor asked about the other LLM, its predictions scaled."""
 
     predictor: LengthPredictor
-    plays: Plays
+    forced_lengths: ForcedLengths
 
     def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
-        """Return one prediction about the played length for each input, censored at the input's own cap."""
-        scale = self.plays.scale
-        asked = [replace(each, llm=self.plays.llm, max_tokens=math.ceil(each.cap / scale)) for each in inputs]
-        own = as_logt(self.predictor.predict(asked))
+        """Return one prediction of the forced length for each input, censored at the cap of the input."""
+        scale = self.forced_lengths.scale
+        asked = [replace(each, llm=self.forced_lengths.llm, max_tokens=math.ceil(each.cap / scale)) for each in inputs]
+        predictions = as_logt(self.predictor.predict(asked))
         return LogTPredictions.of(
-            own.mu + math.log(scale),
-            own.sigma,
+            predictions.mu + math.log(scale),
+            predictions.sigma,
             [float(each.cap) for each in inputs],
-            nu=own.columns.nu,
-            sample_mean=own.sample_mean * scale,
-            sample_std=own.sample_std * scale,
+            nu=predictions.columns.nu,
+            sample_mean=predictions.sample_mean * scale,
+            sample_std=predictions.sample_std * scale,
         )

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from lengthwise.engines.client import EngineAnswer, EngineClient, EngineError
-from lengthwise.engines.served import served_model
+from lengthwise.engines.client import EngineAnswer, EngineClient, EngineError, served_model
 from lengthwise.errors import InputError
 from lengthwise.simulator.metrics import Summary, summarise
 

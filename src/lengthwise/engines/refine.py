@@ -1,7 +1,9 @@
-"""Predictions of running requests, made anew from the LLM's own hidden states (TRAIL). Knows arrays and predictions, not vLLM.
+"""Predictions of running requests, refined from the LLM's hidden states (TRAIL). Imports nothing of vLLM.
 
-Whatever happens in here, a host's step goes on: a request of which the probe cannot read a state keeps the prediction that
-it has, and is not read again.
+The worker copies, for each request in a step, the hidden state of the last computed token and the number of tokens it
+covers. Both travel on the step's output, so that with async scheduling, where the scheduler is a step ahead, a state still
+belongs to the tokens it names. A `Refiner` reads the states with a probe. A failure never stops a step: a request whose
+state the probe cannot read keeps its prediction and is not read again.
 """
 
 from __future__ import annotations
@@ -9,15 +11,85 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from lengthwise.engines.states import State
+import numpy as np
+from numpy.typing import NDArray
+
 from lengthwise.errors import InputError
 from lengthwise.lengths import After, LengthDistribution, LogT, Point, wide_prior
-from lengthwise.predictors.probe import Probe, Reading
+from lengthwise.predictors.probe import Probe, Reading, load_probe
 from lengthwise.predictors.probe.features import ENTROPY
+
+ATTRIBUTE: Final = "lengthwise_states"
+"""Of a step's output: its `StepStates`."""
+WORKER: Final = "lengthwise.engines.vllm_worker.StatesWorker"
+"""The worker that puts them there."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which states the worker keeps: after these layers, of every so many tokens of the answer."""
+
+    layers: tuple[int, ...]
+    every: int = 1
+    entropy: bool = False
+    """Of the next token too."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Wanted:
+        """What the options ask for: `layers` and `entropy` of every token, or what `probe` reads, when it does."""
+        layers, name, entropy = tuple(options.get("layers", ())), options.get("probe"), bool(options.get("entropy"))
+        if name is None:
+            return cls(layers, entropy=entropy)
+        probe = load_probe(name)
+        every = 1 if layers else probe.every
+        return cls(tuple(sorted({*layers, probe.layer})), every, entropy or ENTROPY in probe.inputs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """Of one request: the tokens that it had, prompt and answer, and the state of the last, by layer."""
+
+    tokens: int
+    layers: Mapping[int, NDArray[np.float32]]
+    entropy: float | None = None
+    """Of the next token, nats, before any penalty or temperature; None where it was not asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepStates:
+    """The states of one step, a row for each request."""
+
+    requests: tuple[str, ...]
+    tokens: tuple[int, ...]
+    layers: Mapping[int, NDArray[np.float32]]
+    entropy: tuple[float, ...] | None = None
+
+    def __iter__(self) -> Iterator[tuple[str, State]]:
+        for row, (name, tokens) in enumerate(zip(self.requests, self.tokens, strict=True)):
+            entropy = None if self.entropy is None else self.entropy[row]
+            yield name, State(tokens, {layer: states[row] for layer, states in self.layers.items()}, entropy)
+
+
+def attach(output: Any, states: StepStates) -> None:  # noqa: ANN401  (one of vLLM's kinds of output)
+    """Put the states on a step's output; on that of an asynchronous one, on what it will turn into."""
+    setattr(getattr(output, "_model_runner_output", output), ATTRIBUTE, states)
+
+
+def attached(output: Any) -> StepStates | None:  # noqa: ANN401
+    """Return the states on a step's output."""
+    found: StepStates | None = getattr(output, ATTRIBUTE, None)
+    return found
+
+
+def generated_by(tokens: int, prompt_tokens: int) -> int | None:
+    """Tokens of the answer that a state has seen; None while the prompt is still being computed."""
+    return tokens - prompt_tokens if tokens >= prompt_tokens else None
+
 
 _SIGMA_OF_A_HINT: Final = 0.5
 """The spread with which a bare number of tokens is told to a probe, about that of a predictor's predictions: probes have
@@ -136,3 +208,44 @@ def check_fit(probe: Probe, llms: Iterable[str], *, hidden_size: int | None, lay
 def _bare(llm: str) -> str:
     """A name without its owner or folder."""
     return llm.rstrip("/").rsplit("/", 1)[-1].lower()
+
+
+_log = logging.getLogger(__name__)
+
+
+def refiner_for(options: Mapping[str, Any], config: Any, predictor: str) -> Refiner | None:  # noqa: ANN401
+    """The reader of the probe that the plug-in's options name; None where they name none.
+
+    InputError where this vLLM would not hand over states, or not the probe's: nothing is more easily predicted than a
+    number from a probe of another LLM.
+    """
+    name = options.get("probe")
+    if name is None:
+        return None
+    model, parallel = config.model_config, config.parallel_config
+    probe = load_probe(name)
+    check_fit(
+        probe,
+        [str(model.model), str(model.served_model_name)],
+        hidden_size=int(model.get_hidden_size()),
+        layers=int(model.get_total_num_hidden_layers()),
+    )
+    if str(parallel.worker_cls).startswith(("auto", "vllm.")):
+        hint = f"add --worker-cls {WORKER}"
+        raise InputError("vLLM's own worker hands over no hidden states", field="probe", hint=hint)
+    if not model.enforce_eager:
+        raise InputError("compiled layers cannot be looked into", field="probe", hint="add --enforce-eager")
+    against = {
+        "speculative decoding, whose last token may be taken back": config.speculative_config is not None,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "lengths that are forced (`forced_lengths`), of which the LLM knows nothing": options.get("forced_lengths")
+        is not None,
+    }
+    for what, there in against.items():
+        if there:
+            raise InputError(f"a probe is not read with {what}", field="probe", hint="leave out one of them")
+    beside = probe.card.get("predictor")
+    if beside and beside != Path(predictor).stem:
+        _log.warning("the probe learned with '%s' as the predictor, and is told what '%s' predicts", beside, predictor)
+    _log.info("predictions are refined every %d tokens by the probe '%s', layer %d", probe.every, name, probe.layer)
+    return Refiner(probe)

@@ -12,10 +12,10 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -94,6 +94,15 @@ class _Open:
 
     scheduled_s: float
     numbers: tuple[float, ...]
+
+
+def spans(output: Any) -> Iterator[tuple[int, int]]:  # noqa: ANN401  (vLLM's SchedulerOutput, by its attributes)
+    """Yield, for each request in a step of vLLM, the tokens computed before it and the tokens computed in it."""
+    for new in output.scheduled_new_reqs:
+        yield new.num_computed_tokens, output.num_scheduled_tokens[new.req_id]
+    others = output.scheduled_cached_reqs
+    for name, computed in zip(others.req_ids, others.num_computed_tokens, strict=True):
+        yield computed, output.num_scheduled_tokens[name]
 
 
 class StepLog:

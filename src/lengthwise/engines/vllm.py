@@ -30,7 +30,7 @@ output refine the prediction of the request that they are of (`engines.refine`):
     --worker-cls lengthwise.engines.vllm_worker.StatesWorker --enforce-eager
     --additional-config '{"lengthwise": {"policy": "srpt:c=0.8", "probe": "default"}}'
 
-For measurements: the option `plays` and a request's `cap` (`engines.plays`), and `account`, a file to which the figures
+For measurements: the option `forced_lengths` and a request's `cap` (`engines.forced_lengths`), and `account`, a file to which the figures
 of the predictor's and the probe's work are written whenever nothing is left to do.
 """
 
@@ -38,34 +38,25 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import vllm
-from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import RequestStatus
 
-from lengthwise.engines.forced_lengths import Plays
-from lengthwise.engines.preemption import Room
-from lengthwise.engines.prompts import PromptReader
-from lengthwise.engines.refine import Refiner
-from lengthwise.engines.states import State, attached, generated_by
-from lengthwise.engines.steps import EngineFacts, StepLog
-from lengthwise.engines.vllm_probe import refiner_for
-from lengthwise.engines.vllm_spans import spans
-from lengthwise.errors import InputError
-from lengthwise.lengths import LengthDistribution, LogT, Point
-from lengthwise.policies import Job, Policy, PolicyQueue, make_policy
-from lengthwise.predictors import PredictionInput
+from lengthwise.engines.forced_lengths import ForcedLengths
+from lengthwise.engines.refine import Refiner, State, attached, generated_by, refiner_for
+from lengthwise.engines.steps import EngineFacts, StepLog, spans
+from lengthwise.engines.vllm_queue import Jobs, PolicyRequestQueue, generates, may_be_preempted
+from lengthwise.lengths import LengthDistribution
+from lengthwise.policies import Job, Policy, make_policy
 from lengthwise.predictors.service import DEFAULT_PREDICTOR, PredictionService, known_predictor, prediction_service
 
 if TYPE_CHECKING:
@@ -78,10 +69,6 @@ RELEASES: Final = ("0.32.",)
 DEFAULT_POLICY: Final = "lengthwise"
 POLICY_VARIABLE: Final = "LENGTHWISE_POLICY"
 PREDICTOR_VARIABLE: Final = "LENGTHWISE_PREDICTOR"
-
-_CUT: Final = frozenset(
-    {RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_REPETITION}
-)
 
 _log = logging.getLogger("lengthwise.engines.vllm")
 
@@ -101,10 +88,10 @@ class LengthwiseSyncScheduler(Scheduler):
         name = options.get("policy") or os.environ.get(POLICY_VARIABLE) or DEFAULT_POLICY
         predictor = options.get("predictor") or os.environ.get(PREDICTOR_VARIABLE) or DEFAULT_PREDICTOR
         self.length_policy: Policy = make_policy(name)
-        self.plays = Plays.of(options.get("plays"))
+        self.forced_lengths = ForcedLengths.of(options.get("forced_lengths"))
         known = known_predictor(predictor)
         self.predictions: PredictionService = (
-            prediction_service(known) if self.plays is None else self.plays.service(known)
+            prediction_service(known) if self.forced_lengths is None else self.forced_lengths.service(known)
         )
         self.warm_predictor = bool(options.get("warm_predictor", True))
         self._account: str | None = options.get("account")
@@ -112,7 +99,7 @@ class LengthwiseSyncScheduler(Scheduler):
         if self.refiner is not None:
             self.on_state = self._refine
         self.jobs = Jobs(self)
-        self.room = Room()
+        self.victims = VictimSearch()
         self.now = time.time()
         self.waiting = PolicyRequestQueue(self)
         self.kv_holding_waiting = PolicyRequestQueue(self)
@@ -126,7 +113,7 @@ class LengthwiseSyncScheduler(Scheduler):
     def use_policy(self, name: str) -> None:
         """Change the policy under the waiting requests; `fcfs` is the kill switch."""
         self.length_policy = make_policy(name)
-        self.room.forget()
+        self.victims.forget()
         self.jobs.prepare()
         for queue in (self.waiting, self.kv_holding_waiting):
             queue.use(self.length_policy)
@@ -181,7 +168,7 @@ class LengthwiseSyncScheduler(Scheduler):
         name = request.request_id
         if self.refiner is None or not self.length_policy.uses_predictions or not self.refiner.due(name, generated):
             return
-        if generated > request.num_output_tokens or not _generates(request):
+        if generated > request.num_output_tokens or not generates(request):
             return
         job = self.jobs.of(request)
         prediction = self.refiner.read(name, generated, state, job.prediction, self.jobs.cap(request))
@@ -216,7 +203,7 @@ class LengthwiseSyncScheduler(Scheduler):
     def _take_in(self, job: Job, prediction: LengthDistribution) -> bool:
         """Go by a new prediction; whether the request was waiting."""
         job.update_prediction(prediction)
-        self.room.forget()
+        self.victims.forget()
         return any(queue.rekey(job) for queue in (self.waiting, self.kv_holding_waiting))
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (vLLM's own)
@@ -251,15 +238,15 @@ class LengthwiseSyncScheduler(Scheduler):
         Before vLLM's own step, so that the place is taken in the same step. Not where vLLM might pass over the first in
         line for a reason of its own and give the place to another: then one after the other would yield.
         """
-        self.room.stepped()
+        self.victims.count_step()
         if self.connector is not None or self.ec_connector is not None or self.pause_state != PauseState.UNPAUSED:
             return
         while self.running and self.waiting and not self.kv_holding_waiting:
             head = self.waiting.peek_request()
             if self._is_passed_over(head) or self._finds_room(head):
                 return
-            running = [request.request_id for request in self.running if _may_yield(request)]
-            name = self.room.made_by(
+            running = [request.request_id for request in self.running if may_be_preempted(request)]
+            name = self.victims.find(
                 self.length_policy, head.request_id, running, lambda name: self.jobs.of(self.requests[name]), self.now
             )
             if name is None:
@@ -334,213 +321,38 @@ class LengthwiseScheduler(LengthwiseSyncScheduler, AsyncScheduler):
             _log.warning("pipeline parallelism without async scheduling: use --scheduler-cls %s", name)
 
 
-class Jobs:
-    """The Job that stands for a Request, made once and kept on it, and what is asked and learned about its length."""
+class VictimSearch:
+    """Asks a policy which running request to preempt for the head of the queue, no more often than the policy needs.
 
-    def __init__(self, scheduler: LengthwiseSyncScheduler) -> None:
-        self._scheduler = scheduler
-        self._predictions = scheduler.predictions
-        self._by_priority = scheduler.policy == SchedulingPolicy.PRIORITY
-        self._latest = 0.0
-        served = str(scheduler.vllm_config.model_config.served_model_name)
-        self.llm = served if scheduler.plays is None else scheduler.plays.llm
-        self._reader: PromptReader | None = None
-
-    def prepare(self) -> None:
-        """Have what predicting needs, unless the policy goes by no prediction: under fcfs nothing is loaded."""
-        if self._reader is None and self._predictions.predicts and self._scheduler.length_policy.uses_predictions:
-            # None where vLLM was told to do without. The template is learned on this thread: an encoding tokenizer
-            # must not be shared.
-            tokenizer = cached_tokenizer_from_config(self._scheduler.vllm_config.model_config)
-            if tokenizer is not None:
-                self._reader = PromptReader.of(tokenizer)
-                if self._scheduler.warm_predictor:
-                    self._predictions.warm()
-
-    def of(self, request: Request) -> Job:
-        """Return the request's job with its progress brought up to date."""
-        job: Job | None = getattr(request, "lengthwise_job", None)
-        if job is None:
-            cap = self.cap(request)
-            told = prediction_of(request, cap)
-            known = self._predictions.admit(request.request_id, self.llm, cap)
-            job = Job(
-                id=request.request_id,
-                arrival=self._arrival(request),
-                prompt_tokens=request.num_prompt_tokens,
-                prediction=known if told is None else told,
-                max_tokens=cap,
-                llm=self.llm,
-                priority=request.priority if self._by_priority else 0,
-            )
-            request.lengthwise_job = job
-            request.lengthwise_told = told is not None
-            self.ask(request)
-        job.generated, job.preemptions = request.num_output_tokens, request.num_preemptions
-        return job
-
-    def ask(self, request: Request) -> None:
-        """Have its length predicted, unless the client has told it, nobody goes by it or nothing can be read."""
-        ids, reader = request.prompt_token_ids, self._reader
-        if reader is None or ids is None or request.lengthwise_told or not _generates(request):
-            return
-        if self._scheduler.length_policy.uses_predictions:
-            cap = self.cap(request)
-            self._predictions.ask(
-                request.request_id, lambda: PredictionInput(reader.read(ids), self.llm, cap, prompt_tokens=len(ids))
-            )
-
-    def ended(self, request: Request) -> None:
-        """Learn from how a request ended: whole, cut, or in a way that says nothing of its length."""
-        job: Job | None = getattr(request, "lengthwise_job", None)
-        refiner = self._scheduler.refiner
-        if job is not None:
-            job.generated = request.num_output_tokens
-            if refiner is not None:
-                # What a queue learns is how good the predictions are by which it gave a place.
-                job.update_prediction(refiner.ended(request.request_id, job.prediction))
-            for queue in (self._scheduler.waiting, self._scheduler.kv_holding_waiting):
-                queue.finished(job)
-        tokens = request.num_output_tokens if _generates(request) else None
-        if request.status == RequestStatus.FINISHED_ABORTED and tokens and request.sampling_params.stop:
-            # Stop strings are looked for outside the engine, which is then told to abort: that was its end.
-            self._predictions.ended(request.request_id, tokens)
-        elif request.status == RequestStatus.FINISHED_STOPPED or request.status in _CUT:
-            # One that was forced to a length below the limit that its client declared has ended, and was not cut.
-            capped, declared = request.status == RequestStatus.FINISHED_LENGTH_CAPPED, declared_cap(request)
-            forced = capped and declared is not None and (tokens or 0) < self.cap(request)
-            self._predictions.ended(request.request_id, tokens, censored=request.status in _CUT and not forced)
-        else:
-            self._predictions.ended(request.request_id, None)
-
-    def cap(self, request: Request) -> int:
-        """The most tokens that the answer may have: what the request allows, and what the context leaves."""
-        left: int = self._scheduler.max_model_len - request.num_prompt_tokens
-        return max(1, min(declared_cap(request) or int(request.max_tokens), left))
-
-    def _arrival(self, request: Request) -> float:
-        """When it came. vLLM's fcfs goes by the order of entry, not by the clock: never before the last one."""
-        if self._by_priority:
-            return float(request.arrival_time)
-        self._latest = max(self._latest, request.arrival_time)
-        return self._latest
-
-
-def _may_yield(request: Request) -> bool:
-    """Whether a running request may be asked to yield: not one whose last token is on its way."""
-    return _generates(request) and request.num_output_tokens + request.num_output_placeholders < request.max_tokens
-
-
-def _generates(request: Request) -> bool:
-    """Whether it is one prompt and one answer: no embedding, and no session that goes on with another prompt."""
-    return request.sampling_params is not None and not request.resumable
-
-
-class PolicyRequestQueue(RequestQueue):
-    """One of vLLM's waiting queues, kept by our queue."""
-
-    def __init__(self, scheduler: LengthwiseSyncScheduler) -> None:
-        self._jobs = scheduler.jobs
-        self._scheduler = scheduler
-        self._queue = PolicyQueue(scheduler.length_policy, slots=scheduler.max_num_active_reqs)
-        self._requests: dict[str, Request] = {}
-
-    def use(self, policy: Policy) -> None:
-        """Change the policy under the waiting requests."""
-        self._queue.use(policy, self._scheduler.now)
-
-    def rekey(self, job: Job) -> bool:
-        """Put a waiting request where its prediction of now puts it; False where it does not wait here."""
-        if job.id not in self._requests:
-            return False
-        self._queue.update(job, self._scheduler.now)
-        return True
-
-    def finished(self, job: Job) -> None:
-        """Tell the queue that a request is over, its length in its job."""
-        self._queue.finished(job)
-
-    def add_request(self, request: Request) -> None:
-        """Let a request wait, behind its equals."""
-        self._enter(request, front=False)
-
-    def prepend_request(self, request: Request) -> None:
-        """Let a request come back (preempted, or skipped in this step): before its equals."""
-        self._enter(request, front=True)
-
-    def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """Let several come back, the last given first in line, as vLLM's own queue has it."""
-        for request in requests:
-            self._enter(request, front=True)
-
-    def pop_request(self) -> Request:
-        """Take the next request to run."""
-        request = self.peek_request()
-        self._queue.pop(self._scheduler.now)
-        return self._requests.pop(request.request_id)
-
-    def peek_request(self) -> Request:
-        """Look at the next request to run."""
-        self._queue.running = len(self._scheduler.running)
-        job = self._queue.peek(self._scheduler.now)
-        if job is None:
-            raise IndexError("peek from an empty queue")
-        return self._requests[job.id]
-
-    def remove_request(self, request: Request) -> None:
-        """Take a request out wherever it stands."""
-        if request.request_id not in self._requests:
-            raise ValueError(f"{request.request_id} is not waiting")
-        self.remove_requests([request])
-
-    def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Take out those of the requests that wait here."""
-        for request in requests:
-            if self._requests.pop(request.request_id, None) is not None:
-                self._queue.remove(request.request_id)
-
-    def __bool__(self) -> bool:
-        return bool(self._requests)
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __getitem__(self, place: int) -> Request:
-        """Return who stands at that place; vLLM's fcfs queue is a deque."""
-        return list(self)[place]
-
-    def __iter__(self) -> Iterator[Request]:
-        return (self._requests[job.id] for job in self._queue)
-
-    def _enter(self, request: Request, *, front: bool) -> None:
-        now = self._scheduler.now
-        self._requests[request.request_id] = request
-        self._queue.push(self._jobs.of(request), now, front=front)
-
-
-def declared_cap(request: Request) -> int | None:
-    """The limit that the request's client declares; for a measurement that forces lengths (`engines.plays`)."""
-    params = request.sampling_params
-    said = ((params.extra_args if params is not None else None) or {}).get("cap")
-    try:
-        return None if said is None else max(1, int(said))
-    except (TypeError, ValueError, OverflowError) as error:
-        _log.warning("request %s: no usable cap in vllm_xargs (%s)", request.request_id, error)
-        return None
-
-
-def prediction_of(request: Request, cap: int) -> LengthDistribution | None:
-    """Return what the request's body says of its length; None where it says nothing usable.
-
-    A bad value must not stop the engine: it counts as nothing said, and the log names it.
+    The simulator applies the same rule (`simulator/kernel/step.py`): at the start of a step, for the head only, while it
+    cannot be admitted and the policy names a victim. A refusal holds until another request is the head, others run, a
+    prediction changes, or the running requests have advanced by `preempt_check_interval` steps. A step in which nothing
+    changed costs the comparison of two lists of names.
     """
-    params = request.sampling_params
-    said = (params.extra_args if params is not None else None) or {}
-    try:
-        if "length_mu" in said or "length_sigma" in said:
-            return LogT(float(said["length_mu"]), float(said["length_sigma"]), cap)
-        if "expected_tokens" in said:
-            return Point(float(said["expected_tokens"]), max(cap, math.ceil(float(said["expected_tokens"]))))
-    except (InputError, KeyError, TypeError, ValueError, OverflowError) as error:
-        _log.warning("request %s: no usable prediction in vllm_xargs (%s)", request.request_id, error)
-    return None
+
+    def __init__(self) -> None:
+        self._refused: list[str] = []
+        self._steps = 0
+
+    def forget(self) -> None:
+        """Ask again at the next opportunity: a prediction or the policy has changed."""
+        self._refused = []
+
+    def count_step(self) -> None:
+        """Count a step."""
+        self._steps += 1
+
+    def find(
+        self, policy: Policy, head: str, running: Sequence[str], job_of: Callable[[str], Job], now: float
+    ) -> str | None:
+        """Return which of `running`, in order of admission, is preempted for the head; None: none of them."""
+        question = [head, *running]
+        if question == self._refused and (
+            policy.preempt_check_interval == 0 or self._steps < policy.preempt_check_interval
+        ):
+            return None
+        victim = policy.victim([job_of(name) for name in running], job_of(head), now)
+        if victim is None:
+            self._refused, self._steps = question, 0
+            return None
+        return victim.id

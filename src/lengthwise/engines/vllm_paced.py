@@ -14,7 +14,7 @@ from typing import Any
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from lengthwise.engines.pace import PaceLog, Pacer, pace_cost
-from lengthwise.engines.vllm_spans import spans
+from lengthwise.engines.steps import spans
 
 
 class PacedWorker(CPUWorker):

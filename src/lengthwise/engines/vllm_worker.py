@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from lengthwise.engines.states import StepStates, Wanted, attach
+from lengthwise.engines.refine import StepStates, Wanted, attach
 from lengthwise.errors import InputError
 
 

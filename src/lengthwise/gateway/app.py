@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: its paths, and what lives as long as it does."""
+"""The gateway as an ASGI application: its routes, its lifespan, and the health checks of its engines."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.engines.engine_metrics import ask_metrics, read_gauges, read_memory
 from lengthwise.errors import InputError
-from lengthwise.gateway import health
-from lengthwise.gateway.admission import ChatBody, CompletionBody
+from lengthwise.gateway.bodies import ChatBody, CompletionBody
 from lengthwise.gateway.completions import Completions
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, Engine
@@ -29,6 +29,10 @@ from lengthwise.predictors.service import prediction_service
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+    from lengthwise.gateway.dispatch import Dispatcher, Engine
+    from lengthwise.gateway.metrics import Metrics
+
 
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -90,7 +94,7 @@ class _Gateway:
             for engine in self._engines:
                 await stack.enter_async_context(engine.client)
             watch = asyncio.create_task(
-                health.watch(
+                _watch_engines(
                     self._dispatcher,
                     self._metrics,
                     interval_s=self._config.health_interval_s,
@@ -171,3 +175,47 @@ def _is_local(request: Request) -> bool:
         return request.client is not None and ip_address(request.client.host).is_loopback
     except ValueError:
         return False
+
+
+async def _watch_engines(dispatcher: Dispatcher, metrics: Metrics, *, interval_s: float, hold_timeout_s: float) -> None:
+    """Ask every engine every `interval_s`, each on its own so that a slow one delays nobody."""
+    async with asyncio.TaskGroup() as tasks:
+        for engine in dispatcher.engines:
+            tasks.create_task(_watch_engine(engine, dispatcher, metrics, interval_s))
+        tasks.create_task(_give_up(dispatcher, interval_s, hold_timeout_s))
+
+
+async def _watch_engine(engine: Engine, dispatcher: Dispatcher, metrics: Metrics, interval_s: float) -> None:
+    tells = wanted = dispatcher.routes.router is not None
+    while True:
+        tells = tells or (wanted and not engine.up)  # one that has no figures is not asked again before it comes back
+        try:
+            await engine.client.check()
+        except EngineError as error:
+            if engine.up:
+                metrics.failed(engine, error.kind)
+            dispatcher.set_down(engine, error)
+        else:
+            dispatcher.set_up(engine)
+            tells = tells and await _scrape(engine, dispatcher)
+        await asyncio.sleep(interval_s)
+
+
+async def _scrape(engine: Engine, dispatcher: Dispatcher) -> bool:
+    """Let the router know how busy the engine says it is; False where it says nothing of that kind."""
+    asked_at = dispatcher.clock()  # who is sent while the answer comes may not be in it
+    told = await ask_metrics(engine.client)
+    if not told:
+        return told is not None
+    if (memory := read_memory(told)) is not None:
+        dispatcher.routes.holds(engine, memory.kv_tokens)
+    gauges = read_gauges(told)
+    if gauges is not None and engine.up:
+        dispatcher.routes.scraped(engine, gauges, asked_at)
+    return gauges is not None
+
+
+async def _give_up(dispatcher: Dispatcher, interval_s: float, hold_timeout_s: float) -> None:
+    while True:
+        dispatcher.give_up(hold_timeout_s)
+        await asyncio.sleep(min(interval_s, hold_timeout_s / 4) if hold_timeout_s else interval_s)

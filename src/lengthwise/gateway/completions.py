@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lengthwise.engines.client import EngineAnswer, EngineBrokenError, EngineError, EngineUnreachableError
-from lengthwise.gateway.admission import CompletionBody, parse
+from lengthwise.gateway.bodies import CompletionBody, parse
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, Engine
 from lengthwise.gateway.errors import ApiError, from_engine
-from lengthwise.gateway.streaming import Caller, ClientGoneError, relay
-from lengthwise.gateway.usage_parser import Measure
+from lengthwise.gateway.streaming import Caller, ClientGoneError, Measure, relay
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
 from lengthwise.predictors.service import PredictionService

@@ -13,7 +13,7 @@ from lengthwise.routers import Admitted, EngineInfo, Event, Evicted, Finished, P
 from lengthwise.workloads.blocks import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from lengthwise.engines.gauges import EngineGauges
+    from lengthwise.engines.engine_metrics import EngineGauges
     from lengthwise.gateway.dispatch import Engine
 
 _log = logging.getLogger(__name__)

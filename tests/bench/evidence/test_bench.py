@@ -268,7 +268,7 @@ def test_an_engine_is_started_with_what_the_cell_says(tmp_path: Path) -> None:
     run = Run(Cell("a", "sjf", "default", 1.1), SIZES, 1.0, "default", traffic.lengths)
     options = run.options(tmp_path)
     assert (options.policy, options.predictor, options.max_num_seqs, options.plugin) == ("sjf", "default", 2, True)
-    assert options.plugin_options["plays"] == {"llm": "meta-llama/Llama-3.1-8B-Instruct", "scale": 0.15}
+    assert options.plugin_options["forced_lengths"] == {"llm": "meta-llama/Llama-3.1-8B-Instruct", "scale": 0.15}
     assert replace(run, cell=Cell("a", "sjf", ORACLE, 1.1)).options(tmp_path).predictor == "none"
     assert not replace(run, cell=STOCK).options(tmp_path).plugin
-    assert "plays" not in replace(run, cell=Cell("b", "sjf", "default", 1.1)).options(tmp_path).plugin_options
+    assert "forced_lengths" not in replace(run, cell=Cell("b", "sjf", "default", 1.1)).options(tmp_path).plugin_options

@@ -57,7 +57,7 @@ class Run:
         cell, sizes = self.cell, self.sizes
         plugin: dict[str, Any] = {"account": str(folder / "account.json"), "steps": str(folder / "steps.parquet")}
         if cell.setting == "a":
-            plugin["plays"] = {"llm": PLAYED, "scale": sizes.scale}
+            plugin["forced_lengths"] = {"llm": PLAYED, "scale": sizes.scale}
         return EngineOptions(
             policy=cell.policy,
             predictor=NO_PREDICTOR if cell.predictor == ORACLE else self.predictor,
@@ -224,7 +224,7 @@ def _pace(cost: StepCost, folder: Path) -> dict[str, Any]:
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """Without what names a place on this machine."""
     kept = {key: value for key, value in options.items() if key not in ("host", "port", "plugin_options", "pace")}
-    kept["plays"] = options["plugin_options"].get("plays")
+    kept["forced_lengths"] = options["plugin_options"].get("forced_lengths")
     if kept["predictor"].endswith(".lw"):
         kept["predictor"] = Path(kept["predictor"]).name
     return kept

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lengthwise.bench.evidence.cell import Run
 from lengthwise.bench.evidence.plan import ORACLE
 from lengthwise.bench.evidence.traffic import PLAYED, Traffic
-from lengthwise.engines.forced_lengths import Played, Plays
+from lengthwise.engines.forced_lengths import ForcedLengthPredictor, ForcedLengths
 from lengthwise.predictors.calibration import as_logt
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput
 from lengthwise.predictors.load import load_predictor
@@ -30,7 +30,7 @@ def first_predictions(run: Run, traffic: Traffic, llm: str) -> Columns | None:
         return np.log(np.maximum(1, told)), np.zeros(len(told))
     predictor: LengthPredictor = load_predictor(run.predictor)
     if run.cell.setting == "a":
-        predictor = Played(predictor, Plays(PLAYED, run.sizes.scale))
+        predictor = ForcedLengthPredictor(predictor, ForcedLengths(PLAYED, run.sizes.scale))
     inputs = [
         PredictionInput(render_chat([{"role": "user", "content": text}]), llm, traffic.cap, prompt_tokens=int(tokens))
         for text, tokens in zip(traffic.prompts, traffic.prompt_tokens, strict=True)

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from lengthwise.engines.preemption import Room
+from tests.engines.need import need_vllm
+
+need_vllm()
+
+from lengthwise.engines.vllm import VictimSearch
 from lengthwise.lengths import LogT, Point
 from lengthwise.policies import Job, make_policy
 from lengthwise.policies.srpt import Srpt
@@ -35,36 +39,36 @@ JOBS = {
 }
 
 
-def asked(room: Room, policy: Counted, head: str, running: list[str]) -> str | None:
-    return room.made_by(policy, head, running, JOBS.__getitem__, 0.0)
+def asked(search: VictimSearch, policy: Counted, head: str, running: list[str]) -> str | None:
+    return search.find(policy, head, running, JOBS.__getitem__, 0.0)
 
 
 def test_it_says_whom_the_policy_says(policy: Counted) -> None:
-    assert asked(Room(), policy, "short", ["long", "longer"]) == "longer"
-    assert asked(Room(), policy, "longer", ["long", "short"]) is None
-    assert asked(Room(), policy, "short", []) is None
+    assert asked(VictimSearch(), policy, "short", ["long", "longer"]) == "longer"
+    assert asked(VictimSearch(), policy, "longer", ["long", "short"]) is None
+    assert asked(VictimSearch(), policy, "short", []) is None
 
 
 def test_a_no_holds_until_something_changes(policy: Counted) -> None:
-    room = Room()
+    search = VictimSearch()
     for _ in range(3):
-        assert asked(room, policy, "longer", ["long", "short"]) is None
-        room.stepped()
+        assert asked(search, policy, "longer", ["long", "short"]) is None
+        search.count_step()
     assert policy.asked == 1
-    asked(room, policy, "longer", ["short", "long"])
+    asked(search, policy, "longer", ["short", "long"])
     assert policy.asked == 2, "others run"
-    asked(room, policy, "long", ["short", "long"])
+    asked(search, policy, "long", ["short", "long"])
     assert policy.asked == 3, "another is first in line"
-    room.forget()
-    asked(room, policy, "long", ["short", "long"])
+    search.forget()
+    asked(search, policy, "long", ["short", "long"])
     assert policy.asked == 4, "a prediction has come"
 
 
 def test_a_no_is_asked_again_after_so_many_steps(policy: Counted) -> None:
-    room = Room()
+    search = VictimSearch()
     for _ in range(2 * policy.preempt_check_interval + 1):
-        asked(room, policy, "longer", ["long"])
-        room.stepped()
+        asked(search, policy, "longer", ["long"])
+        search.count_step()
     assert policy.asked == 3
 
 
@@ -72,12 +76,12 @@ def test_who_grows_with_age_is_found_by_asking_again() -> None:
     """Of an uncertain prediction more is to come the longer it runs: a no becomes a yes though nothing else is new."""
     heavy = Job("heavy", 0.0, prediction=LogT(4.0, 1.5, 8192))
     other = Job("other", 0.0, prediction=Point(1.2 * heavy.expected))
-    srpt, room, jobs = make_policy("srpt:c=1"), Room(), {"heavy": heavy, "other": other}
+    srpt, search, jobs = make_policy("srpt:c=1"), VictimSearch(), {"heavy": heavy, "other": other}
     said = []
     for generated in range(250):
         heavy.generated = generated
-        said.append(room.made_by(srpt, "other", ["heavy"], jobs.__getitem__, 0.0))
-        room.stepped()
+        said.append(search.find(srpt, "other", ["heavy"], jobs.__getitem__, 0.0))
+        search.count_step()
     first = said.index("heavy")
     assert first > 0
     assert first % srpt.preempt_check_interval == 0

@@ -1,25 +1,37 @@
-"""One request through the shadow: on to the engine at once, its answer back as it comes, then a line in the log."""
+"""A proxy that only observes: requests pass at once, and predictions and measurements are logged.
+
+It decides nothing: it has no queue, no order and no limit.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from starlette.applications import Starlette
+from starlette.routing import Route
+
 from lengthwise.engines.client import EngineClient, EngineError
-from lengthwise.engines.shadow_log import End, Entry, ShadowLog, Source
-from lengthwise.gateway.admission import ChatBody, CompletionBody, parse
-from lengthwise.gateway.errors import ApiError, from_engine
-from lengthwise.gateway.streaming import Caller, ClientGoneError, relay
-from lengthwise.gateway.usage_parser import Measure
+from lengthwise.engines.engine_metrics import ask_metrics, read_gauges, read_memory
+from lengthwise.engines.shadow_log import Account, End, Entry, Gauges, Header, Memory, ShadowLog, Source
+from lengthwise.gateway.bodies import ChatBody, CompletionBody, parse
+from lengthwise.gateway.errors import ApiError, from_engine, tell_bug
+from lengthwise.gateway.server import run_app
+from lengthwise.gateway.streaming import Caller, ClientGoneError, Measure, relay
 from lengthwise.lengths import LengthDistribution, LogT, Point
-from lengthwise.predictors.service import PredictionService
+from lengthwise.predictors.service import PredictionService, prediction_service
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
+
 
 _WATCHED: Final[dict[str, type[CompletionBody]]] = {
     "/v1/chat/completions": ChatBody,
@@ -187,3 +199,71 @@ def _prediction(seen: _Seen) -> tuple[Source, float | None, float | None]:
         if isinstance(prediction, Point):
             return source, math.log(max(1.0, prediction.mean())), 0.0
     return "prior", None, None
+
+
+_LOOK_EVERY_S: Final = 1.0
+_SILENCE_S: Final = 24 * 3600.0  # who waits longer than the engine answers is for client and engine to say
+_SHUTDOWN_S: Final = 30
+
+
+def create_shadow(
+    url: str, log: ShadowLog, predictor: str = "fast", *, stream_usage: bool = True, look_every_s: float = _LOOK_EVERY_S
+) -> Starlette:
+    """The proxy before the engine at `url`; `log` is open for as long as it serves."""
+    client = EngineClient(url, silence_timeout_s=_SILENCE_S)
+    predictions = prediction_service(predictor)
+    proxy = ShadowProxy(client, predictions, log, stream_usage)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        predictions.warm()
+        async with client:
+            look = asyncio.create_task(_look(client, proxy, look_every_s))
+            try:
+                yield
+            finally:
+                look.cancel()
+                await asyncio.wait([look])
+                log.add(_account(predictions))
+                predictions.close()
+
+    return Starlette(routes=[Route("/{path:path}", proxy)], lifespan=lifespan, exception_handlers={Exception: tell_bug})
+
+
+def run_shadow(
+    url: str,
+    sock: socket.socket,
+    path: Path,
+    *,
+    predictor: str,
+    stream_usage: bool,
+    on_ready: Callable[[], None] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then let running requests finish, for at most 30 s; the log is in `path`."""
+    with ShadowLog(path, Header(url, predictor, time.time())) as log:
+        app = create_shadow(url, log, predictor, stream_usage=stream_usage)
+        run_app(app, sock, shutdown_timeout_s=_SHUTDOWN_S, on_ready=on_ready)
+
+
+async def _look(client: EngineClient, proxy: ShadowProxy, every_s: float) -> None:
+    """Note how full the engine says it is whenever that has changed; one that tells nothing is left alone."""
+    last: tuple[int, int] | None = None
+    memory = False
+    while True:
+        told = await ask_metrics(client)
+        if told is None:
+            return
+        if not memory and (found := read_memory(told)) is not None:
+            proxy.log.add(Memory(found.kv_tokens, found.block_size))
+            memory = True
+        gauges = read_gauges(told)
+        if gauges is not None and (gauges.running, gauges.waiting) != last:
+            last = gauges.running, gauges.waiting
+            proxy.log.add(Gauges(round(proxy.clock() - proxy.began, 3), *last, gauges.kv_use))
+        await asyncio.sleep(every_s)
+
+
+def _account(predictions: PredictionService) -> Account:
+    counts = predictions.counts
+    age = counts.age_s / counts.answered if counts.answered else 0.0
+    return Account(counts.asked, counts.answered, counts.failed, counts.dropped, round(counts.cpu_s, 6), round(age, 6))

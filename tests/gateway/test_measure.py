@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.gateway.usage_parser import Measure
+from lengthwise.gateway.streaming import Measure
 
 
 def event(**fields: object) -> bytes:
