@@ -11,10 +11,12 @@ from lengthwise.policies import Job
 from lengthwise.routers import (
     ROUTERS,
     Admitted,
+    BaseRouter,
     EngineId,
     EngineInfo,
     Event,
     Evicted,
+    ExplainingRouter,
     Finished,
     NoEngineError,
     Progress,
@@ -23,9 +25,9 @@ from lengthwise.routers import (
     Speed,
     make_router,
 )
-from lengthwise.routers.base import Routing
+from lengthwise.routers.tracking import LedgerRouter
 from tests.conformance.strategies import jobs
-from tests.routers.books import check_books, check_empty
+from tests.routers.ledger_checks import check_empty, check_ledger
 
 SPECS = (*ROUTERS, "random:seed=7", "cache_aware:absolute=1,relative=1", "dynamo:active=2", "e2:window=5,hits=0.1")
 names = st.sampled_from(["a", "b", "c", 3])
@@ -85,7 +87,7 @@ class AnyRouter(RuleBasedStateMachine):
             with pytest.raises(NoEngineError):
                 self.router.choose(job, self.now, some)
             return
-        weighed = self.router.weigh(job, self.now, some)
+        weighed = self.router.weigh(job, self.now, some) if isinstance(self.router, ExplainingRouter) else {}
         decision = self.router.choose(job, self.now, some)
         assert decision.engine in allowed
         assert not weighed or set(weighed) == allowed
@@ -134,23 +136,23 @@ class AnyRouter(RuleBasedStateMachine):
 
     @rule(engine=names, running=st.integers(0, 5), waiting=st.integers(0, 5), use=st.none() | st.floats(0, 1))
     def scrape(self, engine: EngineId, running: int, waiting: int, use: float | None) -> None:
-        assert isinstance(self.router, Routing)
         self.router.observe(Scraped(engine, self.now, running, waiting, use))
-        self.sent = {job: there for job, there in self.sent.items() if job in self.router.ledger}
+        if isinstance(self.router, LedgerRouter):
+            self.sent = {job: there for job, there in self.sent.items() if job in self.router.ledger}
 
     @invariant()
     def counts_are_right(self) -> None:
-        assert isinstance(self.router, Routing)
-        assert set(self.router.slots) == set(self.up)
-        assert set(self.router.ledger._rows) == set(self.sent)
-        check_books(self.router)
+        if isinstance(self.router, BaseRouter):
+            assert set(self.router.slots) == set(self.up)
+        if isinstance(self.router, LedgerRouter):
+            assert set(self.router.ledger._rows) == set(self.sent)
+        check_ledger(self.router)
 
     def teardown(self) -> None:
-        assert isinstance(self.router, Routing)
         for job, engine in self.sent.items():
             self.router.observe(Finished(job, engine, self.now, 10))
         check_empty(self.router)
 
 
 TestAnyRouter = AnyRouter.TestCase
-TestAnyRouter.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnyRouter.settings = settings(max_examples=150, stateful_step_count=40)

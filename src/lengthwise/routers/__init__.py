@@ -1,8 +1,9 @@
-"""The choice among engines: where a request runs.
+"""The choice among engines: which engine serves a request. Order inside an engine is `lengthwise.policies`.
 
-Routers are pure: time and events come in as arguments, and they know no clock, socket or simulator.
+Routers are pure: time and events are arguments, and no router knows a clock, a socket or a simulator.
 """
 
+from lengthwise.routers.base import BaseRouter
 from lengthwise.routers.contract import (
     Admitted,
     Costs,
@@ -11,29 +12,34 @@ from lengthwise.routers.contract import (
     EngineInfo,
     Event,
     Evicted,
+    ExplainingRouter,
     Finished,
     NoEngineError,
     Progress,
     Router,
     Scraped,
     Speed,
+    StaticRouter,
 )
 from lengthwise.routers.registry import ROUTERS, make_router
 
 __all__ = [
     "ROUTERS",
     "Admitted",
+    "BaseRouter",
     "Costs",
     "Decision",
     "EngineId",
     "EngineInfo",
     "Event",
     "Evicted",
+    "ExplainingRouter",
     "Finished",
     "NoEngineError",
     "Progress",
     "Router",
     "Scraped",
     "Speed",
+    "StaticRouter",
     "make_router",
 ]

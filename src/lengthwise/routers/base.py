@@ -1,88 +1,70 @@
-"""What routers have in common: who is up, what was sent where, and how parameters are spelt."""
+"""The base class of routers, and the two routers that need no signal: `random` and `round_robin`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.policies import Job
-from lengthwise.routers.contract import (
-    Admitted,
-    Costs,
-    Decision,
-    EngineId,
-    EngineInfo,
-    Event,
-    Evicted,
-    Finished,
-    NoEngineError,
-    Progress,
-    Scraped,
-)
-from lengthwise.routers.kernel.loads import Load
-from lengthwise.routers.ledger import Ledger
+from lengthwise.routers.contract import Decision, EngineId, EngineInfo, Event, NoEngineError
 
 Slots = NDArray[np.int64]
-Picked = tuple[int, Mapping[str, float]]
-
-_LOOK_EVERY: Final = 64  # choices: how often silent jobs are looked for
-_NO_BLOCKS: Final = np.zeros(0, np.uint64)
+Choice = tuple[int, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A number that `make_router` takes, and its range."""
+    """A number that a router's spec may set, and its range."""
 
     default: float
-    least: float = 0.0
-    most: float = 1e9
+    minimum: float = 0.0
+    maximum: float = 1e9
 
 
-class Routing(ABC):
-    """A router from one method, `pick`. Counts what it sent; subclasses that look at prefixes say so.
+class BaseRouter(ABC):
+    """A router made from one method, `pick`.
 
-    Engines are kept in slots, small numbers that are used again when an engine has gone.
+    Engines are numbered by slots; the slot of an engine that went down is used again for the next one that comes up.
     """
 
-    called: ClassVar[str]
+    base_name: ClassVar[str]
     uses_predictions: ClassVar[bool] = False
-    weighs: ClassVar[bool] = False
-    """Whether it takes the least sum of terms, `pick` from one engine tells that engine's, and changes nothing."""
     parameters: ClassVar[Mapping[str, Parameter]] = {}
 
     def __init__(self, **given: float) -> None:
-        self.given = {name: given.get(name, known.default) for name, known in self.parameters.items()}
-        for name, value in self.given.items():
+        self.values = {name: given.get(name, known.default) for name, known in self.parameters.items()}
+        for name, value in self.values.items():
             known = self.parameters[name]
-            if not known.least <= value <= known.most:
+            if not known.minimum <= value <= known.maximum:
                 raise InputError(
-                    f"{name} of router {self.called} is {value:g}",
-                    hint=f"give a number from {known.least:g} to {known.most:g}",
+                    f"{name} of router {self.base_name} is {value:g}",
+                    hint=f"give a number from {known.minimum:g} to {known.maximum:g}",
                 )
-        self.ledger = Ledger()
         self.slots: dict[EngineId, int] = {}
         self.engines: list[EngineInfo | None] = []
-        self.live = _slots(())
-        self._chosen = 0
+        self.live = _sorted_slots(())
 
     @property
     def name(self) -> str:
-        """The name with every parameter that is not the default."""
-        changed = {name: value for name, value in self.given.items() if value != self.parameters[name].default}
-        return self.called + (":" + ",".join(f"{name}={value:.12g}" for name, value in changed.items())) * bool(changed)
+        """The name with every parameter that differs from its default."""
+        changed = [f"{name}={value:.12g}" for name, value in self.values.items() if value != self._default(name)]
+        return f"{self.base_name}:{','.join(changed)}" if changed else self.base_name
+
+    def _default(self, name: str) -> float:
+        return self.parameters[name].default
 
     @abstractmethod
-    def pick(self, job: Job, now: float, slots: Slots) -> Picked:
-        """Return one of the slots (there is at least one, in rising order), and the terms of its cost."""
+    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+        """Return one of `slots` (ascending, never empty) and the terms of its cost."""
 
     def engine_up(self, engine: EngineInfo) -> None:
-        """Learn of an engine."""
+        """Add an engine or update its description."""
         slot = self.slots.get(engine.id)
         if slot is None:
             slot = next((number for number, other in enumerate(self.engines) if other is None), len(self.engines))
@@ -90,74 +72,90 @@ class Routing(ABC):
                 self.engines.append(None)
             self.slots[engine.id] = slot
         self.engines[slot] = engine
-        self.live = _slots(self.slots.values())
-        self.ledger.add(slot, engine)
+        self.live = _sorted_slots(self.slots.values())
 
     def engine_down(self, engine: EngineId) -> None:
-        """Forget an engine and all that was sent there."""
+        """Remove an engine."""
         slot = self.slots.pop(engine, None)
         if slot is not None:
             self.engines[slot] = None
-            self.live = _slots(self.slots.values())
-            self.ledger.remove(slot)
+            self.live = _sorted_slots(self.slots.values())
 
     def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
         """Pick an engine and count the job as sent there."""
-        self._chosen += 1
-        if self._chosen % _LOOK_EVERY == 0:
-            self.ledger.forget_silent(now)
-        slots = self._allowed(among)
+        slots = self.allowed(among)
         if not len(slots):
             raise NoEngineError("no engine is up" if among is None else "no engine that may be chosen is up")
         slot, terms = self.pick(job, now, slots)
         self.send(job, slot, now)
-        engine = self.engines[slot]
-        assert engine is not None  # noqa: S101  # a slot of a live engine
-        return Decision(engine.id, terms)
+        return Decision(self.engine_id(slot), terms)
 
-    def weigh(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Costs:
-        """The terms of every engine, where they are what it goes by."""
-        slots = self._allowed(among) if self.weighs else _slots(())
-        named = [self.engines[slot] for slot in slots]
-        terms = [self.pick(job, now, slots[place : place + 1])[1] for place in range(len(slots))]
-        return {engine.id: each for engine, each in zip(named, terms, strict=True) if engine is not None}
+    def send(self, job: Job, slot: int, now: float) -> None:  # noqa: B027
+        """Record that a job is sent to an engine; nothing by default."""
 
-    def _allowed(self, among: Collection[EngineId] | None) -> Slots:
+    def observe(self, event: Event) -> None:  # noqa: B027
+        """Update the state by an event; nothing by default."""
+
+    def allowed(self, among: Collection[EngineId] | None) -> Slots:
+        """Return the slots of live engines, of those in `among` if given, in ascending order."""
         if among is None:
             return self.live
-        return _slots(self.slots[engine] for engine in set(among) if engine in self.slots)
+        return _sorted_slots(self.slots[engine] for engine in set(among) if engine in self.slots)
 
-    def send(self, job: Job, slot: int, now: float) -> None:
-        """Count a job as sent."""
-        self.ledger.sent(job, slot, now, 0.0, _NO_BLOCKS)
-
-    def observe(self, event: Event) -> None:
-        """Take an event into account; what is about an engine that is not up is nothing."""
-        slot = self.slots.get(event.engine)
-        if slot is None:
-            return
-        if isinstance(event, Admitted):
-            self.ledger.heard(event.job, slot, event.now)
-        elif isinstance(event, Progress):
-            self.ledger.heard(event.job, slot, event.now, event.generated)
-        elif isinstance(event, Finished):
-            self.finish(event, slot)
-        elif isinstance(event, Scraped):
-            self.ledger.scraped(slot, event)
-        elif isinstance(event, Evicted):
-            self.evict(event, slot)
-
-    def finish(self, event: Finished, slot: int) -> None:
-        """A job is over."""
-        self.ledger.finished(event.job, slot, event.now)
-
-    def evict(self, event: Evicted, slot: int) -> None:  # noqa: B027
-        """Blocks are gone: nothing to a router that does not look at prefixes."""
-
-    def column(self, load: Load, slots: Slots) -> NDArray[np.float64]:
-        """One number of each of these engines."""
-        return np.asarray(self.ledger.loads[slots, load])
+    def engine_id(self, slot: int) -> EngineId:
+        """Return the id of the live engine in a slot."""
+        engine = self.engines[slot]
+        assert engine is not None  # noqa: S101  # the caller has a live slot
+        return engine.id
 
 
-def _slots(slots: Iterable[int]) -> Slots:
+def _sorted_slots(slots: Iterable[int]) -> Slots:
     return np.array(sorted(slots), np.int64)
+
+
+class Random(BaseRouter):
+    """A uniformly random engine.
+
+    engine ~ uniform(live), from a generator with `seed` (0)
+    Needs no signal.
+    """
+
+    base_name = "random"
+    parameters: ClassVar = {"seed": Parameter(0, 0, 2**32 - 1)}
+
+    def __init__(self, **given: float) -> None:
+        super().__init__(**given)
+        self._rng = np.random.default_rng(int(self.values["seed"]))
+
+    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+        """Draw a slot."""
+        return int(slots[self._rng.integers(len(slots))]), {}
+
+
+class RoundRobin(BaseRouter):
+    """Engines in turn, whatever their load.
+
+    engine = the next live one after the last chosen, in the order in which they came up
+    Needs no signal.
+    """
+
+    base_name = "round_robin"
+
+    def __init__(self, **given: float) -> None:
+        super().__init__(**given)
+        self._last = -1
+
+    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+        """Return the next slot in turn."""
+        self._last = int(slots[np.searchsorted(slots, self._last, side="right") % len(slots)])
+        return self._last, {}
+
+    def assign(self, jobs: int) -> list[EngineId]:
+        """Return the engines of the next `jobs` choices among all live engines."""
+        if not len(self.live):
+            raise NoEngineError("no engine is up")
+        first = int(np.searchsorted(self.live, self._last, side="right"))
+        turns = self.live[(first + np.arange(jobs)) % len(self.live)].tolist()
+        self._last = turns[-1] if turns else self._last
+        ids = {slot: self.engine_id(slot) for slot in self.live.tolist()}
+        return [ids[slot] for slot in turns]

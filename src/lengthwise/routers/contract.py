@@ -1,4 +1,4 @@
-"""What a router is asked, what it is told, and what it knows of an engine."""
+"""The Router protocol, the events a router receives and what it knows about an engine."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ if TYPE_CHECKING:
     from lengthwise.policies import Job
 
 EngineId = int | str
-"""Whatever the host calls an engine."""
-
+"""The host's name for an engine: a number in the simulator and the gateway."""
 
 Costs = Mapping[EngineId, Mapping[str, float]]
 """The named terms of each engine's cost, in the router's unit."""
 
 
 class NoEngineError(RuntimeError):
-    """There is no live engine to choose."""
+    """No live engine can be chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast an engine is, in seconds; by default about what an 8B LLM does on an A100.
+    """The speed of an engine, in seconds; the defaults are those of an 8B LLM on an A100.
 
     A prompt of n tokens, c of them cached, takes `prefill_token_s` * (n - c) + `prefill_pair_s` * (n^2 - c^2). A decode
-    step, which gives every running sequence a token, takes `step_s` + `sequence_s` * sequences + `kv_token_s` * tokens
-    of their contexts.
+    step, which generates a token for every running sequence, takes `step_s` + `sequence_s` * sequences + `kv_token_s` *
+    tokens of their contexts.
     """
 
     prefill_token_s: float = 5e-5
@@ -37,16 +36,15 @@ class Speed:
     prefill_pair_s: float = 2e-9
 
     def prefill_s(self, tokens: float, cached: float = 0.0) -> float:
-        """Seconds to compute a prompt of which so much is cached."""
+        """Return the seconds of prefill for a prompt with `cached` tokens in the prefix cache."""
         return (tokens - cached) * (self.prefill_token_s + self.prefill_pair_s * (tokens + cached))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What is known of an engine before it serves anybody.
+    """What is known about an engine when it comes up.
 
-    `block_tokens`: how many tokens one hash of `Job.blocks` stands for. `caches`: whether prefixes are kept for who
-    begins alike.
+    `block_tokens`: prompt tokens per hash of `Job.blocks`. `caches`: whether the engine has prefix caching.
     """
 
     id: EngineId
@@ -58,15 +56,15 @@ class EngineInfo:
 
 
 class Decision(NamedTuple):
-    """The engine, and the named terms of its cost, so that the choice can be explained; units are the router's."""
+    """The chosen engine and the named terms of its cost, in the router's unit; empty if the router has no cost."""
 
     engine: EngineId
-    terms: Mapping[str, float]
+    terms: Mapping[str, float] = {}  # never written to
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The engine has begun to compute the job."""
+    """The engine starts to compute the job."""
 
     job: str
     engine: EngineId
@@ -75,7 +73,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The job has so many tokens of answer by now. Told now and then, never for each token."""
+    """The job has `generated` output tokens. Hosts coalesce progress; it is not sent for each token."""
 
     job: str
     engine: EngineId
@@ -85,7 +83,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The job is over on this engine, however it ended. `ttft_s`: from being sent there to the first token."""
+    """The job ended on this engine, for any reason. `ttft_s`: seconds from the dispatch to the first token."""
 
     job: str
     engine: EngineId
@@ -96,7 +94,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """The engine no longer holds these blocks (a KV event)."""
+    """The engine evicted these blocks from its prefix cache (a KV event)."""
 
     engine: EngineId
     now: float
@@ -105,7 +103,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """What the engine says of itself. `kv_use`: share of its KV memory that is held, if it tells."""
+    """The engine's metrics. `kv_use`: share of KV memory in use, if the engine reports it."""
 
     engine: EngineId
     now: float
@@ -119,34 +117,51 @@ Event = Admitted | Progress | Finished | Evicted | Scraped
 
 @runtime_checkable
 class Router(Protocol):
-    """Chooses an engine for each job. Knows no clock: time comes in as an argument, in seconds.
+    """Chooses an engine for each job: in the simulator, the gateway and Ray alike.
 
-    A job that was chosen for counts as sent there until `Finished`; choosing for it anew (a retry) takes it from where
-    it was. Events may come late, twice, in any order or never: what is about a job that is not there is nothing.
+    A router has no clock: time is an argument, in seconds. A job counts as sent to the chosen engine until `Finished`;
+    a second choice for the same job (a retry) replaces the first. Events may be late, duplicated, out of order or
+    missing: those about unknown jobs or engines are ignored.
     """
 
     @property
     def name(self) -> str:
-        """Return what `make_router` makes it from: with every parameter that is not the default."""
+        """Return the spec that `make_router` makes it from, with every parameter that differs from its default."""
 
     @property
     def uses_predictions(self) -> bool:
-        """Return whether it looks at predictions at all; for one that does not, a host need not predict."""
+        """Return whether choices depend on predicted lengths; if not, a host need not predict."""
 
     def engine_up(self, engine: EngineInfo) -> None:
-        """Learn of an engine; one that is there already is described anew and keeps what it has."""
+        """Add an engine. For a known engine, update its description and keep its state."""
 
     def engine_down(self, engine: EngineId) -> None:
-        """Forget an engine, all that was sent there and all that it held; one that is not there is nothing."""
+        """Remove an engine with its jobs and cached prefixes. An unknown engine is ignored."""
 
     def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
-        """Return a live engine for this job, one of `among` where that is given; NoEngineError where there is none."""
-
-    def weigh(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Costs:
-        """Return the terms of the cost of every engine that `choose` could return now, and change nothing.
-
-        Empty from a router that does not go by a cost of each engine.
-        """
+        """Return a live engine for this job, one of `among` if given; raise NoEngineError if there is none."""
 
     def observe(self, event: Event) -> None:
-        """Learn what has happened."""
+        """Update the state by an event."""
+
+
+@runtime_checkable
+class ExplainingRouter(Router, Protocol):
+    """A router that can list the costs it compares. Optional; `simulate --explain` uses it."""
+
+    def weigh(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Costs:
+        """Return the terms of the cost of every engine that `choose` could return now, without side effects.
+
+        Empty if the choice is not the minimum of one cost per engine.
+        """
+
+
+@runtime_checkable
+class StaticRouter(Router, Protocol):
+    """A router whose choices depend neither on jobs nor on events. Optional.
+
+    The simulator then assigns all requests first and simulates one engine after the other, which is faster.
+    """
+
+    def assign(self, jobs: int) -> Sequence[EngineId]:
+        """Return what the next `jobs` calls of `choose` would return, as if they had been made."""

@@ -1,37 +1,178 @@
-"""E2, Preble's global scheduler, and its length-aware extension."""
+"""E2, Preble's global scheduler, and its length-aware extension, on a radix tree of prompts."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar, Final
 
 from lengthwise.policies import Job
-from lengthwise.routers.base import Parameter, Picked, Routing, Slots
+from lengthwise.routers.base import Choice, Parameter, Slots
 from lengthwise.routers.contract import EngineId, EngineInfo, Finished
-from lengthwise.routers.e2_tree import Node, Tree
+from lengthwise.routers.tracking import LedgerRouter
 
-_ASSUMED: Final = 45.0  # Preble's, where a request allows no maximum
-_SAMPLES: Final = 200
+_DEFAULT_OUTPUT: Final = 45.0  # tokens; Preble's, for a request without max_tokens
+_SAMPLES: Final = 200  # per engine, of TPOT; per prefix, of answer lengths and TTFT
 
 
-class E2(Routing):
-    """Exploit a long prefix, else explore by cost (Preble's E2, read off its public code).
+@dataclass(slots=True, eq=False)
+class PrefixNode:
+    """Consecutive blocks of prompts. `context`: tokens from the root to its end. Dictionaries are by engine slot."""
 
-    exploit if more of the prompt is known than not: candidates = engines of the longest known prefix; else explore: all
-    cost(g) = sum over prefixes n of the window that are allotted to g of
+    blocks: tuple[int, ...]
+    tokens: int
+    context: int
+    parent: PrefixNode | None
+    children: dict[int, PrefixNode] = field(default_factory=dict)
+    engines: set[int] = field(default_factory=set)
+    """Engines that the prefix is assigned to."""
+    used: dict[int, float] = field(default_factory=dict)
+    """Engines that have it cached, and the time of the last use."""
+    active: dict[int, int] = field(default_factory=dict)
+    """Live requests with this prefix."""
+    expected_output: dict[int, float] = field(default_factory=dict)
+    """Their expected output tokens."""
+    ttft: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)
+    """Finish times and TTFTs of the last requests."""
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    max_output: float = 0.0
+    count: int = 0
+    """Requests in the window; `hit_tokens` of their `prompt_tokens` were known."""
+    hit_tokens: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def large(self) -> bool:
+        """Whether it is more than half of the context that ends with it."""
+        return self.tokens > self.context - self.tokens
+
+    @property
+    def miss(self) -> float:
+        """Share of prompt tokens over the window that were not known."""
+        return 1.0 - self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 1.0
+
+    @property
+    def output(self) -> float:
+        """Assumed length of an answer: the mean of finished ones, else the last request's max_tokens."""
+        return sum(self.lengths) / len(self.lengths) if self.lengths else self.max_output
+
+    def path(self) -> Iterator[PrefixNode]:
+        """Iterate from here up, without the root."""
+        node: PrefixNode | None = self
+        while node is not None and node.parent is not None:
+            yield node
+            node = node.parent
+
+    def below(self) -> Iterator[PrefixNode]:
+        """Iterate over all descendants."""
+        found = list(self.children.values())
+        while found:
+            node = found.pop()
+            yield node
+            found += node.children.values()
+
+    @property
+    def important(self) -> PrefixNode:
+        """The nearest large node from here up: the prefix that a request counts for."""
+        return next(node for node in self.path() if node.large)
+
+    def timed(self, slot: int, when: float, ttft: float) -> None:
+        """Record a TTFT."""
+        self.ttft.setdefault(slot, deque(maxlen=_SAMPLES)).append((when, ttft))
+
+    def add(self, slot: int, requests: int, tokens: float) -> None:
+        """Add live requests and their expected output, here and above; drop sums of no requests."""
+        for node in self.path():
+            node.active[slot] = node.active.get(slot, 0) + requests
+            node.expected_output[slot] = node.expected_output.get(slot, 0.0) + tokens
+            if node.active[slot] <= 0:
+                del node.active[slot], node.expected_output[slot]
+
+
+class PrefixTree:
+    """The radix tree. Unused nodes are removed, which Preble does not do."""
+
+    def __init__(self) -> None:
+        self.root = PrefixNode((), 0, 0, None)
+
+    def insert(
+        self, blocks: Sequence[int], tokens: int, block_tokens: int
+    ) -> tuple[PrefixNode, int, PrefixNode | None]:
+        """Insert a prompt; return its last node, how many of its tokens were known, and the node split for it.
+
+        The incomplete last block of a prompt has no hash: it belongs to the last node if that is new.
+        """
+        node, at, split = self.root, 0, None
+        while at < len(blocks):
+            child = node.children.get(blocks[at])
+            if child is None:
+                break
+            same = _common(child.blocks, blocks, at)
+            if same < len(child.blocks):
+                split, child = child, _split(child, same, block_tokens)
+            node, at = child, at + same
+        known = min(node.context, tokens)
+        if at < len(blocks) or node is self.root:
+            rest = tuple(blocks[at:])
+            size = max(1, len(rest) * block_tokens, tokens - node.context)
+            leaf = PrefixNode(rest, size, node.context + size, node)
+            node.children[rest[0] if rest else -1] = leaf
+            return leaf, known, split
+        return node, known, split
+
+    def prune(self, node: PrefixNode) -> None:
+        """Remove a node and its ancestors as far as they are unused."""
+        while node.parent is not None and not (node.children or node.used or node.active or node.count):
+            key = node.blocks[0] if node.blocks else -1
+            if node.parent.children.get(key) is node:
+                del node.parent.children[key]
+            node = node.parent
+
+
+def _common(node: tuple[int, ...], blocks: Sequence[int], at: int) -> int:
+    number = 0
+    while number < len(node) and at + number < len(blocks) and node[number] == blocks[at + number]:
+        number += 1
+    return number
+
+
+def _split(child: PrefixNode, at: int, block_tokens: int) -> PrefixNode:
+    """Insert a node for the first `at` blocks above `child`, with a copy of its state, and return it."""
+    assert child.parent is not None  # noqa: S101  # the root has no blocks
+    head = PrefixNode(
+        child.blocks[:at],
+        at * block_tokens,
+        child.context - child.tokens + at * block_tokens,
+        child.parent,
+        engines=set(child.engines),
+        used=dict(child.used),
+        active=dict(child.active),
+        expected_output=dict(child.expected_output),
+    )
+    child.parent.children[child.blocks[0]] = head
+    child.blocks, child.tokens, child.parent = child.blocks[at:], child.tokens - head.tokens, head
+    head.children[child.blocks[0]] = child
+    return head
+
+
+class E2(LedgerRouter):
+    """Exploit a long prefix, else explore by cost (Preble's E2, after its public code).
+
+    exploit if over half of the prompt is known: candidates = engines of the longest known prefix; else explore: all
+    cost(g) = sum over prefixes n of the window that are assigned to g of
                   miss(n) * count(n) * prefill(n) / engines(n) + active(n, g) * output(n) * TPOT(g)
-              + sum over the LRU victims v that must go, if large, of miss(v) * count(v) * prefill(v)      (seconds)
-    Of several candidates the least cost; an exploring request goes to an engine whose hit ratio over 30 s is >= 0.7.
-    Then, once there were 50 requests per engine, if the heaviest load is >= 1.5 times the lightest: move its cheapest
-    large prefixes there while that leaves it the heavier, or allot its only one to both if its TTFT doubled from one
-    half of the window to the other; so on with the next heaviest.
-    window: 180 s. output: mean of finished answers (of one token: not counted), else max_tokens, else 45. TPOT: median
-    of the last 200. prefill by the engine's speed. Without blocks: explores always. Looks at no prediction.
+              + sum over the LRU victims v to evict, if large, of miss(v) * count(v) * prefill(v)      (seconds)
+    Among candidates the least cost; an exploring request goes to an engine with a hit ratio >= 0.7 over 30 s, if any.
+    After 50 requests per engine, if the highest load is >= 1.5 times the lowest: move the cheapest large prefixes
+    there while the source stays the heavier, or assign its only one to both if its TTFT doubled from one half of the
+    window to the other; then the next heaviest.
+    window: 180 s. output: mean of finished answers (of more than one token), else max_tokens, else 45. TPOT: median of
+    the last 200. prefill by the engine's speed. Without blocks: always explores. Uses no prediction.
     """
 
-    called = "e2"
+    base_name = "e2"
     parameters: ClassVar = {
         "window": Parameter(180.0, 1.0),
         "imbalance": Parameter(1.5, 1.0),
@@ -42,72 +183,70 @@ class E2(Routing):
 
     def __init__(self, **given: float) -> None:
         super().__init__(**given)
-        self._tree = Tree()
-        self._window: deque[tuple[float, Node, int, int]] = deque()
-        self._counted: dict[Node, None] = {}
-        self._held: dict[int, dict[Node, None]] = defaultdict(dict)
+        self._tree = PrefixTree()
+        self._window: deque[tuple[float, PrefixNode, int, int]] = deque()
+        self._counted: dict[PrefixNode, None] = {}
+        self._held: dict[int, dict[PrefixNode, None]] = defaultdict(dict)
         self._held_tokens: dict[int, int] = defaultdict(int)
         self._tpot: dict[int, deque[float]] = {}
-        self._usual_tpot: dict[int, float] = {}  # their medians, as far as they are known
+        self._tpot_medians: dict[int, float] = {}  # cached medians
         self._hits: dict[int, deque[tuple[float, int, int]]] = defaultdict(deque)
-        self._jobs: dict[str, tuple[Node, int, float, float]] = {}
-        self._at: tuple[Node, int] = (self._tree.root, 0)
+        self._jobs: dict[str, tuple[PrefixNode, int, float, float]] = {}
+        self._at: tuple[PrefixNode, int] = (self._tree.root, 0)
 
     def engine_up(self, engine: EngineInfo) -> None:
-        """Learn of an engine."""
+        """Add an engine or update its description."""
         super().engine_up(engine)
         self._tpot.setdefault(self.slots[engine.id], deque([engine.speed.step_s], maxlen=_SAMPLES))
 
     def engine_down(self, engine: EngineId) -> None:
-        """Take an engine off everything."""
+        """Remove an engine from every prefix."""
         slot = self.slots.get(engine)
         super().engine_down(engine)
         if slot is None:
             return
         for job in [job for job, (_, there, _, _) in self._jobs.items() if there == slot]:
-            self._leave(job)
+            self._remove(job)
         for node in list(self._tree.root.below()):
             node.engines.discard(slot)
             node.used.pop(slot, None)
             node.ttft.pop(slot, None)
-            self._tree.cut(node)
-        for about in (self._held, self._hits, self._tpot):
-            about.pop(slot, None)
-        for number in (self._held_tokens, self._usual_tpot):
-            number.pop(slot, None)
+            self._tree.prune(node)
+        for by_slot in (self._held, self._hits, self._tpot, self._held_tokens, self._tpot_medians):
+            by_slot.pop(slot, None)
 
-    def pick(self, job: Job, now: float, slots: Slots) -> Picked:
-        """Exploit or explore."""
-        self._forget(now)
+    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+        """Exploit a known prefix or explore."""
+        self._expire(now)
         engine = next(engine for engine in self.engines if engine is not None)
         blocks = [int(block) for block in job.blocks]
         leaf, known, split = self._tree.insert(blocks, job.prompt_tokens, engine.block_tokens)
         if split is not None:
-            self._passed_up(split)
+            self._move_counts_to_head(split)
         self._at = leaf, known
         exploit = known > job.prompt_tokens - known
         among = slots.tolist()
         if exploit:
             holders = next((node.engines for node in leaf.path() if node.engines.intersection(among)), set(among))
             among = sorted(holders.intersection(among))
-        elif (idle := self._decoding(among, now)) is not None:
-            return idle, {"hit_ratio": self._hit_ratio(idle, now)}
+        elif (decoding := self._decoding(among, now)) is not None:
+            return decoding, {"hit_ratio": self._hit_ratio(decoding, now)}
         loads = self._loads(among) if len(among) > 1 else {}
         costs = {slot: loads.get(slot, 0.0) + self._eviction(slot, leaf) for slot in among} if loads else {}
         best = min(among, key=lambda slot: costs.get(slot, 0.0))
         return best, {"exploit": float(exploit), "cost": costs.get(best, 0.0)}
 
     def send(self, job: Job, slot: int, now: float) -> None:
-        """Count the job under its prefix, allot that to the engine, make room there, and balance."""
+        """Count the job for its prefix, assign that to the engine, evict there if needed, and rebalance."""
         super().send(job, slot, now)
-        self._leave(job.id)
+        self._remove(job.id)
         leaf, known = self._at
         tokens = job.expected
         important = leaf.important
         important.count += 1
         important.hit_tokens += known
         important.prompt_tokens += job.prompt_tokens
-        important.assumed = _ASSUMED if job.max_tokens is None else job.max_tokens
+        important.max_output = _DEFAULT_OUTPUT if job.max_tokens is None else job.max_tokens
         self._counted[important] = None
         self._window.append((now, important, known, job.prompt_tokens))
         found = sum(node.tokens for node in leaf.path() if slot in node.used)
@@ -125,7 +264,7 @@ class E2(Routing):
         self._rebalance(now)
 
     def finish(self, event: Finished, slot: int) -> None:
-        """Learn length and speed, and take the job off."""
+        """Record length and speed, and remove the job."""
         super().finish(event, slot)
         if event.job not in self._jobs or self._jobs[event.job][1] != slot:
             return
@@ -137,11 +276,11 @@ class E2(Routing):
         if event.generated > 1:
             important.lengths.append(event.generated)
             self._tpot[slot].append(max(0.0, event.now - sent - ttft) / (event.generated - 1))
-            self._usual_tpot.pop(slot, None)
-        self._leave(event.job)
+            self._tpot_medians.pop(slot, None)
+        self._remove(event.job)
 
-    def _passed_up(self, tail: Node) -> None:
-        """Of a prefix that was split, the first part is counted instead, if the rest is no longer the larger part."""
+    def _move_counts_to_head(self, tail: PrefixNode) -> None:
+        """After a split, move the counts to the first part if the rest is no longer large."""
         head = tail.parent
         for slot in tail.used:
             if head is not None:
@@ -149,14 +288,14 @@ class E2(Routing):
         if head is None or tail.large or not tail.count:
             return
         head.count, head.hit_tokens, head.prompt_tokens = tail.count, tail.hit_tokens, tail.prompt_tokens
-        head.assumed, head.lengths, head.ttft = tail.assumed, tail.lengths.copy(), tail.ttft
+        head.max_output, head.lengths, head.ttft = tail.max_output, tail.lengths.copy(), tail.ttft
         tail.count = tail.hit_tokens = tail.prompt_tokens = 0
         tail.ttft = {}
         self._counted = {head if node is tail else node: None for node in self._counted}
         self._window = deque((when, head if node is tail else node, hit, of) for when, node, hit, of in self._window)
 
     def _loads(self, slots: Iterable[int], least: int = 1) -> dict[int, float]:
-        """What the prefixes of the window mean to each engine: the scan that makes E2 slow."""
+        """Return the load of each engine from the prefixes of the window: the scan that makes E2 slow."""
         loads = dict.fromkeys(slots, 0.0)
         tpot = {slot: self._median_tpot(slot) for slot in loads}
         for node in self._counted:
@@ -167,27 +306,30 @@ class E2(Routing):
         return loads
 
     def _median_tpot(self, slot: int) -> float:
-        if slot not in self._usual_tpot:
-            self._usual_tpot[slot] = median(self._tpot[slot])
-        return self._usual_tpot[slot]
+        if slot not in self._tpot_medians:
+            self._tpot_medians[slot] = median(self._tpot[slot])
+        return self._tpot_medians[slot]
 
-    def _cost(self, node: Node, slot: int, tpot: float) -> float:
-        decode = node.to_come.get(slot, 0.0) if self.by_length else node.active.get(slot, 0) * node.output
+    def _cost(self, node: PrefixNode, slot: int, tpot: float) -> float:
+        decode = node.expected_output.get(slot, 0.0) if self.by_length else node.active.get(slot, 0) * node.output
         return node.miss * node.count * self._prefill(node, slot) / len(node.engines) + decode * tpot
 
-    def _prefill(self, node: Node, slot: int) -> float:
+    def _prefill(self, node: PrefixNode, slot: int) -> float:
         engine = self.engines[slot]
         return 0.0 if engine is None else engine.speed.prefill_s(node.context, node.context - node.tokens)
 
-    def _eviction(self, slot: int, leaf: Node) -> float:
-        """What would be lost by the victims that a new prompt needs gone."""
+    def _eviction(self, slot: int, leaf: PrefixNode) -> float:
+        """Return the cost of the victims that a new prompt would evict."""
         new = sum(node.tokens for node in leaf.path() if slot not in node.used)
         return sum(
             node.miss * node.count * self._prefill(node, slot) for node in self._victims(slot, new) if node.large
         )
 
-    def _victims(self, slot: int, new: int) -> list[Node]:
-        """The least recently used that must go for so many tokens more; nobody's who is live, leaves first."""
+    def _victims(self, slot: int, new: int) -> list[PrefixNode]:
+        """Return the least recently used nodes to evict to free `new` tokens, longest context first on a tie.
+
+        Nodes used by live requests are never evicted.
+        """
         engine = self.engines[slot]
         excess = new + self._held_tokens[slot] - (engine.kv_tokens if engine is not None else 0)
         victims = []
@@ -200,33 +342,33 @@ class E2(Routing):
                 excess -= node.tokens
         return victims
 
-    def _drop(self, node: Node, slot: int) -> None:
+    def _drop(self, node: PrefixNode, slot: int) -> None:
         node.used.pop(slot, None)
         node.engines.discard(slot)
         del self._held[slot][node]
         self._held_tokens[slot] -= node.tokens
-        self._tree.cut(node)
+        self._tree.prune(node)
 
     def _hit_ratio(self, slot: int, now: float) -> float:
         recent = self._hits[slot]
-        while recent and recent[0][0] < now - self.given["window"] / 6.0:
+        while recent and recent[0][0] < now - self.values["window"] / 6.0:
             recent.popleft()
         return sum(hit for _, hit, _ in recent) / max(1, sum(prompt for _, _, prompt in recent))
 
     def _decoding(self, slots: list[int], now: float) -> int | None:
-        """The engine that computes the least of its prompts, if that is little: it has room for prefill."""
+        """Return the engine with the highest hit ratio, if it is high: it mostly decodes and can take prefill."""
         ratios = {slot: self._hit_ratio(slot, now) for slot in slots}
         best = max(slots, key=lambda slot: ratios[slot])
-        return best if ratios[best] >= self.given["hits"] else None
+        return best if ratios[best] >= self.values["hits"] else None
 
     def _rebalance(self, now: float) -> None:
-        """The heaviest engine gives to the lightest, then the next heaviest, as long as they are out of balance."""
-        if self._chosen < self.given["settle"] * len(self.live):
+        """Move load from the heaviest engine to the lightest, then from the next heaviest, while unbalanced."""
+        if self._choices < self.values["settle"] * len(self.live):
             return
         loads = self._loads(self.live.tolist(), least=2)
         *heaviest, light = sorted(loads, key=lambda slot: -loads[slot])
         for heavy in heaviest:
-            if loads[heavy] <= 0.0 or loads[heavy] < self.given["imbalance"] * loads[light]:
+            if loads[heavy] <= 0.0 or loads[heavy] < self.values["imbalance"] * loads[light]:
                 return
             self._relieve(heavy, light, loads, now)
 
@@ -246,28 +388,28 @@ class E2(Routing):
             loads[heavy], loads[light] = loads[heavy] - cost, loads[light] + cost
             for moved in (node, *node.below()):
                 moved.engines = {light}
-            if loads[heavy] < self.given["imbalance"] * loads[light]:
+            if loads[heavy] < self.values["imbalance"] * loads[light]:
                 return
 
-    def _slower(self, node: Node, slot: int, now: float) -> bool:
-        """Whether the TTFT of a prefix doubled from one half of the window to the other."""
-        age = [(now - when, ttft) for when, ttft in node.ttft.get(slot, ()) if when >= now - self.given["window"]]
-        first = [ttft for ago, ttft in age if ago > self.given["window"] / 2]
-        second = [ttft for ago, ttft in age if ago <= self.given["window"] / 2]
+    def _slower(self, node: PrefixNode, slot: int, now: float) -> bool:
+        """Return whether the TTFT of a prefix doubled from one half of the window to the other."""
+        age = [(now - when, ttft) for when, ttft in node.ttft.get(slot, ()) if when >= now - self.values["window"]]
+        first = [ttft for ago, ttft in age if ago > self.values["window"] / 2]
+        second = [ttft for ago, ttft in age if ago <= self.values["window"] / 2]
         return bool(first and second) and sum(second) / len(second) >= 2 * sum(first) / len(first)
 
-    def _leave(self, job: str) -> None:
+    def _remove(self, job: str) -> None:
         leaf, slot, _, tokens = self._jobs.pop(job, (None, 0, 0.0, 0.0))
         if leaf is not None:
             leaf.add(slot, -1, -tokens)
-            self._tree.cut(leaf)
+            self._tree.prune(leaf)
 
-    def _forget(self, now: float) -> None:
-        """Let go what is older than the window, and jobs that the ledger has forgotten."""
+    def _expire(self, now: float) -> None:
+        """Drop what is older than the window, and jobs that the ledger dropped."""
         if len(self._jobs) > len(self.ledger):
             for job in [job for job in self._jobs if job not in self.ledger]:
-                self._leave(job)
-        while self._window and self._window[0][0] < now - self.given["window"]:
+                self._remove(job)
+        while self._window and self._window[0][0] < now - self.values["window"]:
             _, node, hit, prompt = self._window.popleft()
             node.count -= 1
             node.hit_tokens -= hit
@@ -276,16 +418,16 @@ class E2(Routing):
                 del self._counted[node]
                 node.engines.clear()
                 node.ttft.clear()
-                self._tree.cut(node)
+                self._tree.prune(node)
 
 
 class E2Length(E2):
-    """E2 with each request's own length in its load: true lengths from an oracle, or predicted ones.
+    """E2 with the expected length of each request in the load: true lengths from an oracle, or predicted ones.
 
     active(n, g) * output(n) becomes the sum over active requests of their expected lengths      (tokens)
-    All else as in e2. Without a prediction: the wide prior's mean.
+    Otherwise as e2. Without a prediction: the mean of the wide prior.
     """
 
-    called = "e2_length"
+    base_name = "e2_length"
     uses_predictions = True
     by_length = True

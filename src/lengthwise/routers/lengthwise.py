@@ -1,53 +1,183 @@
-"""The router of this project: one cost in seconds."""
+"""The `lengthwise` router: one cost in seconds, compiled into one pass over the fleet."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
+from typing import ClassVar, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lengthwise.compiled import compiled, inlined
 from lengthwise.policies import Job
-from lengthwise.routers.base import Parameter, Picked, Slots
-from lengthwise.routers.kernel.cost import TERMS, cheapest
-from lengthwise.routers.ledger import still_to_come, variance
-from lengthwise.routers.prefix_routing import PrefixRouting
+from lengthwise.policies.residual import expected_remaining
+from lengthwise.routers.base import Choice, Parameter, Slots
+from lengthwise.routers.ledger import variance
+from lengthwise.routers.tracking import PrefixRouter
+
+TERMS: Final = ("first_token", "urgency", "decode", "delay", "eviction", "overflow")
+
+HELD, LOST, MISSED = 2, 3, 4  # columns of the prefix index's `engines`
+_EVICTION_PRIOR: Final = 10.0  # evictions assumed harmless before an engine's own share counts
+_NO_OVERFLOW: Final = 36.0  # squared standard deviations of free memory beyond which the risk is taken as 0
+_SLOT_URGENCY: Final = 1.0 / 7.0  # urgency of the wait for a slot, relative to that of prompts
+_FOREIGN_DECAY_S: Final = 30.0  # e-folding time of foreign load that no scrape confirms
+
+# Columns of `loads` as in `Load`, repeated because Numba's cache notices changes of this file only.
+LIVE, RUNNING, ENDS, WAITING_TOKENS = 1, 2, 3, 4
+CLOCK, BUSY_UNTIL, PROMPT_S, CONTEXT = 5, 7, 9, 10
+PRIVATE, SPREAD, FOREIGN, SCRAPED_AT = 11, 12, 13, 14
+PREFILL_TOKEN_S, PREFILL_PAIR_S, STEP_S, SEQUENCE_S = 16, 17, 18, 19
+KV_TOKEN_S, MAX_NUM_SEQS, KV_TOKENS, BLOCK_TOKENS = 20, 21, 22, 23
 
 
-class Lengthwise(PrefixRouting):
-    """The engine where this job and those it meets lose the least time.
+@inlined
+def terms_of(
+    loads: NDArray[np.float64],
+    index: NDArray[np.int64],
+    slot: int,
+    depth: int,
+    now: float,
+    prompt: float,
+    tokens: float,
+    spread: float,
+    mean_answer: float,
+    urgency: float,
+) -> tuple[float, float, float, float, float, float]:
+    """Return the six terms for one engine, in seconds.
 
-    cost = first_token + urgency + decode + delay + eviction + overflow      (seconds; the first of equals)
+    Computed from sums, not means, so that the usual case (every job runs at once) needs no division.
+    """
+    prefill_s, live, running = loads[slot, PREFILL_TOKEN_S], loads[slot, LIVE], loads[slot, RUNNING]
+    sequence_s, kv_token_s = loads[slot, SEQUENCE_S], loads[slot, KV_TOKEN_S]
+    uncached = max(1.0, prompt - depth * loads[slot, BLOCK_TOKENS])
+    own_s = uncached * (prefill_s + loads[slot, PREFILL_PAIR_S] * (prompt + prompt - uncached))
+    backlog = loads[slot, BUSY_UNTIL] - now
+    # Tokens that the jobs there have left to decode, in total.
+    clock, left = loads[slot, CLOCK], 0.0
+    if live > 0.0:
+        if running > 0.0 and backlog < 0.0:
+            contexts = loads[slot, CONTEXT] if running == live else loads[slot, CONTEXT] * running / live
+            clock -= backlog / (loads[slot, STEP_S] + sequence_s * running + kv_token_s * contexts)
+        left = max(live, loads[slot, ENDS] - running * clock + loads[slot, WAITING_TOKENS])
+    answers = 0.5 * (left + tokens)
+    contexts = loads[slot, CONTEXT] + prompt + tokens
+    private = loads[slot, PRIVATE] + uncached + tokens - answers
+    memory, places = loads[slot, KV_TOKENS], loads[slot, MAX_NUM_SEQS]
+    # Jobs there, the share of them that runs, and how many could run.
+    jobs, share = live, 1.0
+    if loads[slot, FOREIGN] > 0.0:
+        foreign = loads[slot, FOREIGN] * math.exp(-max(0.0, now - loads[slot, SCRAPED_AT]) / _FOREIGN_DECAY_S)
+        jobs += foreign
+        left += foreign * mean_answer
+        share = (jobs + 1.0) / (live + 1.0)
+    batch, others, met = jobs + 1.0, jobs, min(left, tokens * jobs)
+    wait = 0.0
+    if jobs > 0.0 and (batch > places or batch * private > memory * (live + 1.0)):
+        places = min(batch, max(1.0, min(places, memory * (live + 1.0) / private)))
+        over, batch, others = batch - places, places, min(jobs, places)
+        share, met = places / (live + 1.0), met * others / jobs
+        step_s = loads[slot, STEP_S] + sequence_s * batch + kv_token_s * contexts * share
+        wait = over * (left / jobs * step_s / places + loads[slot, PROMPT_S] / max(1.0, live))
+    step_s = loads[slot, STEP_S] + sequence_s * batch + kv_token_s * contexts * share
+    prompts = max(0.0, backlog)
+    first_token = prompts + own_s + wait + step_s
+    delay = others * own_s + met * (sequence_s + kv_token_s * (prompt + 0.5 * tokens))
+    eviction = overflow = 0.0
+    excess = index[slot, HELD] * loads[slot, BLOCK_TOKENS] + answers + uncached - memory
+    if excess > 0.0:
+        eviction = min(excess, uncached) * prefill_s * index[slot, MISSED] / (index[slot, LOST] + _EVICTION_PRIOR)
+    free, variance = memory - private * share, 1.0 + (loads[slot, SPREAD] + spread) * share
+    if free * free < _NO_OVERFLOW * variance:
+        risk = 0.5 * math.erfc(free / math.sqrt(2.0 * variance))
+        context = contexts / (live + 1.0)
+        overflow = risk * context * (prefill_s + loads[slot, PREFILL_PAIR_S] * context) * (1.0 + others)
+    return first_token, (urgency - 1.0) * (prompts + _SLOT_URGENCY * wait), tokens * step_s, delay, eviction, overflow
 
-    first_token = prompts being computed + own prompt, less what is cached, + wait for a place + a step
-    urgency     = 7 * prompts being computed + wait for a place: who comes next waits too; the tail of TTFT is theirs
+
+@inlined
+def lower_bound(
+    loads: NDArray[np.float64], slot: int, depth: int, now: float, prompt: float, tokens: float, urgency: float
+) -> float:
+    """Return a cheap lower bound of the cost, without divisions; 0 if not every job could run at once."""
+    live = loads[slot, LIVE]
+    uncached = max(1.0, prompt - depth * loads[slot, BLOCK_TOKENS])
+    crowded = (
+        live + 1.0 > loads[slot, MAX_NUM_SEQS] or loads[slot, PRIVATE] + uncached + tokens > loads[slot, KV_TOKENS]
+    )
+    if crowded or loads[slot, FOREIGN] > 0.0:
+        return 0.0
+    step_s = loads[slot, STEP_S] + loads[slot, SEQUENCE_S] * (live + 1.0)
+    step_s += loads[slot, KV_TOKEN_S] * (loads[slot, CONTEXT] + prompt + tokens)
+    backlog = max(0.0, loads[slot, BUSY_UNTIL] - now)
+    own_s = uncached * (loads[slot, PREFILL_TOKEN_S] + loads[slot, PREFILL_PAIR_S] * (prompt + prompt - uncached))
+    return urgency * backlog + (1.0 + live) * own_s + (1.0 + tokens) * step_s
+
+
+@compiled
+def cheapest(
+    loads: NDArray[np.float64],
+    index: NDArray[np.int64],
+    depths: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    now: float,
+    prompt: float,
+    tokens: float,
+    spread: float,
+    mean_answer: float,
+    urgency: float,
+    terms: NDArray[np.float64],
+) -> int:
+    """Return the slot of the least cost (ties: the first) and write its terms to `terms`."""
+    best, least = slots[0], math.inf
+    for slot in slots:
+        if lower_bound(loads, slot, depths[slot], now, prompt, tokens, urgency) >= least:
+            continue
+        each = terms_of(loads, index, slot, depths[slot], now, prompt, tokens, spread, mean_answer, urgency)
+        cost = each[0] + each[1] + each[2] + each[3] + each[4] + each[5]
+        if cost < least:
+            best, least = slot, cost
+    each = terms_of(loads, index, best, depths[best], now, prompt, tokens, spread, mean_answer, urgency)
+    for number in range(6):
+        terms[number] = each[number]
+    return int(best)
+
+
+class Lengthwise(PrefixRouter):
+    """The engine where this job and the jobs there lose the least time.
+
+    cost = first_token + urgency + decode + delay + eviction + overflow      (seconds; ties: the first engine)
+
+    first_token = prefill of queued prompts + prefill of this prompt's uncached part + wait for a slot + a step
+    urgency     = 7 * prefill of queued prompts + wait for a slot: later requests wait too, and form the tail of TTFT
     decode      = expected answer * step
-    delay       = others * (own prompt, less what is cached + min(their answers' rest, own answer) * what a step grows)
-    eviction    = cached tokens that must go for it * prefill time * share of such that had been of use
-    overflow    = P(KV memory runs out) * (what a preempted job computes again, and how long the others wait for it)
+    delay       = others * prefill of the uncached part + their remaining tokens decoded beside this job * step growth
+    eviction    = cached tokens evicted for it * prefill time * share of evicted blocks that had been reused
+    overflow    = P(KV memory runs out) * (recomputation of a preempted job, and the wait of the others for it)
 
-    wait for a place = (jobs there + 1 - places) * (mean rest of an answer * step / places + a mean prompt), if above 0
-    places = the smaller of max_num_seqs and KV memory / what a job holds half way through its answer
-    step = a decode step with this job in the batch, by the engine's own speed
-    Rests of answers are those of the ledger: predictions, given how far jobs have come.
+    wait for a slot = (jobs there + 1 - slots) * (mean remaining answer * step / slots + a mean prefill), if above 0
+    slots = the smaller of max_num_seqs and KV memory / what a job occupies half way through its answer
+    step = a decode step with this job in the batch, by the engine's speed
+    Remaining answers are the ledger's: predictions, given the tokens generated so far.
 
-    `urgency` (8) is how often prompts being computed count in all; the wait for a place counts 1 + (urgency - 1) / 7
-    times. 1: each once; more holds the tail of TTFT.
-    Without a prediction: the wide prior. Without blocks: nothing is cached. Without events: the engine's speed and the
-    silence rule. Engines may differ in everything.
+    `urgency` (8) is the total weight of queued prompts; the wait for a slot has weight 1 + (urgency - 1) / 7. At 1 each
+    counts once; more shortens the tail of TTFT.
+    Without a prediction: the wide prior. Without blocks: nothing is cached. Without events: the engine's speed, and
+    silent jobs are dropped. Engines may differ in speed, memory and slots.
     """
 
-    called = "lengthwise"
+    base_name = "lengthwise"
     parameters: ClassVar = {"urgency": Parameter(8.0, 1.0, 1000.0)}
-    uses_predictions = weighs = True
+    uses_predictions = compares_costs = True
 
     def __init__(self, **given: float) -> None:
         super().__init__(**given)
         self._terms = np.zeros(len(TERMS))
-        self._usual = 0.0
+        self._mean_answer = 0.0
 
-    def pick(self, job: Job, now: float, slots: Slots) -> Picked:
-        """The least cost."""
-        tokens = still_to_come(job)
+    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+        """Return the minimum."""
+        tokens = float(expected_remaining(job))
         prompt = float(job.prompt_tokens + job.generated)
         slot = cheapest(
             self.ledger.loads,
@@ -56,19 +186,19 @@ class Lengthwise(PrefixRouting):
             slots,
             float(now),
             prompt,
-            float(tokens),
+            tokens,
             variance(job),
-            self._usual_with(tokens),
-            float(self.given["urgency"]),
+            self._mean_with(tokens),
+            float(self.values["urgency"]),
             self._terms,
         )
         return slot, dict(zip(TERMS, self._terms.tolist(), strict=True))
 
     def send(self, job: Job, slot: int, now: float) -> None:
-        """Count a job as sent, and as usual."""
+        """Enter the job, and its length in the mean."""
         super().send(job, slot, now)
-        self._usual = self._usual_with(still_to_come(job))
+        self._mean_answer = self._mean_with(float(expected_remaining(job)))
 
-    def _usual_with(self, tokens: float) -> float:
-        """What an answer is expected to have, by and large: foreign ones too."""
-        return float(self._usual + 0.01 * (tokens - self._usual) if self._usual else tokens)
+    def _mean_with(self, tokens: float) -> float:
+        """Return the moving average of expected answers, which stands for foreign requests too."""
+        return self._mean_answer + 0.01 * (tokens - self._mean_answer) if self._mean_answer else tokens

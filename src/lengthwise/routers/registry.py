@@ -14,16 +14,16 @@ from lengthwise.errors import InputError
 from lengthwise.routers.contract import Router
 
 if TYPE_CHECKING:
-    from lengthwise.routers.base import Routing
+    from lengthwise.routers.base import BaseRouter
 
 ROUTERS: Final[Mapping[str, tuple[str, str]]] = {
-    "random": ("simple", "Random"),
-    "round_robin": ("simple", "RoundRobin"),
-    "least_outstanding": ("simple", "LeastOutstanding"),
-    "power_of_two": ("simple", "PowerOfTwo"),
-    "least_load": ("simple", "LeastLoad"),
-    "cache_aware": ("prefix_aware", "CacheAware"),
-    "dynamo": ("prefix_aware", "Dynamo"),
+    "random": ("base", "Random"),
+    "round_robin": ("base", "RoundRobin"),
+    "least_outstanding": ("load_aware", "LeastOutstanding"),
+    "power_of_two": ("load_aware", "PowerOfTwo"),
+    "least_load": ("load_aware", "LeastLoad"),
+    "cache_aware": ("load_aware", "CacheAware"),
+    "dynamo": ("load_aware", "Dynamo"),
     "e2": ("e2", "E2"),
     "e2_length": ("e2", "E2Length"),
     "lengthwise": ("lengthwise", "Lengthwise"),
@@ -39,22 +39,24 @@ def make_router(name: str) -> Router:
         meant = f"did you mean {near[0]}? " if near else ""
         raise InputError(f"there is no router '{called}'", hint=f"{meant}known are {', '.join(ROUTERS)}")
     module, kind = ROUTERS[called]
-    made = cast("type[Routing]", getattr(import_module(f"lengthwise.routers.{module}"), kind))
+    made = cast("type[BaseRouter]", getattr(import_module(f"lengthwise.routers.{module}"), kind))
     return made(**_parameters(made, text) if colon else {})
 
 
-def _parameters(kind: type[Routing], text: str) -> dict[str, float]:
+def _parameters(kind: type[BaseRouter], text: str) -> dict[str, float]:
     known = list(kind.parameters)
     given: dict[str, float] = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if name not in known or not equals:
-            takes = f"it takes {', '.join(known)}, as in {kind.called}:{known[0]}=NUMBER" if known else "it takes none"
-            raise InputError(f"router {kind.called} has no parameter '{part.strip()}'", hint=takes)
+            takes = (
+                f"it takes {', '.join(known)}, as in {kind.base_name}:{known[0]}=NUMBER" if known else "it takes none"
+            )
+            raise InputError(f"router {kind.base_name} has no parameter '{part.strip()}'", hint=takes)
         if name in given:
-            raise InputError(f"parameter '{name}' of router {kind.called} is given twice", hint="give it once")
+            raise InputError(f"parameter '{name}' of router {kind.base_name} is given twice", hint="give it once")
         try:
             given[name] = float(value)
         except ValueError as error:
-            raise InputError(f"{name} of router {kind.called} is '{value}'", hint="give a number") from error
+            raise InputError(f"{name} of router {kind.base_name} is '{value}'", hint="give a number") from error
     return given

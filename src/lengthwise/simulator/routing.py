@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from lengthwise.routers import Admitted, Costs, Decision, EngineInfo, Event, Finished, Router, Speed, make_router
+from lengthwise.routers import (
+    Admitted,
+    Costs,
+    Decision,
+    EngineInfo,
+    Event,
+    ExplainingRouter,
+    Finished,
+    Router,
+    Speed,
+    make_router,
+)
 from lengthwise.simulator.costs import CostModel
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.spec import EngineSpec
@@ -59,7 +70,7 @@ class Routed:
         """The engine, and why."""
         if self.reasons is None:
             return self.router.choose(job, now, among)
-        costs = self.router.weigh(job, now, among)
+        costs = self.router.weigh(job, now, among) if isinstance(self.router, ExplainingRouter) else {}
         decision = self.router.choose(job, now, among)
         self.reasons[job.id] = costs or {decision.engine: decision.terms}
         return decision

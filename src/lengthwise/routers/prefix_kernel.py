@@ -1,9 +1,9 @@
-"""The prefix index, compiled: which engines hold which blocks, and who goes when one of them is full.
+"""The compiled part of the prefix index: the blocks that each engine has cached, and LRU eviction.
 
-Everything lies in flat arrays. A *row* is a block that somebody holds: its hash, and a bit for each engine that does.
-A *node* is one block on one engine, a link in that engine's list from the most to the least recently used. Two hash
-tables with open addressing find them: rows by hash, nodes by row and engine. What it costs is mostly memory that is far
-away, so the blocks of a prompt, which are put in together, lie side by side, and are found from each other.
+All data is in flat arrays. A *row* is a block that at least one engine has: its hash, and a bit for each such engine. A
+*node* is one block on one engine, a link in that engine's list from the most to the least recently used. Two hash tables
+with open addressing find them: rows by hash, nodes by row and engine. Cache misses dominate the cost, so the blocks of
+a prompt, which are inserted together, are adjacent in memory and lead to each other.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.routers.kernel.compiling import compiled, inlined
+from lengthwise.compiled import compiled, inlined
 
 Int = Any
-"""A whole number of NumPy's, of whatever width."""
+"""A NumPy integer of any width."""
 
 
 class Tables(NamedTuple):
-    """The memory of an index. A table has two columns: KEY, and VALUE plus one, 0 where a place is empty."""
+    """The memory of an index. A table has two columns: KEY, and VALUE plus one, 0 for an empty position."""
 
     hashes: NDArray[np.uint64]  # table of rows by hash
     pairs: NDArray[np.uint64]  # table of nodes by row and engine
@@ -36,14 +36,14 @@ KEY, VALUE = 0, 1
 HOLDERS, NEXT_ROW = 0, 1  # columns of `rows`
 ROW, ENGINE, OLDER, NEWER, HITS = 0, 1, 2, 3, 4  # of `nodes`; free ones are chained by NEWER
 OLDEST, NEWEST, HELD, LOST, MISSED = 0, 1, 2, 3, 4  # of `engines`
-FREE_ROW, FREE_NODE = 0, 1  # places in `free`
+FREE_ROW, FREE_NODE = 0, 1  # positions in `free`
 NONE: Final = -1
-_REMEMBERED: Final = 2048  # evictions, after which older ones count half
+_EVICTION_WINDOW: Final = 2048  # evictions, after which older ones count half
 
 
 @inlined
 def mix(number: Int) -> Int:
-    """64 well-mixed bits, so that the last ones can be a place."""
+    """Return 64 well-mixed bits (splitmix64), of which the last ones serve as a position."""
     number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return number ^ (number >> np.uint64(31))
@@ -51,7 +51,7 @@ def mix(number: Int) -> Int:
 
 @inlined
 def place(table: NDArray[np.uint64], key: Int) -> Int:
-    """Where a key stands in a table, or would."""
+    """Return the position of a key in a table, or where it would be."""
     mask = np.uint64(len(table) - 1)
     at = mix(key) & mask
     while table[at, VALUE] and table[at, KEY] != key:
@@ -61,20 +61,20 @@ def place(table: NDArray[np.uint64], key: Int) -> Int:
 
 @inlined
 def value_of(table: NDArray[np.uint64], key: Int) -> Int:
-    """What a table has under a key, or NONE."""
+    """Return the value of a key, or NONE."""
     return np.int64(table[place(table, key), VALUE]) - 1
 
 
 @inlined
 def put(table: NDArray[np.uint64], key: Int, value: Int) -> None:
-    """Enter a key that is not there."""
+    """Insert a new key."""
     at = place(table, key)
     table[at, KEY], table[at, VALUE] = key, np.uint64(value + 1)
 
 
 @inlined
-def take_out(table: NDArray[np.uint64], key: Int) -> None:
-    """Remove a key, and close the gap so that no other is cut off from its place."""
+def delete(table: NDArray[np.uint64], key: Int) -> None:
+    """Remove a key and close the gap, so that every other key is still found."""
     mask = np.uint64(len(table) - 1)
     gap = place(table, key)
     at = (gap + np.uint64(1)) & mask
@@ -89,7 +89,7 @@ def take_out(table: NDArray[np.uint64], key: Int) -> None:
 
 @inlined
 def pair(row: Int, engine: Int) -> Int:
-    """A row and an engine as one key."""
+    """Return a row and an engine as one key."""
     return (np.uint64(row) << np.uint64(20)) | np.uint64(engine)
 
 
@@ -97,7 +97,7 @@ def pair(row: Int, engine: Int) -> Int:
 def node_of(
     pairs: NDArray[np.uint64], bits: NDArray[np.uint64], nodes: NDArray[np.int32], row: Int, engine: Int, near: Int
 ) -> Int:
-    """The node of a row on an engine, or NONE; `near` is where it is likely to be, if anywhere."""
+    """Return the node of a row on an engine, or NONE; `near` is the most likely one."""
     if not bits[row, engine >> 6] >> np.uint64(engine & 63) & np.uint64(1):
         return NONE
     if near != NONE and nodes[near, ROW] == row:
@@ -107,7 +107,7 @@ def node_of(
 
 @inlined
 def unlink(nodes: NDArray[np.int32], engines: NDArray[np.int64], node: Int) -> None:
-    """Take a node out of its engine's list."""
+    """Remove a node from its engine's list."""
     engine, older, newer = nodes[node, ENGINE], nodes[node, OLDER], nodes[node, NEWER]
     if older == NONE:
         engines[engine, OLDEST] = newer
@@ -121,7 +121,7 @@ def unlink(nodes: NDArray[np.int32], engines: NDArray[np.int64], node: Int) -> N
 
 @inlined
 def link(nodes: NDArray[np.int32], engines: NDArray[np.int64], node: Int) -> None:
-    """Put a node at the recent end of its engine's list."""
+    """Append a node at the recent end of its engine's list."""
     engine = nodes[node, ENGINE]
     newest = engines[engine, NEWEST]
     nodes[node, OLDER], nodes[node, NEWER] = newest, NONE
@@ -133,25 +133,25 @@ def link(nodes: NDArray[np.int32], engines: NDArray[np.int64], node: Int) -> Non
 
 
 @inlined
-def forget(index: Tables, node: Int) -> None:
-    """Take a block from an engine, and from the index if nobody else holds it."""
+def remove(index: Tables, node: Int) -> None:
+    """Remove a block from an engine, and from the index if no other engine has it."""
     row, engine = index.nodes[node, ROW], index.nodes[node, ENGINE]
     unlink(index.nodes, index.engines, node)
-    take_out(index.pairs, pair(row, engine))
+    delete(index.pairs, pair(row, engine))
     index.nodes[node, ROW], index.nodes[node, NEWER] = NONE, index.free[FREE_NODE]
     index.free[FREE_NODE] = node
     index.engines[engine, HELD] -= 1
     index.bits[row, engine >> 6] &= ~(np.uint64(1) << np.uint64(engine & 63))
     index.rows[row, HOLDERS] -= 1
     if index.rows[row, HOLDERS] == 0:
-        take_out(index.hashes, index.names[row])
+        delete(index.hashes, index.names[row])
         index.rows[row, NEXT_ROW] = index.free[FREE_ROW]
         index.free[FREE_ROW] = row
 
 
 @inlined
-def enter(index: Tables, engine: Int, block: Int) -> None:
-    """Let an engine hold a block that it did not, as its most recent."""
+def insert(index: Tables, engine: Int, block: Int) -> None:
+    """Add a new block to an engine, as its most recently used."""
     row = value_of(index.hashes, block)
     if row == NONE:
         row = index.free[FREE_ROW]
@@ -178,25 +178,25 @@ def leading(
     live: NDArray[np.uint64],
     depths: NDArray[np.int64],
 ) -> None:
-    """Write for each engine how many leading blocks of a prompt it holds.
+    """Write for each engine how many leading blocks of a prompt it has.
 
-    Goes through the prompt's blocks until nobody holds the next. Engines only count in words of 64.
+    Scans the prompt's blocks until no engine has the next one, 64 engines per machine word.
     """
     depths[:] = 0
     alive = live.copy()
     for number in range(len(blocks)):
         row = value_of(hashes, blocks[number])
-        anybody = np.uint64(0)
+        any_engine = np.uint64(0)
         for word in range(len(alive)):
             before = alive[word]
             alive[word] = before & bits[row, word] if row != NONE else np.uint64(0)
-            anybody |= alive[word]
+            any_engine |= alive[word]
             gone = before & ~alive[word]
             if number and gone:
                 for bit in range(64):
                     if gone >> np.uint64(bit) & np.uint64(1):
                         depths[64 * word + bit] = number
-        if not anybody:
+        if not any_engine:
             return
     for engine in range(len(depths)):
         if alive[engine >> 6] >> np.uint64(engine & 63) & np.uint64(1):
@@ -215,14 +215,14 @@ def touch(
     free: NDArray[np.int64],
     engine: int,
     blocks: NDArray[np.uint64],
-    room: int,
+    capacity: int,
 ) -> None:
-    """Let an engine hold a prompt's blocks as its most recent; `room` is how many blocks it may hold at all.
+    """Make a prompt's blocks the most recently used of an engine, which can hold `capacity` blocks.
 
-    The last block is put in first, so that it is the first to go, as engines do: what one holds is always a beginning.
+    The last block is inserted first and so evicted first, as in engines: the cached part is always a prefix.
     """
     index = Tables(hashes, pairs, names, bits, rows, nodes, engines, free)
-    wanted = min(len(blocks), room)
+    wanted = min(len(blocks), capacity)
     missing, near = 0, NONE
     for number in range(wanted - 1, -1, -1):
         row = value_of(hashes, blocks[number])
@@ -230,15 +230,15 @@ def touch(
         if node == NONE:
             missing += 1
         else:
-            near = nodes[node, NEWER]  # a prompt's block before this one was put in after it
+            near = nodes[node, NEWER]  # the block before this one was inserted after it
             nodes[node, HITS] += 1
             unlink(nodes, engines, node)
             link(nodes, engines, node)
-    while engines[engine, HELD] + missing > room and engines[engine, HELD]:
+    while engines[engine, HELD] + missing > capacity and engines[engine, HELD]:
         engines[engine, LOST] += 1
         engines[engine, MISSED] += nodes[engines[engine, OLDEST], HITS] > 0
-        forget(index, engines[engine, OLDEST])
-    if engines[engine, LOST] > _REMEMBERED:
+        remove(index, engines[engine, OLDEST])
+    if engines[engine, LOST] > _EVICTION_WINDOW:
         engines[engine, LOST] //= 2
         engines[engine, MISSED] //= 2
     if missing == 0:
@@ -248,7 +248,7 @@ def touch(
         row = value_of(hashes, blocks[number])
         node = NONE if row == NONE else node_of(pairs, bits, nodes, row, engine, near)
         if node == NONE:
-            enter(index, engine, blocks[number])
+            insert(index, engine, blocks[number])
         else:
             near = nodes[node, NEWER]
             unlink(nodes, engines, node)
@@ -268,14 +268,14 @@ def lose(
     engine: int,
     blocks: NDArray[np.uint64],
 ) -> None:
-    """Let an engine hold these blocks no longer."""
+    """Remove blocks from an engine."""
     index = Tables(hashes, pairs, names, bits, rows, nodes, engines, free)
     for block in blocks:
         row = value_of(hashes, block)
         if row != NONE:
             node = node_of(pairs, bits, nodes, row, engine, NONE)
             if node != NONE:
-                forget(index, node)
+                remove(index, node)
 
 
 @compiled
@@ -290,16 +290,16 @@ def clear(
     free: NDArray[np.int64],
     engine: int,
 ) -> None:
-    """Let an engine hold nothing."""
+    """Remove all blocks of an engine."""
     index = Tables(hashes, pairs, names, bits, rows, nodes, engines, free)
     while engines[engine, OLDEST] != NONE:
-        forget(index, engines[engine, OLDEST])
+        remove(index, engines[engine, OLDEST])
     engines[engine, LOST] = engines[engine, MISSED] = 0
 
 
 @compiled
-def file_again(table: NDArray[np.uint64], old: NDArray[np.uint64]) -> None:
-    """Put everything from one table into another, larger one."""
+def copy_entries(table: NDArray[np.uint64], old: NDArray[np.uint64]) -> None:
+    """Copy all entries of a table into a larger one."""
     for at in range(len(old)):
         if old[at, VALUE]:
             put(table, old[at, KEY], np.int64(old[at, VALUE]) - 1)

@@ -1,0 +1,55 @@
+"""How compiled functions are compiled and where their machine code is cached.
+
+Numba comes with an extra. Importing this module without it raises an InputError that names the extra. Machine code is
+cached in LENGTHWISE_CACHE or the user's cache folder, so that a read-only or shared installation compiles once per user
+and not at every start; NUMBA_CACHE_DIR, where set, takes precedence. Numba invalidates a cached function when the file
+that defines it changes and checks no other file: a function that is cached and those it calls belong in one module.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+from lengthwise.errors import InputError
+
+try:
+    from numba import njit
+    from numba.core import config
+except ModuleNotFoundError as error:
+    raise InputError(
+        "compiled code needs Numba, which is not installed", hint="pip install 'lengthwise[sim]' or 'lengthwise[serve]'"
+    ) from error
+
+Function = TypeVar("Function", bound="Callable[..., object]")
+
+_log = logging.getLogger(__name__)
+_OPTIONS: Final[dict[str, Any]] = {"error_model": "numpy"}
+
+
+def cache_folder() -> Path:
+    """Return the folder of cached machine code: LENGTHWISE_CACHE/compiled, else in the user's cache folder."""
+    given, user = os.environ.get("LENGTHWISE_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    base = Path(given) if given else (Path(user) if user else Path.home() / ".cache") / "lengthwise"
+    return base / "compiled"
+
+
+def compiled(function: Function) -> Function:
+    """Compile a function that Python calls, and cache its machine code."""
+    before = config.CACHE_DIR
+    try:
+        config.CACHE_DIR = before or str(cache_folder())
+        return cast("Function", njit(cache=True, **_OPTIONS)(function))
+    except RuntimeError:
+        _log.warning("no writable folder for compiled code: it is compiled at every start; set LENGTHWISE_CACHE")
+        return cast("Function", njit(**_OPTIONS)(function))
+    finally:
+        config.CACHE_DIR = before
+
+
+def inlined(function: Function) -> Function:
+    """Compile a function that only compiled ones call: without an entry point for Python, which compiles faster."""
+    return cast("Function", njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function))

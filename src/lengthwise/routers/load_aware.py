@@ -1,0 +1,135 @@
+"""Published routers by load and prefix: least outstanding, power of two, SMG, SGLang and Dynamo."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import numpy as np
+
+from lengthwise.policies import Job
+from lengthwise.routers.base import Choice, Parameter, Slots
+from lengthwise.routers.ledger import Load
+from lengthwise.routers.tracking import LedgerRouter, PrefixRouter
+
+_MATCH_THRESHOLD: Final = 0.3  # SGLang's
+
+
+class LeastOutstanding(LedgerRouter):
+    """The engine with the fewest requests that were sent and have not finished.
+
+    cost = outstanding      (requests; ties: the first engine)
+    Without `Finished` a request counts until it has had no event for an hour or a scrape reports fewer requests.
+    """
+
+    base_name = "least_outstanding"
+    compares_costs = True
+
+    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+        """Return the minimum."""
+        outstanding = self.outstanding(slots)
+        best = int(np.argmin(outstanding))
+        return int(slots[best]), {"outstanding": float(outstanding[best])}
+
+
+class PowerOfTwo(LedgerRouter):
+    """The less loaded of two random engines.
+
+    cost = outstanding, over two different live engines drawn with `seed` (0)      (requests; ties: the first drawn)
+    Signals as for least_outstanding.
+    """
+
+    base_name = "power_of_two"
+    parameters: ClassVar = {"seed": Parameter(0, 0, 2**32 - 1)}
+
+    def __init__(self, **given: float) -> None:
+        super().__init__(**given)
+        self._rng = np.random.default_rng(int(self.values["seed"]))
+
+    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+        """Draw two, return the one with fewer outstanding requests."""
+        first = int(self._rng.integers(len(slots)))
+        second = (first + 1 + int(self._rng.integers(len(slots) - 1))) % len(slots) if len(slots) > 1 else first
+        drawn = slots[[first, second]]
+        outstanding = self.outstanding(drawn)
+        best = int(np.argmin(outstanding))
+        return int(drawn[best]), {"outstanding": float(outstanding[best])}
+
+
+class LeastLoad(LedgerRouter):
+    """SMG's least_load: queued tokens by throughput, and a price on KV memory that is nearly full.
+
+    cost = tokens / throughput + pressure * k / (1 - k)      (seconds)
+    tokens: of prompts queued and in flight, this one included, and of answers so far, by the engine's clock.
+    throughput: prompt tokens per second. k: share of KV memory in use as scraped (at most 0.99), else tokens in flight
+    over KV memory. pressure: 0.15 s. Uses neither prefixes nor predicted lengths.
+    """
+
+    base_name = "least_load"
+    compares_costs = True
+    parameters: ClassVar = {"pressure": Parameter(0.15)}
+
+    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+        """Return the minimum."""
+        answers = self.column(Load.RUNNING, slots) * self.column(Load.CLOCK, slots) - self.column(Load.STARTS, slots)
+        tokens = self.column(Load.UNCACHED, slots) + answers  # this router enters nothing as cached
+        queue = (tokens + job.prompt_tokens) * self.column(Load.PREFILL_TOKEN_S, slots)
+        scraped = self.column(Load.KV_USE, slots)
+        use = np.minimum(np.where(np.isnan(scraped), tokens / self.column(Load.KV_TOKENS, slots), scraped), 0.99)
+        memory = self.values["pressure"] * use / (1.0 - use)
+        best = int(np.argmin(queue + memory))
+        return int(slots[best]), {"queue": float(queue[best]), "memory": float(memory[best])}
+
+
+class CacheAware(PrefixRouter):
+    """SGLang's cache_aware: the longest prefix match while engines are balanced, else the shortest queue.
+
+    unbalanced if most - fewest > 64 and most > 1.5 * fewest outstanding: the fewest outstanding
+    else if the longest match is over 0.3 of the prompt: the engine that has it (ties: the fewest outstanding)
+    else: the engine with the fewest cached blocks (likewise)
+    Without blocks nothing matches. Uses no predicted length.
+    """
+
+    base_name = "cache_aware"
+    parameters: ClassVar = {"absolute": Parameter(64), "relative": Parameter(1.5, 1.0)}
+
+    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+        """Choose by queue, by match or by cache size, in SGLang's order."""
+        outstanding = self.outstanding(slots)
+        most, fewest = outstanding.max(), outstanding.min()
+        if most - fewest > self.values["absolute"] and most > self.values["relative"] * fewest:
+            best = int(np.argmin(outstanding))
+            return int(slots[best]), {"outstanding": float(outstanding[best])}
+        match = self.cached_tokens(job, slots) / max(1, job.prompt_tokens)
+        if match.max() > _MATCH_THRESHOLD:
+            best = int(np.lexsort((outstanding, -match))[0])
+            return int(slots[best]), {"match": float(match[best])}
+        held = self.index.held[slots]
+        best = int(np.lexsort((outstanding, held))[0])
+        return int(slots[best]), {"held": float(held[best])}
+
+
+class Dynamo(PrefixRouter):
+    """Dynamo's KV router: prompt blocks to compute, less the overlap, and blocks in use.
+
+    cost = prefill * max(0, active_prefill + incoming - overlap) + decode_blocks + active * outstanding      (blocks)
+    active_prefill: prompts sent and not yet computed, by the engine's speed. decode_blocks: of live requests, shared
+    ones counted once, this one's included. prefill: 1. active: 0.
+    Without blocks the overlap is 0. Uses no predicted length.
+    """
+
+    base_name = "dynamo"
+    compares_costs = True
+    parameters: ClassVar = {"prefill": Parameter(1.0), "active": Parameter(0.0)}
+
+    def pick(self, job: Job, now: float, slots: Slots) -> Choice:
+        """Return the minimum."""
+        size = self.column(Load.BLOCK_TOKENS, slots)
+        backlog_s = np.maximum(0.0, self.column(Load.BUSY_UNTIL, slots) - now)
+        active = backlog_s / np.maximum(1e-12, self.column(Load.PREFILL_TOKEN_S, slots))
+        new = job.prompt_tokens - self.cached_tokens(job, slots)
+        prefill = self.values["prefill"] * np.maximum(0.0, active + new) / size
+        decode = (self.column(Load.UNCACHED, slots) + new) / size
+        outstanding = self.values["active"] * self.column(Load.LIVE, slots)
+        best = int(np.argmin(prefill + decode + outstanding))
+        terms = {"prefill": float(prefill[best]), "decode": float(decode[best]), "active": float(outstanding[best])}
+        return int(slots[best]), terms

@@ -1,0 +1,162 @@
+"""Base classes of routers that follow what engines do: outstanding work in a ledger, cached prefixes in an index."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lengthwise.policies import Job
+from lengthwise.routers.base import BaseRouter, Slots
+from lengthwise.routers.contract import (
+    Admitted,
+    Costs,
+    Decision,
+    EngineId,
+    EngineInfo,
+    Event,
+    Evicted,
+    Finished,
+    Progress,
+    Scraped,
+)
+from lengthwise.routers.ledger import Ledger, Load
+from lengthwise.routers.prefix_index import PrefixIndex, as_blocks
+
+_SILENCE_CHECK_INTERVAL: Final = 64  # choices
+_NO_BLOCKS: Final = np.zeros(0, np.uint64)
+_PRIVATE, _UNCACHED, _BLOCK_TOKENS = int(Load.PRIVATE), int(Load.UNCACHED), int(Load.BLOCK_TOKENS)  # plain ints: faster
+
+
+class LedgerRouter(BaseRouter):
+    """A router that knows the expected work of each engine."""
+
+    compares_costs: ClassVar[bool] = False
+    """Whether the choice is the minimum of one cost per engine, and `pick` has no side effects."""
+
+    def __init__(self, **given: float) -> None:
+        super().__init__(**given)
+        self.ledger = Ledger()
+        self._choices = 0
+
+    def engine_up(self, engine: EngineInfo) -> None:
+        """Add an engine or update its description."""
+        super().engine_up(engine)
+        self.ledger.add(self.slots[engine.id], engine)
+
+    def engine_down(self, engine: EngineId) -> None:
+        """Remove an engine and the jobs sent there."""
+        slot = self.slots.get(engine)
+        super().engine_down(engine)
+        if slot is not None:
+            self.ledger.remove(slot)
+
+    def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
+        """Pick an engine and enter the job in the ledger."""
+        self._choices += 1
+        if self._choices % _SILENCE_CHECK_INTERVAL == 0:
+            self.ledger.drop_silent(now)
+        return super().choose(job, now, among)
+
+    def weigh(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Costs:
+        """Return the terms of every engine's cost; empty if this router does not compare costs."""
+        slots = self.allowed(among) if self.compares_costs else ()
+        return {self.engine_id(slot): self.pick(job, now, np.array([slot], np.int64))[1] for slot in slots}
+
+    def send(self, job: Job, slot: int, now: float) -> None:
+        """Enter the job in the ledger."""
+        self.ledger.sent(job, slot, now, 0.0, _NO_BLOCKS)
+
+    def observe(self, event: Event) -> None:
+        """Update the ledger; events about engines that are not up are ignored."""
+        slot = self.slots.get(event.engine)
+        if slot is None:
+            return
+        if isinstance(event, Admitted):
+            self.ledger.progressed(event.job, slot, event.now)
+        elif isinstance(event, Progress):
+            self.ledger.progressed(event.job, slot, event.now, event.generated)
+        elif isinstance(event, Finished):
+            self.finish(event, slot)
+        elif isinstance(event, Scraped):
+            self.ledger.scraped(slot, event)
+        elif isinstance(event, Evicted):
+            self.evict(event, slot)
+
+    def finish(self, event: Finished, slot: int) -> None:
+        """Remove a finished job."""
+        self.ledger.finished(event.job, slot, event.now)
+
+    def evict(self, event: Evicted, slot: int) -> None:
+        """Remove evicted blocks; nothing for a router without a prefix index."""
+
+    def column(self, load: Load, slots: Slots) -> NDArray[np.float64]:
+        """Return one column of the ledger for these engines."""
+        return np.asarray(self.ledger.loads[slots, load])
+
+    def outstanding(self, slots: Slots) -> NDArray[np.float64]:
+        """Return the requests sent and not finished, with those that others sent as far as scrapes report them."""
+        return self.column(Load.LIVE, slots) + self.column(Load.FOREIGN, slots)
+
+
+class PrefixRouter(LedgerRouter):
+    """A router that also knows, when it picks, how much of the prompt each engine has cached."""
+
+    def __init__(self, **given: float) -> None:
+        super().__init__(**given)
+        self.index = PrefixIndex()
+        self.blocks = as_blocks(())
+        self.depths: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def engine_up(self, engine: EngineInfo) -> None:
+        """Add an engine, with an empty cache if it is new, or update its description."""
+        super().engine_up(engine)
+        self.index.add(self.slots[engine.id], engine.kv_tokens // engine.block_tokens if engine.caches else 0)
+
+    def engine_down(self, engine: EngineId) -> None:
+        """Remove an engine, the jobs sent there and its cached blocks."""
+        if engine in self.slots:
+            self.index.remove(self.slots[engine])
+        super().engine_down(engine)
+
+    def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
+        """Look the prompt up, then pick."""
+        self._look_up(job)
+        return super().choose(job, now, among)
+
+    def weigh(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Costs:
+        """Look the prompt up, then compare costs."""
+        self._look_up(job)
+        return super().weigh(job, now, among)
+
+    def _look_up(self, job: Job) -> None:
+        self.blocks = as_blocks(job.blocks)
+        self.depths = self.index.leading(self.blocks)
+
+    def cached_tokens(self, job: Job, slots: Slots) -> NDArray[np.float64]:
+        """Return the prompt tokens that each of these engines has cached; the last token is always computed."""
+        cached = self.depths[slots] * self.column(Load.BLOCK_TOKENS, slots)
+        return np.asarray(np.maximum(0.0, np.minimum(cached, job.prompt_tokens - 1.0)))
+
+    def send(self, job: Job, slot: int, now: float) -> None:
+        """Enter the job in the ledger and its prompt in the index."""
+        cached = self.depths.item(slot) * self.ledger.loads.item(slot, _BLOCK_TOKENS)
+        self.ledger.sent(job, slot, now, max(0.0, min(cached, job.prompt_tokens - 1.0)), self.blocks)
+        self._touch(slot, self.blocks)
+
+    def finish(self, event: Finished, slot: int) -> None:
+        """Remove a finished job. Its prompt could not be evicted until now, so it is the most recently used."""
+        blocks = self.ledger.finished(event.job, slot, event.now)
+        if blocks is not None:
+            self._touch(slot, blocks)
+
+    def evict(self, event: Evicted, slot: int) -> None:
+        """Remove evicted blocks from the index."""
+        self.index.lose(slot, as_blocks(event.blocks))
+
+    def _touch(self, slot: int, blocks: NDArray[np.uint64]) -> None:
+        number = self.ledger.loads.item
+        answers = 0.5 * (number(slot, _PRIVATE) - number(slot, _UNCACHED))  # half of each answer, on average
+        self.index.touch(slot, blocks, int(answers / number(slot, _BLOCK_TOKENS)))
