@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +34,16 @@ class After(BaseDistribution):
         return self.generated + int(self.rest.cap)
 
     def survival(self, tokens: float) -> float:
-        """P(length > tokens): certain before what came, then as of the rest."""
-        return 1.0 if tokens < self.generated else self.rest.survival(tokens - self.generated)
+        """P(length > tokens): 1 below `generated`, then that of the rest."""
+        return 1.0 if tokens < self.generated else self.rest.survival(self._into_rest(tokens))
+
+    def _into_rest(self, tokens: float) -> float:
+        """The largest rest whose sum with `generated` rounds to at most `tokens`.
+
+        A plain difference may round to below an atom of the rest that lies exactly at `tokens`: 16.4 - 15 < 1.4.
+        """
+        rest = tokens - self.generated
+        return rest + 0.5 * math.ulp(tokens) if rest > 0.0 else rest
 
     def censored_at(self, max_tokens: int | None) -> LengthDistribution:
         """The rest cut at what is left of the limit; a limit within what came is the length."""
