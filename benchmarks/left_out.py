@@ -29,9 +29,9 @@ from experiments.left_out.study import (
 )
 from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
+from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.reports.tables import Table, print_tables, share, signed, to_json
 from lengthwise.workloads import load_castillo
-from lengthwise.workloads.length_samples import resolve_llm
 
 
 def main() -> None:

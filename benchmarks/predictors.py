@@ -26,10 +26,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from lengthwise.predictors.evaluation import Evaluation, Scores, evaluate
-from lengthwise.predictors.evaluation_run import evaluated_rows
-from lengthwise.predictors.file import read_model_file
-from lengthwise.predictors.load import LoadedPredictor, load_predictor, packaged_predictors
+from lengthwise.predictors.evaluation import Evaluation, EvaluationScores, evaluate, evaluated_rows
+from lengthwise.predictors.model_file import read_model_file
+from lengthwise.predictors.resolve import LoadedPredictor, load_predictor, packaged_predictors
 from lengthwise.reports.tables import Table, print_tables, share
 from lengthwise.workloads import LengthSamples, load_castillo
 
@@ -43,7 +42,7 @@ LIMITS = {("default", 64): 6.0, ("default", 256): 35.0, ("fast", 256): 0.3}
 _WORD = re.compile(r"\w+")
 _LOAD = """
 import time; began = time.process_time()
-from lengthwise.predictors.load import load_predictor
+from lengthwise.predictors.resolve import load_predictor
 ready = time.process_time(); load_predictor({name!r}).predict(["Hello"], [{llm!r}])
 print(ready - began, time.process_time() - ready)
 """
@@ -141,7 +140,7 @@ def _subjects(result: Evaluation) -> dict[str, dict[str, float]]:
     return {name: _figures(breakdown.overall) for name, breakdown in result.subjects.items()}
 
 
-def _figures(scores: Scores) -> dict[str, float]:
+def _figures(scores: EvaluationScores) -> dict[str, float]:
     return {
         "rows": scores.rows,
         "tau": scores.tau,

@@ -42,8 +42,8 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.experimental import parse_predictor_spec
-from lengthwise.predictors.load import model_path
+from lengthwise.predictors.noise import parse_predictor_spec
+from lengthwise.predictors.resolve import model_path
 from lengthwise.reports.interactive import Figure, interactive_page
 from lengthwise.reports.page import html_page
 from lengthwise.reports.simulation import multiple

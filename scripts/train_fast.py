@@ -24,10 +24,9 @@ import numpy as np
 from lengthwise.predictors.calibration import Calibration
 from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.predictors.fast import KIND, FastPredictor
-from lengthwise.predictors.file import write_model_file
-from lengthwise.predictors.identity import identify
-from lengthwise.predictors.licences import LICENCES
-from lengthwise.predictors.load import load_predictor, packaged_predictors
+from lengthwise.predictors.llm_names import identify
+from lengthwise.predictors.model_file import write_model_file
+from lengthwise.predictors.resolve import load_predictor, packaged_predictors
 from lengthwise.training.encoder.config import DataConfig
 from lengthwise.training.encoder.data import SMOLLM2, load_samples
 from lengthwise.training.fast.distillation_set import PIECES, DistillationSet
@@ -37,6 +36,7 @@ from lengthwise.training.fast.language import MEANING, Language
 from lengthwise.training.fast.learn import FOLDS as GUESS_FOLDS
 from lengthwise.training.fast.learn import learn_tables
 from lengthwise.training.fast.teacher import Lessons
+from lengthwise.training.licences import LICENCES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

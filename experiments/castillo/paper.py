@@ -15,9 +15,9 @@ import pyarrow as pa
 from lengthwise.errors import InputError
 from lengthwise.predictors import scores
 from lengthwise.predictors.baselines import clean_moments
-from lengthwise.predictors.forecast import forecast
+from lengthwise.predictors.evaluation import forecast
+from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.length_samples import resolve_llm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from lengthwise.predictors import LengthPredictor
     from lengthwise.predictors.baselines import RowPredictor
-    from lengthwise.predictors.forecast import Forecast
+    from lengthwise.predictors.evaluation import Forecast
 
     Floats = NDArray[np.float64]
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from experiments.left_out.study import Prompts, Said
 from lengthwise.errors import InputError
-from lengthwise.predictors.encoder.readout import as_logt
+from lengthwise.predictors.encoder.readout import mu_and_sigma
+from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.training.encoder.config import parse_config
 from lengthwise.training.encoder.data import load_samples, prompt_table
 from lengthwise.training.encoder.held_out import calibrate
 from lengthwise.training.encoder.pack import HELD_OUT, Pack
-from lengthwise.workloads.length_samples import resolve_llm
 
 
 def read_said(folder: Path, pack_folder: Path, prompts: Mapping[str, Prompts]) -> dict[str, Said]:
@@ -34,7 +34,7 @@ def read_said(folder: Path, pack_folder: Path, prompts: Mapping[str, Prompts]) -
             llm = resolve_llm(next((each for each in pack.llms if word in each), word), tuple(prompts))
             known = pack.without(word)
             mu, sigma = (np.full((len(pack), len(known.llms) + 1), np.nan) for _ in range(2))
-            mu[: len(table)], sigma[: len(table)] = as_logt(archive[name], "logt")
+            mu[: len(table)], sigma[: len(table)] = mu_and_sigma(archive[name], "logt")
             told = calibrate(mu, sigma, known, np.flatnonzero(known.part == HELD_OUT))
             shift, factor = told.columns([*known.llms, ""])
             if any(key not in places for key in prompts[llm].keys):

@@ -14,19 +14,18 @@ import numpy as np
 
 from lengthwise.errors import InputError
 from lengthwise.predictors import LogTPredictions, scores
-from lengthwise.predictors.adapt.kinds import kinds
-from lengthwise.predictors.adapt.mixture import Answers, fit_mixture, likeness
-from lengthwise.predictors.adapt.run import ask
+from lengthwise.predictors.adapt import predict_known_llms
 from lengthwise.predictors.baselines import CAP, clean_moments
 from lengthwise.predictors.calibration import as_logt
 from lengthwise.predictors.contract import PredictionInput
+from lengthwise.predictors.mixture import Answers, fit_mixture, kinds, likeness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from lengthwise.predictors.load import LoadedPredictor
+    from lengthwise.predictors.resolve import LoadedPredictor
     from lengthwise.workloads import LengthSamples
 
     Floats = NDArray[np.float64]
@@ -98,7 +97,7 @@ class Said:
         """Ask it."""
         if prompts.llm in predictor.llms:
             raise InputError(f"this predictor knows {prompts.llm}", hint="give one that was trained without it")
-        mu, sigma, nu = ask(predictor, prompts.llm, prompts.texts, progress)
+        mu, sigma, nu = predict_known_llms(predictor, prompts.llm, prompts.texts, progress)
         return cls(predictor.llms, mu, sigma, nu)
 
 

@@ -16,7 +16,7 @@ from lengthwise.lengths.families import FAMILIES, LOGNORMAL
 from lengthwise.lengths.fit import fit_rows
 from lengthwise.lengths.goodness import ks_critical, ks_statistic
 from lengthwise.predictors.contract import PredictionInput
-from lengthwise.predictors.load import load_predictor
+from lengthwise.predictors.resolve import load_predictor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 from scipy import special
 
-from lengthwise.predictors.calibration import as_logt
+from lengthwise.predictors.calibration import OnlineCalibrated, as_logt
 from lengthwise.predictors.contract import LogTPredictions
-from lengthwise.predictors.forecast import CENTRAL, prediction_inputs
-from lengthwise.predictors.online import OnlineCalibrated
+from lengthwise.predictors.evaluation import CENTRAL, prediction_inputs
 from lengthwise.predictors.scores import coverage
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from lengthwise.cli.train import train
 from lengthwise.errors import InputError
-from lengthwise.predictors.file import read_model_file
+from lengthwise.predictors.model_file import read_model_file
 from tests.training.encoder import tiny
 
 runner = CliRunner()

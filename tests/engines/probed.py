@@ -10,8 +10,8 @@ import numpy as np
 
 from lengthwise.engines.refine import WORKER, StepStates, attach
 from lengthwise.predictors.probe import Probe, paper_bins, write_probe
-from lengthwise.predictors.probe.network import Network
-from lengthwise.predictors.probe.smoothing import NONE
+from lengthwise.predictors.probe.bins import NONE
+from lengthwise.predictors.probe.probe import ProbeNetwork
 from tests.engines.overlap import Host
 from tests.engines.scheduling import make_scheduler
 
@@ -28,7 +28,7 @@ def knowing(folder: Path, llm: str = LLM) -> Path:
     }  # fmt: skip
     card = {"name": "knowing", "data": "none", "licences": {}, "limits": []}
     path = folder / "knowing.lw"
-    write_probe(path, Probe(LAYER, BINS, Network.of(arrays), inputs=(), smoothing=NONE, llm=llm, card=card))
+    write_probe(path, Probe(LAYER, BINS, ProbeNetwork.of(arrays), inputs=(), smoothing=NONE, llm=llm, card=card))
     return path
 
 

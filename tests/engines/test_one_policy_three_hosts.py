@@ -19,7 +19,7 @@ import pytest
 
 from lengthwise.policies import Job, QueueView, make_policy
 from lengthwise.predictors import PredictionInput, load_predictor
-from lengthwise.predictors.render import render_chat
+from lengthwise.predictors.contract import render_chat
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.workloads import Workload
 from tests.engines.need import need_vllm

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.engines.prompts import PromptReader
-from lengthwise.predictors.render import render_chat
+from lengthwise.predictors.contract import render_chat
 
 Messages = list[dict[str, str]]
 TODAY = "26 Jul 2024"

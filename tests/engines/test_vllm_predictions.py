@@ -22,7 +22,7 @@ from lengthwise.engines.vllm import LengthwiseScheduler
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, QueueView, make_policy
 from lengthwise.predictors import PredictionInput, load_predictor
-from lengthwise.predictors.render import render_chat
+from lengthwise.predictors.contract import render_chat
 from lengthwise.predictors.service import PredictionService
 from tests.engines.scheduling import Run, drain, make_request, make_scheduler, step, tiny_model
 from tests.predictors.guesses import Guess

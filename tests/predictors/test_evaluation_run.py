@@ -7,7 +7,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import ConstantPerLlm
-from lengthwise.predictors.evaluation_run import evaluated_rows, open_predictor, run
+from lengthwise.predictors.evaluation import evaluated_rows, open_predictor, run
 from lengthwise.workloads import LengthSamples
 from tests.predictors.rows import LLMS, known_rows
 

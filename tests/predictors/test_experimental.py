@@ -11,8 +11,8 @@ from scipy import stats
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogTColumns
 from lengthwise.predictors import LengthPredictor, PredictionInput
-from lengthwise.predictors.experimental import Hint, PredictorSpec, disturb_to_tau, own_sigma, parse_predictor_spec
 from lengthwise.predictors.history import History
+from lengthwise.predictors.noise import Hint, PredictorSpec, disturb_to_tau, own_sigma, parse_predictor_spec
 
 
 def workload(n: int = 2000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lengthwise.predictors import LengthPredictor, PredictionInput
 from lengthwise.predictors.fast import FastPredictor
-from lengthwise.predictors.load import load_predictor
+from lengthwise.predictors.resolve import load_predictor
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 PLAIN = "Write a Python function that returns the sum of all even numbers in a list. Explain how it works."
@@ -134,7 +134,7 @@ def test_the_card_says_what_a_user_must_know(fast: FastPredictor) -> None:
 
 def test_a_prediction_loads_neither_torch_nor_a_tokenizer() -> None:
     program = (
-        "import sys; from lengthwise.predictors.load import load_predictor;"
+        "import sys; from lengthwise.predictors.resolve import load_predictor;"
         "load_predictor('fast').predict(['hello'], ['llama-3.2-3B']);"
         "assert not {'torch', 'transformers', 'tokenizers', 'onnxruntime'} & set(sys.modules)"
     )

@@ -12,11 +12,22 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Adjustment, Calibration
 from lengthwise.predictors.fast import FastPredictor, load_fast
-from lengthwise.predictors.fast.network import CLIP, Network
-from lengthwise.predictors.fast.tables import PAIRS, Tables, terms
-from lengthwise.predictors.fast.text import CLASSES, EDGE, FEATURES, MOST_WORDS, RESERVED, Reader, excerpt, split
-from lengthwise.predictors.file import read_model_file, write_model_file
-from lengthwise.predictors.identity import FEATURES as NAME_FEATURES
+from lengthwise.predictors.fast.predictor import CLIP, FastNetwork
+from lengthwise.predictors.fast.text import (
+    CLASSES,
+    EDGE,
+    FEATURES,
+    MOST_WORDS,
+    PAIRS,
+    RESERVED,
+    Reader,
+    Tables,
+    excerpt,
+    split,
+    terms,
+)
+from lengthwise.predictors.llm_names import FEATURES as NAME_FEATURES
+from lengthwise.predictors.model_file import read_model_file, write_model_file
 
 WORDS = [b"hello", b"world", b"list"]
 CARD = {"kind": "fast", "name": "tiny", "data": "none", "licences": "none", "limits": "all"}
@@ -26,10 +37,12 @@ def some(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
     return rng.normal(0, 0.1, shape).astype(np.float32)
 
 
-def random_network(width: int, seed: int = 0) -> Network:
+def random_network(width: int, seed: int = 0) -> FastNetwork:
     rng = np.random.default_rng(seed)
     shapes = ((width, 8), (8,), (8, 6), (6,), (3, 6), (3, 3), (NAME_FEATURES, 3), (6, 4), (8, 4), (4,))
-    return Network(np.ones(width, np.float32), np.full(width, 9.0, np.float32), *(some(rng, *each) for each in shapes))
+    return FastNetwork(
+        np.ones(width, np.float32), np.full(width, 9.0, np.float32), *(some(rng, *each) for each in shapes)
+    )
 
 
 def tiny(calibration: Calibration | None = None) -> FastPredictor:
@@ -117,14 +130,14 @@ def test_a_mean_of_networks_says_the_mean_of_what_they_say() -> None:
     networks = [random_network(5, seed) for seed in range(3)]
     x, features = some(np.random.default_rng(9), 5), some(np.random.default_rng(8), NAME_FEATURES)
 
-    def says(network: Network) -> NDArray[np.float32]:
+    def says(network: FastNetwork) -> NDArray[np.float32]:
         hidden, direct = network.prompt(network.standardise(x))
         return network.outputs(hidden + network.who(1, features), direct)
 
     np.testing.assert_allclose(
-        says(Network.mean(networks)), np.mean([says(one) for one in networks], axis=0), rtol=1e-4
+        says(FastNetwork.mean(networks)), np.mean([says(one) for one in networks], axis=0), rtol=1e-4
     )
-    np.testing.assert_allclose(says(Network.mean(networks[:1])), says(networks[0]), rtol=1e-6)
+    np.testing.assert_allclose(says(FastNetwork.mean(networks[:1])), says(networks[0]), rtol=1e-6)
 
 
 def test_outputs_are_what_predictions_are_made_of() -> None:
@@ -179,7 +192,7 @@ def test_a_broken_part_is_named_with_its_file(tmp_path: Path, part: str, holds: 
 
 def test_a_file_of_another_way_of_reading_is_refused(tmp_path: Path) -> None:
     other = tiny()
-    network = Network.of({name: value[:-1] if name in ("centre", "spread", "a") else value
+    network = FastNetwork.of({name: value[:-1] if name in ("centre", "spread", "a") else value
                           for name, value in other.network.arrays().items()})  # fmt: skip
     path = tmp_path / "older.lw"
     parts = FastPredictor(other.reader, other.tables, network, other.llms, other.levels, Calibration()).parts()

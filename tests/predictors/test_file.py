@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.file import read_model_file, write_model_file
+from lengthwise.predictors.model_file import read_model_file, write_model_file
 
 CARD = {"kind": "test", "name": "t", "data": "none", "licences": [], "limits": "all"}
 
@@ -36,8 +36,8 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
 
 
 def test_a_newer_file_asks_for_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lengthwise.predictors.file.FORMAT", 2)
+    monkeypatch.setattr("lengthwise.predictors.model_file.FORMAT", 2)
     write_model_file(tmp_path / "m.lw", CARD, {})
-    monkeypatch.setattr("lengthwise.predictors.file.FORMAT", 1)
+    monkeypatch.setattr("lengthwise.predictors.model_file.FORMAT", 1)
     with pytest.raises(InputError, match="newer than 1; update"):
         read_model_file(tmp_path / "m.lw")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.predictors.identity import FEATURES, Identity, identify
+from lengthwise.predictors.llm_names import FEATURES, Identity, identify
 from lengthwise.workloads import load_castillo
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.file import write_model_file
-from lengthwise.predictors.load import best_packaged, load_predictor, packaged_predictors
+from lengthwise.predictors.model_file import write_model_file
+from lengthwise.predictors.resolve import best_packaged, load_predictor, packaged_predictors
 
 CARD = {"kind": "fast", "name": "x", "data": "none", "licences": "none", "limits": "all"}
 

@@ -14,7 +14,7 @@ from scipy import special
 
 from lengthwise.errors import InputError
 from lengthwise.predictors import HistogramPredictions, LogTPredictions, PredictionInput
-from lengthwise.predictors.online import OnlineCalibrated
+from lengthwise.predictors.calibration import OnlineCalibrated
 
 NU = 3.5
 

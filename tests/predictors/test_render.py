@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lengthwise.predictors.render import render_chat
+from lengthwise.predictors.contract import render_chat
 
 
 def test_a_single_user_turn_is_its_own_text() -> None:

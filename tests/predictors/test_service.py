@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution
 from lengthwise.predictors import PredictionInput, load_predictor
-from lengthwise.predictors.load import packaged_predictors
+from lengthwise.predictors.resolve import packaged_predictors
 from lengthwise.predictors.service import PredictionService, known_predictor, prediction_service
 from tests.predictors.guesses import Guess
 

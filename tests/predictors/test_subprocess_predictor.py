@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lengthwise.predictors import apart as module
+from lengthwise.predictors import subprocess_predictor as module
 from lengthwise.predictors.contract import PredictionInput
-from lengthwise.predictors.load import load_predictor
+from lengthwise.predictors.resolve import load_predictor
 from lengthwise.predictors.service import prediction_service
 from lengthwise.predictors.subprocess_predictor import SubprocessError, SubprocessPredictor
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
-from lengthwise.workloads import LengthSamples, load_castillo, resolve_llm
+from lengthwise.predictors.llm_names import resolve_llm
+from lengthwise.workloads import LengthSamples, load_castillo
 
 KNOWN = (
     "meta-llama/Llama-3.1-8B-Instruct",

@@ -12,7 +12,7 @@ from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables, share, to_json
 
 if TYPE_CHECKING:
-    from lengthwise.predictors.adapt import Report
+    from lengthwise.predictors.adapt import AdaptReport
 
 _NAMED = 4
 
@@ -35,8 +35,7 @@ def adapt(
     Example: `lengthwise adapt default --lengths mine.parquet -o mine.lw`
     """
     # Optimisers take a while to import, which the other commands need not pay.
-    from lengthwise.predictors.adapt import adapt_file, read_observed
-    from lengthwise.predictors.adapt.observed import ENOUGH
+    from lengthwise.predictors.adapt import ENOUGH, adapt_file, read_observed
 
     need_folder(out, "--out")
     observed = read_observed(lengths, llm)
@@ -51,7 +50,7 @@ def adapt(
     typer.echo(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 
 
-def _table(report: Report) -> Table:
+def _table(report: AdaptReport) -> Table:
     kinds = {"as an unknown LLM" if not report.replaced else "as it was": report.before, "adapted": report.after}
     most = sorted(report.weights.items(), key=lambda pair: -abs(pair[1]))[:_NAMED]
     cut = f", {report.cut_off:,} of them cut off" if report.cut_off else ""

@@ -10,7 +10,7 @@ import typer
 from lengthwise.cli.lengths import load_samples
 from lengthwise.cli.output import need_folder
 from lengthwise.predictors.baselines import CAP
-from lengthwise.predictors.evaluation_run import run
+from lengthwise.predictors.evaluation import run
 from lengthwise.reports.evaluation import tables, write_html
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import print_tables, to_json

@@ -14,7 +14,7 @@ from rich.table import Table
 from lengthwise.lengths import BaseDistribution, tail_inflated_expectation
 from lengthwise.predictors.castillo_api import BIN_WIDTH, p99_class
 from lengthwise.predictors.contract import PredictionInput
-from lengthwise.predictors.load import load_predictor
+from lengthwise.predictors.resolve import load_predictor
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 BETAS = (0.1, 0.2, 0.3, 0.4, 0.5)

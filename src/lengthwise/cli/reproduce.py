@@ -20,7 +20,7 @@ from lengthwise.cli import (
 )
 from lengthwise.cli.lengths import load_samples
 from lengthwise.cli.output import need_folder
-from lengthwise.predictors.evaluation_run import evaluated_rows, open_predictor
+from lengthwise.predictors.evaluation import evaluated_rows, open_predictor
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import print_tables, to_json
 

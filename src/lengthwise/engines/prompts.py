@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from lengthwise.predictors.render import render_chat
+from lengthwise.predictors.contract import render_chat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.lengths import After, LengthDistribution, LogT, Point, wide_prior
 from lengthwise.predictors.probe import Probe, Reading, load_probe
-from lengthwise.predictors.probe.features import ENTROPY
+from lengthwise.predictors.probe.bins import ENTROPY
 
 ATTRIBUTE: Final = "lengthwise_states"
 """Of a step's output: its `StepStates`."""

@@ -13,7 +13,7 @@ from lengthwise.gateway.errors import ApiError
 from lengthwise.lengths import DEFAULT_CAP, Point
 from lengthwise.policies import Job
 from lengthwise.predictors import PredictionInput
-from lengthwise.predictors.render import render_chat
+from lengthwise.predictors.contract import render_chat
 from lengthwise.workloads.blocks import BYTES_PER_TOKEN, hash_text, hash_tokens
 
 _Limit = Annotated[int, Field(ge=0, le=1 << 31)]

@@ -8,7 +8,7 @@ from lengthwise.predictors.contract import (
     PredictionInput,
     Predictions,
 )
-from lengthwise.predictors.load import load_predictor
+from lengthwise.predictors.resolve import load_predictor
 
 __all__ = [
     "HistogramPredictions",

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypedDict, overload
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput
-from lengthwise.predictors.load import best_packaged, load_predictor
+from lengthwise.predictors.resolve import best_packaged, load_predictor
 
 BIN_WIDTH: Final = 200
 """Tokens in a class where none is asked for: the middle of the paper's five."""

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import DEFAULT_CAP, TIE_NU, Histogram, LogTColumns
+from lengthwise.lengths import DEFAULT_CAP, TIE_NU, Histogram, LengthDistribution, LogTColumns
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from lengthwise.lengths import LengthDistribution
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +174,27 @@ def as_inputs(prompts: Sequence[str | PredictionInput], llms: Sequence[str] | No
 
 def _known(values: ArrayLike | None, n: int) -> NDArray[np.float64]:
     return np.full(n, np.nan) if values is None else np.asarray(values, np.float64)
+
+
+def render_chat(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Render OpenAI chat messages; whatever has no text is named by its kind."""
+    names = [str(tool.get("function", {}).get("name", "?")) for tool in tools]
+    turns = [(str(message.get("role", "user")), _text(message)) for message in messages]
+    if len(turns) == 1 and turns[0][0] == "user" and not names:
+        return turns[0][1]
+    lines = [f"<tools> {', '.join(names)}"] if names else []
+    return "\n".join([*lines, *(f"<{role}> {text}" for role, text in turns)])
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if content is None:
+        calls = message.get("tool_calls") or []
+        return " ".join(f"[call {call.get('function', {}).get('name', '?')}]" for call in calls)
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return str(content)
+    return "\n".join(
+        str(part.get("text", f"[{part.get('type', '?')}]")) if isinstance(part, dict) else str(part) for part in content
+    )

@@ -7,36 +7,40 @@ sampling mean where the predictor tells one, else the prediction's median; tau i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import special
 
+from lengthwise.errors import InputError
 from lengthwise.predictors import scores
 from lengthwise.predictors.baselines import (
     CAP,
     Ceiling,
     ConstantPerLlm,
     ConstantPerLlmAndCorpus,
+    RowPredictor,
     clean_moments,
     column,
 )
-from lengthwise.predictors.forecast import CENTRAL, forecast
+from lengthwise.predictors.contract import (
+    HistogramPredictions,
+    LengthPredictor,
+    LogTPredictions,
+    PredictionInput,
+    Predictions,
+)
+from lengthwise.predictors.scores import CRPS_LEVELS, ClassScores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from numpy.typing import NDArray
-
-    from lengthwise.predictors.baselines import RowPredictor
-    from lengthwise.predictors.contract import LengthPredictor
-    from lengthwise.predictors.forecast import Forecast
-    from lengthwise.predictors.scores import ClassScores
     from lengthwise.workloads import LengthSamples
 
-    Floats = NDArray[np.float64]
-    Rows = NDArray[np.intp]
+Floats = NDArray[np.float64]
+Rows = NDArray[np.intp]
 
 WIDTHS: Final = (50, 100, 200, 500, 1000)
 """Bin widths of the BERT-on-CASTILLO paper, in tokens."""
@@ -47,7 +51,7 @@ CEILING: Final = "noise ceiling"
 
 
 @dataclass(frozen=True)
-class Scores:
+class EvaluationScores:
     """Every figure over some rows; NaN where it has no meaning (the order a constant gives, say)."""
 
     rows: int
@@ -76,9 +80,9 @@ class Scores:
 class Breakdown:
     """The same figures over everything, over each LLM and over each corpus."""
 
-    overall: Scores
-    by_llm: Mapping[str, Scores]
-    by_corpus: Mapping[str, Scores]
+    overall: EvaluationScores
+    by_llm: Mapping[str, EvaluationScores]
+    by_corpus: Mapping[str, EvaluationScores]
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +182,7 @@ def class_schemes(true: Floats, fitted: Floats) -> dict[str, Floats]:
     }
 
 
-def _breakdown(truth: _Truth, score: Callable[[Rows], Scores]) -> Breakdown:
+def _breakdown(truth: _Truth, score: Callable[[Rows], EvaluationScores]) -> Breakdown:
     return Breakdown(
         overall=score(np.arange(len(truth.llm))),
         by_llm={name: score(rows) for name, rows in truth.groups(truth.llm)},
@@ -186,12 +190,12 @@ def _breakdown(truth: _Truth, score: Callable[[Rows], Scores]) -> Breakdown:
     )
 
 
-def _score(truth: _Truth, said: Forecast, schemes: Mapping[str, Floats], edges: Floats, rows: Rows) -> Scores:
+def _score(truth: _Truth, said: Forecast, schemes: Mapping[str, Floats], edges: Floats, rows: Rows) -> EvaluationScores:
     mean, clean, lengths = truth.mean[rows], truth.clean[rows], truth.lengths[rows].astype(np.float64)
     some = np.flatnonzero(np.isfinite(mean))
     median, point = said.median[rows], said.point[rows]
     sampled = np.where(clean, lengths, np.nan)
-    return Scores(
+    return EvaluationScores(
         rows=len(some),
         samples=int(clean.sum()),
         mae_mean=scores.mae(point, mean),
@@ -219,12 +223,12 @@ def _score(truth: _Truth, said: Forecast, schemes: Mapping[str, Floats], edges: 
     )
 
 
-def _score_ceiling(truth: _Truth, ceiling: Ceiling, schemes: Mapping[str, Floats], rows: Rows) -> Scores:
+def _score_ceiling(truth: _Truth, ceiling: Ceiling, schemes: Mapping[str, Floats], rows: Rows) -> EvaluationScores:
     """Half of a prompt's samples against the other half; a single sample against all the others."""
     mean, true = ceiling.mean[rows], ceiling.true_mean[rows]
     some = np.flatnonzero(np.isfinite(mean) & np.isfinite(true))
     nothing = math.nan
-    return Scores(
+    return EvaluationScores(
         rows=len(some),
         samples=int(truth.clean[rows].sum()),
         mae_mean=scores.mae(mean, true),
@@ -266,3 +270,160 @@ def _covered(truth: _Truth, said: Forecast, central: float, rows: Rows) -> float
 def _average(values: Floats) -> float:
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else math.nan
+
+
+CENTRAL: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Nominal shares of the central intervals a calibration curve shows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """Predictions as the arrays that figures are computed from, one row each."""
+
+    median: Floats
+    point: Floats
+    std: Floats
+    quantiles: Floats
+    low: Floats
+    high: Floats
+    at_edges: Floats
+    """P(length < edge), a column for each edge of any class."""
+
+    @classmethod
+    def of(cls, predictions: Predictions, edges: Floats) -> Forecast:
+        """Ask the predictions everything at once."""
+        levels = [0.5, *CRPS_LEVELS, *((1 - c) / 2 for c in CENTRAL), *((1 + c) / 2 for c in CENTRAL)]
+        table = _quantiles(predictions, levels)
+        first, low = 1 + len(CRPS_LEVELS), 1 + len(CRPS_LEVELS) + len(CENTRAL)
+        told = np.isfinite(predictions.sample_mean)
+        return cls(
+            median=table[:, 0],
+            point=np.where(told, predictions.sample_mean, table[:, 0]),
+            std=predictions.sample_std,
+            quantiles=table[:, 1:first],
+            low=table[:, first:low],
+            high=table[:, low:],
+            at_edges=_below(predictions, edges),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Forecast], order: Rows) -> Forecast:
+        """Put batches together, their rows back at `order`'s places."""
+        back = np.argsort(order)
+        return cls(*(np.concatenate([getattr(part, f.name) for part in parts])[back] for f in fields(cls)))
+
+
+def forecast(
+    predictor: LengthPredictor | RowPredictor,
+    samples: LengthSamples,
+    *,
+    edges: Floats | None = None,
+    max_tokens: int = CAP,
+    batch: int = 256,
+    progress: Callable[[float], None] | None = None,
+) -> Forecast:
+    """Ask the predictor about every row, in batches of texts of about the same length (less to pad)."""
+    edges = np.empty(0) if edges is None else edges
+    if isinstance(predictor, RowPredictor):
+        return Forecast.of(predictor.predict_rows(samples, max_tokens), edges)
+    inputs = prediction_inputs(samples, max_tokens)
+    order = np.argsort([len(each.text) for each in inputs], kind="stable")
+    parts = []
+    for start in range(0, len(order), batch):
+        parts.append(Forecast.of(predictor.predict([inputs[i] for i in order[start : start + batch]]), edges))
+        if progress is not None:
+            progress(min(1.0, (start + batch) / len(order)))
+    return Forecast.joined(parts, order)
+
+
+def prediction_inputs(samples: LengthSamples, max_tokens: int | None = CAP) -> list[PredictionInput]:
+    """Each row as what a predictor is asked."""
+    texts, llms = column(samples, "prompt"), column(samples, "llm")
+    if not len(samples):
+        raise InputError("holds no rows to predict", source=samples.origin)
+    if any(text is None for text in texts):
+        raise InputError(
+            "a row has no prompt", source=samples.origin, field="prompt", hint="give texts to predict from"
+        )
+    tokens = samples.table["input_tokens"].to_pylist()
+    return [
+        PredictionInput(text, llm, max_tokens, prompt_tokens)
+        for text, llm, prompt_tokens in zip(texts, llms, tokens, strict=True)
+    ]
+
+
+def _quantiles(predictions: Predictions, levels: Sequence[float]) -> Floats:
+    """(rows, levels). A prediction in bins is built once for all its levels, not once for each."""
+    if isinstance(predictions, HistogramPredictions):
+        rows = [
+            [prediction.quantile(level) for level in levels]
+            for prediction in (predictions[i] for i in range(len(predictions)))
+        ]
+        return np.array(rows, np.float64).reshape(len(predictions), len(levels))
+    return np.stack([predictions.quantile(level) for level in levels], axis=1)
+
+
+def _below(predictions: Predictions, edges: Floats) -> Floats:
+    """P(length < edge), (rows, edges); the mass on a cap counts as just below it, which no row ever asks apart."""
+    if isinstance(predictions, LogTPredictions):
+        columns = predictions.columns
+        t = (np.log(np.maximum(edges, 1e-9))[None, :] - columns.mu[:, None]) / columns.sigma[:, None]
+        return np.where(edges[None, :] >= columns.cap[:, None], 1.0, special.stdtr(columns.nu, t))
+    rows = [
+        [1.0 - prediction.survival(edge) for edge in edges]
+        for prediction in (predictions[i] for i in range(len(predictions)))
+    ]
+    return np.array(rows, np.float64).reshape(len(predictions), len(edges))
+
+
+BASELINES: Final[Mapping[str, Callable[[LengthSamples], LengthPredictor | RowPredictor]]] = {
+    "constant": ConstantPerLlm.fit,
+    "constant-corpus": ConstantPerLlmAndCorpus.fit,
+}
+"""Predictors that are fitted on the spot, to the rows that are not evaluated."""
+TEST: Final = "test"
+
+
+def open_predictor(name: str, fit_on: LengthSamples | None) -> LengthPredictor | RowPredictor:
+    """A baseline by its name, fitted to `fit_on`; anything else by `load_predictor`."""
+    if name not in BASELINES:
+        from lengthwise.predictors.resolve import load_predictor  # loads a model: only where one is asked for
+
+        return load_predictor(name)
+    if fit_on is None or not len(fit_on):
+        raise InputError(
+            f"no rows to fit '{name}' to",
+            hint="give a source with other splits than the evaluated one, or another split",
+        )
+    return BASELINES[name](fit_on)
+
+
+def evaluated_rows(samples: LengthSamples, split: str | None) -> tuple[LengthSamples, LengthSamples | None]:
+    """The rows of `split`, and those of the other splits; without splits all rows, and none.
+
+    `split` None is `test` where there is one. A prompt is in one split only, so constants fitted to the other
+    rows have not seen these prompts.
+    """
+    if split is None and TEST not in samples.splits:
+        return samples, None
+    chosen = samples.where(split=TEST if split is None else split)
+    others = [name for name in samples.splits if name not in chosen.splits]
+    return chosen, samples.where(split=others) if others else None
+
+
+def run(
+    predictor: str,
+    samples: LengthSamples,
+    *,
+    split: str | None = None,
+    llm: Collection[str] | None = None,
+    corpus: Collection[str] | None = None,
+    max_tokens: int = CAP,
+    progress: Callable[[str, float], None] | None = None,
+) -> Evaluation:
+    """Evaluate a predictor on the rows of these LLMs and corpora that are in `split`."""
+    rows, reference = evaluated_rows(samples.where(llm=llm or None, corpus=corpus or None), split)
+    if not len(rows):
+        raise InputError("no rows left to evaluate on", source=samples.origin, hint="ask for fewer conditions at once")
+    chosen = open_predictor(predictor, reference)
+    return evaluate(chosen, rows, name=predictor, reference=reference, max_tokens=max_tokens, progress=progress)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-from lengthwise.predictors.load import load_predictor
+from lengthwise.predictors.resolve import load_predictor
 
 if TYPE_CHECKING:
     from lengthwise.predictors.contract import PredictionInput, Predictions

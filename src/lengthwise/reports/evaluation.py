@@ -11,11 +11,11 @@ from lengthwise.reports.page import html_page
 from lengthwise.reports.tables import Table, share
 
 if TYPE_CHECKING:
-    from lengthwise.predictors.evaluation import Breakdown, Evaluation, Scores
+    from lengthwise.predictors.evaluation import Breakdown, Evaluation, EvaluationScores
 
 __all__ = ["html_report", "tables", "write_html"]
 
-_COLUMNS: Final[tuple[tuple[str, Callable[[Scores], str]], ...]] = (
+_COLUMNS: Final[tuple[tuple[str, Callable[[EvaluationScores], str]], ...]] = (
     ("rows", lambda s: f"{s.rows:,}"),
     ("tau", lambda s: _number(s.tau, 3)),
     ("MAE mean", lambda s: _number(s.mae_mean, 1)),
@@ -81,7 +81,7 @@ def _groups(
     title: str,
     predictor: str,
     subjects: Mapping[str, Breakdown],
-    of: Callable[[Breakdown], Mapping[str, Scores]],
+    of: Callable[[Breakdown], Mapping[str, EvaluationScores]],
 ) -> Table:
     others = [name for name in subjects if name != predictor]
     columns = [(name, figure) for name, figure in _COLUMNS if name in _IN_GROUPS]
@@ -99,7 +99,7 @@ def _groups(
     return Table(title, ("", *(name for name, _ in columns), *others), rows, [note])
 
 
-def _figures(scores: Scores) -> list[str]:
+def _figures(scores: EvaluationScores) -> list[str]:
     return [figure(scores) for _, figure in _COLUMNS]
 
 

@@ -12,7 +12,7 @@ from lengthwise.reports.figures import COLOURS, GREY, dots, figure, legend, log_
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from lengthwise.predictors.evaluation import Breakdown, Evaluation, Scores
+    from lengthwise.predictors.evaluation import Breakdown, Evaluation, EvaluationScores
 
 __all__ = ["pictures"]
 
@@ -76,7 +76,7 @@ def _calibration(axes: Axes, found: Evaluation) -> None:
     legend(axes, loc="upper left")
 
 
-def _bars(found: Evaluation, by: str, of: Callable[[Breakdown], Mapping[str, Scores]]) -> str:
+def _bars(found: Evaluation, by: str, of: Callable[[Breakdown], Mapping[str, EvaluationScores]]) -> str:
     groups = list(of(found.subjects[found.predictor]))
     height = 1.8 + 0.36 * len(groups)
     with figure(1, 3, size=(14, height), title=f"{found.predictor} {by}") as (drawing, axes):
@@ -94,7 +94,7 @@ def _bars(found: Evaluation, by: str, of: Callable[[Breakdown], Mapping[str, Sco
         return png(drawing)
 
 
-_PANELS: Final[tuple[tuple[str, Callable[[Scores], float]], ...]] = (
+_PANELS: Final[tuple[tuple[str, Callable[[EvaluationScores], float]], ...]] = (
     ("Kendall's tau", lambda scores: scores.tau),
     ("MAE of the mean (tokens)", lambda scores: scores.mae_mean),
     ("samples in the 90 % interval", lambda scores: scores.coverage_90),

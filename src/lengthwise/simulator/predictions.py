@@ -18,9 +18,9 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, LengthDistribution, LogT, LogTColumns, Point, wide_prior
 from lengthwise.predictors.calibration import as_logt
 from lengthwise.predictors.contract import PredictionInput
-from lengthwise.predictors.experimental import PredictorSpec, own_sigma, parse_predictor_spec
 from lengthwise.predictors.history import History
-from lengthwise.predictors.load import load_predictor
+from lengthwise.predictors.noise import PredictorSpec, own_sigma, parse_predictor_spec
+from lengthwise.predictors.resolve import load_predictor
 from lengthwise.predictors.scores import tau_within
 
 if TYPE_CHECKING:

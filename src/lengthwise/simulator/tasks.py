@@ -21,8 +21,8 @@ import pyarrow as pa
 
 import lengthwise
 from lengthwise.errors import InputError
-from lengthwise.predictors.experimental import parse_predictor_spec
-from lengthwise.predictors.load import model_path
+from lengthwise.predictors.noise import parse_predictor_spec
+from lengthwise.predictors.resolve import model_path
 from lengthwise.simulator.capacity import measure_capacity
 from lengthwise.simulator.cluster import simulate
 from lengthwise.simulator.disaggregated import simulate_disaggregated

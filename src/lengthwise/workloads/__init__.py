@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lengthwise.workloads.datasets import load_alpaca
     from lengthwise.workloads.formats import read_workload, write_workload
     from lengthwise.workloads.generators import DiscreteLengths, behind_prefixes, into_sessions, react_workload
-    from lengthwise.workloads.length_samples import LengthSamples, resolve_llm
+    from lengthwise.workloads.length_samples import LengthSamples
     from lengthwise.workloads.traces import TRACES, Trace, load_trace
     from lengthwise.workloads.workload import LeftOut, LengthStatistics, Workload, WorkloadStatistics
 
@@ -37,7 +37,6 @@ __all__ = [
     "read_workload",
     "redraw",
     "replay",
-    "resolve_llm",
     "write_workload",
 ]
 
@@ -47,7 +46,7 @@ _EXPORTS = {
     "datasets": ("load_alpaca",),
     "formats": ("read_workload", "write_workload"),
     "generators": ("DiscreteLengths", "behind_prefixes", "into_sessions", "react_workload"),
-    "length_samples": ("LengthSamples", "resolve_llm"),
+    "length_samples": ("LengthSamples",),
     "traces": ("TRACES", "Trace", "load_trace"),
     "workload": ("LeftOut", "LengthStatistics", "Workload", "WorkloadStatistics"),
 }

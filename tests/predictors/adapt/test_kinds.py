@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.predictors.adapt.kinds import NAMES, kinds
+from lengthwise.predictors.mixture import NAMES, kinds
 
 
 @given(st.lists(st.text(), max_size=5))

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from lengthwise.predictors.adapt.kinds import NAMES
-from lengthwise.predictors.adapt.mixture import Answers, fit_mixture, likeness
+from lengthwise.predictors.mixture import NAMES, Answers, fit_mixture, likeness
 from tests.predictors.adapt import worlds
 
 LIKE = likeness(worlds.NEW, worlds.KNOWN)

@@ -7,9 +7,8 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.predictors import LogTPredictions, PredictionInput
-from lengthwise.predictors.adapt.kinds import NAMES
-from lengthwise.predictors.adapt.mixture import Mixture, Tilt
-from lengthwise.predictors.adapt.predictor import AdaptedPredictor, from_part, to_part
+from lengthwise.predictors.adapt import AdaptedPredictor, from_part, to_part
+from lengthwise.predictors.mixture import NAMES, Mixture, Tilt
 from tests.predictors.adapt import worlds
 
 NO_TILT = Tilt(np.zeros(len(NAMES)), np.zeros(len(NAMES)), np.ones(len(NAMES)))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from lengthwise.predictors import load_predictor
-from lengthwise.predictors.adapt import Observed, Report, adapt_file
-from lengthwise.predictors.file import read_model_file
+from lengthwise.predictors.adapt import AdaptReport, Observed, adapt_file
+from lengthwise.predictors.model_file import read_model_file
 from lengthwise.workloads import load_castillo
 
 NEW = "me/Mine-8B"
@@ -32,12 +32,12 @@ def observe(prompts: list[str], times: float, llm: str = NEW, seed: int = 0) -> 
 
 
 @pytest.fixture(scope="module")
-def adapted(prompts: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+def adapted(prompts: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, AdaptReport]:
     out = tmp_path_factory.mktemp("adapted") / "mine.lw"
     return out, adapt_file("fast", observe(prompts, 3.0), out)
 
 
-def test_it_is_better_than_an_unknown_llm_on_prompts_it_did_not_learn_from(adapted: tuple[Path, Report]) -> None:
+def test_it_is_better_than_an_unknown_llm_on_prompts_it_did_not_learn_from(adapted: tuple[Path, AdaptReport]) -> None:
     _, report = adapted
     assert (report.llm, report.lengths, report.prompts, report.replaced) == (NEW, 80, 80, False)
     assert report.after.crps < report.before.crps / 1.5
@@ -45,7 +45,7 @@ def test_it_is_better_than_an_unknown_llm_on_prompts_it_did_not_learn_from(adapt
     assert 0.75 <= report.after.coverage_90 <= 1.0
 
 
-def test_the_file_knows_the_llm_and_its_card_says_so(adapted: tuple[Path, Report], prompts: list[str]) -> None:
+def test_the_file_knows_the_llm_and_its_card_says_so(adapted: tuple[Path, AdaptReport], prompts: list[str]) -> None:
     out, report = adapted
     mine, fast = load_predictor(out), load_predictor("fast")
     longer = mine.predict(prompts, ["mine-8b"] * 80).quantile(0.5)
@@ -58,7 +58,7 @@ def test_the_file_knows_the_llm_and_its_card_says_so(adapted: tuple[Path, Report
 
 
 def test_another_llm_is_added_and_the_same_one_is_replaced(
-    adapted: tuple[Path, Report], prompts: list[str], tmp_path: Path
+    adapted: tuple[Path, AdaptReport], prompts: list[str], tmp_path: Path
 ) -> None:
     second = adapt_file(adapted[0], observe(prompts, 0.5, "me/Terse"), tmp_path / "two.lw")
     assert not second.replaced
@@ -78,7 +78,7 @@ def test_that_the_llm_is_not_known_is_not_warned_of(
     assert not caplog.records
 
 
-def test_it_loads_without_torch(adapted: tuple[Path, Report]) -> None:
+def test_it_loads_without_torch(adapted: tuple[Path, AdaptReport]) -> None:
     code = (
         "import sys; from lengthwise.predictors import load_predictor\n"
         f"load_predictor(sys.argv[1]).predict(['write'], ['{NEW}'])\n"

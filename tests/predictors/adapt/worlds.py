@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lengthwise.predictors import LogTPredictions
-from lengthwise.predictors.adapt.kinds import NAMES
-from lengthwise.predictors.adapt.mixture import Answers
 from lengthwise.predictors.contract import as_inputs
+from lengthwise.predictors.mixture import NAMES, Answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

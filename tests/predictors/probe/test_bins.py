@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lengthwise.errors import InputError
 from lengthwise.lengths import Histogram
 from lengthwise.predictors.probe import Bins, Smoothing, log_bins, paper_bins
-from lengthwise.predictors.probe.smoothing import NONE, PAPER
+from lengthwise.predictors.probe.bins import NONE, PAPER
 
 
 def test_the_papers_bins_and_transition_are_as_written() -> None:

@@ -8,8 +8,8 @@ import pytest
 from lengthwise.errors import InputError
 from lengthwise.lengths import Histogram, LengthDistribution, LogT, Point
 from lengthwise.predictors.probe import Probe, Smoothing, load_probe, log_bins, write_probe
-from lengthwise.predictors.probe.features import left_by_age, mass_by_age, mass_of, of_prediction
-from lengthwise.predictors.probe.network import Network
+from lengthwise.predictors.probe.bins import left_by_age, mass_by_age, mass_of, of_prediction
+from lengthwise.predictors.probe.probe import ProbeNetwork
 
 CARD = {"name": "made", "data": "made up", "licences": {}, "limits": []}
 PREDICTION = LogT(5.0, 0.7, 1024)
@@ -22,7 +22,7 @@ def made_probe(inputs: tuple[str, ...] = ("prompt",), *, seed: int = 0, told: in
               "b_bias": (len(bins),), "skip": (told, len(bins))}  # fmt: skip
     arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
     arrays["spread"] = np.ones(8)
-    return Probe(3, bins, Network.of(arrays), inputs, Smoothing(0.5, 0.5, 0.7), llm="tiny", card=CARD)
+    return Probe(3, bins, ProbeNetwork.of(arrays), inputs, Smoothing(0.5, 0.5, 0.7), llm="tiny", card=CARD)
 
 
 def test_a_reading_is_a_prediction_about_what_remains() -> None:
@@ -86,9 +86,9 @@ def test_a_prediction_that_is_no_log_t_is_described_by_its_quartiles() -> None:
 
 def test_the_mean_of_networks_says_the_mean_of_their_logits() -> None:
     one, other = made_probe(seed=0).network, made_probe(seed=1).network
-    other = Network.of({**other.arrays(), "centre": one.centre, "spread": one.spread})
+    other = ProbeNetwork.of({**other.arrays(), "centre": one.centre, "spread": one.spread})
     state, told = np.ones((1, 8)), np.ones((1, 5), np.float32)
-    logs = [np.log(network.probabilities(state, told)) for network in (one, other, Network.mean([one, other]))]
+    logs = [np.log(network.probabilities(state, told)) for network in (one, other, ProbeNetwork.mean([one, other]))]
     mean = (logs[0] + logs[1]) / 2
     assert np.allclose(logs[2], mean - np.log(np.exp(mean).sum()), atol=1e-5)
 

@@ -13,7 +13,7 @@ from lengthwise.training.encoder.backbones import load_backbone  # isort: skip
 from lengthwise.training.encoder.bert import BertShape, from_transformers  # isort: skip
 from lengthwise.training.encoder.export import to_onnx  # isort: skip
 from lengthwise.training.encoder.run import prepare, train  # isort: skip
-from lengthwise.predictors.encoder.serve import _session  # isort: skip
+from lengthwise.predictors.encoder.predictor import _session  # isort: skip
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ from lengthwise.training.encoder.bert import Bert, BertShape, shortened  # isort
 from lengthwise.training.encoder.export import to_onnx  # isort: skip
 from lengthwise.training.encoder.reshape import reshape  # isort: skip
 from lengthwise.training.encoder.run import prepare, train  # isort: skip
-from lengthwise.predictors.encoder.serve import _session  # isort: skip
+from lengthwise.predictors.encoder.predictor import _session  # isort: skip
 
 from pathlib import Path
 

@@ -127,7 +127,7 @@ def test_calibrated_predictions_cover_what_they_say_and_figures_count_it() -> No
 
 def test_a_network_learns_from_labels_from_a_teacher_and_from_what_was_cut_off() -> None:
     pytest.importorskip("torch")
-    from lengthwise.predictors.identity import FEATURES as NAMES
+    from lengthwise.predictors.llm_names import FEATURES as NAMES
     from lengthwise.training.fast.fit import Examples, Recipe, fit_network
 
     rng = np.random.default_rng(0)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from lengthwise.cli import app
 from lengthwise.engines.smollm2 import MODEL_NAME
 from lengthwise.errors import InputError
-from lengthwise.predictors.load import packaged_predictors
 from lengthwise.predictors.probe import SHIPPED, load_probe
+from lengthwise.predictors.resolve import packaged_predictors
 from lengthwise.training.probe.card import card_page, error_ratio
 from lengthwise.training.probe.compare import JOINT_SMOOTH, PROMPT_ONLY
 from lengthwise.training.probe.states import NOT_TRAINED

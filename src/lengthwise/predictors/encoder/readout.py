@@ -31,7 +31,7 @@ def places_and_spreads(outputs: Array, kind: str, edges: Array | None = None) ->
     return said[..., 0], None
 
 
-def as_logt(outputs: Array, kind: str, knots: Array | None = None) -> tuple[Array, Array]:
+def mu_and_sigma(outputs: Array, kind: str, knots: Array | None = None) -> tuple[Array, Array]:
     """Return mu and sigma as a head says them; `knots` turn a rank head's scores into log lengths.
 
     A head that tells no spread has sigma 1: calibration makes it what it must be.

@@ -4,31 +4,108 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final, Self
 from zipfile import BadZipFile
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import block_diag
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogTColumns
 from lengthwise.predictors.calibration import Calibration
 from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_inputs
-from lengthwise.predictors.fast.network import CLIP, SIGMA_AT_ZERO, STD_BELOW_MEAN, Network
-from lengthwise.predictors.fast.tables import PAIRS, Tables, from_bytes, to_bytes
-from lengthwise.predictors.fast.text import FEATURES, HEAD_CHARACTERS, TAIL_CHARACTERS, Page, Reader
-from lengthwise.predictors.identity import identify
-from lengthwise.workloads.length_samples import resolve_llm
+from lengthwise.predictors.fast.text import (
+    FEATURES,
+    HEAD_CHARACTERS,
+    PAIRS,
+    TAIL_CHARACTERS,
+    Page,
+    Reader,
+    Tables,
+)
+from lengthwise.predictors.llm_names import identify, resolve_llm
+from lengthwise.predictors.model_file import ModelFile, Weights, pack_arrays, unpack_arrays
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+Floats = NDArray[np.float32]
 
-    from numpy.typing import NDArray
+CLIP: Final = 4.0
+"""Standardised inputs are cut here: no prompt may drive the network further than training ever did."""
 
-    from lengthwise.predictors.file import ModelFile
+OUTPUTS: Final = 4
 
-    Floats = NDArray[np.float32]
+SIGMA_AT_ZERO: Final = -1.2
+"""Log sigma of a prediction where the network says 0; its outputs then start near what is usual."""
+
+STD_BELOW_MEAN: Final = 2.0
+"""Logs between an LLM's usual length and the sampling std where the network says 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class FastNetwork(Weights):
+    """x = clip((description - centre) / spread); z = relu(x A + a); h = relu(z B + who); y = h C + z D + c.
+
+    who = b + V (identity row of the LLM + features of its name K). The last identity row is for unknown LLMs.
+    Outputs: log median, log sigma, log mean and log std of repeated answers, relative to the LLM's usual log length.
+    """
+
+    centre: Floats
+    spread: Floats
+    a: Floats
+    a_bias: Floats
+    b: Floats
+    b_bias: Floats
+    v: Floats
+    identity: Floats
+    k: Floats
+    c: Floats
+    d: Floats
+    c_bias: Floats
+
+    @classmethod
+    def mean(cls, networks: Sequence[Self]) -> Self:
+        """Return one network that says the mean of what several say; they must standardise alike."""
+        first, share = networks[0], np.float32(1.0 / len(networks))
+        beside = {name: np.concatenate([getattr(one, name) for one in networks], axis=-1)
+                  for name in ("a", "a_bias", "b_bias", "identity", "k")}  # fmt: skip
+        apart = {name: block_diag(*(getattr(one, name) for one in networks)) for name in ("b", "v")}
+        below = {name: np.concatenate([getattr(one, name) for one in networks]) * share for name in ("c", "d")}
+        bias = np.mean([one.c_bias for one in networks], axis=0)
+        return cls.of({"centre": first.centre, "spread": first.spread, **beside, **apart, **below, "c_bias": bias})
+
+    def who(self, row: int, name_features: Floats) -> Floats:
+        """Return what an LLM adds to the hidden layer; the same for all its prompts."""
+        return np.asarray((self.identity[row] + name_features @ self.k) @ self.v + self.b_bias, np.float32)
+
+    def standardise(self, description: Floats) -> Floats:
+        """Return a description in spreads from the centre, cut."""
+        x: Floats = description - self.centre
+        x /= self.spread
+        np.maximum(x, -CLIP, out=x)
+        np.minimum(x, CLIP, out=x)
+        return x
+
+    def prompt(self, x: Floats) -> tuple[Floats, Floats]:
+        """Return what one prompt adds to the hidden layer and to the outputs, whoever answers.
+
+        One at a time: for many rows at once BLAS wakes its threads, which costs more CPU time than it saves.
+        """
+        z: Floats = x @ self.a
+        z += self.a_bias
+        np.maximum(z, 0.0, out=z)
+        direct: Floats = z @ self.d
+        direct += self.c_bias
+        hidden: Floats = z @ self.b
+        return hidden, direct
+
+    def outputs(self, hidden: Floats, direct: NDArray[Any]) -> NDArray[Any]:
+        """Return (..., 4) of what prompts and LLMs add to the hidden layer, which is used up, and to the outputs."""
+        np.maximum(hidden, 0.0, out=hidden)
+        return np.asarray(hidden @ self.c + direct)
+
 
 KIND: Final = "fast"
 _log = logging.getLogger(__name__)
@@ -77,7 +154,7 @@ class FastPredictor:
 
     reader: Reader
     tables: Tables
-    network: Network
+    network: FastNetwork
     llms: tuple[str, ...]
     levels: NDArray[np.float64]
     calibration: Calibration
@@ -162,8 +239,8 @@ class FastPredictor:
             "words.txt": b"\n".join(word for word in words if not word.startswith(b"\x01")),
             "llms.txt": "\n".join(self.llms).encode(),
             "calibration.json": json.dumps(self.calibration.to_json()).encode(),
-            "tables.npz": to_bytes(tables),
-            "network.npz": to_bytes({**network, **exact}),
+            "tables.npz": pack_arrays(tables),
+            "network.npz": pack_arrays({**network, **exact}),
         }
 
 
@@ -171,8 +248,8 @@ def load_fast(file: ModelFile, source: str | Path) -> FastPredictor:
     """Make a predictor of what `FastPredictor.parts` wrote."""
     table_part, network_part = (file.part(f"{name}.npz", source) for name in ("tables", "network"))
     try:
-        arrays = from_bytes(table_part)
-        network = Network.of(from_bytes(network_part))
+        arrays = unpack_arrays(table_part)
+        network = FastNetwork.of(unpack_arrays(network_part))
         tables = Tables(arrays["words"], arrays["pairs"], arrays["rarity"].astype(np.float32))
         levels = arrays["levels"]
         calibration = Calibration.from_json(json.loads(file.part("calibration.json", source)))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
 
 from lengthwise.errors import InputError
+from lengthwise.lengths import LengthDistribution, LogT
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 PAPER_END: Final = 512
 PAPER_BINS: Final = 10
@@ -83,3 +84,106 @@ def _after(edges: tuple[float, ...], tokens: int) -> Floats:
     once = np.diag(1.0 - 1.0 / widths) + np.diag(1.0 / widths[1:], k=-1)
     once[0, 0] = 1.0
     return np.asarray(np.linalg.matrix_power(once, tokens))
+
+
+_LEAST: Final = 1e-9  # no bin is ever ruled out for good
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """q_t ~ (q_s T^(t-s))^carry * p_t^trust; the first one q_0 ~ b^start * p_0^(1 - start), b the prompt's prediction.
+
+    carry = trust = 1, start = 0 is TRAIL's (arXiv 2410.01035), which takes readings for independent. Those of one
+    answer are not: below 1 the old fades and the new is not counted twice. carry = 0, trust = 1 is no smoothing.
+    """
+
+    carry: float = 1.0
+    trust: float = 1.0
+    start: float = 0.0
+
+    def first(self, prior: Floats, reading: Floats) -> Floats:
+        """Return the prediction after the first reading; `prior` is what the prompt's prediction puts into each bin."""
+        mass = np.maximum(prior, _LEAST) ** self.start * np.maximum(reading, _LEAST) ** (1.0 - self.start)
+        return np.asarray(mass / mass.sum())
+
+    def step(self, bins: Bins, before: Floats, tokens: int, reading: Floats) -> Floats:
+        """Return the prediction after a reading, `tokens` after the one before."""
+        prior = np.maximum(before @ bins.after(tokens), _LEAST)
+        mass = prior**self.carry * np.maximum(reading, _LEAST) ** self.trust
+        return np.asarray(mass / mass.sum())
+
+    def rows(
+        self, bins: Bins, readings: Floats, prior: Floats, answer: NDArray[np.int64], generated: NDArray[np.int64]
+    ) -> Floats:
+        """Smooth the readings of many answers, each in order of its tokens; `prior` as of `first`, for each row."""
+        smooth = np.empty_like(readings)
+        order = np.lexsort((generated, answer))
+        last = -1
+        for row in order.tolist():
+            if last < 0 or answer[last] != answer[row]:
+                smooth[row] = self.first(prior[row], readings[row])
+            else:
+                tokens = int(generated[row] - generated[last])
+                smooth[row] = self.step(bins, smooth[last], tokens, readings[row])
+            last = row
+        return smooth
+
+
+NONE: Final = Smoothing(carry=0.0, trust=1.0)
+PAPER: Final = Smoothing()
+
+
+PROMPT: Final = "prompt"
+ENTROPY: Final = "entropy"
+_QUARTILES_APART: Final = 1.45
+"""Sigmas between the quartiles of a log-t with nu 3.5."""
+
+
+def features(
+    inputs: Sequence[str], generated: ArrayLike, *, mu: ArrayLike, sigma: ArrayLike, left: ArrayLike, entropy: ArrayLike
+) -> NDArray[np.float32]:
+    """Return the columns that `inputs` name, centred by eye; the tokens generated are always among them.
+
+    `left` is the median of what the prompt's prediction leaves once so much was generated.
+    """
+    age = np.asarray(generated, np.float64)
+    columns = [np.log1p(age) / 3.0 - 1.0, age / 512.0 - 0.5]
+    if PROMPT in inputs:
+        log_left = np.log(np.maximum(np.asarray(left, np.float64), 1.0))
+        columns += [np.asarray(mu, np.float64) - 5.0, np.asarray(sigma, np.float64), log_left - 5.0]
+    if ENTROPY in inputs:
+        columns.append(np.asarray(entropy, np.float64) - 1.0)
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def left_by_age(generated: ArrayLike, mu: Floats, sigma: Floats, nu: float, cap: int, q: float = 0.5) -> Floats:
+    """Return quantiles of LogT(mu, sigma, cap, nu).remaining(generated), for many at once."""
+    age = np.asarray(generated, np.float64)
+    reached = _outlived(age, mu, sigma, nu)
+    length = np.exp(np.minimum(mu - sigma * special.stdtrit(nu, (1.0 - q) * reached), 50.0))
+    return np.asarray(np.maximum(np.minimum(length, cap) - age, 0.0))
+
+
+def mass_by_age(bins: Bins, generated: ArrayLike, mu: Floats, sigma: Floats, nu: float) -> Floats:
+    """Return what a log-t, given the tokens generated, puts into each bin of what remains, for many at once."""
+    reach = np.asarray(generated, np.float64)[:, None] + np.asarray(bins.edges)
+    return bins.between(_outlived(reach, mu[:, None], sigma[:, None], nu))
+
+
+def mass_of(bins: Bins, prediction: LengthDistribution) -> Floats:
+    """Return what a prediction about what remains puts into each bin."""
+    return np.asarray(bins.between(np.array([[prediction.survival(edge) for edge in bins.edges]]))[0])
+
+
+def of_prediction(prediction: LengthDistribution) -> tuple[float, float]:
+    """Return mu and sigma of a prediction; of one that is no log-t, by its quartiles."""
+    if isinstance(prediction, LogT):
+        return prediction.mu, prediction.sigma
+    low, middle, high = (float(np.log(max(1.0, prediction.quantile(q)))) for q in (0.25, 0.5, 0.75))
+    return middle, max(0.01, (high - low) / _QUARTILES_APART)
+
+
+def _outlived(tokens: Floats, mu: Floats, sigma: Floats, nu: float) -> Floats:
+    """P(length > tokens) of log-t's."""
+    standard = (np.log(np.maximum(tokens, 1e-9)) - mu) / sigma
+    return np.where(tokens > 0.0, special.stdtr(nu, -standard), 1.0)

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import Histogram, Point, wide_prior
-from lengthwise.predictors.fast.tables import from_bytes, to_bytes
-from lengthwise.predictors.file import read_model_file, write_model_file
-from lengthwise.predictors.load import MODELS, model_path
-from lengthwise.predictors.probe.bins import Bins
-from lengthwise.predictors.probe.features import ENTROPY, PROMPT, features, mass_of, of_prediction
-from lengthwise.predictors.probe.network import Network
-from lengthwise.predictors.probe.smoothing import Smoothing
+from lengthwise.lengths import BaseDistribution, Histogram, LengthDistribution, Point, wide_prior
+from lengthwise.predictors.model_file import Weights, pack_arrays, read_model_file, unpack_arrays, write_model_file
+from lengthwise.predictors.probe.bins import ENTROPY, PROMPT, Bins, Smoothing, features, mass_of, of_prediction
+from lengthwise.predictors.resolve import MODELS, model_path
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from lengthwise.lengths import BaseDistribution, LengthDistribution
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
+Float32s = NDArray[np.float32]
 
 KIND: Final = "probe"
 DEFAULT: Final = "default"
@@ -35,6 +27,48 @@ SHIPPED: Final = MODELS / "probe.lw"
 EVERY: Final = 16
 _NETWORK: Final = "network.npz"
 _SETTINGS: Final = "probe.json"
+
+
+CLIP: Final = 4.0
+"""Standardised states are cut here: some of their numbers are far out for single tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeNetwork(Weights):
+    """x = clip((state - centre) / spread); h = relu([x, f] A + a); logits = h B + f S + b."""
+
+    centre: Float32s
+    spread: Float32s
+    a: Float32s
+    a_bias: Float32s
+    b: Float32s
+    b_bias: Float32s
+    skip: Float32s
+
+    @classmethod
+    def mean(cls, networks: Sequence[Self]) -> Self:
+        """Return one network whose logits are the mean of several's; they must standardise alike."""
+        share = np.float32(1.0 / len(networks))
+        found = {name: np.concatenate([getattr(one, name) for one in networks], axis=-1) for name in ("a", "a_bias")}
+        found["b"] = np.concatenate([one.b for one in networks]) * share
+        found |= {name: np.mean([getattr(one, name) for one in networks], axis=0) for name in ("b_bias", "skip")}
+        return cls.of({"centre": networks[0].centre, "spread": networks[0].spread, **found})
+
+    @property
+    def width(self) -> int:
+        """Numbers in a hidden state."""
+        return len(self.centre)
+
+    def standardise(self, states: NDArray[Any]) -> Float32s:
+        """Return states in spreads from the centre, cut."""
+        return np.clip((np.asarray(states, np.float32) - self.centre) / self.spread, -CLIP, CLIP)
+
+    def probabilities(self, states: NDArray[Any], features: Float32s) -> NDArray[np.float64]:
+        """Return (n, bins) that sum to 1."""
+        hidden = np.concatenate([self.standardise(states), features], axis=1) @ self.a + self.a_bias
+        logits = (np.maximum(hidden, 0.0) @ self.b + features @ self.skip + self.b_bias).astype(np.float64)
+        mass = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.asarray(mass / mass.sum(axis=1, keepdims=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +81,7 @@ class Probe:
 
     layer: int
     bins: Bins
-    network: Network
+    network: ProbeNetwork
     inputs: tuple[str, ...] = (PROMPT,)
     smoothing: Smoothing = field(default_factory=Smoothing)
     every: int = EVERY
@@ -140,7 +174,7 @@ def write_probe(path: Path, probe: Probe) -> None:
         "llm": probe.llm,
     }
     weights = {name: np.asarray(value, np.float16) for name, value in probe.network.arrays().items()}
-    parts = {_SETTINGS: json.dumps(settings, indent=1).encode(), _NETWORK: to_bytes(weights)}
+    parts = {_SETTINGS: json.dumps(settings, indent=1).encode(), _NETWORK: pack_arrays(weights)}
     write_model_file(path, {**probe.card, "kind": KIND}, parts)
 
 
@@ -163,7 +197,7 @@ def load_probe(name: str | Path) -> Probe:
         raise InputError(f"holds a '{file.kind}'", source=path, field="kind", hint="give what `lengthwise probe` wrote")
     try:
         settings = json.loads(file.part(_SETTINGS, path))
-        network = Network.of(from_bytes(file.part(_NETWORK, path)))
+        network = ProbeNetwork.of(unpack_arrays(file.part(_NETWORK, path)))
         probe = Probe(
             layer=int(settings["layer"]),
             bins=Bins(tuple(settings["edges"])),

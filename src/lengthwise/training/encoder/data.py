@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, fit_rows
 from lengthwise.lengths.families import logt_family
-from lengthwise.predictors.identity import FEATURES, identify
+from lengthwise.predictors.llm_names import FEATURES, identify, resolve_llm
 from lengthwise.training.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST, TRAIN, UNLABELLED, Pack
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.datasets import ALPACA, load_alpaca_lengths
 from lengthwise.workloads.files import data_home, read_parquet_table
-from lengthwise.workloads.length_samples import resolve_llm
 
 if TYPE_CHECKING:
     from lengthwise.predictors.encoder.text import TextEncoder

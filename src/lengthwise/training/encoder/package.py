@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Calibration
-from lengthwise.predictors.encoder.readout import as_logt, places_and_spreads
-from lengthwise.predictors.encoder.serve import KIND, UNKNOWN, EncoderPredictor
-from lengthwise.predictors.file import ModelFile, write_model_file
-from lengthwise.predictors.licences import LICENCES
+from lengthwise.predictors.encoder.predictor import KIND, UNKNOWN, EncoderPredictor
+from lengthwise.predictors.encoder.readout import mu_and_sigma, places_and_spreads
+from lengthwise.predictors.model_file import ModelFile, write_model_file
 from lengthwise.training.encoder.export import to_onnx
 from lengthwise.training.encoder.held_out import calibrate, rank_knots
 from lengthwise.training.encoder.metrics import as_row, score
 from lengthwise.training.encoder.network import LengthNetwork
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST
 from lengthwise.training.encoder.run import Prepared, settings_json
+from lengthwise.training.licences import LICENCES
 
 LARGEST: Final = 25_000_000
 _PARTS: Final = {"held_out": HELD_OUT, "test": TEST, "other corpora, test": ELSEWHERE}
@@ -91,7 +91,7 @@ def _measure(
     if kind == "bins":
         mu, sigma = places_and_spreads(said.outputs, kind, prepared.edges)
     else:
-        raw, spread = as_logt(said.outputs, kind, knots)
+        raw, spread = mu_and_sigma(said.outputs, kind, knots)
         calibration = calibrate(raw, spread, pack, said.prompts["held_out"])
         shift, factor = calibration.columns([*pack.llms, UNKNOWN])
         mu, sigma = raw + shift, spread * factor

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lengthwise.lengths import TIE_NU
-from lengthwise.predictors.fast.network import CLIP, OUTPUTS, SIGMA_AT_ZERO, STD_BELOW_MEAN, Network
+from lengthwise.predictors.fast.predictor import CLIP, OUTPUTS, SIGMA_AT_ZERO, STD_BELOW_MEAN, FastNetwork
 from lengthwise.training.encoder import student_t
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ class Recipe:
     networks: int = 3
 
 
-def fit_network(examples: Examples, recipe: Recipe, seed: int) -> Network:
+def fit_network(examples: Examples, recipe: Recipe, seed: int) -> FastNetwork:
     """Train some networks from seeds of their own, and return the one that says their mean."""
     centre = examples.description.mean(axis=0)
     spread = examples.description.std(axis=0) + 1e-3
     x = torch.from_numpy(np.clip((examples.description - centre) / spread, -CLIP, CLIP))
     targets, same = _Targets.of(examples), {"centre": centre, "spread": spread}
     seeds = range(seed * recipe.networks, (seed + 1) * recipe.networks)
-    return Network.mean([Network.of({**same, **_train(x, targets, recipe, one)}) for one in seeds])
+    return FastNetwork.mean([FastNetwork.of({**same, **_train(x, targets, recipe, one)}) for one in seeds])
 
 
 @dataclass(frozen=True, eq=False)

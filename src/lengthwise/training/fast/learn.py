@@ -9,8 +9,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.linalg import lsqr
 
-from lengthwise.predictors.fast.tables import PAIRS, Tables, terms
-from lengthwise.predictors.fast.text import FEATURES
+from lengthwise.predictors.fast.text import FEATURES, PAIRS, Tables, terms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

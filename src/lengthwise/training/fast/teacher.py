@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.encoder.readout import log_sigma
-from lengthwise.predictors.fast.network import OUTPUTS
+from lengthwise.predictors.fast.predictor import OUTPUTS
 from lengthwise.workloads.files import read_parquet_table
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.probe.features import ENTROPY, PROMPT
+from lengthwise.predictors.probe.bins import ENTROPY, PROMPT
 from lengthwise.training.probe.compare import JOINT_SMOOTH, PROMPT_BY_AGE, PROMPT_ONLY
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from lengthwise.predictors.probe.bins import log_bins
-from lengthwise.predictors.probe.smoothing import NONE, PAPER
+from lengthwise.predictors.probe.bins import NONE, PAPER, log_bins
 from lengthwise.predictors.scores import kendall_tau
 
 if TYPE_CHECKING:

@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.probe.features import ENTROPY, PROMPT, features
-from lengthwise.predictors.probe.network import CLIP, Network
-from lengthwise.predictors.probe.probe import Probe
-from lengthwise.predictors.probe.smoothing import NONE, PAPER, Smoothing
+from lengthwise.predictors.probe.bins import ENTROPY, NONE, PAPER, PROMPT, Smoothing, features
+from lengthwise.predictors.probe.probe import CLIP, Probe, ProbeNetwork
 from lengthwise.training.probe.compare import said
 
 if TYPE_CHECKING:
@@ -114,8 +112,8 @@ def fit(states: States, rows: Mask, layer: int, bins: Bins, inputs: Sequence[str
         torch.manual_seed(recipe.seed * 100 + number)
         net = _Net(x.shape[1], told.shape[1], len(bins), recipe)
         _train(net, x, target, cut, weight, recipe)
-        networks.append(Network.of({"centre": centre, "spread": spread, **net.arrays()}))
-    return Probe(layer, bins, Network.mean(networks), tuple(inputs))
+        networks.append(ProbeNetwork.of({"centre": centre, "spread": spread, **net.arrays()}))
+    return Probe(layer, bins, ProbeNetwork.mean(networks), tuple(inputs))
 
 
 class _Net(nn.Module):  # type: ignore[misc]  # torch is an extra; its classes are not seen here

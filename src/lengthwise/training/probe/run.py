@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.licences import LICENCES
+from lengthwise.training.licences import LICENCES
 from lengthwise.training.probe.compare import BUCKETS, Score, bucket_name, compare
 from lengthwise.training.probe.learn import Recipe, Tried, fit, inputs_of, sweep
 from lengthwise.training.probe.prompts import Correction, learn_correction

@@ -19,8 +19,8 @@ import xxhash
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.contract import LogTPredictions
-from lengthwise.predictors.load import load_predictor
-from lengthwise.predictors.probe.features import left_by_age, mass_by_age
+from lengthwise.predictors.probe.bins import left_by_age, mass_by_age
+from lengthwise.predictors.resolve import load_predictor
 from lengthwise.workloads import load_castillo
 from lengthwise.workloads.files import read_parquet_table
 

@@ -7,29 +7,24 @@ A request's true length is no part of a PredictionInput, so oracle and noisy wor
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, student
 from lengthwise.predictors.calibration import as_logt
-from lengthwise.predictors.contract import LogTPredictions
-from lengthwise.predictors.file import SUFFIX
-from lengthwise.predictors.load import packaged_predictors
+from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput
+from lengthwise.predictors.model_file import SUFFIX
+from lengthwise.predictors.resolve import packaged_predictors
 from lengthwise.predictors.scores import kendall_tau, tau_within
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from lengthwise.predictors.contract import LengthPredictor, PredictionInput
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 Kind = Literal["oracle", "none", "noisy", "history", "model"]
 

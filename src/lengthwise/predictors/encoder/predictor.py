@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Calibration
 from lengthwise.predictors.contract import HistogramPredictions, LogTPredictions, PredictionInput, as_inputs
-from lengthwise.predictors.encoder.readout import as_logt, log_size, probabilities
+from lengthwise.predictors.encoder.readout import log_size, mu_and_sigma, probabilities
 from lengthwise.predictors.encoder.text import TextEncoder
-from lengthwise.predictors.file import ModelFile
-from lengthwise.predictors.identity import identify
-from lengthwise.workloads.length_samples import resolve_llm
+from lengthwise.predictors.llm_names import identify, resolve_llm
+from lengthwise.predictors.model_file import ModelFile
 
 KIND = "encoder"
 UNKNOWN = ""
@@ -74,7 +73,7 @@ class EncoderPredictor:
         if self.edges is not None:
             return HistogramPredictions.of(self.edges, probabilities(said), np.array(caps, np.int64))
         mean, std = _statistics(said, self.head)
-        mu, sigma = as_logt(said, self.head, self.knots)
+        mu, sigma = mu_and_sigma(said, self.head, self.knots)
         raw = LogTPredictions.of(mu, sigma, np.array(caps, np.int64), sample_mean=mean, sample_std=std)
         names = [*self.llms, UNKNOWN]
         return self.calibration.apply(raw, [names[row] for row in rows])

@@ -14,23 +14,22 @@ prompts, which are not too small as those of the fit would be.
 
 from __future__ import annotations
 
+import math
+import string
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize, special
 
 from lengthwise.predictors.calibration import fit_calibration
 from lengthwise.predictors.contract import LogTPredictions
-from lengthwise.predictors.identity import identify
+from lengthwise.predictors.llm_names import identify
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 STRENGTHS: Final = tuple(
     (weights, tilt) for weights in (3.0, 10.0, 30.0, 100.0, 1000.0) for tilt in (3.0, 30.0, 1000.0)
@@ -230,3 +229,38 @@ def _surprise(answers: Answers, mu: Floats, sigma: Floats) -> float:
     censored = answers.censored[row, column]
     cost = _cost(z, censored, answers.nu)[0] + np.where(censored, 0.0, np.log(sigma[row]))
     return float((cost / answers.present.sum(axis=1)[row]).sum())
+
+
+NAMES: Final = (
+    "characters", "words", "lines", "characters per word", "digits", "signs of code", "capitals", "beyond ASCII",
+    "question mark", "backquote", "words of code", "ends asking",
+)  # fmt: skip
+"""What the numbers are; part of a model file's format."""
+
+_READ: Final = 10_000  # characters of the beginning and of the end each that are looked at
+_DIGITS, _CAPITALS = string.digits.encode(), string.ascii_uppercase.encode()
+_SIGNS: Final = b"(){}[]<>=_;"
+_BEYOND: Final = bytes(range(128, 256))
+_CODE: Final = (b"def ", b"import ", b"class ", b"return", b"function", b"```")
+
+
+def kinds(texts: Sequence[str]) -> NDArray[np.float64]:
+    """(texts, len(NAMES))"""
+    return np.array([_kind(text) for text in texts], np.float64).reshape(-1, len(NAMES))
+
+
+def _kind(text: str) -> tuple[float, ...]:
+    seen = text if len(text) <= 2 * _READ else f"{text[:_READ]}\n{text[-_READ:]}"
+    raw = seen.encode("utf-8", "replace")
+    words, size = len(raw.split()), len(raw) + 1
+    return (
+        math.log1p(len(text)),
+        math.log1p(words),
+        math.log1p(raw.count(b"\n")),
+        math.log(size / (words + 1)),
+        *((size - 1 - len(raw.translate(None, some))) / size for some in (_DIGITS, _SIGNS, _CAPITALS, _BEYOND)),
+        float(b"?" in raw),
+        float(b"`" in raw),
+        float(any(word in raw for word in _CODE)),
+        float(raw.rstrip().endswith(b"?")),
+    )

@@ -1,11 +1,14 @@
-"""What an LLM's name says about it: family and size, so that a new LLM is no stranger."""
+"""LLM names: the family and size they state, and the known LLM that a short name means."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
+
+from lengthwise.errors import InputError
 
 FAMILIES: Final = ("llama", "qwen", "gemma", "mistral", "phi", "smollm", "deepseek", "gpt", "claude")
 """Families by the word that names them; the order is part of a model file's format."""
@@ -41,6 +44,27 @@ def identify(llm: str) -> Identity:
     return Identity(family, _billions(name))
 
 
+def resolve_llm(name: str, known: Collection[str]) -> str:
+    """The known LLM meant by `name`.
+
+    Tried in turn: the name itself; without the organisation, "-Instruct" and capitals; the same as the
+    beginning of exactly one name ("mixtral-8x7b"). "llama-3.1-8B" is "meta-llama/Llama-3.1-8B-Instruct".
+    """
+    if name in known:
+        return name
+    wanted = _short(name)
+    by_short = {candidate: _short(candidate) for candidate in known}
+    for fits in (
+        [candidate for candidate, short in by_short.items() if short == wanted],
+        [candidate for candidate, short in by_short.items() if short.startswith(f"{wanted}-")],
+    ):
+        if len(fits) == 1:
+            return fits[0]
+        if fits:
+            raise InputError(f"LLM '{name}' is ambiguous", hint=f"one of: {', '.join(sorted(fits))}")
+    raise InputError(f"LLM '{name}' is not known", hint=f"known: {', '.join(sorted(known)) or 'none'}")
+
+
 def _billions(name: str) -> float | None:
     for start, billions in _MINI_SIZES.items():
         if name.startswith(start):
@@ -50,3 +74,7 @@ def _billions(name: str) -> float | None:
     if size := _SIZE.search(name):
         return float(size[1]) / (1.0 if size[2] == "b" else 1000.0)
     return None
+
+
+def _short(name: str) -> str:
+    return re.sub(r"-(instruct|it)(?=-|$)", "", name.rsplit("/", 1)[-1].lower())

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, overload
+from typing import Final, Protocol, overload
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.file import SUFFIX, ModelFile, read_model_file
-
-if TYPE_CHECKING:
-    from lengthwise.predictors.contract import PredictionInput, Predictions
+from lengthwise.predictors.contract import PredictionInput, Predictions
+from lengthwise.predictors.model_file import SUFFIX, ModelFile, read_model_file
 
 
 class LoadedPredictor(Protocol):
@@ -40,14 +38,14 @@ def _fast(file: ModelFile, path: Path) -> LoadedPredictor:
 
 
 def _encoder(file: ModelFile, path: Path) -> LoadedPredictor:
-    from lengthwise.predictors.encoder.serve import EncoderPredictor
+    from lengthwise.predictors.encoder.predictor import EncoderPredictor
 
     del path
     return EncoderPredictor.load(file)
 
 
 def _with_adapted(base: LoadedPredictor, file: ModelFile, path: Path) -> LoadedPredictor:
-    from lengthwise.predictors.adapt.predictor import AdaptedPredictor, from_part
+    from lengthwise.predictors.adapt import AdaptedPredictor, from_part
 
     return AdaptedPredictor(base, from_part(file.part(ADAPTED), base.llms, path), file.card)
 

@@ -1,0 +1,414 @@
+"""Lengths of one LLM's answers, from what `lengthwise collect` writes or from plain columns."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+from numpy.typing import NDArray
+
+from lengthwise.errors import InputError
+from lengthwise.lengths import DEFAULT_CAP
+from lengthwise.predictors import scores
+from lengthwise.predictors.calibration import as_logt
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput, Predictions, as_inputs
+from lengthwise.predictors.llm_names import resolve_llm
+from lengthwise.predictors.mixture import NAMES, Answers, Mixture, Tilt, fit_mixture, kinds, likeness
+from lengthwise.predictors.model_file import read_model_file, write_model_file
+from lengthwise.predictors.resolve import ADAPTED, LoadedPredictor, load_predictor, model_path
+from lengthwise.workloads.columns import conform, refuse_where
+from lengthwise.workloads.files import check_readable, read_parquet_table
+
+Floats = NDArray[np.float64]
+
+LEAST: Final = 20
+"""Lengths below which nothing is learned."""
+ENOUGH: Final = 50
+"""Lengths below which what is learned is shaky."""
+LEAST_PROMPTS: Final = 10
+
+_HINTS: Final = {
+    "prompt": "the text that was asked",
+    "length": "a whole number of tokens, at least 1",
+    "lengths": "a list of whole numbers of tokens, each at least 1",
+    "capped": "true where the answer was cut off by a limit",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """Distinct prompts, and up to k lengths of the LLM's answers to each."""
+
+    llm: str
+    texts: tuple[str, ...]
+    lengths: NDArray[np.float64]
+    """(prompts, k)"""
+    present: NDArray[np.bool_]
+    censored: NDArray[np.bool_]
+    """The answer was cut off, and is at least that long."""
+    origin: str
+
+    @classmethod
+    def of(
+        cls,
+        llm: str,
+        texts: Sequence[str],
+        lengths: Sequence[int],
+        capped: Sequence[bool | None] | None = None,
+        *,
+        origin: str,
+    ) -> Observed:
+        """Bring answers to the same prompt together; too few of them are an InputError."""
+        by_text: dict[str, list[tuple[int, bool]]] = {}
+        cut = [False] * len(lengths) if capped is None else capped
+        for text, length, was_cut in zip(texts, lengths, cut, strict=True):
+            by_text.setdefault(text, []).append((length, bool(was_cut)))
+        if len(lengths) < LEAST or len(by_text) < LEAST_PROMPTS:
+            raise InputError(
+                f"{len(lengths)} lengths of {len(by_text)} prompts are too few",
+                source=origin,
+                hint=f"give at least {LEAST} of {LEAST_PROMPTS} prompts; 50 to 500 of as many are what it is made for",
+            )
+        most = max(len(answers) for answers in by_text.values())
+        table = np.zeros((len(by_text), most, 2))
+        present = np.zeros((len(by_text), most), bool)
+        for row, answers in enumerate(by_text.values()):
+            table[row, : len(answers)] = answers
+            present[row, : len(answers)] = True
+        if (table[..., 1] > 0).sum() > len(lengths) / 2:
+            raise InputError("most of the answers were cut off", source=origin, hint="collect them with a higher limit")
+        return cls(llm, tuple(by_text), table[..., 0], present, table[..., 1] > 0, origin)
+
+    @property
+    def caps(self) -> NDArray[np.float64]:
+        """Where a prediction about each prompt ends: where its answers were cut off, else above all lengths."""
+        longest = max(DEFAULT_CAP, float(self.lengths.max()))
+        return np.where(self.censored.any(axis=1), self.lengths.max(axis=1), longest)
+
+    @property
+    def count(self) -> int:
+        """Lengths there are."""
+        return int(self.present.sum())
+
+    @property
+    def cut_off(self) -> int:
+        """How many of them are only bounds."""
+        return int(self.censored.sum())
+
+
+def read_observed(path: Path, llm: str | None = None) -> Observed:
+    """Read a Parquet, CSV or JSON lines file of `prompt` and `lengths` or `length`, perhaps `capped` and `llm`.
+
+    `llm` names the LLM; of a file with several it chooses one. Without it the file must be of one.
+    """
+    table = _read(path)
+    several = "lengths" in table.column_names
+    field, kind = ("lengths", pa.list_(pa.int64())) if several else ("length", pa.int64())
+    schema = pa.schema(
+        [
+            pa.field("prompt", pa.large_string(), nullable=False),
+            pa.field(field, kind, nullable=False),
+            pa.field("capped", pa.list_(pa.bool_()) if several else pa.bool_()),
+            pa.field("llm", pa.string()),
+        ]
+    )
+    rows = conform(table, schema, required=("prompt", field), hints=_HINTS, source=path)
+    told = [each if several else [each] for each in rows[field].to_pylist()]
+    cut = [
+        flags if several and flags is not None else [flags] * len(each)
+        for flags, each in zip(rows["capped"].to_pylist(), told, strict=True)
+    ]
+    _check(rows, field, told, cut, path)
+    mine, name = _mine(rows["llm"].to_pylist(), llm, path)
+    texts = rows["prompt"].to_pylist()
+    flat = [(texts[i], *pair) for i in mine for pair in zip(told[i], cut[i], strict=True)]
+    return Observed.of(
+        name, [a for a, _, _ in flat], [b for _, b, _ in flat], [c for _, _, c in flat], origin=str(path)
+    )
+
+
+def _read(path: Path) -> Any:  # noqa: ANN401  (pyarrow has no types)
+    if path.suffix not in (".csv", ".jsonl", ".ndjson"):
+        return read_parquet_table(path)
+    check_readable(path)
+    try:
+        if path.suffix == ".csv":
+            return pyarrow.csv.read_csv(path, parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True))
+        return pyarrow.json.read_json(path)
+    except pa.ArrowInvalid as error:
+        raise InputError(f"cannot be read: {str(error).splitlines()[0]}", source=path) from error
+
+
+def _check(rows: Any, field: str, told: list[list[int | None]], cut: list[list[bool | None]], path: Path) -> None:  # noqa: ANN401
+    bad = np.array([not each or any(x is None or x < 1 for x in each) for each in told], bool)
+    refuse_where(bad, rows[field], field=field, wrong="is no length", hint=_HINTS[field], source=path)
+    uneven = np.array([len(flags) != len(each) for flags, each in zip(cut, told, strict=True)], bool)
+    refuse_where(uneven, rows["capped"], field="capped", wrong="is not as long as lengths", hint=None, source=path)
+
+
+def _mine(llms: list[str | None], llm: str | None, path: Path) -> tuple[list[int], str]:
+    """The rows of one LLM, and its name."""
+    names = sorted({name for name in llms if name is not None})
+    if len(names) <= 1:
+        if llm is None and not names:
+            raise InputError("does not say whose lengths these are", source=path, field="llm", hint="give --llm NAME")
+        return list(range(len(llms))), names[0] if llm is None else llm
+    if llm is None:
+        raise InputError(f"holds lengths of {len(names)} LLMs", source=path, field="llm", hint="choose one with --llm")
+    name = resolve_llm(llm, names)
+    return [row for row, each in enumerate(llms) if each == name], name
+
+
+_MOST_NAMES: Final = 10_000  # names come from clients: memory stays bounded
+_LEAST_LOG, _MOST_LOG = 0.0, 12.0
+
+
+@dataclass(eq=False)
+class AdaptedPredictor:
+    """Predictions of `base`, and for adapted LLMs mixtures of its predictions for those it was trained on."""
+
+    base: LoadedPredictor
+    adapted: Mapping[str, Mixture]
+    card: Mapping[str, Any] = field(default_factory=dict)
+    _met: dict[str, Mixture | None] = field(default_factory=dict, repr=False)
+
+    @property
+    def llms(self) -> tuple[str, ...]:
+        """Every LLM it knows."""
+        return tuple(dict.fromkeys([*self.base.llms, *self.adapted]))
+
+    def predict(
+        self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
+    ) -> Predictions:
+        """Return one prediction for each input, in order; bare prompts need as many LLM names."""
+        asked = as_inputs(inputs, llms)
+        found = [self._meet(each.llm) for each in asked]
+        if not any(found):
+            return self.base.predict(asked)
+        questions: list[PredictionInput] = []
+        starts = []
+        for each, mixture in zip(asked, found, strict=True):
+            starts.append(len(questions))
+            questions += [each] if mixture is None else [replace(each, llm=llm) for llm in self.base.llms]
+        said = as_logt(self.base.predict(questions))
+        table = np.stack([said.mu, said.sigma, said.sample_mean, said.sample_std])
+        out = table[:, starts]
+        for number, (start, mixture) in enumerate(zip(starts, found, strict=True)):
+            if mixture is not None:
+                known = table[:, None, start : start + len(self.base.llms)]
+                out[:, number] = mixed(mixture, known, kinds([asked[number].text]))[:, 0]
+        caps = said.columns.cap[starts]
+        return LogTPredictions.of(out[0], out[1], caps, nu=said.columns.nu, sample_mean=out[2], sample_std=out[3])
+
+    def _meet(self, name: str) -> Mixture | None:
+        """The mixture an LLM's name means; None where the base has to say what it means."""
+        if name not in self._met:
+            try:
+                found = self.adapted.get(resolve_llm(name, self.llms))
+            except InputError:
+                found = None
+            if len(self._met) >= _MOST_NAMES:
+                return found
+            self._met[name] = found
+        return self._met[name]
+
+
+def mixed(mixture: Mixture, said: Floats, kind: Floats) -> Floats:
+    """Mu, sigma, sampling mean and std (4, n, L) of the known LLMs -> those of the new one (4, n).
+
+    Sampling mean and std keep the ratio to the median that they have, by likeness, for the known LLMs.
+    """
+    mu, sigma = mixture.apply(said[0], said[1], kind)
+    mu = np.clip(mu, _LEAST_LOG, _MOST_LOG)
+    ratios = [np.log(np.maximum(said[row], 0.5)) - said[0] for row in (2, 3)]
+    mean, std = (np.exp(mu + ratio @ mixture.likeness) for ratio in ratios)
+    return np.stack([mu, sigma, mean, std])
+
+
+def to_part(adapted: Mapping[str, Mixture], llms: Sequence[str]) -> bytes:
+    """What `from_part` reads."""
+    tree = {
+        name: {
+            "weights": dict(zip(llms, each.weights.tolist(), strict=True)),
+            "likeness": dict(zip(llms, each.likeness.tolist(), strict=True)),
+            "shift": each.shift,
+            "factor": each.factor,
+            "tilt": {
+                kind: [float(each.tilt.weights[i]), float(each.tilt.centre[i]), float(each.tilt.spread[i])]
+                for i, kind in enumerate(NAMES)
+            },
+        }
+        for name, each in adapted.items()
+    }
+    return json.dumps(tree, indent=1).encode()
+
+
+def from_part(data: bytes, llms: Sequence[str], source: str | Path) -> dict[str, Mixture]:
+    """Mixtures by the names of their LLMs; of other LLMs than these they mean nothing."""
+    try:
+        return {
+            str(name): Mixture(
+                np.array([each["weights"][llm] for llm in llms], np.float64),
+                np.array([each["likeness"][llm] for llm in llms], np.float64),
+                float(each["shift"]),
+                float(each["factor"]),
+                Tilt(*np.array([each["tilt"][kind] for kind in NAMES], np.float64).T),
+            )
+            for name, each in json.loads(data).items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"part '{ADAPTED}' is not what it should be", source=source, hint="adapt it again") from error
+
+
+_SCORED_FOLDS: Final = 5
+_BATCH: Final = 16
+
+
+@dataclass(frozen=True)
+class AdaptScores:
+    """On lengths of prompts that were not learned from; NaN where there is nothing to tell."""
+
+    tau: float
+    crps: float
+    mae: float
+    """Of the median against each length."""
+    coverage_50: float
+    coverage_90: float
+
+
+@dataclass(frozen=True)
+class AdaptReport:
+    """What was learned about the LLM, and what it is worth."""
+
+    llm: str
+    base: str
+    replaced: bool
+    lengths: int
+    prompts: int
+    cut_off: int
+    shift: float
+    factor: float
+    weights: dict[str, float]
+    before: AdaptScores
+    after: AdaptScores
+
+
+def adapt_file(
+    model: str | Path, observed: Observed, out: Path, *, progress: Callable[[str, float], None] | None = None
+) -> AdaptReport:
+    """Add the LLM to a packaged predictor or a model file, and write the result; an LLM of that name is replaced."""
+    path = model_path(model)
+    file, loaded = read_model_file(path), load_predictor(path)
+    base, adapted = (loaded.base, loaded.adapted) if isinstance(loaded, AdaptedPredictor) else (loaded, {})
+    llm = _meant(observed.llm, base.llms)
+    mu, sigma, nu = predict_known_llms(base, llm, observed.texts, progress)
+    answers = Answers(
+        mu=mu[:, :-1],
+        sigma=sigma[:, :-1],
+        kinds=kinds(observed.texts),
+        lengths=observed.lengths,
+        present=observed.present,
+        censored=observed.censored,
+        nu=nu,
+    )
+    before = LogTPredictions.of(mu[:, -1], sigma[:, -1], observed.caps, nu=nu)
+    like = likeness(llm, base.llms)
+    after = _unseen(answers, like, observed.caps, progress)
+    mixture = fit_mixture(answers, like)
+    report = AdaptReport(
+        llm=llm,
+        base=str(file.card["name"]),
+        replaced=llm in adapted or llm in base.llms,
+        lengths=observed.count,
+        prompts=len(observed.texts),
+        cut_off=observed.cut_off,
+        shift=mixture.shift,
+        factor=mixture.factor,
+        weights=dict(zip(base.llms, mixture.weights.tolist(), strict=True)),
+        before=_score(before, answers),
+        after=_score(after, answers),
+    )
+    said = {key: value for key, value in asdict(report).items() if key not in ("llm", "base", "replaced", "weights")}
+    card = {key: value for key, value in file.card.items() if key != "format"}
+    card["adapted"] = {**card.get("adapted", {}), llm: said}
+    parts = {**file.parts, ADAPTED: to_part({**adapted, llm: mixture}, base.llms)}
+    write_model_file(out, card, parts)
+    return report
+
+
+def _meant(name: str, known: tuple[str, ...]) -> str:
+    """A known LLM by a short name is that LLM; any other name is a new one's."""
+    try:
+        return resolve_llm(name, known)
+    except InputError:
+        return name
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """That the LLM is not known is why we are here."""
+    logger = logging.getLogger("lengthwise.predictors")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def predict_known_llms(
+    predictor: LoadedPredictor, llm: str, texts: Sequence[str], progress: Callable[[str, float], None] | None = None
+) -> tuple[Floats, Floats, float]:
+    """Mu and sigma (texts, LLMs + 1) for every LLM it knows and, last, for this one as it takes it; and nu."""
+    found = []
+    with _quiet():
+        for start in range(0, len(texts), _BATCH):
+            some = texts[start : start + _BATCH]
+            said = as_logt(
+                predictor.predict([PredictionInput(text, n) for text in some for n in (*predictor.llms, llm)])
+            )
+            found.append(np.stack([said.mu, said.sigma]).reshape(2, len(some), -1))
+            if progress is not None:
+                progress("reading prompts", min(1.0, (start + _BATCH) / len(texts)))
+    mu, sigma = np.concatenate(found, axis=1)
+    return mu, sigma, said.columns.nu
+
+
+def _unseen(
+    answers: Answers, like: Floats, caps: Floats, progress: Callable[[str, float], None] | None
+) -> LogTPredictions:
+    """Predictions about each prompt, learned from the others only."""
+    mu, sigma = np.empty(len(answers)), np.empty(len(answers))
+    fold = np.random.default_rng(1).permutation(len(answers)) % _SCORED_FOLDS
+    for number in range(_SCORED_FOLDS):
+        own = fold == number
+        mixture = fit_mixture(answers.take(~own), like)
+        mu[own], sigma[own] = mixture.apply(answers.mu[own], answers.sigma[own], answers.kinds[own])
+        if progress is not None:
+            progress("scoring", (number + 1) / _SCORED_FOLDS)
+    return LogTPredictions.of(mu, sigma, caps, nu=answers.nu)
+
+
+def _score(predictions: LogTPredictions, answers: Answers) -> AdaptScores:
+    """An answer cut off is inside an interval that reaches where it was cut: the predictions end there too."""
+    lengths, present = answers.lengths, answers.present
+    mean = np.where(present, lengths, 0.0).sum(axis=1) / present.sum(axis=1)
+    median = predictions.quantile(0.5)
+    quantiles = np.stack([predictions.quantile(float(level)) for level in scores.CRPS_LEVELS], axis=1)
+    low_50, high_50, low_90, high_90 = (predictions.quantile(q) for q in (0.25, 0.75, 0.05, 0.95))
+    return AdaptScores(
+        tau=scores.kendall_tau(median, mean),
+        crps=float(scores.crps(quantiles, lengths, present).mean()),
+        mae=float(np.abs(lengths - median[:, None])[present].mean()),
+        coverage_50=scores.coverage(low_50, high_50, lengths, present),
+        coverage_90=scores.coverage(low_90, high_90, lengths, present),
+    )
