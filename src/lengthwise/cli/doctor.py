@@ -73,13 +73,17 @@ def doctor(
         typer.echo(json.dumps({"lengthwise": __version__, "data": data, "parts": parts}, indent=2))
         return
     console = Console()
-    console.print(f"lengthwise {__version__}, Python {platform.python_version()}, {platform.machine()}: prediction ready")
+    console.print(
+        f"lengthwise {__version__}, Python {platform.python_version()}, {platform.machine()}: prediction ready"
+    )
     table = Table(box=None, pad_edge=False)
     for heading in ("part", "version", "needed for", "how to get it"):
         table.add_column(heading, overflow="fold")
     for part in PARTS:
         installed = part.version
-        table.add_row(part.package, installed or "[yellow]missing[/]", part.needed_for, "" if installed else escape(part.how))
+        table.add_row(
+            part.package, installed or "[yellow]missing[/]", part.needed_for, "" if installed else escape(part.how)
+        )
     console.print(table)
     if home is None:
         console.print(
