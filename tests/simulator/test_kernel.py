@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lengthwise.simulator import predict_workload
-from lengthwise.simulator.kernel import entry, records
+from lengthwise.simulator.kernel import host, records
 from lengthwise.simulator.traffic import Traffic
 from tests.simulator.builders import requests
 
@@ -25,11 +25,11 @@ def test_what_is_compiled_is_kept_for_these_very_sources(tmp_path: Path, monkeyp
     """Numba looks at one file only to see whether what it kept is still good; the fingerprint looks at all."""
     for source in Path(records.__file__).parent.glob("*.py"):
         (tmp_path / source.name).write_bytes(source.read_bytes())
-    monkeypatch.setattr(entry, "__file__", str(tmp_path / "entry.py"))
-    before = entry._fingerprint()
+    monkeypatch.setattr(host, "__file__", str(tmp_path / "host.py"))
+    before = host._fingerprint()
     with (tmp_path / "memory.py").open("a") as stream:
         stream.write("# another line")
-    assert entry._fingerprint() != before
+    assert host._fingerprint() != before
 
 
 def test_every_array_of_an_engine_has_a_place_for_its_address() -> None:

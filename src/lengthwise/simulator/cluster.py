@@ -11,10 +11,9 @@ import numpy as np
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, Policy, make_policy
 from lengthwise.simulator.cluster_run import Turns, decided_at
-from lengthwise.simulator.engine import Engine
+from lengthwise.simulator.engine import SimulatedEngine, engine_factory
 from lengthwise.simulator.fleet_events import in_order
 from lengthwise.simulator.outcome import Outcome
-from lengthwise.simulator.policy_keys import Desk
 from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.simulator.routing import Routed
 from lengthwise.simulator.routing_trace import Reasons
@@ -81,6 +80,7 @@ def simulate(
     changes: Sequence[Change] = (),
     explain: bool = False,
     jump: bool = True,
+    accelerate: bool | None = None,
     on_progress: Progress | None = None,
 ) -> Outcome:
     """Serve the workload to the last request.
@@ -102,11 +102,12 @@ def simulate(
     traffic = Traffic.of(
         workload, predictions, prediction_delay_s=prediction_delay_s, quantile=admission_quantile(fleet)
     )
-    desk = Desk(policy, traffic.jobs)
     routes = _routes(router, fleet, workload, changes, explain=explain)
 
-    def engine(number: int) -> Engine:
-        return Engine(fleet.engines[number], desk, traffic, decision_s=decision_s, jump=jump)
+    make = engine_factory(policy, traffic, decision_s=decision_s, jump=jump, accelerate=accelerate)
+
+    def engine(number: int) -> SimulatedEngine:
+        return make(fleet.engines[number])
 
     report = _Report(len(workload), on_progress)
     if isinstance(routes, StaticRouter):
@@ -150,7 +151,12 @@ class _Report:
 
 
 def _serve_blindly(
-    routes: StaticRouter, fleet: Fleet, engine: Callable[[int], Engine], traffic: Traffic, report: _Report, policy: str
+    routes: StaticRouter,
+    fleet: Fleet,
+    engine: Callable[[int], SimulatedEngine],
+    traffic: Traffic,
+    report: _Report,
+    policy: str,
 ) -> Outcome:
     """Deal all requests out, then run one engine after the other: none knows of the others."""
     chosen = routes.deal(len(traffic.requests))

@@ -16,11 +16,11 @@ from lengthwise.simulator.routing import Routed, WatchingRouter, tell
 
 if TYPE_CHECKING:
     from lengthwise.simulator.cluster import Router
-    from lengthwise.simulator.engine import Engine
+    from lengthwise.simulator.engine import SimulatedEngine
     from lengthwise.simulator.traffic import Traffic
 
 _UNDONE = ("started", "first_token", "finish")
-_FORGOTTEN = ("generated", "reached", "cached", "found", "allotted", "kept", "round")
+_FORGOTTEN = ("generated", "max_computed", "cached", "initial_cached", "granted_tokens", "retained", "round")
 
 
 def decided_at(arrival: NDArray[np.float64], routing_s: float) -> NDArray[np.float64]:
@@ -42,7 +42,7 @@ class Turns:
         self,
         routes: Router,
         places: int,
-        engine: Callable[[int], Engine],
+        engine: Callable[[int], SimulatedEngine],
         traffic: Traffic,
         *,
         changes: Sequence[Change] = (),
@@ -52,7 +52,9 @@ class Turns:
         self._watching = routes if isinstance(routes, WatchingRouter) else None
         self._changes = deque(changes)
         absent = joining(changes)
-        self._engines: list[Engine | None] = [None if number in absent else engine(number) for number in range(places)]
+        self._engines: list[SimulatedEngine | None] = [
+            None if number in absent else engine(number) for number in range(places)
+        ]
         for number in absent:
             self._routed.down(number)
         self._draining: set[int] = set()
@@ -147,7 +149,7 @@ class Turns:
             self._engines[number] = None
             self._routed.down(number)
 
-    def _lose(self, engine: Engine, now: float) -> None:
+    def _lose(self, engine: SimulatedEngine, now: float) -> None:
         """All who were there and have not finished begin anew, with what they had computed lost."""
         requests = self._traffic.requests
         rows = np.sort(engine.unfinished(now))
@@ -155,6 +157,6 @@ class Turns:
             requests[name][rows] = np.nan
         for name in _FORGOTTEN:
             requests[name][rows] = 0
-        requests["place"][rows] = -1
+        requests["heap_index"][rows] = -1
         self.resubmissions[rows] += 1
         self._anew.extend((now, row) for row in rows.tolist())

@@ -14,10 +14,9 @@ import numpy as np
 from lengthwise.lengths import Point
 from lengthwise.policies import make_policy
 from lengthwise.simulator.cluster import admission_quantile, check_seconds, check_somebody_fits, simulate
-from lengthwise.simulator.engine import Engine
+from lengthwise.simulator.engine import SimulatedEngine, engine_factory
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.outcome import Handover
-from lengthwise.simulator.policy_keys import Desk
 from lengthwise.simulator.pools import Transfers
 from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.simulator.routing import Routed, tell
@@ -52,6 +51,7 @@ def simulate_disaggregated(
     decision_s: float = 0.0,
     routing_s: float = 0.0,
     jump: bool = True,
+    accelerate: bool | None = None,
     on_progress: Progress | None = None,
 ) -> Outcome:
     """Serve the workload to the last request, prompts in one pool and answers from the second token on in the other.
@@ -77,15 +77,16 @@ def simulate_disaggregated(
         decision_s=decision_s,
         routing_s=routing_s,
         jump=jump,
+        accelerate=accelerate,
         on_progress=lambda share: report(0.5 * share),
     )
     refreshed = (
         predictions if refresh is None else predict_workload(workload, refresh) if isinstance(refresh, str) else refresh
     )
     traffic = Traffic.of(workload, refreshed, quantile=admission_quantile(after), generated=1)
-    desk = Desk(policy, traffic.jobs)
+    make = engine_factory(policy, traffic, decision_s=decision_s, jump=jump, accelerate=accelerate)
     decoding = _Decoding(
-        [Engine(spec, desk, traffic, decision_s=decision_s, jump=jump) for spec in after.engines],
+        [make(spec) for spec in after.engines],
         _DecodeRouted(pools.decode_router or router, after, workload, token_s),
         Transfers(pools, token_s),
         traffic,
@@ -128,7 +129,7 @@ class _Decoding:
 
     def __init__(
         self,
-        engines: list[Engine],
+        engines: list[SimulatedEngine],
         routes: Routed,
         transfers: Transfers,
         traffic: Traffic,
@@ -165,7 +166,7 @@ class _Decoding:
         engine, requests = self._engines[number], self._traffic.requests
         engine.advance(now)
         prompt, here = int(requests["prompt"][row]), engine.cached_tokens(row)
-        requests["brought"][row], requests["lacks"][row] = prompt, here
+        requests["transferred_kv_tokens"][row], requests["missing_kv_tokens"][row] = prompt, here
         requests["arrival"][row] = self._transfers.send(source, number, prompt - here, ready)
         self._chosen[row], self._sent[row] = number, prompt - here
         engine.submit(np.array([row]))

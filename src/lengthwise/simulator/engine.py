@@ -1,240 +1,587 @@
-"""One engine in virtual time: the memory that the compiled engine works on, and the answers to its questions."""
+"""One engine in virtual time: the semantics of vLLM's v1 scheduler, step by step, on the shared `PolicyQueue`.
+
+A step schedules running requests first, preempts where KV blocks run out, admits waiting requests in the policy's
+order, and then computes all scheduled tokens; its duration comes from the engine's cost model. This module is the
+definition. `simulator.kernel` is the same engine compiled with Numba, and the tests hold it to this one bit for bit.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import logging
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.policies import Job, QueueView, Rounds
+from lengthwise.policies import Job, JobColumns, Policy
 from lengthwise.policies.base import last_of_largest
-from lengthwise.simulator.jobs import Progress
-from lengthwise.simulator.kernel import records as r
-from lengthwise.simulator.kernel.records import Record, Records
-from lengthwise.simulator.layout import engine_record, own_arrays
+from lengthwise.policies.queue import PolicyQueue
+from lengthwise.simulator.kernel.records import SAMPLE, SAMPLE_EVERY_S, SAMPLES
+from lengthwise.simulator.kernel.steptime import chunk_cost, step_s
 from lengthwise.simulator.outcome import EngineOutcome, Timeline
-from lengthwise.simulator.policy_keys import Desk
 from lengthwise.simulator.spec import EngineSpec
-from lengthwise.simulator.traffic import Traffic
+from lengthwise.simulator.traffic import Traffic, block_ratio
 
-_ALL: Final = np.iinfo(np.int64).max
+NOT_ACCELERATED: Final = (
+    "numba is not installed: simulating with the readable engine, which is some hundred times slower "
+    "(pip install 'lengthwise[sim]')"
+)
 
 
-class Engine:
-    """An engine of the given kind, with nobody in it.
-
-    It writes to the traffic's requests, which engines share, but only to those that are sent to it.
-    """
-
-    def __init__(
-        self, spec: EngineSpec, desk: Desk, traffic: Traffic, *, decision_s: float = 0.0, jump: bool = True
-    ) -> None:
-        from lengthwise.simulator.kernel.entry import advance  # the compiler is loaded only when it is needed
-
-        self._advance = advance
-        self._desk = desk
-        self._spec = spec
-        self._slots = spec.max_num_seqs
-        self._traffic = traffic
-        self._rounds = desk.policy.rounds(lambda: spec.max_num_seqs)
-        self._jobs: dict[int, Job] = {}
-        self._told = self._watched = 0
-        self._desk_changed = desk.changed
-        self._engine = engine_record(spec, desk, traffic)
-        self._engine["decision_s"], self._engine["jumps"] = decision_s, jump
-        self._arrays: dict[str, NDArray[Any]] = {}
-        arrays = own_arrays(spec, traffic, by_level=desk.policy.rekey == "on_level")
-        self._use(**arrays, **traffic.arrays(), keys=desk.keys)
-        self.record["rungs"] = traffic.predicted_length.shape[1]
-        self.record["positions"] = arrays["tables"].shape[1]
-
-    @property
-    def record(self) -> Record:
-        """The engine's limits, clock and counts."""
-        return self._engine[0]
-
-    def submit(self, rows: NDArray[np.integer]) -> None:
-        """Send requests here, in order of arrival, none of them before any that was sent earlier."""
-        have, more = int(self.record["n_rows"]), len(rows)
-        known = self._arrays["rows"]
-        if have + more > len(known):
-            before, known = known, np.empty(max(have + more, 2 * have), r.INT)
-            known[:have] = before[:have]
-            self._use(rows=known)
-        known["value"][have : have + more] = rows
-        self.record["n_rows"] += more
-
-    def advance(self, until: float = np.inf, *, settle: int | None = None) -> bool:
-        """Run every step that begins before `until`, or until so many more are settled; whether that was all."""
-        record = self.record
-        record["pause_at"] = _ALL if settle is None else record["settled"] + settle
-        while True:
-            if self._arrays["keys"] is not self._desk.keys:
-                self._use(keys=self._desk.keys)
-            code = self._advance(self._engine, until)
-            if code in (r.DONE, r.PAUSED):
-                return bool(code == r.DONE)
-            self._answer(code)
-
-    def _use(self, **arrays: NDArray[Any]) -> None:
-        """Let the compiled engine work on these arrays: it gets their addresses, and they are kept alive here."""
-        record = self.record
-        for name, array in arrays.items():
-            record[name] = array.ctypes.data
-            if name in r.SIZED:
-                record[f"{name}_size"] = len(array)
-        self._arrays |= arrays
-
-    def cached_tokens(self, row: int) -> int:
-        """How much of a request's prompt is in the prefix cache by now."""
-        from lengthwise.simulator.kernel.entry import cached
-
-        prompt = int(self._traffic.requests["prompt"][row])
-        return int(cached(self._engine, row, prompt + 1)) * self._spec.block_size
+class SimulatedEngine(Protocol):
+    """An engine in virtual time: the readable `Engine` below or the compiled `kernel.host.CompiledEngine`."""
 
     @property
     def settled(self) -> int:
-        """Requests that are finished or refused."""
-        return int(self.record["settled"])
-
-    def happened(self, until: float) -> list[tuple[int, bool]]:
-        """Who was admitted or finished (True) since this was last asked, in order, up to a moment.
-
-        A step that began before that moment may end after it; who finished in it is told next time.
-        """
-        events = self._arrays["events"]["value"][self._watched : int(self.record["n_events"])]
-        rows, finished = np.where(events < 0, -1 - events, events), events < 0
-        late = finished & (self._traffic.requests["finish"][rows] > until)
-        known = int(np.argmax(late)) if late.any() else len(events)
-        self._watched += known
-        return list(zip(rows[:known].tolist(), finished[:known].tolist(), strict=True))
-
-    def unfinished(self, by: float) -> NDArray[np.int64]:
-        """Rows sent here that have not finished by a moment; those that were refused have been settled."""
-        record, requests = self.record, self._traffic.requests
-        rows = self._arrays["rows"]["value"][: int(record["n_rows"])].astype(np.int64)
-        here = requests[rows]
-        refused = (np.arange(len(rows)) < record["arrived"]) & ~self._spec.can_hold(here["prompt"], here["output"])
-        return np.asarray(rows[~((here["finish"] <= by) | refused)])
+        """Number of requests that are finished or refused."""
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do nor to tell."""
-        record = self.record
-        return bool(record["arrived"] == record["n_rows"] and record["settled"] == record["n_rows"]) and bool(
-            self._watched == record["n_events"]
-        )
+        """Whether no request is left and every event has been reported by `happened`."""
+
+    def submit(self, rows: NDArray[np.integer]) -> None:
+        """Send requests, in order of arrival; none arrives before one that was sent earlier."""
+
+    def advance(self, until: float = ..., *, settle: int | None = ...) -> bool:
+        """Run every step that begins before `until`, or until `settle` more requests are settled.
+
+        Return whether all such steps have run.
+        """
+
+    def cached_tokens(self, row: int) -> int:
+        """Tokens of a request's prompt that are in the prefix cache now."""
+
+    def happened(self, until: float) -> list[tuple[int, bool]]:
+        """Return new events up to a time: (row, False) for an admission, (row, True) for a finish.
+
+        A step that begins before `until` may end after it; what finishes in it is reported by the next call.
+        """
+
+    def unfinished(self, by: float) -> NDArray[np.int64]:
+        """Rows sent here that have not finished by a time; refused ones are left out."""
 
     def outcome(self) -> EngineOutcome:
-        """What it did so far."""
-        record = self.record
-        events = self._arrays["events"]["value"][: int(record["n_events"])]
-        samples = self._arrays["samples"][: int(record["n_samples"])]
-        blocks, busy_s = int(record["n_blocks"]), float(record["busy_s"])
-        return EngineOutcome(
-            steps=int(record["steps"]),
-            busy_s=busy_s,
-            kv_mean=float(record["block_seconds"]) / (busy_s * blocks) if busy_s else 0.0,
-            kv_peak=int(record["peak_blocks"]) / blocks,
-            admissions=events[events >= 0],
-            timeline=Timeline(
-                samples["time"].copy(),
-                samples["waiting"].copy(),
-                samples["running"].copy(),
-                samples["blocks"] / blocks,
-            ),
-        )
+        """Return what this engine has done so far."""
+
+
+def engine_factory(
+    policy: Policy, traffic: Traffic, *, decision_s: float = 0.0, jump: bool = True, accelerate: bool | None = None
+) -> Callable[[EngineSpec], SimulatedEngine]:
+    """Return a function that makes empty engines for one simulation, compiled unless `accelerate` is False.
+
+    None compiles where Numba is installed and logs a warning where it is not.
+    """
+    if accelerate is None and not (accelerate := accelerated()):
+        logging.getLogger(__name__).warning(NOT_ACCELERATED)
+    if not accelerate:
+        return lambda spec: Engine(spec, policy, traffic, decision_s=decision_s)
+    from lengthwise.simulator.kernel.host import CompiledEngine, PolicyKeys  # loads Numba
+
+    keys = PolicyKeys(policy, traffic.jobs)
+    return lambda spec: CompiledEngine(spec, keys, traffic, decision_s=decision_s, jump=jump)
+
+
+def accelerated() -> bool:
+    """Whether Numba is installed, so that simulations run on the compiled engine."""
+    return find_spec("numba") is not None
+
+
+Identity = tuple[object, ...]
+"""Content of a full KV block: a hash that the workload gives, or the request and position it belongs to."""
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A block of KV memory."""
+
+    users: int = 0
+    identity: Identity | None = None
+
+
+class BlockPool:
+    """KV blocks with vLLM's prefix cache.
+
+    Free blocks are taken from the front of a queue. Freed blocks without identity go to its front, the others to its
+    end, a request's last block first; until a free block is taken, its content can be found by its identity.
+    """
+
+    def __init__(self, blocks: int, *, caching: bool) -> None:
+        self.caching = caching
+        self.size = blocks
+        self.shared = 0
+        self.free: OrderedDict[Block, None] = OrderedDict((Block(), None) for _ in range(blocks))
+        self._cached: dict[Identity, list[Block]] = {}
 
     @property
-    def _view(self) -> QueueView:
-        engine = self.record
-        return QueueView(int(engine["n_waiting"]), int(engine["n_running"]), self._slots)
+    def used(self) -> int:
+        """Blocks that running requests use."""
+        return self.size - len(self.free)
 
-    def _answer(self, code: int) -> None:
-        engine, policy = self.record, self._desk.policy
-        now = float(engine["now"])
-        if code == r.ASK_LEVEL:
-            self._answer_level()
-        elif code == r.ASK_KEYS:
-            self._desk.rekey(self._waiting(self._arrays["waiting"]["row"][: int(engine["n_waiting"])]), self._view, now)
-            engine["keyed_at"], engine["column"] = now, r.STALE
-        elif code == r.ASK_KEY:
-            self._desk.rekey(self._waiting(engine["asked"]), self._view, now)
-        elif code == r.ASK_VICTIM:
-            engine["answer"] = last_of_largest(policy.eviction_scores(self._desk.jobs.at(self._running(), now), now))
-        elif code == r.ASK_ROOM:
-            running, candidate = (
-                self._desk.jobs.at(who, now) for who in (self._running(), self._waiting(engine["asked"]))
-            )
-            yields = policy.find_victim(running, candidate, now)
-            engine["answer"] = r.NOBODY if yields is None else yields
-        elif code == r.ASK_ARRIVAL:
-            self._answer_arrival(int(engine["asked"]), now)
-        elif code == r.ASK_PREDICTION:
-            self._answer_prediction(int(engine["asked"]))
+    def find(self, identity: Identity) -> Block | None:
+        """Return the oldest block with this content."""
+        blocks = self._cached.get(identity)
+        return blocks[0] if blocks else None
+
+    def use(self, block: Block) -> None:
+        """Let one more request use a cached block."""
+        if block.users:
+            self.shared += 1
         else:
-            self._grow()
+            del self.free[block]
+        block.users += 1
 
-    def _answer_level(self) -> None:
-        view, engine = self._view, self.record
-        column = self._desk.column(view)
-        levels = self._arrays["levels"]
-        if self._desk_changed != self._desk.changed:
-            self._desk_changed = self._desk.changed
-            levels["pair"] = -1
-            engine["column"] = r.STALE
-        pair = view.waiting * (view.slots + 1) + view.running
-        levels[pair & (len(levels) - 1)] = (pair, column)
+    def take(self) -> Block:
+        """Take the first free block; its content is evicted."""
+        block, _ = self.free.popitem(last=False)
+        self.evict(block)
+        block.users = 1
+        return block
 
-    def _answer_arrival(self, row: int, now: float) -> None:
-        """Give one that comes its round and its key, once the rounds know who was admitted and who finished."""
-        if self._rounds is not None:
-            self._tell_rounds(self._rounds)
-            self._jobs[row] = job = self._traffic.job(row)
-            self._traffic.requests["round"][row] = self._rounds.enter(job)
-        if self._desk.policy.rekey == "on_progress":
-            self._desk.rekey(self._waiting(row), self._view, now)
+    def cache(self, block: Block, identity: Identity) -> None:
+        """Make a full block findable by its content."""
+        if self.caching:
+            block.identity = identity
+            self._cached.setdefault(identity, []).append(block)
 
-    def _answer_prediction(self, row: int) -> None:
-        """Give one whose prediction has come its round anew; one that runs has it for when it is over."""
-        if self._rounds is not None:
-            self._tell_rounds(self._rounds)
-            job, requests = self._jobs.get(row), self._traffic.requests
-            if job is None:  # refused, or over already
+    def evict(self, block: Block) -> None:
+        """Remove a block from the cache."""
+        if block.identity is not None:
+            self._cached[block.identity].remove(block)
+            block.identity = None
+
+    def give_back(self, blocks: Sequence[Block]) -> None:
+        """Free a request's blocks, except those that other requests use."""
+        unnamed = []
+        for block in reversed(blocks):
+            block.users -= 1
+            if block.users:
+                self.shared -= 1
+                continue
+            self.free[block] = None
+            if block.identity is None:
+                unnamed.append(block)
+        for block in reversed(unnamed):
+            self.free.move_to_end(block, last=False)
+
+
+@dataclass(eq=False, slots=True)
+class EngineRequest:
+    """A request inside an engine."""
+
+    job: Job
+    row: int
+    arrival: float
+    output_tokens: int
+    hashes: list[int]
+    transferred_kv_tokens: int = 0
+    missing_kv_tokens: int = 0
+    computed: int = 0
+    """Tokens in KV memory."""
+    scheduled: int = 0
+    """Tokens to compute in the current step."""
+    max_computed: int = 0
+    """Most tokens it had in memory when it was preempted."""
+    granted: int = 0
+    """Answer tokens that its reservation covers, 0 before it has one."""
+    blocks: list[Block] = field(default_factory=list)
+    named: int = 0
+    """Leading blocks that are in the prefix cache."""
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and answer so far."""
+        return self.job.prompt_tokens + self.job.generated
+
+
+class Engine:
+    """vLLM's v1 scheduler in virtual time, readable and slow.
+
+    It writes moments and counts to `traffic.requests`, which engines share, but only to the rows sent to it.
+    """
+
+    def __init__(self, spec: EngineSpec, policy: Policy, traffic: Traffic, *, decision_s: float = 0.0) -> None:
+        self.spec, self.policy, self.traffic, self.decision_s = spec, policy, traffic, decision_s
+        self.now = 0.0
+        self.pool = BlockPool(spec.kv_blocks, caching=spec.prefix_caching)
+        self.queue = PolicyQueue(policy, spec.max_num_seqs)
+        self.running: list[EngineRequest] = []
+        self.settled = 0
+        parameters = spec.cost.parameters()
+        self._cost = SimpleNamespace(**{name: parameters[name].tolist() for name in parameters.dtype.names})
+        self._cost.lines = parameters["lines"]
+        self._blocks_per_hash, self._hashes_per_block = block_ratio(spec, traffic.workload)
+        self._reports_cached = (
+            spec.prefix_caching
+            and traffic.workload.has_blocks
+            and (policy.rekey in ("on_progress", "on_time") or policy.rounds() is not None)
+        )
+        self._arriving: deque[EngineRequest] = deque()
+        self._unpredicted: deque[EngineRequest] = deque()
+        self._waiting: dict[str, EngineRequest] = {}
+        self._refused: set[int] = set()
+        self._no_victim_for: EngineRequest | None = None  # the head of the queue for which the policy preempts nothing
+        self._steps_since_check = 0
+        self._rows: list[int] = []
+        self._events: list[int] = []  # a row: admitted; -1 - row: finished
+        self._reported = 0
+        self._steps = self._peak_blocks = 0
+        self._busy_s = self._block_seconds = 0.0
+        self._samples = np.zeros(SAMPLES, SAMPLE)
+        self._n_samples, self._sample_at, self._sample_every = 0, 0.0, SAMPLE_EVERY_S
+
+    def submit(self, rows: NDArray[np.integer]) -> None:
+        """Send requests, in order of arrival; none arrives before one that was sent earlier."""
+        for row in rows.tolist():
+            record = self.traffic.requests[row]
+            job = self.traffic.job(row)
+            job.preemptions = int(record["preemptions"])
+            hashes = [int(value) for value in job.blocks]
+            request = EngineRequest(job, row, float(record["arrival"]), int(record["output"]), hashes)
+            request.transferred_kv_tokens = int(record["transferred_kv_tokens"])
+            request.missing_kv_tokens = int(record["missing_kv_tokens"])
+            self._rows.append(row)
+            self._arriving.append(request)
+
+    def advance(self, until: float = math.inf, *, settle: int | None = None) -> bool:
+        """Run every step that begins before `until`, or until `settle` more requests are settled."""
+        pause_at = math.inf if settle is None else self.settled + settle
+        while self.settled < pause_at:
+            if not self.running and not self._waiting:
+                if not self._arriving or self._arriving[0].arrival >= until:
+                    return True
+                self.now = max(self.now, self._arriving[0].arrival)
+            if self.now >= until:
+                return True
+            self._receive()
+            self._sample()
+            if self.running or self._waiting:
+                self.step()
+        return False
+
+    def step(self) -> None:
+        """Run one step of the scheduler."""
+        decisions = self._preempt_for_head() if self.policy.preempts else 0
+        budget, preempted = self._schedule_running()
+        if not preempted:
+            decisions += self._admit(budget)
+        self._compute(decisions + preempted)
+
+    # -- arrivals and predictions
+
+    def _receive(self) -> None:
+        """Process arrivals and late predictions up to now, in the order of their times."""
+        while True:
+            arrival = self._arriving[0].arrival if self._arriving else math.inf
+            due = self._unpredicted[0].arrival + self.traffic.jobs.delay_s if self._unpredicted else math.inf
+            if min(arrival, due) > self.now:
                 return
-            before = job.median
-            self._traffic.jobs.tell(job, row, stage=-1)
-            if requests["place"][row] >= 0:
-                requests["round"][row] = self._rounds.changed(job, int(requests["round"][row]), before)
-
-    def _tell_rounds(self, rounds: Rounds) -> None:
-        """Let the rounds know who was admitted and who finished since they were last asked."""
-        requests = self._traffic.requests
-        for event in self._arrays["events"]["value"][self._told : int(self.record["n_events"])].tolist():
-            if event >= 0:
-                rounds.admitted(int(requests["round"][event]))
+            if due < arrival:
+                self._receive_prediction(self._unpredicted.popleft())
+                continue
+            request = self._arriving.popleft()
+            if self.traffic.jobs.late is not None:
+                self._unpredicted.append(request)
+            if self.spec.can_hold(request.job.prompt_tokens, request.output_tokens):
+                self._wait(request)
             else:
-                job = self._jobs.pop(-1 - event)
-                job.generated = int(requests["generated"][-1 - event])
-                rounds.finished(job)
-        self._told = int(self.record["n_events"])
+                self._refused.add(request.row)
+                self.settled += 1
 
-    def _waiting(self, rows: NDArray[np.integer] | int) -> Progress:
-        rows = np.atleast_1d(rows)
-        requests = self._traffic.requests[rows]
-        return _progress(rows, requests["generated"], requests)
+    def _receive_prediction(self, request: EngineRequest) -> None:
+        self.traffic.jobs.set_prediction(request.job, request.row, stage=-1)
+        if request.job.id in self._waiting:
+            self.queue.update(request.job, self.now)
+        self._no_victim_for = None
 
-    def _running(self) -> Progress:
-        running = self._arrays["running"][: int(self.record["n_running"])]
-        rows = running["row"]
-        requests = self._traffic.requests[rows]
-        return _progress(rows, running["tokens"] - requests["prompt"], requests)
+    def _wait(self, request: EngineRequest) -> None:
+        request.job.cached_tokens = len(self._hits(request)) * self.spec.block_size if self._reports_cached else 0
+        self._waiting[request.job.id] = request
+        self.queue.running = len(self.running)
+        self.queue.push(request.job, self.now, front=request.job.preemptions > 0)
 
-    def _grow(self) -> None:
-        full = "waiting" if self.record["n_waiting"] + 1 >= self.record["waiting_size"] else "events"
-        self._use(**{full: np.resize(self._arrays[full], 2 * len(self._arrays[full]))})
+    def _head(self) -> EngineRequest | None:
+        self.queue.running = len(self.running)
+        job = self.queue.peek(self.now)
+        return None if job is None else self._waiting[job.id]
 
+    # -- the parts of a step
 
-def _progress(rows: NDArray[np.integer], generated: NDArray[np.integer], requests: Records) -> Progress:
-    return Progress(rows, generated, requests["cached"], requests["round"], requests["preemptions"])
+    def _preempt_for_head(self) -> int:
+        """Preempt running requests while the head of the queue cannot be admitted and the policy names a victim."""
+        preempted = 0
+        while self.running and (head := self._head()) is not None:
+            if len(self.running) < self.spec.max_num_seqs and self._fits(head):
+                break
+            interval = self.policy.preempt_check_interval
+            if head is self._no_victim_for and (interval == 0 or self._steps_since_check < interval):
+                break
+            victim = self.policy.find_victim(self._columns(), JobColumns.of([head.job]), self.now)
+            if victim is None:
+                self._no_victim_for, self._steps_since_check = head, 0
+                break
+            self._preempt(self.running[victim])
+            preempted += 1
+        return preempted
+
+    def _schedule_running(self) -> tuple[int, int]:
+        """Schedule running requests in order of admission; return the token budget left and how many were preempted."""
+        budget, preempted, index = self.spec.max_num_batched_tokens, 0, 0
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            tokens = min(request.tokens - request.computed, budget)
+            while True:
+                if len(self.running) > 1 and self._exceeds_reservation(request, request.computed + tokens):
+                    victim = request
+                elif self._allocate(request, request.computed + tokens):
+                    request.scheduled = tokens
+                    budget -= tokens
+                    index += 1
+                    break
+                else:
+                    scores = self.policy.eviction_scores(self._columns(), self.now)
+                    victim = self.running[last_of_largest(scores)]
+                index -= self.running.index(victim) < index
+                budget += victim.scheduled
+                self._preempt(victim)
+                preempted += 1
+                if victim is request:
+                    break
+        return budget, preempted
+
+    def _admit(self, budget: int) -> int:
+        """Admit waiting requests in order until budget, slots or memory run out; none is overtaken."""
+        admitted = 0
+        while budget > 0 and len(self.running) < self.spec.max_num_seqs and (request := self._head()) is not None:
+            if not self._fits(request):
+                break
+            hits = self._hits(request)
+            computed = self._computed_on_admission(request, len(hits))
+            if not self.spec.chunked_prefill and request.tokens - computed > budget:
+                break  # as in vLLM: a prompt that is not split waits for a step that holds all of it
+            self.queue.pop(self.now)
+            del self._waiting[request.job.id]
+            self._start(request, hits, computed, budget)
+            budget -= request.scheduled
+            admitted += 1
+        return admitted
+
+    def _start(self, request: EngineRequest, hits: list[Block], computed: int, budget: int) -> None:
+        for block in hits:
+            self.pool.use(block)
+        request.blocks, request.named = list(hits), len(hits)
+        request.computed = request.job.cached_tokens = computed
+        request.transferred_kv_tokens = 0
+        request.scheduled = min(request.tokens - computed, budget)
+        self.running.append(request)
+        self._allocate(request, computed + request.scheduled)
+        record = self.traffic.requests[request.row]
+        record["recomputed"] += max(0, request.max_computed - computed)
+        if math.isnan(record["started"]):
+            record["started"], record["initial_cached"] = self.now, computed
+        self._events.append(request.row)
+        self._no_victim_for = None
+
+    def _compute(self, decisions: int) -> None:
+        """Compute all scheduled tokens and let time pass."""
+        prefill = prefill_context = decodes = context = batch = 0
+        chunks = 0.0
+        for request in self.running:
+            if not request.scheduled:
+                continue
+            begin, end = request.computed, request.computed + request.scheduled
+            batch += 1
+            if request.scheduled == 1 and begin:
+                decodes += 1
+                context += end
+            else:
+                prefill += request.scheduled
+                prefill_context += end
+                chunks += chunk_cost(self._cost, begin, end)
+            request.computed = end
+        shared = self.pool.shared * self.spec.block_size
+        took = step_s(self._cost, prefill, prefill_context, chunks, decodes, context, shared, batch)
+        took += self.decision_s * decisions
+        self.now += took
+        self._busy_s += took
+        self._block_seconds += took * self.pool.used
+        self._steps += 1
+        self._steps_since_check += 1
+        for request in list(self.running):
+            scheduled, request.scheduled = request.scheduled, 0
+            if scheduled and request.computed == request.tokens:
+                self._generate(request)
+
+    def _generate(self, request: EngineRequest) -> None:
+        request.job.generated += 1
+        record = self.traffic.requests[request.row]
+        if math.isnan(record["first_token"]):
+            record["first_token"] = self.now
+        if request.job.generated == request.output_tokens:
+            record["finish"], record["generated"] = self.now, request.output_tokens
+            self._release(request)
+            self._events.append(-1 - request.row)
+            self.settled += 1
+            self.queue.finished(request.job)
+
+    def _preempt(self, victim: EngineRequest) -> None:
+        """Take a running request's memory; its tokens so far are computed again as part of its prompt."""
+        for block in victim.blocks[victim.computed // self.spec.block_size : victim.named]:
+            self.pool.evict(block)  # its step does not run, so the block is not computed
+        self._release(victim)
+        victim.max_computed = max(victim.max_computed, victim.computed)
+        victim.computed = victim.scheduled = 0
+        victim.job.preemptions += 1
+        self.traffic.requests[victim.row]["preemptions"] += 1
+        self._wait(victim)
+
+    def _release(self, request: EngineRequest) -> None:
+        self.running.remove(request)
+        self.pool.give_back(request.blocks)
+        request.blocks, request.named = [], 0
+        self._no_victim_for = None
+
+    def _columns(self) -> JobColumns:
+        return JobColumns.of(request.job for request in self.running)
+
+    # -- KV memory and admission
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.spec.block_size)
+
+    def _identity(self, request: EngineRequest, position: int) -> Identity:
+        """Content of the full block at a position of a request."""
+        if self._blocks_per_hash:
+            which, part = divmod(position, self._blocks_per_hash)
+        else:
+            which, part = (position + 1) * self._hashes_per_block - 1, 0
+        # The last hash of a trace may stand for a block that is not full.
+        if which < len(request.hashes) and (position + 1) * self.spec.block_size <= request.job.prompt_tokens:
+            return "prefix", request.hashes[which], part
+        return "request", request.row, position
+
+    def _hits(self, request: EngineRequest) -> list[Block]:
+        """Leading blocks that are in the prefix cache; at least the last token is left to compute."""
+        hits: list[Block] = []
+        while self.pool.caching and len(hits) < (request.tokens - 1) // self.spec.block_size:
+            block = self.pool.find(self._identity(request, len(hits)))
+            if block is None:
+                break
+            hits.append(block)
+        return hits
+
+    def _computed_on_admission(self, request: EngineRequest, hits: int) -> int:
+        """Tokens that need not be computed: cached ones, or those whose KV another engine has sent.
+
+        Leading tokens that were not sent, because they were cached here, must not have been evicted since.
+        """
+        cached = hits * self.spec.block_size
+        return max(cached, request.transferred_kv_tokens) if cached >= request.missing_kv_tokens else cached
+
+    def _allocate(self, request: EngineRequest, tokens: int) -> bool:
+        """Take blocks so that a running request can hold `tokens`; False where too few are free."""
+        missing = self._blocks_for(tokens) - len(request.blocks)
+        if missing > len(self.pool.free):
+            return False
+        request.blocks += [self.pool.take() for _ in range(missing)]
+        self._peak_blocks = max(self._peak_blocks, self.pool.used)
+        # Full blocks can be used by others from now on, though they are computed at the end of this step: as in vLLM.
+        for position in range(request.named, tokens // self.spec.block_size):
+            self.pool.cache(request.blocks[position], self._identity(request, position))
+            request.named = position + 1
+        return True
+
+    def _fits(self, request: EngineRequest) -> bool:
+        """Whether KV memory admits a request now, by the engine's admission rule."""
+        hits = self._hits(request)
+        need = self._blocks_for(request.tokens) - len(hits) + sum(block.users == 0 for block in hits)
+        if need > len(self.pool.free):
+            return False
+        if not self.running or self.spec.admission == "prompt":
+            return True
+        if self.spec.admission == "peak":
+            return self._predicted_peak(request) <= self.pool.size * self.spec.block_size
+        return sum(map(self._reservation, [*self.running, request])) <= self.pool.size
+
+    def _predicted_peak(self, request: EngineRequest) -> int:
+        """Most tokens in memory at once if the request joins the running ones and all end at their predicted lengths."""
+        partly_filled = self.spec.block_size - 1  # the last block of each may hold one token only
+        remaining = [(self._predicted_left(each), each.tokens + partly_filled) for each in (*self.running, request)]
+        return max(sum(tokens + end for left, tokens in remaining if left >= end) for end, _ in remaining)
+
+    def _predicted_left(self, request: EngineRequest) -> int:
+        lengths = self.traffic.predicted_length[request.row].tolist()
+        return next((length - request.job.generated for length in lengths if length > request.job.generated), 1)
+
+    def _reservation(self, request: EngineRequest) -> int:
+        """Blocks for the prompt and the granted answer; the last token is never computed and needs no slot."""
+        request.granted = request.granted or int(self.traffic.predicted_length[request.row][0])
+        return min(self._blocks_for(request.job.prompt_tokens + request.granted - 1), self.pool.size)
+
+    def _exceeds_reservation(self, request: EngineRequest, tokens: int) -> bool:
+        """Whether a request outgrows its reservation; it is then preempted and granted twice as much (S3)."""
+        if self.spec.admission != "reserve" or self._blocks_for(tokens) <= self._reservation(request):
+            return False
+        request.granted *= 2
+        return True
+
+    # -- what it reports
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is left and every event has been reported by `happened`."""
+        return self.settled == len(self._rows) and self._reported == len(self._events)
+
+    def cached_tokens(self, row: int) -> int:
+        """Tokens of a request's prompt that are in the prefix cache now."""
+        job = self.traffic.job(row)
+        job.generated = 1
+        return (
+            len(self._hits(EngineRequest(job, row, 0.0, 0, [int(value) for value in job.blocks])))
+            * self.spec.block_size
+        )
+
+    def happened(self, until: float) -> list[tuple[int, bool]]:
+        """Return new events up to a time: (row, False) for an admission, (row, True) for a finish."""
+        found = []
+        for event in self._events[self._reported :]:
+            row, finished = (-1 - event, True) if event < 0 else (event, False)
+            if finished and self.traffic.requests["finish"][row] > until:
+                break
+            found.append((row, finished))
+        self._reported += len(found)
+        return found
+
+    def unfinished(self, by: float) -> NDArray[np.int64]:
+        """Rows sent here that have not finished by a time; refused ones are left out."""
+        finish = self.traffic.requests["finish"]
+        return np.array([row for row in self._rows if row not in self._refused and not finish[row] <= by], np.int64)
+
+    def outcome(self) -> EngineOutcome:
+        """Return what this engine has done so far."""
+        samples, blocks = self._samples[: self._n_samples], self.pool.size
+        return EngineOutcome(
+            steps=self._steps,
+            busy_s=self._busy_s,
+            kv_mean=self._block_seconds / (self._busy_s * blocks) if self._busy_s else 0.0,
+            kv_peak=self._peak_blocks / blocks,
+            admissions=np.array([event for event in self._events if event >= 0], np.int32),
+            timeline=Timeline.of(samples, blocks),
+        )
+
+    def _sample(self) -> None:
+        """Record how full the engine is; when the samples are full, keep every other one and sample half as often."""
+        if self.now < self._sample_at:
+            return
+        if self._n_samples == len(self._samples):
+            self._n_samples //= 2
+            self._sample_every *= 2
+            self._samples[: self._n_samples] = self._samples[::2].copy()
+        self._samples[self._n_samples] = (self.now, len(self._waiting), len(self.running), self.pool.used)
+        self._n_samples += 1
+        self._sample_at = self.now + self._sample_every

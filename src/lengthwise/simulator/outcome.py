@@ -28,6 +28,12 @@ class Timeline:
     running: NDArray[np.int32]
     kv_use: NDArray[np.float64]
 
+    @classmethod
+    def of(cls, samples: NDArray[np.void], blocks: int) -> Timeline:
+        """Take the samples of an engine with so many KV blocks."""
+        waiting, running = samples["waiting"].copy(), samples["running"].copy()
+        return cls(samples["time"].copy(), waiting, running, samples["blocks"] / blocks)
+
     def then(self, later: Timeline) -> Timeline:
         """Both, one after the other."""
         return Timeline(
@@ -134,7 +140,7 @@ class Outcome:
             finish=requests["finish"].copy(),
             input_tokens=workload.input_tokens,
             output_tokens=workload.output_tokens,
-            cached_tokens=requests["found"].astype(np.int64),
+            cached_tokens=requests["initial_cached"].astype(np.int64),
             preemptions=requests["preemptions"].astype(np.int64),
             recomputed_tokens=requests["recomputed"].astype(np.int64),
             resubmissions=(np.zeros(len(requests)) if resubmissions is None else resubmissions).astype(np.int64),

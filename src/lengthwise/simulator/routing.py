@@ -23,7 +23,7 @@ from lengthwise.simulator.spec import EngineSpec
 
 if TYPE_CHECKING:
     from lengthwise.policies import Job
-    from lengthwise.simulator.engine import Engine
+    from lengthwise.simulator.engine import SimulatedEngine
     from lengthwise.simulator.traffic import Traffic
     from lengthwise.workloads import Workload
 
@@ -108,7 +108,7 @@ def speed_of(cost: CostModel) -> Speed:
     )
 
 
-def tell(routes: WatchingRouter, number: int, engine: Engine, traffic: Traffic, now: float) -> None:
+def tell(routes: WatchingRouter, number: int, engine: SimulatedEngine, traffic: Traffic, now: float) -> None:
     """Let an engine go on to this moment, and tell who has been admitted and who has finished by then."""
     engine.advance(now)
     requests = traffic.requests

@@ -1,32 +1,121 @@
-"""What the engines of a simulation share: the requests as records, their prefixes, and what is predicted about them."""
+"""The requests of a simulation, shared by its engines: records, prefix hashes, and predictions as job columns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import TIE_NU
+from lengthwise.lengths import TIE_NU, wide_prior
 from lengthwise.policies import Job, JobColumns
-from lengthwise.simulator.jobs import Jobs
 from lengthwise.simulator.kernel.records import REQUEST, Records
+from lengthwise.simulator.predictions import RequestPredictions
+from lengthwise.simulator.spec import EngineSpec
+from lengthwise.workloads import Workload
 
-if TYPE_CHECKING:
-    from lengthwise.simulator.predictions import RequestPredictions
-    from lengthwise.workloads import Workload
+Rows = NDArray[np.integer]
+Table = NDArray[np.float64]
+"""[column of JobColumns, request], so that columns of several requests are taken at once."""
 
-_RUNGS = 5
+_LEVELS = 5
 _MOST_TOKENS = 1 << 30  # of one request: counts are 32 bits wide
+_NAMES: Final = [field.name for field in fields(JobColumns)]
+_PREDICTED: Final = ("expected", "tail", "mu", "sigma", "cap", "initial_expected")
+_GENERATED, _CACHED, _ROUND, _PREEMPTIONS = (
+    _NAMES.index(name) for name in ("generated", "cached_tokens", "in_round", "preemptions")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The state of requests at one moment: when they reached their engine, tokens generated and cached, and so on."""
+
+    rows: Rows
+    submitted: NDArray[np.float64]
+    generated: Rows
+    cached: Rows
+    in_round: Rows
+    preemptions: Rows
+
+    def of(self, table: Table) -> Table:
+        """Return the columns of these requests."""
+        columns = table[:, self.rows]
+        columns[_GENERATED], columns[_CACHED], columns[_ROUND] = self.generated, self.cached, self.in_round
+        columns[_PREEMPTIONS] = self.preemptions
+        return columns
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """All requests as policies see them. With late predictions, `late` holds until `delay_s` after a request."""
+
+    predicted: Table
+    late: Table | None = None
+    delay_s: float = 0.0
+
+    @classmethod
+    def of(
+        cls, workload: Workload, predictions: RequestPredictions, *, delay_s: float = 0.0, generated: int = 0
+    ) -> Jobs:
+        """Join the columns of workload and predictions. `generated`: answer tokens that already exist."""
+        predicted = _table(workload, predictions)
+        predicted[_GENERATED] = generated
+        if delay_s == 0.0:
+            return cls(predicted)
+        unknown = np.full(len(predictions), np.nan)
+        return cls(predicted, _table(workload, replace(predictions, mu=unknown, sigma=unknown)), delay_s)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables by stage: before a late prediction, and with it."""
+        return (self.predicted,) if self.late is None else (self.late, self.predicted)
+
+    @property
+    def stages(self) -> tuple[JobColumns, ...]:
+        """The same as JobColumns."""
+        return tuple(JobColumns(*table) for table in self.tables)
+
+    def at(self, progress: Progress, now: float) -> JobColumns:
+        """Columns of some requests at a time, with the predictions that exist by then."""
+        columns = progress.of(self.predicted)
+        if self.late is not None:
+            early = now < progress.submitted + self.delay_s
+            columns = np.where(early, progress.of(self.late), columns)
+        return JobColumns(*columns)
+
+    def set_prediction(self, job: Job, row: int, *, stage: int) -> None:
+        """Set a job's prediction to that of a request at a stage (0: first, -1: last)."""
+        table = self.tables[stage]
+        job.told(**{name: float(table[_NAMES.index(name), row]) for name in _PREDICTED})
+
+    def __len__(self) -> int:
+        return int(self.predicted.shape[1])
+
+
+def _table(workload: Workload, predictions: RequestPredictions) -> Table:
+    expected, tail = predictions.expected_and_tail()
+    prior, unknown = wide_prior(), np.isnan(predictions.mu)
+    columns = JobColumns.filled(
+        arrival=workload.arrival_s,
+        expected=expected,
+        tail=tail,
+        mu=np.where(unknown, prior.mu, predictions.mu),
+        sigma=np.where(unknown, prior.sigma, predictions.sigma),
+        cap=predictions.cap,
+        prompt_tokens=workload.input_tokens,
+        priority=workload.priority,
+    )
+    return np.stack([getattr(columns, name) for name in _NAMES])
 
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """The requests of a workload, ready for engines; `requests` is what they write to."""
+    """The requests of a workload, ready for engines; engines write to `requests`."""
 
     requests: Records
     jobs: Jobs
@@ -46,31 +135,31 @@ class Traffic:
         quantile: float | None = None,
         generated: int = 0,
     ) -> Traffic:
-        """Lay out a workload. `quantile` is the level at which engines predict lengths when they admit, if they do.
+        """Lay out a workload. `quantile`: the level of predicted lengths for admission, None where no engine uses it.
 
-        `generated`: tokens of each answer that were made elsewhere before.
+        `generated`: answer tokens that another engine has already generated.
         """
         n = len(workload)
         _check_sizes(workload)
         jobs = Jobs.of(workload, predictions, delay_s=prediction_delay_s, generated=generated)
         requests = np.zeros(n, REQUEST)
         requests["arrival"] = workload.arrival_s
-        for moment in ("started", "first_token", "finish"):
-            requests[moment] = np.nan
+        for time in ("started", "first_token", "finish"):
+            requests[time] = np.nan
         requests["prompt"] = workload.input_tokens
         requests["output"] = workload.output_tokens
         requests["generated"] = generated
         requests["priority"] = workload.priority
-        requests["place"] = -1
+        requests["heap_index"] = -1
         known = workload.has_blocks
         return cls(
             requests=cast("Records", requests),
             jobs=jobs,
             hash_offsets=workload.block_offsets if known else np.zeros(n + 1, np.int64),
             hashes=workload.block_values if known else np.zeros(0, np.uint64),
-            predicted_length=np.zeros((0, _RUNGS), np.int32)
+            predicted_length=np.zeros((0, _LEVELS), np.int32)
             if quantile is None
-            else _ladder(jobs.stages[-1], quantile),
+            else _predicted_lengths(jobs.stages[-1], quantile),
             workload=workload,
             predictions=predictions,
         )
@@ -81,48 +170,63 @@ class Traffic:
         return int((self.requests["prompt"] + self.requests["output"]).max(initial=1))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What engines work on, by the names they know it under."""
+        """The arrays of the compiled engine, by name."""
         return {
             "requests": self.requests,
-            "predicted": self.predicted_length,
+            "predicted_length": self.predicted_length,
             "hash_offsets": self.hash_offsets,
             "hashes": self.hashes,
         }
 
     def job(self, row: int) -> Job:
-        """One request as a job, for what is asked about one at a time; its prediction is still to come where it is late."""
-        given = self.requests[row]
+        """Return one request as a job; where predictions are late, without its prediction."""
+        record = self.requests[row]
         job = Job(
             id=str(row),
-            arrival=float(given["arrival"]),
-            prompt_tokens=int(given["prompt"]),
-            priority=int(given["priority"]),
-            cached_tokens=int(given["cached"]),
-            generated=int(given["generated"]),
+            arrival=float(self.workload.arrival_s[row]),
+            prompt_tokens=int(record["prompt"]),
+            priority=int(record["priority"]),
+            cached_tokens=int(record["cached"]),
+            generated=int(record["generated"]),
             blocks=self.workload.blocks(row).tolist() if self.workload.has_blocks else (),
-            **{name: values[row] for name, values in self._words.items()},
+            **{name: values[row] for name, values in self._attributes.items()},
         )
         if self.jobs.late is None:
             job.prediction = self.predictions[row]
-        self.jobs.tell(job, row, stage=0)
+        self.jobs.set_prediction(job, row, stage=0)
         return job
 
     @cached_property
-    def _words(self) -> dict[str, list[Any]]:
-        """What of a job is no number, or may be missing."""
+    def _attributes(self) -> dict[str, list[Any]]:
+        """Columns that are not numbers or may be missing."""
         return {name: self.workload.table[name].to_pylist() for name in ("max_tokens", "llm", "tenant", "session")}
 
 
-def _ladder(jobs: JobColumns, quantile: float) -> NDArray[np.int32]:
-    """The length at a level of prediction, then at ever higher ones for who outlives it, and the cap.
+def _predicted_lengths(jobs: JobColumns, quantile: float) -> NDArray[np.int32]:
+    """[request, level]: the length at `quantile`, then at rising levels, and the cap.
 
-    Each rung leaves half of the tail that the one below left: about what is predicted given that it was outlived.
+    Each level halves the tail that the one before leaves: a request that outlives one is predicted by the next.
     """
-    levels = 1.0 - (1.0 - quantile) * 0.5 ** np.arange(_RUNGS - 1)
+    levels = 1.0 - (1.0 - quantile) * 0.5 ** np.arange(_LEVELS - 1)
     lengths = np.exp(jobs.mu[:, None] + jobs.sigma[:, None] * stdtrit(TIE_NU, levels))
     cap = jobs.cap[:, None]
-    rungs = np.concatenate([np.clip(np.ceil(lengths), 1, cap), cap], axis=1)
-    return np.asarray(np.minimum(rungs, _MOST_TOKENS), np.int32)
+    lengths = np.concatenate([np.clip(np.ceil(lengths), 1, cap), cap], axis=1)
+    return np.asarray(np.minimum(lengths, _MOST_TOKENS), np.int32)
+
+
+def block_ratio(spec: EngineSpec, workload: Workload) -> tuple[int, int]:
+    """Engine blocks per hashed block of the workload, or 0, and hashed blocks per engine block, or 0."""
+    hashed, own = workload.block_size, spec.block_size
+    if hashed is None or not spec.prefix_caching:
+        return 1, 1
+    if hashed % own and own % hashed:
+        raise InputError(
+            f"blocks of {own} tokens, but the workload's prefixes are hashed in blocks of {hashed}",
+            source=spec.name,
+            field="block_size",
+            hint=f"take a divisor or a multiple of {hashed}, or switch prefix caching off",
+        )
+    return hashed // own, own // hashed
 
 
 def _check_sizes(workload: Workload) -> None:

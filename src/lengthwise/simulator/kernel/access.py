@@ -67,7 +67,7 @@ def copy(typing_context: Any, to: Any, source: Any) -> Any:  # noqa: ANN401
 
 request_at = _at("requests")
 key_at = _at("keys")  # at (column * stages + stage) * requests + row
-rung_at = _at("predicted")  # at row * rungs + rung
+predicted_length_at = _at("predicted_length")  # at row * n_levels + rung
 hash_offset_at = _at("hash_offsets")
 hash_at = _at("hashes")
 row_at = _at("rows")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from lengthwise.simulator.kernel.access import compiled, copy, request_at, rung_at, running_at, scratch_at
+from lengthwise.simulator.kernel.access import compiled, copy, predicted_length_at, request_at, running_at, scratch_at
 from lengthwise.simulator.kernel.memory import needed
-from lengthwise.simulator.kernel.records import FOR_GOOD, FUTURE_PEAK, RESERVATION, Record
+from lengthwise.simulator.kernel.records import FUTURE_PEAK, INDEFINITELY, RESERVATION, Record
 
 
 @compiled
 def _predicted_left(engine: Record, row: int, generated: int) -> int:
     """Tokens still to come, by the lowest rung of what is predicted that is not outlived."""
-    for rung in range(engine.rungs):
-        length = rung_at(engine, row * engine.rungs + rung).value
+    for rung in range(engine.n_levels):
+        length = predicted_length_at(engine, row * engine.n_levels + rung).value
         if length > generated:
             return int(length - generated)
     return 1
@@ -21,10 +21,10 @@ def _predicted_left(engine: Record, row: int, generated: int) -> int:
 def _reservation(engine: Record, row: int) -> int:
     """Blocks for the prompt and the answer granted; no more than there are."""
     request = request_at(engine, row)
-    if not request.allotted:
-        request.allotted = rung_at(engine, row * engine.rungs).value
+    if not request.granted_tokens:
+        request.granted_tokens = predicted_length_at(engine, row * engine.n_levels).value
     # The last token is never computed, so holds no slot.
-    return min(needed(request.prompt + request.allotted - 1, engine.block_size), engine.n_blocks)
+    return min(needed(request.prompt + request.granted_tokens - 1, engine.block_size), engine.n_blocks)
 
 
 @compiled
@@ -35,16 +35,16 @@ def granted(engine: Record, row: int) -> int:
 
 @compiled
 def _peak(engine: Record, row: int, tokens: int) -> int:
-    """The most tokens that memory will hold at once if the request joins those who run, all as long as predicted.
+    """The most tokens that memory will hold at once if the request joins those running run, all as long as predicted.
 
     As each finishes it gives back what it holds. When the one with the i-th longest way to go finishes, all with a
     longer one hold what they hold now and as many tokens more as it had to go. The last block of each may be empty but
     for one token.
     """
     for position in range(engine.n_running):
-        who, one = running_at(engine, position), scratch_at(engine, position)
-        one.left = _predicted_left(engine, who.row, who.tokens - request_at(engine, who.row).prompt)
-        one.held = who.tokens + engine.block_size - 1
+        running, one = running_at(engine, position), scratch_at(engine, position)
+        one.left = _predicted_left(engine, running.row, running.tokens - request_at(engine, running.row).prompt)
+        one.held = running.tokens + engine.block_size - 1
     last = scratch_at(engine, engine.n_running)
     last.left = _predicted_left(engine, row, tokens - request_at(engine, row).prompt)
     last.held = tokens + engine.block_size - 1
@@ -74,27 +74,27 @@ def _longest_first(engine: Record, size: int) -> None:
 
 
 @compiled
-def steps_stuck(engine: Record, row: int, tokens: int, cached: int, idle: int) -> int:
+def blocked_steps(engine: Record, row: int, tokens: int, cached: int, idle: int) -> int:
     """For how many decode steps memory will not let a request begin, at least; 0: it may begin now.
 
     `cached` of its blocks are there already, `idle` of them counted as free.
     """
     # The whole prompt must fit now, though blocks are taken chunk by chunk (scheduler_reserve_full_isl).
     if needed(tokens, engine.block_size) - cached + idle > engine.free:
-        return FOR_GOOD
+        return INDEFINITELY
     if engine.n_running == 0:
         return 0  # alone it can have everything
     if engine.admission == FUTURE_PEAK:
-        # With each step all who run come one token nearer to their end, and the peak falls by one token at most.
+        # With each step all running run come one token nearer to their end, and the peak falls by one token at most.
         return max(0, _peak(engine, row, tokens) - engine.n_blocks * engine.block_size)
     if engine.admission == RESERVATION and engine.reserved + _reservation(engine, row) > engine.n_blocks:
-        return FOR_GOOD
+        return INDEFINITELY
     return 0
 
 
 @compiled
 def reserve(engine: Record, row: int) -> None:
-    """Set memory apart for one who begins, where that is the rule."""
+    """Set memory apart for one running begins, where that is the rule."""
     if engine.admission == RESERVATION:
         engine.reserved += _reservation(engine, row)
 
@@ -107,8 +107,8 @@ def release(engine: Record, row: int) -> None:
 
 
 @compiled
-def overdrawn(engine: Record, position: int, tokens: int) -> bool:
-    """Whether one who runs needs more than was set apart for it.
+def exceeds_reservation(engine: Record, position: int, tokens: int) -> bool:
+    """Whether one running runs needs more than was set apart for it.
 
     Then it must yield, and is granted twice as many tokens when it comes again: S3's supervisor.
     """
@@ -116,6 +116,6 @@ def overdrawn(engine: Record, position: int, tokens: int) -> bool:
     if engine.admission != RESERVATION or needed(tokens, engine.block_size) <= _reservation(engine, row):
         return False
     release(engine, row)
-    request_at(engine, row).allotted *= 2
+    request_at(engine, row).granted_tokens *= 2
     reserve(engine, row)
     return True

@@ -10,18 +10,18 @@ from lengthwise.simulator.kernel.records import (
     ADMITTING,
     ASK_ARRIVAL,
     ASK_PREDICTION,
-    BETWEEN,
+    BETWEEN_STEPS,
     COMPUTING,
     DONE,
     GO_ON,
-    GOING_ON,
     GROW,
-    MAKING_ROOM,
     NO_ANSWER,
-    NOBODY,
+    NONE,
     ON_TIME,
     PAUSED,
+    PREEMPTING,
     RESERVATION,
+    SCHEDULING,
     Record,
 )
 
@@ -36,14 +36,14 @@ def _arrival(engine: Record) -> float:
 
 @compiled
 def _prediction(engine: Record) -> float:
-    """When the next late prediction comes; it is about somebody who has come before."""
+    """When the next late prediction comes; it is about somebody running has come before."""
     if engine.stages == 1 or engine.n_predicted == engine.arrived:
         return float(np.inf)
     return float(request_at(engine, row_at(engine, engine.n_predicted).value).arrival + engine.prediction_delay)
 
 
 @compiled
-def _take_in(engine: Record) -> int:
+def _receive_request(engine: Record) -> int:
     """Let the next request wait, or refuse it at once if it can never fit."""
     row = row_at(engine, engine.arrived).value
     total = request_at(engine, row).prompt + request_at(engine, row).output
@@ -54,47 +54,47 @@ def _take_in(engine: Record) -> int:
     else:
         if waiting.full(engine):
             return GROW
-        if engine.asked != row:
-            memory.look_up(engine, row)
-            if engine.asks_arrivals:
-                engine.asked = row
+        if engine.asked_row != row:
+            memory.set_cached(engine, row)
+            if engine.asks_on_arrival:
+                engine.asked_row = row
                 return ASK_ARRIVAL
-        engine.asked = NOBODY
+        engine.asked_row = NONE
         waiting.push(engine, row)
     engine.arrived += 1
     return GO_ON
 
 
 @compiled
-def _learn(engine: Record) -> int:
+def _receive_prediction(engine: Record) -> int:
     """Let the next late prediction count."""
     row = row_at(engine, engine.n_predicted).value
-    if engine.asks_arrivals and engine.asked != row:
-        engine.asked = row
+    if engine.asks_on_arrival and engine.asked_row != row:
+        engine.asked_row = row
         return ASK_PREDICTION
-    engine.asked = NOBODY
-    if request_at(engine, row).place >= 0:
+    engine.asked_row = NONE
+    if request_at(engine, row).heap_index >= 0:
         waiting.rekey_one(engine, row)
-        engine.stuck = 0
-    engine.room_asked = NOBODY
+        engine.blocked_steps = 0
+    engine.no_victim_for = NONE
     engine.n_predicted += 1
     return GO_ON
 
 
 @compiled
-def _catch_up(engine: Record) -> int:
+def _receive(engine: Record) -> int:
     """Take in all requests and predictions that have come by now, in the order in which they came."""
     while True:
         arrival, prediction = _arrival(engine), _prediction(engine)
         if min(arrival, prediction) > engine.now:
             return GO_ON
-        code = _take_in(engine) if arrival <= prediction else _learn(engine)
+        code = _receive_request(engine) if arrival <= prediction else _receive_prediction(engine)
         if code:
             return code
 
 
 @compiled
-def _most_steps(engine: Record) -> int:
+def _max_jump(engine: Record) -> int:
     """How many decode steps can follow in which nobody finishes, finds memory short or can be admitted."""
     batch = engine.n_running
     if not (engine.jumps and engine.decoding and batch):
@@ -102,32 +102,32 @@ def _most_steps(engine: Record) -> int:
     # A sequence takes at most one block in as many steps as a block has tokens.
     most = engine.free // batch * engine.block_size
     for position in range(batch):
-        who = running_at(engine, position)
-        most = min(most, who.left - 1)
+        running = running_at(engine, position)
+        most = min(most, running.left - 1)
         if engine.admission == RESERVATION and batch > 1:
-            most = min(most, admission.granted(engine, who.row) - who.computed)
+            most = min(most, admission.granted(engine, running.row) - running.computed)
     if engine.n_waiting == 0:
         return most
     if batch < engine.max_num_seqs:
-        most = 0 if engine.rekey == ON_TIME else min(most, engine.stuck)
+        most = 0 if engine.rekey == ON_TIME else min(most, engine.blocked_steps)
     if engine.preempts:
-        if engine.room_asked != waiting_at(engine, 0).row:
+        if engine.no_victim_for != waiting_at(engine, 0).row:
             return 0
         if engine.preempt_check_interval:
-            most = min(most, engine.preempt_check_interval - engine.room_age)
+            most = min(most, engine.preempt_check_interval - engine.steps_since_check)
     return most
 
 
 @compiled
-def _leap(engine: Record, until: float) -> int:
+def _jump(engine: Record, until: float) -> int:
     """Run decode steps in which nothing else happens; how many there were.
 
     Their durations are added up one by one, so that the outcome is to the last bit that of taking each step.
     """
-    batch, most = engine.n_running, _most_steps(engine)
+    batch, most = engine.n_running, _max_jump(engine)
     if most <= 0:
         return 0
-    if engine.preempts or engine.looks_up or batch < engine.max_num_seqs:
+    if engine.preempts or engine.reports_cached or batch < engine.max_num_seqs:
         until = min(until, _arrival(engine), _prediction(engine))
     context = batch
     for position in range(batch):
@@ -139,18 +139,18 @@ def _leap(engine: Record, until: float) -> int:
         done += 1
     held = engine.n_blocks - engine.free
     for position in range(batch):
-        who = running_at(engine, position)
-        who.computed += done
-        who.tokens += done
-        who.left -= done
-        memory.grow(engine, position, who.computed)
+        running = running_at(engine, position)
+        running.computed += done
+        running.tokens += done
+        running.left -= done
+        memory.grow(engine, position, running.computed)
     took = now - engine.now
     engine.now = now
     engine.busy_s += took
     engine.block_seconds += took * 0.5 * (held + engine.n_blocks - engine.free)
     engine.steps += done
-    engine.room_age += done
-    engine.stuck = max(0, engine.stuck - done)
+    engine.steps_since_check += done
+    engine.blocked_steps = max(0, engine.blocked_steps - done)
     return done
 
 
@@ -173,15 +173,15 @@ def _sample(engine: Record) -> None:
 
 @compiled
 def _begin_step(engine: Record) -> None:
-    engine.phase = MAKING_ROOM if engine.preempts else GOING_ON
-    engine.cursor = engine.want = engine.decisions = engine.yielded = 0
+    engine.phase = PREEMPTING if engine.preempts else SCHEDULING
+    engine.cursor = engine.want = engine.decisions = engine.preempted = 0
     engine.budget = engine.max_num_batched_tokens
     engine.answer = NO_ANSWER
 
 
 @compiled
 def _between(engine: Record, until: float) -> int:
-    """Between two steps: take in who has come, leap as far as possible, and begin the next step."""
+    """Between two steps: take in running has come, leap as far as possible, and begin the next step."""
     while True:
         if engine.settled >= engine.pause_at:
             return PAUSED
@@ -192,11 +192,11 @@ def _between(engine: Record, until: float) -> int:
             engine.now = max(engine.now, arrival)
         if engine.now >= until:
             return DONE
-        code = _catch_up(engine)
+        code = _receive(engine)
         if code:
             return code
         _sample(engine)
-        if (engine.n_running or engine.n_waiting) and _leap(engine, until) == 0:
+        if (engine.n_running or engine.n_waiting) and _jump(engine, until) == 0:
             _begin_step(engine)
             return GO_ON
 
@@ -205,22 +205,22 @@ def _between(engine: Record, until: float) -> int:
 def run(engine: Record, until: float) -> int:
     """Run every step that begins before `until`, and return why it stopped; called again, it goes on from there."""
     while True:
-        if engine.pending != NOBODY:
+        if engine.pending != NONE:
             waiting.push(engine, engine.pending)
-            engine.pending = NOBODY
-        if engine.phase == BETWEEN:
+            engine.pending = NONE
+        if engine.phase == BETWEEN_STEPS:
             code = _between(engine, until)
             if code:
                 return code
             continue
-        if engine.phase == MAKING_ROOM:
-            code = step.make_room(engine)
-        elif engine.phase == GOING_ON:
+        if engine.phase == PREEMPTING:
+            code = step.preempt_for_head(engine)
+        elif engine.phase == SCHEDULING:
             code = step.schedule_running(engine)
         elif engine.phase == ADMITTING:
-            code = GO_ON if engine.yielded else step.admit(engine)
+            code = GO_ON if engine.preempted else step.admit(engine)
         else:
             code = step.execute(engine)
         if code:
             return code
-        engine.phase = BETWEEN if engine.phase == COMPUTING else engine.phase + 1
+        engine.phase = BETWEEN_STEPS if engine.phase == COMPUTING else engine.phase + 1

@@ -23,10 +23,10 @@ def cached_blocks(engine: Record, row: int, tokens: int) -> tuple[int, int]:
     At least its last token is to be computed, or nothing would come out.
     """
     most = (tokens - 1) // engine.block_size
-    if engine.caches == BY_BLOCK:
+    if engine.cache_mode == BY_BLOCK:
         return prefixes.leading(engine, row, most)
-    if engine.caches == OWN_ONLY:
-        found = min(int(request_at(engine, row).kept), most)
+    if engine.cache_mode == OWN_ONLY:
+        found = min(int(request_at(engine, row).retained), most)
         return found, found
     return 0, 0
 
@@ -35,16 +35,16 @@ def cached_blocks(engine: Record, row: int, tokens: int) -> tuple[int, int]:
 def ready(engine: Record, row: int, cached: int) -> int:
     """Tokens of a request that need not be computed, so many leading blocks of it being in the cache.
 
-    Those, or all whose KV it brought; unless what was not sent, because it was here, has gone since.
+    Those, or all whose KV it transferred_kv_tokens; unless what was not sent, because it was here, has gone since.
     """
     request, here = request_at(engine, row), cached * engine.block_size
-    return max(here, int(request.brought)) if here >= request.lacks else here
+    return max(here, int(request.transferred_kv_tokens)) if here >= request.missing_kv_tokens else here
 
 
 @compiled
-def look_up(engine: Record, row: int) -> None:
+def set_cached(engine: Record, row: int) -> None:
     """Note how much of a request is cached as it comes to wait, where a policy is told."""
-    if engine.looks_up:
+    if engine.reports_cached:
         request = request_at(engine, row)
         found, _ = cached_blocks(engine, row, request.prompt + request.generated)
         request.cached = found * engine.block_size
@@ -52,49 +52,49 @@ def look_up(engine: Record, row: int) -> None:
 
 @compiled
 def adopt(engine: Record, position: int, blocks: int) -> None:
-    """Give one who starts to run the leading blocks that are in the cache."""
-    who = running_at(engine, position)
-    if engine.caches == BY_BLOCK:
+    """Give one running starts to run the leading blocks that are in the cache."""
+    running = running_at(engine, position)
+    if engine.cache_mode == BY_BLOCK:
         prefixes.adopt(engine, position, blocks)
     elif blocks:
-        own_block_cache.forget(engine, who.row, blocks)
+        own_block_cache.forget(engine, running.row, blocks)
         engine.free -= blocks
-    who.blocks = who.hashed = blocks
-    who.computed = blocks * engine.block_size
+    running.blocks = running.hashed = blocks
+    running.computed = blocks * engine.block_size
 
 
 @compiled
 def grow(engine: Record, position: int, tokens: int) -> bool:
-    """Hold blocks for so many tokens of one who runs; False where memory does not suffice."""
-    who = running_at(engine, position)
-    more = needed(tokens, engine.block_size) - who.blocks
+    """Hold blocks for so many tokens of one running runs; False where memory does not suffice."""
+    running = running_at(engine, position)
+    more = needed(tokens, engine.block_size) - running.blocks
     if more > engine.free:
         return False
     if more > 0:
-        if engine.caches == BY_BLOCK:
+        if engine.cache_mode == BY_BLOCK:
             prefixes.take(engine, position, more)
         else:
             own_block_cache.take(engine, more)
             engine.free -= more
-        who.blocks += more
+        running.blocks += more
         engine.peak_blocks = max(engine.peak_blocks, engine.n_blocks - engine.free)
-    if engine.caches:
+    if engine.cache_mode:
         # From now on others may use them, though they are computed only at the end of this step: as in vLLM.
         full = tokens // engine.block_size
-        if engine.caches == BY_BLOCK:
+        if engine.cache_mode == BY_BLOCK:
             prefixes.name(engine, position, full)
-        who.hashed = max(who.hashed, full)
+        running.hashed = max(running.hashed, full)
     return True
 
 
 @compiled
 def give_back(engine: Record, position: int) -> None:
-    """Free the blocks of one who runs."""
-    who = running_at(engine, position)
-    computed = who.computed // engine.block_size
-    if engine.caches == BY_BLOCK:
+    """Free the blocks of one running runs."""
+    running = running_at(engine, position)
+    computed = running.computed // engine.block_size
+    if engine.cache_mode == BY_BLOCK:
         prefixes.give_back(engine, position, computed)
     else:
-        engine.free += who.blocks
-        own_block_cache.keep(engine, who.row, min(who.hashed, computed))
-    who.blocks = who.hashed = who.computed = 0
+        engine.free += running.blocks
+        own_block_cache.keep(engine, running.row, min(running.hashed, computed))
+    running.blocks = running.hashed = running.computed = 0

@@ -7,7 +7,7 @@ name: blank blocks go first, then what is left of requests, longest freed first,
 from __future__ import annotations
 
 from lengthwise.simulator.kernel.access import compiled, request_at
-from lengthwise.simulator.kernel.records import NOBODY, Record
+from lengthwise.simulator.kernel.records import NONE, Record
 
 
 @compiled
@@ -16,39 +16,39 @@ def keep(engine: Record, row: int, blocks: int) -> None:
     if blocks == 0:
         return
     request = request_at(engine, row)
-    request.kept, request.kept_before, request.kept_after = blocks, engine.kept_last, NOBODY
-    if engine.kept_last == NOBODY:
-        engine.kept_first = row
+    request.retained, request.retained_before, request.retained_after = blocks, engine.retained_last, NONE
+    if engine.retained_last == NONE:
+        engine.retained_first = row
     else:
-        request_at(engine, engine.kept_last).kept_after = row
-    engine.kept_last = row
-    engine.n_kept += blocks
+        request_at(engine, engine.retained_last).retained_after = row
+    engine.retained_last = row
+    engine.n_retained += blocks
 
 
 @compiled
 def forget(engine: Record, row: int, blocks: int) -> None:
     """Forget so many blocks of what is left of a request."""
     request = request_at(engine, row)
-    request.kept -= blocks
-    engine.n_kept -= blocks
-    if request.kept:
+    request.retained -= blocks
+    engine.n_retained -= blocks
+    if request.retained:
         return
-    if request.kept_before == NOBODY:
-        engine.kept_first = request.kept_after
+    if request.retained_before == NONE:
+        engine.retained_first = request.retained_after
     else:
-        request_at(engine, request.kept_before).kept_after = request.kept_after
-    if request.kept_after == NOBODY:
-        engine.kept_last = request.kept_before
+        request_at(engine, request.retained_before).retained_after = request.retained_after
+    if request.retained_after == NONE:
+        engine.retained_last = request.retained_before
     else:
-        request_at(engine, request.kept_after).kept_before = request.kept_before
+        request_at(engine, request.retained_after).retained_before = request.retained_before
 
 
 @compiled
 def take(engine: Record, blocks: int) -> None:
     """Make so many free blocks blank, as they are about to be taken."""
-    lacking = blocks - (engine.free - engine.n_kept)
+    lacking = blocks - (engine.free - engine.n_retained)
     while lacking > 0:
-        row = engine.kept_first
-        some = min(lacking, request_at(engine, row).kept)
+        row = engine.retained_first
+        some = min(lacking, request_at(engine, row).retained)
         forget(engine, row, some)
         lacking -= some

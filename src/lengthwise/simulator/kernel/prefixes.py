@@ -35,10 +35,10 @@ def _mix(number: np.uint64) -> np.int64:
 def _identity(engine: Record, row: int, position: int) -> np.int64:
     """What the full block at this position of a request holds, so that equal content has equal identity."""
     first, last = hash_offset_at(engine, row).value, hash_offset_at(engine, row + 1).value
-    if engine.hash_parts:
-        which, part = first + position // engine.hash_parts, position % engine.hash_parts
+    if engine.blocks_per_hash:
+        which, part = first + position // engine.blocks_per_hash, position % engine.blocks_per_hash
     else:
-        which, part = first + (position + 1) * engine.hash_joins - 1, 0
+        which, part = first + (position + 1) * engine.hashes_per_block - 1, 0
     # The last hash of a trace may stand for a block that is not full.
     if which < last and (position + 1) * engine.block_size <= request_at(engine, row).prompt:
         return _mix(hash_at(engine, which).value + np.uint64(part) * np.uint64(0x9E3779B97F4A7C15))
@@ -134,48 +134,50 @@ def leading(engine: Record, row: int, most: int) -> tuple[int, int]:
 
 @compiled
 def adopt(engine: Record, position: int, blocks: int) -> None:
-    """Let one who starts to run use the leading blocks that are in the cache."""
-    who = running_at(engine, position)
+    """Let one running starts to run use the leading blocks that are in the cache."""
+    running = running_at(engine, position)
     for at in range(blocks):
-        number = _find(engine, _identity(engine, who.row, at))
+        number = _find(engine, _identity(engine, running.row, at))
         block = block_at(engine, number)
         if block.users == 0:
             _unlink(engine, number)
         else:
             engine.shared_tokens += engine.block_size
         block.users += 1
-        table_at(engine, who.table * engine.positions + at).value = number
+        table_at(engine, running.table * engine.positions + at).value = number
 
 
 @compiled
 def take(engine: Record, position: int, more: int) -> None:
     """Take so many free blocks, and forget what they held."""
-    who = running_at(engine, position)
-    for at in range(who.blocks, who.blocks + more):
+    running = running_at(engine, position)
+    for at in range(running.blocks, running.blocks + more):
         number = block_at(engine, engine.n_blocks).after
         _unlink(engine, number)
         _forget(engine, number)
         block_at(engine, number).users = 1
-        table_at(engine, who.table * engine.positions + at).value = number
+        table_at(engine, running.table * engine.positions + at).value = number
 
 
 @compiled
 def name(engine: Record, position: int, blocks: int) -> None:
     """Put the blocks that are full into the cache, up to so many."""
-    who = running_at(engine, position)
-    for at in range(who.hashed, blocks):
-        _enter(engine, table_at(engine, who.table * engine.positions + at).value, _identity(engine, who.row, at))
+    running = running_at(engine, position)
+    for at in range(running.hashed, blocks):
+        _enter(
+            engine, table_at(engine, running.table * engine.positions + at).value, _identity(engine, running.row, at)
+        )
 
 
 @compiled
 def give_back(engine: Record, position: int, computed: int) -> None:
-    """Free the blocks of one who runs; those beyond the computed ones must not be found (their step was called off)."""
-    who = running_at(engine, position)
-    for at in range(computed, who.hashed):
-        _forget(engine, table_at(engine, who.table * engine.positions + at).value)
+    """Free the blocks of one running runs; those beyond the computed ones must not be found (their step was called off)."""
+    running = running_at(engine, position)
+    for at in range(computed, running.hashed):
+        _forget(engine, table_at(engine, running.table * engine.positions + at).value)
     front = engine.n_blocks
-    for at in range(who.blocks - 1, -1, -1):
-        number = table_at(engine, who.table * engine.positions + at).value
+    for at in range(running.blocks - 1, -1, -1):
+        number = table_at(engine, running.table * engine.positions + at).value
         block = block_at(engine, number)
         block.users -= 1
         if block.users:

@@ -20,22 +20,22 @@ GO_ON: Final = 0  # never returned: nothing is in the way
 DONE: Final = 1  # nothing begins before the given time
 PAUSED: Final = 2  # as many requests as asked for are settled
 ASK_LEVEL: Final = 3  # which column of keys holds, for so many waiting and running
-ASK_KEYS: Final = 4  # keys of all who wait: they go stale with time
+ASK_KEYS: Final = 4  # keys of all running wait: they go stale with time
 ASK_KEY: Final = 5  # the key of one that comes back after a preemption
-ASK_VICTIM: Final = 6  # who yields, memory being short
-ASK_ROOM: Final = 7  # who, if anybody, yields to the first in line
+ASK_VICTIM: Final = 6  # running yields, memory being short
+ASK_HEAD_VICTIM: Final = 7  # running, if anybody, yields to the first in line
 ASK_ARRIVAL: Final = 8  # the round of one that has just come, and its key where that depends on what is cached
 GROW: Final = 9  # an array is full
-ASK_PREDICTION: Final = 10  # the round of one who waits and whose prediction has come
+ASK_PREDICTION: Final = 10  # the round of one running waits and whose prediction has come
 NO_ANSWER: Final = -2
-NOBODY: Final = -1
-FOR_GOOD: Final = 1 << 60  # steps
+NONE: Final = -1
+INDEFINITELY: Final = 1 << 60  # steps
 STALE: Final = -1  # instead of a column of keys: order everybody anew before the next decision
 
 # Where in a step an engine stands.
-BETWEEN: Final = 0
-MAKING_ROOM: Final = 1
-GOING_ON: Final = 2
+BETWEEN_STEPS: Final = 0
+PREEMPTING: Final = 1
+SCHEDULING: Final = 2
 ADMITTING: Final = 3
 COMPUTING: Final = 4
 
@@ -65,25 +65,25 @@ REQUEST: Final = np.dtype(
         ("output", "i4"),  # the true length; only the engine knows it
         ("generated", "i4"),  # true while it waits; while it runs, RUNNING has it
         ("preemptions", "i4"),
-        ("reached", "i4"),  # the most tokens it ever had in memory when it was preempted
+        ("max_computed", "i4"),  # the most tokens it ever had in memory when it was preempted
         ("recomputed", "i4"),  # tokens that it computed more than once, each as often as again
         ("priority", "i4"),
-        ("round", "i8"),  # of a policy that serves in turns
-        ("place", "i4"),  # in the heap of the waiting, -1 elsewhere
+        ("round", "i8"),  # of a policy that serves in last_order
+        ("heap_index", "i4"),  # in the heap of the waiting, -1 elsewhere
         ("cached", "i4"),  # tokens in the prefix cache when it last came to wait (if asked for) or to run
-        ("found", "i4"),  # the same when it first came to run
-        ("allotted", "i4"),  # tokens of answer that RESERVATION grants, 0 until asked
-        ("brought", "i4"),  # tokens whose KV comes with it, computed elsewhere; 0 once it has begun
-        ("lacks", "i4"),  # of those, leading ones that were not sent: the engine had them in its cache
-        ("kept", "i4"),  # under OWN_ONLY, blocks that it could find again
-        ("kept_before", "i4"),  # rows, in the order in which memory was given back
-        ("kept_after", "i4"),
+        ("initial_cached", "i4"),  # the same when it first came to run
+        ("granted_tokens", "i4"),  # tokens of answer that RESERVATION grants, 0 until asked
+        ("transferred_kv_tokens", "i4"),  # tokens whose KV comes with it, computed elsewhere; 0 once it has begun
+        ("missing_kv_tokens", "i4"),  # of those, leading ones that were not sent: the engine had them in its cache
+        ("retained", "i4"),  # under OWN_ONLY, blocks that it could find again
+        ("retained_before", "i4"),  # rows, in the order in which memory was given back
+        ("retained_after", "i4"),
     ]
 )
 """One request of the workload, the same for all engines."""
 
-WAITING: Final = np.dtype([("key", "f8"), ("round", "i8"), ("priority", "i4"), ("turn", "i4"), ("row", "i8")])
-"""An entry of the heap: smallest first by priority, round, key, turn (order of coming, below 0 for who comes back)."""
+WAITING: Final = np.dtype([("key", "f8"), ("round", "i8"), ("priority", "i4"), ("order", "i4"), ("row", "i8")])
+"""An entry of the heap: smallest first by priority, round, key, turn (order of coming, below 0 for running comes back)."""
 
 RUNNING: Final = np.dtype(
     [
@@ -97,7 +97,7 @@ RUNNING: Final = np.dtype(
         ("table", "i4"),  # where its blocks are listed
     ]
 )
-"""One who runs; in order of admission."""
+"""One running runs; in order of admission."""
 
 BLOCK: Final = np.dtype(
     [
@@ -116,7 +116,10 @@ INDEX: Final = np.dtype([("identity", "i8"), ("oldest", "i8")])
 """A slot of the hash table over identities: the oldest block of one, plus one; 0 where the slot is empty."""
 
 SCRATCH: Final = np.dtype([("left", "i8"), ("held", "i8")])
-"""Tokens to come and tokens held, of one who runs or would."""
+"""Tokens to come and tokens held, of one running runs or would."""
+
+SAMPLES: Final = 1024  # at most, of one engine
+SAMPLE_EVERY_S: Final = 0.25  # at first
 
 SAMPLE: Final = np.dtype([("time", "f8"), ("waiting", "i4"), ("running", "i4"), ("blocks", "i4")])
 """How full an engine was at one moment."""
@@ -164,7 +167,7 @@ ARRAYS: Final = {
     # of all engines
     "requests": REQUEST,
     "keys": REAL,  # [column, stage of prediction, request]
-    "predicted": INT,  # [request, rung]: rising lengths, for admission by what is predicted
+    "predicted_length": INT,  # [request, rung]: rising lengths, for admission by what is predicted
     "hash_offsets": LONG,
     "hashes": HASH,
     # its own
@@ -176,7 +179,7 @@ ARRAYS: Final = {
     "samples": SAMPLE,
     "blocks": BLOCK,
     "index": INDEX,
-    "tables": INT,  # [table, position]: the blocks of who runs
+    "tables": INT,  # [table, position]: the blocks of running runs
     "free_tables": INT,
     "scratch": SCRATCH,
 }
@@ -198,28 +201,31 @@ ENGINE: Final = np.dtype(
         ("rekey", "i8"),
         ("preempts", "i8"),
         ("preempt_check_interval", "i8"),
-        ("asks_arrivals", "i8"),
-        ("looks_up", "i8"),  # whether a policy is told what is cached of those who wait
-        ("caches", "i8"),
-        ("hash_parts", "i8"),  # engine blocks in a block of the workload's hashes, 0 where several of those make one
-        ("hash_joins", "i8"),
+        ("asks_on_arrival", "i8"),
+        ("reports_cached", "i8"),  # whether a policy is told what is cached of those running wait
+        ("cache_mode", "i8"),
+        (
+            "blocks_per_hash",
+            "i8",
+        ),  # engine blocks in a block of the workload's hashes, 0 where several of those make one
+        ("hashes_per_block", "i8"),
         ("admission", "i8"),
         ("jumps", "i8"),
-        ("chunks", "i8"),  # whether a prompt may be computed in several steps
+        ("chunked_prefill", "i8"),  # whether a prompt may be computed in several steps
         ("prediction_delay", "f8"),
         ("decision_s", "f8"),
         # the clock, and where in a step it stands
         ("now", "f8"),
         ("phase", "i8"),
-        ("cursor", "i8"),  # who is next to get its tokens
+        ("cursor", "i8"),  # running is next to get its tokens
         ("budget", "i8"),
         ("decisions", "i8"),
-        ("yielded", "i8"),  # how many lost their memory in this step
+        ("preempted", "i8"),  # how many lost their memory in this step
         ("answer", "i8"),  # the host's
-        ("asked", "i8"),  # the row a question is about
+        ("asked_row", "i8"),  # the row a question is about
         ("pending", "i8"),  # a row that waits again once its key is known, -1 if none
         ("want", "i8"),  # tokens that the one at the cursor is to get, 0 until decided
-        # who is where
+        # running is where
         ("n_rows", "i8"),
         ("arrived", "i8"),
         ("n_predicted", "i8"),
@@ -227,11 +233,11 @@ ENGINE: Final = np.dtype(
         ("n_running", "i8"),
         ("free", "i8"),  # blocks
         ("reserved", "i8"),  # blocks, under RESERVATION
-        ("n_kept", "i8"),  # of the free blocks, those that could be found again, under OWN_ONLY
-        ("kept_first", "i8"),  # rows
-        ("kept_last", "i8"),
+        ("n_retained", "i8"),  # of the free blocks, those that could be found again, under OWN_ONLY
+        ("retained_first", "i8"),  # rows
+        ("retained_last", "i8"),
         ("shared_tokens", "i8"),  # of contexts, held once and used by more than one
-        ("turns", "i8"),
+        ("last_order", "i8"),
         ("column", "i8"),  # of keys, that the heap is ordered by
         ("keyed_at", "f8"),
         ("settled", "i8"),
@@ -240,11 +246,11 @@ ENGINE: Final = np.dtype(
         # what need not be looked at again
         ("decoding", "i8"),  # everybody running computes one token a step
         (
-            "stuck",
+            "blocked_steps",
             "i8",
         ),  # decode steps for which the first in line is sure to find no memory, unless somebody comes or goes
-        ("room_asked", "i8"),  # the row for which nobody yields, -1 if somebody might
-        ("room_age", "i8"),  # steps since that was said
+        ("no_victim_for", "i8"),  # the row for which nobody yields, -1 if somebody might
+        ("steps_since_check", "i8"),  # steps since that was said
         # the record
         ("n_events", "i8"),
         ("n_samples", "i8"),
@@ -258,7 +264,7 @@ ENGINE: Final = np.dtype(
         *((name, "i8") for name in ARRAYS),
         *((f"{name}_size", "i8") for name in SIZED),
         ("stages", "i8"),  # of prediction: one, or two where predictions come late
-        ("rungs", "i8"),
+        ("n_levels", "i8"),
         ("positions", "i8"),  # of a table
     ]
 )

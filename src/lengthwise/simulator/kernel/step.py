@@ -1,4 +1,4 @@
-"""One step of an engine in vLLM's order: who runs goes first, then who waits is admitted, then all compute.
+"""One step of an engine in vLLM's order: running runs goes first, then running waits is admitted, then all compute.
 
 Each function returns 0, or the question that must be answered before it can go on; where it stands is in the engine.
 """
@@ -18,12 +18,12 @@ from lengthwise.simulator.kernel.access import (
     waiting_at,
 )
 from lengthwise.simulator.kernel.records import (
+    ASK_HEAD_VICTIM,
     ASK_KEY,
-    ASK_ROOM,
     ASK_VICTIM,
     GROW,
     NO_ANSWER,
-    NOBODY,
+    NONE,
     ON_PROGRESS,
     ON_TIME,
     Record,
@@ -34,49 +34,49 @@ chunk_cost = compiled(steptime.chunk_cost)
 
 
 @compiled
-def note(engine: Record, event: int) -> None:
-    """Write down who was admitted or finished."""
+def add_event(engine: Record, event: int) -> None:
+    """Write down running was admitted or finished."""
     event_at(engine, engine.n_events).value = event
     engine.n_events += 1
 
 
 @compiled
-def leave(engine: Record, position: int) -> None:
-    """Take one out of those who run, its memory given back; the order of the others stays."""
-    who = running_at(engine, position)
+def remove_running(engine: Record, position: int) -> None:
+    """Take one out of those running run, its memory given back; the order of the others stays."""
+    running = running_at(engine, position)
     memory.give_back(engine, position)
-    admission.release(engine, who.row)
+    admission.release(engine, running.row)
     engine.n_running -= 1
-    free_table_at(engine, engine.n_running).value = who.table
+    free_table_at(engine, engine.n_running).value = running.table
     for at in range(position, engine.n_running):
         copy(running_at(engine, at), running_at(engine, at + 1))
-    engine.room_asked = NOBODY
+    engine.no_victim_for = NONE
 
 
 @compiled
 def preempt(engine: Record, position: int) -> int:
-    """Take the memory of one who runs; what it generated is kept, and computed again as part of its prompt."""
-    who = running_at(engine, position)
-    row = who.row
+    """Take the memory of one running runs; what it generated is retained, and computed again as part of its prompt."""
+    running = running_at(engine, position)
+    row = running.row
     request = request_at(engine, row)
-    request.generated = who.tokens - request.prompt
+    request.generated = running.tokens - request.prompt
     request.preemptions += 1
-    request.reached = max(request.reached, who.computed)
-    engine.budget += who.scheduled
+    request.max_computed = max(request.max_computed, running.computed)
+    engine.budget += running.scheduled
     engine.decisions += 1
     engine.decoding = 0
-    leave(engine, position)
-    memory.look_up(engine, row)
+    remove_running(engine, position)
+    memory.set_cached(engine, row)
     if engine.rekey == ON_PROGRESS:
-        engine.asked = engine.pending = row
+        engine.asked_row = engine.pending = row
         return ASK_KEY
     waiting.push(engine, row)
     return 0
 
 
 @compiled
-def make_room(engine: Record) -> int:
-    """Ask who yields to the first in line, where it cannot be admitted and the policy preempts."""
+def preempt_for_head(engine: Record) -> int:
+    """Ask running yields to the first in line, where it cannot be admitted and the policy preempts."""
     while engine.n_waiting and engine.n_running:
         if waiting.full(engine):
             return GROW
@@ -87,18 +87,18 @@ def make_room(engine: Record) -> int:
         if engine.n_running < engine.max_num_seqs:
             tokens = request_at(engine, row).prompt + request_at(engine, row).generated
             cached, idle = memory.cached_blocks(engine, row, tokens)
-            if admission.steps_stuck(engine, row, tokens, cached, idle) == 0:
+            if admission.blocked_steps(engine, row, tokens, cached, idle) == 0:
                 return 0
-        if engine.room_asked == row and (
-            engine.preempt_check_interval == 0 or engine.room_age < engine.preempt_check_interval
+        if engine.no_victim_for == row and (
+            engine.preempt_check_interval == 0 or engine.steps_since_check < engine.preempt_check_interval
         ):
             return 0
         if engine.answer == NO_ANSWER:
-            engine.asked = row
-            return ASK_ROOM
+            engine.asked_row = row
+            return ASK_HEAD_VICTIM
         position, engine.answer = engine.answer, NO_ANSWER
-        if position == NOBODY:
-            engine.room_asked, engine.room_age = row, 0
+        if position == NONE:
+            engine.no_victim_for, engine.steps_since_check = row, 0
             return 0
         code = preempt(engine, position)
         if code:
@@ -108,19 +108,19 @@ def make_room(engine: Record) -> int:
 
 @compiled
 def schedule_running(engine: Record) -> int:
-    """Give each who runs its tokens; where memory runs out, victims yield."""
+    """Give each running runs its tokens; where memory runs out, victims yield."""
     while engine.cursor < engine.n_running and engine.budget > 0:
         if waiting.full(engine):
             return GROW
-        who = running_at(engine, engine.cursor)
+        running = running_at(engine, engine.cursor)
         if engine.want == 0:
-            engine.want = min(who.tokens - who.computed, engine.budget)
-        tokens = who.computed + engine.want
-        if engine.n_running > 1 and admission.overdrawn(engine, engine.cursor, tokens):
+            engine.want = min(running.tokens - running.computed, engine.budget)
+        tokens = running.computed + engine.want
+        if engine.n_running > 1 and admission.exceeds_reservation(engine, engine.cursor, tokens):
             victim = engine.cursor
         elif memory.grow(engine, engine.cursor, tokens):
-            who.scheduled, engine.want = engine.want, 0
-            engine.budget -= who.scheduled
+            running.scheduled, engine.want = engine.want, 0
+            engine.budget -= running.scheduled
             engine.cursor += 1
             continue
         elif engine.answer == NO_ANSWER:
@@ -131,7 +131,7 @@ def schedule_running(engine: Record) -> int:
             engine.want = 0
         elif victim < engine.cursor:
             engine.cursor -= 1
-        engine.yielded += 1
+        engine.preempted += 1
         code = preempt(engine, victim)
         if code:
             return code
@@ -140,8 +140,8 @@ def schedule_running(engine: Record) -> int:
 
 @compiled
 def admit(engine: Record) -> int:
-    """Admit in the policy's order until budget, slots or memory end; nobody overtakes who does not fit."""
-    if engine.stuck and engine.decoding and engine.rekey != ON_TIME:
+    """Admit in the policy's order until budget, slots or memory end; nobody overtakes running does not fit."""
+    if engine.blocked_steps and engine.decoding and engine.rekey != ON_TIME:
         return 0
     while engine.budget > 0 and engine.n_running < engine.max_num_seqs and engine.n_waiting:
         code = waiting.refresh(engine)
@@ -151,42 +151,42 @@ def admit(engine: Record) -> int:
         request = request_at(engine, row)
         tokens = request.prompt + request.generated
         cached, idle = memory.cached_blocks(engine, row, tokens)
-        engine.stuck = admission.steps_stuck(engine, row, tokens, cached, idle)
-        if engine.stuck:
+        engine.blocked_steps = admission.blocked_steps(engine, row, tokens, cached, idle)
+        if engine.blocked_steps:
             return 0
-        if not engine.chunks and tokens - memory.ready(engine, row, cached) > engine.budget:
+        if not engine.chunked_prefill and tokens - memory.ready(engine, row, cached) > engine.budget:
             return 0  # as in vLLM: what is not computed in chunks waits for a step that holds it whole
         if engine.n_events == engine.events_size:
             return GROW
         waiting.pop(engine)
-        begin(engine, row, tokens, cached)
+        start(engine, row, tokens, cached)
     return 0
 
 
 @compiled
-def begin(engine: Record, row: int, tokens: int, cached: int) -> None:
+def start(engine: Record, row: int, tokens: int, cached: int) -> None:
     """Let a request run, as far as the budget reaches in this step."""
     request = request_at(engine, row)
     position = engine.n_running
-    who = running_at(engine, position)
-    who.row, who.tokens, who.left = row, tokens, request.output - request.generated
-    who.computed = who.blocks = who.hashed = 0
-    who.table = free_table_at(engine, position).value
+    running = running_at(engine, position)
+    running.row, running.tokens, running.left = row, tokens, request.output - request.generated
+    running.computed = running.blocks = running.hashed = 0
+    running.table = free_table_at(engine, position).value
     engine.n_running += 1
     memory.adopt(engine, position, cached)
-    who.computed, request.brought = memory.ready(engine, row, cached), 0
-    who.scheduled = min(tokens - who.computed, engine.budget)
-    memory.grow(engine, position, who.computed + who.scheduled)
+    running.computed, request.transferred_kv_tokens = memory.ready(engine, row, cached), 0
+    running.scheduled = min(tokens - running.computed, engine.budget)
+    memory.grow(engine, position, running.computed + running.scheduled)
     admission.reserve(engine, row)
-    engine.budget -= who.scheduled
+    engine.budget -= running.scheduled
     engine.decisions += 1
-    engine.room_asked = NOBODY
-    request.cached = who.computed
-    request.recomputed += max(0, request.reached - who.computed)
+    engine.no_victim_for = NONE
+    request.cached = running.computed
+    request.recomputed += max(0, request.max_computed - running.computed)
     if np.isnan(request.started):
         request.started = engine.now
-        request.found = who.computed
-    note(engine, row)
+        request.initial_cached = running.computed
+    add_event(engine, row)
 
 
 @compiled
@@ -198,20 +198,20 @@ def execute(engine: Record) -> int:
     chunks = 0.0
     engine.decoding = 1
     for position in range(engine.n_running):
-        who = running_at(engine, position)
-        if who.scheduled == 0:
+        running = running_at(engine, position)
+        if running.scheduled == 0:
             engine.decoding = 0
             continue
-        end = who.computed + who.scheduled
+        end = running.computed + running.scheduled
         batch += 1
-        if who.scheduled == 1 and who.computed > 0:
+        if running.scheduled == 1 and running.computed > 0:
             decodes += 1
             context += end
         else:
-            prefill += who.scheduled
+            prefill += running.scheduled
             prefill_context += end
-            chunks += chunk_cost(engine.cost, who.computed, end)
-        who.computed = end
+            chunks += chunk_cost(engine.cost, running.computed, end)
+        running.computed = end
     took = (
         step_s(engine.cost, prefill, prefill_context, chunks, decodes, context, engine.shared_tokens, batch)
         + engine.decision_s * engine.decisions
@@ -220,19 +220,19 @@ def execute(engine: Record) -> int:
     engine.busy_s += took
     engine.block_seconds += took * (engine.n_blocks - engine.free)
     engine.steps += 1
-    engine.room_age += 1
-    engine.stuck = max(0, engine.stuck - 1)
+    engine.steps_since_check += 1
+    engine.blocked_steps = max(0, engine.blocked_steps - 1)
     position = 0
     while position < engine.n_running:
-        who = running_at(engine, position)
-        scheduled, who.scheduled = who.scheduled, 0
-        if scheduled and who.computed == who.tokens:
-            request = request_at(engine, who.row)
-            who.tokens += 1
-            who.left -= 1
+        running = running_at(engine, position)
+        scheduled, running.scheduled = running.scheduled, 0
+        if scheduled and running.computed == running.tokens:
+            request = request_at(engine, running.row)
+            running.tokens += 1
+            running.left -= 1
             if np.isnan(request.first_token):
                 request.first_token = engine.now
-            if who.left == 0:
+            if running.left == 0:
                 finish(engine, position)
                 continue
         else:
@@ -248,7 +248,7 @@ def finish(engine: Record, position: int) -> None:
     request = request_at(engine, row)
     request.finish = engine.now
     request.generated = request.output
-    leave(engine, position)
-    note(engine, -1 - row)
+    remove_running(engine, position)
+    add_event(engine, -1 - row)
     engine.settled += 1
-    engine.stuck = 0
+    engine.blocked_steps = 0

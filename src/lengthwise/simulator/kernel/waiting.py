@@ -16,13 +16,13 @@ def _before(one: Record, other: Record) -> bool:
         return bool(one.round < other.round)
     if one.key != other.key:
         return bool(one.key < other.key)
-    return bool(one.turn < other.turn)
+    return bool(one.order < other.order)
 
 
 @compiled
 def _put(engine: Record, place: int, entry: Record) -> None:
     copy(waiting_at(engine, place), entry)
-    request_at(engine, entry.row).place = place
+    request_at(engine, entry.row).heap_index = place
 
 
 @compiled
@@ -76,13 +76,13 @@ def _key(engine: Record, row: int) -> float:
 def push(engine: Record, row: int) -> None:
     """Let a request wait: behind its equals, or before them where it comes back after a preemption."""
     request, entry = request_at(engine, row), waiting_at(engine, engine.n_waiting)
-    engine.turns += 1
-    entry.turn = -engine.turns if request.preemptions else engine.turns
+    engine.last_order += 1
+    entry.order = -engine.last_order if request.preemptions else engine.last_order
     entry.key, entry.row = _key(engine, row), row
     entry.priority, entry.round = request.priority, request.round
     engine.n_waiting += 1
     _rise(engine, engine.n_waiting - 1)
-    engine.stuck = 0
+    engine.blocked_steps = 0
     engine.keyed_at = -np.inf  # of keys that go stale with time, one is not of today
 
 
@@ -90,7 +90,7 @@ def push(engine: Record, row: int) -> None:
 def pop(engine: Record) -> int:
     """Take the first in line."""
     row = int(waiting_at(engine, 0).row)
-    request_at(engine, row).place = -1
+    request_at(engine, row).heap_index = -1
     engine.n_waiting -= 1
     if engine.n_waiting:
         copy(waiting_at(engine, 0), waiting_at(engine, engine.n_waiting))
@@ -100,8 +100,8 @@ def pop(engine: Record) -> int:
 
 @compiled
 def rekey_one(engine: Record, row: int) -> None:
-    """Put one who waits where its round and its key of today belong."""
-    place = request_at(engine, row).place
+    """Put one running waits where its round and its key of today belong."""
+    place = request_at(engine, row).heap_index
     waiting_at(engine, place).key = _key(engine, row)
     waiting_at(engine, place).round = request_at(engine, row).round
     _sink(engine, _rise(engine, place))
@@ -113,7 +113,7 @@ def rekey_all(engine: Record) -> None:
     for place in range(engine.n_waiting):
         entry = waiting_at(engine, place)
         entry.key = _key(engine, entry.row)
-        request_at(engine, entry.row).place = place
+        request_at(engine, entry.row).heap_index = place
     for place in range(engine.n_waiting // 2 - 1, -1, -1):
         _sink(engine, place)
 

@@ -1,0 +1,425 @@
+"""The compiled engine's host: it lays out the memory, calls the kernel, and answers its questions with the policy.
+
+The kernel is the accelerator of `simulator.engine`, and gives the same outcome bit for bit. It contains no policy:
+where a decision is the policy's, it returns a code and the host asks the policy, on columns.
+
+Numba stores compiled code in the user's cache folder and checks only the module of the function that is called. The
+entry functions therefore carry a fingerprint of all kernel sources, so that a change in any of them recompiles.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds
+from lengthwise.policies.base import last_of_largest
+from lengthwise.simulator.costs import CostModel
+from lengthwise.simulator.kernel import loop, memory
+from lengthwise.simulator.kernel import records as r
+from lengthwise.simulator.kernel.records import Record, Records
+from lengthwise.simulator.outcome import EngineOutcome, Timeline
+from lengthwise.simulator.spec import EngineSpec
+from lengthwise.simulator.traffic import Jobs, Progress, Traffic, block_ratio
+
+Function = TypeVar("Function", bound="Callable[..., int]")
+
+_log = logging.getLogger(__name__)
+_run, _cached_blocks = loop.run, memory.cached_blocks
+_UNLIMITED: Final = np.iinfo(np.int64).max
+_KEYS_BYTES: Final = 64 << 20  # for columns of keys, one per level of the queue
+_LEVELS: Final = 4096  # remembered levels: a power of two
+_REKEY: Final = {"never": r.NEVER, "on_level": r.ON_LEVEL, "on_progress": r.ON_PROGRESS, "on_time": r.ON_TIME}
+_ADMISSION: Final = {"prompt": r.WHOLE_PROMPT, "peak": r.FUTURE_PEAK, "reserve": r.RESERVATION}
+
+
+def _cache_folder() -> Path:
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(numba.config.CACHE_DIR or user / "lengthwise" / "numba")
+
+
+def _fingerprint() -> int:
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return int.from_bytes(sha256(b"".join(source.read_bytes() for source in sources)).digest()[:7], "big")
+
+
+def _advance(fingerprint: int) -> Callable[[Records, float], int]:
+    def advance(engines: Records, until: float) -> int:
+        if fingerprint < 0:  # a use, so that it becomes part of this function
+            return -1
+        return _run(engines[0], until)
+
+    return advance
+
+
+def _cached(fingerprint: int) -> Callable[[Records, int, int], int]:
+    def cached(engines: Records, row: int, tokens: int) -> int:
+        if fingerprint < 0:
+            return -1
+        return _cached_blocks(engines[0], row, tokens)[0]
+
+    return cached
+
+
+def _compiled(function: Function) -> Function:
+    before = numba.config.CACHE_DIR
+    try:
+        numba.config.CACHE_DIR = str(_cache_folder())
+        return cast("Function", numba.njit(cache=True)(function))
+    except (OSError, RuntimeError):
+        _log.warning("no folder for the compiled simulator can be written: it is compiled at every start")
+        return cast("Function", numba.njit(function))
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+_advance_kernel = _compiled(_advance(_fingerprint()))
+"""Run every step that begins before a time and return why it stopped; called again, it continues."""
+
+_cached_kernel = _compiled(_cached(_fingerprint()))
+"""Leading blocks of a request's first tokens, except the last token, that are in the prefix cache."""
+
+
+@cache
+def _announce_compiling() -> None:
+    """Log that the kernel is about to be compiled, unless a process has compiled these sources before."""
+    marker = _cache_folder() / f"kernel-{_fingerprint():x}-{numba.__version__}"
+    if not marker.exists():
+        _log.warning("compiling the simulator kernel (once, some seconds)")
+        with suppress(OSError):
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+
+
+class PolicyKeys:
+    """The policy's keys for all engines of a simulation.
+
+    `keys[column, stage, request]` holds what is known in advance: one column where keys never go stale, one per level
+    of the queue where they depend on it; a stage each before and after a late prediction.
+    """
+
+    def __init__(self, policy: Policy, jobs: Jobs) -> None:
+        self.policy = policy
+        self.jobs = jobs
+        self.changed = 0  # how often columns were reassigned to other levels
+        self._columns: dict[int, int] = {}
+        self.keys = np.zeros((1, len(jobs.tables), len(jobs)))
+        self._most = max(2, _KEYS_BYTES // max(1, self.keys.nbytes))
+        if policy.rekey in ("never", "on_progress"):
+            self._fill(0, QueueView(), 0.0)
+
+    def column(self, view: QueueView) -> int:
+        """Return the column of keys for the level of a queue."""
+        level = self.policy.level(view)
+        if level not in self._columns:
+            if len(self._columns) == self._most:
+                self._columns.clear()
+                self.changed += 1
+            number = len(self._columns)
+            if number == len(self.keys):
+                columns = min(2 * number, self._most)
+                self.keys = np.concatenate([self.keys, np.zeros((columns - number, *self.keys.shape[1:]))])
+            self._fill(number, view, 0.0)
+            self._columns[level] = number
+        return self._columns[level]
+
+    def _fill(self, column: int, view: QueueView, now: float) -> None:
+        for stage, jobs in enumerate(self.jobs.stages):
+            self.keys[column, stage] = self.policy.keys(jobs, view, now)
+
+    def rekey(self, progress: Progress, view: QueueView, now: float) -> None:
+        """Compute the keys of some requests again, in the only column."""
+        if self.policy.rekey == "on_time":
+            self.keys[0, :, progress.rows] = self.policy.keys(self.jobs.at(progress, now), view, now)[:, None]
+            return
+        for stage, table in enumerate(self.jobs.tables):  # a late prediction may arrive while they wait
+            self.keys[0, stage, progress.rows] = self.policy.keys(JobColumns(*progress.of(table)), view, now)
+
+
+class CompiledEngine:
+    """An empty engine of the given kind, run by the kernel.
+
+    It writes to `traffic.requests`, which engines share, but only to the rows sent to it.
+    """
+
+    def __init__(
+        self, spec: EngineSpec, keys: PolicyKeys, traffic: Traffic, *, decision_s: float = 0.0, jump: bool = True
+    ) -> None:
+        _announce_compiling()
+        self._keys = keys
+        self._spec = spec
+        self._slots = spec.max_num_seqs
+        self._traffic = traffic
+        self._rounds = keys.policy.rounds(lambda: spec.max_num_seqs)
+        self._jobs: dict[int, Job] = {}
+        self._rounds_seen = self._reported = 0
+        self._keys_changed = keys.changed
+        self._engine = _engine_record(spec, keys.policy, traffic)
+        self._engine["decision_s"], self._engine["jumps"] = decision_s, jump
+        self._arrays: dict[str, NDArray[Any]] = {}
+        arrays = _engine_arrays(spec, traffic, by_level=keys.policy.rekey == "on_level")
+        self._use(**arrays, **traffic.arrays(), keys=keys.keys)
+        self.record["n_levels"] = traffic.predicted_length.shape[1]
+        self.record["positions"] = arrays["tables"].shape[1]
+
+    @property
+    def record(self) -> Record:
+        """The engine's limits, clock and counts."""
+        return self._engine[0]
+
+    def submit(self, rows: NDArray[np.integer]) -> None:
+        """Send requests, in order of arrival; none arrives before one that was sent earlier."""
+        have, more = int(self.record["n_rows"]), len(rows)
+        known = self._arrays["rows"]
+        if have + more > len(known):
+            before, known = known, np.empty(max(have + more, 2 * have), r.INT)
+            known[:have] = before[:have]
+            self._use(rows=known)
+        known["value"][have : have + more] = rows
+        self.record["n_rows"] += more
+
+    def advance(self, until: float = np.inf, *, settle: int | None = None) -> bool:
+        """Run every step that begins before `until`, or until `settle` more requests are settled."""
+        record = self.record
+        record["pause_at"] = _UNLIMITED if settle is None else record["settled"] + settle
+        while True:
+            if self._arrays["keys"] is not self._keys.keys:
+                self._use(keys=self._keys.keys)
+            code = _advance_kernel(self._engine, until)
+            if code in (r.DONE, r.PAUSED):
+                return bool(code == r.DONE)
+            self._answer(code)
+
+    def _use(self, **arrays: NDArray[Any]) -> None:
+        """Give the kernel the addresses of these arrays; `_arrays` keeps them alive."""
+        record = self.record
+        for name, array in arrays.items():
+            record[name] = array.ctypes.data
+            if name in r.SIZED:
+                record[f"{name}_size"] = len(array)
+        self._arrays |= arrays
+
+    def cached_tokens(self, row: int) -> int:
+        """Tokens of a request's prompt that are in the prefix cache now."""
+        prompt = int(self._traffic.requests["prompt"][row])
+        return int(_cached_kernel(self._engine, row, prompt + 1)) * self._spec.block_size
+
+    @property
+    def settled(self) -> int:
+        """Number of requests that are finished or refused."""
+        return int(self.record["settled"])
+
+    def happened(self, until: float) -> list[tuple[int, bool]]:
+        """Return new events up to a time: (row, False) for an admission, (row, True) for a finish."""
+        events = self._arrays["events"]["value"][self._reported : int(self.record["n_events"])]
+        rows, finished = np.where(events < 0, -1 - events, events), events < 0
+        late = finished & (self._traffic.requests["finish"][rows] > until)
+        known = int(np.argmax(late)) if late.any() else len(events)
+        self._reported += known
+        return list(zip(rows[:known].tolist(), finished[:known].tolist(), strict=True))
+
+    def unfinished(self, by: float) -> NDArray[np.int64]:
+        """Rows sent here that have not finished by a time; refused ones are left out."""
+        record, requests = self.record, self._traffic.requests
+        rows = self._arrays["rows"]["value"][: int(record["n_rows"])].astype(np.int64)
+        here = requests[rows]
+        refused = (np.arange(len(rows)) < record["arrived"]) & ~self._spec.can_hold(here["prompt"], here["output"])
+        return np.asarray(rows[~((here["finish"] <= by) | refused)])
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is left and every event has been reported by `happened`."""
+        record = self.record
+        return bool(record["arrived"] == record["n_rows"] and record["settled"] == record["n_rows"]) and bool(
+            self._reported == record["n_events"]
+        )
+
+    def outcome(self) -> EngineOutcome:
+        """Return what this engine has done so far."""
+        record = self.record
+        events = self._arrays["events"]["value"][: int(record["n_events"])]
+        samples = self._arrays["samples"][: int(record["n_samples"])]
+        blocks, busy_s = int(record["n_blocks"]), float(record["busy_s"])
+        return EngineOutcome(
+            steps=int(record["steps"]),
+            busy_s=busy_s,
+            kv_mean=float(record["block_seconds"]) / (busy_s * blocks) if busy_s else 0.0,
+            kv_peak=int(record["peak_blocks"]) / blocks,
+            admissions=events[events >= 0],
+            timeline=Timeline.of(samples, blocks),
+        )
+
+    @property
+    def _view(self) -> QueueView:
+        engine = self.record
+        return QueueView(int(engine["n_waiting"]), int(engine["n_running"]), self._slots)
+
+    def _answer(self, code: int) -> None:
+        engine, policy = self.record, self._keys.policy
+        now = float(engine["now"])
+        if code == r.ASK_LEVEL:
+            self._answer_level()
+        elif code == r.ASK_KEYS:
+            self._keys.rekey(self._waiting(self._arrays["waiting"]["row"][: int(engine["n_waiting"])]), self._view, now)
+            engine["keyed_at"], engine["column"] = now, r.STALE
+        elif code == r.ASK_KEY:
+            self._keys.rekey(self._waiting(engine["asked_row"]), self._view, now)
+        elif code == r.ASK_VICTIM:
+            engine["answer"] = last_of_largest(policy.eviction_scores(self._keys.jobs.at(self._running(), now), now))
+        elif code == r.ASK_HEAD_VICTIM:
+            running, candidate = (
+                self._keys.jobs.at(progress, now) for progress in (self._running(), self._waiting(engine["asked_row"]))
+            )
+            victim = policy.find_victim(running, candidate, now)
+            engine["answer"] = r.NONE if victim is None else victim
+        elif code == r.ASK_ARRIVAL:
+            self._answer_arrival(int(engine["asked_row"]), now)
+        elif code == r.ASK_PREDICTION:
+            self._answer_prediction(int(engine["asked_row"]))
+        else:
+            self._grow()
+
+    def _answer_level(self) -> None:
+        view, engine = self._view, self.record
+        column = self._keys.column(view)
+        levels = self._arrays["levels"]
+        if self._keys_changed != self._keys.changed:
+            self._keys_changed = self._keys.changed
+            levels["pair"] = -1
+            engine["column"] = r.STALE
+        pair = view.waiting * (view.slots + 1) + view.running
+        levels[pair & (len(levels) - 1)] = (pair, column)
+
+    def _answer_arrival(self, row: int, now: float) -> None:
+        """Set the round and the key of a request that has arrived, after admissions and finishes are counted."""
+        if self._rounds is not None:
+            self._update_rounds(self._rounds)
+            self._jobs[row] = job = self._traffic.job(row)
+            self._traffic.requests["round"][row] = self._rounds.enter(job)
+        if self._keys.policy.rekey == "on_progress":
+            self._keys.rekey(self._waiting(row), self._view, now)
+
+    def _answer_prediction(self, row: int) -> None:
+        """Set the prediction of a job, and its round if it waits."""
+        if self._rounds is not None:
+            self._update_rounds(self._rounds)
+            job, requests = self._jobs.get(row), self._traffic.requests
+            if job is None:  # refused or finished
+                return
+            before = job.median
+            self._traffic.jobs.set_prediction(job, row, stage=-1)
+            if requests["heap_index"][row] >= 0:
+                requests["round"][row] = self._rounds.changed(job, int(requests["round"][row]), before)
+
+    def _update_rounds(self, rounds: Rounds) -> None:
+        """Count admissions and finishes since the last call."""
+        requests = self._traffic.requests
+        for event in self._arrays["events"]["value"][self._rounds_seen : int(self.record["n_events"])].tolist():
+            if event >= 0:
+                rounds.admitted(int(requests["round"][event]))
+            else:
+                job = self._jobs.pop(-1 - event)
+                job.generated = int(requests["generated"][-1 - event])
+                rounds.finished(job)
+        self._rounds_seen = int(self.record["n_events"])
+
+    def _waiting(self, rows: NDArray[np.integer] | int) -> Progress:
+        rows = np.atleast_1d(rows)
+        requests = self._traffic.requests[rows]
+        return _progress(rows, requests["generated"], requests)
+
+    def _running(self) -> Progress:
+        running = self._arrays["running"][: int(self.record["n_running"])]
+        rows = running["row"]
+        requests = self._traffic.requests[rows]
+        return _progress(rows, running["tokens"] - requests["prompt"], requests)
+
+    def _grow(self) -> None:
+        full = "waiting" if self.record["n_waiting"] + 1 >= self.record["waiting_size"] else "events"
+        self._use(**{full: np.resize(self._arrays[full], 2 * len(self._arrays[full]))})
+
+
+def _progress(rows: NDArray[np.integer], generated: NDArray[np.integer], requests: Records) -> Progress:
+    return Progress(
+        rows, requests["arrival"], generated, requests["cached"], requests["round"], requests["preemptions"]
+    )
+
+
+@lru_cache(maxsize=64)
+def _parameters(cost: CostModel) -> Record:
+    return cost.parameters()
+
+
+def _engine_record(spec: EngineSpec, policy: Policy, traffic: Traffic) -> Records:
+    """Return an engine's record with its limits and options."""
+    engine = np.zeros(1, r.ENGINE)
+    record = engine[0]
+    for limit in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+        record[limit] = getattr(spec, limit)
+    record["n_blocks"] = record["free"] = spec.kv_blocks
+    record["cost"] = _parameters(spec.cost)
+    record["rekey"], record["preempts"] = _REKEY[policy.rekey], policy.preempts
+    record["preempt_check_interval"] = policy.preempt_check_interval
+    reports_cached = spec.prefix_caching and traffic.workload.has_blocks
+    record["reports_cached"] = reports_cached and (
+        policy.rekey in ("on_progress", "on_time") or policy.rounds() is not None
+    )
+    record["asks_on_arrival"] = policy.rounds() is not None or (reports_cached and policy.rekey == "on_progress")
+    record["cache_mode"] = _caches(spec, traffic)
+    record["blocks_per_hash"], record["hashes_per_block"] = block_ratio(spec, traffic.workload)
+    record["admission"] = _ADMISSION[spec.admission]
+    record["chunked_prefill"] = spec.chunked_prefill
+    record["prediction_delay"] = traffic.jobs.delay_s
+    record["answer"] = r.NO_ANSWER
+    for row in ("asked_row", "pending", "no_victim_for", "retained_first", "retained_last"):
+        record[row] = r.NONE
+    record["keyed_at"] = -np.inf
+    record["column"] = r.STALE if policy.rekey == "on_level" else 0
+    record["sample_every"] = r.SAMPLE_EVERY_S
+    record["stages"] = len(traffic.jobs.tables)
+    return cast("Records", engine)
+
+
+def _engine_arrays(spec: EngineSpec, traffic: Traffic, *, by_level: bool) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an empty engine, all blocks free."""
+    seqs = min(spec.max_num_seqs, len(traffic.requests))
+    blocks, slots, tables = 0, 1, (1, 1)
+    if _caches(spec, traffic) == r.BY_BLOCK:
+        blocks = spec.kv_blocks
+        slots = 1 << (2 * blocks).bit_length()
+        tables = (seqs, -(-min(traffic.longest, spec.max_model_len) // spec.block_size))
+    free = np.zeros(blocks + 1, r.BLOCK)
+    free["before"], free["after"] = np.arange(-1, blocks), np.arange(1, blocks + 2)
+    free["before"][0], free["after"][-1] = blocks, 0
+    levels = np.zeros(_LEVELS if by_level else 1, r.LEVEL)
+    levels["pair"] = -1
+    return {
+        "rows": np.empty(64, r.INT),
+        "waiting": np.empty(64, r.WAITING),
+        "running": np.empty(seqs + 1, r.RUNNING),
+        "levels": levels,
+        "events": np.empty(1024, r.INT),
+        "samples": np.empty(r.SAMPLES, r.SAMPLE),
+        "blocks": free,
+        "index": np.zeros(slots, r.INDEX),
+        "tables": np.empty(tables, r.INT),
+        "scratch": np.empty(seqs + 2, r.SCRATCH),
+        "free_tables": np.arange(seqs, dtype=np.int32).view(r.INT),
+    }
+
+
+def _caches(spec: EngineSpec, traffic: Traffic) -> int:
+    """Return what the prefix cache tracks: single blocks only where requests may share prefixes."""
+    if not spec.prefix_caching:
+        return r.NOTHING
+    return r.BY_BLOCK if traffic.workload.has_blocks else r.OWN_ONLY
