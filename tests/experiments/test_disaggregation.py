@@ -1,5 +1,3 @@
-"""Prefill and decode apart against mixed engines: what is compared, what is kept, and what is concluded."""
-
 from __future__ import annotations
 
 import json
@@ -8,30 +6,43 @@ from pathlib import Path
 
 import pytest
 
-from experiments.disaggregation.study import COMPARED, Effort, Study, What, study
-from experiments.disaggregation.task import Served
-from experiments.disaggregation.traffic import CASES, draw, here, named
-from experiments.disaggregation.view import html_report, plain, said, tables
+from experiments.disaggregation import (
+    CASES,
+    COMPARED,
+    STUDY,
+    DisaggregationGrid,
+    DisaggregationResult,
+    FleetTask,
+    What,
+    available,
+    draw,
+    measure,
+    tables,
+    trace_name,
+    verdict,
+)
+from experiments.study import Run
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.paired import Ratio
-from lengthwise.simulator.tasks import ResultCache, in_processes
+from lengthwise.simulator.tasks import ResultCache
+from tests.experiments.samples import check_output
 
-SMALL = Effort(seeds=2, requests=60, engines=3, loads=(0.9,), prefills=(1, 2))
+SMALL = DisaggregationGrid(seeds=2, requests=60, engines=3, loads=(0.9,), prefills=(1, 2), cases=("react", "castillo"))
 E2E: What = ("e2e_s", "mean")
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kept")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
-def found(kept: Path) -> Study:
-    return study(SMALL, ResultCache(kept), in_processes(1), gb_per_s=25.0, cases=("react", "castillo"))
+def found(cache: Path) -> DisaggregationResult:
+    return measure(Run(ResultCache(cache)), SMALL)
 
 
-def test_every_split_is_set_against_the_mixed_fleet_on_the_same_seeds(found: Study) -> None:
+def test_every_split_is_set_against_the_mixed_fleet_on_the_same_seeds(found: DisaggregationResult) -> None:
     assert [(one.case, one.load, one.prefill) for one in found.split] == [
         (case, 0.9, prefill) for case in ("react", "castillo") for prefill in (0, 1, 2)
     ]
@@ -46,7 +57,7 @@ def test_every_split_is_set_against_the_mixed_fleet_on_the_same_seeds(found: Stu
     )
 
 
-def test_refreshed_predictions_are_set_against_the_same_split_without(found: Study) -> None:
+def test_refreshed_predictions_are_set_against_the_same_split_without(found: DisaggregationResult) -> None:
     assert [(one.case, one.refresh) for one in found.refreshed] == [
         ("castillo", None),
         ("castillo", "noisy:0.8"),
@@ -56,16 +67,15 @@ def test_refreshed_predictions_are_set_against_the_same_split_without(found: Stu
     assert found.refreshed[0].ratios[E2E].ratio == 1.0
 
 
-def test_a_second_time_everything_comes_from_the_cache(found: Study, kept: Path) -> None:
-    def none(tasks: object) -> object:
-        raise AssertionError(f"nothing should be left to compute: {tasks}")
-
-    again = study(SMALL, ResultCache(kept), none, gb_per_s=25.0, cases=("react", "castillo"))  # type: ignore[arg-type]
-    assert json.loads(to_json(plain(again))) == json.loads(to_json(plain(found)))
+def test_a_second_time_everything_comes_from_the_cache(found: DisaggregationResult, cache: Path) -> None:
+    run = Run(ResultCache(cache))
+    again = measure(run, SMALL)
+    assert run.counts[1] == 0
+    assert json.loads(to_json(STUDY.output(again).facts)) == json.loads(to_json(STUDY.output(found).facts))
 
 
 def test_a_result_is_known_by_all_that_it_depends_on() -> None:
-    one = Served("react", 40, 0, "2*llama-3-8b@a100", 0.9)
+    one = FleetTask("react", 40, 0, "2*llama-3-8b@a100", 0.9)
     others = [
         replace(one, seed=1),
         replace(one, load=0.8),
@@ -78,32 +88,32 @@ def test_a_result_is_known_by_all_that_it_depends_on() -> None:
     assert one.key == replace(one).key
 
 
-def test_it_is_told_in_tables_figures_and_json(found: Study) -> None:
-    told = tables(found)
-    assert len(told) == 5
-    assert [row[0] for row in told[0].rows] == ["react 0.9", "castillo 0.9"]
-    assert all(len({cell.split()[0] for cell in row[1:]}) == 1 for row in told[0].rows), "one split for all figures"
-    assert "2 seeds from 0, paired" in " ".join(told[2].notes)
-    assert len(told[2].rows) == 3
-    assert html_report(found).startswith("<!doctype html>")
-    facts = json.loads(to_json(plain(found)))
+def test_tables_page_and_json_are_complete(found: DisaggregationResult) -> None:
+    shown = tables(found)
+    assert len(shown) == 5
+    assert [row[0] for row in shown[0].rows] == ["react 0.9", "castillo 0.9"]
+    assert all(len({cell.split()[0] for cell in row[1:]}) == 1 for row in shown[0].rows), "one split for all statistics"
+    assert "2 seeds from 0, paired" in " ".join(shown[2].notes)
+    assert len(shown[2].rows) == 3
+    check_output(STUDY.output(found))
+    facts = json.loads(to_json(STUDY.output(found).facts))
     assert set(facts["split"][1]["over"]) == {f"{m.removesuffix('_s')}_{s}" for m, s in COMPARED}
 
 
-def test_it_pays_only_where_the_whole_interval_says_so() -> None:
-    assert said(Ratio(0.9, 0.8, 0.99)) == "pays"
-    assert said(Ratio(0.9, 0.8, 1.01)) == "even"
-    assert said(Ratio(1.2, 1.1, 1.3)) == "costs"
-    assert said(Ratio.none()) == "unknown"
+def test_a_split_pays_only_where_the_whole_interval_is_below_1() -> None:
+    assert verdict(Ratio(0.9, 0.8, 0.99)) == "pays"
+    assert verdict(Ratio(0.9, 0.8, 1.01)) == "even"
+    assert verdict(Ratio(1.2, 1.1, 1.3)) == "costs"
+    assert verdict(Ratio.none()) == "unknown"
 
 
 def test_a_case_without_its_data_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
-    assert here() == [case for case in CASES if case != "mooncake"]
-    assert named("azure") == "azure_sample"
+    assert available() == [case for case in CASES if case != "mooncake"]
+    assert trace_name("azure") == "azure_sample"
     assert len(draw("azure", 30, 0)) == 30
 
 
 def test_one_seed_has_no_interval() -> None:
     with pytest.raises(InputError, match="at least 2"):
-        Effort(seeds=1)
+        DisaggregationGrid(seeds=1)

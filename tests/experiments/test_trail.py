@@ -8,37 +8,49 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.trail import paper
-from experiments.trail.predictions import EVERY, Probe, Probed, mean_error, point, probe_of_error
-from experiments.trail.study import (
+from experiments.study import Run
+from experiments.trail import (
     AGE,
+    EVERY,
     KINDS,
+    MOST_TOKENS,
+    PAPER_ERROR_RATIO,
+    PAPER_RATE,
     PROBES,
     PROMPT,
+    STUDY,
     TRUTH,
-    Effort,
-    Run,
+    Cell,
+    Probe,
+    Probed,
     Setting,
-    TrailStudy,
-    study,
+    TrailGrid,
+    TrailResult,
+    mean_error,
+    measure,
+    point,
+    probe_of_error,
+    tables,
+    verdict,
 )
-from experiments.trail.view import html_report, plain, tables, verdict
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, JobColumns
 from lengthwise.predictors.probe import load_probe
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator import predict_workload
 from lengthwise.simulator.paired import Ratio
+from lengthwise.simulator.tasks import ResultCache
 from lengthwise.training.probe.card import error_ratio
 from lengthwise.workloads import Workload, castillo_workload, load_castillo
+from tests.experiments.samples import check_output
 
-CAP = paper.MOST_TOKENS
-SMALL = Effort(seeds=2, requests=80, limits=(0.0, 0.8), slots=(2,), loads=(0.9,))
+CAP = MOST_TOKENS
+SMALL = TrailGrid(seeds=2, requests=80, limits=(0.0, 0.8), slots=(2,), loads=(0.9,), predictor="noisy:0.5")
 
 
 @pytest.fixture(scope="module")
-def found() -> TrailStudy:
-    return study(load_castillo(), predictor="noisy:0.5", effort=SMALL)
+def found(tmp_path_factory: pytest.TempPathFactory) -> TrailResult:
+    return measure(Run(ResultCache(tmp_path_factory.mktemp("cache"))), SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +75,8 @@ def test_between_two_readings_the_last_word_is_counted_down() -> None:
     wrong = np.log([[2.0, 0.5, 1.0]])
     probe = Probe(np.array([7.0]), np.array([40.0]), wrong)
     ages = np.arange(1, 36)
-    said = probe.remaining(JobColumns.filled(arrival=7.0, expected=1.0, cap=CAP, generated=ages))
-    first, second, third = said[:EVERY], said[EVERY : 2 * EVERY], said[2 * EVERY :]
+    remaining = probe.remaining(JobColumns.filled(arrival=7.0, expected=1.0, cap=CAP, generated=ages))
+    first, second, third = remaining[:EVERY], remaining[EVERY : 2 * EVERY], remaining[2 * EVERY :]
     assert first.tolist() == [78.0 - n for n in range(EVERY)]  # 39 to come, taken for 78
     assert second[:3].tolist() == [11.5, 10.5, 9.5]
     assert second[-1] == 1.0, "who was taken for done sooner has a token to come"
@@ -94,18 +106,18 @@ def test_predictions_refined_by_age_are_nearer_than_those_from_the_prompt(worklo
     assert mean_error(workload, predictions, CAP) < mean_error(workload, point(predictions), CAP)
 
 
-def test_every_kind_of_prediction_is_served_at_every_c_with_and_without_a_cache(found: TrailStudy) -> None:
+def test_every_kind_of_prediction_is_served_at_every_c_with_and_without_a_cache(found: TrailResult) -> None:
     assert [(run.setting.caching, run.predictions, run.c) for run in found.over_c] == [
         (caching, kind, c) for caching in (False, True) for kind in KINDS for c in SMALL.limits
     ]
-    assert {run.setting.rate for run in found.over_c} == {paper.RATE}
+    assert {run.setting.rate for run in found.over_c} == {PAPER_RATE}
     assert [run.setting.load for run in found.where] == pytest.approx([0.9] * 4)
     assert found.errors[PROMPT] > found.errors[AGE] > 0 == found.errors[TRUTH]
     ratios = [found.errors[PROMPT] / found.errors[name] for name in PROBES]
-    assert ratios == pytest.approx([error_ratio(load_probe("default")), paper.ERROR_RATIO])
+    assert ratios == pytest.approx([error_ratio(load_probe("default")), PAPER_ERROR_RATIO])
 
 
-def test_what_is_computed_again_is_counted_and_a_cache_saves_most_of_it(found: TrailStudy) -> None:
+def test_what_is_computed_again_is_counted_and_a_cache_saves_most_of_it(found: TrailResult) -> None:
     none, eager = ([run for run in found.where if run.c == c] for c in (0.0, 0.8))
     assert all(run.over_none == Ratio(1.0, 1.0, 1.0) for run in none)
     without, cached = eager
@@ -114,40 +126,39 @@ def test_what_is_computed_again_is_counted_and_a_cache_saves_most_of_it(found: T
     assert without.recomputed > 4 * cached.recomputed
 
 
-def test_it_goes_to_tables_a_page_and_json(found: TrailStudy) -> None:
+def test_tables_page_and_json_are_complete(found: TrailResult) -> None:
     titles = [table.title for table in tables(found)]
-    assert titles[0] == "Remaining length: how far off"
+    assert titles[0] == "Remaining length: mean absolute error"
     assert "Over c at 14 requests/s, no prefix cache" in titles
-    assert "is no probe" in tables(found)[0].notes[1]
-    page = html_report(found)
-    assert page.startswith("<!doctype html>")
-    assert "Where preemption pays" in page
-    facts = json.loads(to_json(plain(found)))
+    assert "is not a probe" in tables(found)[0].notes[1]
+    check_output(STUDY.output(found))
+    assert "Where preemption pays" in titles
+    facts = json.loads(to_json(STUDY.output(found).facts))["result"]
     assert facts["paper"]["ttft_gain"] == [1.76, 24.07]
     assert len(facts["over_c"]) == len(found.over_c)
     assert facts["over_c"][0]["setting"]["slots"] == 48
 
 
 @pytest.mark.parametrize(
-    ("over_none", "said"),
+    ("over_none", "verdict_starts"),
     [
         (Ratio(1.05, 1.02, 1.08), "yes: c = 0.8, +5.0 %"),
         (Ratio(1.01, 0.99, 1.03), "not beyond chance: c = 0.8"),
         (Ratio(0.9, 0.8, 0.95), "no: c = 0 has"),
     ],
 )
-def test_the_verdict_is_what_the_intervals_say(found: TrailStudy, over_none: Ratio, said: str) -> None:
+def test_the_verdict_follows_from_the_intervals(found: TrailResult, over_none: Ratio, verdict_starts: str) -> None:
     one = Ratio(1.0, 1.0, 1.0)
     setting = Setting(48, False, 14.0, 13.0)
 
-    def run(c: float, ratio: Ratio) -> Run:
-        return Run(setting, PROMPT, c, 1.0, 1.0, ratio, one, one, ratio, 0.0, 0, 0.0)
+    def run(c: float, ratio: Ratio) -> Cell:
+        return Cell(setting, PROMPT, c, 1.0, 1.0, ratio, one, one, ratio, 0.0, 0, 0.0)
 
     others = [each for each in found.over_c if each.predictions != PROMPT or each.setting.caching]
     judged = verdict(replace(found, over_c=(run(0.0, one), run(0.8, over_none), *others)))
-    assert judged["no prefix cache, prompt only"].startswith(said)
+    assert judged["no prefix cache, prompt only"].startswith(verdict_starts)
 
 
 def test_one_seed_has_no_interval() -> None:
     with pytest.raises(InputError, match="at least 2"):
-        Effort(seeds=1)
+        TrailGrid(seeds=1)

@@ -12,11 +12,9 @@ from experiments.castillo.paper import UNSEEN, compare
 from experiments.castillo.paper_view import html_report, tables
 from lengthwise.cli import (
     reproduce_alpaca20,
-    reproduce_disaggregation,
     reproduce_one_prompt,
     reproduce_preble,
     reproduce_reasoning,
-    reproduce_trail,
 )
 from lengthwise.cli.lengths import load_samples
 from lengthwise.cli.output import need_folder
@@ -67,8 +65,6 @@ def castillo(
 
 
 app.command()(reproduce_alpaca20.alpaca20)
-app.command()(reproduce_disaggregation.disaggregation)
 app.command()(reproduce_preble.preble)
 app.command()(reproduce_reasoning.reasoning)
-app.command()(reproduce_trail.trail)
 app.command("one_prompt")(reproduce_one_prompt.one_prompt)

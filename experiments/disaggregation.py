@@ -1,0 +1,493 @@
+"""When does it pay to run prefill and decode on separate engines?
+
+Disaggregated serving (Splitwise-like, as the length-aware extension of Preble proposes) against mixed engines, on the
+same fleet, arrivals, lengths and predictions: once with every engine doing both, once for each way to split the fleet.
+The router `lengthwise` chooses the engine, in a split fleet once per pool; engines serve in order of arrival. Load is
+relative to the capacity of the mixed fleet. Then: the value of a better prediction at the end of prefill.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from experiments.study import Run, Study
+from lengthwise.errors import InputError
+from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interval_bars, panel
+from lengthwise.reports.simulation import NAMES, multiple, seconds
+from lengthwise.reports.tables import Table
+from lengthwise.simulator import (
+    Capacity,
+    Fleet,
+    KvLink,
+    Outcome,
+    Pools,
+    RequestPredictions,
+    measure_capacity,
+    predict_workload,
+    simulate,
+    simulate_disaggregated,
+)
+from lengthwise.simulator.grid_result import Measure, Statistic
+from lengthwise.simulator.paired import Ratio, over_seeds
+from lengthwise.simulator.tasks import code_version, content_key, workload_digest
+from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_trace, redraw
+from lengthwise.workloads.generators import DiscreteLengths, react_workload
+from lengthwise.workloads.traces import find_trace
+
+CASES: Final = ("react", "mooncake", "azure", "castillo")
+LLM: Final = "llama-3.1-8b"
+LENGTHS: Final = DiscreteLengths((1, 300), (0.5, 0.5))
+"""Lengths of ReAct's answers: the variance-maximising ones of length-aware Preble."""
+_TRACES: Final = {"mooncake": ("mooncake_conversation",), "azure": ("azure2023_conv", "azure_sample")}
+
+
+def available() -> list[str]:
+    """The workloads whose data are available."""
+    return [case for case in CASES if case not in _TRACES or _trace(case) is not None]
+
+
+def trace_name(case: str) -> str:
+    """The name of the trace of a workload."""
+    return _trace(case) or case
+
+
+@lru_cache(maxsize=8)
+def draw(case: str, requests: int, seed: int) -> Workload:
+    """Requests in random order with Poisson arrivals, at one per second."""
+    if case == "react":
+        return react_workload(requests=requests, rate=1.0, lengths=LENGTHS, seed=seed)
+    if case == "castillo":
+        return castillo_workload(load_castillo(split="test"), LLM, requests=requests, rate=1.0, seed=seed)
+    return redraw(_loaded(trace_name(case)), requests=requests, rate=1.0, seed=seed)
+
+
+@lru_cache(maxsize=2)
+def _loaded(name: str) -> Workload:
+    return load_trace(name)
+
+
+def _trace(case: str) -> str | None:
+    """The largest available trace of a workload."""
+    return next((name for name in _TRACES.get(case, ()) if find_trace(name).path is not None), None)
+
+
+POLICY: Final = "fcfs"
+ROUTER: Final = "lengthwise"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetTask:
+    """One simulation: a workload at a load, on a fleet with `prefill` engines for prompts only (0: all do both)."""
+
+    case: str
+    requests: int
+    seed: int
+    fleet: str
+    load: float
+    prefill: int = 0
+    gb_per_s: float = KvLink().gb_per_s
+    predictor: str = "oracle"
+    refresh: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Content key: engines, workload, settings, code."""
+        return content_key(
+            kind="disaggregation",
+            code=code_version(),
+            engines=[repr(engine) for engine in Fleet.parse(self.fleet).engines],
+            workload=_digest(self.case, self.requests, self.seed),
+            what=asdict(self),
+            under=(POLICY, ROUTER, KvLink().latency_s),
+        )
+
+    def run(self) -> dict[str, Any]:
+        """Capacity, the summary of the run, and the transfer between pools."""
+        fleet, capacity = Fleet.parse(self.fleet), _capacity(self.case, self.requests, self.seed, self.fleet)
+        drawn = draw(self.case, self.requests, self.seed)
+        workload = drawn.replace(arrival_s=drawn.arrival_s / (self.load * capacity.requests_per_s))
+        known = _predicted(self.case, self.requests, self.seed, self.predictor)
+        if not self.prefill:
+            outcome = simulate(workload, fleet, POLICY, router=ROUTER, predictor=known)
+        else:
+            pools = Pools(self.prefill, len(fleet) - self.prefill, KvLink(self.gb_per_s))
+            refreshed = None if self.refresh is None else _predicted(self.case, self.requests, self.seed, self.refresh)
+            outcome = simulate_disaggregated(
+                workload, fleet, pools, POLICY, router=ROUTER, predictor=known, refresh=refreshed
+            )
+        return {
+            "capacity_per_s": capacity.requests_per_s,
+            "steady": capacity.steady,
+            **outcome.summary.to_dict(),
+            **_between(outcome),
+        }
+
+
+def _between(outcome: Outcome) -> dict[str, float | None]:
+    """Means over transferred requests: seconds of transfer, seconds until admission, KV tokens sent."""
+    handover = outcome.handover
+    if handover is None or not (moved := handover.engine >= 0).any():
+        return {"transfer_s": None, "memory_s": None, "sent_tokens": None}
+    return {
+        "transfer_s": float(np.mean((handover.arrived - outcome.first_token)[moved])),
+        "memory_s": float(np.mean((handover.started - handover.arrived)[moved])),
+        "sent_tokens": float(np.mean(handover.sent_tokens[moved])),
+    }
+
+
+@lru_cache(maxsize=64)
+def _capacity(case: str, requests: int, seed: int, fleet: str) -> Capacity:
+    return measure_capacity(draw(case, requests, seed), Fleet.parse(fleet))
+
+
+@lru_cache(maxsize=16)
+def _predicted(case: str, requests: int, seed: int, predictor: str) -> RequestPredictions:
+    return predict_workload(draw(case, requests, seed), predictor, seed=seed)
+
+
+@lru_cache(maxsize=256)
+def _digest(case: str, requests: int, seed: int) -> str:
+    return workload_digest(draw(case, requests, seed))
+
+
+Report = Callable[[str, float], None]
+
+
+What = tuple[Measure, Statistic]
+"""A statistic of a latency."""
+
+ENGINE: Final = "llama-3-8b@a100"
+COMPARED: Final[tuple[What, ...]] = (
+    ("ttft_s", "mean"),
+    ("ttft_s", "p99"),
+    ("tpot_s", "mean"),
+    ("e2e_s", "mean"),
+    ("e2e_s", "p99"),
+    ("per_token_s", "mean"),
+    ("per_token_s", "p99"),
+)
+FIRST: Final = "noisy:0.6"
+"""The prediction before prefill, where the value of a better one after prefill is measured."""
+REFRESHED: Final = ("noisy:0.8", "oracle")
+REFRESHED_LOAD: Final = 0.9
+
+
+@dataclass(frozen=True)
+class DisaggregationGrid:
+    """What is simulated. `prefills`: engines that compute prompts, of `engines` in all."""
+
+    seeds: int = 5
+    requests: int = 4200
+    engines: int = 8
+    loads: tuple[float, ...] = (0.5, 0.7, 0.9, 1.1)
+    prefills: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
+    gb_per_s: float = KvLink().gb_per_s
+    """Bandwidth at which an engine sends or receives KV."""
+    cases: tuple[str, ...] = CASES
+
+    def __post_init__(self) -> None:
+        if self.seeds < 2:
+            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
+        if self.requests < 1:
+            raise InputError(f"{self.requests} requests", field="requests", hint="give at least 1")
+
+    @property
+    def fleet(self) -> str:
+        """As `Fleet.parse` reads it."""
+        return f"{self.engines}*{ENGINE}"
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One workload at one load, engines mixed (`prefill` 0) or split, over all seeds.
+
+    `ratios` are over the mixed fleet, or, with a refreshed prediction, over the same split without: below 1 is better.
+    """
+
+    case: str
+    load: float
+    prefill: int
+    refresh: str | None
+    runs: tuple[dict[str, Any], ...]
+    ratios: dict[What, Ratio]
+
+    def mean(self, measure: str, statistic: str | None = None) -> float:
+        """A value averaged over the seeds; NaN where there is none."""
+        values = [run[measure] if statistic is None else run[measure][statistic] for run in self.runs]
+        return float(np.mean([np.nan if value is None else value for value in values]))
+
+
+@dataclass(frozen=True)
+class DisaggregationResult:
+    """Everything measured. `sources`: the trace of each workload."""
+
+    grid: DisaggregationGrid
+    slots: int
+    sources: dict[str, str]
+    split: tuple[Arrangement, ...]
+    refreshed: tuple[Arrangement, ...]
+
+    def of(self, case: str, load: float) -> list[Arrangement]:
+        """The mixed fleet, then the split ones."""
+        return [one for one in self.split if (one.case, one.load) == (case, load)]
+
+    def best(self, case: str, load: float, what: What) -> Arrangement:
+        """The split with the lowest ratio of a statistic."""
+        return min(self.of(case, load)[1:], key=lambda one: one.ratios[what].ratio)
+
+
+def measure(run: Run, grid: DisaggregationGrid) -> DisaggregationResult:
+    """Run everything that the cache does not have."""
+    here = available()
+    for case in grid.cases:
+        if case not in here:
+            run.note(f"LENGTHWISE_DATA does not hold {case}'s trace; it is left out")
+    if trace_name("azure") == "azure_sample":
+        run.note("LENGTHWISE_DATA does not hold Azure's trace; using the sample that ships with the package")
+    cases = [case for case in grid.cases if case in here]
+    first = [FleetTask(case, grid.requests, 0, grid.fleet, load) for case in cases for load in grid.loads]
+    plain = [replace(one, prefill=n, gb_per_s=grid.gb_per_s) for one in first for n in (0, *grid.prefills)]
+    split = _arranged(run, "mixed and split", plain, grid.seeds, lambda one: replace(one, prefill=0))
+    found = DisaggregationResult(
+        grid, Fleet.parse(grid.fleet).slots, {case: trace_name(case) for case in cases}, split, ()
+    )
+    load = min(grid.loads, key=lambda value: abs(value - REFRESHED_LOAD))
+    settings = [
+        replace(
+            one, predictor=FIRST, prefill=found.best(one.case, load, ("e2e_s", "mean")).prefill, gb_per_s=grid.gb_per_s
+        )
+        for one in first
+        if one.load == load and one.case != "react"  # its lengths are drawn at random: no prediction helps
+    ]
+    refreshes = [replace(one, refresh=name) for one in settings for name in (None, *REFRESHED)]
+    refreshed = _arranged(run, "refreshed predictions", refreshes, grid.seeds, lambda one: replace(one, refresh=None))
+    return replace(found, refreshed=refreshed)
+
+
+def _arranged(
+    run: Run, what: str, each: Sequence[FleetTask], seeds: int, base: Callable[[FleetTask], FleetTask]
+) -> tuple[Arrangement, ...]:
+    """Every arrangement over all seeds, with ratios over its baseline, which is one of them."""
+    results = run.results(what, [replace(one, seed=seed) for one in each for seed in range(seeds)])
+    runs = {one: tuple(results[place * seeds : (place + 1) * seeds]) for place, one in enumerate(each)}
+    return tuple(
+        Arrangement(one.case, one.load, one.prefill, one.refresh, runs[one], _ratios(runs[one], runs[base(one)]))
+        for one in each
+    )
+
+
+def _ratios(ours: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> dict[What, Ratio]:
+    if ours is base:
+        return dict.fromkeys(COMPARED, Ratio(1.0, 1.0, 1.0))
+    return {
+        (measure, name): over_seeds([run[measure][name] for run in ours], [run[measure][name] for run in base])
+        for measure, name in COMPARED
+    }
+
+
+_CHOSEN_BY: Final[What] = ("e2e_s", "mean")
+_TITLES: Final = {(measure, statistic): f"{NAMES[measure]} {statistic}" for measure, statistic in COMPARED}
+
+
+def tables(found: DisaggregationResult) -> list[Table]:
+    """When a split pays, every arrangement of every workload, and the value of refreshed predictions."""
+    return [
+        _one_split(found),
+        _best_by_statistic(found),
+        *(_case(found, case) for case in found.sources),
+        _refreshed(found),
+    ]
+
+
+def verdict(ratio: Ratio) -> str:
+    """Whether a split pays, by its interval over seeds."""
+    if math.isnan(ratio.ratio):
+        return "unknown"
+    return "pays" if ratio.high < 1 else "costs" if ratio.low > 1 else "even"
+
+
+def facts(found: DisaggregationResult) -> dict[str, Any]:
+    """Everything that the tables show, for JSON."""
+    return {
+        "grid": found.grid,
+        "fleet": found.grid.fleet,
+        "slots": found.slots,
+        "policy": POLICY,
+        "router": ROUTER,
+        "link": KvLink(found.grid.gb_per_s),
+        "sources": found.sources,
+        "split": [_facts(one) for one in found.split],
+        "first_prediction": FIRST,
+        "refreshed": [_facts(one) for one in found.refreshed],
+    }
+
+
+def _facts(one: Arrangement) -> dict[str, Any]:
+    return {
+        "case": one.case,
+        "load": one.load,
+        "prefill": one.prefill,
+        "refresh": one.refresh,
+        "capacity_per_s": one.mean("capacity_per_s"),
+        **{f"{measure.removesuffix('_s')}_{name}_s": one.mean(measure, name) for measure, name in COMPARED},
+        "over": {f"{measure.removesuffix('_s')}_{name}": one.ratios[measure, name] for measure, name in COMPARED},
+        **{name: one.mean(name) for name in ("transfer_s", "memory_s", "sent_tokens", "preemptions", "refused")},
+        "by_seed": one.runs,
+    }
+
+
+def _one_split(found: DisaggregationResult) -> Table:
+    """One split for all statistics: the one with the least mean E2E."""
+
+    def best(case: str, load: float) -> list[Arrangement]:
+        return [found.best(case, load, _CHOSEN_BY)] * len(COMPARED)
+
+    how = (
+        "Of the splits, prefill:decode, the one with the least mean E2E, and its multiples of the mixed fleet's; "
+        "it pays where the whole 95 % interval is below 1, costs where it is above, else it is even."
+    )
+    return _verdicts(found, "When separate prefill and decode engines pay", best, how)
+
+
+def _best_by_statistic(found: DisaggregationResult) -> Table:
+    """The best split for each statistic alone."""
+
+    def best(case: str, load: float) -> list[Arrangement]:
+        return [found.best(case, load, what) for what in COMPARED]
+
+    how = "Each statistic at the split that is best for it; the other statistics are worse there."
+    return _verdicts(found, "The best split for each statistic", best, how)
+
+
+def _verdicts(
+    found: DisaggregationResult, title: str, best: Callable[[str, float], list[Arrangement]], how: str
+) -> Table:
+    rows: list[list[str]] = []
+    begins: set[int] = set()
+    for case in found.sources:
+        begins.add(len(rows))
+        for load in found.grid.loads:
+            cells = [
+                f"{_split_name(found, one)} {verdict(one.ratios[what])} {one.ratios[what].ratio:.2f}"
+                for one, what in zip(best(case, load), COMPARED, strict=True)
+            ]
+            rows.append([f"{case} {load:.1f}", *cells])
+    how += " The best of several splits is a slightly optimistic estimate."
+    columns = ("workload, load", *_TITLES.values())
+    return Table(title, columns, rows, [how, *_notes(found)], frozenset(begins - {0}))
+
+
+def _case(found: DisaggregationResult, case: str) -> Table:
+    rows: list[list[str]] = []
+    begins: set[int] = set()
+    for load in found.grid.loads:
+        begins.add(len(rows))
+        for one in found.of(case, load):
+            times = [
+                one.mean("ttft_s", "mean"),
+                one.mean("e2e_s", "mean"),
+                one.mean("transfer_s"),
+                one.mean("memory_s"),
+            ]
+            ratios = [multiple(one.ratios[what]) for what in COMPARED]
+            rows.append([f"{load:.1f} {_split_name(found, one)}", *map(seconds, times), *ratios])
+    capacity = found.of(case, found.grid.loads[0])[0]
+    steady = "" if all(run["steady"] for run in capacity.runs) else ", a lower bound"
+    how = (
+        "Transfer: from the first token until all KV has arrived. Memory: from there to admission. The mixed fleet serves "
+        f"{capacity.mean('capacity_per_s'):.3g} requests/s (FCFS, round robin, under backlog{steady})."
+    )
+    columns = ("load", "TTFT", "E2E", "transfer", "memory", *_TITLES.values())
+    title = f"{found.sources[case]} on {found.grid.fleet}: seconds, and multiples of the mixed fleet"
+    return Table(title, columns, rows, [how, *_notes(found)], frozenset(begins - {0}))
+
+
+def _refreshed(found: DisaggregationResult) -> Table:
+    rows = [
+        [
+            f"{one.case} {one.load:.1f} {_split_name(found, one)}",
+            one.refresh or f"{FIRST}, kept",
+            *(multiple(one.ratios[what]) for what in COMPARED),
+        ]
+        for one in found.refreshed
+    ]
+    notes = [f"Over the same split with {FIRST} throughout; the decode pool's router uses the refreshed prediction."]
+    columns = ("workload, load, split", "predicted after prefill", *_TITLES.values())
+    return Table("A prediction refreshed at the end of prefill", columns, rows, [*notes, *_notes(found)])
+
+
+def _notes(found: DisaggregationResult) -> list[str]:
+    grid = found.grid
+    under = (
+        f"{POLICY} inside engines, router {ROUTER} for each pool, KV over {found.grid.gb_per_s:g} GB/s and "
+        f"{seconds(KvLink().latency_s)}; load is of the mixed fleet's capacity; n {grid.requests:,}, "
+        f"slots {found.slots:,}, {grid.seeds} seeds from 0, paired, 95 % intervals, run to drain."
+    )
+    return [under]
+
+
+def _split_name(found: DisaggregationResult, one: Arrangement) -> str:
+    return f"{one.prefill}:{found.grid.engines - one.prefill}" if one.prefill else "mixed"
+
+
+_SHOWN: Final[dict[What, str]] = {
+    ("ttft_s", "mean"): "mean TTFT",
+    ("tpot_s", "mean"): "mean TPOT",
+    ("e2e_s", "mean"): "mean E2E",
+    ("e2e_s", "p99"): "p99 E2E",
+    ("per_token_s", "mean"): "mean per-token latency",
+}
+
+
+def figures(found: DisaggregationResult) -> list[Figure]:
+    """Every statistic over load, a panel per workload."""
+    return [_over_load(found, what, name) for what, name in _SHOWN.items()]
+
+
+def _over_load(found: DisaggregationResult, what: What, name: str) -> Figure:
+    """Ratio of each split to the mixed fleet, with intervals."""
+    data: list[dict[str, Any]] = []
+    for place, case in enumerate(found.sources):
+        for number, prefill in enumerate(found.grid.prefills):
+            arrangements = [one for one in found.split if (one.case, one.prefill) == (case, prefill)]
+            name_of_split = f"{prefill}:{found.grid.engines - prefill}"
+            line = {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": name_of_split,
+                "legendgroup": name_of_split,
+                "showlegend": place == 0,
+                "line": {"color": COLOURS[number + 1]},
+                "x": [one.load for one in arrangements],
+            }
+            data.append({**line, **_interval_line(arrangements, what), **panel(place)})
+    both = (axis("load of the mixed fleet"), axis("split over mixed", type="log"))
+    layout = axes([both] * len(found.sources), columns=2, titles=list(found.sources.values()))
+    caption = "Below 1 the split fleet is better. Bars: 95 % intervals over seeds. Logarithmic."
+    return Figure(f"{name}, split over mixed".capitalize(), caption, data, layout, height=760)
+
+
+def _interval_line(arrangements: list[Arrangement], what: What) -> dict[str, Any]:
+    ratios = [one.ratios[what] for one in arrangements]
+    return {"y": [ratio.ratio for ratio in ratios], "error_y": interval_bars(ratios)}
+
+
+STUDY: Study[DisaggregationGrid, DisaggregationResult] = Study(
+    name="disaggregation",
+    title="Prefill and decode on separate engines",
+    question="When does it pay to run prefill and decode on separate engines?",
+    source="ReAct, Mooncake, Azure, CASTILLO",
+    grid=DisaggregationGrid(),
+    quick=DisaggregationGrid(seeds=2, requests=300, loads=(0.9,), prefills=(2, 4)),
+    minutes=(90, 2),
+    measure=measure,
+    tables=tables,
+    figures=figures,
+    facts=facts,
+)

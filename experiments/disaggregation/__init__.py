@@ -1,1 +1,0 @@
-"""Prefill and decode on different engines against engines that do both: when it pays."""

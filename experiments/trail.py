@@ -1,0 +1,611 @@
+"""TRAIL (arXiv 2410.01035): does limited preemption pay, and at which c?
+
+Mean latency and TTFT against FCFS over c at the poster's rate, with predictions from the prompt alone, refined by age,
+by a stand-in for the probe of hidden states, and with true lengths; without a prefix cache, as in the paper, where a
+preempted request is computed again from the start, and with one, as in vLLM today, where most of it is found again.
+Then where preemption pays: few slots and many, below capacity and above. TRAIL's formula is checked by the study
+`theory`.
+
+The probe is a STAND-IN: it knows the true remaining length and adds noise, scaled to the stated error. It shows what
+refined predictions of that error would do to scheduling, not that a probe reaches it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from experiments.study import Claim, Run, Study
+from lengthwise.errors import InputError
+from lengthwise.policies import Job, JobColumns, Policy
+from lengthwise.policies.base import Numbers
+from lengthwise.policies.residual import expected_remaining
+from lengthwise.policies.srpt import Srpt
+from lengthwise.predictors.probe import DEFAULT, load_probe
+from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interval_bars, panel
+from lengthwise.reports.simulation import multiple, seconds
+from lengthwise.reports.tables import Table, share
+from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
+from lengthwise.simulator.paired import Ratio, over_seeds
+from lengthwise.training.probe.card import error_ratio
+from lengthwise.workloads import LengthSamples, Workload, castillo_workload
+from lengthwise.workloads.arrivals import generator
+
+PAPER_RATE: Final = 14.0
+"""Requests per second at which the poster shows mean latency and TTFT over c."""
+PAPER_C: Final = 0.8
+MOST_TOKENS: Final = 512
+"""Answers are cut here: the last bin of the probe."""
+PAPER_E2E_GAIN: Final = (1.66, 2.01)
+"""FCFS (vLLM) over TRAIL, mean latency: least and most over the rates tried. One A100, Alpaca, 10,000 prompts."""
+PAPER_TTFT_GAIN: Final = (1.76, 24.07)
+PAPER_ERROR_RATIO: Final = 2.66
+"""Error of the prediction from the prompt (BERT) over that of the probe, Llama-3-8B."""
+
+Floats = NDArray[np.float64]
+
+
+EVERY: Final = 16
+"""Tokens between two readings of the probe; in between its last reading is counted down."""
+REMEMBERS: Final = 64
+"""Tokens over which the probe's errors decay: smoothing correlates neighbouring readings."""
+
+
+def point(predictions: RequestPredictions) -> RequestPredictions:
+    """The same means with sigma 0: the remaining length is the prediction minus the tokens generated."""
+    return replace(predictions, mu=np.log(predictions.expected_and_tail()[0]), sigma=np.zeros(len(predictions)))
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """The stand-in: the true length of each request, by arrival, and the log of each reading's error."""
+
+    arrival: Floats
+    length: Floats
+    log_error: Floats
+
+    def remaining(self, jobs: JobColumns) -> Floats:
+        """Predicted remaining tokens, at least one, of jobs with a first token."""
+        row = np.searchsorted(self.arrival, jobs.arrival)
+        age = np.maximum(jobs.generated, 1.0)
+        reading = ((age - 1) // EVERY).astype(np.intp)
+        at = 1.0 + EVERY * reading
+        remaining = (self.length[row] - at) * np.exp(self.log_error[row, reading])
+        return np.asarray(np.maximum(np.minimum(remaining, jobs.cap - at) - (age - at), 1.0))
+
+
+@dataclass(frozen=True)
+class Probed(Srpt):
+    """`srpt` whose prediction after the first token is the probe's; hosts check preemption at every reading."""
+
+    kind = "srpt"
+    preempt_check_interval = EVERY
+
+    probe: Probe = field(kw_only=True)
+
+    def rank(self, jobs: Job | JobColumns) -> Numbers:
+        """The probe's prediction; before the first token, the prompt's."""
+        if isinstance(jobs, Job):
+            return float(self.rank(JobColumns.of([jobs]))[0])
+        return np.where(jobs.generated > 0, self.probe.remaining(jobs), jobs.expected)
+
+
+def probe_of_error(workload: Workload, error: float, *, cap: int, seed: int) -> Probe:
+    """A stand-in whose mean absolute error over all tokens of these requests is the given one."""
+    readings = -(-cap // EVERY)
+    fresh = generator(seed, "probe").standard_normal((len(workload), readings))
+    kept = math.exp(-EVERY / REMEMBERS)
+    noise = fresh.copy()
+    for reading in range(1, readings):
+        noise[:, reading] = kept * noise[:, reading - 1] + math.sqrt(1 - kept**2) * fresh[:, reading]
+    arrival, length = workload.arrival_s, workload.output_tokens.astype(np.float64)
+    ages = _ages(workload, cap)
+
+    def off(scale: float) -> float:
+        return _mean_off(Probe(arrival, length, scale * noise).remaining(ages), ages, workload) - error
+
+    return Probe(arrival, length, float(brentq(off, 1e-3, 5.0, xtol=1e-3)) * noise)
+
+
+def mean_error(workload: Workload, predictions: RequestPredictions, cap: int) -> float:
+    """Mean absolute error of the expected remaining length, over all tokens of all requests but the last ones."""
+    ages = _ages(workload, cap, predictions)
+    return _mean_off(np.asarray(expected_remaining(ages)), ages, workload)
+
+
+def _ages(workload: Workload, cap: int, predictions: RequestPredictions | None = None) -> JobColumns:
+    """Every request at every age from its first token to its last but one."""
+    rows = np.repeat(np.arange(len(workload)), workload.output_tokens - 1)
+    begins = np.cumsum(workload.output_tokens - 1) - (workload.output_tokens - 1)
+    ages = np.arange(len(rows)) - begins[rows] + 1
+    about: dict[str, Floats] = {}
+    if predictions is not None:
+        about = {"mu": predictions.mu[rows], "sigma": predictions.sigma[rows]}
+    expected = np.ones(len(rows)) if predictions is None else predictions.expected_and_tail()[0][rows]
+    return JobColumns.filled(arrival=workload.arrival_s[rows], expected=expected, cap=cap, generated=ages, **about)
+
+
+def _mean_off(predicted: Floats, ages: JobColumns, workload: Workload) -> float:
+    rows = np.searchsorted(workload.arrival_s, ages.arrival)
+    return float(np.abs(predicted - (workload.output_tokens[rows] - ages.generated)).mean())
+
+
+Report = Callable[[str, float], None]
+
+
+LLM: Final = "llama-3.1-8b"
+ENGINE: Final = "llama-3-8b@a100"
+SLOTS: Final = 48
+"""The poster's rate is then slightly above the engine's capacity; without a queue no order gains."""
+CORPUS: Final = "Alpaca"
+PROMPT, AGE, TRUTH = "prompt only", "refined by age", "truth"
+AS_SHIPPED, AS_IN_PAPER = "probe stand-in, error as the shipped probe's", "probe stand-in, error as in the paper"
+PROBES: Final = (AS_SHIPPED, AS_IN_PAPER)
+KINDS: Final = (PROMPT, AGE, *PROBES, TRUTH)
+
+
+@dataclass(frozen=True)
+class TrailGrid:
+    """How much is simulated."""
+
+    seeds: int = 5
+    requests: int = 2000
+    limits: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    slots: tuple[int, ...] = (1, 4, 16, SLOTS)
+    loads: tuple[float, ...] = (0.7, 0.9, 1.1)
+    predictor: str = "default"
+    """Predictions from the prompt."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 2:
+            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An engine and its request rate; `capacity_per_s` under backlog, averaged over the seeds."""
+
+    slots: int
+    caching: bool
+    rate: float
+    capacity_per_s: float
+
+    @property
+    def load(self) -> float:
+        """Request rate over capacity."""
+        return self.rate / self.capacity_per_s
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`srpt` with one c and one kind of prediction in one setting, over all seeds."""
+
+    setting: Setting
+    predictions: str
+    c: float
+    e2e_s: float
+    ttft_s: float
+    e2e: Ratio
+    """FCFS's mean over this one's: above 1 is a gain. With its 95 % interval over seeds, as the next three."""
+    ttft: Ratio
+    e2e_p99: Ratio
+    over_none: Ratio
+    """Mean E2E of c = 0 over this one's: above 1, preemption pays."""
+    preemptions: float
+    """Per request."""
+    most: int
+    """Preemptions of one request."""
+    recomputed: float
+    """Tokens computed again, over all tokens of prompts and answers."""
+
+
+@dataclass(frozen=True)
+class TrailResult:
+    """Everything measured. `over_c` is at the poster's rate; `where` uses predictions refined by age only."""
+
+    origin: str
+    corpus: str
+    predictor: str
+    tau: float
+    errors: dict[str, float]
+    """Mean absolute error of the remaining length over all tokens, of each kind of prediction (first seed)."""
+    grid: TrailGrid
+    over_c: tuple[Cell, ...]
+    where: tuple[Cell, ...]
+
+
+def measure(run: Run, grid: TrailGrid) -> TrailResult:
+    """Run everything on the answers of one LLM to Alpaca, or to all test prompts where Alpaca is missing."""
+    samples = run.castillo()
+    known = CORPUS in samples.corpora
+    rows = samples.where(corpus=[CORPUS]) if known else samples.where(split="test")
+    run.report("predictions", 0.0)
+    ratios = {AS_SHIPPED: error_ratio(load_probe(DEFAULT)), AS_IN_PAPER: PAPER_ERROR_RATIO}
+    traffic = [_Traffic.of(rows, grid.predictor, grid.requests, seed, ratios) for seed in range(grid.seeds)]
+    first = traffic[0]
+    errors = {
+        PROMPT: first.prompt_error,
+        AGE: mean_error(first.workload, first.predictions, MOST_TOKENS),
+        **{name: first.prompt_error / ratio for name, ratio in ratios.items()},
+        TRUTH: 0.0,
+    }
+    over_c: list[Cell] = []
+    for i, caching in enumerate((False, True)):
+        setting = _setting(traffic, SLOTS, caching, rate=PAPER_RATE)
+        for j, kind in enumerate(KINDS):
+            done = 0.05 + 0.35 * (i + j / len(KINDS))
+            run.report(f"rate {PAPER_RATE:g}, {kind}", done)
+            over_c += _runs(setting, traffic, kind, grid.limits)
+    where: list[Cell] = []
+    places = [(slots, load, caching) for slots in grid.slots for load in grid.loads for caching in (False, True)]
+    for i, (slots, load, caching) in enumerate(places):
+        run.report(f"{slots} slots, load {load:g}", 0.75 + 0.25 * i / len(places))
+        where += _runs(_setting(traffic, slots, caching, load=load), traffic, AGE, (0.0, PAPER_C))
+    return TrailResult(
+        origin=samples.origin,
+        corpus=CORPUS if known else "all test prompts",
+        predictor=grid.predictor,
+        tau=float(np.mean([each.predictions.tau for each in traffic])),
+        errors=errors,
+        grid=grid,
+        over_c=tuple(over_c),
+        where=tuple(where),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Traffic:
+    """One seed's requests, at one per second, and their predictions."""
+
+    workload: Workload
+    predictions: RequestPredictions
+    prompt_error: float
+    probes: dict[str, Probe]
+
+    @classmethod
+    def of(cls, rows: LengthSamples, predictor: str, requests: int, seed: int, ratios: dict[str, float]) -> _Traffic:
+        most = MOST_TOKENS
+        workload = castillo_workload(rows, LLM, requests=requests, rate=1.0, seed=seed, max_tokens=most)
+        predictions = predict_workload(workload, predictor, seed=seed)
+        error = mean_error(workload, point(predictions), most)
+        probes = {name: probe_of_error(workload, error / ratio, cap=most, seed=seed) for name, ratio in ratios.items()}
+        return cls(workload, predictions, error, probes)
+
+    def serve(self, setting: Setting, policy: Policy | str, predictions: RequestPredictions | str) -> Outcome:
+        sped_up = self.workload.replace(arrival_s=self.workload.arrival_s / setting.rate)
+        return simulate(sped_up, _fleet(setting.slots, setting.caching), policy, predictor=predictions)
+
+    def srpt(self, setting: Setting, kind: str, c: float) -> Outcome:
+        """`srpt` with a kind of prediction."""
+        if kind in PROBES:
+            probe = self.probes[kind]
+            moved = Probe(probe.arrival / setting.rate, probe.length, probe.log_error)
+            return self.serve(setting, Probed(c=c, probe=moved), self.predictions)
+        about: dict[str, RequestPredictions | str] = {
+            PROMPT: point(self.predictions),
+            AGE: self.predictions,
+            TRUTH: "oracle",
+        }
+        return self.serve(setting, Srpt(c=c), about[kind])
+
+
+def _fleet(slots: int, caching: bool) -> Fleet:
+    return Fleet.parse(f"1*{ENGINE}").limited_to(max_num_seqs=slots, prefix_caching=caching)
+
+
+def _setting(
+    traffic: Sequence[_Traffic], slots: int, caching: bool, *, rate: float | None = None, load: float = 1.0
+) -> Setting:
+    fleet = _fleet(slots, caching)
+    capacity = float(np.mean([measure_capacity(each.workload, fleet).requests_per_s for each in traffic]))
+    return Setting(slots, caching, load * capacity if rate is None else rate, capacity)
+
+
+def _runs(setting: Setting, traffic: Sequence[_Traffic], kind: str, limits: Sequence[float]) -> list[Cell]:
+    base = [each.serve(setting, "fcfs", each.predictions) for each in traffic]
+    found: list[Cell] = []
+    without: list[Outcome] = []
+    for c in limits:
+        ours = [each.srpt(setting, kind, c) for each in traffic]
+        without = without or ours
+        tokens = sum(int((one.input_tokens + one.output_tokens).sum()) for one in ours)
+        found.append(
+            Cell(
+                setting=setting,
+                predictions=kind,
+                c=c,
+                e2e_s=float(np.mean([one.summary.e2e_s.mean for one in ours])),
+                ttft_s=float(np.mean([one.summary.ttft_s.mean for one in ours])),
+                e2e=over_seeds(*([one.summary.e2e_s.mean for one in outcomes] for outcomes in (base, ours))),
+                ttft=over_seeds(*([one.summary.ttft_s.mean for one in outcomes] for outcomes in (base, ours))),
+                e2e_p99=over_seeds(*([one.summary.e2e_s.p99 for one in outcomes] for outcomes in (base, ours))),
+                over_none=over_seeds(*([one.summary.e2e_s.mean for one in outcomes] for outcomes in (without, ours))),
+                preemptions=float(np.mean([one.preemptions.mean() for one in ours])),
+                most=max(int(one.preemptions.max()) for one in ours),
+                recomputed=sum(int(one.recomputed_tokens.sum()) for one in ours) / tokens,
+            )
+        )
+    return found
+
+
+def tables(found: TrailResult) -> list[Table]:
+    """Errors of predictions, latency over c, where preemption pays, the paper beside ours, and the verdict."""
+    return [
+        _errors(found),
+        *(_over_c(found, caching) for caching in (False, True)),
+        _where(found),
+        _beside(found),
+        Table(
+            "Does preemption pay?",
+            ("setting", "verdict"),
+            [[name, verdicts] for name, verdicts in verdict(found).items()],
+        ),
+    ]
+
+
+def facts(found: TrailResult) -> dict[str, Any]:
+    """Everything that the tables show, for JSON."""
+    return {
+        "origin": found.origin,
+        "corpus": found.corpus,
+        "predictor": found.predictor,
+        "tau": found.tau,
+        "mean_error_tokens": found.errors,
+        "stand_ins": list(PROBES),
+        "grid": found.grid,
+        "paper": {"rate": PAPER_RATE, "c": PAPER_C, "e2e_gain": PAPER_E2E_GAIN, "ttft_gain": PAPER_TTFT_GAIN},
+        "over_c": [_facts(run) for run in found.over_c],
+        "where": [_facts(run) for run in found.where],
+        "verdict": verdict(found),
+    }
+
+
+def verdict(found: TrailResult) -> dict[str, str]:
+    """Of each kind of prediction, at the poster's rate: the c with the least mean E2E, and whether it beats c = 0."""
+    verdicts = {}
+    for caching in (False, True):
+        for kind in KINDS:
+            runs = [run for run in found.over_c if run.predictions == kind and run.setting.caching == caching]
+            best = max(runs, key=lambda run: run.e2e.ratio)
+            verdicts[f"{_cache(caching)}, {kind}"] = _judged(best)
+    return verdicts
+
+
+def _judged(best: Cell) -> str:
+    if best.c == 0:
+        return "no: c = 0 has the least mean E2E"
+    pays = best.over_none.low > 1
+    change = f"{100 * (best.over_none.ratio - 1):+.1f} % against c = 0, {multiple(best.over_none)}"
+    return f"{'yes' if pays else 'not beyond chance'}: c = {best.c:g}, {change}"
+
+
+def _facts(run: Cell) -> dict[str, Any]:
+    return {**vars(run), "setting": {**vars(run.setting), "load": run.setting.load}}
+
+
+def _cache(caching: bool) -> str:
+    return "prefix cache" if caching else "no prefix cache"
+
+
+def _errors(found: TrailResult) -> Table:
+    base = found.errors[KINDS[0]]
+    rows = [[kind, f"{error:.1f}", f"{base / error:.2f}" if error else "–"] for kind, error in found.errors.items()]
+    notes = [
+        (
+            f"Mean absolute error over all tokens of all requests (first seed); {found.predictor} has tau "
+            f"{found.tau:.3f} here. The paper's BERT has {PAPER_ERROR_RATIO:g} times its probe's error."
+        ),
+        (
+            "A stand-in is not a probe: it is the true remaining length with log-normal noise of that error, read every "
+            f"{EVERY} tokens, errors decaying over {REMEMBERS}. The shipped probe's error is the one on its card, of "
+            "another LLM's answers: it is taken as a share of the prompt's."
+        ),
+    ]
+    return Table("Remaining length: mean absolute error", ("predictions", "tokens", "prompt only / this"), rows, notes)
+
+
+def _over_c(found: TrailResult, caching: bool) -> Table:
+    runs = [run for run in found.over_c if run.setting.caching == caching]
+    setting = runs[0].setting
+    rows = [
+        [
+            run.predictions,
+            f"{run.c:g}",
+            seconds(run.e2e_s),
+            multiple(run.e2e),
+            seconds(run.ttft_s),
+            multiple(run.ttft),
+            multiple(run.over_none),
+            f"{run.e2e_p99.ratio:.3f}",
+            f"{run.preemptions:.2f}",
+            str(run.most),
+            share(run.recomputed),
+        ]
+        for run in runs
+    ]
+    begins = frozenset(i for i, run in enumerate(runs) if i and run.predictions != runs[i - 1].predictions)
+    columns = (
+        "predictions", "c", "E2E", "gain over FCFS", "TTFT", "gain over FCFS", "E2E, c = 0 / this", "p99 gain",
+        "preempted", "most", "recomputed",
+    )  # fmt: skip
+    grid = found.grid
+    notes = [
+        (
+            f"{ENGINE}, {SLOTS} slots, {_cache(caching)}; answers of Llama-3.1-8B to {found.corpus} ({found.origin}) "
+            f"cut at {MOST_TOKENS}; n {grid.requests:,} to drain, Poisson, {setting.rate:g} requests/s, load "
+            f"{setting.load:.2f} of {setting.capacity_per_s:.3g}/s (FCFS, under backlog), {grid.seeds} seeds."
+        ),
+        "Gains: FCFS's mean over this policy's, paired, with 95 % intervals over seeds; above 1 is better.",
+        (
+            "preempted: times per request; most: largest of one request; recomputed: tokens computed again, over all tokens. "
+            "Their time is part of every value."
+        ),
+    ]
+    return Table(f"Over c at {setting.rate:g} requests/s, {_cache(caching)}", columns, rows, notes, begins)
+
+
+def _where(found: TrailResult) -> Table:
+    rows = [
+        [
+            str(run.setting.slots),
+            f"{run.setting.load:.1f}",
+            "yes" if run.setting.caching else "no",
+            multiple(none.e2e),
+            multiple(run.e2e),
+            multiple(run.over_none),
+            f"{none.ttft.ratio:.2f}",
+            f"{run.ttft.ratio:.2f}",
+            share(run.recomputed),
+        ]
+        for none, run in zip(found.where[::2], found.where[1::2], strict=True)
+    ]
+    columns = (
+        "slots", "load", "prefix cache", "E2E gain, c = 0", f"E2E gain, c = {PAPER_C:g}",
+        f"E2E, c = 0 / c = {PAPER_C:g}", "TTFT gain, c = 0", f"TTFT gain, c = {PAPER_C:g}", "recomputed",
+    )  # fmt: skip
+    begins = frozenset(i for i, row in enumerate(rows) if i and row[0] != rows[i - 1][0])
+    notes = [f"Predictions: {found.predictor}, {AGE}. Loads are shares of each engine's capacity under backlog."]
+    return Table("Where preemption pays", columns, rows, notes, begins)
+
+
+def _beside(found: TrailResult) -> Table:
+    rows = [["paper, over its rates", _span(*PAPER_E2E_GAIN), _span(*PAPER_TTFT_GAIN)]]
+    for caching in (False, True):
+        for kind in KINDS:
+            runs = [run for run in found.over_c if run.predictions == kind and run.setting.caching == caching]
+            gains = [[measure(run) for run in runs] for measure in (_e2e, _ttft)]
+            rows.append([f"ours, {_cache(caching)}, {kind}", *(_span(min(gain), max(gain)) for gain in gains)])
+    notes = [
+        f"Ours: the least and the most over c, at {PAPER_RATE:g} requests/s.",
+        "The paper's engine, load and lengths are not known well enough to set the two side by side number by number.",
+    ]
+    columns = ("", "mean E2E, FCFS / srpt", "mean TTFT, FCFS / srpt")
+    return Table("Beside the paper", columns, rows, notes, frozenset({1, 1 + len(KINDS)}))
+
+
+def _e2e(run: Cell) -> float:
+    return run.e2e.ratio
+
+
+def _ttft(run: Cell) -> float:
+    return run.ttft.ratio
+
+
+def _span(low: float, high: float) -> str:
+    return f"{low:.2f} to {high:.2f}"
+
+
+def figures(found: TrailResult) -> list[Figure]:
+    """The poster's figure, the same as gains, and where preemption pays."""
+    return [_poster(found), _gains(found), _where_figure(found)]
+
+
+def _poster(found: TrailResult) -> Figure:
+    """Mean latency and TTFT over c, with and without a prefix cache."""
+    data: list[dict[str, Any]] = []
+    panels = [(caching, what) for caching in (False, True) for what in ("E2E", "TTFT")]
+    for place, (caching, what) in enumerate(panels):
+        for number, kind in enumerate(KINDS):
+            runs = _of(found, kind, caching)
+            y = [run.e2e_s if what == "E2E" else run.ttft_s for run in runs]
+            data.append({**_line(kind, number, runs, first=place == 0), "y": y, **panel(place)})
+    both = (axis("c"), axis("seconds", rangemode="tozero"))
+    titles = [f"mean {what}, {'' if caching else 'no '}prefix cache" for caching, what in panels]
+    caption = f"The poster's figure: mean latency and TTFT over c at {PAPER_RATE:g} requests/s. Lower is better."
+    layout = axes([both] * len(panels), columns=2, titles=titles)
+    return Figure("Over c", caption, data, layout, height=760)
+
+
+def _gains(found: TrailResult) -> Figure:
+    """What preemption adds to the order: c = 0 over each c, with intervals."""
+    data: list[dict[str, Any]] = []
+    for place, caching in enumerate((False, True)):
+        for number, kind in enumerate(KINDS):
+            runs = _of(found, kind, caching)
+            line = _line(kind, number, runs, first=place == 0)
+            data.append({**line, **_with_interval(runs, lambda run: run.over_none), **panel(place)})
+    both = (axis("c"), axis("mean E2E, c = 0 over this c"))
+    layout = axes([both] * 2, columns=2, titles=["no prefix cache", "prefix cache"])
+    return Figure("Does preemption pay?", "Above 1 it does. Bars: 95 % intervals over seeds.", data, layout)
+
+
+def _where_figure(found: TrailResult) -> Figure:
+    """What preemption adds, by slots and load."""
+    data: list[dict[str, Any]] = []
+    preempting = found.where[1::2]
+    for place, caching in enumerate((False, True)):
+        for number, slots in enumerate(found.grid.slots):
+            runs = [run for run in preempting if run.setting.slots == slots and run.setting.caching == caching]
+            line = {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": f"{slots} slots",
+                "legendgroup": str(slots),
+                "showlegend": place == 0,
+                "line": {"color": COLOURS[number + 1]},
+                "x": [run.setting.load for run in runs],
+            }
+            data.append({**line, **_with_interval(runs, lambda run: run.over_none), **panel(place)})
+    both = (axis("load"), axis(f"mean E2E, c = 0 over c = {PAPER_C:g}"))
+    layout = axes([both] * 2, columns=2, titles=["no prefix cache", "prefix cache"])
+    return Figure("Where preemption pays", "Few slots: a place is seldom free by itself.", data, layout)
+
+
+def _of(found: TrailResult, kind: str, caching: bool) -> list[Cell]:
+    return [run for run in found.over_c if run.predictions == kind and run.setting.caching == caching]
+
+
+def _line(name: str, number: int, runs: list[Cell], *, first: bool) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "legendgroup": name,
+        "showlegend": first,
+        "line": {"color": COLOURS[number + 1], "dash": "dot" if "stand-in" in name else "solid"},
+        "x": [run.c for run in runs],
+    }
+
+
+def _with_interval(runs: list[Cell], measure: Callable[[Cell], Ratio]) -> dict[str, Any]:
+    ratios = [measure(run) for run in runs]
+    return {"y": [ratio.ratio for ratio in ratios], "error_y": interval_bars(ratios)}
+
+
+def claims(found: TrailResult) -> list[Claim]:
+    """Gains over FCFS at the poster's c, beside the least gain that the paper reports over its rates."""
+    return [
+        Claim(
+            f"{what}, FCFS over srpt with c = {PAPER_C:g}, {run.predictions}", paper, ours, _cache(run.setting.caching)
+        )
+        for run in found.over_c
+        if run.c == PAPER_C
+        for what, paper, ours in (
+            ("mean E2E", PAPER_E2E_GAIN[0], run.e2e),
+            ("mean TTFT", PAPER_TTFT_GAIN[0], run.ttft),
+        )
+    ]
+
+
+STUDY: Study[TrailGrid, TrailResult] = Study(
+    name="trail",
+    title="TRAIL: limited preemption",
+    question="Does limited preemption pay, and at which c?",
+    paper="TRAIL, arXiv 2410.01035",
+    source="CASTILLO (Alpaca)",
+    grid=TrailGrid(),
+    quick=TrailGrid(seeds=2, requests=400, limits=(0.0, 0.8, 1.0), slots=(4, SLOTS), loads=(0.9,)),
+    minutes=(20, 1),
+    measure=measure,
+    tables=tables,
+    figures=figures,
+    facts=facts,
+    claims=claims,
+    claim_notes=lambda _: ["The paper's value is its least gain over FCFS (vLLM) over the rates it tried."],
+)

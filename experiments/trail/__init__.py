@@ -1,1 +1,0 @@
-"""TRAIL's limited preemption on a simulated engine, ours beside the paper's."""
