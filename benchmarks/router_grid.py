@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.preble.cells import Cell, Place, Run, gathered, places
-from experiments.preble.traffic import VARIED, React, Shared
+from experiments.preble.study import VARIED, Cell, Place, React, Routing, Shared, group_by_seed, places
 from lengthwise.cli.sweep import cache_folder
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
@@ -118,11 +117,11 @@ def run(
     }
     found = pieces.results("capacity", [CapacityTask(where) for where in wheres.values()])
     tasks: list[CellTask] = []
-    names: list[tuple[Place, Run]] = []
+    names: list[tuple[Place, Routing]] = []
     for ((name, engines, _), where), can in zip(wheres.items(), found, strict=True):
         for load in effort.loads:  # loads and routers last: they share a workload and its predictions
             for router in routers:
-                names.append((Place(name, engines, load, "load"), Run(router)))
+                names.append((Place(name, engines, load, "load"), Routing(router)))
                 tasks.append(
                     CellTask(
                         where,
@@ -136,7 +135,7 @@ def run(
                         changes=(),
                     )
                 )
-    return gathered(names, pieces.results("simulate", tasks))
+    return group_by_seed(names, pieces.results("simulate", tasks))
 
 
 def fleet(traffic: Traffic, engines: int) -> Fleet:

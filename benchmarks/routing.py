@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.preble.traffic import VARIED, React
+from experiments.preble.study import VARIED, React
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
 from lengthwise.routers import ROUTERS, EngineInfo, Event, Finished, make_router

@@ -1,8 +1,8 @@
-"""What the length-aware extension of Preble says of itself, to set ours beside.
+"""Settings and values of the length-aware extension of Preble.
 
 Arango, Noori, Huang, Shahout, Yu: "Prefix and Output Length-Aware Scheduling for Efficient Online LLM Inference" (ICLR
-2025 workshop on Sparsity in LLMs). Settings and figures are the text's. What its public code does (on GitHub,
-inakineitor/preble at 99ea1db) is said where it is used.
+2025 workshop on Sparsity in LLMs). Settings and values are the text's; where the public code (on GitHub,
+inakineitor/preble at 99ea1db) is the source, the comment says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WORKLOADS: Final = 10
 EXAMPLES: Final = 4
 MAX_TOKENS: Final = 300
 SECONDS: Final = 30.0
-"""Of arrivals, in the public code. There a run ends with them; ours is served to the last request."""
+"""Seconds of arrivals, in the public code. There a run ends with them; ours runs to drain."""
 
 COMPARED: Final = 8
 """Engines of figure 2."""
@@ -32,10 +32,10 @@ OVERHEAD_S: Final = {
 
 NAIVE: Final = ("random", "round_robin", "least_outstanding")
 CLAIMS: Final = (
-    ("4 engines: E2 is like the naive ones but behind them at 128/s", 4, 128.0, None),
-    ("8 engines: E2 is behind all naive ones at 32/s", 8, 32.0, None),
-    ("8 engines: E2 is behind random at 128/s", 8, 128.0, None),
+    ("4 engines: E2 is slower than the naive routers at 128/s", 4, 128.0, None),
+    ("8 engines: E2 is slower than all naive routers at 32/s", 8, 32.0, None),
+    ("8 engines: E2 is slower than random at 128/s", 8, 128.0, None),
     ("16 engines: E2 takes 1.6 times as long at 64/s", 16, 64.0, 1.6),
     ("16 engines: E2 takes 1.6 times as long at 128/s", 16, 128.0, 1.6),
 )
-"""Figures 1A and 1B in words: engines, requests per second, and E2 over the baselines where the text has a number."""
+"""Statements on figures 1A and 1B: engines, requests per second, and E2 over the baselines where the text has a number."""

@@ -1,38 +1,249 @@
-"""The paper's experiment (`paper.py`), every router on the same requests, arrivals and lengths, FCFS inside engines.
+"""Preble's routing and its length-aware extension: every router on the same requests, FCFS inside engines.
 
 Figure 1A, B and 2: normalized latency and mean E2E over rates and engines, lengths of the most variance. Figure 1D: the
-same mean with less variance. Coin-flip lengths cannot be predicted: they are known to an oracle or not at all. What a
-predictor is worth is measured on CASTILLO's test prompts behind ten shared system prompts, at shares of capacity.
-Routers are charged their own time as it was measured (`simulator/routing_times.py`).
+same mean with less variance. Lengths drawn at random cannot be predicted: routers get the true ones or none. The value
+of a predictor is measured on CASTILLO's test prompts behind ten shared system prompts, at shares of capacity. Routers
+are charged the time that was measured for their choice (`simulator/routing_times.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from experiments.preble import paper
-from experiments.preble.cells import Cell, Place, Run, gathered
-from experiments.preble.traffic import LENGTHS, VARIED, React, Shared, castillo_prompts
-from experiments.preble.why import Why, WhyTask
+from experiments.study import Run
 from lengthwise.errors import InputError
-from lengthwise.simulator import Fleet
+from lengthwise.simulator import Fleet, Outcome, simulate
+from lengthwise.simulator.paired import Ratio, over_seeds
 from lengthwise.simulator.routing_times import measured_s
-from lengthwise.simulator.tasks import CapacityTask, CellTask, Setting, TaskRunner
+from lengthwise.simulator.tasks import CapacityTask, CellTask, Setting, code_version, content_key
+from lengthwise.workloads import (
+    DiscreteLengths,
+    LengthSamples,
+    Workload,
+    behind_prefixes,
+    castillo_workload,
+    load_castillo,
+    react_workload,
+)
+from lengthwise.workloads.arrivals import generator
+from lengthwise.workloads.castillo import PACKAGED
+
+Measure = Literal["per_token_s", "e2e_s", "ttft_s"]
+Unit = Literal["requests/s", "load"]
+COMPARED: Final[tuple[Measure, Measure]] = ("per_token_s", "e2e_s")
+"""Normalized latency as in the paper, and end-to-end latency."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A workload (its lengths or its name) on engines, at a request rate or at a share of capacity."""
+
+    workload: str
+    engines: int
+    at: float
+    unit: Unit = "requests/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """A router and its predictor; None where it uses no lengths."""
+
+    router: str
+    predictor: str | None = None
+
+    def __str__(self) -> str:
+        return self.router if self.predictor is None else f"{self.router} ({self.predictor})"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A router in a place: the summary of each seed's simulation."""
+
+    place: Place
+    run: Routing
+    seeds: tuple[dict[str, Any], ...]
+
+    def values(self, measure: Measure, statistic: str = "mean") -> list[float]:
+        """One statistic, by seed."""
+        return [float(seed[measure][statistic]) for seed in self.seeds]
+
+    def mean(self, measure: Measure, statistic: str = "mean") -> float:
+        """A statistic averaged over seeds."""
+        return float(np.mean(self.values(measure, statistic)))
+
+    def over(self, other: Cell, measure: Measure, statistic: str = "mean") -> Ratio:
+        """Ratio to another cell on the same requests with its 95 % interval; below 1 is better."""
+        if other is self:
+            return Ratio(1.0, 1.0, 1.0)
+        return over_seeds(self.values(measure, statistic), other.values(measure, statistic))
+
+
+def group_by_seed(names: Sequence[tuple[Place, Routing]], results: Sequence[dict[str, Any]]) -> tuple[Cell, ...]:
+    """Cells from one result per seed."""
+    seeds: dict[tuple[Place, Routing], list[dict[str, Any]]] = {}
+    for name, result in zip(names, results, strict=True):
+        seeds.setdefault(name, []).append(result)
+    return tuple(Cell(*name, tuple(each)) for name, each in seeds.items())
+
+
+def find(cells: Sequence[Cell], run: Routing, engines: int, at: float) -> Cell:
+    """The cell of a router at a number of engines and a rate or load."""
+    return next(cell for cell in cells if cell.run == run and (cell.place.engines, cell.place.at) == (engines, at))
+
+
+def places(cells: Sequence[Cell]) -> list[Place]:
+    """The distinct places of cells, in order."""
+    return list(dict.fromkeys(cell.place for cell in cells))
+
+
+VARIED: Final = "1:0.5,300:0.5"
+"""Lengths up to 300 with the most variance (the paper's figure 3)."""
+LENGTHS: Final = ("150:1", "1:0.3333333334,150:0.3333333333,300:0.3333333333", VARIED)
+"""The same mean with increasing variance: figure 1D, as in its public code."""
+
+
+@dataclass(frozen=True, slots=True)
+class React:
+    """ReAct prompts of ten workloads in random order, with lengths from a distribution.
+
+    Prompts are dropped: they say nothing about lengths drawn at random.
+    """
+
+    lengths: str
+    requests: int
+    name: ClassVar[str] = "react"
+
+    def draws(self, *, own_arrivals: bool, slots: int) -> Callable[[int], Workload]:
+        """Draw at one request per second, for any fleet."""
+        return lambda seed: _react(self, seed)
+
+
+@lru_cache(maxsize=8)
+def _react(about: React, seed: int) -> Workload:
+    drawn = react_workload(
+        workloads=paper.WORKLOADS,
+        examples=paper.EXAMPLES,
+        requests=about.requests,
+        rate=1.0,
+        lengths=DiscreteLengths.parse(about.lengths),
+        seed=seed,
+    )
+    order = generator(seed, "order").permutation(about.requests)
+    return drawn.take(order, arrival_s=drawn.arrival_s, prompt=None, max_tokens=paper.MAX_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """CASTILLO's test prompts for one LLM, behind ten system prompts; the i-th is 1/i as frequent as the first."""
+
+    llm: str
+    requests: int
+    prefixes: int = 10
+    prefix_tokens: int = 512
+    name: ClassVar[str] = "castillo"
+
+    def draws(self, *, own_arrivals: bool, slots: int) -> Callable[[int], Workload]:
+        """Draw at one request per second, for any fleet."""
+        samples = castillo_prompts()
+
+        def draw(seed: int) -> Workload:
+            alone = castillo_workload(samples, self.llm, requests=self.requests, rate=1.0, seed=seed)
+            return behind_prefixes(alone, prefixes=self.prefixes, tokens=self.prefix_tokens, seed=seed)
+
+        return draw
+
+
+@lru_cache(maxsize=1)
+def castillo_prompts() -> LengthSamples:
+    """CASTILLO's test split, read once; where it is missing, the sample that ships with the package."""
+    return load_castillo(split="test")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why true lengths change little in E2: both variants on the same requests of one seed; shares are of all requests.
+
+    E2 compares loads only where several engines hold the longest known prefix, or where a prefix is new. Elsewhere the
+    only holder gets the request whatever its length, until balancing moves the prefix. And a load counts live requests:
+    of two lengths the short ones are seldom among them, so the number of live requests already implies their lengths.
+    """
+
+    decided_by_load: float
+    """Choices of E2 among several engines; the rest have one candidate."""
+    moved: float
+    """Requests that true lengths send elsewhere."""
+    short_live: float
+    """Share of one-token answers among live requests, by time in the system."""
+    busiest: float
+    """Requests of the busiest engine over the mean: 1 is even."""
+    moves: float
+    """How often a workload continues on another engine, with E2."""
+    moves_true_lengths: float
+    """The same with true lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisTask:
+    """Both routers on a workload at a rate, without routing time, so that only choices differ."""
+
+    where: Setting
+    rate: float
+
+    @property
+    def key(self) -> str:
+        """Content key."""
+        return content_key(kind="why e2", code=code_version(), where=self.where.key, rate=self.rate)
+
+    def run(self) -> dict[str, Any]:
+        """The fields of `Diagnosis`."""
+        workload = self.where.workload
+        workload = workload.replace(arrival_s=workload.arrival_s / self.rate)
+        plain, with_lengths = (
+            simulate(workload, self.where.fleet, "fcfs", router=router, explain=True) for router in ("e2", "e2_length")
+        )
+        tenants = np.array(workload.table["tenant"].to_pylist())
+        stay = plain.finish - plain.arrival
+        counts = np.bincount(plain.engine, minlength=len(self.where.fleet))
+        return asdict(
+            Diagnosis(
+                decided_by_load=_decided_by_load(plain),
+                moved=float((plain.engine != with_lengths.engine).mean()),
+                short_live=float(stay[workload.output_tokens == 1].sum() / stay.sum()),
+                busiest=float(counts.max() / counts.mean()),
+                moves=_moves(plain, tenants),
+                moves_true_lengths=_moves(with_lengths, tenants),
+            )
+        )
+
+
+def _moves(outcome: Outcome, tenants: NDArray[np.str_]) -> float:
+    engines = [outcome.engine[tenants == tenant] for tenant in np.unique(tenants)]
+    return float(sum((each[1:] != each[:-1]).sum() for each in engines))
+
+
+def _decided_by_load(outcome: Outcome) -> float:
+    weighed = outcome.reasons.weighed if outcome.reasons is not None else ()
+    choices = [terms for each in weighed if each is not None for terms in each.values()]
+    return float(np.mean([terms.get("cost", 0.0) > 0.0 or terms.get("exploit") == 0.0 for terms in choices]))
+
 
 NAIVE_AND_E2: Final = (*paper.NAIVE, "e2")
-BLIND: Final = ("random", "round_robin", "least_outstanding", "least_load", "cache_aware", "dynamo", "e2")
+LENGTH_UNAWARE: Final = ("random", "round_robin", "least_outstanding", "least_load", "cache_aware", "dynamo", "e2")
 PREDICTING: Final = ("e2_length", "lengthwise")
 LLM: Final = "llama-3.1-8b"
 SHARED_ENGINE: Final = "llama-3-8b@a100"
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How much is simulated. A rate is offered for so many seconds, but of at least so many requests."""
+class PrebleGrid:
+    """What is simulated. A rate is offered for `seconds`, with at least `least` requests."""
 
     seeds: int = 5
     engines: tuple[int, ...] = paper.ENGINES
@@ -45,6 +256,8 @@ class Effort:
     shared_engines: int = 8
     shared_slots: int = 32
     shared_requests: int = 3000
+    predictor: str = "fast"
+    """Predictions for CASTILLO's prompts."""
 
     def __post_init__(self) -> None:
         if self.seeds < 2:
@@ -54,82 +267,62 @@ class Effort:
                 given = ",".join(f"{value:g}" for value in values)
                 raise InputError(f"'{given}'", field=name, hint=f"give numbers of at least {least:g}, commas between")
 
-    @classmethod
-    def quick(cls, seeds: int = 2) -> Effort:
-        """Enough to see the shape."""
-        return cls(
-            seeds,
-            engines=(4, 8),
-            rates=(8.0, 64.0, 128.0),
-            seconds=5.0,
-            least=100,
-            varied_engines=(8,),
-            varied_rates=(64.0,),
-            loads=(0.9,),
-            shared_requests=600,
-        )
-
     def requests(self, rate: float) -> int:
-        """Of a run at a rate."""
+        """Number of requests of a run at a rate."""
         return max(self.least, round(self.seconds * rate))
 
 
 @dataclass(frozen=True)
-class PrebleStudy:
+class PrebleResult:
     """Everything measured."""
 
-    effort: Effort
-    predictor: str
+    grid: PrebleGrid
     origin: str
     engine_per_s: float
-    """What one engine can do of the paper's requests under backlog, so that a rate can be told as a load."""
+    """Capacity of one engine for the paper's requests under backlog, in requests/s."""
     react: tuple[Cell, ...]
     """Lengths of the most variance, all engines and rates."""
     varied: tuple[Cell, ...]
     """Lengths of less and less variance (of the most: as in `react`)."""
     shared: tuple[Cell, ...]
-    why: dict[float, Why]
+    diagnosis: dict[float, Diagnosis]
     """By requests per second, on the engines of figure 2; the mean over seeds."""
     drawn: dict[int, float]
     """Figure 3: the share of each length among the requests of the first seed at the highest rate."""
-    found: int
-    computed: int
 
 
-def study(pieces: TaskRunner, *, predictor: str = "fast", effort: Effort | None = None) -> PrebleStudy:
-    """Run everything that the cache of `pieces` does not know."""
-    effort = Effort() if effort is None else effort
-    react = _cells(pieces, "react", effort, list(_react_places(effort, [VARIED], effort.engines, effort.rates)))
-    others = _react_places(effort, LENGTHS[:-1], effort.varied_engines, effort.varied_rates)
-    varied = _cells(pieces, "variance", effort, list(others), blind=NAIVE_AND_E2)
-    shared = _cells(pieces, "castillo", effort, _shared_places(pieces, effort), predictor=predictor)
-    lengths = React(VARIED, effort.requests(max(effort.rates))).draws(own_arrivals=False, slots=0)(0).output_tokens
+def measure(run: Run, grid: PrebleGrid) -> PrebleResult:
+    """Run everything that the cache does not have."""
+    if castillo_prompts().origin == PACKAGED:
+        run.note("LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package")
+    react = _cells(run, "react", grid, list(_react_places(grid, [VARIED], grid.engines, grid.rates)))
+    others = _react_places(grid, LENGTHS[:-1], grid.varied_engines, grid.varied_rates)
+    varied = _cells(run, "variance", grid, list(others), unaware=NAIVE_AND_E2)
+    shared = _cells(run, "castillo", grid, _shared_places(run, grid), predictor=grid.predictor)
+    lengths = React(VARIED, grid.requests(max(grid.rates))).draws(own_arrivals=False, slots=0)(0).output_tokens
     values, counts = np.unique(lengths, return_counts=True)
-    return PrebleStudy(
-        effort,
-        predictor,
+    return PrebleResult(
+        grid,
         castillo_prompts().origin,
-        _engine_per_s(pieces, effort),
+        _engine_per_s(run, grid),
         react,
         varied,
         shared,
-        _whys(pieces, effort),
+        _diagnosis(run, grid),
         dict(zip(values.tolist(), (counts / counts.sum()).tolist(), strict=True)),
-        pieces.from_cache,
-        pieces.computed,
     )
 
 
 Spot = tuple[Place, Callable[[int], tuple[Setting, float]]]
-"""A place, and where and at which rate it is for a seed."""
+"""A place, and its setting and rate for a seed."""
 
 
 def _react_places(
-    effort: Effort, lengths: list[str] | tuple[str, ...], engines: tuple[int, ...], rates: tuple[float, ...]
+    grid: PrebleGrid, lengths: list[str] | tuple[str, ...], engines: tuple[int, ...], rates: tuple[float, ...]
 ) -> Iterator[Spot]:
     for each in lengths:
         for rate in rates:
-            source = React(each, effort.requests(rate))
+            source = React(each, grid.requests(rate))
             for count in engines:
                 fleet = Fleet.parse(f"{count}*{paper.ENGINE}")
                 yield Place(each, count, rate), _at(source, fleet, rate)
@@ -139,54 +332,56 @@ def _at(source: React, fleet: Fleet, rate: float) -> Callable[[int], tuple[Setti
     return lambda seed: (Setting(source, fleet, seed, own_arrivals=False), rate)
 
 
-def _shared_places(pieces: TaskRunner, effort: Effort) -> list[Spot]:
-    fleet = Fleet.parse(f"{effort.shared_engines}*{SHARED_ENGINE}").limited_to(max_num_seqs=effort.shared_slots)
-    source = Shared(LLM, effort.shared_requests)
-    where = [Setting(source, fleet, seed, own_arrivals=False) for seed in range(effort.seeds)]
-    can = [found["requests_per_s"] for found in pieces.results("capacity", [CapacityTask(each) for each in where])]
+def _shared_places(run: Run, grid: PrebleGrid) -> list[Spot]:
+    fleet = Fleet.parse(f"{grid.shared_engines}*{SHARED_ENGINE}").limited_to(max_num_seqs=grid.shared_slots)
+    source = Shared(LLM, grid.shared_requests)
+    where = [Setting(source, fleet, seed, own_arrivals=False) for seed in range(grid.seeds)]
+    can = [found["requests_per_s"] for found in run.results("capacity", [CapacityTask(each) for each in where])]
 
     def at(load: float) -> Callable[[int], tuple[Setting, float]]:
         return lambda seed: (where[seed], load * can[seed])
 
-    return [(Place(source.name, len(fleet), load, "load"), at(load)) for load in effort.loads]
+    return [(Place(source.name, len(fleet), load, "load"), at(load)) for load in grid.loads]
 
 
-def _engine_per_s(pieces: TaskRunner, effort: Effort) -> float:
-    source, fleet = React(VARIED, effort.requests(max(effort.rates))), Fleet.parse(paper.ENGINE)
-    tasks = [CapacityTask(Setting(source, fleet, seed, own_arrivals=False)) for seed in range(effort.seeds)]
-    return float(np.mean([found["requests_per_s"] for found in pieces.results("capacity", tasks)]))
+def _engine_per_s(run: Run, grid: PrebleGrid) -> float:
+    source, fleet = React(VARIED, grid.requests(max(grid.rates))), Fleet.parse(paper.ENGINE)
+    tasks = [CapacityTask(Setting(source, fleet, seed, own_arrivals=False)) for seed in range(grid.seeds)]
+    return float(np.mean([found["requests_per_s"] for found in run.results("capacity", tasks)]))
 
 
 def _cells(
-    pieces: TaskRunner,
+    run: Run,
     what: str,
-    effort: Effort,
+    grid: PrebleGrid,
     spots: list[Spot],
     *,
-    blind: tuple[str, ...] = BLIND,
+    unaware: tuple[str, ...] = LENGTH_UNAWARE,
     predictor: str | None = None,
 ) -> tuple[Cell, ...]:
-    """Of every router; those that predict are told the truth, a prediction if there is one, and nothing."""
-    told = dict.fromkeys(["oracle", *([] if predictor is None else [predictor]), "none"])
-    runs = [Run(router) for router in blind] + [Run(router, each) for router in PREDICTING for each in told]
+    """Cells of every router; length-aware ones with true lengths, with the predictor if there is one, and without."""
+    predictors = dict.fromkeys(["oracle", *([] if predictor is None else [predictor]), "none"])
+    runs = [Routing(router) for router in unaware] + [
+        Routing(router, each) for router in PREDICTING for each in predictors
+    ]
     tasks: list[CellTask] = []
-    names: list[tuple[Place, Run]] = []
-    for place, at in spots:  # routers last: they share a workload and its predictions
-        for seed in range(effort.seeds):
+    names: list[tuple[Place, Routing]] = []
+    for place, at in spots:  # routers innermost: they share a workload and its predictions
+        for seed in range(grid.seeds):
             where, rate = at(seed)
-            for run in runs:
-                tasks.append(_task(where, rate, run))
-                names.append((place, run))
-    return gathered(names, pieces.results(what, tasks))
+            for routing in runs:
+                tasks.append(_task(where, rate, routing))
+                names.append((place, routing))
+    return group_by_seed(names, run.results(what, tasks))
 
 
-def _task(where: Setting, rate: float, run: Run) -> CellTask:
+def _task(where: Setting, rate: float, run: Routing) -> CellTask:
     return CellTask(
         where,
         rate,
         policy="fcfs",
         router=run.router,
-        predictor=run.predictor or "oracle",  # who looks at none is the same with any
+        predictor=run.predictor or "oracle",  # not used by routers without a predictor
         prediction_delay_s=0.0,
         decision_s=0.0,
         routing_s=measured_s(run.router, len(where.fleet)),
@@ -194,17 +389,17 @@ def _task(where: Setting, rate: float, run: Run) -> CellTask:
     )
 
 
-def _whys(pieces: TaskRunner, effort: Effort) -> dict[float, Why]:
+def _diagnosis(run: Run, grid: PrebleGrid) -> dict[float, Diagnosis]:
     fleet = Fleet.parse(f"{paper.COMPARED}*{paper.ENGINE}")
-    rates = [rate for rate in effort.rates if rate in paper.LATENCY_S]
+    rates = [rate for rate in grid.rates if rate in paper.LATENCY_S]
     tasks = [
-        WhyTask(Setting(React(VARIED, effort.requests(rate)), fleet, seed, own_arrivals=False), rate)
+        DiagnosisTask(Setting(React(VARIED, grid.requests(rate)), fleet, seed, own_arrivals=False), rate)
         for rate in rates
-        for seed in range(effort.seeds)
+        for seed in range(grid.seeds)
     ]
-    found = pieces.results("why", tasks)
-    by_rate = [found[place : place + effort.seeds] for place in range(0, len(found), effort.seeds)]
+    found = run.results("diagnosis", tasks)
+    by_rate = [found[place : place + grid.seeds] for place in range(0, len(found), grid.seeds)]
     return {
-        rate: Why(**{name: float(np.mean([each[name] for each in seeds])) for name in seeds[0]})
+        rate: Diagnosis(**{name: float(np.mean([each[name] for each in seeds])) for name in seeds[0]})
         for rate, seeds in zip(rates, by_rate, strict=True)
     }

@@ -13,7 +13,6 @@ from experiments.castillo.paper_view import html_report, tables
 from lengthwise.cli import (
     reproduce_alpaca20,
     reproduce_one_prompt,
-    reproduce_preble,
     reproduce_reasoning,
 )
 from lengthwise.cli.lengths import load_samples
@@ -65,6 +64,5 @@ def castillo(
 
 
 app.command()(reproduce_alpaca20.alpaca20)
-app.command()(reproduce_preble.preble)
 app.command()(reproduce_reasoning.reasoning)
 app.command("one_prompt")(reproduce_one_prompt.one_prompt)

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.preble import STUDY, paper
+from experiments.preble.figures import draw
+from experiments.preble.study import (
+    LENGTH_UNAWARE,
+    LENGTHS,
+    NAIVE_AND_E2,
+    PREDICTING,
+    VARIED,
+    Cell,
+    Place,
+    PrebleGrid,
+    PrebleResult,
+    React,
+    Routing,
+    Shared,
+    castillo_prompts,
+    find,
+    measure,
+    places,
+)
+from experiments.preble.tables import behind_naive, by_true_lengths, ours_over_e2_length, ours_over_others, tables
+from experiments.study import Run
+from lengthwise.errors import InputError
+from lengthwise.reports.tables import to_json
+from lengthwise.simulator.tasks import ResultCache
+from lengthwise.workloads import DiscreteLengths, Workload
+from tests.experiments.samples import check_output
+
+PREDICTOR = "noisy:0.5"
+SMALL = PrebleGrid(
+    seeds=2,
+    engines=(4, 8),
+    rates=(32.0, 64.0),
+    seconds=1.0,
+    least=40,
+    varied_engines=(8,),
+    varied_rates=(64.0,),
+    loads=(0.9,),
+    shared_engines=2,
+    shared_slots=4,
+    shared_requests=60,
+    predictor=PREDICTOR,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def packaged_sample() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LENGTHWISE_DATA", "")
+        castillo_prompts.cache_clear()
+        yield
+    castillo_prompts.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("preble")
+
+
+@pytest.fixture(scope="module")
+def found(cache: Path) -> PrebleResult:
+    return measure(Run(ResultCache(cache)), SMALL)
+
+
+RANDOM_LENGTHS = [
+    *LENGTH_UNAWARE,
+    *(f"{router} ({predictor})" for router in PREDICTING for predictor in ("oracle", "none")),
+]
+PREDICTED_LENGTHS = [
+    *LENGTH_UNAWARE,
+    *(f"{router} ({predictor})" for router in PREDICTING for predictor in ("oracle", PREDICTOR, "none")),
+]
+
+
+def test_every_router_gets_the_same_requests_in_every_place(found: PrebleResult) -> None:
+    assert [(place.engines, place.at) for place in places(found.react)] == [(4, 32), (8, 32), (4, 64), (8, 64)]
+    assert [place.workload for place in places(found.varied)] == list(LENGTHS[:-1])
+    assert [(place.engines, place.at, place.unit) for place in places(found.shared)] == [(2, 0.9, "load")]
+    varied = [*NAIVE_AND_E2, *RANDOM_LENGTHS[len(LENGTH_UNAWARE) :]]
+    for cells, runs in ((found.react, RANDOM_LENGTHS), (found.varied, varied), (found.shared, PREDICTED_LENGTHS)):
+        for place in places(cells):
+            here = [cell for cell in cells if cell.place == place]
+            assert [str(cell.run) for cell in here] == runs
+            offered = [tuple(seed["offered_per_s"] for seed in cell.seeds) for cell in here]
+            assert len(set(offered)) == 1, "paired"
+            assert len(set(offered[0])) == SMALL.seeds, "another workload for each seed"
+            assert {seed["refused"] for cell in here for seed in cell.seeds} == {0}
+
+
+def test_a_second_run_computes_nothing_and_finds_the_same(found: PrebleResult, cache: Path) -> None:
+    run = Run(ResultCache(cache))
+    assert measure(run, SMALL) == found
+    assert run.counts[1] == 0
+
+
+def test_more_engines_are_no_slower_and_short_answers_are_hardly_ever_live(found: PrebleResult) -> None:
+    for router in ("least_outstanding", "round_robin"):
+        few, many = (find(found.react, Routing(router), n, 64.0).mean("e2e_s") for n in (4, 8))
+        assert many < few
+    diagnosis = found.diagnosis[64.0]
+    assert 0 <= diagnosis.decided_by_load <= 1
+    assert 0 <= diagnosis.moved <= 1
+    assert 0 < diagnosis.short_live < 0.5
+    assert diagnosis.busiest >= 1
+    assert min(diagnosis.moves, diagnosis.moves_true_lengths) >= 0
+    assert set(found.drawn) == {1, 300}
+    assert sum(found.drawn.values()) == pytest.approx(1)
+
+
+def cell(run: Routing, *per_token: float, place: Place | None = None) -> Cell:
+    seeds = tuple(
+        {name: {"mean": value, "p99": value} for name in ("per_token_s", "e2e_s", "ttft_s")} for value in per_token
+    )
+    return Cell(place or Place(VARIED, 8, 64.0), run, seeds)
+
+
+def test_ratios_of_e2_and_of_lengthwise_are_those_of_the_cells(found: PrebleResult) -> None:
+    runs = {
+        Routing("e2"): 0.2,
+        Routing("e2_length", "oracle"): 0.15,
+        Routing("e2_length", "none"): 0.2,
+        Routing("lengthwise", "oracle"): 0.075,
+        Routing("lengthwise", "none"): 0.1,
+        **{Routing(name): 0.4 for name in paper.NAIVE},
+    }
+    at = Place(VARIED, 16, 64.0)
+    made = replace(
+        found,
+        react=tuple(cell(run, s, 2 * s, place=p) for p in (Place(VARIED, 8, 64.0), at) for run, s in runs.items()),
+        shared=(cell(Routing("e2"), 2.0, 2.0), cell(Routing("lengthwise", PREDICTOR), 1.0, 1.0)),
+    )
+    assert by_true_lengths(made)[64.0].ratio == pytest.approx(0.75)
+    ((statement, value, ratios),) = behind_naive(made)
+    assert (statement.startswith("16 engines"), value) == (True, 1.6)
+    assert [ratio.ratio for ratio in ratios.values()] == pytest.approx([0.5] * 3)
+    (_, ours), _ = ours_over_e2_length(made)
+    assert [ratio.ratio for ratio in ours] == pytest.approx([0.5] * 4)
+    ((_, others),) = ours_over_others(made)
+    assert [e2e.ratio for _, e2e, _ in others] == pytest.approx([0.5, 1.0])
+
+
+def test_the_papers_figures_are_those_of_its_abstract() -> None:
+    changes = [100 * (true / plain_e2 - 1) for plain_e2, true in paper.LATENCY_S.values()]
+    assert changes == pytest.approx([-14.31, -28.89], abs=0.02)
+
+
+def test_tables_page_static_figure_and_json_are_complete(found: PrebleResult, tmp_path: Path) -> None:
+    titles = [table.title for table in tables(found)]
+    for title in (
+        "Figure 1A: normalized latency (E2E over output tokens), mean, 8 engines",
+        "Figures 1A and 1B: statements",
+        "Figure 1C: microseconds of a router for a request",
+        "Figure 1D: variance of lengths",
+        "Figure 2: E2 with true lengths, 8 engines",
+        "Figure 3: lengths of the most variance",
+        "CASTILLO behind shared prefixes",
+    ):
+        assert title in titles
+    variance = tables(found)[titles.index("Figure 1D: variance of lengths")]
+    assert [row[0] for row in variance.rows] == [
+        f"8 engines, 64/s, {lengths}" for lengths in ("150", "1 or 150 or 300", "1 or 300")
+    ]
+    check_output(STUDY.output(found))
+    facts = json.loads(to_json(STUDY.output(found).facts))["result"]
+    assert facts["paper"]["latency_s"]["64.0"] == [0.1427, 0.1223]
+    assert len(facts["react"]) == len(found.react)
+    assert len(facts["react"][0]["e2e_s_mean"]) == SMALL.seeds
+    draw(found, tmp_path / "preble.png")
+    assert (tmp_path / "preble.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_seed_has_no_interval() -> None:
+    with pytest.raises(InputError, match="at least 2"):
+        PrebleGrid(seeds=1)
+
+
+def drawn(source: React | Shared, seed: int = 0) -> Workload:
+    return source.draws(own_arrivals=False, slots=0)(seed)
+
+
+def test_react_has_ten_workloads_in_random_order_without_prompts() -> None:
+    workload = drawn(React(VARIED, 200))
+    tenants = workload.table["tenant"].to_pylist()
+    assert sorted(set(tenants)) == sorted(f"workload-{n}" for n in range(10))
+    assert tenants[:20] != [f"workload-{n % 10}" for n in range(20)]
+    assert workload.table["prompt"].null_count == 200
+    assert set(workload.table["max_tokens"].to_pylist()) == {300}
+    first, *others = (workload.blocks(row) for row in range(200) if tenants[row] == tenants[0])
+    shared = [int(np.sum(first[: len(each)] == each[: len(first)])) for each in others]
+    assert set(shared) == {1897 // 64}
+    assert drawn(React(VARIED, 200)) == workload != drawn(React(VARIED, 200), seed=1)
+
+
+def test_lengths_have_one_mean_and_increasing_variance() -> None:
+    known = [DiscreteLengths.parse(lengths) for lengths in LENGTHS]
+    assert np.ptp([each.mean for each in known]) < 1
+    assert known[0].std < known[1].std < known[2].std
+    assert LENGTHS[-1] == VARIED
+
+
+def test_castillo_is_behind_ten_prefixes_with_test_prompts_only() -> None:
+    workload = drawn(Shared("llama-3.1-8b", 200))
+    prompts = workload.table["prompt"].to_pylist()
+    heads, tails = zip(*((prompt[: 4 * 512], prompt[4 * 512 :]) for prompt in prompts), strict=True)
+    assert len(set(heads)) == 10
+    assert heads.count(max(set(heads), key=heads.count)) > 200 / 10, "some are more frequent"
+    known = castillo_prompts().where(llm="llama-3.1-8b")
+    assert set(known.table["split"].to_pylist()) == {"test"}
+    assert set(tails) <= set(known.table["prompt"].to_pylist())
