@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,9 +25,38 @@ settings.register_profile(
 )
 settings.load_profile("lengthwise")
 
+if TYPE_CHECKING:
+    from lengthwise.engines.embedded import EmbeddedEngine
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run all tests of real engines in one process: two engines at a time only slow each other down."""
     for item in items:
         if item.get_closest_marker("engine"):
             item.add_marker(pytest.mark.xdist_group("engine"))
+
+
+@pytest.fixture(scope="session")
+def embedded_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedEngine]:
+    """One embedded engine for all tests that need one: sjf, 4 slots, every step logged.
+
+    In float32, so that an answer does not depend on the batch that it is computed in.
+    """
+    from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+    from tests.engines.need import need_vllm
+
+    need_vllm()
+    steps = tmp_path_factory.mktemp("engine") / "steps.parquet"
+    options = EngineOptions(
+        policy="sjf", max_num_seqs=4, plugin_options={"steps": str(steps)}, extra=("--dtype", "float32")
+    )
+    with EmbeddedEngine(options) as running:
+        yield running
+        last = running.pid
+    assert str(last) not in live_process_groups(), "a stopped engine leaves no process behind"
+
+
+def live_process_groups() -> set[str]:
+    """Return the process groups that have a process which is not a zombie."""
+    listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    return {group for group, state in map(str.split, listed.splitlines()) if not state.startswith("Z")}

@@ -83,7 +83,7 @@ def test_a_probe_on_a_gpu_is_refused_for_now(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_child_is_given_the_probe_and_the_worker_that_feeds_it(tiny: Path, tmp_path: Path) -> None:
-    command = EmbeddedEngine(EngineOptions("srpt", probe=str(tiny), model=str(tmp_path))).command()
+    command = EmbeddedEngine(EngineOptions(policy="srpt", probe=str(tiny), model=str(tmp_path))).command()
     assert command[command.index("--worker-cls") + 1] == "lengthwise.engines.vllm_worker.StatesWorker"
     assert f'"probe": "{tiny}"' in command[command.index("--additional-config") + 1]
-    assert "--worker-cls" not in EmbeddedEngine(EngineOptions("srpt", model=str(tmp_path))).command()
+    assert "--worker-cls" not in EmbeddedEngine(EngineOptions(policy="srpt", model=str(tmp_path))).command()

@@ -54,7 +54,7 @@ def test_a_dead_engine_is_named_with_what_to_do() -> None:
     result = CliRunner().invoke(app, ["serve", "--engine", dead, "--port", "0"])
     assert result.exit_code == 2
     assert result.stderr == (
-        f"error: engine {dead} does not answer; start it, mend the URL, or give it time with --wait SECONDS\n"
+        f"error: engine {dead} does not answer; start it, correct the URL, or give it time with --wait SECONDS\n"
     )
 
 
@@ -92,7 +92,7 @@ def test_a_taken_port_is_told_before_anything_starts() -> None:
         (["--predictor", "missing.lw"], "missing.lw: is not a file"),
         (["--engine", "nonsense"], "'nonsense' is not the URL of an engine"),
         (["--host", "no.such.host.invalid"], "there is no address 'no.such.host.invalid'"),
-        (["--in-flight", "0"], "--in-flight: '0' will not do"),
+        (["--in-flight", "0"], "--in-flight: '0' is not valid"),
     ],
 )
 def test_a_bad_option_is_one_line_and_exit_code_2(options: list[str], told: str) -> None:

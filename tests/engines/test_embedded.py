@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import aiohttp
@@ -10,9 +11,9 @@ import pytest
 
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.engines.smollm2 import MODEL_NAME
-from tests.engines.need import need_vllm
+from tests.conftest import live_process_groups
 
-WORDS = "one two three four five six seven eight nine ten " * 40
+WORDS = "one two three four five six seven eight nine ten " * 60
 
 
 async def answers(url: str, n: int) -> list[int]:
@@ -32,11 +33,24 @@ async def answers(url: str, n: int) -> list[int]:
         return list(await asyncio.gather(*(one(session, number) for number in range(n))))
 
 
-def test_seeded_requests_with_more_prompt_than_a_step_holds_do_not_kill_it() -> None:
-    need_vllm()
-    with EmbeddedEngine(EngineOptions(max_num_seqs=8)) as engine:
-        assert asyncio.run(answers(engine.url, 8)) == [200] * 8
-        assert engine.restarts == 0
+@pytest.mark.engine
+def test_seeded_requests_with_more_prompt_than_a_step_holds_do_not_kill_it(embedded_engine: EmbeddedEngine) -> None:
+    before = embedded_engine.restarts
+    assert asyncio.run(answers(embedded_engine.url, 8)) == [200] * 8
+    assert embedded_engine.restarts == before
+
+
+@pytest.mark.engine
+def test_an_engine_that_dies_is_started_again_and_nothing_is_left_behind(embedded_engine: EmbeddedEngine) -> None:
+    first, before = embedded_engine.pid, embedded_engine.restarts
+    assert first is not None
+    embedded_engine.kill()
+    deadline = time.monotonic() + 180
+    while not (embedded_engine.restarts == before + 1 and embedded_engine.healthy):
+        assert time.monotonic() < deadline, "the engine did not come back"
+        time.sleep(0.1)
+    assert embedded_engine.pid != first
+    assert str(first) not in live_process_groups()
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,11 @@ from lengthwise.workloads import Workload
 from tests.engines.need import need_vllm
 
 need_vllm()
+pytestmark = pytest.mark.engine
 
 COUNT = 200
 SLOTS = 4
+SRPT = "srpt:c=0.8,times=2"
 QUESTIONS = [
     "Hi",
     "Write a long story about a dragon who learns to cook.",
@@ -164,3 +166,19 @@ def test_a_preempted_request_keeps_its_arrival_and_key_in_every_host(tmp_path: P
     outcome = simulate(workload, Fleet((engine(seqs=4, blocks=13, block_size=16),)), policy, predictor="oracle")
     assert outcome.preemptions.sum() > 0
     assert outcome.arrival.tolist() == workload.arrival_s.tolist()
+
+
+def test_running_requests_are_preempted_for_shorter_ones_at_most_twice(vllm: dict[str, Any]) -> None:
+    served = vllm["preempting"]
+    assert set(served["fcfs"]["preemptions"].values()) == {0}
+    preempted = served[SRPT]["preemptions"]
+    assert max(preempted.values()) == 2
+    assert all(count == 0 for name, count in preempted.items() if name.startswith("short"))
+    assert next(iter(served[SRPT]["answers"])).startswith("short")
+    assert next(iter(served["fcfs"]["answers"])).startswith("long")
+
+
+def test_every_answer_is_token_for_token_what_it_is_without_preemption(vllm: dict[str, Any]) -> None:
+    served = vllm["preempting"]
+    assert len(served["fcfs"]["answers"]) == 14
+    assert served[SRPT]["answers"] == served["fcfs"]["answers"]

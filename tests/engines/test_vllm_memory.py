@@ -13,6 +13,7 @@ import pytest
 from tests.engines.need import need_vllm
 
 need_vllm()
+pytestmark = pytest.mark.engine
 
 from collections.abc import Sequence
 from pathlib import Path

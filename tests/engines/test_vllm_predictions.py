@@ -10,6 +10,7 @@ import pytest
 from tests.engines.need import need_vllm
 
 need_vllm()
+pytestmark = pytest.mark.engine
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,6 +15,8 @@ from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.engines.smollm2 import MODEL_NAME
 from lengthwise.predictors.probe import load_probe
 from tests.engines.need import need_vllm
+
+pytestmark = pytest.mark.engine
 
 MOST = 48
 ASKED = [
@@ -42,44 +43,40 @@ async def answers(url: str) -> list[dict[str, Any]]:
         return list(await asyncio.gather(*(one(session, text) for text in ASKED)))
 
 
-def serve(account: Path, probe: str | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """In float32, so that an answer does not depend on who else is in the batch; with fewer slots than requests."""
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The answers of an engine with a probe and fewer slots than requests, and its counts."""
+    need_vllm()
+    account = tmp_path_factory.mktemp("accounts") / "account.json"
     options = EngineOptions(
-        "srpt:c=0.8",
-        probe=probe,
+        policy="srpt:c=0.8",
+        probe="default",
         max_num_seqs=3,
         plugin_options={"account": str(account)},
         extra=("--dtype", "float32"),
     )
     with EmbeddedEngine(options) as engine:
-        said = asyncio.run(answers(engine.url))
+        answered = asyncio.run(answers(engine.url))
         assert engine.restarts == 0
     deadline = time.monotonic() + 30
     while not account.is_file():
         assert time.monotonic() < deadline, "no account was written"
         time.sleep(0.1)
-    return said, dict(json.loads(account.read_text()))
+    return answered, dict(json.loads(account.read_text()))
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[dict[str, Any]], dict[str, Any]]]:
-    need_vllm()
-    folder = tmp_path_factory.mktemp("accounts")
-    return {name: serve(folder / f"{name}.json", probe) for name, probe in (("probe", "default"), ("none", None))}
-
-
-def test_every_request_is_read_at_the_end_of_prefill_and_then_every_so_many_tokens(served: dict[str, Any]) -> None:
-    said, account = served["probe"]
-    lengths = [answer["usage"]["completion_tokens"] for answer in said]
+def test_every_request_is_read_at_the_end_of_prefill_and_then_every_so_many_tokens(probed: Any) -> None:
+    answered, account = probed
+    lengths = [answer["usage"]["completion_tokens"] for answer in answered]
     every = load_probe("default").every
     assert account["probe"]["requests"] == len(ASKED)
     assert account["probe"]["failed"] == 0
     assert account["probe"]["readings"] == sum(math.ceil(length / every) for length in lengths)
     assert account["probe"]["readings"] > len(ASKED), "some were read more than once"
-    assert "probe" not in served["none"][1]
 
 
-def test_answers_are_word_for_word_what_they_are_without_a_probe(served: dict[str, Any]) -> None:
-    probed, plain = ([answer["choices"][0]["message"]["content"] for answer in served[name][0]] for name in served)
-    assert probed == plain
-    assert len(set(probed)) == len(ASKED)
+def test_answers_are_word_for_word_what_they_are_without_a_probe(probed: Any, embedded_engine: EmbeddedEngine) -> None:
+    plain = asyncio.run(answers(embedded_engine.url))
+    with_probe, without = ([each["choices"][0]["message"]["content"] for each in one] for one in (probed[0], plain))
+    assert with_probe == without
+    assert len(set(without)) == len(ASKED)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.engines.need import need_vllm
 
 need_vllm()
+pytestmark = pytest.mark.engine
 
 from collections.abc import Sequence
 from pathlib import Path

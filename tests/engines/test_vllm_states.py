@@ -12,6 +12,7 @@ import pytest
 from tests.engines.need import need_vllm
 
 need_vllm()
+pytestmark = pytest.mark.engine
 
 from pathlib import Path
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.engines.need import need_vllm
 
 need_vllm()
+pytestmark = pytest.mark.engine
 
 from pathlib import Path
 

@@ -18,6 +18,7 @@ import pytest
 from tests.engines.need import need_vllm
 
 need_vllm()
+pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 UPSTREAM = ROOT / ".upstream" / "vllm-0.32.0"

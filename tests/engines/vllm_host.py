@@ -3,7 +3,8 @@
     python -m tests.engines.vllm_host REQUESTS.json CHATS.json OUT.json POLICY...
 
 All requests of the first file, which tell their lengths, are queued before the first step; once per policy, on the same
-engine. Then the chats of the second, which do not: they are ordered under sjf by what the predictor predicts.
+engine. Then the chats of the second, which do not: they are ordered under sjf by what the predictor predicts. At last long requests
+fill the slots and short ones arrive while they run, under fcfs and under a policy that preempts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ os.environ.update(
 )
 
 SLOTS = 4
+LONG, SHORT = 40, 4
+SRPT = "srpt:c=0.8,times=2"
 MOST = 400  # tokens of an answer whose length is predicted
 
 
@@ -83,6 +86,33 @@ def serve_predicted(engine: Any, chats: list[list[dict[str, str]]]) -> dict[str,
     return {"admitted": admitted, "llm": scheduler.jobs.llm, "most": MOST, "late": scheduler.predictions.counts.late}
 
 
+def serve_preempting(engine: Any, policy: str) -> dict[str, Any]:
+    """As many long requests as there are slots, and a short one every third step."""
+    from vllm import SamplingParams
+
+    scheduler = engine.engine_core.engine_core.scheduler
+    scheduler.use_policy(policy)
+
+    def add(name: str, length: int) -> None:
+        said = {"expected_tokens": length}
+        params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True, extra_args=said)
+        engine.add_request(name, f"{name} is a name. Tell me more about it.", params)
+
+    for number in range(SLOTS):
+        add(f"long{number}", LONG)
+    answers: dict[str, list[int]] = {}
+    preemptions: dict[str, int] = {}
+    steps = 0
+    while engine.has_unfinished_requests():
+        if steps % 3 == 2 and steps < 30:
+            add(f"short{steps}", SHORT)
+        known = list(scheduler.requests.values())
+        answers |= {one.request_id: list(one.outputs[0].token_ids) for one in engine.step() if one.finished}
+        preemptions |= {request.request_id.split("-")[0]: request.num_preemptions for request in known}
+        steps += 1
+    return {"answers": answers, "preemptions": preemptions}
+
+
 def _note_admissions(scheduler: Any) -> list[str]:
     """Names of the requests in the order in which the scheduler first admits them, filled as it runs."""
     admitted: list[str] = []
@@ -108,6 +138,7 @@ def main() -> None:
         outcome[policy] = serve(engine, requests)
     scheduler.use_policy("sjf")
     outcome["predicted"] = serve_predicted(engine, chats)
+    outcome["preempting"] = {policy: serve_preempting(engine, policy) for policy in ("fcfs", SRPT)}
     Path(sys.argv[3]).write_text(json.dumps(outcome))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lengthwise.cli.model_options import validated
 from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig
 from tests.gateway.engine import StandIn, served
@@ -97,13 +98,13 @@ async def test_a_full_queue_refuses_with_429_and_says_when_to_come_again(
     [
         ({"policy": "sjff"}, "did you mean sjf"),
         ({"engines": ("127.0.0.1:8000",)}, "is not the URL of an engine"),
-        ({"engines": ("http://a", "http://a/v1")}, "the same engine is given twice"),
+        ({"engines": ("http://a", "http://a/v1")}, "an engine is given twice"),
         ({"engines": ()}, "--engine"),
-        ({"in_flight": 0}, "--in-flight: '0' will not do"),
+        ({"in_flight": 0}, "--in-flight: '0' is not valid"),
         ({"port": 70000}, "--port"),
         ({"silence_timeout_s": 0}, "--silence-timeout"),
     ],
 )
 def test_a_bad_option_is_told_in_the_words_of_the_command_line(flags: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
-        GatewayConfig.from_flags(**{"engines": ("http://127.0.0.1:8000",), **flags})
+        validated(GatewayConfig, **{"engines": ("http://127.0.0.1:8000",), **flags})

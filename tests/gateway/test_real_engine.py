@@ -1,4 +1,4 @@
-"""The third host, for real: `lengthwise serve` before the embedded engine, a real LLM answering."""
+"""`lengthwise serve` in front of the embedded engine, with a real LLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import aiohttp
@@ -21,18 +20,17 @@ need_vllm()
 
 from collections.abc import Iterator
 
-from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+from lengthwise.engines.embedded import EmbeddedEngine
 from lengthwise.engines.smollm2 import MODEL_NAME
 from tests.gateway.helpers import metric
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 SLOTS = 4
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[EmbeddedEngine]:
-    with EmbeddedEngine(EngineOptions(policy="sjf", max_num_seqs=SLOTS, max_model_len=512)) as running:
-        yield running
+@pytest.fixture
+def engine(embedded_engine: EmbeddedEngine) -> EmbeddedEngine:
+    return embedded_engine
 
 
 @pytest.fixture
@@ -152,27 +150,11 @@ LATENCY: dict[str, float] = {}
 
 
 @pytest.mark.parametrize("gateway", ["fcfs", "sjf"], indirect=True)
-async def test_two_hundred_requests_are_served_under_each_policy(gateway: str, request: pytest.FixtureRequest) -> None:
+async def test_sixty_requests_are_served_under_each_policy(gateway: str, request: pytest.FixtureRequest) -> None:
     rng = random.Random(11)
-    lengths = [rng.randrange(20, 40) if rng.random() < 0.12 else rng.randrange(1, 6) for _ in range(200)]
+    lengths = [rng.randrange(20, 40) if rng.random() < 0.12 else rng.randrange(1, 6) for _ in range(60)]
     LATENCY[request.node.callspec.params["gateway"]] = await latency_in_tokens(gateway, lengths)
 
 
 def test_mean_latency_falls_at_the_gateway_too() -> None:
     assert LATENCY["sjf"] < 0.75 * LATENCY["fcfs"]
-
-
-def test_an_engine_that_dies_is_started_again_and_nothing_is_left_behind() -> None:
-    with EmbeddedEngine(EngineOptions(max_num_seqs=2, max_model_len=256)) as engine:
-        first = engine.pid
-        assert first is not None
-        engine.kill()
-        deadline = time.monotonic() + 180
-        while not (engine.restarts == 1 and engine.healthy):
-            assert time.monotonic() < deadline, "the engine did not come back"
-            time.sleep(0.5)
-        assert engine.pid != first
-        second = engine.pid
-    listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
-    alive = {group for group, state in map(str.split, listed.splitlines()) if not state.startswith("Z")}
-    assert not {str(first), str(second)} & alive

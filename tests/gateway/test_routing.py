@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from lengthwise.cli.model_options import validated
 from lengthwise.gateway import GatewayConfig
 from lengthwise.gateway.bodies import ChatBody, CompletionBody
 from lengthwise.routers import ROUTERS, Router, make_router
@@ -190,9 +191,9 @@ async def test_before_one_engine_there_is_no_router_and_nothing_is_loaded_for_it
 
 def test_ours_routes_among_several_engines_unless_another_is_named() -> None:
     one, two = ("http://a:1",), ("http://a:1", "http://b:1")
-    configs = [GatewayConfig.from_flags(engines=engines) for engines in (one, two)]
+    configs = [validated(GatewayConfig, engines=engines) for engines in (one, two)]
     assert [config.chosen_router for config in configs] == [None, "lengthwise"]
-    assert GatewayConfig.from_flags(engines=two, router="e2").chosen_router == "e2"
+    assert validated(GatewayConfig, engines=two, router="e2").chosen_router == "e2"
 
 
 @pytest.mark.parametrize(

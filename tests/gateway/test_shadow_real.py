@@ -19,6 +19,8 @@ from lengthwise.engines.shadow_log import read_log
 from lengthwise.engines.smollm2 import MODEL_NAME
 from tests.engines.need import need_vllm
 
+pytestmark = pytest.mark.engine
+
 SLOTS, REQUESTS = 3, 48
 APART_S = 0.02
 """Between two requests: what comes at the same moment has no order that an engine could keep."""

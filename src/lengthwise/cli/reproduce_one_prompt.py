@@ -120,5 +120,5 @@ def _endpoint(plan: CollectPlan) -> Iterator[str]:
     from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 
     typer.echo("starting the embedded engine ...", err=True)
-    with EmbeddedEngine(EngineOptions("fcfs", "none", max_num_seqs=plan.at_once)) as engine:
+    with EmbeddedEngine(EngineOptions(policy="fcfs", predictor="none", max_num_seqs=plan.at_once)) as engine:
         yield engine.url

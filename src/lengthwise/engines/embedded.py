@@ -20,11 +20,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from lengthwise.engines.pace import WORKER as PACED_WORKER
 from lengthwise.engines.pace import Pace
@@ -47,24 +48,42 @@ _PR_SET_PDEATHSIG: Final = 1  # from <linux/prctl.h>
 _LIBC: Final = ctypes.CDLL(None)
 
 
-@dataclass(frozen=True)
-class EngineOptions:
-    """How the child is started. The defaults suit two CPU cores; on a GPU vLLM's own are better."""
+class EngineOptions(BaseModel):
+    """How the child process is started. The defaults suit two CPU cores; on a GPU vLLM's are better.
+
+    The options of `lengthwise engine` are these fields.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
 
     policy: str = "lengthwise"
+    """Order of waiting requests in the engine (docs/reference/policies.md)."""
     predictor: str = DEFAULT_PREDICTOR
-    probe: str | None = field(default=None, kw_only=True)  # what refines predictions: `default`, or a file
+    """Length predictor: fast, default, none, or a model file (.lw)."""
+    probe: str | None = None
+    """Refine predictions by the LLM's hidden states: default, or a probe file (.lw)."""
     host: str = "127.0.0.1"
-    port: int = 0  # any free one
-    model: str | None = None  # the embedded LLM
-    max_num_seqs: int = 16
-    max_model_len: int = 2048
-    warm_predictor: bool = field(default=True, kw_only=True)  # False: started at the first request without a prediction
-    plugin: bool = True  # False: stock vLLM, to compare with
-    compiled: bool = False  # faster steps, for a slower first start
-    extra: tuple[str, ...] = ()  # further vLLM flags
-    plugin_options: Mapping[str, Any] = field(default_factory=dict)  # of the plug-in, for measurements
-    pace: Pace | None = None  # what steps are held to, for measurements; stock vLLM's too
+    """Address to listen on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port to listen on; 0 takes any free port."""
+    model: str | None = None
+    """Model folder or hub name instead of the embedded SmolLM2-135M."""
+    max_num_seqs: Annotated[int, Field(ge=1)] = 16
+    """Requests that run at once inside the engine."""
+    max_model_len: Annotated[int, Field(ge=16)] = 2048
+    """Context length: tokens of prompt and answer together."""
+    warm_predictor: bool = True
+    """Start the predictor with the engine; off: at the first request that brings no prediction."""
+    plugin: bool = True
+    """Use our scheduler; off: stock vLLM, to compare with."""
+    compiled: bool = False
+    """Compile the LLM: faster steps, slower first start."""
+    extra: tuple[str, ...] = ()
+    """Further vLLM flags."""
+    plugin_options: dict[str, Any] = {}
+    """Further options of the plug-in, for measurements."""
+    pace: Pace | None = None
+    """The step times that steps are held to, for measurements; also for stock vLLM."""
 
 
 @dataclass

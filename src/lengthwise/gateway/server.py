@@ -58,7 +58,7 @@ async def _check_engines(urls: Sequence[str], wait_s: float) -> None:
             one = len(dead) == 1
             raise InputError(
                 f"{'engine' if one else 'engines'} {', '.join(dead)} {'does' if one else 'do'} not answer",
-                hint="start it, mend the URL, or give it time with --wait SECONDS",
+                hint="start it, correct the URL, or give it time with --wait SECONDS",
             )
         await asyncio.sleep(_ASK_EVERY_S)
 

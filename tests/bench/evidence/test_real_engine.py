@@ -18,6 +18,8 @@ from lengthwise.engines.fit import StepTimes
 from lengthwise.engines.steps import read_steps
 from tests.engines.need import need_vllm
 
+pytestmark = pytest.mark.engine
+
 
 def test_stock_and_ours_are_measured_on_the_same_requests_by_a_real_vllm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

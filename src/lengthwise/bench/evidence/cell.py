@@ -119,7 +119,7 @@ def run_cell(
         "took_s": time.time() - began,
         "engine": {
             "url": run.url,
-            **({} if run.url is not None else _plain(asdict(run.options(folder)))),
+            **({} if run.url is not None else _plain(run.options(folder).model_dump())),
             "model": report.model,
         },
         "summary": {**report.summary().to_dict(), "preemptions": preemptions},

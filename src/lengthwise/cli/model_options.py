@@ -1,0 +1,81 @@
+"""Command-line options taken from a pydantic model: one source for names, types, defaults, help and validation."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, TypeVar
+
+import typer
+from pydantic import BaseModel, ValidationError
+
+from lengthwise.errors import InputError
+
+Model = TypeVar("Model", bound=BaseModel)
+_PLAIN = (bool, int, float, str)
+
+
+def options_from(
+    model: type[BaseModel], *, without: Collection[str] = (), defaults: dict[str, Any] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command, which takes `**fields`, one option for each field of `model` but those in `without`.
+
+    A field `timeout_s` is the option `--timeout`; its description is the help text. `defaults` replaces defaults. The
+    command validates what it gets by `validated`.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        given = [
+            parameter
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        added = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=(defaults or {}).get(name, field.default),
+                annotation=Annotated[
+                    _option_type(field.annotation),
+                    typer.Option(_declared(name, field.annotation), help=field.description),
+                ],
+            )
+            for name, field in model.model_fields.items()
+            if name not in without
+        ]
+        parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in given] + added
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return decorate
+
+
+def validated(model: type[Model], /, **fields: Any) -> Model:  # noqa: ANN401
+    """Return the model; an InputError that names the option where a value is invalid."""
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, InputError):
+            raise cause from None
+        raise InputError(
+            f"'{first['input']}' is not valid", source=_flag(str(first["loc"][0])), hint=first["msg"]
+        ) from None
+
+
+def _option_type(annotation: Any) -> Any:  # noqa: ANN401
+    """Return the type that the command line parses: a field's, without the model's own constraints."""
+    optional = annotation not in _PLAIN and type(None) in getattr(annotation, "__args__", ())
+    plain = next((kind for kind in _PLAIN if annotation is kind or kind in getattr(annotation, "__args__", ())), str)
+    return plain | None if optional else plain
+
+
+def _flag(field: str) -> str:
+    return "--" + {"engines": "engine"}.get(field, field).removesuffix("_s").replace("_", "-")
+
+
+def _declared(field: str, annotation: Any) -> str:  # noqa: ANN401
+    flag = _flag(field)
+    return f"{flag}/--no-{flag[2:]}" if _option_type(annotation) is bool else flag
