@@ -25,8 +25,8 @@ from experiments.study import Claim, Run, Study
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, JobColumns, Policy
 from lengthwise.policies.base import Numbers
+from lengthwise.policies.preemptive import Srpt
 from lengthwise.policies.residual import expected_remaining
-from lengthwise.policies.srpt import Srpt
 from lengthwise.predictors.probe import DEFAULT, load_probe
 from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interval_bars, panel
 from lengthwise.reports.simulation import multiple, seconds

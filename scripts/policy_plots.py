@@ -20,7 +20,7 @@ import numpy as np
 
 from lengthwise.lengths import LogT, LogTColumns
 from lengthwise.policies import POLICIES, WRAPPERS, Job, JobColumns, PolicyQueue, QueueView, make_policy
-from lengthwise.policies.lengthwise import FAST, Lanes
+from lengthwise.policies.lengthwise import FAST_ROUND, Lanes
 from lengthwise.policies.residual import gittins_rank
 from lengthwise.reports.figures import COLOURS, GREY, figure, legend, log_tokens
 
@@ -139,7 +139,7 @@ def by_lane(axes: Axes, spec: str) -> None:
             lanes.served = lanes.clock - wait
             job = Job("one", 0.0, prediction=LogT(float(np.log(median)), SPREAD, CAP))
             turn = lanes.enter(job)
-            back.append(np.nan if turn == FAST else max(0.0, 16.0 * (turn - 1) - lanes.clock))
+            back.append(np.nan if turn == FAST_ROUND else max(0.0, 16.0 * (turn - 1) - lanes.clock))
         axes.plot(medians, back, color=colour, label=f"newcomers wait {wait:g}")
     fast = medians[np.isnan(back)]
     axes.axvspan(medians[0], fast.max(), color=GREY, alpha=0.25, label="fast lane")

@@ -16,8 +16,7 @@ from scipy import special
 
 from experiments.theory.queueing import SIZES, Queue
 from lengthwise.policies import Policy, make_policy
-from lengthwise.policies.preemptive import Preemptive
-from lengthwise.policies.srpt import Srpt
+from lengthwise.policies.preemptive import Preemptive, Srpt
 from lengthwise.simulator import EngineSpec, Fleet, RequestPredictions, StepCost, simulate
 from lengthwise.workloads import Workload
 

@@ -59,6 +59,6 @@ def jobs(draw: st.DrawFn, job_id: str = "a") -> Job:
     )
     if draw(st.booleans()):  # a later prediction: what was foretold is no longer what is expected
         job.update_prediction(draw(predictions()))
-    job.in_round = draw(st.integers(0, 3))
+    job.round_number = draw(st.integers(0, 3))
     job.preemptions = draw(st.integers(0, 6))
     return job

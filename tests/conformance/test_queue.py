@@ -29,12 +29,12 @@ class QueueAgainstAList(RuleBasedStateMachine):
 
     def _order(self) -> list[Job]:
         policy, view = self.queue.policy, self.queue.view
-        return sorted(self.model, key=lambda job: (job.priority, job.in_round, policy.key(job, view, self.now)))
+        return sorted(self.model, key=lambda job: (job.priority, job.round_number, policy.key(job, view, self.now)))
 
     @rule(job=jobs(), wait=st.floats(0, 10))
     def push(self, job: Job, wait: float) -> None:
         self.now += wait
-        job.id, job.arrival, job.in_round = str(self.count), self.now, 0
+        job.id, job.arrival, job.round_number = str(self.count), self.now, 0
         self.count += 1
         self.queue.push(job, self.now)
         self.model.append(job)
@@ -53,10 +53,10 @@ class QueueAgainstAList(RuleBasedStateMachine):
     def preempt(self, pick: int, tokens: int) -> None:
         job = self.taken.pop(pick % len(self.taken))
         job.generated += tokens
-        turns, before = job.turns, job.in_round
+        turns, before = job.rounds, job.round_number
         self.queue.push(job, self.now, front=True)
-        if job.turns is turns:  # the policy has not been changed meanwhile
-            assert job.in_round == before
+        if job.rounds is turns:  # the policy has not been changed meanwhile
+            assert job.round_number == before
         self.model.insert(0, job)
 
     @precondition(lambda self: self.taken)

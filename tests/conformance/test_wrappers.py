@@ -119,6 +119,6 @@ def test_rounds_hold_for_who_runs_as_well(inside: str, running: list[Job], candi
         policy = make_policy(f"{wrapper}({inside})")
         victim = policy.victim(running, None, now)
         assert victim is not None
-        assert victim.in_round == max(job.in_round for job in running)
+        assert victim.round_number == max(job.round_number for job in running)
         index = policy.find_victim(JobColumns.of(running), candidate, now)
-        assert index is None or running[index].in_round >= candidate.in_round
+        assert index is None or running[index].round_number >= candidate.round_number

@@ -26,7 +26,7 @@ from vllm.v1.request import RequestStatus
 
 from lengthwise.engines.smollm2 import model_folder
 from lengthwise.engines.vllm import LengthwiseScheduler
-from lengthwise.policies.lengthwise import SHARE
+from lengthwise.policies.lengthwise import FAST_WORK_FRACTION
 from lengthwise.predictors.contract import LogTPredictions, PredictionInput
 from lengthwise.predictors.service import PredictionService
 from tests.engines.scheduling import BLOCK_SIZE, Run, drain, make_request, make_scheduler, step, tiny_model
@@ -258,7 +258,7 @@ def test_nobody_is_overtaken_by_more_than_the_policys_bound(
     everybody = serve(given, into)
     order = [int(name) for name in into.run.admitted]
     median = {int(name): float(each.max_tokens) for name, each in everybody.items()}
-    fast_lane = SHARE * sum(median.values()) + max(median.values())
+    fast_lane = FAST_WORK_FRACTION * sum(median.values()) + max(median.values())
     for place, one in enumerate(order):
         overtaking = sum(median[other] for other in order[:place] if other > one)
         assert overtaking <= given.slots * (median[one] + 16) + fast_lane

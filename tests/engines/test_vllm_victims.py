@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engine
 from lengthwise.engines.vllm import VictimSearch
 from lengthwise.lengths import LogT, Point
 from lengthwise.policies import Job, make_policy
-from lengthwise.policies.srpt import Srpt
+from lengthwise.policies.preemptive import Srpt
 
 
 class Counted(Srpt):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lengthwise.lengths import LogT, Point, wide_prior
 from lengthwise.policies import Job, PolicyQueue, make_policy
-from lengthwise.policies.lengthwise import FAST, FEW, SHARE, Lanes
+from lengthwise.policies.lengthwise import FAST_ROUND, FAST_WORK_FRACTION, SHORT_JOB_FRACTION, Lanes
 
 LENGTHS = st.lists(st.integers(1, 8000), min_size=1, max_size=200)
 GRAIN = 16
@@ -31,8 +31,8 @@ def test_the_fast_lane_takes_no_more_than_its_share_and_what_it_saved_up(lengths
     rounds = rounds_of(lengths)
     for first in range(len(lengths)):
         # Of all that comes from some moment on; credit saved up by then is at most six mean jobs, here of the longest.
-        fast = sum(length for length, turn in zip(lengths[first:], rounds[first:], strict=True) if turn == FAST)
-        assert fast <= SHARE * sum(lengths[first:]) + 6 * max(lengths) + 1e-6
+        fast = sum(length for length, turn in zip(lengths[first:], rounds[first:], strict=True) if turn == FAST_ROUND)
+        assert fast <= FAST_WORK_FRACTION * sum(lengths[first:]) + 6 * max(lengths) + 1e-6
 
 
 @given(LENGTHS, st.integers(1, 64))
@@ -40,10 +40,10 @@ def test_in_the_slow_lane_later_work_overtakes_by_at_most_its_own_length(lengths
     rounds = rounds_of(lengths, slots)
     clock = [sum(lengths[: n + 1]) / slots for n in range(len(lengths))]
     for n, turn in enumerate(rounds):
-        if turn == FAST:
+        if turn == FAST_ROUND:
             continue
         for later in range(n + 1, len(lengths)):
-            if FAST < rounds[later] < turn:
+            if FAST_ROUND < rounds[later] < turn:
                 assert clock[later] - clock[n] <= lengths[n] + GRAIN
 
 
@@ -80,9 +80,9 @@ def test_the_shortest_third_of_the_jobs_takes_the_fast_lane() -> None:
     lanes = Lanes(lambda: 4)
     for number in range(3000):
         lanes.enter(job(number, 20 + number * 7 % 600))
-    fast = [length for length in range(20, 620) if lanes._short(length)]
+    fast = [length for length in range(20, 620) if lanes._is_short(length)]
     assert fast == list(range(20, 20 + len(fast)))
-    assert len(fast) / 600 == pytest.approx(FEW, abs=0.04)
+    assert len(fast) / 600 == pytest.approx(SHORT_JOB_FRACTION, abs=0.04)
 
 
 def test_where_the_short_ones_take_longer_than_predicted_the_fast_lane_pays_for_it() -> None:
@@ -95,7 +95,7 @@ def test_where_the_short_ones_take_longer_than_predicted_the_fast_lane_pays_for_
             done.generated = 400 if lanes is deceived else length
             lanes.finished(done)
     honest.credit = deceived.credit = 300.0
-    fast = [sum(lanes.enter(job(n, 40)) == FAST for n in range(20)) for lanes in (honest, deceived)]
+    fast = [sum(lanes.enter(job(n, 40)) == FAST_ROUND for n in range(20)) for lanes in (honest, deceived)]
     assert fast[0] >= 7
     assert fast[1] <= 1
 
@@ -103,20 +103,20 @@ def test_where_the_short_ones_take_longer_than_predicted_the_fast_lane_pays_for_
 def test_many_who_are_very_short_take_the_fast_lane_together() -> None:
     rounds = rounds_of([400 if number % 5 == 0 else 8 for number in range(1000)])
     late = rounds[500:]
-    assert all((turn == FAST) == (number % 5 != 0) for number, turn in enumerate(late))
+    assert all((turn == FAST_ROUND) == (number % 5 != 0) for number, turn in enumerate(late))
 
 
 @pytest.mark.parametrize("length", [1, 20, 400, 5000])
 def test_where_all_are_alike_nobody_takes_the_fast_lane(length: int) -> None:
-    assert FAST not in rounds_of([length] * 200)
-    assert FAST not in rounds_of([round(length * (1 + number % 7 / 50)) for number in range(200)])
+    assert FAST_ROUND not in rounds_of([length] * 200)
+    assert FAST_ROUND not in rounds_of([round(length * (1 + number % 7 / 50)) for number in range(200)])
 
 
 def test_predictions_drawn_to_the_middle_let_as_many_pass_as_true_lengths() -> None:
     lengths = [100 * 1.2 ** (number * 7 % 10) for number in range(2000)]
     middle = math.exp(sum(map(math.log, lengths)) / len(lengths))
     shrunk = [middle * (length / middle) ** 0.5 for length in lengths]
-    fast = [[turn == FAST for turn in rounds_of([round(n) for n in each])[1000:]] for each in (lengths, shrunk)]
+    fast = [[turn == FAST_ROUND for turn in rounds_of([round(n) for n in each])[1000:]] for each in (lengths, shrunk)]
     assert sum(fast[1]) == pytest.approx(sum(fast[0]), rel=0.1)
 
 
@@ -125,20 +125,20 @@ def test_a_wide_prediction_may_be_short_but_a_missing_one_never_is() -> None:
     for number in range(1000):
         lanes.enter(job(number, 3000 + number))
     lanes.credit = 1e9
-    assert lanes.enter(Job("wide", 0.0, prediction=LogT(math.log(350.0), 1.1, 10_000))) == FAST
-    assert lanes.enter(Job("none", 0.0)) != FAST
-    assert lanes.enter(Job("filled in", 0.0, prediction=wide_prior(), max_tokens=9000)) != FAST
+    assert lanes.enter(Job("wide", 0.0, prediction=LogT(math.log(350.0), 1.1, 10_000))) == FAST_ROUND
+    assert lanes.enter(Job("none", 0.0)) != FAST_ROUND
+    assert lanes.enter(Job("filled in", 0.0, prediction=wide_prior(), max_tokens=9000)) != FAST_ROUND
 
 
 def test_a_late_prediction_brings_a_short_one_forward_and_sets_nobody_back() -> None:
     queue = warmed()
     late = Job("late", 500.0)
     queue.push(late, 500.0)
-    before = late.in_round
-    assert before != FAST
+    before = late.round_number
+    assert before != FAST_ROUND
     late.update_prediction(Point(900, 10_000))
     queue.update(late, 500.0)
-    assert late.in_round <= before
+    assert late.round_number <= before
     late.update_prediction(Point(15, 10_000))
     queue.update(late, 500.0)
     first = queue.pop(500.0)
@@ -150,7 +150,7 @@ def test_what_changes_is_counted_once() -> None:
     one = job(0, 700)
     turn = lanes.enter(one)
     one.update_prediction(Point(300, 10_000))
-    lanes.changed(one, turn, 700.0)
+    lanes.prediction_changed(one, turn, 700.0)
     other.enter(job(0, 300))
     assert lanes.credit == pytest.approx(other.credit)
     assert lanes.total == pytest.approx(other.total)
@@ -170,7 +170,7 @@ def test_a_place_is_that_of_one_who_came_with_the_prediction_but_never_later() -
         turn = lanes.enter(one)
         lanes.credit = 0.0
         one.update_prediction(Point(after, 10_000))
-        place, wanted = lanes.changed(one, turn, float(before)), other.enter(job("one", after))
+        place, wanted = lanes.prediction_changed(one, turn, float(before)), other.enter(job("one", after))
         assert place <= turn
         assert abs(place - min(wanted, turn)) <= 1 + (before - min(before, after)) / 2 / 16  # by its own work / slots
 
@@ -212,8 +212,8 @@ def test_predictions_far_below_the_prior_leave_the_fast_lane_open_for_those_who_
     turns = [lanes.enter(each) for each in jobs]
     for n, (each, turn) in enumerate(zip(jobs, turns, strict=True)):
         each.update_prediction(Point(20 if n % 3 == 0 else 80, 256))
-        lanes.changed(each, turn, 256.0)
-    assert sum(lanes.enter(job(n, 20)) == FAST for n in range(100)) >= 20
+        lanes.prediction_changed(each, turn, 256.0)
+    assert sum(lanes.enter(job(n, 20)) == FAST_ROUND for n in range(100)) >= 20
 
 
 def test_the_picture_of_what_comes_is_renewed_and_never_overflows() -> None:

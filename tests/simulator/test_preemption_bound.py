@@ -111,8 +111,8 @@ def test_who_is_preempted_waits_before_its_equals_and_in_its_round(policy: str) 
     preempted, equal = Job("preempted", 0.0, prediction=Point(100)), Job("equal", 1.0, prediction=Point(100))
     queue.push(preempted, 0.0)
     assert queue.pop(0.0) is preempted
-    round_before = preempted.in_round
+    round_before = preempted.round_number
     queue.push(equal, 1.0)
     queue.push(preempted, 2.0, front=True)
-    assert preempted.in_round == round_before
+    assert preempted.round_number == round_before
     assert queue.pop(2.0) is preempted

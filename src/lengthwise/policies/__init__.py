@@ -1,16 +1,16 @@
-"""The order inside an engine: which waiting request runs next, and which running one yields.
+"""The order inside an engine: which waiting request runs next, which running one is preempted, which may start.
 
-Policies are pure: time comes in as an argument, and they know no clock, socket, simulator or engine.
+Policies are pure: time is an argument, and they know no clock, socket, simulator or engine.
 """
 
+from lengthwise.policies.admission import KvDemand, PeakAdmission, peak_kv_tokens
+from lengthwise.policies.arrival_order import Fcfs
 from lengthwise.policies.base import BasePolicy, parameter
-from lengthwise.policies.columns import JobColumns
-from lengthwise.policies.contract import Policy, QueueView, Rekey, Rounds
-from lengthwise.policies.fcfs import Fcfs
-from lengthwise.policies.job import Job
+from lengthwise.policies.job import Job, JobColumns
+from lengthwise.policies.protocol import Policy, QueueView, Rekey, Rounds
 from lengthwise.policies.queue import PolicyQueue
 from lengthwise.policies.registry import POLICIES, WRAPPERS, make_policy
-from lengthwise.policies.sjf import Sjf
+from lengthwise.policies.shortest import Sjf
 
 __all__ = [
     "POLICIES",
@@ -19,6 +19,8 @@ __all__ = [
     "Fcfs",
     "Job",
     "JobColumns",
+    "KvDemand",
+    "PeakAdmission",
     "Policy",
     "PolicyQueue",
     "QueueView",
@@ -27,4 +29,5 @@ __all__ = [
     "Sjf",
     "make_policy",
     "parameter",
+    "peak_kv_tokens",
 ]

@@ -1,4 +1,4 @@
-"""What policies have in common: a policy writes its formula once, and the rest of the contract follows."""
+"""`BasePolicy`, from which a policy is made by writing its formula, and the declaration of parameters."""
 
 from __future__ import annotations
 
@@ -11,43 +11,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.policies.columns import JobColumns
-from lengthwise.policies.contract import Policy, QueueView, Rekey, Rounds, Slots, one
-from lengthwise.policies.job import Job
+from lengthwise.policies.job import Job, JobColumns
+from lengthwise.policies.protocol import Policy, QueueView, Rekey, Rounds, Slots, one_slot
 
 Numbers = Any
-"""A float for one job, an array for columns of jobs; NumPy's functions, which take either, do not say so in types."""
+"""A float for one job, an array for columns of jobs; the types of NumPy's functions cannot express this."""
 
 
 def parameter(default: float | str, *, minimum: float, maximum: float = 1e9, choice: str | None = None) -> Any:  # noqa: ANN401
-    """Declare a parameter of a policy: a number from `minimum` to `maximum`, or the word `choice` in its place."""
+    """Declare a parameter of a policy: a number from `minimum` to `maximum`, or the string `choice` in its place."""
     return field(default=default, metadata={"minimum": minimum, "maximum": maximum, "choice": choice})
 
 
-@dataclass(frozen=True)
-class BasePolicy(ABC):
-    """Base class of policies: a subclass writes its formula, `score`, and the rest of the protocol follows.
+class Named:
+    """A policy or wrapper with a `kind`: its name without parameters.
 
-    By default a waiting job preempts no running one, and when memory is short the last admitted job is preempted.
-    Parameters are dataclass fields made with `parameter`: they are checked here, appear in the name and are read by
-    `make_policy`. `kind` is the name without parameters: a policy outside this package leaves it out, and its kind is
-    its dotted path.
+    Built-ins set it. A class outside this package leaves it out, and its kind is its dotted path, which `make_policy`
+    reads.
     """
 
     kind: ClassVar[str]
-    rekey: ClassVar[Rekey] = "never"
-    uses_predictions: ClassVar[bool] = True
-    preempts: ClassVar[bool] = False
-    preempt_check_interval: ClassVar[int] = 0
-
-    @abstractmethod
-    def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
-        """Return the place of one job or of many: smaller runs first."""
-
-    @property
-    def name(self) -> str:
-        """The name with every parameter that is not the default."""
-        return self.kind + parameter_suffix(self)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -57,42 +40,66 @@ class BasePolicy(ABC):
     def __post_init__(self) -> None:
         check_parameters(self)
 
+
+@dataclass(frozen=True)
+class BasePolicy(Named, ABC):
+    """A policy from one formula, `score`; the rest of the protocol follows and may be overridden.
+
+    By default no running job is preempted for a waiting one, and when memory is short the last admitted is preempted,
+    as in vLLM. Parameters are dataclass fields made with `parameter`: they are checked, are part of the name and are
+    read by `make_policy`.
+    """
+
+    rekey: ClassVar[Rekey] = "never"
+    uses_predictions: ClassVar[bool] = True
+    preempts: ClassVar[bool] = False
+    preempt_check_interval: ClassVar[int] = 0
+
+    @abstractmethod
+    def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
+        """Return the key of one job or of many: smaller runs first."""
+
+    @property
+    def name(self) -> str:
+        """The kind with every parameter that is not the default."""
+        return self.kind + parameter_suffix(self)
+
     def level(self, queue: QueueView) -> int:
-        """Keys do not depend on the queue."""
+        """Return 0: keys do not depend on the queue."""
         return 0
 
     def key(self, job: Job, queue: QueueView, now: float) -> float:
-        """The score of one job."""
+        """Return the score of one job."""
         return float(self.score(job, queue, now))
 
     def keys(self, jobs: JobColumns, queue: QueueView, now: float) -> NDArray[np.float64]:
-        """The scores of many jobs."""
+        """Return the scores of many jobs."""
         return cast("NDArray[np.float64]", self.score(jobs, queue, now))
 
     def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
-        """All alike, so that the last admitted yields, as in vLLM."""
+        """Return equal scores: the last admitted is preempted."""
         return np.zeros(len(jobs))
 
     def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
-        """Nobody yields to a waiting job."""
+        """Return None: no running job is preempted for a waiting one."""
         return None
 
     def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
-        """The one who makes room for the candidate; without one, the readiest to yield."""
+        """Return the running job to preempt for the candidate, or without one when memory is short."""
         return choose_victim(self, running, candidate, now)
 
-    def rounds(self, slots: Slots = one) -> Rounds | None:
-        """Nobody takes turns."""
+    def rounds(self, slots: Slots = one_slot) -> Rounds | None:
+        """Return None: no rounds."""
         return None
 
 
-def last_of_largest(readiness: NDArray[np.float64]) -> int:
-    """The index of the largest, the last among equals: who yields, of jobs in order of admission."""
-    return len(readiness) - 1 - int(np.argmax(readiness[::-1]))
+def last_of_largest(scores: NDArray[np.float64]) -> int:
+    """Return the index of the largest score, the last among equals: the victim, of jobs in order of admission."""
+    return len(scores) - 1 - int(np.argmax(scores[::-1]))
 
 
 def choose_victim(policy: Policy, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
-    """Answer `victim` by `find_victim` and `eviction_scores`."""
+    """Implement `Policy.victim` by `find_victim` and `eviction_scores`."""
     if not running or (candidate is not None and not policy.preempts):
         return None
     columns = JobColumns.of(running)

@@ -1,12 +1,17 @@
-"""A request as a decision sees it."""
+"""A request as a scheduling decision sees it: one `Job`, or many as `JobColumns` under the same names."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from itertools import chain
+from operator import attrgetter
 from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.lengths import (
     DEFAULT_CAP,
@@ -18,50 +23,55 @@ from lengthwise.lengths import (
     student,
     wide_prior,
 )
-from lengthwise.policies.columns import SHORTEST
-from lengthwise.policies.contract import Rounds
+from lengthwise.policies.protocol import Rounds
 
-_TAIL: Final = 0.9  # the level of TIE's CVaR
-_SIDE: Final = 0.16  # quantiles at this and its complement tell the spread of a prediction that is no log-t
-_T_AT_SIDE: Final = student.isf(_SIDE, TIE_NU)
+MIN_TOKENS: Final = 1e-3
+"""Tokens; lengths below this are raised to it before their logarithm is taken."""
+_CVAR_LEVEL: Final = 0.9  # that of TIE's CVaR
+_LOWER: Final = 0.16  # quantiles at this and its complement give the spread of a prediction that is no log-t
+_T_AT_LOWER: Final = student.isf(_LOWER, TIE_NU)
 
 
-class _Held:
-    """A prediction that a job goes by, cut at the most that the answer may have."""
+class _Moments:
+    """A censored prediction with its mean and CVaR, which are computed when first read."""
 
-    __slots__ = ("_both", "cut")
+    __slots__ = ("_mean_and_cvar", "prediction")
 
-    def __init__(self, cut: LengthDistribution, both: tuple[float, float] | None = None) -> None:
-        self.cut = cut
-        self._both = both
+    def __init__(self, prediction: LengthDistribution, mean_and_cvar: tuple[float, float] | None = None) -> None:
+        self.prediction = prediction
+        self._mean_and_cvar = mean_and_cvar
 
     @property
-    def both(self) -> tuple[float, float]:
-        """Mean and CVaR."""
-        if self._both is None:
-            cut = self.cut
-            self._both = (
-                cut.mean_and_cvar(_TAIL) if isinstance(cut, BaseDistribution) else (cut.mean(), cut.cvar(_TAIL))
+    def mean_and_cvar(self) -> tuple[float, float]:
+        if self._mean_and_cvar is None:
+            law = self.prediction
+            self._mean_and_cvar = (
+                law.mean_and_cvar(_CVAR_LEVEL)
+                if isinstance(law, BaseDistribution)
+                else (law.mean(), law.cvar(_CVAR_LEVEL))
             )
-        return self._both
+        return self._mean_and_cvar
 
 
 @lru_cache(maxsize=1024)
-def _without_prediction(cap: int) -> _Held:
-    return _Held(wide_prior(max(1, cap)))
+def _without_prediction(cap: int) -> _Moments:
+    return _Moments(wide_prior(max(1, cap)))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Job:
-    """All that a decision may look at. Times in seconds on the host's own clock, lengths in tokens.
+    """The scheduling view of a request. Times in seconds on the host's clock, lengths in tokens.
 
-    `priority`: lower runs first, as in vLLM. `cached_tokens`: of the prompt, found in the engine's prefix cache.
-    `preemptions`: how often it had to yield, to whatever.
-    `in_round` is the job's round in `turns`, `charged` what it pays there, `credited` what it brings; set by the queue
-    if a policy serves in turns. Taken from the prediction when it comes (without one, from the wide prior), all of the
-    length cut at `cap`, the smaller of the prediction's and max_tokens: `mu` and `sigma`, those of the log-t that the
-    prediction is (sigma 0: a certain length) or, for another family, that has its median and its quantiles at 16 and 84 %.
-    Its mean and its CVaR are reckoned when first asked for: they are integrals, and many policies go without.
+    `priority`: lower runs first, as in vLLM. `cached_tokens`: tokens of the prompt in the engine's prefix cache.
+    `preemptions`: how often it was preempted, for any reason.
+
+    From the prediction (without one, the wide prior), censored at `cap`, the smaller of the prediction's cap and
+    max_tokens: `mu` and `sigma` of the log-t that the prediction is (sigma 0: a certain length) or, for another family,
+    of the log-t with its median and its quantiles at 16 and 84 %; `expected` (mean) and `tail` (CVaR at 0.9), which are
+    integrals and computed when first read.
+
+    Set by the queue under a policy with rounds: `rounds`, the state that gave the job its `round_number`; `charged`,
+    the work charged there; `credited`, the credit the job added there.
     """
 
     id: str
@@ -82,68 +92,147 @@ class Job:
     mu: float = field(init=False)
     sigma: float = field(init=False)
     cap: float = field(init=False)
-    in_round: int = field(init=False, default=0)
-    turns: Rounds | None = field(init=False, default=None)
+    round_number: int = field(init=False, default=0)
+    rounds: Rounds | None = field(init=False, default=None)
     charged: int = field(init=False, default=0)
     credited: float = field(init=False, default=0.0)
-    _held: _Held = field(init=False, repr=False)
-    _first: _Held = field(init=False, repr=False)
+    _current: _Moments = field(init=False)
+    _initial: _Moments = field(init=False)
 
     def __post_init__(self) -> None:
         self.update_prediction(self.prediction)
-        self._first = self._held
+        self._initial = self._current
+
+    def __repr__(self) -> str:
+        known = "none" if self.prediction is None else f"{self.median:.0f} tokens"
+        return (
+            f"Job({self.id!r}, arrival={self.arrival:g}, prompt_tokens={self.prompt_tokens}, "
+            f"generated={self.generated}, prediction={known})"
+        )
 
     def update_prediction(self, prediction: LengthDistribution | None) -> None:
-        """Take a new prediction about the whole answer; None falls back to the wide prior, never to short."""
+        """Set a new prediction of the whole answer; None falls back to the wide prior."""
         self.prediction = prediction
         if prediction is None:
-            self._held = _without_prediction(DEFAULT_CAP if self.max_tokens is None else self.max_tokens)
+            self._current = _without_prediction(DEFAULT_CAP if self.max_tokens is None else self.max_tokens)
         else:
-            self._held = _Held(prediction.censored_at(self.max_tokens))
-        self.mu, self.sigma = _log_t(self._held.cut)
-        self.cap = self._held.cut.cap
+            self._current = _Moments(prediction.censored_at(self.max_tokens))
+        self.mu, self.sigma = _log_t_of(self._current.prediction)
+        self.cap = self._current.prediction.cap
         if not self.generated:
-            self._first = self._held
+            self._initial = self._current
 
-    def told(
+    def set_prediction(
         self, *, mu: float, sigma: float, cap: float, expected: float, tail: float, initial_expected: float
     ) -> None:
-        """Go by numbers of a prediction that were reckoned elsewhere, those of many jobs at once."""
+        """Set the numbers of a prediction that a host has computed for many jobs at once."""
         self.mu, self.sigma, self.cap = mu, sigma, cap
-        self._first = _Held(self._held.cut, (initial_expected, math.nan))
-        self._held = _Held(self._held.cut, (expected, tail))
+        self._initial = _Moments(self._current.prediction, (initial_expected, math.nan))
+        self._current = _Moments(self._current.prediction, (expected, tail))
 
     @property
     def expected(self) -> float:
-        """Its mean."""
-        return self._held.both[0]
+        """The mean of the prediction."""
+        return self._current.mean_and_cvar[0]
 
     @property
     def tail(self) -> float:
-        """Its CVaR at 0.9."""
-        return self._held.both[1]
+        """The CVaR of the prediction at 0.9."""
+        return self._current.mean_and_cvar[1]
 
     @property
     def initial_expected(self) -> float:
         """The mean of the last prediction before the first token."""
-        return self._first.both[0]
+        return self._initial.mean_and_cvar[0]
 
     @property
     def median(self) -> float:
         """The prediction as a single number."""
         return min(math.exp(self.mu), self.cap)
 
-    @property
-    def expected_remaining(self) -> float:
-        """What the first prediction leaves to come, at least one token."""
-        return max(1.0, self.expected - self.generated)
 
-
-def _log_t(prediction: LengthDistribution) -> tuple[float, float]:
-    """Return mu and sigma of the log-t that the prediction is, or that has its quantiles."""
+def _log_t_of(prediction: LengthDistribution) -> tuple[float, float]:
+    """Return mu and sigma of the log-t that the prediction is, or that shares its quantiles."""
     if isinstance(prediction, LogT) and prediction.nu == TIE_NU:
         return prediction.mu, prediction.sigma
     if isinstance(prediction, Point):
-        return math.log(max(prediction.mean(), SHORTEST)), 0.0
-    low, median, high = (math.log(max(prediction.quantile(q), SHORTEST)) for q in (_SIDE, 0.5, 1.0 - _SIDE))
-    return median, (high - low) / (2.0 * _T_AT_SIDE)
+        return math.log(max(prediction.mean(), MIN_TOKENS)), 0.0
+    low, median, high = (math.log(max(prediction.quantile(q), MIN_TOKENS)) for q in (_LOWER, 0.5, 1.0 - _LOWER))
+    return median, (high - low) / (2.0 * _T_AT_LOWER)
+
+
+@dataclass(frozen=True, slots=True)
+class JobColumns:
+    """The numbers of many jobs, float64, all of one length, so that one formula serves a `Job` and many."""
+
+    arrival: NDArray[np.float64]
+    expected: NDArray[np.float64]
+    tail: NDArray[np.float64]
+    mu: NDArray[np.float64]
+    sigma: NDArray[np.float64]
+    cap: NDArray[np.float64]
+    initial_expected: NDArray[np.float64]
+    prompt_tokens: NDArray[np.float64]
+    generated: NDArray[np.float64]
+    cached_tokens: NDArray[np.float64]
+    priority: NDArray[np.float64]
+    round_number: NDArray[np.float64]
+    preemptions: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, jobs: Iterable[Job]) -> JobColumns:
+        """Return the columns of jobs."""
+        numbers = np.fromiter(chain.from_iterable(map(_NUMBERS, jobs)), np.float64)
+        return cls(*numbers.reshape(-1, len(_NAMES)).T.copy())
+
+    @classmethod
+    def filled(
+        cls,
+        *,
+        arrival: ArrayLike,
+        expected: ArrayLike,
+        tail: ArrayLike | None = None,
+        mu: ArrayLike | None = None,
+        sigma: ArrayLike = 0.0,
+        cap: ArrayLike = DEFAULT_CAP,
+        initial_expected: ArrayLike | None = None,
+        prompt_tokens: ArrayLike = 0,
+        generated: ArrayLike = 0,
+        cached_tokens: ArrayLike = 0,
+        priority: ArrayLike = 0,
+        round_number: ArrayLike = 0,
+        preemptions: ArrayLike = 0,
+    ) -> JobColumns:
+        """Return columns from arrays or single numbers; what is left out is that of a certain length."""
+        expected = np.asarray(expected, np.float64)
+        given = (
+            arrival,
+            expected,
+            expected if tail is None else tail,
+            np.log(np.maximum(expected, MIN_TOKENS)) if mu is None else mu,
+            sigma,
+            cap,
+            expected if initial_expected is None else initial_expected,
+            prompt_tokens,
+            generated,
+            cached_tokens,
+            priority,
+            round_number,
+            preemptions,
+        )
+        length = np.broadcast_shapes(*(np.shape(column) for column in given))
+        return cls(*(np.broadcast_to(np.asarray(column, np.float64), length) for column in given))
+
+    def __len__(self) -> int:
+        return len(self.arrival)
+
+    def __repr__(self) -> str:
+        return f"JobColumns({len(self)} jobs)"
+
+    def take(self, rows: NDArray[np.integer]) -> JobColumns:
+        """Return the columns of the jobs in these rows."""
+        return JobColumns(*(getattr(self, name)[rows] for name in _NAMES))
+
+
+_NAMES = tuple(field.name for field in fields(JobColumns))
+_NUMBERS = attrgetter(*_NAMES)

@@ -1,4 +1,4 @@
-"""The one queue that every host orders its waiting requests with."""
+"""`PolicyQueue`: waiting jobs in a policy's order; simulator, gateway and vLLM plug-in use the same one."""
 
 from __future__ import annotations
 
@@ -8,38 +8,37 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lengthwise.errors import InputError
-from lengthwise.policies.columns import JobColumns
-from lengthwise.policies.contract import Policy, QueueView
-from lengthwise.policies.job import Job
+from lengthwise.policies.job import Job, JobColumns
+from lengthwise.policies.protocol import Policy, QueueView
 
-_SWEEP_FLOOR = 64  # dead entries that are not worth a sweep
+_SWEEP_MIN = 64  # fewer dead entries than this are not swept
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where a waiting job stands: its turn of coming, and the stamp of its one living heap entry."""
+    """A waiting job: its sequence number among equal keys, and the stamp of its one valid heap entry."""
 
     job: Job
-    turn: int
+    sequence: int
     stamp: int
     median: float
-    """Of what was predicted of it when it took its round."""
+    """Of its prediction when it got its round number."""
 
 
 class PolicyQueue:
     """Waiting jobs in a policy's order: push, pop, re-key and remove in O(log n).
 
-    Order: priority (lower first), then the round of a policy that serves in turns, then the policy's key, then the
-    order of coming. A job that is removed or re-keyed leaves a dead entry in the heap; dead entries are swept once they
-    outnumber the living, so that the heap holds at most about twice what waits. The host keeps `running` and `slots`
-    true, and may tell the true length of a job by `finished`.
+    Order: priority (lower first), then the round number of a policy with rounds, then the policy's key, then the order
+    of `push`. A job that is removed or re-keyed leaves a dead entry in the heap; dead entries are swept once they
+    outnumber the valid ones, so the heap has at most about twice as many entries as there are waiting jobs. The host
+    keeps `running` and `slots` up to date, and may report the true length of a job by `finished`.
     """
 
     def __init__(self, policy: Policy, slots: int = 1) -> None:
         self.policy = policy
         self.slots = slots
         self.running = 0
-        self._heap: list[tuple[int, int, float, int, int, str]] = []  # priority, round, key, turn, stamp, id
+        self._heap: list[tuple[int, int, float, int, int, str]] = []  # priority, round, key, sequence, stamp, id
         self._places: dict[str, _Place] = {}
         self._numbers = itertools.count()
         self._rounds = policy.rounds(lambda: self.slots)
@@ -58,24 +57,24 @@ class PolicyQueue:
         return job_id in self._places
 
     def __iter__(self) -> Iterator[Job]:
-        """Go through the waiting jobs in order, the next to run first."""
+        """Iterate over the waiting jobs in order, the next to run first."""
         for *_, stamp, job_id in sorted(self._heap):
             place = self._places.get(job_id)
             if place is not None and place.stamp == stamp:
                 yield place.job
 
     def push(self, job: Job, now: float, *, front: bool = False) -> None:
-        """Let a job wait: behind its equals, or before them (one that was preempted keeps its place)."""
+        """Add a job: behind jobs of an equal key, or before them with `front` (for a preempted job)."""
         if job.id in self._places:
             raise InputError(f"job '{job.id}' is waiting already", hint="a job waits once; use `update` to re-key it")
-        self._take_turn(job)
-        turn = next(self._numbers)
-        self._places[job.id] = _Place(job, -turn if front else turn, -1, job.median)
-        self._enter(job.id, self.policy.key(job, self.view, now))
-        self._keep_level(now)  # at once: with this one gone again, its key would be of another level than the others'
+        self._assign_round(job)
+        number = next(self._numbers)
+        self._places[job.id] = _Place(job, -number if front else number, -1, job.median)
+        self._insert(job.id, self.policy.key(job, self.view, now))
+        self._rekey_on_level(now)  # at once: all keys in the heap are of one level
 
     def peek(self, now: float) -> Job | None:
-        """Return the next job to run, without taking it."""
+        """Return the next job to run without removing it; None when no job waits."""
         self.refresh(now)
         while self._heap:
             *_, stamp, job_id = self._heap[0]
@@ -86,55 +85,55 @@ class PolicyQueue:
         return None
 
     def pop(self, now: float) -> Job | None:
-        """Take the next job to run; None when nobody waits."""
+        """Remove and return the next job to run; None when no job waits."""
         job = self.peek(now)
         if job is not None:
             heapq.heappop(self._heap)
             del self._places[job.id]
             if self._rounds is not None:
-                self._rounds.admitted(job.in_round)
+                self._rounds.admitted(job.round_number)
         return job
 
     def finished(self, job: Job) -> None:
-        """Tell that a job is done, its true length in `generated`; only policies that serve in turns want to know."""
-        if self._rounds is not None and job.turns is self._rounds:
+        """Report a finished job with its true length in `generated`; only policies with rounds use it."""
+        if self._rounds is not None and job.rounds is self._rounds:
             self._rounds.finished(job)
 
     def remove(self, job_id: str) -> Job | None:
-        """Take a job out wherever it stands (an abort); None when it does not wait here."""
+        """Remove and return a job at any place (an abort); None when it does not wait here."""
         place = self._places.pop(job_id, None)
         self._sweep()
         return None if place is None else place.job
 
     def update(self, job: Job, now: float) -> None:
-        """Re-key a waiting job whose prediction or progress has changed; it keeps its turn among equals."""
+        """Re-key a waiting job whose prediction or progress has changed; its place among equal keys is unchanged."""
         if job.id not in self._places:
             raise InputError(f"job '{job.id}' does not wait here", hint="only waiting jobs are re-keyed")
         place = self._places[job.id]
         if self._rounds is not None and job.median != place.median:
-            job.in_round = self._rounds.changed(job, job.in_round, place.median)
+            job.round_number = self._rounds.prediction_changed(job, job.round_number, place.median)
             place.median = job.median
-        self._enter(job.id, self.policy.key(job, self.view, now))
-        self._keep_level(now)
+        self._insert(job.id, self.policy.key(job, self.view, now))
+        self._rekey_on_level(now)
         self._sweep()
 
     def use(self, policy: Policy, now: float) -> None:
-        """Change the policy under the waiting jobs: the kill switch is `use(Fcfs(), now)`."""
+        """Change the policy of the waiting jobs: the kill switch is `use(Fcfs(), now)`."""
         self.policy = policy
         self._level = policy.level(self.view)
         self._rounds = policy.rounds(lambda: self.slots)
-        for place in sorted(self._places.values(), key=lambda place: place.turn):
-            self._take_turn(place.job)
+        for place in sorted(self._places.values(), key=lambda place: place.sequence):
+            self._assign_round(place.job)
             place.median = place.job.median
         self._rekey_all(now)
 
     def refresh(self, now: float) -> None:
-        """Re-key everybody if the policy's keys have gone stale."""
-        if not self._keep_level(now) and self.policy.rekey == "on_time" and now > self._keyed_at:
+        """Re-key all jobs if the policy's keys are stale."""
+        if not self._rekey_on_level(now) and self.policy.rekey == "on_time" and now > self._keyed_at:
             self._rekey_all(now)
 
-    def _keep_level(self, now: float) -> bool:
-        """Re-key everybody if keys depend on a level that has changed; whether they did."""
+    def _rekey_on_level(self, now: float) -> bool:
+        """Re-key all jobs if keys depend on a level that has changed; return whether they were."""
         if self.policy.rekey not in ("on_level", "on_time"):
             return False
         level = self.policy.level(self.view)
@@ -144,19 +143,21 @@ class PolicyQueue:
         self._rekey_all(now)
         return True
 
-    def _take_turn(self, job: Job) -> None:
-        """Give a job its round, unless it has one in the accounts of this queue already (it was preempted)."""
-        if job.turns is not self._rounds or self._rounds is None:
-            job.turns = self._rounds
-            job.in_round = 0 if self._rounds is None else self._rounds.enter(job)
+    def _assign_round(self, job: Job) -> None:
+        """Set a job's round number, unless it has one from these rounds already (it was preempted)."""
+        if job.rounds is not self._rounds or self._rounds is None:
+            job.rounds = self._rounds
+            job.round_number = 0 if self._rounds is None else self._rounds.enter(job)
 
-    def _enter(self, job_id: str, key: float) -> None:
+    def _insert(self, job_id: str, key: float) -> None:
         place = self._places[job_id]
         place.stamp = next(self._numbers)
-        heapq.heappush(self._heap, (place.job.priority, place.job.in_round, key, place.turn, place.stamp, job_id))
+        heapq.heappush(
+            self._heap, (place.job.priority, place.job.round_number, key, place.sequence, place.stamp, job_id)
+        )
 
     def _sweep(self) -> None:
-        if len(self._heap) > 2 * len(self._places) + _SWEEP_FLOOR:
+        if len(self._heap) > 2 * len(self._places) + _SWEEP_MIN:
             self._heap = [e for e in self._heap if (p := self._places.get(e[5])) is not None and p.stamp == e[4]]
             heapq.heapify(self._heap)
 
@@ -165,7 +166,7 @@ class PolicyQueue:
         places = list(self._places.values())
         keys = self.policy.keys(JobColumns.of(place.job for place in places), self.view, now).tolist()
         self._heap = [
-            (place.job.priority, place.job.in_round, key, place.turn, place.stamp, place.job.id)
+            (place.job.priority, place.job.round_number, key, place.sequence, place.stamp, place.job.id)
             for place, key in zip(places, keys, strict=True)
         ]
         heapq.heapify(self._heap)

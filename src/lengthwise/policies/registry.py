@@ -9,23 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from lengthwise.errors import InputError
-from lengthwise.policies.base import BasePolicy, parameter_names
-from lengthwise.policies.boost import Boost
-from lengthwise.policies.bounded import Bounded
-from lengthwise.policies.classes import Classes
-from lengthwise.policies.contract import Policy
-from lengthwise.policies.fair import Fair
-from lengthwise.policies.fcfs import Fcfs
-from lengthwise.policies.gittins import Gittins
-from lengthwise.policies.hrrn import Hrrn
+from lengthwise.policies.arrival_order import Boost, Fcfs, Hrrn, Preble
+from lengthwise.policies.base import BasePolicy, Named, parameter_names
 from lengthwise.policies.lengthwise import Lengthwise
-from lengthwise.policies.ltr import Ltr
-from lengthwise.policies.preble import Preble
-from lengthwise.policies.sept import Sept
-from lengthwise.policies.sjf import Sjf
-from lengthwise.policies.srpt import Srpt
-from lengthwise.policies.tie import Tie
-from lengthwise.policies.wrapper import Wrapper
+from lengthwise.policies.preemptive import Gittins, Srpt
+from lengthwise.policies.protocol import Policy
+from lengthwise.policies.shortest import Ltr, Sept, Sjf, Tie
+from lengthwise.policies.wrappers import Bounded, Classes, Fair, Wrapper
 from lengthwise.specs import Spec, find, parse_spec
 
 POLICIES: Final[Mapping[str, type[BasePolicy]]] = {
@@ -64,7 +54,7 @@ def _make(spec: Spec, *, imports: bool) -> Policy:
 
 def _make_external(spec: Spec, kind: Any, inner: list[Policy]) -> Policy:  # noqa: ANN401
     """Make a policy of another package, and check that it is one."""
-    if isinstance(kind, type) and issubclass(kind, BasePolicy | Wrapper):
+    if isinstance(kind, type) and issubclass(kind, Named):
         given = spec.arguments(parameter_names(kind), "policy")
     else:
         given = dict(spec.parameters)

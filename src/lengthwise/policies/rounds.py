@@ -1,32 +1,29 @@
-"""Turns among flows of jobs: the state that policies which serve in turns hand to the queue."""
+"""Round numbers: the state of policies that serve flows of jobs (tenants, say) in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-from lengthwise.policies.contract import Rounds
-
-if TYPE_CHECKING:
-    from lengthwise.policies.job import Job
+from lengthwise.policies.job import Job
+from lengthwise.policies.protocol import Rounds
 
 INNER_BITS: Final = 26
-"""Rounds within rounds share one number, which float64 must hold: 2^26 of the inner kind, 2^27 of the outer."""
+"""Nested rounds share one number, which float64 must represent: 2^26 inner rounds, 2^27 outer ones."""
 
-_INNER: Final = (1 << INNER_BITS) - 1
-_SWEEP_FLOOR: Final = 64
+_INNER_MASK: Final = (1 << INNER_BITS) - 1
+_SWEEP_MIN: Final = 64
 
-Flow = TypeVar("Flow", bound="Hashable")
+Flow = TypeVar("Flow", bound=Hashable)
 
 
 @dataclass(slots=True)
 class FlowRounds(Generic[Flow]):
-    """Each flow has a quota of work per round; what goes beyond it belongs to the next round (start-time fair
-    queueing).
+    """Start-time fair queueing: each flow has a quota of work per round; what exceeds it belongs to the next round.
 
-    position = max(round being served * quota, where the flow's last job ended);  round = position // quota
-    A flow that was away starts at the round being served: what it did not use is not saved up.
+    position = max(current round * quota, end of the flow's last job);  round = position // quota
+    A flow without jobs rejoins at the current round: unused work is not saved.
     """
 
     flow: Callable[[Job], Flow]
@@ -34,10 +31,10 @@ class FlowRounds(Generic[Flow]):
     quota: Callable[[Flow], int]
     serving: int = 0
     ends: dict[Flow, int] = field(default_factory=dict)
-    sweep_at: int = _SWEEP_FLOOR
+    sweep_at: int = _SWEEP_MIN
 
     def enter(self, job: Job) -> int:
-        """The round where the flow stands, which then moves on by the job's work."""
+        """Return the round at the flow's position, which advances by the job's work."""
         flow = self.flow(job)
         quota = self.quota(flow)
         start = max(self.serving * quota, self.ends.get(flow, 0))
@@ -46,49 +43,50 @@ class FlowRounds(Generic[Flow]):
         self._sweep()
         return start // quota
 
-    def changed(self, job: Job, in_round: int, before: float) -> int:
-        """A place once given is kept; the account is set right when the job is done."""
-        return in_round
+    def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
+        """Return the same round; the account is corrected when the job finishes."""
+        return round_number
 
-    def admitted(self, in_round: int) -> None:
-        """Rounds never go back: one who was preempted may come from an earlier one."""
-        self.serving = max(self.serving, in_round)
+    def admitted(self, round_number: int) -> None:
+        """Advance to this round; a preempted job of an earlier round does not move it back."""
+        self.serving = max(self.serving, round_number)
 
     def finished(self, job: Job) -> None:
-        """What was charged by expectation is charged by the truth."""
+        """Charge the true work in place of the expected work."""
         flow = self.flow(job)
         if flow in self.ends:
             self.ends[flow] += job.prompt_tokens + job.generated - job.charged
 
     def _sweep(self) -> None:
-        """Forget flows that the rounds have passed: they are as good as new."""
+        """Drop flows behind the current round: they would rejoin there anyway."""
         if len(self.ends) > self.sweep_at:
             self.ends = {flow: end for flow, end in self.ends.items() if end > self.serving * self.quota(flow)}
-            self.sweep_at = 2 * len(self.ends) + _SWEEP_FLOOR
+            self.sweep_at = 2 * len(self.ends) + _SWEEP_MIN
 
 
 @dataclass(frozen=True, slots=True)
-class RoundsInRounds:
-    """Turns by one rule, and inside each of its rounds by another."""
+class NestedRounds:
+    """Outer rounds, and inner rounds inside each of them: number = outer * 2^26 + inner."""
 
     outer: Rounds
     inner: Rounds
 
     def enter(self, job: Job) -> int:
-        """Both rounds in one number, the outer counting more."""
+        """Return both round numbers in one."""
         return (self.outer.enter(job) << INNER_BITS) + self.inner.enter(job)
 
-    def changed(self, job: Job, in_round: int, before: float) -> int:
-        """Both may give another."""
-        outer, inner = in_round >> INNER_BITS, in_round & _INNER
-        return (self.outer.changed(job, outer, before) << INNER_BITS) + self.inner.changed(job, inner, before)
+    def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
+        """Return both new round numbers in one."""
+        outer, inner = round_number >> INNER_BITS, round_number & _INNER_MASK
+        outer = self.outer.prediction_changed(job, outer, old_median)
+        return (outer << INNER_BITS) + self.inner.prediction_changed(job, inner, old_median)
 
-    def admitted(self, in_round: int) -> None:
-        """Both learn theirs."""
-        self.outer.admitted(in_round >> INNER_BITS)
-        self.inner.admitted(in_round & _INNER)
+    def admitted(self, round_number: int) -> None:
+        """Pass each part of the number to its rounds."""
+        self.outer.admitted(round_number >> INNER_BITS)
+        self.inner.admitted(round_number & _INNER_MASK)
 
     def finished(self, job: Job) -> None:
-        """Both learn it."""
+        """Pass the job to both."""
         self.outer.finished(job)
         self.inner.finished(job)

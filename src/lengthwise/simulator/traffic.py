@@ -27,7 +27,7 @@ _MOST_TOKENS = 1 << 30  # of one request: counts are 32 bits wide
 _NAMES: Final = [field.name for field in fields(JobColumns)]
 _PREDICTED: Final = ("expected", "tail", "mu", "sigma", "cap", "initial_expected")
 _GENERATED, _CACHED, _ROUND, _PREEMPTIONS = (
-    _NAMES.index(name) for name in ("generated", "cached_tokens", "in_round", "preemptions")
+    _NAMES.index(name) for name in ("generated", "cached_tokens", "round_number", "preemptions")
 )
 
 
@@ -39,13 +39,13 @@ class Progress:
     submitted: NDArray[np.float64]
     generated: Rows
     cached: Rows
-    in_round: Rows
+    round_number: Rows
     preemptions: Rows
 
     def of(self, table: Table) -> Table:
         """Return the columns of these requests."""
         columns = table[:, self.rows]
-        columns[_GENERATED], columns[_CACHED], columns[_ROUND] = self.generated, self.cached, self.in_round
+        columns[_GENERATED], columns[_CACHED], columns[_ROUND] = self.generated, self.cached, self.round_number
         columns[_PREEMPTIONS] = self.preemptions
         return columns
 
@@ -91,7 +91,7 @@ class Jobs:
     def set_prediction(self, job: Job, row: int, *, stage: int) -> None:
         """Set a job's prediction to that of a request at a stage (0: first, -1: last)."""
         table = self.tables[stage]
-        job.told(**{name: float(table[_NAMES.index(name), row]) for name in _PREDICTED})
+        job.set_prediction(**{name: float(table[_NAMES.index(name), row]) for name in _PREDICTED})
 
     def __len__(self) -> int:
         return int(self.predicted.shape[1])

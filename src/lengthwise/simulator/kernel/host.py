@@ -319,7 +319,7 @@ class CompiledEngine:
             before = job.median
             self._traffic.jobs.set_prediction(job, row, stage=-1)
             if requests["heap_index"][row] >= 0:
-                requests["round"][row] = self._rounds.changed(job, int(requests["round"][row]), before)
+                requests["round"][row] = self._rounds.prediction_changed(job, int(requests["round"][row]), before)
 
     def _update_rounds(self, rounds: Rounds) -> None:
         """Count admissions and finishes since the last call."""

@@ -1,0 +1,133 @@
+"""Policies that order by arrival: fcfs, hrrn, boost and preble. All but hrrn need no prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from lengthwise.policies.base import BasePolicy, Numbers, parameter
+from lengthwise.policies.job import Job, JobColumns
+from lengthwise.policies.protocol import QueueView, Rounds, Slots, one_slot
+from lengthwise.policies.rounds import FlowRounds
+
+
+@dataclass(frozen=True)
+class Fcfs(BasePolicy):
+    """First come, first served: the default of every engine, and the fallback of the kill switch.
+
+    key = arrival      (seconds)
+    Memory short: the last admitted is preempted, as in vLLM. No preemption for a waiting request. Needs no prediction.
+    """
+
+    kind = "fcfs"
+    uses_predictions = False
+
+    def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
+        """Return the arrival."""
+        return jobs.arrival
+
+
+@dataclass(frozen=True)
+class Hrrn(BasePolicy):
+    """Highest response ratio next: the longest wait relative to the length.
+
+    key = -(now - arrival) / E[length]      (seconds per token; at least one token)
+    The ratio (waited + service) / service with service = E[length] * s/token is 1 + waited / service, so the speed of
+    the engine does not change the order and need not be known. Orders cross as time passes: keys are computed at every
+    decision. Memory short: the last admitted is preempted. Without a prediction: the wide prior's mean.
+    """
+
+    kind = "hrrn"
+    rekey = "on_time"
+
+    def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
+        """Return the negative ratio."""
+        return (jobs.arrival - now) / np.maximum(jobs.expected, 1.0)
+
+
+@dataclass(frozen=True)
+class Boost(BasePolicy):
+    """First come, first served, with a head start for a small prompt: needs no prediction.
+
+    key = arrival - horizon * ln(1 / (1 - exp(-work / scale)))      (seconds)
+    work = prompt tokens that are not cached + tokens generated so far, at least 1: what must be computed to continue
+    horizon = 10 s: the head start of a size that is e times smaller; scale = 4,096 tokens: no head start beyond
+
+    The gamma-Boost form (Yu and Scully, arXiv 2404.08826), which has the best tail when sizes are light-tailed and
+    known; applied, as in UniBoost (arXiv 2606.18431), to what is known without predicting an answer. The head start is
+    bounded: at most horizon * ln(scale + 1), 83 s by default, so no request is overtaken by one that arrives later
+    than that after it. Memory short: the last admitted is preempted.
+    """
+
+    kind = "boost"
+    rekey = "on_progress"
+    uses_predictions = False
+
+    horizon: float = parameter(10.0, minimum=0.0)
+    scale: float = parameter(4096.0, minimum=1.0)
+
+    def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
+        """Return the arrival less the head start."""
+        work = np.maximum(jobs.prompt_tokens - jobs.cached_tokens + jobs.generated, 1.0)
+        return jobs.arrival + self.horizon * np.log(-np.expm1(-work / self.scale))
+
+
+_GROUPS: Final = 10
+
+
+@dataclass(frozen=True)
+class Preble(BasePolicy):
+    """Requests with a cached prompt first, with a share for every group (Preble's order inside one GPU).
+
+    group = floor(10 * cached_tokens / prompt_tokens), at most 9; a round serves the groups from 9 to 0,
+            (group + 1) * 10 requests of each
+    place: round, then group from 9 down, then arrival
+    Preble forms the groups at each step; here a request keeps the group that it has on arrival, and the first round in
+    which that group has a free share. So the last group has 10 of 550 places in each round. Without a cache (or without
+    knowledge of it) all are in group 0: first come, first served. Needs no prediction. Memory short: the last admitted
+    is preempted.
+    """
+
+    kind = "preble"
+    uses_predictions = False
+
+    def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
+        """Return the arrival, which orders a round and group."""
+        return jobs.arrival
+
+    def rounds(self, slots: Slots = one_slot) -> Rounds:
+        """Return the state of the groups."""
+        return _GroupRounds(FlowRounds(flow=_group, work=_one_request, quota=_group_quota))
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupRounds:
+    """Ten round numbers for each round of the flows: the groups from 9 down."""
+
+    flows: FlowRounds[int]
+
+    def enter(self, job: Job) -> int:
+        return _GROUPS * self.flows.enter(job) + _GROUPS - 1 - _group(job)
+
+    def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
+        return round_number
+
+    def admitted(self, round_number: int) -> None:
+        self.flows.admitted(round_number // _GROUPS)
+
+    def finished(self, job: Job) -> None:
+        """Do nothing: a request counts as one, whatever its length."""
+
+
+def _group(job: Job) -> int:
+    return min(_GROUPS - 1, _GROUPS * job.cached_tokens // max(job.prompt_tokens, 1))
+
+
+def _one_request(job: Job) -> int:
+    return 1
+
+
+def _group_quota(group: int) -> int:
+    return (group + 1) * 10
