@@ -44,8 +44,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from lengthwise.errors import InputError
 from lengthwise.predictors.noise import parse_predictor_spec
 from lengthwise.predictors.resolve import model_path
-from lengthwise.reports.interactive import Figure, interactive_page
-from lengthwise.reports.page import html_page
+from lengthwise.reports.page import Figure, html_page, interactive_page
 from lengthwise.reports.simulation import multiple
 from lengthwise.reports.tables import Table, to_json
 from lengthwise.simulator.paired import Ratio

@@ -11,9 +11,8 @@ from experiments.tie import paper
 from experiments.tie.study import POLICIES, TieResult, find, over, top
 from experiments.tie.tables import claims
 from experiments.tie.traffic import AS_IN_PAPER
-from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interval_bars, panel
-from lengthwise.reports.simulation_figures import latency_against_load, mean_against_tail
-from lengthwise.reports.simulation_requests import length_heatmap
+from lengthwise.reports.page import COLOURS, Figure, axes, axis, interval_bars, panel
+from lengthwise.reports.simulation_figures import latency_against_load, length_heatmap, mean_against_tail
 from lengthwise.simulator.grid_result import Grid
 
 _POINTS = 200

@@ -9,8 +9,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT
-from lengthwise.reports.length_families import tables
-from lengthwise.reports.length_families_figures import draw
+from lengthwise.reports.length_families import draw, tables
 from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.length_families import LengthFamilies, sample_prompts, study_families

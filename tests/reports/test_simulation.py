@@ -8,11 +8,17 @@ from functools import cache
 import plotly.graph_objects as go
 import pytest
 
-from lengthwise.reports.interactive import Figure, interactive_page
+from lengthwise.reports.page import Figure, interactive_page
 from lengthwise.reports.simulation import multiple, seconds, tables
-from lengthwise.reports.simulation_figures import latency_against_load, mean_against_tail
-from lengthwise.reports.simulation_page import html_report
-from lengthwise.reports.simulation_requests import cdfs, length_heatmap, over_time, who_waited
+from lengthwise.reports.simulation_figures import (
+    cdfs,
+    html_report,
+    latency_against_load,
+    length_heatmap,
+    mean_against_tail,
+    over_time,
+    who_waited,
+)
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.simulator.grid_result import Grid

@@ -55,7 +55,7 @@ def fit(
     else:
         print_tables(tables(result))
     if not no_plot:
-        from lengthwise.reports.length_families_figures import draw  # Matplotlib takes half a second to load
+        from lengthwise.reports.length_families import draw  # Matplotlib takes half a second to load
 
         draw(result, plot)
         typer.echo(f"figure: {plot}", err=as_json)

@@ -12,9 +12,8 @@ from lengthwise.cli.output import need_folder, show
 from lengthwise.cli.workload import note
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.simulation import tables
-from lengthwise.reports.simulation_facts import facts
-from lengthwise.reports.simulation_page import html_report
+from lengthwise.reports.simulation import facts, tables
+from lengthwise.reports.simulation_figures import html_report
 from lengthwise.simulator import Fleet, KvLink, Pools
 from lengthwise.simulator.fleet_events import Change, Kind, parse_changes
 from lengthwise.simulator.grid import Plan, run_grid

@@ -13,7 +13,7 @@ import typer
 from lengthwise.errors import InputError
 from lengthwise.ray.sweep import on_ray
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.sweep import sweep_tables
+from lengthwise.reports.simulation import sweep_tables
 from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.simulator.sweep import read_sweep, run_sweep
 from lengthwise.simulator.tasks import ResultCache, in_processes

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from lengthwise.cli.lengths import load_samples
 from lengthwise.errors import InputError
-from lengthwise.reports.castillo_profile import tables
+from lengthwise.reports.castillo_profile import profile_castillo, tables
 from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.workloads import (
     DiscreteLengths,
@@ -31,7 +31,6 @@ from lengthwise.workloads import (
     write_workload,
 )
 from lengthwise.workloads.castillo import PACKAGED
-from lengthwise.workloads.castillo_profile import profile_castillo
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -230,7 +229,7 @@ def describe(
     else:
         print_tables(tables(profile))
     if not no_plot:
-        from lengthwise.reports.castillo_profile_figures import draw  # Matplotlib takes half a second to load
+        from lengthwise.reports.castillo_profile import draw  # Matplotlib takes half a second to load
 
         draw(profile, plot)
         typer.echo(f"figure: {plot}", err=as_json)

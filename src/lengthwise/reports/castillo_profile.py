@@ -1,11 +1,167 @@
-"""`CastilloProfile` as tables: ours beside the paper's."""
+"""CASTILLO as its paper describes it: table 1 and figures 1 to 4."""
 
 from __future__ import annotations
 
-from lengthwise.reports.tables import Table, share
-from lengthwise.workloads.castillo_profile import PAPER_TABLE_1, CastilloProfile, LengthProfile, PromptTokens
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["tables"]
+import numpy as np
+from numpy.typing import NDArray
+
+from lengthwise.reports.figures import COLOURS, boxes, figure, legend, save, short_name
+from lengthwise.reports.tables import Table, share
+from lengthwise.workloads import LengthSamples
+
+if TYPE_CHECKING:  # matplotlib is an extra
+    from matplotlib.axes import Axes
+
+Array = NDArray[np.float64]
+
+TRIM: Final = 0.01
+"""Share of the largest values the paper's figures 2 to 4 leave out."""
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """Lengths of a corpus's prompts, in tokens."""
+
+    prompts: int
+    mean: float
+    min: float
+    p25: float
+    p50: float
+    p75: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, tokens: NDArray[np.int64]) -> PromptTokens:
+        """The statistics of one count per prompt."""
+        p25, p50, p75, p99 = (float(q) for q in np.quantile(tokens, [0.25, 0.5, 0.75, 0.99]))
+        return cls(len(tokens), float(tokens.mean()), float(tokens.min()), p25, p50, p75, p99, float(tokens.max()))
+
+
+PAPER_TABLE_1: Final[Mapping[str, PromptTokens]] = {
+    "DollyDataset": PromptTokens(2000, 125.9, 36, 44, 50, 146, 795.2, 4003),
+    "ShareGPT": PromptTokens(2000, 260.5, 36, 48, 64, 168, 2534.0, 4003),
+    "Alpaca": PromptTokens(2000, 53.7, 39, 45, 49, 57, 114.0, 397),
+    "Mbpp": PromptTokens(974, 153.5, 88, 109, 131, 173, 336.3, 2265),
+    "Apps": PromptTokens(2000, 545.0, 87, 307.7, 441, 650, 2105.0, 2534),
+    "DS1000": PromptTokens(1000, 317.2, 67, 170.5, 283, 395, 1018.3, 2109),
+    "BigCodeBench": PromptTokens(1140, 179.8, 87, 137, 164, 205, 398.4, 1251),
+}
+"""Table 1 of the paper, as printed there (DS1000 is its DS-1000)."""
+
+
+@dataclass(frozen=True)
+class LengthProfile:
+    """Answer lengths of one corpus, or of one LLM, or of both together."""
+
+    corpus: str
+    llm: str
+    rows: int
+    mean: float
+    """Mean over rows of the mean of a row's clean samples."""
+    median_std: float
+    """Median over rows of the standard deviation of a row's clean samples."""
+    degenerate: float
+    """Share of samples left out as degenerate: length >= 14,999, or > 8,499 where std > 2 mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class CastilloProfile:
+    """Everything the tables and the figure need."""
+
+    origin: str
+    rows: int
+    prompt_tokens: Mapping[str, PromptTokens]
+    without_llama: int
+    """Prompts no Llama has a row of: their Llama token counts are not known, so table 1 leaves them out."""
+    by_corpus: tuple[LengthProfile, ...]
+    by_llm: tuple[LengthProfile, ...]
+    by_both: tuple[LengthProfile, ...]
+    lengths: Mapping[str, Array]
+    """LLM -> every sampled length, degenerate ones included."""
+    means: Mapping[str, Array]
+    """LLM -> mean of each row's samples, degenerate ones included, as in the paper."""
+    stds: Mapping[str, Array]
+
+    def summary(self) -> dict[str, object]:
+        """Everything but the raw values the figure is drawn from."""
+        raw = ("lengths", "means", "stds")
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in raw}
+
+
+def trimmed(values: Array) -> Array:
+    """Without the largest 1 %."""
+    return values[values <= np.quantile(values, 1 - TRIM)]
+
+
+def profile_castillo(samples: LengthSamples) -> CastilloProfile:
+    """Statistics of prompts and answers, corpus by corpus and LLM by LLM."""
+    table = samples.table
+    corpus, llm, prompt = (np.array(table[name].to_pylist(), object) for name in ("corpus", "llm", "prompt_id"))
+    lengths = samples.lengths_matrix()
+    clean = samples.clean_mask()
+    tokens, missing = _llama_tokens(corpus, prompt, llm, table["input_tokens"].to_numpy())
+    everywhere = np.ones(len(lengths), bool)
+    corpora = {name: corpus == name for name in samples.corpora}
+    llms = {name: llm == name for name in samples.llms}
+
+    def about(corpus_name: str, llm_name: str) -> LengthProfile:
+        member = corpora.get(corpus_name, everywhere) & llms.get(llm_name, everywhere)
+        return _profile(corpus_name, llm_name, lengths[member], clean[member])
+
+    return CastilloProfile(
+        origin=samples.origin,
+        rows=len(lengths),
+        prompt_tokens={name: PromptTokens.of(counts) for name, counts in tokens.items()},
+        without_llama=missing,
+        by_corpus=tuple(about(name, "all") for name in corpora),
+        by_llm=tuple(about("all", name) for name in llms),
+        by_both=tuple(about(c, m) for c in corpora for m in llms if (corpora[c] & llms[m]).any()),
+        lengths={name: lengths[member].ravel().astype(np.float64) for name, member in llms.items()},
+        means={name: lengths[member].mean(axis=1) for name, member in llms.items()},
+        stds={name: lengths[member].std(axis=1) for name, member in llms.items()},
+    )
+
+
+def _llama_tokens(
+    corpus: NDArray[np.object_],
+    prompt: NDArray[np.object_],
+    llm: NDArray[np.object_],
+    input_tokens: NDArray[np.int64],
+) -> tuple[dict[str, NDArray[np.int64]], int]:
+    """One token count per prompt and corpus, from any Llama's row: they share a tokenizer and a chat template."""
+    counts: dict[tuple[str, str], int] = {}
+    everyone = set(zip(corpus.tolist(), prompt.tolist(), strict=True))
+    is_llama = np.array(["llama" in name.lower() for name in llm.tolist()], bool)
+    for key_corpus, key_prompt, count in zip(corpus[is_llama], prompt[is_llama], input_tokens[is_llama], strict=True):
+        counts.setdefault((key_corpus, key_prompt), int(count))
+    by_corpus: dict[str, list[int]] = {}
+    for (name, _), count in sorted(counts.items()):
+        by_corpus.setdefault(name, []).append(count)
+    return {name: np.array(values) for name, values in by_corpus.items()}, len(everyone) - len(counts)
+
+
+def _profile(corpus: str, llm: str, lengths: NDArray[np.int64], clean: NDArray[np.bool_]) -> LengthProfile:
+    count = clean.sum(axis=1)
+    some = count > 0
+    total = np.where(clean, lengths, 0).sum(axis=1)[some]
+    mean = total / count[some]
+    deviation = np.where(clean[some], lengths[some] - mean[:, None], 0.0)
+    std = np.sqrt((deviation**2).sum(axis=1) / count[some])
+    return LengthProfile(
+        corpus=corpus,
+        llm=llm,
+        rows=len(lengths),
+        mean=float(mean.mean()) if some.any() else float("nan"),
+        median_std=float(np.median(std)) if some.any() else float("nan"),
+        degenerate=float(1 - clean.mean()),
+    )
+
 
 _STATISTICS = ("Mean", "Min.", "P25", "P50", "P75", "P99", "Max.")
 
@@ -62,3 +218,63 @@ def _both(profile: CastilloProfile) -> Table:
         cells = [found.get((llm, corpus)) for corpus in corpora]
         rows.append((llm, *("–" if cell is None else f"{cell.mean:,.0f} / {cell.median_std:,.0f}" for cell in cells)))
     return Table("Mean length / median std within a prompt, by LLM and corpus", ("llm", *corpora), rows)
+
+
+_FIGURE_1 = "Llama-3.2-1B"
+_FIGURE_2 = ("Llama-3.2-1B", "Llama-3.2-3B", "Llama-3.1-8B")
+
+
+def draw(profile: CastilloProfile, path: Path) -> None:
+    """Write the figure."""
+    with figure(2, 2, size=(14, 9.5), title=f"CASTILLO: {profile.rows:,} rows, ten samples each") as (drawing, axes):
+        _raw(axes[0], profile)
+        _trimmed(axes[1], profile)
+        _by_llm(axes[2], profile.means, "Figure 3: mean length per prompt (top 1 % left out)", "tokens")
+        _by_llm(axes[3], profile.stds, "Figure 4: std of length per prompt (top 1 % left out)", "tokens")
+        save(drawing, path)
+
+
+def _raw(axes: Axes, profile: CastilloProfile) -> None:
+    for llm, lengths in profile.lengths.items():
+        if short_name(llm) == _FIGURE_1:
+            axes.hist(lengths, bins=np.arange(0, 15_251, 250).tolist(), color=COLOURS[0])
+    axes.set_yscale("log")
+    axes.set_xlabel("output tokens")
+    axes.set_ylabel("samples")
+    axes.set_title(f"Figure 1: raw lengths of {_FIGURE_1}, mass at both ends")
+
+
+def _trimmed(axes: Axes, profile: CastilloProfile) -> None:
+    shown = {short_name(llm): trimmed(lengths) for llm, lengths in profile.lengths.items()}
+    shown = {name: shown[name] for name in _FIGURE_2 if name in shown}
+    longest = max((values.max() for values in shown.values()), default=1.0)
+    for (name, values), colour in zip(shown.items(), COLOURS, strict=False):
+        axes.hist(
+            values,
+            bins=np.linspace(0, longest, 61).tolist(),
+            histtype="stepfilled",
+            alpha=0.22,
+            color=colour,
+            density=True,
+        )
+        axes.hist(
+            values,
+            bins=np.linspace(0, longest, 61).tolist(),
+            histtype="step",
+            linewidth=1.8,
+            color=colour,
+            density=True,
+            label=name,
+        )
+    axes.set_xlim(0, longest)
+    axes.set_yticks([])
+    axes.set_xlabel("output tokens")
+    axes.set_title("Figure 2: length distributions (top 1 % left out)")
+    legend(axes, loc="upper right")
+
+
+def _by_llm(axes: Axes, values: Mapping[str, NDArray[np.float64]], title: str, unit: str) -> None:
+    boxes(axes, {short_name(llm): trimmed(data) for llm, data in values.items()})
+    axes.set_xlim(left=0)
+    axes.set_xlabel(unit)
+    axes.set_title(title)

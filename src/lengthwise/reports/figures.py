@@ -1,4 +1,4 @@
-"""Still figures with Matplotlib, one look for all. Import this only where something is drawn: it is slow to load."""
+"""Matplotlib figures in one style. Matplotlib is imported when something is drawn: it is slow to load."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import base64
 import io
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
-
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from lengthwise.errors import InputError
 
@@ -20,6 +15,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
@@ -39,7 +35,7 @@ __all__ = [
 ]
 
 COLOURS: Final = ("#1b6ca8", "#d1495b", "#2a9d5c", "#e0902f", "#7b4fa3", "#5b6770")
-"""Told apart by people with any colour vision, in this order."""
+"""Distinguishable with any colour vision, in this order."""
 GREY: Final = "#9aa3ab"
 
 _STYLE: Final[dict[Any, Any]] = {
@@ -65,7 +61,11 @@ _STYLE: Final[dict[Any, Any]] = {
 
 @contextmanager
 def figure(rows: int, columns: int, *, size: tuple[float, float], title: str) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A figure of panels in the house style, without a display; panels are numbered row by row."""
+    """Yield a figure and its panels, numbered row by row; needs no display."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     with mpl.rc_context(_STYLE):
         drawing = Figure(figsize=size, layout="constrained", facecolor="white")
         FigureCanvasAgg(drawing)
@@ -75,17 +75,19 @@ def figure(rows: int, columns: int, *, size: tuple[float, float], title: str) ->
 
 
 def save(drawing: Figure, path: Path) -> None:
-    """Write a PNG (or what the suffix says)."""
+    """Write the figure in the format of the suffix."""
     if not path.parent.is_dir():
         raise InputError("no such folder", source=path.parent, hint="make it first, or give another --plot")
     kinds = drawing.canvas.get_supported_filetypes()
     if path.suffix.lstrip(".") not in kinds:
-        raise InputError(f"'{path.suffix}' is no picture", source=path, hint="end the name in .png, .pdf or .svg")
+        raise InputError(
+            f"'{path.suffix}' is not a picture format", source=path, hint="end the name in .png, .pdf or .svg"
+        )
     drawing.savefig(path, dpi=150)
 
 
 def png(drawing: Figure) -> str:
-    """A PNG in base64, to be put into a page."""
+    """Return a PNG in base64, to embed in a page."""
     data = io.BytesIO()
     drawing.savefig(data, format="png", dpi=110)
     return base64.b64encode(data.getvalue()).decode("ascii")
@@ -137,7 +139,9 @@ def legend(axes: Axes, **options: Any) -> None:  # noqa: ANN401
 
 
 def percent_axis(axes: Axes) -> None:
-    """Shares on the x axis, written in percent."""
+    """Write shares on the x axis in percent."""
+    from matplotlib.ticker import FuncFormatter
+
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
 
 
@@ -149,8 +153,8 @@ def log_tokens(axes: Axes, ticks: Sequence[float]) -> None:
 
 
 def short_name(llm: str) -> str:
-    """An LLM's name without its owner and without what all of them say."""
+    """Return an LLM's name without its organisation and without "Instruct"."""
     name = llm.rsplit("/", 1)[-1]
-    for said_by_all in ("-Instruct", "-instruct", "-it"):
-        name = name.replace(said_by_all, "")
+    for common in ("-Instruct", "-instruct", "-it"):
+        name = name.replace(common, "")
     return name

@@ -1,14 +1,21 @@
-"""`LengthFamilies` as tables and as one figure."""
+"""A LengthFamilies study as tables and as one figure of six panels."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from lengthwise.lengths.families import LOGNORMAL, LOGT
 from lengthwise.lengths.goodness import Interval
 from lengthwise.lengths.tails import Power
+from lengthwise.reports.figures import COLOURS, GREY, dots, figure, legend, log_tokens, percent_axis, save, short_name
 from lengthwise.reports.tables import Table, share, signed
 from lengthwise.workloads.length_families import NUS, PAPER_PASS, GroupResult, LengthFamilies
 
-__all__ = ["tables"]
+if TYPE_CHECKING:  # matplotlib is an extra
+    from matplotlib.axes import Axes
 
 _HEADER = (
     "family",
@@ -160,3 +167,180 @@ def _interval(interval: Interval) -> str:
     if interval.low == interval.high == 0:
         return "0"
     return f"{signed(interval.estimate)} [{interval.low:+.3f}, {interval.high:+.3f}]"
+
+
+_DATA, _NORMAL, _T = "#22282d", COLOURS[2], COLOURS[1]
+_FEWEST_TAIL_SAMPLES = 10
+
+
+def draw(result: LengthFamilies, path: Path) -> None:
+    """Write the figure."""
+    title = f"Which family fits answer lengths: {result.rows:,} rows of up to {result.samples_per_row} samples"
+    with figure(2, 3, size=(18, 10.5), title=title) as (drawing, axes):
+        _passes(axes[0], result)
+        _held_out(axes[1], result)
+        _draw_evidence(axes[2], result)
+        _survival_by_llm(axes[3], result)
+        _over_median(axes[4], result)
+        _draw_hill(axes[5], result)
+        save(drawing, path)
+
+
+def _passes(axes: Axes, result: LengthFamilies) -> None:
+    names = [family.family for family in result.groups[0].families]
+    series = [(name, [group.families[i].ks_refitted for group in result.groups]) for i, name in enumerate(names)]
+    dots(axes, [short_name(group.group) for group in result.groups], series)
+    axes.axvline(0.95, color=GREY, linestyle="--", linewidth=1)
+    axes.annotate("if true", (0.95, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=8)
+    percent_axis(axes)
+    axes.set_title("Rows that pass KS, refitting accounted for")
+    legend(axes, loc="upper center", bbox_to_anchor=(0.45, -0.06), ncols=3)
+
+
+def _held_out(axes: Axes, result: LengthFamilies) -> None:
+    families = result.groups[0].families
+    truths = [power for power in result.power if power.samples == _FEWEST_TAIL_SAMPLES]
+    shown = [family for family in families if family.family != LOGNORMAL.name]
+    places = np.arange(len(shown))
+    for group in result.groups[1:]:
+        found = {family.family: family.held_out_gain.estimate for family in group.families}
+        axes.scatter([found[family.family] for family in shown], places, s=16, color=GREY, alpha=0.7, linewidth=0)
+    gains = [family.held_out_gain for family in shown]
+    centre = np.array([gain.estimate for gain in gains])
+    errors = np.abs(np.array([[gain.low, gain.high] for gain in gains]).T - centre)
+    axes.errorbar(centre, places, xerr=errors, fmt="o", color=_DATA, markersize=6, capsize=3, label="data, all rows")
+    for truth, colour in zip(truths, (_NORMAL, _T), strict=False):
+        values = [truth.held_out_gain[family.family] for family in shown]
+        axes.scatter(
+            values,
+            places,
+            s=70,
+            marker="D",
+            facecolor="none",
+            edgecolor=colour,
+            linewidth=1.6,
+            label=f"simulated, truth {truth.truth}",
+        )
+    if len(result.groups) > 1:
+        axes.scatter([], [], s=16, color=GREY, label=f"data, each {result.by}")
+    axes.axvline(0, color=GREY, linestyle="--", linewidth=1)
+    axes.set_xscale("symlog", linthresh=0.1)  # the GEV is far off; the others differ by a tenth of a nat
+    ticks = (-1, -0.5, -0.2, -0.1, 0, 0.1, 0.2, 0.5)
+    axes.set_xticks(ticks, [f"{tick:+g}" if tick else "0" for tick in ticks])
+    axes.set_xlim(-1.3, 0.6)
+    axes.minorticks_off()
+    axes.set_yticks(places, [family.family for family in shown])
+    axes.invert_yaxis()
+    axes.set_xlabel("log probability per held-out sample, minus log-normal's (nats)")
+    axes.set_title("Held out: half of a prompt's samples predict the rest")
+    legend(axes, loc="lower right")
+
+
+def _draw_evidence(axes: Axes, result: LengthFamilies) -> None:
+    for group in result.groups[1:]:
+        axes.plot(result.nus, [gain.estimate for gain in group.evidence], color=GREY, linewidth=0.9, alpha=0.8)
+    best = [group for group in result.groups[1:] if group.evidence[0].estimate > 0.5]
+    for group in best:
+        axes.annotate(
+            short_name(group.group),
+            (result.nus[0], group.evidence[0].estimate),
+            fontsize=8,
+            xytext=(4, 5),
+            textcoords="offset points",
+            color="#5b6770",
+        )
+    everything = result.groups[0]
+    axes.fill_between(
+        result.nus,
+        [gain.low for gain in everything.evidence],
+        [gain.high for gain in everything.evidence],
+        color=_DATA,
+        alpha=0.18,
+        linewidth=0,
+    )
+    axes.plot(
+        result.nus,
+        [gain.estimate for gain in everything.evidence],
+        color=_DATA,
+        linewidth=2.2,
+        marker="o",
+        markersize=4,
+        label="data, all rows",
+    )
+    if len(result.groups) > 1:
+        axes.plot([], [], color=GREY, linewidth=0.9, label=f"data, each {result.by}")
+    for truth, colour in zip(result.power[:2], (_NORMAL, _T), strict=False):
+        axes.scatter(
+            [LOGT.shape],
+            [truth.evidence_gain],
+            s=70,
+            marker="D",
+            facecolor="none",
+            edgecolor=colour,
+            linewidth=1.6,
+            zorder=4,
+            label=f"simulated, truth {truth.truth}",
+        )
+    axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
+    log_tokens(axes, (1.5, 2, 3.5, 5, 10, 20, 50))
+    axes.set_xlabel("nu, the same for all rows")
+    axes.set_ylabel("log evidence per row, minus log-normal's (nats)")
+    axes.set_title("Location and scale integrated out: the tail alone")
+    legend(axes, loc="upper right")
+
+
+def _survival_by_llm(axes: Axes, result: LengthFamilies) -> None:
+    styles = ("-", "--", ":")
+    for i, tail in enumerate(result.tails.lengths_by_llm):
+        axes.plot(
+            tail.x,
+            tail.survival,
+            color=COLOURS[i % len(COLOURS)],
+            linestyle=styles[i // len(COLOURS) % 3],
+            linewidth=1.4,
+            label=short_name(tail.name),
+        )
+    axes.set_yscale("log")
+    log_tokens(axes, (10, 100, 1000, 10_000))
+    axes.set_xlim(left=10)
+    axes.set_xlabel("tokens")
+    axes.set_title("P(length > x), pooled by LLM")
+    legend(axes, loc="lower left", fontsize=7.5)
+
+
+def _over_median(axes: Axes, result: LengthFamilies) -> None:
+    for tail, colour in zip(result.tails.over_median, (_DATA, _NORMAL, _T), strict=True):
+        axes.plot(
+            tail.x,
+            tail.survival,
+            color=colour,
+            linewidth=2.2 if colour == _DATA else 1.5,
+            linestyle="-" if colour == _DATA else "--",
+            label=tail.name,
+        )
+    axes.set_yscale("log")
+    log_tokens(axes, (1, 2, 5, 10, 30, 100))
+    axes.set_xlim(left=1)
+    axes.set_xlabel("length / its prompt's median")
+    axes.set_title("P(length / prompt's median > x)")
+    legend(axes, loc="upper right")
+
+
+def _draw_hill(axes: Axes, result: LengthFamilies) -> None:
+    for tail, colour in zip(result.tails.over_median, (_DATA, _NORMAL, _T), strict=True):
+        used = tail.hill.k / tail.count
+        axes.fill_between(used, tail.hill.low, tail.hill.high, color=colour, alpha=0.12, linewidth=0)
+        axes.plot(
+            used,
+            tail.hill.alpha,
+            color=colour,
+            linewidth=2.2 if colour == _DATA else 1.5,
+            linestyle="-" if colour == _DATA else "--",
+            label=tail.name,
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(0, 6)
+    axes.set_xlabel("share of the values used, the largest ones")
+    axes.set_ylabel("alpha")
+    axes.set_title("Hill estimate of length / prompt's median")
+    legend(axes, loc="upper right")

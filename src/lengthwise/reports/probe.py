@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interactive_page, panel
+from lengthwise.reports.page import COLOURS, Figure, axes, axis, interactive_page, panel
 from lengthwise.reports.tables import Table, share
 from lengthwise.training.probe.compare import (
     BUCKETS,

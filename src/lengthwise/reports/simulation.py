@@ -1,14 +1,25 @@
-"""A grid of simulations as tables: latency, throughput, and each policy as a multiple of FCFS."""
+"""A grid of simulations as tables and as JSON: latency, throughput, and each policy as a multiple of FCFS."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from lengthwise.reports.tables import Table, share
-from lengthwise.simulator.grid_result import BASELINE, STATISTICS, TRUTH, Cell, Grid, Level, Measure, Statistic
-from lengthwise.simulator.paired import Ratio
+from lengthwise.simulator.grid_result import (
+    BASELINE,
+    COMPARED,
+    MEASURES,
+    STATISTICS,
+    TRUTH,
+    Cell,
+    Grid,
+    Level,
+    Measure,
+    Statistic,
+)
+from lengthwise.simulator.paired import Ratio, over_seeds
 
 NAMES: Final[dict[Measure, str]] = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "per_token_s": "per token"}
 _WAITING: Final = 0.01
@@ -170,3 +181,114 @@ def seconds(value: float) -> str:
     if math.isnan(value):
         return "–"
     return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:,.2f} s"
+
+
+def facts(grid: Grid) -> dict[str, Any]:
+    """Ready for `to_json`."""
+    return {
+        "workload": grid.workload.name,
+        "content_hash": grid.workload.content_hash,
+        "requests": len(grid.workload),
+        "fleet": str(grid.fleet),
+        "routers": grid.routers,
+        "pools": grid.pools,
+        "refresh": grid.refresh,
+        "seeds": grid.seeds,
+        "slo": grid.slo,
+        "capacity": {
+            "requests_per_s": grid.capacity_per_s,
+            "slots": grid.fleet.slots,
+            "steady": all(capacity.steady for capacity in grid.capacities),
+        },
+        "predictors": {name: {"tau": grid.tau(name)} for name in grid.predictions},
+        "runs": [_run(grid, cell) for cell in grid.cells],
+    }
+
+
+def _run(grid: Grid, cell: Cell) -> dict[str, Any]:
+    return {
+        "load": cell.level.load,
+        "offered_per_s": cell.level.offered_per_s,
+        "predictor": cell.predictor,
+        "policy": cell.policy,
+        "router": cell.router,
+        **{measure: {name: cell.latency(measure, name) for name in STATISTICS} for measure in MEASURES},
+        "over_fcfs": {
+            f"{measure.removesuffix('_s')}_{name}": grid.ratio(cell, measure, name) for measure, name in COMPARED
+        },
+        "gain_captured": {
+            "e2e": grid.gain_captured(cell, "e2e_s"),
+            "per_token": grid.gain_captured(cell, "per_token_s"),
+        },
+        "requests_per_s": cell.mean(lambda s: s.requests_per_s),
+        "output_tokens_per_s": cell.mean(lambda s: s.output_tokens_per_s),
+        "goodput_per_s": cell.goodput(grid.slo),
+        "within_slo": cell.within(grid.slo),
+        "preemptions": cell.mean(lambda s: s.preemptions),
+        "resubmissions": cell.mean(lambda s: s.resubmissions),
+        "refused": cell.mean(lambda s: s.refused),
+        "kv_mean": cell.kv_mean,
+        "kv_peak": cell.kv_peak,
+        "by_seed": [outcome.summary.to_dict() for outcome in cell.outcomes],
+    }
+
+
+_LEVEL: Final = ("workload", "fleet", "load", "rate")
+_WHO: Final = ("router", "policy", "predictor")
+_FIGURES: Final[tuple[tuple[Measure, Statistic], ...]] = (
+    ("ttft_s", "mean"),
+    ("ttft_s", "p99"),
+    ("e2e_s", "mean"),
+    ("e2e_s", "p99"),
+    ("per_token_s", "mean"),
+)
+
+
+def sweep_tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """A table for each workload and fleet."""
+    cells: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault(tuple(row[name] for name in (*_LEVEL, *_WHO)), []).append(row)
+    columns = ("load", "router", "policy", "predictor", *(f"{NAMES[name]} {stat}" for name, stat in _FIGURES))
+    tables = []
+    for place in dict.fromkeys(key[:2] for key in cells):
+        told, breaks, level = [], set(), None
+        for key, cell in cells.items():
+            if key[:2] != place:
+                continue
+            if level is not None and key[2:4] != level:
+                breaks.add(len(told))
+            if key[2:4] != level:
+                level, base = key[2:4], cell
+            told.append(
+                [*_names(key), *(seconds(_mean(cell, *what)) for what in _FIGURES), multiple(_over(cell, base))]
+            )
+        notes = [f"Means over {len(next(iter(cells.values())))} seeds; the last column is over the first of its load."]
+        title = f"{place[0]} on {place[1]}"
+        tables.append(Table(title, (*columns, "E2E mean over first"), told, notes, frozenset(breaks)))
+    return tables
+
+
+def _names(key: tuple[Any, ...]) -> list[str]:
+    load, rate, router, policy, predictor = key[2:]
+    level = f"{load:.2f}" if load is not None else "own" if rate is None else f"{rate:g}/s"
+    return [level, router, policy, predictor or "–"]
+
+
+def _values(cell: Sequence[Mapping[str, Any]], measure: str, statistic: str) -> list[float]:
+    values = [row[measure][statistic] for row in cell]
+    return [math.nan if value is None else float(value) for value in values]
+
+
+def _mean(cell: Sequence[Mapping[str, Any]], measure: str, statistic: str) -> float:
+    values = _values(cell, measure, statistic)
+    return sum(values) / len(values)
+
+
+def _over(cell: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]]) -> Ratio:
+    if cell is base:
+        return Ratio(1.0, 1.0, 1.0)
+    ours, theirs = (_values(each, "e2e_s", "mean") for each in (cell, base))
+    if len(ours) > 1:
+        return over_seeds(ours, theirs)
+    return Ratio(ours[0] / theirs[0], math.nan, math.nan)

@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lengthwise.reports.castillo_profile import tables
-from lengthwise.reports.castillo_profile_figures import draw
-from lengthwise.workloads.castillo_profile import PAPER_TABLE_1, profile_castillo, trimmed
+from lengthwise.reports.castillo_profile import PAPER_TABLE_1, draw, profile_castillo, tables, trimmed
 from tests.experiments.samples import made_up
 
 LLMS = ("meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-3B-Instruct", "mistralai/Mixtral-8x7B")

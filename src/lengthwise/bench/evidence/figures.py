@@ -11,7 +11,7 @@ from lengthwise.bench.evidence.plan import STOCK
 from lengthwise.bench.evidence.store import under_load
 from lengthwise.bench.evidence.view import TITLES, tables
 from lengthwise.predictors.service import NO_PREDICTOR
-from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interactive_page, interval_bars, panel
+from lengthwise.reports.page import COLOURS, Figure, axes, axis, interactive_page, interval_bars, panel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
