@@ -18,7 +18,7 @@ import numpy as np
 
 from experiments.study import Run, Study
 from lengthwise.errors import InputError
-from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interval_bars, panel
+from lengthwise.reports.page import COLOURS, Figure, axes, axis, interval_bars, panel
 from lengthwise.reports.simulation import NAMES, multiple, seconds
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import (

@@ -28,7 +28,7 @@ from lengthwise.policies.base import Numbers
 from lengthwise.policies.preemptive import Srpt
 from lengthwise.policies.residual import expected_remaining
 from lengthwise.predictors.probe import DEFAULT, load_probe
-from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, interval_bars, panel
+from lengthwise.reports.page import COLOURS, Figure, axes, axis, interval_bars, panel
 from lengthwise.reports.simulation import multiple, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate

@@ -14,7 +14,7 @@ from experiments.preble.study import Cell, Measure, PrebleResult, Routing, find,
 from experiments.preble.tables import E2, E2_TRUE, OURS_TRUE, by_true_lengths, length_name, overheads
 from lengthwise.reports.figures import COLOURS as STATIC_COLOURS
 from lengthwise.reports.figures import figure, legend, log_tokens, save
-from lengthwise.reports.interactive import COLOURS, Figure, axes, axis, panel
+from lengthwise.reports.page import COLOURS, Figure, axes, axis, panel
 
 _LOG: Final[dict[str, Any]] = {"type": "log"}
 
