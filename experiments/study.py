@@ -42,8 +42,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.noise import parse_predictor_spec
-from lengthwise.predictors.resolve import model_path
+from lengthwise.predictors.resolve import model_path, parse_predictor_spec
 from lengthwise.reports.page import Figure, html_page, interactive_page
 from lengthwise.reports.simulation import multiple
 from lengthwise.reports.tables import Table, to_json

@@ -16,8 +16,7 @@ from lengthwise.errors import InputError
 from lengthwise.predictors import LogTPredictions, scores
 from lengthwise.predictors.adapt import predict_known_llms
 from lengthwise.predictors.baselines import CAP, clean_moments
-from lengthwise.predictors.calibration import as_logt
-from lengthwise.predictors.contract import PredictionInput
+from lengthwise.predictors.contract import PredictionInput, as_logt
 from lengthwise.predictors.mixture import Answers, fit_mixture, kinds, likeness
 
 if TYPE_CHECKING:

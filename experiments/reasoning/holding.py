@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 from scipy import special
 
-from lengthwise.predictors.calibration import OnlineCalibrated, as_logt
-from lengthwise.predictors.contract import LogTPredictions
+from lengthwise.predictors.calibration import OnlineCalibrated
+from lengthwise.predictors.contract import LogTPredictions, as_logt
 from lengthwise.predictors.evaluation import CENTRAL, prediction_inputs
 from lengthwise.predictors.scores import coverage
 

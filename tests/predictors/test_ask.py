@@ -1,14 +1,24 @@
-"""The prompt method asks in the paper's words, and understands what LLMs say."""
+"""The prompt method sends the paper's template and parses what LLMs state."""
 
 from __future__ import annotations
 
-import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lengthwise.predictors.ask import LONGEST, ask_length, ask_lengths, parse_length, question
+from lengthwise.errors import InputError
+from lengthwise.lengths import wide_prior
+from lengthwise.predictors import PredictionInput
+from lengthwise.predictors.ask import LONGEST, AskPredictor, parse_length, question
+from lengthwise.predictors.evaluation import CEILING, PER_BOTH, PER_LLM, run
+from lengthwise.predictors.resolve import resolve_predictor
+from tests.predictors.rows import known_rows
 
 
 def test_the_question_is_the_papers() -> None:
@@ -79,45 +89,72 @@ def test_numbers_that_are_no_length_are_not_taken_for_one(answer: str) -> None:
     assert parse_length(answer) is None
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(st.text(max_size=300))
-def test_any_text_is_understood_or_not_but_never_an_error(answer: str) -> None:
-    told = parse_length(answer)
-    assert told is None or 1 <= told <= LONGEST
+def test_any_text_is_parsed_or_not_but_never_an_error(answer: str) -> None:
+    length = parse_length(answer)
+    assert length is None or 1 <= length <= LONGEST
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(st.integers(1, LONGEST), st.text(max_size=50))
-def test_the_asked_for_format_is_always_understood(length: int, rest: str) -> None:
+def test_the_requested_format_is_always_parsed(length: int, rest: str) -> None:
     assert parse_length(f"[{length}]: {rest}") == length
 
 
-def test_a_host_asks_through_its_own_function() -> None:
-    heard: list[str] = []
+class _Server(BaseHTTPRequestHandler):
+    """An OpenAI-compatible server that states as many tokens as the last word of a prompt."""
 
-    async def complete(prompt: str) -> str:
-        heard.append(prompt)
-        return "70: tea" if "tea" in prompt else "no idea"
+    bodies: ClassVar[list[dict[str, Any]]] = []
 
-    assert asyncio.run(ask_length("what is tea?", complete)) == 70
-    assert heard == [question("what is tea?")]
-    assert asyncio.run(ask_lengths(["tea", "coffee"], complete)) == [70, None]
+    def do_GET(self) -> None:
+        self._reply({"data": [{"id": "tiny"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.bodies.append(body)
+        last = body["messages"][0]["content"].split()[-1]
+        reply = f"{last}: because" if last.isdigit() else "I do not know."
+        self._reply({"choices": [{"message": {"content": reply}}]})
+
+    def _reply(self, body: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (its name in the base class)
+        pass
 
 
-def test_no_more_are_on_the_way_than_allowed_and_errors_pass_through() -> None:
-    running = most = 0
+@pytest.fixture
+def url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
-    async def complete(prompt: str) -> str:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.001)
-        running -= 1
-        if prompt.endswith("bad"):
-            raise ConnectionError("gone")
-        return "9: x"
 
-    assert asyncio.run(ask_lengths(["a"] * 20, complete, at_once=3)) == [9] * 20
-    assert most == 3
-    with pytest.raises(ConnectionError):
-        asyncio.run(ask_lengths(["bad"], complete))
+def test_the_stated_length_is_the_median_and_no_statement_is_the_wide_prior(url: str) -> None:
+    predictor = resolve_predictor(f"ask:{url}/v1")
+    inputs = [PredictionInput(f"Count to {text}", "m", max_tokens=1000) for text in ("70", "nothing", "12")]
+    predictions = predictor.predict(inputs)
+    assert predictions.quantile(0.5) == pytest.approx([70, wide_prior().quantile(0.5), 12])
+    assert isinstance(predictor, AskPredictor)
+    assert (predictor.asked, predictor.stated) == (3, 2)
+    body = _Server.bodies[-1]
+    assert (body["model"], body["max_tokens"]) == ("tiny", 64)
+    assert body["messages"][0]["content"].startswith("Predict the length of your answer")
+
+
+def test_the_prompt_method_is_evaluated_beside_the_constants(url: str) -> None:
+    samples, _ = known_rows(20)
+    found = run(f"ask:{url}", samples, limit=10)
+    assert found.rows == 10
+    assert list(found.subjects) == [f"ask:{url}", PER_LLM, PER_BOTH, CEILING]
+
+
+def test_a_server_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(InputError, match=r"is the server running"):
+        resolve_predictor("ask:http://127.0.0.1:9").predict([PredictionInput("x", "m")])
+    with pytest.raises(InputError, match="is not a URL"):
+        resolve_predictor("ask:localhost")

@@ -6,11 +6,13 @@ import json
 import math
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import ConstantPerLlm, ConstantPerLlmAndCorpus
-from lengthwise.predictors.evaluation import CEILING, PER_BOTH, PER_LLM, evaluate
+from lengthwise.predictors.evaluation import CEILING, PER_BOTH, PER_LLM, evaluate, evaluated_rows, run
+from lengthwise.predictors.resolve import resolve_predictor
 from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples
 from tests.predictors.rows import LLMS, Knows, KnowsTheBin, known_rows
@@ -116,3 +118,49 @@ def test_rows_without_text_cannot_be_predicted() -> None:
     blank = LengthSamples.from_table(samples.table.drop_columns(["prompt"]), origin="made up")
     with pytest.raises(InputError, match="prompt"):
         evaluate(Knows(mu), blank)
+
+
+@pytest.fixture
+def samples() -> LengthSamples:
+    parts = [known_rows(30, seed=i, split=split)[0].table for i, split in enumerate(("train", "validate", "test"))]
+    return LengthSamples.from_table(pa.concat_tables(parts), origin="made up")
+
+
+def test_the_test_split_is_evaluated_and_the_others_are_fitted_to(samples: LengthSamples) -> None:
+    rows, others = evaluated_rows(samples, None)
+    assert rows.splits == ("test",)
+    assert others is not None
+    assert others.splits == ("train", "validate")
+    prompts = [set(part.table["prompt_id"].to_pylist()) for part in (rows, others)]
+    assert not prompts[0] & prompts[1]
+
+
+def test_without_a_test_split_everything_is_evaluated(samples: LengthSamples) -> None:
+    rows, others = evaluated_rows(samples.where(split="train"), None)
+    assert len(rows) == 60
+    assert others is None
+
+
+def test_a_run_names_its_predictor_and_keeps_to_the_rows_asked_for(samples: LengthSamples) -> None:
+    found = run("constant", samples, llm=[LLMS[0]], corpus=["long"])
+    assert (found.predictor, found.rows) == ("constant", 15)
+    assert set(found.subjects["constant"].by_llm) == {LLMS[0]}
+    assert found.constants_from == "30 other rows"
+
+
+def test_a_baseline_with_nothing_to_fit_to_says_so(samples: LengthSamples) -> None:
+    with pytest.raises(InputError, match="no rows to fit 'constant' to"):
+        run("constant", samples.where(split="test"))
+    assert isinstance(resolve_predictor("constant", fit_on=samples), ConstantPerLlm)
+
+
+def test_an_unknown_split_is_refused(samples: LengthSamples) -> None:
+    with pytest.raises(InputError, match="known: test, train, validate"):
+        run("constant", samples, split="dev")
+
+
+def test_a_limit_spreads_over_the_rows(samples: LengthSamples) -> None:
+    found = run("constant", samples, limit=12)
+    assert found.rows == 12
+    assert set(found.subjects["constant"].by_llm) == set(LLMS)
+    assert set(found.subjects["constant"].by_corpus) == {"long", "short"}

@@ -16,8 +16,7 @@ from lengthwise.lengths import DEFAULT_CAP, LogT, Point
 from lengthwise.policies import Job
 from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.history import History
-from lengthwise.predictors.noise import parse_predictor_spec
-from lengthwise.predictors.resolve import packaged_predictors
+from lengthwise.predictors.resolve import packaged_predictors, parse_predictor_spec
 from lengthwise.simulator import predict_workload, simulate
 from lengthwise.workloads import Workload
 from tests.simulator.builders import fleet, requests

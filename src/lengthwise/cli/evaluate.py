@@ -18,7 +18,10 @@ from lengthwise.reports.tables import print_tables, to_json
 
 def evaluate(
     predictor: Annotated[
-        str, typer.Argument(help="A shipped predictor, a model file, `constant` or `constant-corpus`.")
+        str,
+        typer.Argument(
+            help="A packaged predictor, a model file, `constant`, `constant-corpus`, `ask:URL` or a dotted path."
+        ),
     ],
     source: Annotated[
         str, typer.Argument(help="`castillo`, a folder in its layout, or a Parquet file of length samples.")
@@ -28,18 +31,21 @@ def evaluate(
     ] = None,
     llm: Annotated[list[str] | None, typer.Option(help="Only this LLM; repeatable.")] = None,
     corpus: Annotated[list[str] | None, typer.Option(help="Only this corpus; repeatable.")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many rows, evenly spread.", min=1)] = None,
     max_tokens: Annotated[int, typer.Option(help="The limit the lengths were sampled under.", min=1)] = CAP,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report with pictures here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """How well a predictor knows lengths: beside two constants and the noise ceiling, by LLM and by corpus.
+    """Score a predictor beside two constants and the noise ceiling, by LLM and by corpus.
 
     Example: `lengthwise evaluate default castillo --report out.html`
     """
     need_folder(report)
     samples = load_samples(source)
     with late_bar() as bar:
-        found = run(predictor, samples, split=split, llm=llm, corpus=corpus, max_tokens=max_tokens, progress=bar)
+        found = run(
+            predictor, samples, split=split, llm=llm, corpus=corpus, limit=limit, max_tokens=max_tokens, progress=bar
+        )
     if as_json:
         typer.echo(to_json(found.to_dict()))
     else:

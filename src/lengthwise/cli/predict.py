@@ -14,7 +14,7 @@ from rich.table import Table
 from lengthwise.lengths import BaseDistribution, tail_inflated_expectation
 from lengthwise.predictors.castillo_api import BIN_WIDTH, p99_class
 from lengthwise.predictors.contract import PredictionInput
-from lengthwise.predictors.resolve import load_predictor
+from lengthwise.predictors.resolve import resolve_predictor
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 BETAS = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -24,7 +24,7 @@ _WIDTH = 56
 def predict(
     text: Annotated[str, typer.Argument(help="The prompt; `-` reads it from standard input.")],
     llm: Annotated[str, typer.Option(help="The LLM that will answer; short names such as llama-3.2-3B will do.")],
-    predictor: Annotated[str, typer.Option(help="A packaged predictor by name, or a model file.")] = "fast",
+    predictor: Annotated[str, typer.Option(help="A packaged predictor, a model file or a dotted path.")] = "fast",
     bin_width: Annotated[int, typer.Option(help="Tokens in a class.", min=1)] = BIN_WIDTH,
     max_tokens: Annotated[int | None, typer.Option(help="The most tokens the answer may have.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -34,7 +34,7 @@ def predict(
     Example: `lengthwise predict "Introduce Nanjing University in China." --llm llama-3.2-3B`
     """
     prompt = sys.stdin.read() if text == "-" else text
-    predictions = load_predictor(predictor).predict([PredictionInput(prompt, llm, max_tokens=max_tokens)])
+    predictions = resolve_predictor(predictor).predict([PredictionInput(prompt, llm, max_tokens=max_tokens)])
     prediction = predictions[0]
     found = _facts(prediction, float(predictions.sample_mean[0]), float(predictions.sample_std[0]), bin_width)
     if as_json:

@@ -17,7 +17,8 @@ from lengthwise.cli import (
 )
 from lengthwise.cli.lengths import load_samples
 from lengthwise.cli.output import need_folder
-from lengthwise.predictors.evaluation import evaluated_rows, open_predictor
+from lengthwise.predictors.evaluation import evaluated_rows
+from lengthwise.predictors.resolve import resolve_predictor
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import print_tables, to_json
 
@@ -51,7 +52,7 @@ def castillo(
     measured = load_curves(curves)
     samples = load_samples(source)
     seen = samples.where(corpus=[corpus for corpus in samples.corpora if corpus != UNSEEN])
-    chosen = open_predictor(predictor, evaluated_rows(seen, None)[1])
+    chosen = resolve_predictor(predictor, fit_on=evaluated_rows(seen, None)[1])
     with late_bar() as bar:
         found = compare(chosen, samples, name=predictor, progress=bar)
     if as_json:

@@ -36,7 +36,8 @@ from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.probe import DEFAULT as DEFAULT_PROBE
 from lengthwise.predictors.probe import load_probe, probe_path
-from lengthwise.predictors.service import DEFAULT_PREDICTOR, known_predictor
+from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
+from lengthwise.predictors.service import known_predictor
 
 SCHEDULER: Final = "lengthwise.engines.vllm.LengthwiseScheduler"
 _STARTS_IN_S: Final = 300.0

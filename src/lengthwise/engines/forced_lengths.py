@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.calibration import as_logt
-from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput
+from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, as_logt
 from lengthwise.predictors.service import PredictionService, prediction_service
 
 

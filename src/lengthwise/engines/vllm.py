@@ -57,7 +57,8 @@ from lengthwise.engines.steps import EngineFacts, StepLog, spans
 from lengthwise.engines.vllm_queue import Jobs, PolicyRequestQueue, generates, may_be_preempted
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job, Policy, make_policy
-from lengthwise.predictors.service import DEFAULT_PREDICTOR, PredictionService, known_predictor, prediction_service
+from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
+from lengthwise.predictors.service import PredictionService, known_predictor, prediction_service
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput

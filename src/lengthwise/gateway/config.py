@@ -9,7 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from lengthwise.engines.client import engine_url
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
-from lengthwise.predictors.service import DEFAULT_PREDICTOR, known_predictor
+from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
+from lengthwise.predictors.service import known_predictor
 from lengthwise.routers import make_router
 
 

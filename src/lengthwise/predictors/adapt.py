@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP
 from lengthwise.predictors import scores
-from lengthwise.predictors.calibration import as_logt
-from lengthwise.predictors.contract import LogTPredictions, PredictionInput, Predictions, as_inputs
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput, Predictions, as_inputs, as_logt
 from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.predictors.mixture import NAMES, Answers, Mixture, Tilt, fit_mixture, kinds, likeness
 from lengthwise.predictors.model_file import read_model_file, write_model_file
@@ -180,6 +179,9 @@ class AdaptedPredictor:
     adapted: Mapping[str, Mixture]
     card: Mapping[str, Any] = field(default_factory=dict)
     _met: dict[str, Mixture | None] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        return f"AdaptedPredictor({self.base!r}, {len(self.adapted)} adapted)"
 
     @property
     def llms(self) -> tuple[str, ...]:

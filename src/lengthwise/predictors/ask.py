@@ -1,20 +1,21 @@
-"""The prompt method: ask the LLM itself how long its answer will be, and read the number off what it says.
+"""The prompt method: ask the LLM itself how long its answer will be, and parse the number from its reply.
 
-The baseline of the BERT-on-CASTILLO paper (its appendix A.2). Speaks no HTTP: the host gives a function that
-completes a prompt.
+The baseline of the BERT-on-CASTILLO paper (its appendix A.2).
 """
 
 from __future__ import annotations
 
-import asyncio
+import json
+import math
 import re
-from typing import TYPE_CHECKING, Final
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    Complete = Callable[[str], Awaitable[str]]
-    """A prompt in, the LLM's answer out (its first 64 tokens will do)."""
+from lengthwise.errors import InputError
+from lengthwise.lengths import wide_prior
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput
 
 TEMPLATE: Final = (
     "Predict the length of your answer before answering my question, use the format:"
@@ -22,13 +23,16 @@ TEMPLATE: Final = (
     "The length of your answer should be as close to the prediction of the length you give me as possible. "
     "Remember to follow the format. "
 )
-"""The appendix's words; the question follows."""
+"""The appendix's text; the prompt follows."""
+
+MAX_TOKENS: Final = 64
+"""Tokens of the reply that are generated: the length comes first."""
 
 LONGEST: Final = 1_000_000
-"""Tokens; whoever says more is not talking about a length."""
+"""Tokens; a larger number is not a length."""
 
-_LOOKED_AT: Final = 400  # characters after the thinking; a length is said first or not at all
-_THOUGHT: Final = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
+_PARSED: Final = 400  # characters after the reasoning; a length is stated first or not at all
+_REASONING: Final = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
 _MARKS: Final = re.compile(r"[*_`\"“”]")
 _ABOUT: Final = (
     r"(?:(?:about|around|approximately|approx\.?|roughly|exactly|up to|at most|~|≈|<|=|:|is|of|be|will)\s*)*"
@@ -39,7 +43,7 @@ _UNIT: Final = r"[-\s]*(?:tokens?|words?|characters?)\b"
 _LABEL: Final = r"(?:\w+\s+){0,3}?length(?:\s*\(only one number\))?(?:\s+of\s+(?:my|the|this)\s+\w+)?"
 _TALK: Final = r"[^.\d\n]{0,80}?"
 
-# From the surest form to the loosest. Each is held against the beginning, so that the answer's own numbers are safe.
+# From the strictest form to the loosest. Each matches at the beginning only, so that numbers in the answer do not count.
 _FORMS: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
@@ -55,17 +59,17 @@ _FORMS: Final = tuple(
 
 
 def question(prompt: str) -> str:
-    """The prompt inside the template."""
+    """Return the prompt inside the template."""
     return TEMPLATE + prompt
 
 
 def parse_length(answer: str) -> int | None:
-    """The length an LLM says its answer will have; None where it says none.
+    """Return the length that the reply states; None where it states none.
 
-    The number counts as tokens whatever unit is named, as in the paper; of a range the middle. Only the beginning
-    is looked at, after any thinking.
+    The number counts as tokens whatever unit is named, as in the paper; a range counts as its middle. Only the
+    beginning is parsed, after any reasoning.
     """
-    text = _MARKS.sub("", _THOUGHT.sub("", answer).lstrip()[:_LOOKED_AT]).lstrip()
+    text = _MARKS.sub("", _REASONING.sub("", answer).lstrip()[:_PARSED]).lstrip()
     for form in _FORMS:
         if found := form.match(text):
             low = _number(found["low"]) * (1000 if found["kilo"] else 1)
@@ -74,20 +78,55 @@ def parse_length(answer: str) -> int | None:
     return None
 
 
-async def ask_length(prompt: str, complete: Complete) -> int | None:
-    """What the LLM says about its own answer to this prompt. Errors of `complete` pass through."""
-    return parse_length(await complete(question(prompt)))
+class AskPredictor:
+    """The prompt method over an OpenAI-compatible server: LogT(log(stated tokens), 1, cap), else the wide prior.
 
+    The LLM states a number, not a spread; sigma is that of the wide prior. `stated` and `asked` count how often it
+    stated a length at all. The first model of the server answers, whatever LLM an input names.
+    """
 
-async def ask_lengths(prompts: Sequence[str], complete: Complete, *, at_once: int = 16) -> list[int | None]:
-    """The same for many prompts, in order, at most `at_once` on the way."""
-    places = asyncio.Semaphore(at_once)
+    def __init__(self, url: str, *, concurrency: int = 16, timeout_s: float = 300.0) -> None:
+        base = url.rstrip("/").removesuffix("/v1")
+        if not base.startswith(("http://", "https://")):
+            raise InputError(f"'{url}' is not a URL", field="ask", hint="give ask:http://HOST:PORT")
+        self.url = base
+        self.asked = self.stated = 0
+        self._concurrency = concurrency
+        self._timeout_s = timeout_s
+        self._model: str | None = None
 
-    async def one(prompt: str) -> int | None:
-        async with places:
-            return await ask_length(prompt, complete)
+    def __repr__(self) -> str:
+        return f"AskPredictor({self.url!r})"
 
-    return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
+        """Return one prediction for each input, in order."""
+        if self._model is None:
+            self._model = str(self._call("/v1/models", None)["data"][0]["id"])
+        with ThreadPoolExecutor(self._concurrency) as pool:
+            lengths = list(pool.map(self._ask, [each.text for each in inputs]))
+        self.asked += len(lengths)
+        self.stated += sum(length is not None for length in lengths)
+        prior = wide_prior()
+        mu = [prior.mu if length is None else math.log(length) for length in lengths]
+        return LogTPredictions.of(mu, prior.sigma, [each.cap for each in inputs])
+
+    def _ask(self, prompt: str) -> int | None:
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": question(prompt)}],
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0.0,
+        }
+        return parse_length(str(self._call("/v1/chat/completions", body)["choices"][0]["message"]["content"] or ""))
+
+    def _call(self, path: str, body: Mapping[str, Any] | None) -> Any:  # noqa: ANN401  (JSON)
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as response:  # noqa: S310  (http, see above)
+                return json.load(response)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} failed: {error}", source=self.url, hint="is the server running?") from error
 
 
 def _number(digits: str) -> float:

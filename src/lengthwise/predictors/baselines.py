@@ -58,6 +58,9 @@ class ConstantPerLlm:
     by_llm: Mapping[str, _Constant]
     everything: _Constant
 
+    def __repr__(self) -> str:
+        return f"ConstantPerLlm({len(self.by_llm)} LLMs)"
+
     @classmethod
     def fit(cls, samples: LengthSamples) -> ConstantPerLlm:
         """Fit to the clean samples of these rows."""
@@ -80,6 +83,9 @@ class ConstantPerLlmAndCorpus:
 
     by_both: Mapping[tuple[str, ...], _Constant]
     per_llm: ConstantPerLlm
+
+    def __repr__(self) -> str:
+        return f"ConstantPerLlmAndCorpus({len(self.by_both)} pairs)"
 
     @classmethod
     def fit(cls, samples: LengthSamples) -> ConstantPerLlmAndCorpus:

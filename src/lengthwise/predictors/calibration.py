@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, LogTColumns, student
-from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, Predictions
+from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, Predictions, as_logt
 from lengthwise.predictors.history import Tracker, remember
 
 Floats = NDArray[np.float64]
@@ -36,8 +36,6 @@ LEVELS: Final = (0.5, 0.9)
 """Central intervals that are to cover what they say."""
 SHRINK: Final = 20.0
 """Prompts of its own at which an LLM's figures and the pooled ones count the same."""
-
-_LEAST_SIGMA: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +109,6 @@ def fit_calibration(
     others = pooled.adjustment(nu, cautious)
     by_llm = {llm: _blend(each.adjustment(nu, cautious), others, shrink) for llm, each in known.items()}
     return Calibration(others, by_llm, nu)
-
-
-def as_logt(predictions: Predictions) -> LogTPredictions:
-    """Log-t predictions as they are; of any other the log-t with its median and quartiles."""
-    if isinstance(predictions, LogTPredictions):
-        return predictions
-    low, median, high = (np.log(np.maximum(predictions.quantile(q), 1.0)) for q in (0.25, 0.5, 0.75))
-    sigma = np.maximum((high - low) / (2 * student.isf(0.25, TIE_NU)), _LEAST_SIGMA)
-    caps = [predictions[i].cap for i in range(len(predictions))]
-    return LogTPredictions.of(
-        median,
-        sigma,
-        np.array(caps, np.float64),
-        sample_mean=predictions.sample_mean,
-        sample_std=predictions.sample_std,
-    )
 
 
 @dataclass(frozen=True)
@@ -237,6 +219,9 @@ class OnlineCalibrated:
         self.predictor = predictor
         self._trackers: dict[str, Tracker] = {}
         self._waiting: OrderedDict[int, tuple[float, float]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"OnlineCalibrated({self.predictor!r}, {len(self._trackers)} LLMs observed)"
 
     def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         """Return one prediction for each input, in order; of another shape than log-t it becomes one."""

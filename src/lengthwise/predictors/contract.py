@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import DEFAULT_CAP, TIE_NU, Histogram, LengthDistribution, LogTColumns
+from lengthwise.lengths import DEFAULT_CAP, TIE_NU, Histogram, LengthDistribution, LogTColumns, student
 
 Floats = NDArray[np.float64]
+
+_LEAST_SIGMA: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,9 @@ class LogTPredictions:
         """Spreads of the logs."""
         return self.columns.sigma
 
+    def __repr__(self) -> str:
+        return f"LogTPredictions({len(self)} predictions)"
+
     def __len__(self) -> int:
         return len(self.columns)
 
@@ -138,6 +143,9 @@ class HistogramPredictions:
         caps = np.broadcast_to(np.asarray(cap, np.int64), len(rows))
         return cls(edges_, rows, caps, _known(None, len(rows)), _known(None, len(rows)))
 
+    def __repr__(self) -> str:
+        return f"HistogramPredictions({len(self)} predictions)"
+
     def __len__(self) -> int:
         return len(self.probabilities)
 
@@ -155,6 +163,22 @@ class LengthPredictor(Protocol):
 
     def predict(self, inputs: Sequence[PredictionInput]) -> Predictions:
         """Return one prediction for each input, in order."""
+
+
+def as_logt(predictions: Predictions) -> LogTPredictions:
+    """Return log-t predictions unchanged, and others as the log-t with the same median and quartiles."""
+    if isinstance(predictions, LogTPredictions):
+        return predictions
+    low, median, high = (np.log(np.maximum(predictions.quantile(q), 1.0)) for q in (0.25, 0.5, 0.75))
+    sigma = np.maximum((high - low) / (2 * student.isf(0.25, TIE_NU)), _LEAST_SIGMA)
+    caps = [predictions[i].cap for i in range(len(predictions))]
+    return LogTPredictions.of(
+        median,
+        sigma,
+        np.array(caps, np.float64),
+        sample_mean=predictions.sample_mean,
+        sample_std=predictions.sample_std,
+    )
 
 
 def as_inputs(prompts: Sequence[str | PredictionInput], llms: Sequence[str] | None = None) -> list[PredictionInput]:

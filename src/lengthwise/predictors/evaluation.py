@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +34,7 @@ from lengthwise.predictors.contract import (
     PredictionInput,
     Predictions,
 )
+from lengthwise.predictors.resolve import resolve_predictor
 from lengthwise.predictors.scores import CRPS_LEVELS, ClassScores
 
 if TYPE_CHECKING:
@@ -376,33 +377,14 @@ def _below(predictions: Predictions, edges: Floats) -> Floats:
     return np.array(rows, np.float64).reshape(len(predictions), len(edges))
 
 
-BASELINES: Final[Mapping[str, Callable[[LengthSamples], LengthPredictor | RowPredictor]]] = {
-    "constant": ConstantPerLlm.fit,
-    "constant-corpus": ConstantPerLlmAndCorpus.fit,
-}
-"""Predictors that are fitted on the spot, to the rows that are not evaluated."""
 TEST: Final = "test"
 
 
-def open_predictor(name: str, fit_on: LengthSamples | None) -> LengthPredictor | RowPredictor:
-    """A baseline by its name, fitted to `fit_on`; anything else by `load_predictor`."""
-    if name not in BASELINES:
-        from lengthwise.predictors.resolve import load_predictor  # loads a model: only where one is asked for
-
-        return load_predictor(name)
-    if fit_on is None or not len(fit_on):
-        raise InputError(
-            f"no rows to fit '{name}' to",
-            hint="give a source with other splits than the evaluated one, or another split",
-        )
-    return BASELINES[name](fit_on)
-
-
 def evaluated_rows(samples: LengthSamples, split: str | None) -> tuple[LengthSamples, LengthSamples | None]:
-    """The rows of `split`, and those of the other splits; without splits all rows, and none.
+    """Return the rows of `split` and those of the other splits; without splits, all rows and None.
 
-    `split` None is `test` where there is one. A prompt is in one split only, so constants fitted to the other
-    rows have not seen these prompts.
+    `split` None means `test` where there is one. A prompt is in one split only, so constants fitted to the other
+    rows have not seen the evaluated prompts.
     """
     if split is None and TEST not in samples.splits:
         return samples, None
@@ -418,12 +400,19 @@ def run(
     split: str | None = None,
     llm: Collection[str] | None = None,
     corpus: Collection[str] | None = None,
+    limit: int | None = None,
     max_tokens: int = CAP,
     progress: Callable[[str, float], None] | None = None,
 ) -> Evaluation:
-    """Evaluate a predictor on the rows of these LLMs and corpora that are in `split`."""
+    """Evaluate a predictor by name on the rows of these LLMs and corpora that are in `split`.
+
+    `limit` evaluates at most so many rows, evenly spread over all of them: for predictors that take seconds per prompt.
+    """
     rows, reference = evaluated_rows(samples.where(llm=llm or None, corpus=corpus or None), split)
     if not len(rows):
-        raise InputError("no rows left to evaluate on", source=samples.origin, hint="ask for fewer conditions at once")
-    chosen = open_predictor(predictor, reference)
-    return evaluate(chosen, rows, name=predictor, reference=reference, max_tokens=max_tokens, progress=progress)
+        raise InputError("no rows left to evaluate on", source=samples.origin, hint="give fewer conditions")
+    if limit is not None and limit < len(rows):
+        chosen = (np.arange(limit) * len(rows) // limit).tolist()
+        rows = replace(rows, table=rows.table.take(chosen))
+    resolved = resolve_predictor(predictor, fit_on=reference)
+    return evaluate(resolved, rows, name=predictor, reference=reference, max_tokens=max_tokens, progress=progress)

@@ -16,7 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from lengthwise.lengths import TIE_NU, LogT, student, wide_prior
-from lengthwise.predictors.contract import LogTPredictions, PredictionInput
+from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, as_logt
+
+HINT_SIGMA: Final = 0.25
+"""Spread of the log length around a client's hint: half of the answers are within 20 %."""
 
 MEMORY: Final = 150
 """Observations after which one has lost 63 % of its weight, while nothing drifts."""
@@ -169,6 +172,9 @@ class History:
     pooled: Tracker = field(default_factory=_as_prior)
     by_llm: dict[str, Tracker] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"History({self.pooled.seen} lengths, {len(self.by_llm)} LLMs)"
+
     def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         """Return one prediction for each input, in order."""
         known = [self.by_llm.get(each.llm, self.pooled) for each in inputs]
@@ -196,3 +202,28 @@ class History:
         """The inverse of `to_json`."""
         by_llm = {str(llm): Tracker.from_json(each) for llm, each in state["by_llm"].items()}
         return cls(Tracker.from_json(state["pooled"]), by_llm)
+
+
+@dataclass(frozen=True)
+class Hint:
+    """The length that the client expects (`nvext.agent_hints.osl`); without a hint, another predictor's prediction.
+
+    prediction = LogT(log(hint), 0.25, cap): right to about 20 %, and heavy-tailed, since clients can be far off.
+    """
+
+    otherwise: LengthPredictor
+    sigma: float = HINT_SIGMA
+
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
+        """Return one prediction for each input, in order."""
+        predictions = as_logt(self.otherwise.predict(inputs))
+        hints = np.array([math.nan if each.hint is None else max(1, each.hint) for each in inputs])
+        known = np.isfinite(hints)
+        return LogTPredictions.of(
+            np.where(known, np.log(np.where(known, hints, 1.0)), predictions.mu),
+            np.where(known, self.sigma, predictions.sigma),
+            predictions.columns.cap,
+            nu=predictions.columns.nu,
+            sample_mean=predictions.sample_mean,
+            sample_std=predictions.sample_std,
+        )

@@ -1,15 +1,79 @@
-"""`load_predictor`: a predictor by its packaged name or from a file. No network, no torch."""
+"""Predictors by name: one parser and one resolver for the simulator, the gateway, the vLLM plug-in and every command.
+
+fast, default              a packaged predictor
+my_model.lw                a model file (any name that ends in .lw or has a folder in it)
+history                    the LLM's past lengths only
+hint                       the length that the client expects, else `fast`
+none                       no prediction: the wide prior
+constant, constant-corpus  one prediction per LLM (and corpus), fitted to other rows of the evaluated data set
+ask:URL                    ask the LLM behind an OpenAI-compatible server how long its answer will be
+oracle, noisy:0.6          the true lengths, or the true lengths with noise (Kendall's tau 0.6; noisy:log=0.5 gives
+                           the spread of the log error); only where true lengths are known, as in a simulation
+my_package.module:MyClass  a dotted path to a LengthPredictor
+NAME                       an entry point of the group `lengthwise.predictors`
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Final, Protocol, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.contract import PredictionInput, Predictions
+from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Predictions
 from lengthwise.predictors.model_file import SUFFIX, ModelFile, read_model_file
+from lengthwise.specs import Spec, find, parse_spec, unknown_name
+
+if TYPE_CHECKING:
+    from lengthwise.predictors.baselines import RowPredictor
+    from lengthwise.workloads import LengthSamples
+
+Kind = Literal["oracle", "none", "noisy", "history", "hint", "constant", "constant-corpus", "ask", "model", "plugin"]
+Floats = NDArray[np.float64]
+
+MODELS: Final = Path(str(resources.files("lengthwise.predictors"))) / "models"
+"""The packaged model files: predictors, and the probe of the embedded LLM."""
+
+DEFAULT_PREDICTOR: Final = "fast"
+
+ADAPTED: Final = "adapted.json"
+"""The part of a model file that holds the LLMs added by `lengthwise adapt`."""
+
+_PLAIN: Final[tuple[Kind, ...]] = ("oracle", "none", "history", "hint", "constant", "constant-corpus")
+_NEED_TRUTH: Final = ("oracle", "noisy")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorSpec:
+    """A parsed predictor name. `model` is the packaged name, file, URL or plug-in spec where the kind has one."""
+
+    kind: Kind
+    tau: float | None = None
+    log_error: float | None = None
+    model: str | None = None
+
+    def medians(
+        self,
+        centre: Floats,
+        caps: Floats,
+        seed: int,
+        *,
+        units: NDArray[np.intp] | None = None,
+        groups: NDArray[np.object_] | None = None,
+    ) -> Floats:
+        """Return the medians of a noisy predictor: `centre` with noise, between 1 token and the cap.
+
+        Values of one unit (repeats of a prompt) get the same noise; tau is averaged over the groups (LLMs). Without
+        them, every value is its own unit and all are one group.
+        """
+        from lengthwise.predictors.noise import noisy_medians
+
+        return noisy_medians(centre, caps, seed, tau=self.tau, log_error=self.log_error, units=units, groups=groups)
 
 
 class LoadedPredictor(Protocol):
@@ -31,39 +95,75 @@ class LoadedPredictor(Protocol):
         """Return one prediction for each input, in order."""
 
 
-def _fast(file: ModelFile, path: Path) -> LoadedPredictor:
-    from lengthwise.predictors.fast import load_fast
+def parse_predictor_spec(text: str) -> PredictorSpec:
+    """Parse a predictor's name; an unknown one is an InputError with the closest match."""
+    name = text.strip()
+    if name.lower().startswith("ask:"):
+        return PredictorSpec("ask", model=name[4:])
+    if _is_file(name):
+        return PredictorSpec("model", model=name)
+    spec = parse_spec(name, "predictor")
+    kind = spec.name.lower()
+    if kind == "noisy":
+        return _parse_noisy(spec, text)
+    bare = spec == Spec(spec.name)
+    for plain in _PLAIN:
+        if kind == plain and bare:
+            return PredictorSpec(plain)
+    packaged = packaged_predictors()
+    if kind in packaged and bare:
+        return PredictorSpec("model", model=kind)
+    known = [*_PLAIN, "noisy:TAU", "noisy:log=SPREAD", "ask:URL", *packaged]
+    if kind in (*_PLAIN, *packaged):
+        raise unknown_name(name, "predictor", known)
+    find(spec, "predictor", dict.fromkeys(known))
+    return PredictorSpec("plugin", model=name)
 
-    return load_fast(file, path)
+
+@overload
+def resolve_predictor(
+    predictor: str | Path | PredictorSpec | LengthPredictor, *, fit_on: None = None
+) -> LengthPredictor: ...
 
 
-def _encoder(file: ModelFile, path: Path) -> LoadedPredictor:
-    from lengthwise.predictors.encoder.predictor import EncoderPredictor
-
-    del path
-    return EncoderPredictor.load(file)
-
-
-def _with_adapted(base: LoadedPredictor, file: ModelFile, path: Path) -> LoadedPredictor:
-    from lengthwise.predictors.adapt import AdaptedPredictor, from_part
-
-    return AdaptedPredictor(base, from_part(file.part(ADAPTED), base.llms, path), file.card)
+@overload
+def resolve_predictor(
+    predictor: str | Path | PredictorSpec | LengthPredictor, *, fit_on: LengthSamples | None
+) -> LengthPredictor | RowPredictor: ...
 
 
-MODELS: Final = Path(str(resources.files("lengthwise.predictors"))) / "models"
-"""The model files that ship: predictors by their names, and the probe of the embedded LLM, which is none."""
+def resolve_predictor(
+    predictor: str | Path | PredictorSpec | LengthPredictor, *, fit_on: LengthSamples | None = None
+) -> LengthPredictor | RowPredictor:
+    """Return the predictor that a name, a parsed name or a model file means; a predictor object is returned as it is.
 
-ADAPTED: Final = "adapted.json"
-"""The part of a model file with the LLMs that `lengthwise adapt` added, whatever the kind."""
-
-LOADERS: Final[Mapping[str, Callable[[ModelFile, Path], LoadedPredictor]]] = {"encoder": _encoder, "fast": _fast}
-"""By the kind a model file names. A loader imports what it needs only when it is called."""
+    `fit_on` holds the rows that `constant` and `constant-corpus` are fitted to. `oracle`, `noisy` and `none` are an
+    InputError here: they are columns of a workload, not functions of a request.
+    """
+    if not isinstance(predictor, str | Path | PredictorSpec):
+        return _checked(predictor, type(predictor).__name__)
+    if isinstance(predictor, PredictorSpec):
+        spec = predictor
+    else:
+        spec = (
+            PredictorSpec("model", model=str(predictor))
+            if isinstance(predictor, Path)
+            else parse_predictor_spec(predictor)
+        )
+    if spec.kind == "model":
+        return load_predictor(str(spec.model))
+    if spec.kind in ("constant", "constant-corpus"):
+        return _fit_constant(spec.kind, fit_on)
+    if spec.kind in _MAKERS:
+        return _MAKERS[spec.kind](spec)
+    needs = "needs the true lengths" if spec.kind in _NEED_TRUTH else "predicts nothing"
+    raise InputError(f"predictor '{spec.kind}' {needs}", hint="use it in a simulation, or give fast, default or a file")
 
 
 def load_predictor(name: str | Path) -> LoadedPredictor:
     """Load a packaged predictor by name, or one from a model file.
 
-    A string that ends in .lw or has a folder in it is a file; anything else is a name.
+    A string that ends in .lw or has a folder in it is a file; anything else is a name. No network, no torch.
     """
     path = model_path(name)
     file = read_model_file(path)
@@ -76,18 +176,18 @@ def load_predictor(name: str | Path) -> LoadedPredictor:
 
 
 def packaged_predictors() -> dict[str, Path]:
-    """Return the predictors that ship with the package, by name."""
+    """Return the model files of the packaged predictors, by name."""
     return {path.stem: path for path in sorted(MODELS.glob(f"*{SUFFIX}")) if path.stem != "probe"}
 
 
 def best_packaged() -> str:
     """Return `default` where it is packaged, else `fast`."""
-    return "default" if "default" in packaged_predictors() else "fast"
+    return "default" if "default" in packaged_predictors() else DEFAULT_PREDICTOR
 
 
 def model_path(name: str | Path) -> Path:
-    """Where a packaged predictor's file, or the file that is named, lies."""
-    if isinstance(name, Path) or name.endswith(SUFFIX) or len(Path(name).parts) > 1:
+    """Return the path of a packaged predictor's file, or of the named file."""
+    if isinstance(name, Path) or _is_file(name):
         return Path(name)
     packaged = packaged_predictors()
     if name not in packaged:
@@ -95,3 +195,97 @@ def model_path(name: str | Path) -> Path:
             f"predictor '{name}' is not known", hint=f"one of: {', '.join(packaged) or 'none'}; or a model file"
         )
     return packaged[name]
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(SUFFIX) or len(Path(name).parts) > 1
+
+
+def _parse_noisy(spec: Spec, text: str) -> PredictorSpec:
+    given = dict(spec.parameters)
+    tau = spec.value if spec.value is not None else given.pop("tau", None)
+    log_error = given.pop("log", None)
+    if not given and spec.attribute is None and (tau is None) != (log_error is None):
+        if isinstance(tau, float) and 0.0 < tau <= 1.0:
+            return PredictorSpec("noisy", tau=tau)
+        if isinstance(log_error, float) and 0.0 <= log_error <= 10.0:
+            return PredictorSpec("noisy", log_error=log_error)
+    raise InputError(
+        f"'{text}' does not state the noise", hint="give noisy:0.6 for a Kendall's tau above 0, or noisy:log=0.5"
+    )
+
+
+def _fit_constant(kind: str, fit_on: LengthSamples | None) -> LengthPredictor | RowPredictor:
+    from lengthwise.predictors.baselines import ConstantPerLlm, ConstantPerLlmAndCorpus
+
+    if fit_on is None or not len(fit_on):
+        raise InputError(
+            f"no rows to fit '{kind}' to",
+            hint="give a source with other splits than the evaluated one, or another split",
+        )
+    return ConstantPerLlm.fit(fit_on) if kind == "constant" else ConstantPerLlmAndCorpus.fit(fit_on)
+
+
+def _history(spec: PredictorSpec) -> LengthPredictor:
+    from lengthwise.predictors.history import History
+
+    return History()
+
+
+def _hint(spec: PredictorSpec) -> LengthPredictor:
+    from lengthwise.predictors.history import Hint
+
+    return Hint(load_predictor(DEFAULT_PREDICTOR))
+
+
+def _ask(spec: PredictorSpec) -> LengthPredictor:
+    from lengthwise.predictors.ask import AskPredictor
+
+    return AskPredictor(str(spec.model))
+
+
+def _plugin(spec: PredictorSpec) -> LengthPredictor:
+    parsed = parse_spec(str(spec.model), "predictor")
+    found: Any = find(parsed, "predictor", {})
+    if isinstance(found, type):
+        try:
+            found = found(**parsed.parameters)
+        except TypeError as error:
+            raise InputError(f"predictor {parsed.base} cannot be made: {error}") from error
+    return _checked(found, parsed.base)
+
+
+def _checked(predictor: object, name: str) -> LengthPredictor:
+    if not isinstance(predictor, LengthPredictor):
+        raise InputError(f"'{name}' is not a predictor", hint="it needs predict(inputs), as LengthPredictor states")
+    return predictor
+
+
+_MAKERS: Final[Mapping[str, Callable[[PredictorSpec], LengthPredictor]]] = {
+    "history": _history,
+    "hint": _hint,
+    "ask": _ask,
+    "plugin": _plugin,
+}
+
+
+def _fast(file: ModelFile, path: Path) -> LoadedPredictor:
+    from lengthwise.predictors.fast import load_fast
+
+    return load_fast(file, path)
+
+
+def _encoder(file: ModelFile, path: Path) -> LoadedPredictor:
+    from lengthwise.predictors.encoder.predictor import EncoderPredictor
+
+    return EncoderPredictor.load(file)
+
+
+def _with_adapted(base: LoadedPredictor, file: ModelFile, path: Path) -> LoadedPredictor:
+    from lengthwise.predictors.adapt import AdaptedPredictor, from_part
+
+    return AdaptedPredictor(base, from_part(file.part(ADAPTED), base.llms, path), file.card)
+
+
+LOADERS: Final[Mapping[str, Callable[[ModelFile, Path], LoadedPredictor]]] = {"encoder": _encoder, "fast": _fast}
+"""Loaders by the kind that a model file states. A loader imports what it needs when it is called."""

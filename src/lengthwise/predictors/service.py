@@ -24,13 +24,16 @@ from lengthwise.lengths import LengthDistribution
 from lengthwise.predictors.calibration import OnlineCalibrated
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput
 from lengthwise.predictors.history import History
-from lengthwise.predictors.resolve import load_predictor, packaged_predictors
+from lengthwise.predictors.resolve import (
+    packaged_predictors,
+    parse_predictor_spec,
+    resolve_predictor,
+)
 from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
 
 Ticket = tuple[str, int]
 
 NO_PREDICTOR: Final = "none"
-DEFAULT_PREDICTOR: Final = "fast"
 
 _log = logging.getLogger(__name__)
 
@@ -206,18 +209,20 @@ def prediction_service(
 
     `seen_as` may wrap what it is asked and answers.
     """
-    if name == NO_PREDICTOR:
+    if name in (NO_PREDICTOR, "history"):
         return PredictionService(None)
     apart = SubprocessPredictor(name)
     return PredictionService((lambda: seen_as(apart.start())) if seen_as else apart.start, apart=apart)
 
 
 def known_predictor(name: str) -> str:
-    """The same name, or a file's full path; InputError where there is no such predictor or its file is no good."""
-    if name == NO_PREDICTOR or name in packaged_predictors():
+    """Return the name, or a model file's full path; InputError where a host cannot serve such a predictor."""
+    if name in (NO_PREDICTOR, *packaged_predictors()):
         return name
-    load_predictor(name)
-    return str(Path(name).resolve())
+    spec = parse_predictor_spec(name)
+    if spec.kind != "ask":  # its server may start later
+        resolve_predictor(spec)
+    return str(Path(name).resolve()) if spec.kind == "model" else name
 
 
 _MOST: Final = 32

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-from lengthwise.predictors.resolve import load_predictor
+from lengthwise.predictors.resolve import resolve_predictor
 
 if TYPE_CHECKING:
     from lengthwise.predictors.contract import PredictionInput, Predictions
@@ -46,6 +46,9 @@ class SubprocessPredictor:
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._closed = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"SubprocessPredictor({self.name!r}, pid={self.pid})"
 
     @property
     def pid(self) -> int | None:
@@ -127,7 +130,7 @@ def _serve(name: str) -> None:
 
     with contextlib.suppress(EOFError, BrokenPipeError):  # the host has ended
         try:
-            predictor = load_predictor(name)
+            predictor = resolve_predictor(name)
         except Exception as error:  # told to the host, which raises it
             tell(None, f"{type(error).__name__}: {error}", 0.0)
             return

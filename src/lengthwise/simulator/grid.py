@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
-from lengthwise.predictors.noise import parse_predictor_spec
+from lengthwise.predictors.resolve import parse_predictor_spec
 from lengthwise.routers import make_router
 from lengthwise.simulator.capacity import Capacity, measure_capacity
 from lengthwise.simulator.cluster import check_seconds

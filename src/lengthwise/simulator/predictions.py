@@ -16,11 +16,10 @@ import pyarrow.compute as pc
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, LengthDistribution, LogT, LogTColumns, Point, wide_prior
-from lengthwise.predictors.calibration import as_logt
-from lengthwise.predictors.contract import PredictionInput
+from lengthwise.predictors.contract import PredictionInput, as_logt
 from lengthwise.predictors.history import History
-from lengthwise.predictors.noise import PredictorSpec, own_sigma, parse_predictor_spec
-from lengthwise.predictors.resolve import load_predictor
+from lengthwise.predictors.noise import own_sigma
+from lengthwise.predictors.resolve import PredictorSpec, parse_predictor_spec, resolve_predictor
 from lengthwise.predictors.scores import tau_within
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def predict_workload(
         return _of(workload, name, *_noisy(workload, spec, true, known, seed), known)
     if spec.kind == "history":
         return _of(workload, name, *_history(workload), told)
-    return _of(workload, name, *_model(workload, str(spec.model), on_progress), told)
+    return _of(workload, name, *_model(workload, spec, on_progress), told)
 
 
 def _noisy(workload: Workload, spec: PredictorSpec, true: Floats, caps: Floats, seed: int) -> tuple[Floats, Floats]:
@@ -140,17 +139,17 @@ def _history(workload: Workload) -> tuple[Floats, Floats]:
     return np.array(mu), np.array(sigma)
 
 
-def _model(workload: Workload, model: str, on_progress: Progress | None) -> tuple[Floats, Floats]:
+def _model(workload: Workload, spec: PredictorSpec, on_progress: Progress | None) -> tuple[Floats, Floats]:
     """Each distinct prompt is predicted once, in batches of texts of about the same length (less to pad)."""
     prompts = workload.table["prompt"]
     if prompts.null_count:
         raise InputError(
-            f"has no prompt texts for predictor '{model}' to read",
+            f"has no prompt texts for predictor '{_name(spec)}' to read",
             source=workload.name,
             field="prompt",
             hint="take oracle, noisy:TAU, history or none, or a workload with prompts",
         )
-    predictor = load_predictor(model)
+    predictor = resolve_predictor(spec)
     units = _units(workload)
     firsts = np.unique(units, return_index=True)[1]
     texts, llms = prompts.take(firsts).to_pylist(), _llms(workload)[firsts].tolist()

@@ -21,8 +21,7 @@ import pyarrow as pa
 
 import lengthwise
 from lengthwise.errors import InputError
-from lengthwise.predictors.noise import parse_predictor_spec
-from lengthwise.predictors.resolve import model_path
+from lengthwise.predictors.resolve import model_path, parse_predictor_spec
 from lengthwise.simulator.capacity import measure_capacity
 from lengthwise.simulator.cluster import simulate
 from lengthwise.simulator.disaggregated import simulate_disaggregated

@@ -13,8 +13,7 @@ from lengthwise.bench.evidence.cell import Run
 from lengthwise.bench.evidence.plan import ORACLE
 from lengthwise.bench.evidence.traffic import PLAYED, Traffic
 from lengthwise.engines.forced_lengths import ForcedLengthPredictor, ForcedLengths
-from lengthwise.predictors.calibration import as_logt
-from lengthwise.predictors.contract import LengthPredictor, PredictionInput, render_chat
+from lengthwise.predictors.contract import LengthPredictor, PredictionInput, as_logt, render_chat
 from lengthwise.predictors.resolve import load_predictor
 
 Columns = tuple[NDArray[np.float64], NDArray[np.float64]]

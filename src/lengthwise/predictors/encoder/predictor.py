@@ -43,7 +43,11 @@ class EncoderPredictor:
     edges: NDArray[np.float64] | None = None
     knots: NDArray[np.float64] | None = None
     """From a rank head's scores to log lengths."""
+    name: str = ""
     _rows: dict[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"EncoderPredictor({self.name!r}, {len(self.llms)} LLMs)"
 
     @classmethod
     def load(cls, file: ModelFile) -> EncoderPredictor:
@@ -58,6 +62,7 @@ class EncoderPredictor:
             calibration=Calibration.from_json(json.loads(file.part("calibration.json"))),
             edges=None if edges is None else np.array(edges, np.float64),
             knots=None if knots is None else np.array(knots, np.float64),
+            name=str(file.card.get("name", "")),
         )
 
     def predict(

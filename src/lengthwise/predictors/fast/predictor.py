@@ -161,6 +161,9 @@ class FastPredictor:
     card: Mapping[str, Any] = field(default_factory=dict)
     _met: dict[str, _Llm] = field(default_factory=dict, repr=False)
 
+    def __repr__(self) -> str:
+        return f"FastPredictor({self.card.get('name', '')!r}, {len(self.llms)} LLMs)"
+
     def predict(
         self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
     ) -> LogTPredictions:

@@ -88,6 +88,9 @@ class Probe:
     llm: str = ""
     card: Mapping[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"Probe({self.llm!r}, layer {self.layer}, {len(self.bins)} bins)"
+
     def probabilities(
         self,
         states: NDArray[Any],
