@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.policies import Job, JobColumns, Policy
+from lengthwise.policies.admission import KvDemand, PeakAdmission, predicted_remaining
 from lengthwise.policies.base import last_of_largest
 from lengthwise.policies.queue import PolicyQueue
 from lengthwise.simulator.kernel.records import SAMPLE, SAMPLE_EVERY_S, SAMPLES
@@ -209,6 +210,7 @@ class Engine:
         self.spec, self.policy, self.traffic, self.decision_s = spec, policy, traffic, decision_s
         self.now = 0.0
         self.pool = BlockPool(spec.kv_blocks, caching=spec.prefix_caching)
+        self._peak = PeakAdmission(spec.kv_blocks * spec.block_size, spec.block_size, spec.admission_quantile)
         self.queue = PolicyQueue(policy, spec.max_num_seqs)
         self.running: list[EngineRequest] = []
         self.settled = 0
@@ -505,18 +507,12 @@ class Engine:
         if not self.running or self.spec.admission == "prompt":
             return True
         if self.spec.admission == "peak":
-            return self._predicted_peak(request) <= self.pool.size * self.spec.block_size
+            return self._peak.admits(self._demand(request), [self._demand(each) for each in self.running])
         return sum(map(self._reservation, [*self.running, request])) <= self.pool.size
 
-    def _predicted_peak(self, request: EngineRequest) -> int:
-        """Most tokens in memory at once if the request joins the running ones and all end at their predicted lengths."""
-        partly_filled = self.spec.block_size - 1  # the last block of each may hold one token only
-        remaining = [(self._predicted_left(each), each.tokens + partly_filled) for each in (*self.running, request)]
-        return max(sum(tokens + end for left, tokens in remaining if left >= end) for end, _ in remaining)
-
-    def _predicted_left(self, request: EngineRequest) -> int:
-        lengths = self.traffic.predicted_length[request.row].tolist()
-        return next((length - request.job.generated for length in lengths if length > request.job.generated), 1)
+    def _demand(self, request: EngineRequest) -> KvDemand:
+        levels = self.traffic.predicted_length[request.row].tolist()
+        return KvDemand(request.tokens, predicted_remaining(levels, request.job.generated))
 
     def _reservation(self, request: EngineRequest) -> int:
         """Blocks for the prompt and the granted answer; the last token is never computed and needs no slot."""

@@ -8,11 +8,11 @@ from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import TIE_NU, wide_prior
+from lengthwise.lengths import wide_prior
 from lengthwise.policies import Job, JobColumns
+from lengthwise.policies.admission import LENGTH_LEVELS, length_levels
 from lengthwise.simulator.kernel.records import REQUEST, Records
 from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.simulator.spec import EngineSpec
@@ -22,7 +22,6 @@ Rows = NDArray[np.integer]
 Table = NDArray[np.float64]
 """[column of JobColumns, request], so that columns of several requests are taken at once."""
 
-_LEVELS = 5
 _MOST_TOKENS = 1 << 30  # of one request: counts are 32 bits wide
 _NAMES: Final = [field.name for field in fields(JobColumns)]
 _PREDICTED: Final = ("expected", "tail", "mu", "sigma", "cap", "initial_expected")
@@ -151,15 +150,15 @@ class Traffic:
         requests["generated"] = generated
         requests["priority"] = workload.priority
         requests["heap_index"] = -1
-        known = workload.has_blocks
+        known, has_blocks = jobs.stages[-1], workload.has_blocks
         return cls(
             requests=cast("Records", requests),
             jobs=jobs,
-            hash_offsets=workload.block_offsets if known else np.zeros(n + 1, np.int64),
-            hashes=workload.block_values if known else np.zeros(0, np.uint64),
-            predicted_length=np.zeros((0, _LEVELS), np.int32)
+            hash_offsets=workload.block_offsets if has_blocks else np.zeros(n + 1, np.int64),
+            hashes=workload.block_values if has_blocks else np.zeros(0, np.uint64),
+            predicted_length=np.zeros((0, LENGTH_LEVELS), np.int32)
             if quantile is None
-            else _predicted_lengths(jobs.stages[-1], quantile),
+            else length_levels(known.mu, known.sigma, known.cap, quantile),
             workload=workload,
             predictions=predictions,
         )
@@ -200,18 +199,6 @@ class Traffic:
     def _attributes(self) -> dict[str, list[Any]]:
         """Columns that are not numbers or may be missing."""
         return {name: self.workload.table[name].to_pylist() for name in ("max_tokens", "llm", "tenant", "session")}
-
-
-def _predicted_lengths(jobs: JobColumns, quantile: float) -> NDArray[np.int32]:
-    """[request, level]: the length at `quantile`, then at rising levels, and the cap.
-
-    Each level halves the tail that the one before leaves: a request that outlives one is predicted by the next.
-    """
-    levels = 1.0 - (1.0 - quantile) * 0.5 ** np.arange(_LEVELS - 1)
-    lengths = np.exp(jobs.mu[:, None] + jobs.sigma[:, None] * stdtrit(TIE_NU, levels))
-    cap = jobs.cap[:, None]
-    lengths = np.concatenate([np.clip(np.ceil(lengths), 1, cap), cap], axis=1)
-    return np.asarray(np.minimum(lengths, _MOST_TOKENS), np.int32)
 
 
 def block_ratio(spec: EngineSpec, workload: Workload) -> tuple[int, int]:

@@ -13,10 +13,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from lengthwise.compiled import inlined
 from lengthwise.simulator.kernel.records import ARRAYS, ENGINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
 
@@ -28,9 +29,23 @@ Function = TypeVar("Function", bound="Callable[..., object]")
 
 
 def compiled(function: Function) -> Function:
-    """Compile a function that only compiled ones call: without what Python would need to call it, that is faster."""
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
-    return cast("Function", numba.njit(**options)(function))
+    """Compile a function that only compiled functions call, with 64-bit integers whatever its callers pass.
+
+    Callers pass 32-bit fields, 64-bit values and literals; a specialisation for each would double the compile time.
+    """
+    dispatcher: Any = inlined(function)
+    resolve = dispatcher.get_call_template
+
+    def get_call_template(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        return resolve(tuple(_widened(argument) for argument in arguments), keywords)
+
+    dispatcher.get_call_template = get_call_template
+    return cast("Function", dispatcher)
+
+
+def _widened(argument: Any) -> Any:  # noqa: ANN401
+    plain = types.unliteral(argument)
+    return types.int64 if isinstance(plain, types.Integer) and plain.signed else plain
 
 
 def _at(name: str) -> At:

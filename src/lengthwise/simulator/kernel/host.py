@@ -3,25 +3,25 @@
 The kernel is the accelerator of `simulator.engine`, and gives the same outcome bit for bit. It contains no policy:
 where a decision is the policy's, it returns a code and the host asks the policy, on columns.
 
-Numba stores compiled code in the user's cache folder and checks only the module of the function that is called. The
+Numba caches compiled code (`lengthwise.compiled`) and checks only the module of the function that is called. The
 entry functions therefore carry a fingerprint of all kernel sources, so that a change in any of them recompiles.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from lengthwise.compiled import cache_folder, compiled
 from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds
 from lengthwise.policies.base import last_of_largest
 from lengthwise.simulator.costs import CostModel
@@ -32,8 +32,6 @@ from lengthwise.simulator.outcome import EngineOutcome, Timeline
 from lengthwise.simulator.spec import EngineSpec
 from lengthwise.simulator.traffic import Jobs, Progress, Traffic, block_ratio
 
-Function = TypeVar("Function", bound="Callable[..., int]")
-
 _log = logging.getLogger(__name__)
 _run, _cached_blocks = loop.run, memory.cached_blocks
 _UNLIMITED: Final = np.iinfo(np.int64).max
@@ -41,11 +39,6 @@ _KEYS_BYTES: Final = 64 << 20  # for columns of keys, one per level of the queue
 _LEVELS: Final = 4096  # remembered levels: a power of two
 _REKEY: Final = {"never": r.NEVER, "on_level": r.ON_LEVEL, "on_progress": r.ON_PROGRESS, "on_time": r.ON_TIME}
 _ADMISSION: Final = {"prompt": r.WHOLE_PROMPT, "peak": r.FUTURE_PEAK, "reserve": r.RESERVATION}
-
-
-def _cache_folder() -> Path:
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(numba.config.CACHE_DIR or user / "lengthwise" / "numba")
 
 
 def _fingerprint() -> int:
@@ -71,29 +64,17 @@ def _cached(fingerprint: int) -> Callable[[Records, int, int], int]:
     return cached
 
 
-def _compiled(function: Function) -> Function:
-    before = numba.config.CACHE_DIR
-    try:
-        numba.config.CACHE_DIR = str(_cache_folder())
-        return cast("Function", numba.njit(cache=True)(function))
-    except (OSError, RuntimeError):
-        _log.warning("no folder for the compiled simulator can be written: it is compiled at every start")
-        return cast("Function", numba.njit(function))
-    finally:
-        numba.config.CACHE_DIR = before
-
-
-_advance_kernel = _compiled(_advance(_fingerprint()))
+_advance_kernel = compiled(_advance(_fingerprint()))
 """Run every step that begins before a time and return why it stopped; called again, it continues."""
 
-_cached_kernel = _compiled(_cached(_fingerprint()))
+_cached_kernel = compiled(_cached(_fingerprint()))
 """Leading blocks of a request's first tokens, except the last token, that are in the prefix cache."""
 
 
 @cache
 def _announce_compiling() -> None:
     """Log that the kernel is about to be compiled, unless a process has compiled these sources before."""
-    marker = _cache_folder() / f"kernel-{_fingerprint():x}-{numba.__version__}"
+    marker = cache_folder() / f"kernel-{_fingerprint():x}-{numba.__version__}"
     if not marker.exists():
         _log.warning("compiling the simulator kernel (once, some seconds)")
         with suppress(OSError):
