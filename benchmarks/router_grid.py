@@ -29,7 +29,7 @@ from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.simulator import Fleet
 from lengthwise.simulator.paired import Ratio
-from lengthwise.simulator.routing_times import measured_s
+from lengthwise.simulator.routing import routing_time_s
 from lengthwise.simulator.tasks import (
     CapacityTask,
     CellTask,
@@ -131,8 +131,8 @@ def run(
                         predictor=traffic[name].predictor,
                         prediction_delay_s=0.0,
                         decision_s=0.0,
-                        routing_s=measured_s(router, engines),
-                        changes=(),
+                        routing_s=routing_time_s(router, engines),
+                        fleet_events=(),
                     )
                 )
     return group_by_seed(names, pieces.results("simulate", tasks))

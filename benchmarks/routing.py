@@ -28,11 +28,9 @@ import numpy as np
 from experiments.preble.study import VARIED, React
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
-from lengthwise.routers import ROUTERS, EngineInfo, Event, Finished, make_router
+from lengthwise.routers import ROUTERS, Decision, EngineId, EngineInfo, Event, Finished, make_router
 from lengthwise.simulator import Fleet, simulate
-from lengthwise.simulator.routing import Routed
-from lengthwise.simulator.routing_times import FILE
-from lengthwise.workloads import Workload
+from lengthwise.simulator.routing import ROUTING_TIMES_FILE
 from lengthwise.workloads.blocks import BLOCK_TOKENS, hash_tokens
 
 TOKENS = 2000
@@ -131,26 +129,28 @@ def measured(spec: str, setting: Setting, median: float | None, p99: float | Non
     ]
 
 
-class Timed(Routed):
-    """A router in the simulator, with the CPU time it takes for everything."""
+class TimedRouter:
+    """A router with the CPU time of its choices and events."""
 
-    def __init__(self, spec: str, fleet: Fleet, workload: Workload) -> None:
-        super().__init__(spec, fleet, workload)
+    def __init__(self, spec: str) -> None:
+        self._router = make_router(spec)
+        self.name, self.uses_predictions = self._router.name, self._router.uses_predictions
+        self.engine_up, self.engine_down = self._router.engine_up, self._router.engine_down
         self.took_ns, self.calls = 0, 0
 
-    def choose(self, job: Job, now: float, among: Collection[int] | None = None) -> int:
-        begun = time.process_time_ns()
-        chosen = super().choose(job, now, among)
-        self._count(begun)
-        return chosen
+    def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
+        start = time.process_time_ns()
+        decision = self._router.choose(job, now, among)
+        self._count(start)
+        return decision
 
     def observe(self, event: Event) -> None:
-        begun = time.process_time_ns()
-        super().observe(event)
-        self._count(begun)
+        start = time.process_time_ns()
+        self._router.observe(event)
+        self._count(start)
 
-    def _count(self, begun: int) -> None:
-        self.took_ns += time.process_time_ns() - begun
+    def _count(self, start: int) -> None:
+        self.took_ns += time.process_time_ns() - start
         self.calls += 1
 
 
@@ -159,8 +159,8 @@ def per_request(spec: str, engines: int, requests: int) -> float:
     workload = React(VARIED, requests).draws(own_arrivals=False, slots=0)(0)
     workload = workload.replace(arrival_s=workload.arrival_s / REACT_RATE)
     fleet = Fleet.parse(f"{engines}*mistral-7b@a6000")
-    timed = Timed(spec, fleet, workload)
-    simulate(workload, fleet, "fcfs", router=lambda _: timed)
+    timed = TimedRouter(spec)
+    simulate(workload, fleet, "fcfs", router=timed, predictor="oracle")
     return (timed.took_ns - timed.calls * clock_ns()) / requests / 1e3
 
 
@@ -188,8 +188,8 @@ def write(us: dict[str, dict[str, float]]) -> None:
         "traffic": f"ReAct, lengths {VARIED}, {REACT_RATE:g} requests/s for {REACT_S:g} s, mistral-7b@a6000",
         "us": us,
     }
-    FILE.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-    print(f"written: {FILE.name}")
+    ROUTING_TIMES_FILE.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    print(f"written: {ROUTING_TIMES_FILE.name}")
 
 
 def processor() -> str:

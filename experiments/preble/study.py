@@ -3,7 +3,7 @@
 Figure 1A, B and 2: normalized latency and mean E2E over rates and engines, lengths of the most variance. Figure 1D: the
 same mean with less variance. Lengths drawn at random cannot be predicted: routers get the true ones or none. The value
 of a predictor is measured on CASTILLO's test prompts behind ten shared system prompts, at shares of capacity. Routers
-are charged the time that was measured for their choice (`simulator/routing_times.py`).
+are charged the time that was measured for their choice (`simulator/routing.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from experiments.study import Run
 from lengthwise.errors import InputError
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.simulator.paired import Ratio, over_seeds
-from lengthwise.simulator.routing_times import measured_s
+from lengthwise.simulator.routing import routing_time_s
 from lengthwise.simulator.tasks import CapacityTask, CellTask, Setting, code_version, content_key
 from lengthwise.workloads import (
     DiscreteLengths,
@@ -229,7 +229,7 @@ def _moves(outcome: Outcome, tenants: NDArray[np.str_]) -> float:
 
 
 def _decided_by_load(outcome: Outcome) -> float:
-    weighed = outcome.reasons.weighed if outcome.reasons is not None else ()
+    weighed = outcome.trace.costs if outcome.trace is not None else ()
     choices = [terms for each in weighed if each is not None for terms in each.values()]
     return float(np.mean([terms.get("cost", 0.0) > 0.0 or terms.get("exploit") == 0.0 for terms in choices]))
 
@@ -384,8 +384,8 @@ def _task(where: Setting, rate: float, run: Routing) -> CellTask:
         predictor=run.predictor or "oracle",  # not used by routers without a predictor
         prediction_delay_s=0.0,
         decision_s=0.0,
-        routing_s=measured_s(run.router, len(where.fleet)),
-        changes=(),
+        routing_s=routing_time_s(run.router, len(where.fleet)),
+        fleet_events=(),
     )
 
 

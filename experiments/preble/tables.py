@@ -22,7 +22,7 @@ from experiments.study import Claim
 from lengthwise.reports.simulation import multiple, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator.paired import Ratio
-from lengthwise.simulator.routing_times import measured_s, routing_times
+from lengthwise.simulator.routing import routing_time_s, routing_times
 
 E2: Final = Routing("e2")
 E2_TRUE: Final = Routing("e2_length", "oracle")
@@ -64,7 +64,7 @@ def overheads(engines: Sequence[int]) -> Iterator[tuple[str, list[float], str]]:
             for count, of in paper.OVERHEAD_S.items()
             if router in of
         ]
-        yield router, [1e6 * measured_s(router, count) for count in engines], "; ".join(theirs) or "–"
+        yield router, [1e6 * routing_time_s(router, count) for count in engines], "; ".join(theirs) or "–"
 
 
 def ours_over_e2_length(found: PrebleResult) -> Iterator[tuple[Place, list[Ratio]]]:

@@ -29,7 +29,15 @@ from lengthwise.routers.tracking import LedgerRouter
 from tests.conformance.strategies import jobs
 from tests.routers.ledger_checks import check_empty, check_ledger
 
-SPECS = (*ROUTERS, "random:seed=7", "cache_aware:absolute=1,relative=1", "dynamo:active=2", "e2:window=5,hits=0.1")
+SPECS = (
+    *ROUTERS,
+    "random:seed=7",
+    "cache_aware:absolute=1,relative=1",
+    "dynamo:active=2",
+    "e2:window=5,hits=0.1",
+    "tests.conformance.outside_router:Alternate",
+    "tests.conformance.outside_router:Alternate:repeat=2",
+)
 names = st.sampled_from(["a", "b", "c", 3])
 infos = st.builds(
     EngineInfo,

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.policies import Job
-from lengthwise.simulator import Capacity, Fleet, RoundRobin, measure_capacity, simulate
+from lengthwise.simulator import Capacity, Fleet, measure_capacity, simulate
 from tests.simulator.builders import TICK, UNEVEN, engine, fleet, requests
 
 
 def test_one_slot_under_fcfs_is_a_fifo_queue() -> None:
-    """Lindley: who comes starts when it has arrived and the one before has left; equal to the last bit."""
+    """Lindley: a request starts when it has arrived and the one before has finished; equal to the last bit."""
     rng = np.random.default_rng(7)
     lengths = [(int(p), int(o)) for p, o in zip(rng.integers(1, 60, 200), rng.integers(1, 40, 200), strict=True)]
     arrivals = np.cumsum(rng.exponential(0.3, 200)).tolist()
@@ -31,7 +30,7 @@ def test_an_arrival_during_a_step_is_seen_when_the_step_ends() -> None:
     assert outcome.finish.tolist() == [3.0, 2.0, 3.0]
 
 
-def test_round_robin_deals_requests_out_in_turn() -> None:
+def test_round_robin_assigns_requests_in_turn() -> None:
     outcome = simulate(requests([(2, 2)] * 5), fleet(engines=2, seqs=1))
     assert outcome.engine.tolist() == [0, 1, 0, 1, 0]
     assert outcome.finish.tolist() == [2.0, 2.0, 4.0, 4.0, 6.0]
@@ -42,40 +41,6 @@ def test_round_robin_deals_requests_out_in_turn() -> None:
 def test_engines_of_a_fleet_may_differ() -> None:
     outcome = simulate(requests([(2, 2)] * 4), Fleet((engine(seqs=1), engine(seqs=2))))
     assert outcome.finish.tolist() == [2.0, 2.0, 4.0, 2.0]
-
-
-class _ToTheLast:
-    def __init__(self, fleet: Fleet) -> None:
-        self.last = len(fleet) - 1
-
-    def choose(self, job: Job, now: float) -> int:
-        assert job.arrival == now
-        return self.last
-
-
-def test_another_router_takes_the_place_of_round_robin() -> None:
-    outcome = simulate(requests([(2, 2)] * 3), fleet(engines=3), router=_ToTheLast)
-    assert outcome.engine.tolist() == [2, 2, 2]
-
-
-class _OneByOne:
-    """Round robin that does not say it is blind."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.routes = RoundRobin(fleet)
-
-    def choose(self, job: Job, now: float) -> int:
-        return self.routes.choose(job, now)
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "tie", "srpt:c=0.8", "hrrn"])
-def test_routing_one_by_one_is_the_same_as_dealing_all_out_ahead(policy: str) -> None:
-    rng = np.random.default_rng(3)
-    lengths = [(int(p), int(o)) for p, o in zip(rng.integers(1, 60, 200), rng.integers(1, 40, 200), strict=True)]
-    workload = requests(lengths, np.cumsum(rng.exponential(0.05, 200)).tolist())
-    small = fleet(UNEVEN, engines=3, seqs=3, blocks=60, caching=True)
-    ahead, singly = (simulate(workload, small, policy, router=router) for router in (RoundRobin, _OneByOne))
-    assert ahead.to_table().equals(singly.to_table())
 
 
 def test_oracle_orders_by_true_length_and_without_a_prediction_order_is_arrival() -> None:
@@ -89,19 +54,19 @@ def test_priority_goes_before_the_policy() -> None:
     assert simulate(workload, fleet(seqs=1), "sjf").admitted() == [1, 0]
 
 
-def test_a_limit_on_the_answer_does_not_cut_what_the_oracle_knows() -> None:
+def test_max_tokens_does_not_cut_the_true_length() -> None:
     workload = requests([(2, 9), (2, 5)]).replace(max_tokens=9)
     assert simulate(workload, fleet(seqs=1), "sjf").admitted() == [1, 0]
 
 
-def test_what_never_fits_is_counted_and_the_rest_is_served() -> None:
+def test_a_request_that_never_fits_is_refused_and_the_others_are_served() -> None:
     outcome = simulate(requests([(2, 2), (500, 2), (2, 2)]), fleet(blocks=4))
     assert outcome.summary.refused == 1
     assert np.isnan(outcome.finish).tolist() == [False, True, False]
     assert np.isnan(outcome.started[1])
 
 
-def test_a_fleet_in_which_nothing_fits_is_a_mistake() -> None:
+def test_a_fleet_in_which_no_request_fits_is_an_error() -> None:
     with pytest.raises(InputError, match="no request fits"):
         simulate(requests([(500, 2)]), fleet(blocks=4))
 
@@ -112,10 +77,10 @@ def test_an_unknown_predictor_is_named_with_its_neighbour() -> None:
 
 
 def test_progress_rises_to_one() -> None:
-    told: list[float] = []
-    simulate(requests([(2, 200)] * 5), fleet(seqs=1), on_progress=told.append)
-    assert told == sorted(told)
-    assert told[-1] == 1.0
+    shares: list[float] = []
+    simulate(requests([(2, 200)] * 5), fleet(seqs=1), on_progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
 
 
 def test_capacity_is_the_rate_while_the_backlog_lasts() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.simulator import Fleet, Outcome, simulate
-from lengthwise.simulator.fleet_events import parse_changes
+from lengthwise.simulator.fleet_events import parse_fleet_events
 from lengthwise.workloads import Workload
 from tests.simulator.builders import UNEVEN, engine
 
@@ -114,7 +114,7 @@ def test_without_jumps_even_what_is_sampled_is_the_same(case: Case) -> None:
 @settings(max_examples=60)
 @given(cases(), st.sampled_from(["least_load", "e2", "lengthwise"]), st.sampled_from([0.0, 0.004]))
 def test_behind_a_router_both_engines_report_the_same(case: Case, router: str, routing_s: float) -> None:
-    changes = parse_changes("down", "1@0.3") if routing_s else []
+    changes = parse_fleet_events("down", "1@0.3") if routing_s else []
     options: dict[str, Any] = {"router": router, "routing_s": routing_s, "changes": changes}
     compiled, readable = run(case, **options), run(case, accelerate=False, **options)
     assert compiled.engine.tolist() == readable.engine.tolist()

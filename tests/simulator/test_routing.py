@@ -1,18 +1,33 @@
+"""Routers in a simulation: the events they receive, the time they take, and the costs they record."""
+
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from lengthwise.errors import InputError
 from lengthwise.policies import Job
-from lengthwise.routers import ROUTERS, Admitted, Event, Finished
-from lengthwise.simulator import Fleet, RoundRobin, StepCost, simulate
-from lengthwise.simulator.routing import Routed, speed_of
+from lengthwise.routers import ROUTERS, Admitted, Decision, EngineId, Event, Finished, make_router
+from lengthwise.routers.base import RoundRobin
+from lengthwise.simulator import Fleet, StepCost, simulate
+from lengthwise.simulator.routing import (
+    charged_times_s,
+    read_costs,
+    routing_time_s,
+    routing_times,
+    speed_of,
+    unmeasured_note,
+)
 from lengthwise.workloads import Workload
 from lengthwise.workloads.generators import DiscreteLengths, react_workload
 from tests.simulator.builders import UNEVEN, engine, fleet, requests
+
+COMPARE_COSTS = ("least_outstanding", "least_load", "dynamo", "lengthwise")
+OUTSIDE_ROUTER = "tests.conformance.outside_router:Alternate"
 
 
 def shared_prefixes(n: int = 200, rate: float = 40.0) -> Workload:
@@ -24,44 +39,52 @@ def small(engines: int = 3) -> Fleet:
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_every_router_serves_everybody_and_always_in_the_same_way(name: str) -> None:
-    first, again = (simulate(shared_prefixes(), small(), router=name) for _ in range(2))
+def test_every_router_serves_all_requests_deterministically_and_explaining_changes_nothing(name: str) -> None:
+    first, again, explained = (
+        simulate(shared_prefixes(), small(), router=name, explain=explain) for explain in (False, False, True)
+    )
     assert not np.isnan(first.finish).any()
-    assert first.finish.tobytes() == again.finish.tobytes()
+    assert first.finish.tobytes() == again.finish.tobytes() == explained.finish.tobytes()
     assert set(first.engine.tolist()) == {0, 1, 2}
+    assert first.trace is None
+    assert (explained.trace is None) == (name == "round_robin"), "a static router compares nothing"
+    for costs, chosen in zip(explained.trace.costs if explained.trace else (), explained.engine.tolist(), strict=False):
+        assert costs is not None
+        if name in COMPARE_COSTS:
+            sums = {number: sum(terms.values()) for number, terms in costs.items()}
+            assert set(sums) == {0, 1, 2}
+            assert sums[chosen] == pytest.approx(min(sums.values()), rel=1e-9)
+        else:
+            assert list(costs) == [chosen]
 
 
-def test_round_robin_by_name_is_the_one_that_deals_all_out_ahead() -> None:
-    ahead, named = (simulate(shared_prefixes(), small(), router=router) for router in (RoundRobin, "round_robin"))
-    assert ahead.finish.tobytes() == named.finish.tobytes()
+class RecordingRouter:
+    """Round robin, called for each request, that records the events it has received at each choice."""
 
+    name, uses_predictions = "recording", False
 
-class _Listening(Routed):
-    """Round robin that is asked one by one, and writes down what it is told and when."""
-
-    told: ClassVar[list[tuple[float, Event]]] = []
-
-    def __init__(self, fleet: Fleet) -> None:
-        super().__init__("round_robin", fleet, shared_prefixes(1))
-        self.told.clear()
+    def __init__(self) -> None:
+        self._router = RoundRobin()
+        self.engine_up, self.engine_down = self._router.engine_up, self._router.engine_down
+        self.received: list[tuple[float, Event]] = []
         self._since: list[Event] = []
 
-    def choose(self, job: Job, now: float, among: Collection[int] | None = None) -> int:
-        self.told.extend((now, event) for event in self._since)
+    def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
+        self.received.extend((now, event) for event in self._since)
         self._since.clear()
-        return super().choose(job, now, among)
+        return self._router.choose(job, now, among)
 
     def observe(self, event: Event) -> None:
-        super().observe(event)
         self._since.append(event)
 
 
-def test_a_router_is_told_what_has_happened_and_nothing_before_it_has() -> None:
+def test_a_router_receives_events_after_they_happen_and_never_before() -> None:
     workload = requests([(10, 5)] * 60, np.linspace(0, 30, 60).tolist())
-    outcome = simulate(workload, fleet(UNEVEN, engines=3, seqs=2), router=_Listening)
-    assert all(event.now <= now for now, event in _Listening.told)
-    finished = {event.job: event for _, event in _Listening.told if isinstance(event, Finished)}
-    admitted = {event.job: event for _, event in _Listening.told if isinstance(event, Admitted)}
+    router = RecordingRouter()
+    outcome = simulate(workload, fleet(UNEVEN, engines=3, seqs=2), router=router)
+    assert all(event.now <= now for now, event in router.received)
+    finished = {event.job: event for _, event in router.received if isinstance(event, Finished)}
+    admitted = {event.job: event for _, event in router.received if isinstance(event, Admitted)}
     assert {int(job) for job in finished} == set(np.flatnonzero(outcome.finish <= outcome.arrival[-1]).tolist())
     for job, event in finished.items():
         assert event.now == outcome.finish[int(job)]
@@ -70,13 +93,42 @@ def test_a_router_is_told_what_has_happened_and_nothing_before_it_has() -> None:
         assert admitted[job].now == outcome.started[int(job)]
 
 
-def test_being_watched_changes_nothing() -> None:
-    blind, watched = (simulate(shared_prefixes(), small(), router=router) for router in (RoundRobin, _Listening))
-    assert _Listening.told
-    assert blind.finish.tobytes() == watched.finish.tobytes()
+@pytest.mark.parametrize("policy", ["fcfs", "srpt:c=0.8", "hrrn"])
+def test_routing_one_by_one_equals_assigning_all_requests_first(policy: str) -> None:
+    rng = np.random.default_rng(3)
+    lengths = [(int(p), int(o)) for p, o in zip(rng.integers(1, 60, 200), rng.integers(1, 40, 200), strict=True)]
+    workload = requests(lengths, np.cumsum(rng.exponential(0.05, 200)).tolist())
+    tight = fleet(UNEVEN, engines=3, seqs=3, blocks=60, caching=True)
+    first, singly = (simulate(workload, tight, policy, router=router) for router in ("round_robin", RecordingRouter()))
+    assert first.to_table().equals(singly.to_table())
 
 
-def test_speeds_are_read_off_a_cost_model() -> None:
+def test_a_router_of_another_package_works_by_its_path_and_is_charged_the_default_time() -> None:
+    outcome = simulate(shared_prefixes(40), small(2), router=OUTSIDE_ROUTER, explain=True)
+    assert outcome.engine.tolist() == [0, 1] * 20
+    assert charged_times_s([OUTSIDE_ROUTER], 8) == {OUTSIDE_ROUTER: routing_time_s(OUTSIDE_ROUTER, 8)}
+    assert "has no measured time" in (unmeasured_note(OUTSIDE_ROUTER, 8) or "")
+    assert unmeasured_note(OUTSIDE_ROUTER, 8, {OUTSIDE_ROUTER: 5.0}) is None
+    assert unmeasured_note("e2:window=5", 8) is None
+
+
+class Lost:
+    name, uses_predictions = "lost", False
+
+    def engine_up(self, engine: object) -> None: ...
+    def engine_down(self, engine: object) -> None: ...
+    def observe(self, event: Event) -> None: ...
+
+    def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
+        return Decision("nowhere")
+
+
+def test_a_router_that_chooses_an_unknown_engine_is_named() -> None:
+    with pytest.raises(InputError, match="lost: chose engine 'nowhere'"):
+        simulate(requests([(2, 2)]), fleet(engines=2), router=Lost())
+
+
+def test_speeds_come_from_the_cost_model() -> None:
     speed = speed_of(StepCost(0.002, 0.003, 1e-4, 1e-9, 1e-5, 1e-7))
     assert speed.prefill_pair_s == pytest.approx(1e-9)
     assert speed.prefill_token_s == pytest.approx(1e-4)
@@ -85,16 +137,60 @@ def test_speeds_are_read_off_a_cost_model() -> None:
     assert speed.step_s == pytest.approx(0.003 + 1e-5 + 1e-7)
 
 
-def test_a_router_that_knows_prefixes_finds_more_of_them_than_round_robin() -> None:
+def test_a_prefix_aware_router_has_more_cache_hits_than_round_robin() -> None:
     workload = shared_prefixes(400)
-    blind, ours = (simulate(workload, small(), router=router) for router in ("round_robin", "lengthwise"))
-    assert ours.cached_tokens.sum() > blind.cached_tokens.sum()
-    assert ours.summary.e2e_s.mean < blind.summary.e2e_s.mean
+    static, ours = (simulate(workload, small(), router=router) for router in ("round_robin", "lengthwise"))
+    assert ours.cached_tokens.sum() > static.cached_tokens.sum()
+    assert ours.summary.e2e_s.mean < static.summary.e2e_s.mean
 
 
-def test_engines_that_differ_get_what_they_can_do() -> None:
+def test_a_faster_engine_gets_more_requests() -> None:
     slow, fast = StepCost(0.1, 0.1, 1e-3, 0.0, 1e-3, 0.0), StepCost(0.01, 0.01, 1e-4, 0.0, 1e-4, 0.0)
     mixed = Fleet((engine(slow, seqs=4), engine(fast, seqs=4)))
     outcome = simulate(requests([(10, 20)] * 100, np.linspace(0, 8, 100).tolist()), mixed, router="lengthwise")
     counts = np.bincount(outcome.engine, minlength=2)
     assert counts[1] > 4 * counts[0]
+
+
+def test_costs_are_read_back_as_they_were_written() -> None:
+    outcome = simulate(shared_prefixes(), small(), router="lengthwise", explain=True)
+    assert outcome.trace is not None
+    columns = {name: column.to_pylist() for name, column in outcome.trace.columns().items()}
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    assert [read_costs(row) for row in rows] == list(outcome.trace.costs)
+
+
+def test_every_router_is_measured_with_the_same_numbers_of_engines() -> None:
+    measured = routing_times()
+    assert measured["command"].startswith("python -m benchmarks.routing")
+    assert set(measured["us"]) == set(ROUTERS)
+    assert len({tuple(times) for times in measured["us"].values()}) == 1
+    assert all(us > 0 for times in measured["us"].values() for us in times.values())
+
+
+@given(st.sampled_from(list(ROUTERS)), st.integers(2, 4096))
+def test_a_routing_time_is_interpolated_and_never_extrapolated(router: str, engines: int) -> None:
+    known = {int(count): 1e-6 * us for count, us in routing_times()["us"][router].items()}
+    seconds = routing_time_s(router, engines)
+    assert min(known.values()) - 1e-12 <= seconds <= max(known.values()) + 1e-12
+    for count, measured in known.items():
+        assert routing_time_s(router, count) == pytest.approx(measured)
+    if engines > max(known):
+        assert seconds == pytest.approx(known[max(known)])
+
+
+def test_given_times_take_precedence_over_measured_ones() -> None:
+    names = ["e2:window=5", "lengthwise"]
+    measured = {"e2": routing_time_s("e2", 8), "lengthwise": routing_time_s("lengthwise", 8)}
+    assert charged_times_s(names, 8) == measured
+    assert charged_times_s(names, 8, {"e2": 800}) == {**measured, "e2": pytest.approx(8e-4)}
+    assert charged_times_s(names, 8, 0) == {"e2": 0.0, "lengthwise": 0.0}
+    assert charged_times_s(names, 1) == {}, "one engine needs no router"
+    with pytest.raises(InputError, match="there is no router 'e3'"):
+        charged_times_s(names, 8, {"e3": 1.0})
+
+
+def test_explaining_needs_no_costs_from_a_router_without_any() -> None:
+    outcome = simulate(requests([(2, 2)] * 2), fleet(engines=2), router=make_router("random"), explain=True)
+    assert outcome.trace is not None
+    assert [list((costs or {}).values()) for costs in outcome.trace.costs] == [[{}], [{}]]

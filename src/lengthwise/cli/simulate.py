@@ -15,10 +15,10 @@ from lengthwise.reports.progress import late_bar
 from lengthwise.reports.simulation import facts, tables
 from lengthwise.reports.simulation_figures import html_report
 from lengthwise.simulator import Fleet, KvLink, Pools
-from lengthwise.simulator.fleet_events import Change, Kind, parse_changes
+from lengthwise.simulator.fleet_events import FleetEvent, FleetEventKind, parse_fleet_events
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.simulator.metrics import Slo
-from lengthwise.simulator.routing_times import charged
+from lengthwise.simulator.routing import charged_times_s, unmeasured_note
 from lengthwise.specs import split_specs
 from lengthwise.workloads.files import atomic_path
 from lengthwise.workloads.source import Source
@@ -158,6 +158,10 @@ def simulate(
         admission=admission,
     )
     routers = list(dict.fromkeys(split_specs(router)))
+    times_us = _microseconds(routing_time)
+    for each in routers:
+        if (unmeasured := unmeasured_note(each, len(engines), times_us)) is not None:
+            note(unmeasured)
     plan = Plan(
         engines,
         policies=list(dict.fromkeys(split_specs(policy))),
@@ -169,14 +173,14 @@ def simulate(
         prediction_delay_s=prediction_delay,
         decision_s=decision_time,
         routers=routers,
-        routing_s=charged(routers, len(engines), _microseconds(routing_time)),
-        changes=_changes(down=down, up=up, drain=drain),
+        routing_s=charged_times_s(routers, len(engines), times_us),
+        fleet_events=_fleet_events(down=down, up=up, drain=drain),
         explain=explain,
         pools=_pools(disaggregate, KvLink(kv_link, 1e-3 * kv_latency), decode_router),
         refresh=refresh,
     )
     if explain and out is None:
-        raise InputError("nowhere to keep the reasons", field="explain", hint="give a file with --out")
+        raise InputError("the routing trace needs a file", field="explain", hint="give a file with --out")
     _check_writable(out, ".parquet")
     _check_writable(report, ".html")
     draw = Source(source, llm, requests, cv).draws(
@@ -209,9 +213,10 @@ def _microseconds(text: str | None) -> dict[str, float] | float | None:
         raise InputError(f"'{text}'", field="routing-time", hint=hint) from error
 
 
-def _changes(**given: list[str] | None) -> list[Change]:
+def _fleet_events(**given: list[str] | None) -> list[FleetEvent]:
     """By kind, as --down, --up and --drain give them."""
-    return [change for kind in get_args(Kind) for text in given[kind] or () for change in parse_changes(kind, text)]
+    kinds = get_args(FleetEventKind)
+    return [event for kind in kinds for text in given[kind] or () for event in parse_fleet_events(kind, text)]
 
 
 def _pools(text: str | None, link: KvLink, decode_router: str | None) -> Pools | None:

@@ -1,20 +1,20 @@
-"""Routers by name, as the command line and configuration give them.
+"""Routers by spec: built-in names, entry points of the group `lengthwise.routers`, and dotted paths.
 
-least_outstanding    power_of_two:seed=1    dynamo:prefill=2,active=1
+least_outstanding    power_of_two:seed=1    dynamo:prefill=2,active=1    my_package.module:MyRouter
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, cast
+from inspect import Parameter as Argument
+from inspect import signature
+from typing import Any, Final
 
 from lengthwise.errors import InputError
+from lengthwise.routers.base import BaseRouter
 from lengthwise.routers.contract import Router
-
-if TYPE_CHECKING:
-    from lengthwise.routers.base import BaseRouter
+from lengthwise.specs import find, parse_spec
 
 ROUTERS: Final[Mapping[str, tuple[str, str]]] = {
     "random": ("base", "Random"),
@@ -28,35 +28,38 @@ ROUTERS: Final[Mapping[str, tuple[str, str]]] = {
     "e2_length": ("e2", "E2Length"),
     "lengthwise": ("lengthwise", "Lengthwise"),
 }
-"""Names, and where each is: module and class. Loaded when made, because some need the compiler."""
+"""Built-in names, with module and class. Imported when used, because all but the first two need Numba."""
 
 
-def make_router(name: str) -> Router:
-    """Return a fresh router of the kind that `name` spells: a name and its parameters."""
-    called, colon, text = (part.strip() for part in name.partition(":"))
-    if called not in ROUTERS:
-        near = get_close_matches(called, ROUTERS, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        raise InputError(f"there is no router '{called}'", hint=f"{meant}known are {', '.join(ROUTERS)}")
-    module, kind = ROUTERS[called]
-    made = cast("type[BaseRouter]", getattr(import_module(f"lengthwise.routers.{module}"), kind))
-    return made(**_parameters(made, text) if colon else {})
+def make_router(spec: str, *, imports: bool = True) -> Router:
+    """Return a fresh router. With `imports` False, dotted paths are refused."""
+    parsed = parse_spec(spec, "router")
+    if parsed.inner is not None:
+        raise InputError(f"router {parsed.base} wraps no other router", hint="write NAME or NAME:PARAMETER=NUMBER")
+    found = find(parsed, "router", ROUTERS, imports=imports)
+    if isinstance(found, tuple):
+        module, name = found
+        found = getattr(import_module(f"lengthwise.routers.{module}"), name)
+    arguments: dict[str, Any] = parsed.arguments(_parameters(found), "router")
+    if isinstance(found, type) and issubclass(found, BaseRouter):
+        for name, value in arguments.items():
+            if isinstance(value, str):
+                raise InputError(f"{name} of router {parsed.base} is '{value}'", hint="give a number")
+    router = found(**arguments) if callable(found) else found
+    if not isinstance(router, Router):
+        missing = [name for name in _METHODS if not hasattr(router, name)]
+        raise InputError(f"{parsed.base} is not a router", hint=f"it lacks {', '.join(missing)}")
+    return router
 
 
-def _parameters(kind: type[BaseRouter], text: str) -> dict[str, float]:
-    known = list(kind.parameters)
-    given: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if name not in known or not equals:
-            takes = (
-                f"it takes {', '.join(known)}, as in {kind.base_name}:{known[0]}=NUMBER" if known else "it takes none"
-            )
-            raise InputError(f"router {kind.base_name} has no parameter '{part.strip()}'", hint=takes)
-        if name in given:
-            raise InputError(f"parameter '{name}' of router {kind.base_name} is given twice", hint="give it once")
-        try:
-            given[name] = float(value)
-        except ValueError as error:
-            raise InputError(f"{name} of router {kind.base_name} is '{value}'", hint="give a number") from error
-    return given
+_METHODS: Final = ("name", "uses_predictions", "engine_up", "engine_down", "choose", "observe")
+
+
+def _parameters(made: Any) -> list[str]:  # noqa: ANN401
+    """Return the names that a spec may set: those a BaseRouter declares, else the arguments of the class."""
+    if isinstance(made, type) and issubclass(made, BaseRouter):
+        return list(made.parameters)
+    if not callable(made):
+        return []
+    kinds = (Argument.POSITIONAL_OR_KEYWORD, Argument.KEYWORD_ONLY)
+    return [name for name, argument in signature(made).parameters.items() if argument.kind in kinds]

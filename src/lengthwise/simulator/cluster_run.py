@@ -1,4 +1,4 @@
-"""Requests routed one by one, with every engine where it is at that moment; engines may fail, join and drain."""
+"""Requests routed one by one, with every engine advanced to that moment; engines may fail, join and drain."""
 
 from __future__ import annotations
 
@@ -10,153 +10,151 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.simulator.fleet_events import Change, joining
+from lengthwise.errors import InputError
+from lengthwise.simulator.fleet_events import FleetEvent, initially_absent
 from lengthwise.simulator.outcome import EngineOutcome
-from lengthwise.simulator.routing import Routed, WatchingRouter, tell
+from lengthwise.simulator.routing import FleetRouter
 
 if TYPE_CHECKING:
-    from lengthwise.simulator.cluster import Router
     from lengthwise.simulator.engine import SimulatedEngine
     from lengthwise.simulator.traffic import Traffic
 
-_UNDONE = ("started", "first_token", "finish")
-_FORGOTTEN = ("generated", "max_computed", "cached", "initial_cached", "granted_tokens", "retained", "round")
+_TIMES = ("started", "first_token", "finish")  # fields of a request that are unknown again after its engine failed
+_PROGRESS = (
+    "generated",
+    "max_computed",
+    "cached",
+    "initial_cached",
+    "granted_tokens",
+    "retained",
+    "round",
+)  # and those that are 0 again
 
 
-def decided_at(arrival: NDArray[np.float64], routing_s: float) -> NDArray[np.float64]:
-    """When a router that takes so long for each has decided, one after the other in order of arrival."""
+def decision_times(arrival: NDArray[np.float64], routing_s: float) -> NDArray[np.float64]:
+    """Return when a router that takes `routing_s` per request has decided each, one after the other."""
     ends = arrival.copy()
     for row in range(len(ends)):
         ends[row] = max(ends[row], ends[row - 1] if row else 0.0) + routing_s
     return ends
 
 
-class Turns:
-    """One run. `engine` makes the engine of a place in the fleet, with nobody in it.
+class ClusterRun:
+    """One run. `make_engine` returns an empty engine for an index of the fleet.
 
-    The router is one server: it decides for one after the other, which takes `routing_s` each, by what it knew when it
-    began, and the request reaches its engine when that is over.
+    The router is a single server: it decides for one request after the other, which takes `routing_s` each, by what it
+    knows at the start of the decision. The request reaches its engine at the end of it.
     """
 
     def __init__(
         self,
-        routes: Router,
-        places: int,
-        engine: Callable[[int], SimulatedEngine],
+        router: FleetRouter,
+        size: int,
+        make_engine: Callable[[int], SimulatedEngine],
         traffic: Traffic,
         *,
-        changes: Sequence[Change] = (),
+        events: Sequence[FleetEvent] = (),
         routing_s: float = 0.0,
     ) -> None:
-        self._routes, self._make, self._traffic, self._routing_s = routes, engine, traffic, routing_s
-        self._watching = routes if isinstance(routes, WatchingRouter) else None
-        self._changes = deque(changes)
-        absent = joining(changes)
+        self._router, self._make_engine, self._traffic, self._routing_s = router, make_engine, traffic, routing_s
+        self._events = deque(events)
+        absent = initially_absent(events)
         self._engines: list[SimulatedEngine | None] = [
-            None if number in absent else engine(number) for number in range(places)
+            None if number in absent else make_engine(number) for number in range(size)
         ]
         for number in absent:
-            self._routed.down(number)
+            router.down(number)
         self._draining: set[int] = set()
-        self._past: list[list[EngineOutcome]] = [[] for _ in range(places)]
-        self._anew: deque[tuple[float, int]] = deque()  # who lost its engine, and when
-        self._free_at = 0.0  # the router
+        self._past: list[list[EngineOutcome]] = [[] for _ in range(size)]
+        self._resubmitted: deque[tuple[float, int]] = deque()  # when their engine failed, and the request
+        self._router_free_at = 0.0
         n = len(traffic.requests)
         self.chosen = np.full(n, -1, np.int64)
         self.resubmissions = np.zeros(n, np.int64)
 
     @property
     def settled(self) -> int:
-        """Requests that are over, by and large: what engines that are gone had settled is not looked up."""
-        return sum(one.settled for one in self._engines if one is not None)
+        """Requests that are finished or refused, without those of engines that failed."""
+        return sum(engine.settled for engine in self._engines if engine is not None)
 
     def serve(self, report: Callable[[int], None], every: int | None) -> list[EngineOutcome]:
-        """Serve everybody to the last; `report` is told now and then how many are settled."""
+        """Serve all requests; call `report` with the number settled after each `every` decisions."""
         arrivals: list[float] = self._traffic.requests["arrival"].tolist()
         row = routed = 0
         while True:
-            came = arrivals[row] if row < len(arrivals) else np.inf
-            if not self._anew and came == np.inf and not self._changes:
+            arrival = arrivals[row] if row < len(arrivals) else np.inf
+            if not self._resubmitted and arrival == np.inf and not self._events:
                 break
-            if self._changes and self._changes[0].at_s <= min(came, self._anew[0][0] if self._anew else np.inf):
-                self._change()
-            elif self._anew and self._anew[0][0] <= came:
-                self._route(*self._anew.popleft())
+            resubmitted = self._resubmitted[0][0] if self._resubmitted else np.inf
+            if self._events and self._events[0].at_s <= min(arrival, resubmitted):
+                self._apply_event()
+            elif self._resubmitted and resubmitted <= arrival:
+                self._route(*self._resubmitted.popleft())
             else:
-                self._route(came, row)
+                self._route(arrival, row)
                 row += 1
             routed += 1
             if every and routed % every == 0:
                 report(self.settled)
-        for one in self._engines:
-            if one is not None:
-                one.advance()
+        for engine in self._engines:
+            if engine is not None:
+                engine.advance()
                 report(self.settled)
-        for number, one in enumerate(self._engines):
-            if one is not None:
-                self._past[number].append(one.outcome())
+        for number, engine in enumerate(self._engines):
+            if engine is not None:
+                self._past[number].append(engine.outcome())
         return [
-            reduce(EngineOutcome.then, past) if past else self._make(number).outcome()
+            reduce(EngineOutcome.then, past) if past else self._make_engine(number).outcome()
             for number, past in enumerate(self._past)
         ]
 
-    @property
-    def _routed(self) -> Routed:
-        assert isinstance(self._routes, Routed)  # noqa: S101  # `simulate` has seen to it
-        return self._routes
-
-    def _route(self, came: float, row: int) -> None:
-        """Let the router decide for one, when it is free and there is an engine."""
-        now = max(came, self._free_at)
-        while self._changes and (self._changes[0].at_s <= now or not self._open()):
-            now = max(now, self._changes[0].at_s)
-            self._change()
-        if self._watching is not None:
-            self._tell_all(self._watching, now)
-        job = self._traffic.job(row)
-        number = self._routed.choose(job, now, self._open()) if self._draining else self._routes.choose(job, now)
-        self._free_at = now + self._routing_s
-        self._traffic.requests["arrival"][row] = self._free_at
+    def _route(self, arrival: float, row: int) -> None:
+        """Route one request as soon as the router is free and an engine accepts requests."""
+        now = max(arrival, self._router_free_at)
+        while self._events and (self._events[0].at_s <= now or not self._accepting()):
+            now = max(now, self._events[0].at_s)
+            self._apply_event()
+        for number, engine in enumerate(self._engines):
+            if engine is not None and not engine.idle:
+                self._router.report(number, engine, self._traffic, now)
+        number = self._router.choose(self._traffic.job(row), now, self._accepting() if self._draining else None)
+        self._router_free_at = now + self._routing_s
+        self._traffic.requests["arrival"][row] = self._router_free_at
         self.chosen[row] = number
-        engine = self._engines[number]
-        assert engine is not None  # noqa: S101  # the router knows who is up
-        engine.advance(now)
-        engine.submit(np.array([row]))
+        chosen = self._engines[number]
+        if chosen is None:
+            raise InputError(f"chose engine {number}, which is not up", source=self._router.router.name)
+        chosen.advance(now)
+        chosen.submit(np.array([row]))
 
-    def _open(self) -> list[int]:
-        """Engines that take requests."""
-        return [n for n, one in enumerate(self._engines) if one is not None and n not in self._draining]
+    def _accepting(self) -> list[int]:
+        return [n for n, engine in enumerate(self._engines) if engine is not None and n not in self._draining]
 
-    def _tell_all(self, routes: WatchingRouter, now: float) -> None:
-        for number, one in enumerate(self._engines):
-            if one is not None and not one.idle:
-                tell(routes, number, one, self._traffic, now)
-
-    def _change(self) -> None:
-        change = self._changes.popleft()
-        number, engine = change.engine, self._engines[change.engine]
-        if change.kind == "drain":
+    def _apply_event(self) -> None:
+        event = self._events.popleft()
+        number, engine = event.engine, self._engines[event.engine]
+        if event.kind == "drain":
             self._draining.add(number)
             return
         self._draining.discard(number)
-        if change.kind == "up" and engine is None:
-            self._engines[number] = self._make(number)
-            self._routed.up(number)
-        elif change.kind == "down" and engine is not None:
-            tell(self._routed, number, engine, self._traffic, change.at_s)
-            self._lose(engine, change.at_s)
+        if event.kind == "up" and engine is None:
+            self._engines[number] = self._make_engine(number)
+            self._router.up(number)
+        elif event.kind == "down" and engine is not None:
+            self._router.report(number, engine, self._traffic, event.at_s)
+            self._resubmit_unfinished(engine, event.at_s)
             self._past[number].append(engine.outcome())
             self._engines[number] = None
-            self._routed.down(number)
+            self._router.down(number)
 
-    def _lose(self, engine: SimulatedEngine, now: float) -> None:
-        """All who were there and have not finished begin anew, with what they had computed lost."""
+    def _resubmit_unfinished(self, engine: SimulatedEngine, now: float) -> None:
+        """Reset the unfinished requests of a failed engine and queue them for routing."""
         requests = self._traffic.requests
         rows = np.sort(engine.unfinished(now))
-        for name in _UNDONE:
+        for name in _TIMES:
             requests[name][rows] = np.nan
-        for name in _FORGOTTEN:
+        for name in _PROGRESS:
             requests[name][rows] = 0
         requests["heap_index"][rows] = -1
         self.resubmissions[rows] += 1
-        self._anew.extend((now, row) for row in rows.tolist())
+        self._resubmitted.extend((now, row) for row in rows.tolist())

@@ -18,14 +18,15 @@ from lengthwise.predictors.resolve import parse_predictor_spec
 from lengthwise.routers import make_router
 from lengthwise.simulator.capacity import Capacity, measure_capacity
 from lengthwise.simulator.cluster import check_seconds
+from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet
-from lengthwise.simulator.fleet_events import Change, in_order
+from lengthwise.simulator.fleet_events import FleetEvent, sorted_events
 from lengthwise.simulator.grid_result import BASELINE, USUAL_ROUTER, Cell, Grid, Level
 from lengthwise.simulator.metrics import Slo
 from lengthwise.simulator.outcome import Outcome
-from lengthwise.simulator.pools import Pools
 from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.simulator.tasks import Report, run_cell
+from lengthwise.specs import parse_spec
 from lengthwise.workloads import Workload
 
 Draw = Callable[[int], Workload]
@@ -51,7 +52,7 @@ class Plan:
     routers: Sequence[str] = (USUAL_ROUTER,)
     routing_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds per request that a router needs, by its name without parameters; 0 for routers that are missing here."""
-    changes: Sequence[Change] = ()
+    fleet_events: Sequence[FleetEvent] = ()
     explain: bool = False
     pools: Pools | None = None
     """Separate engines for prefill and decode; None: every engine does both."""
@@ -67,7 +68,7 @@ class Plan:
                     raise InputError(f"a {name} of {value:g}{unit}", field=name, hint="give a number above 0")
         check_seconds(prediction_delay_s=self.prediction_delay_s, decision_s=self.decision_s)
         check_seconds(**{f"routing_s of {name}": seconds for name, seconds in self.routing_s.items()})
-        in_order(self.changes, len(self.fleet))
+        sorted_events(self.fleet_events, len(self.fleet))
         if not self.seeds:
             raise InputError("no seeds", field="seeds", hint="give at least 1")
         for policy in self.policies:
@@ -91,7 +92,7 @@ class Plan:
         if self.pools.decode_router is not None:
             make_router(self.pools.decode_router)
         for name, value in (
-            ("down", self.changes),
+            ("down", self.fleet_events),
             ("explain", self.explain),
             ("prediction-delay", self.prediction_delay_s),
         ):
@@ -181,8 +182,8 @@ def _run(
         predictions,
         prediction_delay_s=plan.prediction_delay_s,
         decision_s=plan.decision_s,
-        routing_s=plan.routing_s.get(router.partition(":")[0], 0.0),
-        changes=plan.changes,
+        routing_s=plan.routing_s.get(parse_spec(router).base, 0.0),
+        fleet_events=plan.fleet_events,
         explain=plan.explain,
         pools=plan.pools,
         refreshed=refreshed,

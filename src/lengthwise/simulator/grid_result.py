@@ -13,13 +13,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lengthwise.simulator.capacity import Capacity
+from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.metrics import Slo, Summary, time_per_output_token
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.paired import Ratio, over_requests, over_seeds
-from lengthwise.simulator.pools import Pools
 from lengthwise.simulator.predictions import RequestPredictions
-from lengthwise.simulator.routing_trace import Reasons
+from lengthwise.simulator.routing import RoutingTrace
 
 if TYPE_CHECKING:
     from lengthwise.workloads import Workload
@@ -167,8 +167,8 @@ class Grid:
         return (before - cell.latency(measure, "mean")) / gain if gain > _WORTH * before else math.nan
 
     def to_table(self) -> pa.Table:
-        """One row per request of every run; with the reasons of choices, if any run has kept them."""
-        explained = any(outcome.reasons is not None for cell in self.cells for outcome in cell.outcomes)
+        """Return one row per request of every run, with the routing trace if any run has one."""
+        explained = any(outcome.trace is not None for cell in self.cells for outcome in cell.outcomes)
         return pa.concat_tables(
             _marked(_explained(outcome) if explained else outcome.to_table(), cell, seed)
             for cell in self.cells
@@ -197,8 +197,8 @@ def _met(outcome: Outcome, slo: Slo) -> NDArray[np.bool_]:
 
 
 def _explained(outcome: Outcome) -> pa.Table:
-    table, reasons = outcome.to_table(), outcome.reasons or Reasons.of({}, len(outcome))
-    for name, column in reasons.columns().items():
+    table, trace = outcome.to_table(), outcome.trace or RoutingTrace.of({}, len(outcome))
+    for name, column in trace.columns().items():
         table = table.append_column(name, column)
     return table
 

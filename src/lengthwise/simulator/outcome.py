@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lengthwise.simulator.kernel.records import Records
 from lengthwise.simulator.metrics import Summary, summarise
-from lengthwise.simulator.routing_trace import Reasons
+from lengthwise.simulator.routing import RoutingTrace
 
 if TYPE_CHECKING:
     from lengthwise.workloads import Workload
@@ -116,7 +116,7 @@ class Outcome:
     """How often it was sent anew because its engine had failed; all else is of the last time."""
     engine: NDArray[np.int64]
     engines: tuple[EngineOutcome, ...]
-    reasons: Reasons | None = None
+    trace: RoutingTrace | None = None
     """What each choice of an engine was made from, where that was asked for."""
     handover: Handover | None = None
     """Where prefill and decode were apart; `engine` is then the one that computed the prompt."""

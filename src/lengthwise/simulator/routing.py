@@ -1,16 +1,28 @@
-"""Routers at work in a simulation: told what each engine has done by the moment they choose, and nothing later."""
+"""Routers in a simulation: what they know about engines, the time they take, and the costs they compared.
+
+The time of a router is what `python -m benchmarks.routing --write` measured on ReAct traffic and wrote to
+`routing_times.json`, beside this file: microseconds of CPU time by router and number of engines, for the choice and all
+events of a request. It is never the clock of the machine that simulates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, Self
 
+import numpy as np
+
+from lengthwise.errors import InputError
 from lengthwise.routers import (
+    ROUTERS,
     Admitted,
     Costs,
-    Decision,
     EngineInfo,
-    Event,
     ExplainingRouter,
     Finished,
     Router,
@@ -20,34 +32,29 @@ from lengthwise.routers import (
 from lengthwise.simulator.costs import CostModel
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.spec import EngineSpec
+from lengthwise.specs import parse_spec, unknown_name
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from lengthwise.policies import Job
     from lengthwise.simulator.engine import SimulatedEngine
     from lengthwise.simulator.traffic import Traffic
     from lengthwise.workloads import Workload
 
-_BLOCK_TOKENS = 64  # where a workload has no blocks, nobody asks
-_PROMPT, _FAR, _BATCH, _CONTEXT = 1024, 32_768, 64, 1024  # where a cost model is measured
+ROUTING_TIMES_FILE: Final = Path(__file__).with_name("routing_times.json")
+TRACE_COLUMNS: Final = ("candidates", "terms", "costs")
+
+_BLOCK_TOKENS: Final = 64  # for a workload without blocks, where it has no effect
+_PROMPT, _FAR, _BATCH, _CONTEXT = 1024, 32_768, 64, 1024  # tokens and sequences at which a cost model is sampled
 
 
-@runtime_checkable
-class WatchingRouter(Protocol):
-    """Chooses an engine and is told what engines do."""
-
-    def choose(self, job: Job, now: float) -> int:
-        """Return the engine for this job."""
-
-    def observe(self, event: Event) -> None:
-        """Learn what has happened."""
-
-
-class Routed:
-    """One of `lengthwise.routers` for a fleet whose engines it knows by their places in it."""
+class FleetRouter:
+    """A router for the engines of a fleet, whose ids are their indices in it."""
 
     def __init__(self, router: Router | str, fleet: Fleet, workload: Workload, *, explain: bool = False) -> None:
-        """With `explain`, what every choice was made from is kept in `reasons`, by job."""
-        self.reasons: dict[str, Costs] | None = {} if explain else None
+        """With `explain`, the costs of every choice are recorded in `costs`, by job id."""
+        self.costs: dict[str, Costs] | None = {} if explain else None
         self.router = make_router(router) if isinstance(router, str) else router
         block_tokens = workload.block_size or _BLOCK_TOKENS
         self._infos = [engine_info(number, spec, block_tokens) for number, spec in enumerate(fleet.engines)]
@@ -55,33 +62,41 @@ class Routed:
             self.up(number)
 
     def up(self, engine: int) -> None:
-        """Let the router know of an engine."""
+        """Add an engine."""
         self.router.engine_up(self._infos[engine])
 
     def down(self, engine: int) -> None:
-        """Let the router forget an engine."""
+        """Remove an engine."""
         self.router.engine_down(engine)
 
     def choose(self, job: Job, now: float, among: Collection[int] | None = None) -> int:
-        """Ask the router."""
-        return int(self.decide(job, now, among).engine)
-
-    def decide(self, job: Job, now: float, among: Collection[int] | None = None) -> Decision:
-        """The engine, and why."""
-        if self.reasons is None:
-            return self.router.choose(job, now, among)
-        costs = self.router.weigh(job, now, among) if isinstance(self.router, ExplainingRouter) else {}
+        """Return the index of the chosen engine."""
+        costs: Costs = {}
+        if self.costs is not None and isinstance(self.router, ExplainingRouter):
+            costs = self.router.weigh(job, now, among)
         decision = self.router.choose(job, now, among)
-        self.reasons[job.id] = costs or {decision.engine: decision.terms}
-        return decision
+        if self.costs is not None:
+            self.costs[job.id] = costs or {decision.engine: decision.terms}
+        if not isinstance(decision.engine, int) or not 0 <= decision.engine < len(self._infos):
+            raise InputError(f"chose engine {decision.engine!r}, which is not in the fleet", source=self.router.name)
+        return decision.engine
 
-    def observe(self, event: Event) -> None:
-        """Tell the router."""
-        self.router.observe(event)
+    def report(self, number: int, engine: SimulatedEngine, traffic: Traffic, now: float) -> None:
+        """Advance an engine to `now` and report the requests admitted and finished since the last report."""
+        engine.advance(now)
+        requests = traffic.requests
+        for row, finished in engine.happened(now):
+            request = requests[row]
+            if finished:
+                when = float(request["finish"])
+                ttft_s = float(request["first_token"] - request["arrival"])
+                self.router.observe(Finished(str(row), number, when, int(request["generated"]), ttft_s))
+            else:
+                self.router.observe(Admitted(str(row), number, float(request["started"])))
 
 
 def engine_info(number: int, spec: EngineSpec, block_tokens: int) -> EngineInfo:
-    """What a router may know of an engine before it serves anybody."""
+    """Return what a router knows about an engine when it comes up."""
     return EngineInfo(
         number,
         speed_of(spec.cost),
@@ -93,7 +108,7 @@ def engine_info(number: int, spec: EngineSpec, block_tokens: int) -> EngineInfo:
 
 
 def speed_of(cost: CostModel) -> Speed:
-    """A cost model as the five numbers that routers reckon with: slopes between a small and a large batch."""
+    """Return the five numbers of a router's speed model: slopes of the cost model between small and large batches."""
     alone, many = cost.step_s(contexts=[1]), cost.step_s(contexts=[1] * _BATCH)
     far = cost.step_s(contexts=[_CONTEXT] * _BATCH)
     near_s, far_s = (cost.step_s(chunks=[(begin, begin + _PROMPT)]) for begin in (0, _FAR))
@@ -108,15 +123,95 @@ def speed_of(cost: CostModel) -> Speed:
     )
 
 
-def tell(routes: WatchingRouter, number: int, engine: SimulatedEngine, traffic: Traffic, now: float) -> None:
-    """Let an engine go on to this moment, and tell who has been admitted and who has finished by then."""
-    engine.advance(now)
-    requests = traffic.requests
-    for row, finished in engine.happened(now):
-        request = requests[row]
-        if finished:
-            when = float(request["finish"])
-            ttft_s = float(request["first_token"] - request["arrival"])
-            routes.observe(Finished(str(row), number, when, int(request["generated"]), ttft_s))
-        else:
-            routes.observe(Admitted(str(row), number, float(request["started"])))
+@cache
+def routing_times() -> dict[str, Any]:
+    """Return the measurement: `command`, `processor`, `traffic`, and `us` by router and number of engines."""
+    found: dict[str, Any] = json.loads(ROUTING_TIMES_FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def routing_time_s(router: str, engines: int) -> float:
+    """Return the seconds that a router takes for a request, measured or, for an unmeasured router, by default.
+
+    Between measured numbers of engines: linear in their logarithms; beyond: the nearest. The default is the median of
+    the measured routers.
+    """
+    measured = routing_times()["us"]
+    base = parse_spec(router, "router").base
+    if base not in measured:
+        return median(routing_time_s(name, engines) for name in measured)
+    counts = np.log([float(count) for count in measured[base]])
+    return 1e-6 * float(np.interp(np.log(engines), counts, list(measured[base].values())))
+
+
+def charged_times_s(
+    routers: Iterable[str], engines: int, given_us: Mapping[str, float] | float | None = None
+) -> dict[str, float]:
+    """Return the seconds charged per request, by router without parameters.
+
+    `given_us`, microseconds for all routers or by name, takes precedence over the measurement. With one engine nothing
+    is charged unless given.
+    """
+    bases = [parse_spec(router, "router").base for router in routers]
+    if isinstance(given_us, (int, float)):
+        return dict.fromkeys(bases, 1e-6 * given_us)
+    for name in given_us or ():
+        if name not in ROUTERS and name not in bases:
+            error = unknown_name(name, "router", [*dict.fromkeys((*bases, *ROUTERS))])
+            raise InputError(error.problem, field="routing-time", hint=error.hint)
+    times = {base: routing_time_s(base, engines) for base in bases} if engines > 1 else {}
+    return times | {name: 1e-6 * us for name, us in (given_us or {}).items()}
+
+
+def unmeasured_note(router: str, engines: int, given_us: Mapping[str, float] | float | None = None) -> str | None:
+    """Return a sentence for the output if a router is charged the default time; None if it was measured or given."""
+    base = parse_spec(router, "router").base
+    given = isinstance(given_us, (int, float)) or base in (given_us or {})
+    if given or engines <= 1 or base in routing_times()["us"]:
+        return None
+    us = 1e6 * routing_time_s(base, engines)
+    return f"router {base} has no measured time: {us:.0f} us per request assumed; set it with --routing-time {base}=US"
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingTrace:
+    """The costs that a router compared for each request; None where nothing is known.
+
+    Stored as three columns: `candidates`, engines; `terms`, names separated by commas; `costs`, the terms of the first
+    engine, then of the next. A router that does not compare engines records only the chosen one.
+    """
+
+    costs: Sequence[Costs | None]
+
+    @classmethod
+    def of(cls, costs: Mapping[str, Costs], requests: int) -> Self:
+        """Make a trace from costs by job id, which is the number of the request."""
+        return cls([costs.get(str(row)) for row in range(requests)])
+
+    def columns(self) -> dict[str, pa.Array]:
+        """Return the columns as they are written."""
+        import pyarrow as pa
+
+        engines = [None if costs is None else list(costs) for costs in self.costs]
+        names = [None if costs is None else ",".join(next(iter(costs.values()))) for costs in self.costs]
+        values = [
+            None if costs is None else [value for terms in costs.values() for value in terms.values()]
+            for costs in self.costs
+        ]
+        return {
+            "candidates": pa.array(engines, pa.list_(pa.int32())),
+            "terms": pa.array(names, pa.string()).dictionary_encode(),
+            "costs": pa.array(values, pa.list_(pa.float64())),
+        }
+
+
+def read_costs(row: Mapping[str, Any]) -> dict[int, dict[str, float]] | None:
+    """Return the costs compared for one request, from its row of a written run; None where nothing is known."""
+    if row["candidates"] is None:
+        return None
+    names = row["terms"].split(",") if row["terms"] else []
+    costs = np.reshape(row["costs"], (len(row["candidates"]), len(names)))
+    return {
+        int(engine): dict(zip(names, terms, strict=True))
+        for engine, terms in zip(row["candidates"], costs.tolist(), strict=True)
+    }

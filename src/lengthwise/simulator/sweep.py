@@ -12,10 +12,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from lengthwise.errors import InputError
 from lengthwise.simulator.fleet import Fleet
-from lengthwise.simulator.fleet_events import parse_changes
+from lengthwise.simulator.fleet_events import parse_fleet_events
 from lengthwise.simulator.grid import Plan
-from lengthwise.simulator.routing_times import charged
+from lengthwise.simulator.routing import charged_times_s
 from lengthwise.simulator.tasks import CapacityTask, CellTask, Report, ResultCache, Setting, TaskRunner, Workers
+from lengthwise.specs import parse_spec
 from lengthwise.workloads.source import Source
 
 __all__ = ["SweepConfig", "SweepResult", "read_sweep", "run_sweep"]
@@ -79,11 +80,11 @@ class SweepConfig(BaseModel):
         return Source(name, self.llm, self.requests, self.cv)
 
     def _plan(self, fleet: str) -> Plan:
-        changes = [
-            change
+        events = [
+            event
             for kind, texts in (("down", self.down), ("up", self.up), ("drain", self.drain))
             for text in texts
-            for change in parse_changes(kind, text)  # type: ignore[arg-type]
+            for event in parse_fleet_events(kind, text)  # type: ignore[arg-type]
         ]
         engines = Fleet.parse(fleet).limited_to(**self.limits.model_dump())
         return Plan(
@@ -96,8 +97,8 @@ class SweepConfig(BaseModel):
             prediction_delay_s=self.prediction_delay,
             decision_s=self.decision_time,
             routers=self.router,
-            routing_s=charged(self.router, len(engines), self.routing_time),
-            changes=changes,
+            routing_s=charged_times_s(self.router, len(engines), self.routing_time),
+            fleet_events=events,
         )
 
 
@@ -182,7 +183,7 @@ def _cells(
             plan.predictors[0] if predictor is None else predictor,
             plan.prediction_delay_s,
             plan.decision_s,
-            plan.routing_s.get(router.partition(":")[0], 0.0),
-            tuple(plan.changes),
+            plan.routing_s.get(parse_spec(router).base, 0.0),
+            tuple(plan.fleet_events),
         )
         yield labels, task

@@ -24,11 +24,10 @@ from lengthwise.errors import InputError
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
 from lengthwise.simulator.capacity import measure_capacity
 from lengthwise.simulator.cluster import simulate
-from lengthwise.simulator.disaggregated import simulate_disaggregated
+from lengthwise.simulator.disaggregated import Pools, simulate_disaggregated
 from lengthwise.simulator.fleet import Fleet
-from lengthwise.simulator.fleet_events import Change
+from lengthwise.simulator.fleet_events import FleetEvent
 from lengthwise.simulator.outcome import Outcome
-from lengthwise.simulator.pools import Pools
 from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.workloads import Workload
 from lengthwise.workloads.files import atomic_path
@@ -123,7 +122,7 @@ class CellTask:
     prediction_delay_s: float = 0.0
     decision_s: float = 0.0
     routing_s: float = 0.0
-    changes: tuple[Change, ...] = ()
+    fleet_events: tuple[FleetEvent, ...] = ()
     pools: Pools | None = None
     refresh: str | None = None
 
@@ -139,7 +138,7 @@ class CellTask:
             router=self.router,
             predictors=[_predictor_key(name) for name in (self.predictor, self.refresh) if name is not None],
             times=(self.prediction_delay_s, self.decision_s, self.routing_s),
-            changes=self.changes,
+            fleet_events=self.fleet_events,
             pools=self.pools,
         )
 
@@ -155,7 +154,7 @@ class CellTask:
             prediction_delay_s=self.prediction_delay_s,
             decision_s=self.decision_s,
             routing_s=self.routing_s,
-            changes=self.changes,
+            fleet_events=self.fleet_events,
             pools=self.pools,
             refreshed=refreshed,
         )
@@ -176,7 +175,7 @@ def run_cell(
     prediction_delay_s: float = 0.0,
     decision_s: float = 0.0,
     routing_s: float = 0.0,
-    changes: Sequence[Change] = (),
+    fleet_events: Sequence[FleetEvent] = (),
     explain: bool = False,
     pools: Pools | None = None,
     refreshed: RequestPredictions | None = None,
@@ -205,7 +204,7 @@ def run_cell(
         prediction_delay_s=prediction_delay_s,
         decision_s=decision_s,
         routing_s=routing_s,
-        changes=changes,
+        fleet_events=fleet_events,
         explain=explain,
         on_progress=on_progress,
     )
