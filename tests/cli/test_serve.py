@@ -92,6 +92,7 @@ def test_a_taken_port_is_told_before_anything_starts() -> None:
         (["--predictor", "missing.lw"], "missing.lw: is not a file"),
         (["--engine", "nonsense"], "'nonsense' is not the URL of an engine"),
         (["--host", "no.such.host.invalid"], "there is no address 'no.such.host.invalid'"),
+        (["--admission-quantile", "1.5"], "--admission-quantile: '1.5' is not valid"),
         (["--in-flight", "0"], "--in-flight: '0' is not valid"),
     ],
 )

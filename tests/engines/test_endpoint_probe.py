@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from lengthwise.engines.endpoint_probe import ProbePlan, probe
-from lengthwise.engines.engine_metrics import told_facts
+from lengthwise.engines.engine_metrics import fetch_engine_facts
 from lengthwise.engines.fit import fit_cost
 from lengthwise.errors import InputError
 from tests.gateway.engine import free_port, served
@@ -118,12 +118,12 @@ def test_a_plan_that_shows_nothing_is_refused(wrong: dict[str, Any]) -> None:
 
 def test_limits_are_what_the_endpoint_tells_unless_they_are_given() -> None:
     with served(Endpoint().app()) as url:
-        told = asyncio.run(told_facts(url))
-        given = asyncio.run(told_facts(url, kv_tokens=999, max_num_seqs=4, max_num_batched_tokens=512))
+        told = asyncio.run(fetch_engine_facts(url))
+        given = asyncio.run(fetch_engine_facts(url, kv_tokens=999, max_num_seqs=4, max_num_batched_tokens=512))
     assert (told.kv_tokens, told.block_size, told.max_model_len, told.model) == (363 * 128, 128, 512, "tiny")
     assert (given.kv_tokens, given.max_num_seqs, given.max_num_batched_tokens) == (999, 4, 512)
 
 
 def test_an_endpoint_that_does_not_tell_its_memory_is_asked_for_it() -> None:
     with served(Endpoint(metrics="").app()) as url, pytest.raises(InputError, match="--kv-tokens"):
-        asyncio.run(told_facts(url))
+        asyncio.run(fetch_engine_facts(url))

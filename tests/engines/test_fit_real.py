@@ -11,7 +11,7 @@ import pytest
 
 from lengthwise.engines.embedded import EmbeddedEngine
 from lengthwise.engines.endpoint_probe import ProbePlan, probe
-from lengthwise.engines.engine_metrics import told_facts
+from lengthwise.engines.engine_metrics import fetch_engine_facts
 from lengthwise.engines.fit import StepTimes, engine_spec, fit_cost
 from lengthwise.engines.steps import read_steps
 from lengthwise.simulator import StepCost
@@ -23,7 +23,7 @@ def test_the_embedded_engine_is_fitted_to_its_own_steps(embedded_engine: Embedde
     log = Path(embedded_engine.options.plugin_options["steps"])
     plan = ProbePlan(embedded_engine.url, longest=128, batches=(1, 2), answer=8, repeats=2, staggered=True)
     seen = asyncio.run(probe(plan, lambda _: None))
-    told = asyncio.run(told_facts(embedded_engine.url, max_num_seqs=4))
+    told = asyncio.run(fetch_engine_facts(embedded_engine.url, max_num_seqs=4))
     sent = plan.rounds()
     warm = 16 + 128  # two prompts, answered with four tokens each
     # Every prompt is new, so all of it is computed, once; the last token of an answer is not.

@@ -112,3 +112,18 @@ async def test_two_hundred_at_once_with_policies_changing_are_each_served_once(h
     assert [told["usage"]["completion_tokens"] for _, told in answers] == [1 + int(name) % 7 for name in names]
     assert Counter(engines[0].names() + engines[1].names()) == Counter(names)
     assert max(engine.most_at_once for engine in engines) == 4
+
+
+async def test_a_request_waits_while_the_predicted_peak_of_kv_memory_does_not_fit(http: aiohttp.ClientSession) -> None:
+    gauges = "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
+    engine = StandIn(metrics=f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="26"}} 1.0\n{gauges}')
+    with served(engine.app()) as url_, gateway(url_, policy="fcfs", in_flight=8, admission_quantile=0.9) as url:
+        await until_true(lambda: engine.scrapes > 1)
+        engine.gate.clear()
+        sizes = {"a": 150, "b": 150, "c": 150}
+        tasks = [asyncio.create_task(post(http, url, hinted(name, tokens))) for name, tokens in sizes.items()]
+        await until_waiting(http, url, 1)
+        assert engine.running == 2, "two of 150 tokens fit into 400, the third does not"
+        engine.gate.set()
+        assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
+    assert engine.most_at_once == 2

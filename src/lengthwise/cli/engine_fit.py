@@ -83,11 +83,11 @@ def _probed(
 ) -> tuple[StepTimes, EngineFacts]:
     from lengthwise.engines.client import engine_url
     from lengthwise.engines.endpoint_probe import ProbePlan
-    from lengthwise.engines.engine_metrics import told_facts
+    from lengthwise.engines.engine_metrics import fetch_engine_facts
 
     url = engine_url(url)
     facts = asyncio.run(
-        told_facts(url, model=model, kv_tokens=kv_tokens, max_num_seqs=seqs, max_num_batched_tokens=batched)
+        fetch_engine_facts(url, model=model, kv_tokens=kv_tokens, max_num_seqs=seqs, max_num_batched_tokens=batched)
     )
     sizes = tuple(size for size in (1, 2, 4, 8, 16) if size <= facts.max_num_seqs)
     return _run(ProbePlan(url, model, longest, sizes)), facts

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from lengthwise.engines.client import EngineAnswer, EngineClient, EngineError, served_model
+from lengthwise.engines.client import EngineClient, EngineError, served_model
 from lengthwise.engines.steps import EngineFacts
 from lengthwise.errors import InputError
 
@@ -28,7 +28,7 @@ _LABEL: Final = re.compile(r'(block_size|num_gpu_blocks)="(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class EngineGauges:
-    """How busy an engine is. `kv_use`: share of its KV memory that is held, if it tells."""
+    """An engine's load. `kv_use`: share of its KV memory in use, if reported."""
 
     running: int
     waiting: int
@@ -43,8 +43,8 @@ class EngineMemory:
     block_size: int
 
 
-async def ask_metrics(client: EngineClient) -> str | None:
-    """The engine's own figures; empty where it does not answer just now, None where it has none."""
+async def fetch_metrics(client: EngineClient) -> str | None:
+    """Return the text of /metrics; empty if the engine does not answer now, None if it has no metrics."""
     try:
         answer = await client.get("/metrics")
         try:
@@ -55,19 +55,19 @@ async def ask_metrics(client: EngineClient) -> str | None:
         return ""
 
 
-def read_gauges(told: str) -> EngineGauges | None:
-    """None where it does not say who runs and who waits."""
-    running, waiting, kv = (pattern.findall(told) for pattern in (_RUNNING, _WAITING, _KV))
+def read_gauges(metrics: str) -> EngineGauges | None:
+    """Return the load; None if running or waiting requests are not reported."""
+    running, waiting, kv = (pattern.findall(metrics) for pattern in (_RUNNING, _WAITING, _KV))
     if not running or not waiting:
         return None
-    # One line per engine core behind the server: together they are the engine.
+    # One line per engine core behind the server: their sum is the engine's.
     ran, waited = (int(sum(map(float, values))) for values in (running, waiting))
     return EngineGauges(ran, waited, float(kv[0]) if kv else None)
 
 
-def read_memory(told: str) -> EngineMemory | None:
-    """None where it does not say."""
-    found = _CACHE.search(told)
+def read_memory(metrics: str) -> EngineMemory | None:
+    """Return the KV memory; None if it is not reported."""
+    found = _CACHE.search(metrics)
     labels = {} if found is None else {name: int(value) for name, value in _LABEL.findall(found[1])}
     if set(labels) != {"block_size", "num_gpu_blocks"}:
         return None
@@ -75,13 +75,13 @@ def read_memory(told: str) -> EngineMemory | None:
     return EngineMemory(max(1, labels["num_gpu_blocks"] - 1) * labels["block_size"], labels["block_size"])
 
 
-# vLLM's defaults where it does not tell.
+# vLLM's defaults, where it does not report them.
 _CONTEXT: Final = 131_072
 _BATCHED_TOKENS: Final = 2048
 _SEQS: Final = 256
 
 
-async def told_facts(
+async def fetch_engine_facts(
     url: str,
     *,
     model: str | None = None,
@@ -89,7 +89,7 @@ async def told_facts(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
 ) -> EngineFacts:
-    """Ask the endpoint; what is given goes before what it tells. An InputError where KV memory is neither."""
+    """Return the endpoint's limits; arguments override what it reports. InputError if KV memory is neither given nor reported."""
     async with EngineClient(url) as client:
         name = await served_model(client, model)
         context = next((one.get("max_model_len") for one in await client.models() if one["id"] == name), None)
@@ -97,7 +97,7 @@ async def told_facts(
     block_size = int(cache.get("block_size", 16))
     if kv_tokens is None:
         if not cache.get("num_gpu_blocks", "").isdigit():
-            raise InputError("does not tell its KV memory in /metrics", source=url, hint="give --kv-tokens")
+            raise InputError("does not report its KV memory in /metrics", source=url, hint="give --kv-tokens")
         kv_tokens = (int(cache["num_gpu_blocks"]) - 1) * block_size  # one of vLLM's is the null block
     return EngineFacts(
         engine=url,
@@ -113,15 +113,6 @@ async def told_facts(
 
 
 async def _cache(client: EngineClient) -> dict[str, str]:
-    """The labels of `vllm:cache_config_info`; nothing where there is no such metric."""
-    answer: EngineAnswer | None = None
-    try:
-        answer = await client.get("/metrics")
-        text = (await answer.read()).decode(errors="replace") if answer.status == 200 else ""
-    except EngineError:
-        return {}
-    finally:
-        if answer is not None:
-            answer.close()
-    line = next((line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")), "")
-    return dict(re.findall(r'(\w+)="([^"]*)"', line))
+    """Return the labels of `vllm:cache_config_info`, empty without such a metric."""
+    found = _CACHE.search(await fetch_metrics(client) or "")
+    return {} if found is None else dict(re.findall(r'(\w+)="([^"]*)"', found[1]))

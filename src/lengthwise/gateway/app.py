@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lengthwise.engines.client import EngineClient, EngineError
-from lengthwise.engines.engine_metrics import ask_metrics, read_gauges, read_memory
+from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
 from lengthwise.errors import InputError
 from lengthwise.gateway.bodies import ChatBody, CompletionBody
 from lengthwise.gateway.completions import Completions
@@ -38,7 +38,7 @@ _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def create_app(config: GatewayConfig) -> Starlette:
-    """The gateway. It talks to its engines from the moment its lifespan starts."""
+    """Return the gateway as an ASGI application; it connects to its engines when its lifespan starts."""
     gateway = _Gateway(config)
     return Starlette(
         routes=gateway.routes(),
@@ -66,7 +66,14 @@ class _Gateway:
         policy = make_policy(config.policy)
         self._predictions = prediction_service(config.predictor)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
-        self._dispatcher = Dispatcher(self._engines, policy, self._predictions, routes, max_waiting=config.max_waiting)
+        self._dispatcher = Dispatcher(
+            self._engines,
+            policy,
+            self._predictions,
+            routes,
+            max_waiting=config.max_waiting,
+            admission_quantile=config.admission_quantile,
+        )
         self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions)
 
     def routes(self) -> list[Route]:
@@ -111,7 +118,7 @@ class _Gateway:
                 self._predictions.close()
 
     async def models(self, request: Request) -> Response:
-        """What the engines serve, each name once."""
+        """List the models of all engines, each name once."""
         up = [engine for engine in self._engines if engine.up]
         if not up:
             raise ApiError(503, "no engine is up", code="no_engine")
@@ -129,7 +136,7 @@ class _Gateway:
         return JSONResponse({"object": "list", "data": list(merged.values())})
 
     async def health(self, _: Request) -> Response:
-        """200 as long as one engine is up."""
+        """Return 200 while at least one engine is up."""
         up = any(engine.up for engine in self._engines)
         engines = [{"url": e.url, "up": e.up, "running": e.in_flight} for e in self._engines]
         body = {"status": "ok" if up else "no engine is up", "engines": engines}
@@ -148,14 +155,14 @@ class _Gateway:
         return Response(self._metrics.exposition(), media_type=_METRICS_TYPE)
 
     async def policy(self, request: Request) -> Response:
-        """Tells the order in force; POST changes it for those who wait now and those who come."""
+        """Return the policy; POST changes it, for waiting requests too."""
         if request.method == "POST":
             await self._change_policy(request)
         return JSONResponse({"policy": self._dispatcher.policy.name})
 
     async def _change_policy(self, request: Request) -> None:
         if not (self._config.remote_control or _is_local(request)):
-            raise ApiError(403, "the policy is changed from this machine only", code="not_local")
+            raise ApiError(403, "the policy can be changed from this machine only", code="not_local")
         try:
             name = json.loads(await request.body())["policy"]
             policy = make_policy(str(name), imports=False)
@@ -168,7 +175,7 @@ class _Gateway:
 
 
 def _is_local(request: Request) -> bool:
-    """Whether the peer is this machine, and not a proxy or a web page on it that speaks for another."""
+    """Whether the peer is this machine, and not a proxy or a web page on it."""
     if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "origin")):
         return False
     try:
@@ -178,17 +185,17 @@ def _is_local(request: Request) -> bool:
 
 
 async def _watch_engines(dispatcher: Dispatcher, metrics: Metrics, *, interval_s: float, hold_timeout_s: float) -> None:
-    """Ask every engine every `interval_s`, each on its own so that a slow one delays nobody."""
+    """Check every engine every `interval_s`, each in its own task, so that a slow one delays no other."""
     async with asyncio.TaskGroup() as tasks:
         for engine in dispatcher.engines:
             tasks.create_task(_watch_engine(engine, dispatcher, metrics, interval_s))
-        tasks.create_task(_give_up(dispatcher, interval_s, hold_timeout_s))
+        tasks.create_task(_expire(dispatcher, interval_s, hold_timeout_s))
 
 
 async def _watch_engine(engine: Engine, dispatcher: Dispatcher, metrics: Metrics, interval_s: float) -> None:
-    tells = wanted = dispatcher.routes.router is not None
+    scrapes = wanted = dispatcher.routes.router is not None or dispatcher.admission_quantile is not None
     while True:
-        tells = tells or (wanted and not engine.up)  # one that has no figures is not asked again before it comes back
+        scrapes = scrapes or (wanted and not engine.up)  # an engine without metrics is asked again once it was down
         try:
             await engine.client.check()
         except EngineError as error:
@@ -197,25 +204,25 @@ async def _watch_engine(engine: Engine, dispatcher: Dispatcher, metrics: Metrics
             dispatcher.set_down(engine, error)
         else:
             dispatcher.set_up(engine)
-            tells = tells and await _scrape(engine, dispatcher)
+            scrapes = scrapes and await _scrape(engine, dispatcher)
         await asyncio.sleep(interval_s)
 
 
 async def _scrape(engine: Engine, dispatcher: Dispatcher) -> bool:
-    """Let the router know how busy the engine says it is; False where it says nothing of that kind."""
-    asked_at = dispatcher.clock()  # who is sent while the answer comes may not be in it
-    told = await ask_metrics(engine.client)
-    if not told:
-        return told is not None
-    if (memory := read_memory(told)) is not None:
-        dispatcher.routes.holds(engine, memory.kv_tokens)
-    gauges = read_gauges(told)
+    """Pass the engine's load and KV memory on; False if it reports neither."""
+    asked_at = dispatcher.clock()  # a request sent while the answer arrives may be missing in it
+    metrics = await fetch_metrics(engine.client)
+    if not metrics:
+        return metrics is not None
+    if (memory := read_memory(metrics)) is not None:
+        dispatcher.set_memory(engine, memory)
+    gauges = read_gauges(metrics)
     if gauges is not None and engine.up:
-        dispatcher.routes.scraped(engine, gauges, asked_at)
+        dispatcher.routes.on_metrics(engine, gauges, asked_at)
     return gauges is not None
 
 
-async def _give_up(dispatcher: Dispatcher, interval_s: float, hold_timeout_s: float) -> None:
+async def _expire(dispatcher: Dispatcher, interval_s: float, hold_timeout_s: float) -> None:
     while True:
-        dispatcher.give_up(hold_timeout_s)
+        dispatcher.expire(hold_timeout_s)
         await asyncio.sleep(min(interval_s, hold_timeout_s / 4) if hold_timeout_s else interval_s)

@@ -1,4 +1,4 @@
-"""A request's way through the gateway: checked, held, handed to an engine, its answer passed back."""
+"""The path of a request through the gateway: validated, queued, sent to an engine, its answer passed back."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from lengthwise.gateway.metrics import Metrics, Outcome, Source
 
-_job_numbers: Final = itertools.count()  # a client's request id may come twice, a job's may not
+_job_numbers: Final = itertools.count()  # a client's request id need not be unique, a job's must be
 
 
 @dataclass(slots=True)
 class _Call:
-    """One request and its answer, on their way. `ttft_s`: from its place on an engine; None where nobody can tell."""
+    """One request and its answer. `ttft_s`: seconds from its slot on an engine to the first token; None if unknown."""
 
     job: Job
     body: CompletionBody
@@ -63,7 +63,7 @@ class Completions:
         self._whole = metrics.request_seconds.labels(path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, and count how it ended."""
+        """Serve one request and count its outcome."""
         began = self._dispatcher.clock()
         caller = Caller(scope, receive, send)
         request_id = caller.headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
@@ -77,7 +77,7 @@ class Completions:
             await caller.fail(error, request_id)
         except ClientGoneError:
             outcome = "cancelled"
-        except asyncio.CancelledError:  # the gateway stops, and will wait no longer
+        except asyncio.CancelledError:  # the gateway stops
             outcome = "cancelled"
             raise
         finally:
@@ -87,7 +87,7 @@ class Completions:
     async def _serve(self, raw: bytes, caller: Caller, request_id: bytes, began: float) -> Outcome:
         body = parse(self._model, raw)
         job = body.job(str(next(_job_numbers)), began, caller.headers)
-        self._dispatcher.refuse_if_full()  # before anything is predicted for it
+        self._dispatcher.refuse_if_full()  # before a prediction is made for it
         if self._config.forward_hints:
             raw = body.with_hint(raw, job)
         hide_usage = self._config.stream_usage and self._predictions.predicts and body.lacks_usage
@@ -108,7 +108,7 @@ class Completions:
                 self._dispatcher.finished(job, tokens or 0)
 
     def _predict(self, job: Job, body: CompletionBody) -> None:
-        """Let the job go by the client's hint, else by history until the predictor has said something."""
+        """Use the client's hint, else the LLM's history until the prediction arrives."""
         history = self._predictions.admit(job.id, body.llm, body.limit)
         if job.prediction is None:
             job.update_prediction(history)
@@ -123,7 +123,7 @@ class Completions:
             try:
                 return await self._run(engine, call)
             except EngineUnreachableError as error:
-                # It has seen nothing of the request: back to the queue, for another engine or its return.
+                # The engine has not received the request: back to the queue, for another engine or until this one returns.
                 if self._dispatcher.clock() - job.arrival >= self._config.hold_timeout_s:
                     raise from_engine(error) from error
             except EngineError as error:
@@ -135,7 +135,7 @@ class Completions:
                 self._dispatcher.release(engine, job, tokens, call.ttft_s)
 
     async def _run(self, engine: Engine, call: _Call) -> Outcome:
-        """Have the request answered by this engine, and note what that says about the engine."""
+        """Send the request to an engine and pass its answer on; mark the engine as down if the connection fails."""
         headers = call.caller.forwarded_headers(call.request_id.decode("latin-1"))
         try:
             # Under a policy that uses no predictions none was made: then the engine predicts for itself.
@@ -146,8 +146,8 @@ class Completions:
             def began() -> None:
                 now, started = self._dispatcher.clock(), call.job.started
                 self._first_byte.observe(now - call.job.arrival)
-                self._dispatcher.began(engine, call.job)
-                if answer.is_stream and started is not None:  # a plain answer comes with its last token
+                self._dispatcher.on_first_byte(engine, call.job)
+                if answer.is_stream and started is not None:  # an answer in one piece arrives with its last token
                     call.ttft_s = now - started
 
             try:
@@ -156,8 +156,8 @@ class Completions:
                 answer.close()
         except EngineError as error:
             self._metrics.failed(engine, error.kind)
-            # A silent engine may only be busy; the health check tells. A lost connection leaves no doubt
-            # for now, and the health check will take it back if it is wrong.
+            # A silent engine may be busy: the health check decides. A lost connection marks it as down until the next
+            # health check.
             if isinstance(error, (EngineUnreachableError, EngineBrokenError)):
                 self._dispatcher.set_down(engine, error)
             raise
@@ -165,7 +165,7 @@ class Completions:
 
 
 def _source(body: CompletionBody, first: LengthDistribution | None, job: Job) -> Source:
-    """What the job went by when its turn came: a prediction that came later is not taken in."""
+    """Return the source of the prediction that the job was dispatched with."""
     if body.hint is not None:
         return "hint"
     if job.prediction is not first:

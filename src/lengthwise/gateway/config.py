@@ -53,6 +53,9 @@ class GatewayConfig(BaseModel):
 
     in_flight: Annotated[int, Field(ge=1)] = 64
     """Requests that run at once on one engine; the others wait here, in the policy's order."""
+    admission_quantile: Annotated[float | None, Field(gt=0, lt=1)] = None
+    """Send a request only where the predicted peak of KV memory fits, by this quantile of the lengths (such as 0.9); needs
+    engines that report their KV memory in /metrics. Without it only --in-flight limits."""
     max_waiting: Annotated[int, Field(ge=0)] = 10_000
     """Requests that wait at once; one more is refused with 429."""
     max_body_bytes: Annotated[int, Field(ge=1)] = 64 << 20

@@ -1,4 +1,4 @@
-"""Who runs next, and where: requests held in the policy's order until an engine has a free place."""
+"""The gateway's queue: requests wait in the policy's order until an engine has a free slot, then a router chooses one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lengthwise.engines.client import EngineClient
 from lengthwise.gateway.errors import ApiError
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job, Policy, PolicyQueue
+from lengthwise.policies.admission import PeakAdmission
 from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
+    from lengthwise.engines.engine_metrics import EngineMemory
     from lengthwise.gateway.routing import RouterAdapter
 
 _log = logging.getLogger(__name__)
@@ -25,30 +27,44 @@ _POLL_S: Final = 0.001
 
 @dataclass(eq=False, slots=True)
 class Engine:
-    """An engine as the gateway sees it: whether it is up, and how many of its places are taken."""
+    """An engine as the gateway sees it: whether it is up, its slots, and the jobs that run there."""
 
     client: EngineClient
     number: int
-    places: int
+    slots: int
     up: bool = True
-    in_flight: int = 0
+    jobs: dict[str, Job] = field(default_factory=dict)
+    memory: EngineMemory | None = None
+    """Its KV memory, once it reports it."""
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Its base URL."""
         return self.client.url
 
     @property
+    def in_flight(self) -> int:
+        """Requests that run there."""
+        return len(self.jobs)
+
+    @property
     def free(self) -> bool:
-        """Whether it can take one more."""
-        return self.up and self.in_flight < self.places
+        """Whether it is up and has a free slot."""
+        return self.up and self.in_flight < self.slots
+
+    def admits(self, job: Job, quantile: float) -> bool:
+        """Whether the predicted peak of KV memory, with `job`, fits; True while its memory is unknown."""
+        if self.memory is None:
+            return True
+        rule = PeakAdmission(self.memory.kv_tokens, self.memory.block_size, quantile)
+        return rule.admits(rule.demand(job), [rule.demand(other) for other in self.jobs.values()])
 
 
 class Dispatcher:
-    """The one queue of the gateway. A freed place goes to the first of it, at once.
+    """One queue for all engines. A freed slot goes to the head of the queue at once.
 
-    Predictions that have come since are taken in just before: only then does the order matter. Whose turn it is goes to the
-    engine that the router chooses among those with a free place.
+    Predictions that arrived are applied just before, since only then does the order matter. The router chooses among the
+    engines with a free slot. With `admission_quantile`, a slot is free only where the predicted peak of KV memory fits.
     """
 
     def __init__(
@@ -59,10 +75,12 @@ class Dispatcher:
         routes: RouterAdapter,
         *,
         max_waiting: int,
+        admission_quantile: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engines = engines
         self.clock = clock
+        self.admission_quantile = admission_quantile
         self._max_waiting = max_waiting
         self.routes = routes
         for engine in engines:
@@ -70,53 +88,52 @@ class Dispatcher:
         self._queue = PolicyQueue(policy)
         self._predictions = predictions
         self._turns: dict[str, asyncio.Future[Engine]] = {}
-        self._held: dict[str, Job] = {}
+        self._placing: dict[str, Job] = {}
         self._none_up_since: float | None = None
-        self._count()
+        self._update_load()
 
     @property
     def policy(self) -> Policy:
-        """The order in force."""
+        """The policy in force."""
         return self._queue.policy
 
     @property
     def uses_predictions(self) -> bool:
-        """Whether order or choice of an engine look at predictions at all."""
-        return self.policy.uses_predictions or self.routes.uses_predictions
+        """Whether the order, the choice of an engine or admission uses predictions."""
+        return self.policy.uses_predictions or self.routes.uses_predictions or self.admission_quantile is not None
 
     @property
     def waiting(self) -> int:
-        """Requests held."""
+        """Requests in the queue."""
         return len(self._queue)
 
     def use(self, policy: Policy) -> None:
-        """Change the order under the waiting requests: the kill switch."""
-        _log.warning("policy %s instead of %s, %d waiting", policy.name, self.policy.name, self.waiting)
+        """Change the policy under the waiting requests: the kill switch."""
+        _log.warning("policy %s replaces %s, %d waiting", policy.name, self.policy.name, self.waiting)
         self._queue.use(policy, self.clock())
 
     def refuse_if_full(self) -> None:
-        """Raise 429 where one more could not be held."""
+        """Raise 429 if the queue is full and no engine has a free slot."""
         if self.waiting >= self._max_waiting and not self._free():
             raise ApiError(
                 429,
-                f"{self.waiting} requests are waiting already; try again later",
+                f"{self.waiting} requests are waiting; try again later",
                 code="queue_full",
                 headers={"retry-after": str(_RETRY_AFTER_S)},
             )
 
     async def place(self, job: Job, prediction_wait_s: float = 0.0) -> Engine:
-        """Wait for the job's turn and take a place on an engine; give it back with `release`.
+        """Wait for the job's turn and take a slot of an engine; `release` gives it back.
 
-        With `prediction_wait_s`, then wait up to that long for a prediction that is being made.
-
-        Cancelled, the job leaves the queue, or gives back the place it was just given.
+        With `prediction_wait_s`, then wait up to that long for a prediction that is being made. If cancelled, the job
+        leaves the queue or gives back its slot.
         """
         self.refuse_if_full()
         turn: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
         self._turns[job.id] = turn
-        self._held[job.id] = job
+        self._placing[job.id] = job
         self._queue.push(job, self.clock())
-        self._give()
+        self._dispatch()
         try:
             engine = await turn
             if prediction_wait_s:
@@ -128,44 +145,51 @@ class Dispatcher:
             raise
         finally:
             self._turns.pop(job.id, None)
-            self._held.pop(job.id, None)
+            self._placing.pop(job.id, None)
             self._queue.remove(job.id)
 
-    def began(self, engine: Engine, job: Job) -> None:
-        """Tell that the answer begins to come."""
-        self.routes.began(job, engine, self.clock())
+    def on_first_byte(self, engine: Engine, job: Job) -> None:
+        """Report to the router that the answer has started."""
+        self.routes.on_first_byte(job, engine, self.clock())
 
     def release(self, engine: Engine, job: Job, generated: int = 0, ttft_s: float | None = None) -> None:
-        """Give a place back, and tell what came of it: tokens, and seconds from the place to the first of them."""
-        engine.in_flight -= 1
-        self.routes.ended(job, engine, self.clock(), generated, ttft_s)
-        self._count()
-        self._give()
+        """Give a slot back; `ttft_s` is the time from the slot to the first token."""
+        engine.jobs.pop(job.id, None)
+        self.routes.on_finished(job, engine, self.clock(), generated, ttft_s)
+        self._update_load()
+        self._dispatch()
 
     def finished(self, job: Job, tokens: int) -> None:
-        """Tell how long an answer was (nothing, if it never began), for orders that serve in turns."""
+        """Report an answer's length (0 if it never started) to the queue, for policies with rounds."""
         job.generated = tokens
         self._queue.finished(job)
 
     def set_up(self, engine: Engine) -> None:
-        """The engine answers (again)."""
+        """Mark an engine as up."""
         if not engine.up:
             _log.warning("engine %s is up again", engine.url)
             engine.up = True
             self.routes.up(engine)
-            self._count()
-            self._give()
+            self._update_load()
+            self._dispatch()
 
-    def set_down(self, engine: Engine, why: Exception) -> None:
-        """The engine does not answer: what runs there is left to end, nothing new goes there."""
+    def set_down(self, engine: Engine, cause: Exception) -> None:
+        """Mark an engine as down: requests that run there may finish, no new one is sent."""
         if engine.up:
-            _log.warning("engine %s is down: %s", engine.url, why)
+            _log.warning("engine %s is down: %s", engine.url, cause)
             engine.up = False
             self.routes.down(engine)
-            self._count()
+            self._update_load()
 
-    def give_up(self, after_s: float) -> None:
-        """Refuse those who have waited so long with no engine up at all."""
+    def set_memory(self, engine: Engine, memory: EngineMemory) -> None:
+        """Record the KV memory that an engine reports."""
+        if engine.memory != memory:
+            engine.memory = memory
+            if engine.up:
+                self.routes.up(engine)
+
+    def expire(self, after_s: float) -> None:
+        """Fail requests with 503 that have waited `after_s` while no engine was up."""
         if self._none_up_since is None:
             return
         now = self.clock()
@@ -176,12 +200,16 @@ class Dispatcher:
                 if not turn.done():
                     turn.set_exception(ApiError(503, "no engine is up", code="no_engine"))
 
-    def _free(self) -> list[Engine]:
-        return [engine for engine in self.engines if engine.free]
+    def _free(self, job: Job | None = None) -> list[Engine]:
+        """Return the engines with a free slot and, if asked for, KV memory for `job`."""
+        free = [engine for engine in self.engines if engine.free]
+        if job is None or self.admission_quantile is None:
+            return free
+        return [engine for engine in free if engine.admits(job, self.admission_quantile)]
 
-    def _predict(self, job_id: str, prediction: LengthDistribution) -> bool:
-        """Put a job where its prediction puts it; False where it waits no longer."""
-        job = self._held.get(job_id)
+    def _apply_prediction(self, job_id: str, prediction: LengthDistribution) -> bool:
+        """Update a job that has not been sent yet, and its key; False if it has been sent."""
+        job = self._placing.get(job_id)
         if job is None:
             return False
         job.update_prediction(prediction)
@@ -193,29 +221,33 @@ class Dispatcher:
         until = self.clock() + wait_s
         while self._predictions.is_open(job.id) and self.clock() < until:
             await asyncio.sleep(_POLL_S)
-            self._predictions.deliver(self._predict)
+            self._predictions.deliver(self._apply_prediction)
 
-    def _give(self) -> None:
-        self._predictions.deliver(self._predict)
-        while self._queue and (free := self._free()):
+    def _dispatch(self) -> None:
+        self._predictions.deliver(self._apply_prediction)
+        while self._queue and self._free():
             now = self.clock()
-            job = self._queue.pop(now)
+            job = self._queue.peek(now)
             if job is None:
                 return
             turn = self._turns[job.id]
-            if turn.done():  # cancelled in this very moment; its `place` cleans up
+            free = self._free(job)
+            if not free and not turn.done():
+                return  # the head waits for KV memory, as in an engine
+            self._queue.pop(now)
+            if turn.done():  # cancelled just now; its `place` cleans up
                 continue
             engine = self.routes.choose(job, free, now)
-            engine.in_flight += 1
+            engine.jobs[job.id] = job
             job.started = now
-            self._count()
+            self._update_load()
             turn.set_result(engine)
 
-    def _count(self) -> None:
-        """Keep what policies see true: how many run, how many may."""
+    def _update_load(self) -> None:
+        """Set the running requests and slots that policies see."""
         up = [engine for engine in self.engines if engine.up]
         self._queue.running = sum(engine.in_flight for engine in self.engines)
-        self._queue.slots = max(1, sum(engine.places for engine in up))
+        self._queue.slots = max(1, sum(engine.slots for engine in up))
         if up:
             self._none_up_since = None
         elif self._none_up_since is None:

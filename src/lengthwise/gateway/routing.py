@@ -1,4 +1,4 @@
-"""The router of a gateway: told what is known of its engines, asked where each request goes, and accounted for."""
+"""A gateway's router: it receives the events of its engines, chooses an engine for each request, and is measured."""
 
 from __future__ import annotations
 
@@ -17,58 +17,50 @@ if TYPE_CHECKING:
     from lengthwise.gateway.dispatch import Engine
 
 _log = logging.getLogger(__name__)
-_USUAL_KV_TOKENS: Final = EngineInfo(0).kv_tokens
+_DEFAULT_KV_TOKENS: Final = EngineInfo(0).kv_tokens
 
 
 class RouterAdapter:
-    """Puts a router's choices into practice, and keeps it told: who is up, who began, who is over, who is busy.
+    """Connects a router to the gateway's engines and counts its decisions.
 
-    Engines that are not up are unknown to the router; what was sent to one that goes down is forgotten at once. Without
-    a router the first engine that is free is taken: before one engine there is nothing to choose.
+    Engines that are down are unknown to the router. Without a router the first free engine is taken: with one engine there
+    is no choice.
     """
 
     def __init__(self, router: Router | None) -> None:
         self.router = router
         self.decisions: Counter[str] = Counter()
-        """Choices, by the URL of the engine."""
+        """Decisions by engine URL."""
         self.costs: Counter[str] = Counter()
-        """The terms of what was chosen, each summed up; units are the router's."""
+        """Sums of the cost terms of the chosen engines, in the router's unit."""
         self.seconds = 0.0
-        """What choosing took."""
-        self._kv_tokens: dict[int, int] = {}
+        """Time spent in decisions."""
 
     @property
     def name(self) -> str | None:
-        """Of the router."""
+        """The router's name."""
         return None if self.router is None else self.router.name
 
     @property
     def uses_predictions(self) -> bool:
-        """Whether choices look at predictions at all."""
+        """Whether the router uses predictions."""
         return self.router is not None and self.router.uses_predictions
 
     def up(self, engine: Engine) -> None:
-        """The engine may be chosen; one that is known is described anew."""
+        """Describe an engine that is up to the router; again when its KV memory becomes known."""
         if self.router is None:
             return
-        kv_tokens = self._kv_tokens.get(engine.number, _USUAL_KV_TOKENS)
-        info = EngineInfo(engine.number, kv_tokens=kv_tokens, block_tokens=BLOCK_TOKENS, max_num_seqs=engine.places)
+        kv_tokens = _DEFAULT_KV_TOKENS if engine.memory is None else engine.memory.kv_tokens
+        info = EngineInfo(engine.number, kv_tokens=kv_tokens, block_tokens=BLOCK_TOKENS, max_num_seqs=engine.slots)
         self.router.engine_up(info)
 
     def down(self, engine: Engine) -> None:
-        """The engine may not be chosen, and what it held is lost."""
+        """Report an engine as down; its cache is lost."""
         if self.router is not None:
             self.router.engine_down(engine.number)
 
-    def holds(self, engine: Engine, kv_tokens: int) -> None:
-        """The engine has so much KV memory."""
-        if self._kv_tokens.get(engine.number) != kv_tokens:
-            self._kv_tokens[engine.number] = kv_tokens
-            if engine.up:
-                self.up(engine)
-
     def choose(self, job: Job, free: Sequence[Engine], now: float) -> Engine:
-        """One of `free`, which is never empty; all of them are up."""
+        """Return one of `free`, which is not empty and holds only engines that are up."""
         if self.router is None:
             self.decisions[free[0].url] += 1
             return free[0]
@@ -83,35 +75,35 @@ class RouterAdapter:
             _log.debug("job %s to %s of %d free: %s", job.id, engine.url, len(free), terms)
         return engine
 
-    def began(self, job: Job, engine: Engine, now: float) -> None:
-        """The first byte of the answer is here."""
-        self._tell(Admitted(job.id, engine.number, now))
+    def on_first_byte(self, job: Job, engine: Engine, now: float) -> None:
+        """Report the first byte of an answer."""
+        self._observe(Admitted(job.id, engine.number, now))
 
-    def ended(self, job: Job, engine: Engine, now: float, generated: int, ttft_s: float | None) -> None:
-        """The request no longer runs there, however that came."""
-        self._tell(Finished(job.id, engine.number, now, generated, ttft_s))
+    def on_finished(self, job: Job, engine: Engine, now: float, generated: int, ttft_s: float | None) -> None:
+        """Report that a request no longer runs on an engine, for whatever reason."""
+        self._observe(Finished(job.id, engine.number, now, generated, ttft_s))
 
-    def scraped(self, engine: Engine, told: EngineGauges, now: float) -> None:
-        """The engine says how busy it is."""
-        self._tell(Scraped(engine.number, now, told.running, told.waiting, told.kv_use))
+    def on_metrics(self, engine: Engine, gauges: EngineGauges, now: float) -> None:
+        """Report the load that an engine reports about itself."""
+        self._observe(Scraped(engine.number, now, gauges.running, gauges.waiting, gauges.kv_use))
 
-    def _tell(self, event: Event) -> None:
+    def _observe(self, event: Event) -> None:
         if self.router is not None:
             self.router.observe(event)
 
 
 def warm_router(name: str) -> Router:
-    """A fresh router whose parts are all compiled: that takes seconds once on a machine, and no request may wait."""
-    tried = make_router(name)
-    tried.engine_up(EngineInfo(0))
-    tried.engine_up(EngineInfo(1, kv_tokens=2 * BLOCK_TOKENS))
+    """Return a new router, compiled: compilation takes seconds once per machine, and no request may wait for it."""
+    trial = make_router(name)
+    trial.engine_up(EngineInfo(0))
+    trial.engine_up(EngineInfo(1, kv_tokens=2 * BLOCK_TOKENS))
     for number in range(4):
-        tried.choose(Job(str(number), 0.0, prompt_tokens=4 * BLOCK_TOKENS, blocks=[1, 2, 3, 4 + number]), 0.0)
+        trial.choose(Job(str(number), 0.0, prompt_tokens=4 * BLOCK_TOKENS, blocks=[1, 2, 3, 4 + number]), 0.0)
         for engine in (0, 1):
-            tried.observe(Admitted(str(number), engine, 0.0))
-            tried.observe(Progress(str(number), engine, 0.0, 1))
-            tried.observe(Scraped(engine, 0.0, 1, 0, 0.5))
-            tried.observe(Finished(str(number), engine, 1.0, 2))
-            tried.observe(Evicted(engine, 1.0, [1]))
-    tried.engine_down(1)
+            trial.observe(Admitted(str(number), engine, 0.0))
+            trial.observe(Progress(str(number), engine, 0.0, 1))
+            trial.observe(Scraped(engine, 0.0, 1, 0, 0.5))
+            trial.observe(Finished(str(number), engine, 1.0, 2))
+            trial.observe(Evicted(engine, 1.0, [1]))
+    trial.engine_down(1)
     return make_router(name)

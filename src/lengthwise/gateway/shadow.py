@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from lengthwise.engines.client import EngineClient, EngineError
-from lengthwise.engines.engine_metrics import ask_metrics, read_gauges, read_memory
+from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
 from lengthwise.engines.shadow_log import Account, End, Entry, Gauges, Header, Memory, ShadowLog, Source
 from lengthwise.gateway.bodies import ChatBody, CompletionBody, parse
 from lengthwise.gateway.errors import ApiError, from_engine, tell_bug
@@ -250,7 +250,7 @@ async def _look(client: EngineClient, proxy: ShadowProxy, every_s: float) -> Non
     last: tuple[int, int] | None = None
     memory = False
     while True:
-        told = await ask_metrics(client)
+        told = await fetch_metrics(client)
         if told is None:
             return
         if not memory and (found := read_memory(told)) is not None:
