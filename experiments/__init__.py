@@ -4,5 +4,5 @@ from typing import Final
 
 __all__ = ["NAMES"]
 
-NAMES: Final = ("trail", "tie", "preble", "disaggregation")
+NAMES: Final = ("reasoning", "theory", "trail", "tie", "preble", "disaggregation", "one_prompt")
 """Every study, in the order in which `run all` runs them: the shortest first."""

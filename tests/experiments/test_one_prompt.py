@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from experiments.one_prompt.plot import draw
-from experiments.one_prompt.study import study_one_prompt
-from experiments.one_prompt.view import html_report, plain, tables
+from experiments.one_prompt import STUDY, OnePromptGrid, analyse, draw, facts, measure, tables
+from experiments.study import Run
+from lengthwise.engines.smollm2 import MODEL_NAME, model_folder
 from lengthwise.errors import InputError
 from lengthwise.lengths.families import LOGNORMAL, LOGT, logt_family
 from lengthwise.reports.tables import to_json
+from lengthwise.simulator.tasks import ResultCache
 from lengthwise.workloads import LengthSamples
+from tests.engines.need import need_vllm
+from tests.experiments.samples import check_output
 
 LIMIT = 2000
 
@@ -41,7 +44,7 @@ def heavy(n: int = 256, sigma: float = 0.4) -> NDArray[np.float64]:
 
 
 def test_lengths_of_a_log_t_are_found_to_be_those_of_a_log_t() -> None:
-    found = study_one_prompt(asked(heavy()), LIMIT)
+    found = analyse(asked(heavy()), LIMIT)
     logt = found.fit(LOGT.name)
     assert logt.params[0] == pytest.approx(5.0, abs=0.1)
     assert logt.params[1] == pytest.approx(0.4, rel=0.2)
@@ -53,37 +56,65 @@ def test_lengths_of_a_log_t_are_found_to_be_those_of_a_log_t() -> None:
 
 def test_lengths_of_a_log_normal_are_not_called_heavy_tailed() -> None:
     normal = np.exp(np.random.default_rng(4).normal(5.0, 0.5, 256))
-    found = study_one_prompt(asked(normal), LIMIT)
+    found = analyse(asked(normal), LIMIT)
     assert found.fit(LOGT.name).loglik_gain < 0
     assert found.fit(LOGNORMAL.name).ks_passes is True
 
 
-def test_answers_that_were_cut_off_count_as_longer_and_silence_ks() -> None:
-    found = study_one_prompt(asked(heavy(sigma=1.0)), LIMIT)
+def test_answers_cut_off_count_as_longer_and_disable_ks() -> None:
+    found = analyse(asked(heavy(sigma=1.0)), LIMIT)
     assert found.capped.any()
     assert all(each.ks_passes is None for each in found.fits)
     assert found.fit(LOGT.name).params[1] == pytest.approx(1.0, rel=0.25)
-    assert any("were cut off at 2,000" in note for note in tables(found)[0].notes)
+    assert any("are cut off at 2,000" in note for note in tables(found)[0].notes)
 
 
-def test_what_the_shipped_predictor_predicts_stands_beside() -> None:
-    found = study_one_prompt(asked(heavy()), LIMIT)
+def test_the_shipped_predictors_prediction_is_included() -> None:
+    found = analyse(asked(heavy()), LIMIT)
     assert 1 < found.predicted["fast"].quantile(0.5) < LIMIT
 
 
-def test_it_can_be_drawn_and_told(tmp_path: Path) -> None:
-    found = study_one_prompt(asked(heavy()), LIMIT)
+def test_tables_page_and_figure_are_complete(tmp_path: Path) -> None:
+    found = analyse(asked(heavy()), LIMIT)
     draw(found, tmp_path / "one.png")
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
-    page = html_report(found)
+    output = STUDY.output(found)
+    check_output(output)
+    page = output.html()
     assert "<img" in page
     assert "log-t, nu=3.5" in page
     assert "<b>queues</b>" not in page, "a prompt is text, not HTML"
-    assert len(to_json(plain(found))) > 500
+    assert len(to_json(facts(found))) > 500
 
 
 def test_what_has_no_spread_or_more_prompts_is_refused() -> None:
     with pytest.raises(InputError, match="2 prompts"):
-        study_one_prompt(asked(heavy(), prompts=2), LIMIT)
+        analyse(asked(heavy(), prompts=2), LIMIT)
     with pytest.raises(InputError, match="have no spread to fit"):
-        study_one_prompt(asked(np.full(50, 12.0)), LIMIT)
+        analyse(asked(np.full(50, 12.0)), LIMIT)
+
+
+def test_stored_answers_are_not_generated_again(tmp_path: Path) -> None:
+    path = tmp_path / "answers.parquet"
+    asked(heavy()).write(path)
+    grid = OnePromptGrid(url="http://127.0.0.1:1", answers=path, max_tokens=LIMIT)
+    found = measure(Run(ResultCache(tmp_path / "cache")), grid)
+    assert len(found.lengths) == len(heavy())
+
+
+def test_an_endpoint_that_does_not_answer_is_an_input_error(tmp_path: Path) -> None:
+    grid = OnePromptGrid(url="http://127.0.0.1:1", answers=tmp_path / "answers.parquet")
+    with pytest.raises(InputError, match="cannot be reached"):
+        measure(Run(ResultCache(tmp_path / "cache")), grid)
+
+
+def test_the_embedded_llm_answers_one_prompt_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_vllm()
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / MODEL_NAME).symlink_to(model_folder())
+    monkeypatch.setenv("LENGTHWISE_CACHE", str(cache))
+    grid = OnePromptGrid("Say hello.", generations=24, max_tokens=64, temperature=1.2)
+    found = measure(Run(ResultCache(tmp_path / "results")), grid)
+    assert (len(found.lengths), found.llm) == (24, MODEL_NAME)
+    assert found.lengths.max() <= 64

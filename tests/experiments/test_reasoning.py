@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from experiments.reasoning.study import ReasoningStudy, study
-from experiments.reasoning.view import html_report, tables
+from experiments.reasoning import STUDY, ReasoningResult, compare, tables
 from lengthwise.errors import InputError
 from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.datasets import ReasoningPairs, load_reasoning, pair
+from tests.experiments.samples import check_output
 
 SPREAD = 0.4
 PROMPTS = 200
@@ -57,22 +57,22 @@ def made_up(factor: float, limit: int = 100_000, *, prompts: int = PROMPTS) -> R
 
 
 @pytest.fixture(scope="module")
-def doubled() -> ReasoningStudy:
-    return study(Blind(), made_up(2.0), name="blind")
+def doubled() -> ReasoningResult:
+    return compare(Blind(), made_up(2.0), name="blind")
 
 
-def test_a_predictor_blind_to_the_sentence_is_shown_to_be(doubled: ReasoningStudy) -> None:
+def test_a_predictor_that_ignores_the_sentence_predicts_a_ratio_of_1(doubled: ReasoningResult) -> None:
     ratio = doubled.ratios["all"]
     assert ratio.seen == pytest.approx(2.0, rel=0.1)
     assert ratio.low < ratio.seen < ratio.high
     assert ratio.predicted == pytest.approx(1.0)
     assert list(doubled.ratios) == ["all", "a", "b"]
-    assert study(Seeing(), made_up(2.0)).ratios["all"].predicted == pytest.approx(
+    assert compare(Seeing(), made_up(2.0)).ratios["all"].predicted == pytest.approx(
         2.0, rel=0.05
     )  # the limit takes a little
 
 
-def test_predictions_that_are_right_cover_what_they_say_and_overrun_as_they_allow(doubled: ReasoningStudy) -> None:
+def test_right_predictions_cover_and_are_exceeded_at_the_nominal_share(doubled: ReasoningResult) -> None:
     right = doubled.holding("plain", None)
     assert right.covered[0.5] == pytest.approx(0.5, abs=0.04)
     assert right.covered[0.9] == pytest.approx(0.9, abs=0.03)
@@ -80,7 +80,7 @@ def test_predictions_that_are_right_cover_what_they_say_and_overrun_as_they_allo
     assert right.above_tail == pytest.approx(right.above_tail_predicted, abs=0.02) == pytest.approx(0.05, abs=0.02)
 
 
-def test_twice_as_long_as_predicted_overruns_until_calibration_has_seen_it(doubled: ReasoningStudy) -> None:
+def test_twice_as_long_as_predicted_overruns_until_calibration_has_seen_it(doubled: ReasoningResult) -> None:
     before, wrong, after = (doubled.holding("steps", seen) for seen in (None, "plain", "steps"))
     assert before.above_tail > 0.2
     assert before.covered[0.9] < 0.8
@@ -92,18 +92,18 @@ def test_twice_as_long_as_predicted_overruns_until_calibration_has_seen_it(doubl
     assert (before.observations, after.observations) == (0, 100)
 
 
-def test_calibration_on_the_wrong_kind_spoils_what_was_right(doubled: ReasoningStudy) -> None:
+def test_calibration_on_the_wrong_kind_spoils_what_was_right(doubled: ReasoningResult) -> None:
     assert doubled.holding("plain", "steps").covered[0.5] < doubled.holding("plain", None).covered[0.5] - 0.1
 
 
-def test_predictions_that_know_the_median_order_prompts_well(doubled: ReasoningStudy) -> None:
+def test_predictions_that_know_the_median_order_prompts_well(doubled: ReasoningResult) -> None:
     for half in doubled.halves.values():
         assert 0.5 < half.tau_low < half.tau < half.tau_high
         assert 0.5 < half.tau_of_halves <= 1
 
 
 def test_cut_answers_are_compared_with_predictions_cut_alike() -> None:
-    found = study(Blind(), made_up(1.0, limit=200))
+    found = compare(Blind(), made_up(1.0, limit=200))
     plain = found.holding("plain", None)
     assert plain.cut == pytest.approx(plain.cut_predicted, abs=0.03)
     assert found.halves["plain"].mean == pytest.approx(found.halves["plain"].predicted_mean, rel=0.05)
@@ -115,16 +115,16 @@ def test_cut_answers_are_compared_with_predictions_cut_alike() -> None:
 
 
 def test_fewer_answers_than_asked_for_are_all_seen() -> None:
-    found = study(Blind(), made_up(1.0, prompts=5), observations=1000)
+    found = compare(Blind(), made_up(1.0, prompts=5), observations=1000)
     assert found.holding("plain", "plain").observations in (16, 24)  # half of five prompts, eight answers each
 
 
-def test_the_same_seed_says_the_same_and_one_prompt_is_too_few() -> None:
+def test_the_same_seed_gives_the_same_and_one_prompt_is_too_few() -> None:
     pairs = made_up(2.0, prompts=20)
-    a, b, c = (study(Blind(), pairs, seed=seed).holding("steps", "steps") for seed in (1, 1, 2))
+    a, b, c = (compare(Blind(), pairs, seed=seed).holding("steps", "steps") for seed in (1, 1, 2))
     assert a == b != c
-    with pytest.raises(InputError, match="one prompt is no study"):
-        study(Blind(), made_up(1.0, prompts=1))
+    with pytest.raises(InputError, match="one prompt only"):
+        compare(Blind(), made_up(1.0, prompts=1))
 
 
 def test_the_packaged_pairs_are_shown_as_tables_and_a_page() -> None:
@@ -132,7 +132,7 @@ def test_the_packaged_pairs_are_shown_as_tables_and_a_page() -> None:
         def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
             return LogTPredictions.of(np.full(len(inputs), 5.0), 1.0, [each.cap for each in inputs])
 
-    found = study(Constant(), load_reasoning(), name="constant")
+    found = compare(Constant(), load_reasoning(), name="constant")
     lengths, ratios, holdings = tables(found)
     assert [row[0] for row in lengths.rows] == ["plain", "step by step"]
     assert [row[0] for row in ratios.rows] == ["all", "Apps", "BigCodeBench", "DS1000", "DollyDataset", "Mbpp"]
@@ -141,6 +141,6 @@ def test_the_packaged_pairs_are_shown_as_tables_and_a_page() -> None:
         assert {len(row) for row in table.rows} == {len(table.columns)}
     assert np.isnan(found.halves["plain"].tau)
     assert lengths.rows[0][5:7] == ("–", "– to –")
-    page = html_report(found)
-    assert page.startswith("<!doctype html>")
-    assert page.count("data:image/png;base64,") == 1
+    output = STUDY.output(found)
+    check_output(output)
+    assert output.html().count("data:image/png;base64,") == 1

@@ -4,44 +4,58 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.theory.queueing import SIZES, Queue
-from experiments.theory.study import CertainSrpt, Claim, Effort, Jobs, PreemptiveSjf, claims, examine, serve
-from experiments.theory.view import facts, table
+from experiments.theory import (
+    SIZES,
+    STUDY,
+    CertainSrpt,
+    Formula,
+    Jobs,
+    PreemptiveSjf,
+    Queue,
+    TheoryGrid,
+    examine,
+    facts,
+    formulas,
+    serve,
+    tables,
+)
+from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
+from tests.experiments.samples import check_output
 
 
-def said_elsewhere(claim: Claim) -> bool:
-    """Job for job the same as another: see the two tests after the next."""
-    same = claim.queue.all_alike and claim.policy.name != "fcfs"
-    srpt = claim.name.startswith("limited SRPT, c = 1 ") and claim.queue.predictions == "perfect"
-    return same or claim.name.startswith("limited SRPT, c = 0 ") or srpt
+def covered_elsewhere(formula: Formula) -> bool:
+    """Job for job the same as another: see the next two tests."""
+    same = formula.queue.all_alike and formula.policy.name != "fcfs"
+    srpt = formula.name.startswith("limited SRPT, c = 1 ") and formula.queue.predictions == "perfect"
+    return same or formula.name.startswith("limited SRPT, c = 0 ") or srpt
 
 
-def effort(claim: Claim) -> Effort:
-    """Heavy tails take twice as long to show their mean."""
-    return Effort() if claim.queue.sizes == "log-normal" else Effort(jobs=60_000, preemptive_jobs=2_500)
+def grid(formula: Formula) -> TheoryGrid:
+    """Heavy tails need more jobs for their mean."""
+    return TheoryGrid() if formula.queue.sizes == "log-normal" else TheoryGrid(jobs=60_000, preemptive_jobs=2_500)
 
 
-def label(claim: Claim) -> str:
-    return f"{claim.name}, {claim.queue.sizes}, {claim.queue.predictions}"
+def label(formula: Formula) -> str:
+    return f"{formula.name}, {formula.queue.sizes}, {formula.queue.predictions}"
 
 
-@pytest.mark.parametrize("claim", [claim for claim in claims() if not said_elsewhere(claim)], ids=label)
-def test_the_simulated_mean_is_the_formulas_within_one_percent(claim: Claim) -> None:
-    found = examine(claim, effort(claim))
-    assert found.half_width / found.mean < 0.015  # the interval that the one percent is seen through
+@pytest.mark.parametrize("formula", [formula for formula in formulas() if not covered_elsewhere(formula)], ids=label)
+def test_the_simulated_mean_is_the_formulas_within_one_percent(formula: Formula) -> None:
+    found = examine(formula, grid(formula))
+    assert found.half_width / found.mean < 0.015  # the interval is narrow enough to see one percent
     assert abs(found.error) < 0.01
 
 
 @pytest.mark.parametrize("policy", [PreemptiveSjf(), CertainSrpt(c=1.0), CertainSrpt(c=0.5), make_policy("sjf")])
-def test_jobs_all_alike_are_served_in_order_of_coming_whatever_the_order(policy: PreemptiveSjf) -> None:
+def test_equal_jobs_are_served_in_order_of_arrival_by_every_policy(policy: PreemptiveSjf) -> None:
     jobs = Jobs.draw(Queue(0.7, "deterministic"), 2_000, seed=3)
     assert serve(jobs, policy).tolist() == serve(jobs, make_policy("fcfs")).tolist()
 
 
 @pytest.mark.parametrize("predictions", ["perfect", "exponential"])
-def test_without_leave_to_preempt_srpt_is_sjf(predictions: str) -> None:
-    """TRAIL's trap: at c = 0 who has not begun is still passed in line; otherwise it would be FCFS."""
+def test_srpt_without_preemption_is_sjf(predictions: str) -> None:
+    """At c = 0 a waiting job can still be overtaken in the queue; otherwise it would be FCFS."""
     jobs = Jobs.draw(Queue(0.7, "exponential", predictions), 2_000, seed=4)
     assert serve(jobs, CertainSrpt(c=0.0)).tolist() == serve(jobs, make_policy("sjf")).tolist()
 
@@ -74,16 +88,23 @@ def test_worse_predictions_make_worse_orders_but_never_a_worse_fcfs() -> None:
     assert perfect.limited_srpt(0.8) < noisy.limited_srpt(0.8)
 
 
-def test_a_run_that_was_lucky_is_set_right() -> None:
-    """SRPT and FCFS are lucky on the same jobs: with the controls the interval is several times as narrow."""
-    claim = Claim("SRPT", CertainSrpt(c=1.0), Queue(0.7, "exponential"), Queue(0.7, "exponential").srpt())
-    found = examine(claim, Effort(runs=10, preemptive_jobs=1_000))
-    runs = [Jobs.draw(claim.queue, 1_000, seed).response(claim.policy) for seed in range(10)]
+def test_control_variates_narrow_the_interval() -> None:
+    """SRPT and FCFS deviate on the same jobs: with the controls the interval is several times as narrow."""
+    formula = Formula("SRPT", CertainSrpt(c=1.0), Queue(0.7, "exponential"), Queue(0.7, "exponential").srpt())
+    found = examine(formula, TheoryGrid(runs=10, preemptive_jobs=1_000))
+    runs = [Jobs.draw(formula.queue, 1_000, seed).response(formula.policy) for seed in range(10)]
     assert found.half_width < 0.5 * (max(runs) - min(runs))
 
 
 def test_a_finding_is_a_row_and_a_record() -> None:
     queue = Queue(0.7, "deterministic")
-    found = examine(Claim("FCFS", make_policy("fcfs"), queue, queue.fcfs()), Effort(runs=5, jobs=500))
-    assert [row[0] for row in table([found]).rows] == ["FCFS"]
+    found = examine(Formula("FCFS", make_policy("fcfs"), queue, queue.fcfs()), TheoryGrid(runs=5, jobs=500))
+    assert [row[0] for row in tables([found])[0].rows] == ["FCFS"]
     assert facts([found])[0]["formula"] == queue.fcfs()
+    check_output(STUDY.output([found]))
+
+
+@pytest.mark.parametrize("wrong", [{"load": 1.0}, {"load": 0.0}, {"runs": 2}])
+def test_a_grid_without_a_mean_or_an_interval_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError):
+        TheoryGrid(**wrong)  # type: ignore[arg-type]

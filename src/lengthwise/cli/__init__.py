@@ -36,7 +36,6 @@ COMMANDS = {
     "traces": "List, show and convert traces.",
     "lengths": "Fit distributions to observed answer lengths.",
     "reproduce": "Reproduce the papers' tables.",
-    "theory": "Compare the simulator with queueing theory.",
     "doctor": "Show what is installed and which command needs what is missing.",
 }
 

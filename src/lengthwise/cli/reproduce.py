@@ -12,8 +12,6 @@ from experiments.castillo.paper import UNSEEN, compare
 from experiments.castillo.paper_view import html_report, tables
 from lengthwise.cli import (
     reproduce_alpaca20,
-    reproduce_one_prompt,
-    reproduce_reasoning,
 )
 from lengthwise.cli.lengths import load_samples
 from lengthwise.cli.output import need_folder
@@ -65,5 +63,3 @@ def castillo(
 
 
 app.command()(reproduce_alpaca20.alpaca20)
-app.command()(reproduce_reasoning.reasoning)
-app.command("one_prompt")(reproduce_one_prompt.one_prompt)

@@ -1,0 +1,396 @@
+"""One prompt answered 256 times: the spread that no predictor can remove, and the family it follows.
+
+TIE (arXiv 2604.00499) opens with this figure: the lengths of 256 generations of one prompt of LMSYS-Chat-1M with the
+fitted log-t. Here any served LLM answers, and the other families are compared by likelihood. Lengths are stored: a
+second run generates nothing, and an interrupted one resumes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from experiments.study import Run, Study
+from lengthwise.engines.collect import CollectPlan, CollectReport, Prompt, collect
+from lengthwise.engines.smollm2 import cache_home
+from lengthwise.errors import InputError
+from lengthwise.lengths import LengthDistribution
+from lengthwise.lengths.families import FAMILIES, GAMMA, LOGNORMAL, LOGT, WEIBULL, Family
+from lengthwise.lengths.fit import fit_rows
+from lengthwise.lengths.goodness import ks_critical, ks_statistic
+from lengthwise.predictors.contract import PredictionInput
+from lengthwise.predictors.resolve import load_predictor
+from lengthwise.reports.figures import COLOURS, GREY, figure, legend, png, save
+from lengthwise.reports.tables import Table, signed
+from lengthwise.workloads import LengthSamples
+
+Array = NDArray[np.float64]
+
+
+GENERATIONS: Final = 256
+"""As in the paper's figure."""
+PROMPT: Final = "Introduce Nanjing University in China."
+"""Not the paper's prompt, which is from LMSYS-Chat-1M."""
+_CRITICAL_DRAWS: Final = 300
+
+
+@dataclass(frozen=True, eq=False)
+class FamilyFit:
+    """One family fitted to the lengths of one prompt by maximum likelihood."""
+
+    family: Family
+    params: Array
+    """Location, scale, shape."""
+    loglik_gain: float
+    """Log-likelihood of all lengths, less log-normal's."""
+    aic_gain: float
+    """The same minus one per free parameter: higher is better."""
+    ks: float
+    ks_passes: bool | None
+    """At 5 %, with refitting accounted for; None where answers are cut off, as KS does not apply."""
+
+    @property
+    def name(self) -> str:
+        """Name of the family."""
+        return self.family.name
+
+    def density(self, x: Array) -> Array:
+        """Probability density per token."""
+        return np.asarray(np.exp(self.family.logpdf(x[None, :], self.params[None, :]))[0])
+
+    def survival(self, x: Array) -> Array:
+        """P(length > x)."""
+        return np.asarray(np.exp(self.family.logsf(x[None, :], self.params[None, :]))[0])
+
+
+@dataclass(frozen=True, eq=False)
+class OnePromptResult:
+    """The answers, the fits and the predictions."""
+
+    prompt: str
+    llm: str
+    limit: int
+    lengths: Array
+    capped: NDArray[np.bool_]
+    fits: tuple[FamilyFit, ...]
+    """Best first, by AIC."""
+    predicted: dict[str, LengthDistribution]
+    """Predictions of shipped predictors for this prompt."""
+
+    def fit(self, name: str) -> FamilyFit:
+        """The fit of one family."""
+        return next(each for each in self.fits if each.name == name)
+
+
+def analyse(
+    samples: LengthSamples, limit: int, *, predictors: tuple[str, ...] = ("fast",), seed: int = 0
+) -> OnePromptResult:
+    """Fit every family to the one row of `samples`; `limit` is the max_tokens of its answers."""
+    if len(samples) != 1:
+        raise InputError(f"has {len(samples)} prompts", source=samples.origin, hint="give the answers to one")
+    lengths = samples.lengths_matrix().astype(np.float64)
+    capped = samples.capped_matrix()
+    if len(np.unique(lengths[~capped])) < 3:
+        raise InputError(
+            f"{lengths.size} answers with {len(np.unique(lengths[~capped]))} different lengths have no spread to fit",
+            source=samples.origin,
+            hint="sample with a temperature above 0, more answers, or a higher max_tokens",
+        )
+    rng = np.random.default_rng(seed)
+    base = float(fit_rows(LOGNORMAL, lengths, censored=capped).loglik[0])
+    fits = [_fit(family, lengths, capped, base, rng) for family in FAMILIES]
+    fits.sort(key=lambda each: each.aic_gain, reverse=True)
+    prompt, llm = (str(samples.table[name][0].as_py()) for name in ("prompt", "llm"))
+    inputs = [PredictionInput(prompt, llm, limit)]
+    return OnePromptResult(
+        prompt,
+        llm,
+        limit,
+        lengths[0],
+        capped[0],
+        tuple(fits),
+        {name: load_predictor(name).predict(inputs)[0] for name in predictors},
+    )
+
+
+def _fit(family: Family, lengths: Array, capped: NDArray[np.bool_], base: float, rng: np.random.Generator) -> FamilyFit:
+    fits = fit_rows(family, lengths, censored=capped)
+    gain = float(fits.loglik[0]) - base
+    present = ~capped
+    statistic = float(ks_statistic(fits, lengths, present)[0])
+    passes = None
+    if not capped.any():
+        critical = ks_critical(family, fits.params, lengths.shape[1], rng, draws=_CRITICAL_DRAWS)
+        passes = statistic <= critical
+    extra = sum(family.free) - sum(LOGNORMAL.free)
+    return FamilyFit(family, fits.params[0], gain, gain - extra, statistic, passes)
+
+
+def tables(found: OnePromptResult) -> list[Table]:
+    """The lengths, the families, and the predictions."""
+    return [_lengths(found), _families(found)]
+
+
+def facts(found: OnePromptResult) -> dict[str, Any]:
+    """Everything that the tables show, for JSON."""
+    return {
+        "prompt": found.prompt,
+        "llm": found.llm,
+        "limit": found.limit,
+        "lengths": found.lengths.astype(int).tolist(),
+        "capped": found.capped.tolist(),
+        "families": [
+            {
+                "family": each.name,
+                "params": each.params,
+                "loglik_gain": each.loglik_gain,
+                "aic_gain": each.aic_gain,
+                "ks": each.ks,
+                "ks_passes": each.ks_passes,
+            }
+            for each in found.fits
+        ],
+        "predicted_median": {name: prediction.quantile(0.5) for name, prediction in found.predicted.items()},
+    }
+
+
+def _lengths(found: OnePromptResult) -> Table:
+    x = found.lengths
+    shares = (0.05, 0.25, 0.5, 0.75, 0.95)
+    rows = [["answers", f"{x.mean():.0f}", *(f"{value:.0f}" for value in np.quantile(x, shares)), f"{x.max():.0f}"]]
+    for name, prediction in found.predicted.items():
+        quantiles = [f"{prediction.quantile(q):.0f}" for q in shares]
+        rows.append([f"{name} predicts", f"{prediction.mean():.0f}", *quantiles, "–"])
+    notes = [f"prompt: {found.prompt}", f"coefficient of variation {x.std() / x.mean():.2f}"]
+    if found.capped.any():
+        notes.append(f"{int(found.capped.sum())} answers are cut off at {found.limit:,} tokens and count as longer")
+    columns = ["tokens", "mean", *(f"{100 * q:.0f} %" for q in shares), "longest"]
+    return Table(f"{len(x)} answers of {found.llm} to one prompt", columns, rows, notes)
+
+
+def _families(found: OnePromptResult) -> Table:
+    rows = []
+    for each in found.fits:
+        location, scale, shape = (f"{value:.3f}" for value in each.params)
+        passes = "–" if each.ks_passes is None else "passes" if each.ks_passes else "fails"
+        free = shape if each.family.shape_is_free else "–"
+        gains = [signed(each.loglik_gain, 2), signed(each.aic_gain, 2)]
+        rows.append([each.name, *gains, f"{each.ks:.3f}", passes, location, scale, free])
+    columns = ["family", "log-likelihood - log-normal's", "less parameters", "KS", "KS at 5 %", "location", "scale"]
+    notes = ["by likelihood, minus one per free parameter (AIC / 2); KS with refitting accounted for"]
+    return Table("Families by likelihood", [*columns, "shape"], rows, notes)
+
+
+_BARS: Final = 40
+_SHOWN: Final = (
+    (LOGT, COLOURS[1], 2.4),
+    (LOGNORMAL, COLOURS[0], 1.5),
+    (WEIBULL, COLOURS[2], 1.1),
+    (GAMMA, COLOURS[3], 1.1),
+)
+
+
+def draw(found: OnePromptResult, path: Path) -> None:
+    """Write the figure."""
+    with _drawn(found) as (drawing, axes):
+        _fill(axes, found)
+        save(drawing, path)
+
+
+def images(found: OnePromptResult) -> dict[str, str]:
+    """The figure as PNG in base64."""
+    with _drawn(found) as (drawing, axes):
+        _fill(axes, found)
+        return {f"{len(found.lengths)} answers of {found.llm} to one prompt": png(drawing)}
+
+
+def _drawn(found: OnePromptResult) -> AbstractContextManager[tuple[Figure, list[Axes]]]:
+    title = f"{len(found.lengths)} answers of {found.llm} to “{_short(found.prompt)}”"
+    return figure(1, 2, size=(13.5, 4.8), title=title)
+
+
+def _fill(axes: list[Axes], found: OnePromptResult) -> None:
+    _histogram(axes[0], found)
+    _tail(axes[1], found)
+
+
+def _histogram(axes: Axes, found: OnePromptResult) -> None:
+    """Bars and densities, as in the paper's figure; answers cut off are in the last bar."""
+    top = min(float(found.limit), 1.15 * float(np.quantile(found.lengths[~found.capped], 0.995)))
+    edges = np.linspace(0.0, top, _BARS + 1)
+    weights = np.full(len(found.lengths), 1.0 / (len(found.lengths) * (edges[1] - edges[0])))
+    axes.hist(np.minimum(found.lengths, top), bins=edges.tolist(), weights=weights, color="#cfe1ee", edgecolor="white")
+    x = np.linspace(1.0, top, 500)
+    for family, colour, width in _SHOWN:
+        each = found.fit(family.name)
+        label = f"{each.name} ({each.loglik_gain:+.1f})"
+        axes.plot(x, each.density(x), color=colour, linewidth=width, label=label)
+    for name, prediction in found.predicted.items():
+        axes.axvline(
+            prediction.quantile(0.5), color=GREY, linestyle="--", linewidth=1.2, label=f"median that {name} predicts"
+        )
+    axes.set_xlim(0, top)
+    axes.set_xlabel("tokens of the answer")
+    axes.set_ylabel("density per token")
+    axes.set_title("Fitted families (log-likelihood over log-normal's)")
+    legend(axes, loc="upper right")
+
+
+def _tail(axes: Axes, found: OnePromptResult) -> None:
+    """The share of answers that are longer, both axes logarithmic: where the families part."""
+    n = len(found.lengths)
+    whole = np.sort(found.lengths[~found.capped])
+    beyond = 1.0 - np.arange(1, len(whole) + 1) / n
+    # Nobody knows how far those go that were cut off: the staircase ends where they do.
+    ends = np.append(whole, found.limit) if found.capped.any() else whole
+    axes.plot(*_steps(ends, beyond), color="#22282d", linewidth=1.6, label="answers")
+    x = np.geomspace(max(1.0, whole[0] * 0.7), found.limit, 400)
+    for family, colour, width in _SHOWN:
+        axes.plot(x, found.fit(family.name).survival(x), color=colour, linewidth=width, label=family.name)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_ylim(0.4 / n, 1.3)
+    axes.set_xlabel("tokens")
+    axes.set_ylabel("share of answers that are longer")
+    axes.set_title("The tail")
+    legend(axes, loc="lower left")
+
+
+def _steps(x: NDArray[np.float64], y: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
+    """A staircase that starts at 1 and falls to y[i] at x[i]; the last x only ends it: no logarithm shows a 0."""
+    yield np.repeat(x, 2)[:-1]
+    yield np.repeat(np.concatenate([[1.0], y[: len(x) - 1]]), 2)[1:]
+
+
+def _short(text: str, most: int = 60) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+@dataclass(frozen=True)
+class OnePromptGrid:
+    """The prompt, the sampling, and where the answers come from."""
+
+    prompt: str = PROMPT
+    generations: int = GENERATIONS
+    url: str | None = None
+    """An OpenAI endpoint; by default the embedded LLM is started."""
+    temperature: float = 0.7
+    top_p: float = 0.9
+    repetition_penalty: float = 1.1
+    """Above 1 it keeps small LLMs out of loops; 1 is not sent."""
+    max_tokens: int = 1024
+    """Longer answers are cut, and count as longer."""
+    max_concurrency: int = 16
+    seed: int = 0
+    answers: Path | None = None
+    """The lengths (.parquet): read if the file exists, else written. By default in the cache."""
+
+    def __post_init__(self) -> None:
+        if self.generations < 10:
+            raise InputError(f"{self.generations} generations", field="generations", hint="give at least 10")
+
+    @property
+    def stored(self) -> Path:
+        """The file of the lengths."""
+        sampling = (
+            self.prompt,
+            self.url,
+            self.generations,
+            self.temperature,
+            self.top_p,
+            self.repetition_penalty,
+            self.max_tokens,
+            self.seed,
+        )
+        name = f"one-prompt-{xxhash.xxh3_64_hexdigest(repr(sampling).encode())}.parquet"
+        return self.answers or cache_home() / "answers" / name
+
+
+def measure(run: Run, grid: OnePromptGrid) -> OnePromptResult:
+    """Collect the answers unless they are stored, and fit every family."""
+    path = grid.stored
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        plan = CollectPlan(
+            url=grid.url or "",
+            out=path,
+            samples=grid.generations,
+            temperature=grid.temperature,
+            top_p=grid.top_p,
+            repetition_penalty=None if grid.repetition_penalty == 1.0 else grid.repetition_penalty,
+            max_tokens=grid.max_tokens,
+            seed=grid.seed,
+            at_once=grid.max_concurrency,
+        )
+        _collect(grid.prompt, plan, run)
+    run.note(f"lengths: {path}")
+    return analyse(LengthSamples.read(path), grid.max_tokens, seed=grid.seed)
+
+
+def _collect(prompt: str, plan: CollectPlan, run: Run) -> None:
+    report = CollectReport(prompts=1, samples=plan.samples)
+
+    def on_answer() -> None:
+        answers = len(report.answers)
+        run.report(f"{answers:,} of {report.wanted:,} answers", answers / report.wanted)
+
+    with _endpoint(plan) as url:
+        asyncio.run(collect([Prompt("one_prompt", "0", prompt)], replace(plan, url=url), report, on_answer))
+    if report.interrupted:
+        raise KeyboardInterrupt
+    if not report.whole_prompts:
+        errors = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.errors.items()))
+        raise InputError(
+            f"{len(report.answers):,} of {report.wanted:,} answers arrived ({errors})",
+            source=plan.url or "the embedded engine",
+            hint="the same command resumes where it stopped",
+        )
+
+
+@contextlib.contextmanager
+def _endpoint(plan: CollectPlan) -> Iterator[str]:
+    """The given endpoint, or the embedded LLM while it is used."""
+    if plan.url:
+        yield plan.url
+        return
+    from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions  # needs vLLM
+
+    with EmbeddedEngine(EngineOptions(policy="fcfs", predictor="none", max_num_seqs=plan.at_once)) as engine:
+        yield engine.url
+
+
+def _needs(grid: OnePromptGrid) -> str | None:
+    if grid.url is None and not grid.stored.is_file() and importlib.util.find_spec("vllm") is None:
+        return "needs vLLM, or an endpoint: --set url=http://HOST:PORT"
+    return None
+
+
+STUDY: Study[OnePromptGrid, OnePromptResult] = Study(
+    name="one_prompt",
+    title="Answers of one LLM to one prompt",
+    question="Which family do the lengths of many answers to one prompt follow?",
+    paper="TIE, arXiv 2604.00499, figure 1",
+    source="an LLM of yours, or the embedded one",
+    grid=OnePromptGrid(),
+    quick=OnePromptGrid(generations=32, max_tokens=256),
+    minutes=(30, 4),
+    measure=measure,
+    tables=tables,
+    facts=facts,
+    images=images,
+    draw=draw,
+    needs=_needs,
+)

@@ -1,1 +1,0 @@
-"""How predictions hold when an LLM is asked to reason."""
