@@ -23,7 +23,7 @@ from typing import Any
 
 from scripts.gpu_train import SOURCE, bare_package, configured, parse_variant
 
-FILES = ("pack.npz", "config.json", "shape.json", "weights.pt")
+FILES = ("pack.npz", "config.json", "backbone.json", "weights.pt")
 
 
 def pack(arguments: argparse.Namespace) -> None:
@@ -39,7 +39,7 @@ def pack(arguments: argparse.Namespace) -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     make_pack(load_samples(config.data), config.data, loaded.text).write(arguments.folder / FILES[0])
     (arguments.folder / FILES[1]).write_text(config.model_dump_json(indent=1))
-    (arguments.folder / FILES[2]).write_text(json.dumps(loaded.shape))
+    (arguments.folder / FILES[2]).write_text(json.dumps(loaded.config))
     torch.save({k: v.half() for k, v in loaded.module.state_dict().items()}, arguments.folder / FILES[3])
     for name in FILES:
         print(f"{name:12} {(arguments.folder / name).stat().st_size / 1e6:6.1f} MB")  # noqa: T201
@@ -60,10 +60,9 @@ def work(job: tuple[Path, Path, str, str, int, float]) -> tuple[str, Any]:
     import torch
 
     from experiments.alpaca20.run import thinned, train_bins, width_settings
-    from lengthwise.training.encoder.bert import Bert, BertShape
-    from lengthwise.training.encoder.bins import bin_edges
+    from lengthwise.training.encoder.backbones import empty_backbone
     from lengthwise.training.encoder.network import LengthNetwork
-    from lengthwise.training.encoder.pack import Pack
+    from lengthwise.training.encoder.pack import Pack, bin_edges
 
     name, settings = parse_variant(variant)
     data = Pack.read(folder / FILES[0])
@@ -76,7 +75,7 @@ def work(job: tuple[Path, Path, str, str, int, float]) -> tuple[str, Any]:
     torch.set_num_threads(1)
     seed = int(settings.get("seed", 0))
     torch.manual_seed(seed)
-    backbone = Bert(BertShape(**json.loads((weights / FILES[2]).read_text())))
+    backbone = empty_backbone(json.loads((weights / FILES[2]).read_text()))
     backbone.load_state_dict({k: v.float() for k, v in torch.load(weights / FILES[3]).items()})
     network = LengthNetwork(backbone, config, data.features, len(edges) - 1)
     made = train_bins(

@@ -28,10 +28,9 @@ def work(job: tuple[Path, str, dict[str, Any], int, float]) -> tuple[str, list[d
     import torch
 
     from experiments.castillo.curves import STUDIES, only, run
-    from lengthwise.training.encoder.bert import Bert, BertShape
-    from lengthwise.training.encoder.bins import bin_edges
+    from lengthwise.training.encoder.backbones import empty_backbone
     from lengthwise.training.encoder.network import LengthNetwork
-    from lengthwise.training.encoder.pack import Pack
+    from lengthwise.training.encoder.pack import Pack, bin_edges
 
     study = next(each for each in STUDIES if each.name == name)
     config = configured(folder, {**study.changes, **changes})
@@ -41,7 +40,7 @@ def work(job: tuple[Path, str, dict[str, Any], int, float]) -> tuple[str, list[d
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    backbone = Bert(BertShape(**json.loads((folder / "shape.json").read_text())))
+    backbone = empty_backbone(json.loads((folder / "backbone.json").read_text()))
     backbone.load_state_dict({k: v.float() for k, v in torch.load(folder / "weights.pt").items()})
     network = LengthNetwork(backbone, config, data.features, 0 if edges is None else len(edges) - 1)
     deadline = time.monotonic() + until - time.time()

@@ -66,35 +66,19 @@ def _held_out(prompt: Any, part: float) -> bool:  # noqa: ANN401
 
 
 def load_packed(folder: Path) -> Any:  # noqa: ANN401
-    """The LLM of transformers with the weights that were packed."""
-    import numpy as np
+    """Return the LLM in transformers with the packed weights."""
     import torch
     import transformers
 
-    from scripts.gpu_train import dequantised, llama_name, unrotated
+    from scripts.gpu_train import llama_weights
 
-    config = transformers.LlamaConfig(**json.loads((folder / "config.json").read_text()))
-    state = {}
-    for path in sorted(folder.glob("llama_*.npz")):
-        with np.load(path) as pieces:
-            for key in pieces.files:
-                name, kind, *shape = key.split("|")
-                value = unrotated(name, dequantised(pieces[key], kind).reshape([int(n) for n in shape]))
-                state[full_name(llama_name(name))] = torch.as_tensor(value)
-    llm = transformers.LlamaForCausalLM(config)
-    missing, unexpected = llm.load_state_dict(state, strict=False)
+    llm = transformers.LlamaForCausalLM(transformers.LlamaConfig(**json.loads((folder / "config.json").read_text())))
+    missing, unexpected = llm.load_state_dict(llama_weights(folder), strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise SystemExit(f"the weights do not fit: {missing[:3]} are missing, {unexpected[:3]} unknown")
     llm.tie_weights()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return llm.to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
-
-
-def full_name(name: str) -> str:
-    """A tensor's name in transformers, from that in our Llama."""
-    for part in ("gate_proj", "up_proj", "down_proj"):
-        name = name.replace(f".{part}.", f".mlp.{part}.")
-    return f"model.{name}"
 
 
 def bare_package() -> None:

@@ -1,16 +1,16 @@
 """Train many variants of the encoder at once on a bare GPU machine, then one student of the best.
 
     pack     here: tokenise, and write everything a run needs into one folder (needs the package and its data)
-    unpack   there: a Llama's weights from their pieces
-    invent   there: prompts that the Llama makes up, for the teachers to speak of
+    unpack   there: join the weights of a Llama
+    invent   there: prompts that the Llama generates, for the teachers to predict
     more     here: these prompts as token ids for a pack (more.npz beside it)
     explore  there: variants side by side, scored on held-out prompts
     distil   there: an ensemble over folds, then students taught by it; the best one's weights are kept
-    left_out there: variants that each know nothing of one LLM
-    join     here: the pieces of the weights as one file, for `lengthwise.training.encoder.export`
+    left_out there: variants trained without one LLM
+    join     here: the weights as one file, for `lengthwise train --weights`
 
-`explore` and `distil` need Python, torch and NumPy, nothing else: the package's own modules are imported without the
-package's `__init__` files. docs/guides/training.md says how to run it.
+`explore` and `distil` need torch, transformers and SciPy, not the other dependencies of the package: its modules are
+imported without its `__init__` files. docs/guides/training.md says how to run it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
-WORK = Path("/tmp/lengthwise-training")  # noqa: S108  (a machine of its own, given back after)
+WORK = Path("/tmp/lengthwise-training")  # noqa: S108  (a rented machine)
 PIECE = 8_000_000  # fp16 numbers per file: 16 MB
 CARRIED = 33_000_000  # bytes of a Llama's weights per file
 SHORT = {
@@ -43,7 +43,7 @@ JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without")
 
 
 def bare_package() -> None:
-    """Let `lengthwise.training.encoder` be imported without the packages around it."""
+    """Make `lengthwise.training.encoder` importable without the dependencies of the package."""
     for name in ("lengthwise", *(f"lengthwise.{part}" for part in PARTS)):
         module = types.ModuleType(name)
         module.__path__ = [str(SOURCE / name.replace(".", "/"))]
@@ -51,24 +51,22 @@ def bare_package() -> None:
 
 
 def pack(arguments: argparse.Namespace) -> None:
-    """Write pack.npz, weights and config.json."""
+    """Write pack.npz, config.json, backbone.json and the weights."""
     import torch
 
-    from lengthwise.training.encoder.augment import more_prompts
     from lengthwise.training.encoder.backbones import load_backbone
     from lengthwise.training.encoder.config import read_config
-    from lengthwise.training.encoder.data import load_samples, make_pack
+    from lengthwise.training.encoder.data import load_samples, make_pack, more_prompts
 
     config = read_config(arguments.config)
     loaded = load_backbone(config.backbone, config.max_tokens)
     samples = load_samples(config.data)
-    extra = more_prompts(samples, config.data)
-    made = make_pack(samples, config.data, loaded.text, extra)
+    packed = make_pack(samples, config.data, loaded.text, more_prompts(samples, config.data))
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    made.write(arguments.folder / "pack.npz")
+    packed.write(arguments.folder / "pack.npz")
     (arguments.folder / "config.json").write_text(config.model_dump_json(indent=1))
-    (arguments.folder / "shape.json").write_text(json.dumps(loaded.shape))
-    if loaded.shape is not None and "rope_theta" in loaded.shape:
+    (arguments.folder / "backbone.json").write_text(json.dumps(loaded.config))
+    if loaded.config["model_type"] == "llama":
         pack_llama(arguments.folder)
     else:
         torch.save({k: v.half() for k, v in loaded.module.state_dict().items()}, arguments.folder / "weights.pt")
@@ -77,7 +75,7 @@ def pack(arguments: argparse.Namespace) -> None:
 
 
 def pack_llama(folder: Path) -> None:
-    """The embedded LLM's weights as its file has them, 4 and 8 bits each, in pieces that can be carried."""
+    """Write the weights of the embedded LLM as in its file, 4 and 8 bits each, in files small enough to copy."""
     import numpy as np
     from gguf import GGUFReader
 
@@ -96,24 +94,33 @@ def pack_llama(folder: Path) -> None:
 
 
 def unpack(arguments: argparse.Namespace) -> None:
-    """Put the pieces in --folder together as weights.pt."""
+    """Join the parts of a Llama's weights in --folder as weights.pt."""
+    import torch
+
+    state = llama_weights(arguments.folder)
+    for part in ("o_proj", "down_proj"):  # in the encoder a dropout follows these
+        state = {name.replace(f"{part}.weight", f"{part}.0.weight"): value for name, value in state.items()}
+    torch.save({name: value.half() for name, value in state.items()}, arguments.folder / "weights.pt")
+    print(f"{len(state)} tensors")  # noqa: T201
+
+
+def llama_weights(folder: Path) -> dict[str, Any]:
+    """Return the packed weights by the names of transformers' LlamaForCausalLM."""
     import numpy as np
     import torch
 
     state = {}
-    for path in sorted(arguments.folder.glob("llama_*.npz")):
+    for path in sorted(folder.glob("llama_*.npz")):
         with np.load(path) as pieces:
             for key in pieces.files:
                 name, kind, *shape = key.split("|")
-                state[llama_name(name)] = unrotated(
-                    name, dequantised(pieces[key], kind).reshape([int(n) for n in shape])
-                )
-    torch.save({name: torch.as_tensor(value).half() for name, value in state.items()}, arguments.folder / "weights.pt")
-    print(f"{len(state)} tensors")  # noqa: T201
+                value = unrotated(name, dequantised(pieces[key], kind).reshape([int(n) for n in shape]))
+                state[llama_name(name)] = torch.as_tensor(value)
+    return state
 
 
 def dequantised(raw: Any, kind: str) -> Any:  # noqa: ANN401
-    """Numbers of GGUF's blocks of 32."""
+    """Return the numbers of GGUF's blocks of 32."""
     import numpy as np
 
     if kind == "F32":
@@ -127,7 +134,7 @@ def dequantised(raw: Any, kind: str) -> Any:  # noqa: ANN401
 
 
 def unrotated(name: str, value: Any) -> Any:  # noqa: ANN401
-    """GGUF keeps rows of queries and keys in pairs; Llama's own order is halves."""
+    """Return rows of queries and keys in halves, as in transformers; GGUF stores them in pairs."""
     if "attn_q" not in name and "attn_k" not in name:
         return value
     size = 64  # of a head
@@ -135,45 +142,48 @@ def unrotated(name: str, value: Any) -> Any:  # noqa: ANN401
 
 
 def llama_name(name: str) -> str:
-    """A tensor's name in our Llama."""
+    """Return the name in transformers of a tensor of a GGUF file."""
     name = name.removesuffix(".weight")
     _, number, part = name.split(".") if name.startswith("blk.") else ("", "", name)
-    ours = {
+    full = {
         "token_embd": "embed_tokens", "output_norm": "norm", "attn_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm", "ffn_down": "down_proj", "ffn_gate": "gate_proj", "ffn_up": "up_proj",
-        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm", "ffn_down": "mlp.down_proj", "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
     }[part]  # fmt: skip
-    return f"layers.{number}.{ours}.weight" if number else f"{ours}.weight"
+    return f"model.layers.{number}.{full}.weight" if number else f"model.{full}.weight"
 
 
-def load_bare(folder: Path) -> Any:  # noqa: ANN401
-    """The encoder of a pack's folder, without its files of origin."""
+def load_packed_backbone(folder: Path) -> Any:  # noqa: ANN401
+    """Return the encoder of a packed folder."""
     import torch
 
-    from lengthwise.training.encoder.bert import Bert, BertShape
-    from lengthwise.training.encoder.llama import Llama, LlamaShape
+    from lengthwise.training.encoder.backbones import empty_backbone
 
-    shape = json.loads((folder / "shape.json").read_text())
-    encoder = Llama(LlamaShape(**shape)) if "rope_theta" in shape else Bert(BertShape(**shape))
+    encoder = empty_backbone(json.loads((folder / "backbone.json").read_text()))
     encoder.load_state_dict({k: v.float() for k, v in torch.load(folder / "weights.pt").items()})
     return encoder
 
 
 def invent(arguments: argparse.Namespace) -> None:
-    """Let the Llama make up user turns: from nothing, and going on from the beginnings of trained prompts.
+    """Let the Llama generate user turns: from nothing, and from the beginnings of training prompts.
 
-    Writes token ids: `more` turns them into texts.
+    Writes token ids, which `more` decodes.
     """
     bare_package()
     import numpy as np
     import torch
+    import transformers
 
     from lengthwise.training.encoder.pack import TRAIN, Pack
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     folder = arguments.folder
-    encoder = load_bare(folder).to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
+    encoder = load_packed_backbone(folder).eval()
+    llm = transformers.LlamaForCausalLM(encoder.model.config)
+    llm.model = encoder.model
+    llm.lm_head.weight = encoder.model.embed_tokens.weight
+    llm = llm.to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
     data = Pack.read(folder / "pack.npz")
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
@@ -188,38 +198,22 @@ def invent(arguments: argparse.Namespace) -> None:
         if keep > len(turn):
             long = [row for row in trained if len(row) > keep + 12]
             start = np.stack([long[i][:keep] for i in rng.integers(0, len(long), arguments.batch)]).astype(np.int64)
-        found += [row[3:] for row in sampled(encoder, torch.as_tensor(start, device=device), data.pad_id, 320)]
+        found += [row[3:] for row in sampled(llm, torch.as_tensor(start, device=device), data.pad_id, 320)]
     ids = np.concatenate(found).astype(np.uint16)
     arguments.out.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(arguments.out / "invented.npz", ids=ids, sizes=np.array([len(row) for row in found]))
     print(f"{len(found)} prompts, {len(ids)} tokens")  # noqa: T201
 
 
-def sampled(encoder: Any, ids: Any, end: int, most: int) -> list[Any]:  # noqa: ANN401
-    """Go on to the end of the turn, temperature 0.9, top-p 0.95; turns that do not end are dropped."""
-    import torch
-
-    past: list[list[Any]] = [[] for _ in encoder.layers]
-    rows, new = ids, ids
-    over = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-    with torch.no_grad():
-        for _ in range(most):
-            logits = encoder(new, past=past)[:, -1] @ encoder.embed_tokens.weight.T
-            top = torch.topk(torch.softmax(logits.float() / 0.9, -1), 200, dim=-1)
-            share = torch.where(top.values.cumsum(-1) - top.values < 0.95, top.values, 0.0)
-            new = top.indices.gather(1, torch.multinomial(share, 1))
-            new = torch.where(over[:, None], end, new)
-            rows = torch.cat([rows, new], dim=1)
-            over |= new[:, 0] == end
-            if bool(over.all()):
-                break
-    return [
-        row[: row.tolist().index(end, 3)] for row, done in zip(rows.cpu().numpy(), over.tolist(), strict=True) if done
-    ]
+def sampled(llm: Any, ids: Any, end: int, most: int) -> list[Any]:  # noqa: ANN401
+    """Continue to the end of the turn, temperature 0.9, top-p 0.95; turns that do not end are dropped."""
+    sampling = {"do_sample": True, "temperature": 0.9, "top_k": 200, "top_p": 0.95, "max_new_tokens": most}
+    rows = llm.generate(ids, eos_token_id=end, pad_token_id=end, **sampling).cpu().numpy()
+    return [row[: 3 + (row[3:] == end).argmax()] for row in rows if (row[3:] == end).any()]
 
 
 def more(arguments: argparse.Namespace) -> None:
-    """Write invented prompts, distinct ones, as Parquet, and as more.npz of the pack in --folder."""
+    """Write the distinct generated prompts as Parquet, and as more.npz of the pack in --folder."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet
@@ -244,7 +238,7 @@ def more(arguments: argparse.Namespace) -> None:
 
 
 def read_pack(folder: Path) -> Any:  # noqa: ANN401
-    """The pack of a folder, with the invented prompts where there are any."""
+    """Return the pack of a folder, with the generated prompts if there are any."""
     import numpy as np
 
     from lengthwise.training.encoder.pack import Pack
@@ -267,12 +261,12 @@ def parse_variant(text: str) -> tuple[str, dict[str, Any]]:
         except json.JSONDecodeError:
             settings[key] = value
         if key not in SHORT and key not in JOB_KEYS and "." not in key:
-            raise SystemExit(f"{name}: '{key}' is no setting; known: {', '.join([*SHORT, *JOB_KEYS])}")
+            raise SystemExit(f"{name}: '{key}' is not a setting; known: {', '.join([*SHORT, *JOB_KEYS])}")
     return name, settings
 
 
 def configured(folder: Path, settings: dict[str, Any]) -> Any:  # noqa: ANN401
-    """The pack's settings with some changed, as an object that reads like the package's."""
+    """Return the settings of the pack with changes, as an object with the attributes of TrainingConfig."""
     tree = json.loads((folder / "config.json").read_text())
     for key, value in settings.items():
         if key in JOB_KEYS:
@@ -282,21 +276,20 @@ def configured(folder: Path, settings: dict[str, Any]) -> Any:  # noqa: ANN401
         for part in way:
             place = place[part]
         if last not in place:
-            raise SystemExit(f"'{key}' is no setting; known there: {', '.join(place)}")
+            raise SystemExit(f"'{key}' is not a setting; known there: {', '.join(place)}")
         place[last] = value
     return json.loads(json.dumps(tree), object_hook=lambda d: types.SimpleNamespace(**d))
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Train one variant in this process and write what it says of every prompt."""
+    """Train one variant in this process and write its outputs for every prompt."""
     bare_package()
     import numpy as np
     import torch
 
     from lengthwise.training.encoder.ensemble import scores_of
     from lengthwise.training.encoder.network import LengthNetwork
-    from lengthwise.training.encoder.reshape import reshape
-    from lengthwise.training.encoder.training import Trainer
+    from lengthwise.training.encoder.trainer import Trainer
 
     WORK.mkdir(parents=True, exist_ok=True)
     name, settings = parse_variant(arguments.variant[0])
@@ -312,19 +305,19 @@ def work(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1 if device == "cpu" else 2)
     seed = int(settings.get("seed", 0))
     torch.manual_seed(seed)
-    backbone = load_bare(folder)
-    reshape(backbone, config)
+    backbone = load_packed_backbone(folder)
+    backbone.reshape(config)
     network = LengthNetwork(backbone, config, data.features)
     task, everything = make_task(arguments, settings, data)
     left = arguments.until - time.time()
     trainer = Trainer(network, task, config, seed, device, deadline=time.monotonic() + left)
     trainer.progress = lambda row: print(name, json.dumps(row), flush=True)  # noqa: T201
-    if arguments.mode == "say":
+    if arguments.mode == "predict":
         network.load_state_dict({k: v.float() for k, v in torch.load(WORK / f"{name}.pt").items()})
     curves = trainer.run() if arguments.mode == "work" else []
     outputs, _ = trainer.predict(everything)
     np.savez(WORK / f"{name}.npz", outputs=outputs.astype(np.float16), saw=np.isin(np.arange(len(data)), task.train))
-    if arguments.mode == "say":
+    if arguments.mode == "predict":
         return
     state = {k: v.detach().half().cpu() for k, v in network.state_dict().items()}
     torch.save(state, WORK / f"{name}.pt")
@@ -333,30 +326,30 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def make_task(arguments: argparse.Namespace, settings: dict[str, Any], data: Any) -> tuple[Any, Any]:  # noqa: ANN401
-    """What is trained on, and the prompts to predict after."""
+    """Return the task, and the prompts to predict after training."""
     import numpy as np
 
     from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, UNLABELLED
-    from lengthwise.training.encoder.training import Task
+    from lengthwise.training.encoder.trainer import Task
 
     soft = np.load(arguments.soft) if arguments.soft else None
     train = (data.part == TRAIN) & (data.fold != settings.get("fold", -1))
     learns = train | ((data.part == UNLABELLED) & (soft is not None and bool(settings.get("extra", True))))
     held_out = np.flatnonzero(data.part == HELD_OUT)
     everything = np.arange(len(data))
-    if arguments.limit:  # the shortest of each part, to try things out without a GPU
+    if arguments.limit:  # the shortest of each part, for a trial without a GPU
         short = np.argsort(np.diff(data.offsets), kind="stable")
         kept = [short[data.part[short] == part][: arguments.limit] for part in range(UNLABELLED + 1)]
         everything = np.sort(np.concatenate(kept))
         learns &= np.isin(np.arange(len(data)), everything)
         held_out = np.intersect1d(held_out, everything)
-    return Task(data, np.flatnonzero(learns), held_out, soft=soft, watch_only=("SmolLM2",)), everything
+    return Task(data, np.flatnonzero(learns), held_out, soft=soft, unscored=("SmolLM2",)), everything
 
 
 def run_all(
     arguments: argparse.Namespace, variants: list[str], until: float, soft: Path | None = None, mode: str = "work"
 ) -> list[str]:
-    """Run variants side by side, each in a process of its own; return the names of those that finished."""
+    """Run variants in parallel processes; return the names of those that finished."""
     waiting, names = list(variants), []
     running: list[subprocess.Popen[bytes]] = []
     while waiting or running:
@@ -383,7 +376,7 @@ def explore(arguments: argparse.Namespace) -> None:
 
 
 def left_out(arguments: argparse.Namespace) -> None:
-    """Train the variants, each without an LLM, and write what they say of all prompts with lengths."""
+    """Train the variants, each without one LLM, and write their outputs for all prompts with lengths."""
     bare_package()
     import numpy as np
 
@@ -391,16 +384,16 @@ def left_out(arguments: argparse.Namespace) -> None:
 
     names = run_all(arguments, arguments.variant, time.time() + arguments.budget - 10)
     kept = read_pack(arguments.folder).part != UNLABELLED
-    said = {name: np.load(WORK / f"{name}.npz")["outputs"][kept] for name in names}
+    outputs = {name: np.load(WORK / f"{name}.npz")["outputs"][kept] for name in names}
     arguments.out.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(arguments.out / "left_out.npz", **said)
+    np.savez_compressed(arguments.out / "left_out.npz", **outputs)
 
 
 def distil(arguments: argparse.Namespace) -> None:
     """Train the ensemble, average it, train the students, keep the best student's weights.
 
-    In two stages where prompts are still being invented while the teachers learn: they say what they predict of all
-    prompts that are there when the second begins.
+    With --stage the teachers can train while `invent` runs: they predict all prompts that exist when the students
+    start.
     """
     bare_package()
     import numpy as np
@@ -418,8 +411,8 @@ def distil(arguments: argparse.Namespace) -> None:
         run_all(arguments, teachers, began + arguments.teachers_share * arguments.budget)
     if arguments.stage == "teachers":
         return
-    good = good_ones([parse_variant(teacher)[0] for teacher in teachers], arguments.slack)
-    names = run_all(arguments, [t for t in teachers if parse_variant(t)[0] in good], until, mode="say")
+    good = best_teachers([parse_variant(teacher)[0] for teacher in teachers], arguments.slack)
+    names = run_all(arguments, [t for t in teachers if parse_variant(t)[0] in good], until, mode="predict")
     data = read_pack(arguments.folder)
     members = [Member(**dict(np.load(WORK / f"{name}.npz"))) for name in names]
     targets = soft_targets(members, data, oof=arguments.oof, disagreement=arguments.disagreement)
@@ -428,8 +421,8 @@ def distil(arguments: argparse.Namespace) -> None:
     report(arguments, [*names, *students], members=members, keep=students)
 
 
-def good_ones(names: list[str], slack: float) -> list[str]:
-    """Those that finished with a tau on held-out prompts near the best."""
+def best_teachers(names: list[str], slack: float) -> list[str]:
+    """Return the finished ones with a tau on held-out prompts near the best."""
     done = {
         name: json.loads((WORK / f"{name}.json").read_text()) for name in names if (WORK / f"{name}.json").is_file()
     }
@@ -439,7 +432,7 @@ def good_ones(names: list[str], slack: float) -> list[str]:
 
 
 def report(arguments: argparse.Namespace, names: list[str], members: Any = (), keep: list[str] | None = None) -> None:  # noqa: ANN401
-    """Write metrics.json, predictions.npz and the pieces of the kept weights, and print the scores."""
+    """Write metrics.json, predictions.npz and the weights of the best network, and print the scores."""
     bare_package()
     import numpy as np
 
@@ -449,8 +442,8 @@ def report(arguments: argparse.Namespace, names: list[str], members: Any = (), k
     results = [json.loads((WORK / f"{name}.json").read_text()) for name in names]
     kept = max((r for r in results if r["name"] in (keep or names)), key=lambda r: r["scores"]["held_out"]["tau"])
     files = {name: dict(np.load(WORK / f"{name}.npz")) for name in names}
-    together = members or [Member(**file) for file in files.values()]
-    ensemble = {"name": "ensemble of all" if not members else "ensemble", "scores": scores_of(average(together), data)}
+    used = members or [Member(**file) for file in files.values()]
+    ensemble = {"name": "ensemble of all" if not members else "ensemble", "scores": scores_of(average(used), data)}
     summary = {"kept": kept["name"], "results": [*results, ensemble]}
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "metrics.json").write_text(
@@ -461,7 +454,7 @@ def report(arguments: argparse.Namespace, names: list[str], members: Any = (), k
     soft = WORK / "soft.npy"
     if keep and soft.is_file():
         predictions["soft"] = np.load(soft).astype(np.float16)
-    predictions["ensemble"] = average(together).astype(np.float16)
+    predictions["ensemble"] = average(used).astype(np.float16)
     np.savez_compressed(arguments.out / "predictions.npz", **predictions)
     for result in sorted(summary["results"], key=lambda r: r["scores"]["held_out"]["tau"]):
         scores = {part: list(row.values()) for part, row in result["scores"].items()}
@@ -470,7 +463,7 @@ def report(arguments: argparse.Namespace, names: list[str], members: Any = (), k
 
 
 def save_pieces(name: str, out: Path) -> list[Any]:
-    """All weights as one row of fp16 numbers, cut into files; return names and shapes, in order."""
+    """Write all weights as fp16 numbers in several files; return names and shapes, in order."""
     import numpy as np
     import torch
 
@@ -482,7 +475,7 @@ def save_pieces(name: str, out: Path) -> list[Any]:
 
 
 def join(arguments: argparse.Namespace) -> None:
-    """Put the pieces together again."""
+    """Join the files of `save_pieces`."""
     import numpy as np
     import torch
 
@@ -514,12 +507,12 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=560.0, help="seconds for all of it")
     parser.add_argument("--teachers-share", type=float, default=0.6, help="of the budget")
     parser.add_argument("--parallel", type=int, default=6)
-    parser.add_argument("--more", type=Path, default=Path("out/invented.parquet"), help="invented prompts")
+    parser.add_argument("--more", type=Path, default=Path("out/invented.parquet"), help="generated prompts")
     parser.add_argument("--stage", choices=["all", "teachers", "students"], default="all")
-    parser.add_argument("--slack", type=float, default=0.01, help="teachers this far below the best are not heard")
-    parser.add_argument("--count", type=int, default=40_000, help="prompts to invent")
-    parser.add_argument("--batch", type=int, default=1024, help="prompts invented at once")
-    parser.add_argument("--limit", type=int, default=0, help="train on this many prompts only, to try things out")
+    parser.add_argument("--slack", type=float, default=0.01, help="teachers this far below the best are not used")
+    parser.add_argument("--count", type=int, default=40_000, help="prompts to generate")
+    parser.add_argument("--batch", type=int, default=1024, help="prompts generated at once")
+    parser.add_argument("--limit", type=int, default=0, help="train on this many prompts only, for a trial")
     parser.add_argument("--until", type=float, default=0.0)
     parser.add_argument("--soft", type=Path)
     arguments = parser.parse_args()
@@ -528,7 +521,7 @@ def main() -> None:
 
 MODES = {
     "pack": pack, "unpack": unpack, "invent": invent, "more": more, "explore": explore, "distil": distil,
-    "left_out": left_out, "join": join, "work": work, "say": work,
+    "left_out": left_out, "join": join, "work": work, "predict": work,
 }  # fmt: skip
 
 if __name__ == "__main__":

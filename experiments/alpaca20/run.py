@@ -127,7 +127,7 @@ def train_bins(
     progress: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> BinPredictions:
     """Train on the training prompts, watched on the held-out ones, and predict the test prompts."""
-    from lengthwise.training.encoder.training import Task, Trainer
+    from lengthwise.training.encoder.trainer import Task, Trainer
 
     learns, held_out, test = (np.flatnonzero(pack.part == part) for part in (TRAIN, HELD_OUT, TEST))
     task = Task(pack, learns, held_out, edges=edges)

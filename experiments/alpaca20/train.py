@@ -42,7 +42,7 @@ def train_here(
     try:
         import torch
 
-        from lengthwise.training.encoder.bins import bin_edges
+        from lengthwise.training.encoder.pack import bin_edges
         from lengthwise.training.encoder.run import Prepared, prepare
     except ModuleNotFoundError as error:
         raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
@@ -95,7 +95,7 @@ def start_from(network: Any, path: Path) -> None:  # noqa: ANN401  (torch's type
 def _seconds(ready: Prepared, network: Any, device: str) -> float:  # noqa: ANN401  (torch's types are not seen)
     """How long all epochs will take, from reading a few training prompts once."""
     from lengthwise.training.encoder.pack import TRAIN
-    from lengthwise.training.encoder.training import Task, Trainer
+    from lengthwise.training.encoder.trainer import Task, Trainer
 
     learns = np.flatnonzero(ready.pack.part == TRAIN)
     some = learns[:: max(1, len(learns) // _LOOK)]

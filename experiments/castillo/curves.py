@@ -95,7 +95,7 @@ def run(
     import torch
 
     from lengthwise.training.encoder.losses import label_loss
-    from lengthwise.training.encoder.training import Task, Trainer
+    from lengthwise.training.encoder.trainer import Task, Trainer
 
     class Watcher(Trainer):
         """Looks at prompts it trains on and at prompts it does not, with the weights that would be kept."""

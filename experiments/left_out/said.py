@@ -14,8 +14,8 @@ from lengthwise.predictors.encoder.readout import mu_and_sigma
 from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.training.encoder.config import parse_config
 from lengthwise.training.encoder.data import load_samples, prompt_table
-from lengthwise.training.encoder.held_out import calibrate
 from lengthwise.training.encoder.pack import HELD_OUT, Pack
+from lengthwise.training.encoder.package import calibrate
 
 
 def read_said(folder: Path, pack_folder: Path, prompts: Mapping[str, Prompts]) -> dict[str, Said]:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from lengthwise.predictors import scores
-from lengthwise.training.encoder.bins import bin_edges
 from lengthwise.training.encoder.config import HeadConfig
-from lengthwise.training.encoder.pack import TEST, TRAIN, Pack
+from lengthwise.training.encoder.pack import TEST, TRAIN, Pack, bin_edges
 
 
 def pack(lengths: np.ndarray[Any, Any], part: list[int]) -> Pack:

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.training.encoder.ensemble import Member, soft_targets
-from lengthwise.training.encoder.metrics import kendall_tau
+from lengthwise.training.encoder.ensemble import Member, kendall_tau, soft_targets
 from lengthwise.training.encoder.pack import HELD_OUT, Pack
 
 P, L, K = 400, 2, 10

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lengthwise.training.encoder.held_out import calibrate, rank_knots
+from lengthwise.training.encoder.package import calibrate, rank_knots
 from tests.training.encoder.test_ensemble import P, outputs, pack
 
 

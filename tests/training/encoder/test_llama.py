@@ -1,13 +1,12 @@
-"""A Llama as an encoder: the same numbers as transformers', with and without a past, and its text."""
+"""A Llama as an encoder, and the text it reads."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-
-from lengthwise.training.encoder.llama import Llama
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -15,8 +14,11 @@ transformers = pytest.importorskip("transformers")
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 from lengthwise.errors import InputError  # noqa: E402
-from lengthwise.training.encoder.backbones import load_backbone, wrap  # noqa: E402
-from lengthwise.training.encoder.chat_text import ChatText  # noqa: E402
+from lengthwise.training.encoder.backbones import (  # noqa: E402
+    ChatText,
+    load_backbone,
+    wrap,
+)
 from lengthwise.training.encoder.data import make_pack  # noqa: E402
 from lengthwise.training.encoder.network import Pooling  # noqa: E402
 from lengthwise.training.encoder.pack import UNLABELLED  # noqa: E402
@@ -24,7 +26,7 @@ from tests.training.encoder.tiny import config, samples  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def both() -> tuple[object, Llama]:
+def both() -> Any:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=40, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -37,23 +39,17 @@ def both() -> tuple[object, Llama]:
 IDS = np.array([[3, 7, 1, 9, 22, 5, 14]])
 
 
-def test_the_numbers_are_those_of_transformers(both: tuple[object, Llama]) -> None:
-    theirs, ours = both
-    with torch.no_grad():
-        expected = theirs(input_ids=torch.tensor(IDS)).last_hidden_state  # type: ignore[operator]
-        assert torch.allclose(ours(torch.tensor(IDS)), expected, atol=1e-5)
-
-
-def test_a_past_changes_nothing(both: tuple[object, Llama]) -> None:
-    _, ours = both
-    past: list[list[object]] = [[] for _ in ours.layers]
+def test_the_numbers_are_those_of_transformers_and_dropout_is_set_in_both_branches(both: Any) -> None:
+    model, encoder = both
     ids = torch.tensor(IDS)
     with torch.no_grad():
-        parts = [ours(ids[:, :3], past=past), *(ours(ids[:, n : n + 1], past=past) for n in range(3, ids.shape[1]))]
-        assert torch.allclose(torch.cat(parts, dim=1), ours(ids), atol=1e-5)
+        assert torch.equal(encoder(ids), model(input_ids=ids).last_hidden_state)
+        encoder.set_dropout(0.5)
+        assert not torch.allclose(encoder.train()(ids), encoder.eval()(ids))
+    encoder.set_dropout(0.0)
 
 
-def test_padding_after_the_text_is_not_seen(both: tuple[object, Llama]) -> None:
+def test_padding_after_the_text_is_not_seen(both: Any) -> None:
     _, ours = both
     padded = torch.tensor(np.pad(IDS, ((0, 0), (0, 4))))
     mask = torch.arange(padded.shape[1])[None] < IDS.shape[1]

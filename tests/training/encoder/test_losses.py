@@ -10,7 +10,7 @@ from lengthwise.training.encoder.config import parse_config
 from tests.training.encoder.tiny import torch
 
 from lengthwise.training.encoder import losses, student_t  # isort: skip
-from lengthwise.training.encoder.tensors import Targets  # isort: skip
+from lengthwise.training.encoder.losses import Targets  # isort: skip
 
 
 def targets(lengths: list[list[float]], censored: list[list[bool]] | None = None) -> Targets:

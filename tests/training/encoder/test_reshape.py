@@ -13,15 +13,12 @@ from tests.training.encoder import tiny
 from tests.training.encoder.test_architectures import feed
 from tests.training.encoder.tiny import torch
 
-from lengthwise.training.encoder.bert import Bert, BertShape, shortened  # isort: skip
-from lengthwise.training.encoder.export import to_onnx  # isort: skip
-from lengthwise.training.encoder.reshape import reshape  # isort: skip
+from lengthwise.training.encoder.backbones import BertBackbone, pool_tokens  # isort: skip
+from lengthwise.training.encoder.package import to_onnx  # isort: skip
 from lengthwise.training.encoder.run import prepare, train  # isort: skip
 from lengthwise.predictors.encoder.predictor import _session  # isort: skip
 
 from pathlib import Path
-
-SHAPE = BertShape(vocab_size=20, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32)
 
 
 def bare(**changes: Any) -> Any:
@@ -31,28 +28,28 @@ def bare(**changes: Any) -> Any:
 
 def funnelled(after: int, stride: int) -> Any:
     torch.manual_seed(0)
-    encoder = Bert(SHAPE).eval()
-    reshape(encoder, bare(funnel=SimpleNamespace(after=after, stride=stride)))
+    encoder = BertBackbone(tiny.model("minilm")).eval()
+    encoder.reshape(bare(funnel=SimpleNamespace(after=after, stride=stride)))
     return encoder
 
 
 def test_the_first_token_stays_and_groups_are_means() -> None:
     x = torch.arange(6.0).view(1, 6, 1)
-    assert shortened(x, None, 2).flatten().tolist() == [0.0, 1.5, 3.5, 5.0]
+    assert pool_tokens(x, None, 2).flatten().tolist() == [0.0, 1.5, 3.5, 5.0]
     mask = torch.tensor([[1, 1, 1, 1, 0, 0]])
-    assert shortened(x, mask, 2)[0, :3].flatten().tolist() == [0.0, 1.5, 3.0]
+    assert pool_tokens(x, mask, 2)[0, :3].flatten().tolist() == [0.0, 1.5, 3.0]
 
 
 @settings(deadline=None, max_examples=40)
 @given(tokens=st.integers(2, 17), padding=st.integers(1, 9), after=st.integers(0, 2), stride=st.integers(2, 5))
 def test_padding_changes_nothing_after_a_funnel(tokens: int, padding: int, after: int, stride: int) -> None:
     encoder = funnelled(after, stride)
-    ids = torch.randint(5, 20, (1, tokens))
+    ids = torch.randint(5, 18, (1, tokens))
     mask = torch.cat([torch.ones(1, tokens), torch.zeros(1, padding)], 1)
     with torch.no_grad():
         alone = encoder(ids, None)
         padded = encoder(torch.cat([ids, torch.zeros(1, padding, dtype=torch.long)], 1), mask)
-    here = encoder.mask_after(mask).bool()
+    here = encoder.output_mask(mask).bool()
     assert here.shape == padded.shape[:2]
     assert alone.shape[1] == 1 + -(-(tokens - 1) // stride)
     torch.testing.assert_close(padded[here][None], alone, atol=1e-5, rtol=1e-5)
@@ -74,10 +71,10 @@ def test_a_reshaped_encoder_learns_and_is_served_as_it_was_trained_at_every_leng
 
 def test_an_activation_and_a_funnel_change_what_is_said() -> None:
     torch.manual_seed(0)
-    ids, plain = torch.randint(5, 20, (1, 9)), Bert(SHAPE).eval()
+    ids, plain = torch.randint(5, 18, (1, 9)), BertBackbone(tiny.model("minilm")).eval()
     with torch.no_grad():
         before = plain(ids, None)
-        reshape(plain, bare(activation="relu"))
+        plain.reshape(bare(activation="relu"))
         assert not torch.allclose(plain(ids, None), before)
         assert funnelled(1, 4)(ids, None).shape[1] == 3
 

@@ -12,7 +12,7 @@ from tests.training.encoder.tiny import torch
 
 from lengthwise.training.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST, TRAIN, Pack  # isort: skip
 from lengthwise.training.encoder.run import Prepared, prepare, train  # isort: skip
-from lengthwise.training.encoder.training import Task, Trainer  # isort: skip
+from lengthwise.training.encoder.trainer import Task, Trainer  # isort: skip
 
 from pathlib import Path
 

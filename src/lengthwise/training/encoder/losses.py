@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -9,7 +10,6 @@ from torch.nn import functional
 
 from lengthwise.predictors.encoder.readout import LEAST_LOG_SIGMA
 from lengthwise.training.encoder import student_t
-from lengthwise.training.encoder.tensors import Targets
 
 if TYPE_CHECKING:
     from lengthwise.training.encoder.config import HeadConfig, LossConfig, TrainingConfig
@@ -18,6 +18,25 @@ _MEAN_UNIT: Final = 300.0  # tokens: a typical error, so that terms are of one s
 _RANK_GROUP: Final = 10.0  # LTR (2408.15792) ranks lengths in groups of ten tokens
 _PAIR_SCALE: Final = 0.25
 _PAIR_LEAST: Final = 0.05  # pairs nearer than 5 % are ties: sampling noise
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """What is known of the pairs of a batch: (B, L, ...) each."""
+
+    log_lengths: Any
+    present: Any
+    censored: Any
+    mean: Any
+    log_mean: Any
+    log_std: Any
+    fitted: Any
+    weight: Any
+    """(B, L): weight of the pair, 0 where nothing is known of it."""
+    whole: Any
+    """(B, L): known, and no answer cut off: mean and std are those of whole answers."""
+    soft: Any = None
+    """(B, L, 4): a teacher's outputs, NaN where it says nothing."""
 
 
 def label_loss(outputs: Any, targets: Targets, config: TrainingConfig, edges: Any) -> Any:  # noqa: ANN401

@@ -1,6 +1,6 @@
-"""The network: an encoder of the prompt, the identity of the LLM, and a head over both.
+"""The network: an encoder of the prompt, an embedding of the LLM, and a head over both.
 
-One pass of a prompt through the encoder serves every LLM: the head takes vectors of prompts and of LLMs, and
+One pass of a prompt through the encoder serves every LLM: the head takes vectors of prompts and of LLMs and
 broadcasts over pairs.
 """
 
@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 from torch.nn import functional
-
-from lengthwise.training.encoder.bert import Bert
 
 if TYPE_CHECKING:
     from lengthwise.training.encoder.config import HeadConfig, TrainingConfig
@@ -26,10 +24,10 @@ _CENTRES: Final = {"mu": 5.5, "log_sigma": -1.0, "log_mean": 5.5, "log_std": 4.0
 _MASKED: Final = -1e4
 
 
-class Pooling(nn.Module):  # type: ignore[misc]  # torch is not seen by the type checker
+class Pooling(nn.Module):  # type: ignore[misc]  # the type checker does not see torch
     """One vector of a prompt from those of its tokens: the first, their mean, their maximum, or all three.
 
-    "last_all" takes the last token in place of the first, which in a causal network has seen nothing.
+    "last_all" takes the last token in place of the first, which in a causal network sees no other token.
     """
 
     def __init__(self, kind: str, width: int) -> None:
@@ -54,7 +52,7 @@ class Pooling(nn.Module):  # type: ignore[misc]  # torch is not seen by the type
 
 
 class Identity(nn.Module):  # type: ignore[misc]
-    """Vectors of LLMs: a learned one each, the last row for an unknown LLM, beside family and size."""
+    """Vectors of LLMs: a learned one each (the last row is the unknown LLM), followed by family and size."""
 
     def __init__(self, llms: int, features: int, width: int, use_features: bool) -> None:
         super().__init__()
@@ -71,7 +69,7 @@ class Identity(nn.Module):  # type: ignore[misc]
 
 
 class Tower(nn.Module):  # type: ignore[misc]
-    """A small network over a prompt's and an LLM's vector; the first layer is a sum, so that pairs broadcast."""
+    """A small network over the vectors of a prompt and an LLM; the first layer is a sum, so that pairs broadcast."""
 
     def __init__(self, prompt: int, identity: int, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -90,7 +88,7 @@ class Tower(nn.Module):  # type: ignore[misc]
 
 
 class Head(nn.Module):  # type: ignore[misc]
-    """What is said of a pair. Place and spread come from separate towers, as in TIE: their gradients would quarrel."""
+    """Outputs of a pair. Location and spread have separate towers, as in TIE: their gradients conflict."""
 
     def __init__(self, config: HeadConfig, prompt: int, identity: int, bins: int = 0) -> None:
         super().__init__()
@@ -98,16 +96,16 @@ class Head(nn.Module):  # type: ignore[misc]
         names = OUTPUTS.get(config.kind, ())
         sizes = {"logt": (2, 2), "mean_std": (1, 1), "rank": (1,), "bins": (bins,)}[config.kind]
         self.towers = nn.ModuleList(Tower(prompt, identity, config.hidden, size, config.dropout) for size in sizes)
-        # The order of OUTPUTS from that of the towers: places first, then spreads.
+        # From the order of the towers (locations first, then spreads) to that of OUTPUTS.
         self.order = {"logt": [0, 2, 1, 3]}.get(config.kind)
         centres = torch.tensor([_CENTRES[name] for name in names] or [0.0] * bins)
         self.register_buffer("centres", centres)
 
     def forward(self, prompt: Any, identity: Any) -> Any:  # noqa: ANN401
         """Return (..., outputs) in the order of OUTPUTS, or a logit per bin."""
-        said = torch.cat([tower(prompt, identity) for tower in self.towers], dim=-1).float()
-        said = said if self.order is None else said[..., self.order]
-        return said + self.centres
+        outputs = torch.cat([tower(prompt, identity) for tower in self.towers], dim=-1).float()
+        outputs = outputs if self.order is None else outputs[..., self.order]
+        return outputs + self.centres
 
 
 class LengthNetwork(nn.Module):  # type: ignore[misc]
@@ -125,13 +123,14 @@ class LengthNetwork(nn.Module):  # type: ignore[misc]
     def encode(self, ids: Any, mask: Any, log_size: Any) -> Any:  # noqa: ANN401
         """Return the prompts' vectors (batch, width)."""
         hidden = self.backbone(ids, mask)
-        pooled = self.pooling(hidden, self.backbone.mask_after(mask) if isinstance(self.backbone, Bert) else mask)
+        pooled = self.pooling(hidden, self.backbone.output_mask(mask))
         return torch.cat([pooled, log_size.unsqueeze(-1).to(pooled.dtype)], dim=-1)
 
     def all_llms(self, prompts: Any, drop: float = 0.0) -> tuple[Any, Any]:  # noqa: ANN401
-        """Return outputs (batch, LLMs + 1, outputs), the unknown LLM last, and which pairs had their LLM hidden.
+        """Return outputs (batch, LLMs + 1, outputs), the unknown LLM last, and the mask of pairs with a hidden LLM.
 
-        Half of the hidden ones lose family and size too, as a stranger's name may say nothing.
+        A share `drop` of pairs is computed as for an unknown LLM; half of them lose family and size as well, because
+        the name of an unknown LLM may reveal neither.
         """
         batch, rows = len(prompts), len(self.features)
         llm = torch.arange(rows, device=prompts.device).expand(batch, rows)
@@ -148,7 +147,7 @@ class LengthNetwork(nn.Module):  # type: ignore[misc]
     def forward(self, ids: Any, log_size: Any, row: Any, llm: Any, features: Any) -> Any:  # noqa: ANN401
         """Return the outputs of pairs: prompt number `row`, LLM number `llm` and its features.
 
-        This is what is exported. Prompts are of one length: a served prompt goes alone and needs no padding.
+        This is exported. A served prompt is encoded alone and needs no padding.
         """
         prompts = self.encode(ids, None, log_size)
         return self.head(prompts[row], self.identity(llm, features))

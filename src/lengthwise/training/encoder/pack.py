@@ -1,6 +1,6 @@
-"""Prompts as token ids and the lengths of their answers, as arrays in one file: what a training run reads.
+"""Prompts as token ids and the lengths of their answers, as arrays in one file: the input of a training run.
 
-NumPy only. A pack can be trained from on a machine that has neither tokenizers nor the data.
+Reading a pack needs neither pydantic nor the data, so that a run can train on another machine.
 """
 
 from __future__ import annotations
@@ -8,10 +8,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lengthwise.predictors.scores import MU_SERVE_CUTS
+
+if TYPE_CHECKING:
+    from lengthwise.training.encoder.config import HeadConfig
 
 TRAIN: Final = 0
 HELD_OUT: Final = 1
@@ -19,9 +24,9 @@ TEST: Final = 2
 ELSEWHERE: Final = 3
 """Test prompts of a corpus that is never trained on (Alpaca)."""
 UNLABELLED: Final = 4
-"""Prompts without lengths: an ensemble can still say what it predicts of them."""
+"""Prompts without lengths, for which only an ensemble has predictions."""
 ASIDE: Final = 5
-"""All others: neither trained on nor scored."""
+"""Prompts that are neither trained on nor scored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +36,15 @@ class Pack:
     tokens: NDArray[Any]
     """All prompts' token ids in a row, cut to what the encoder takes."""
     offsets: NDArray[np.int64]
-    """(P + 1): where each prompt begins."""
+    """(P + 1): index of the first token of each prompt."""
     sizes: NDArray[np.int32]
     """(P): tokens before the cut."""
     lengths: NDArray[np.int16]
-    """(P, L, K): tokens of an answer, 0 where there is none or it is degenerate."""
+    """(P, L, K): tokens of an answer, 0 where it is missing or degenerate."""
     censored: NDArray[np.bool_]
     """(P, L, K): the answer was cut off and is at least that long."""
     fitted: NDArray[np.float16]
-    """(P, L, 2): mu and sigma by maximum likelihood, NaN where they cannot be told."""
+    """(P, L, 2): mu and sigma by maximum likelihood, NaN where they cannot be estimated."""
     corpus: NDArray[np.int8]
     """(P): number of the corpus, -1 for a text of none."""
     part: NDArray[np.int8]
@@ -47,7 +52,7 @@ class Pack:
     fold: NDArray[np.int8]
     """(P): a random tenth, for training without it."""
     features: NDArray[np.float32]
-    """(L + 1, f): what the LLMs' names say; the last row is the unknown LLM's."""
+    """(L + 1, f): features of the LLMs' names; the last row is the unknown LLM."""
     llms: tuple[str, ...]
     corpora: tuple[str, ...]
     pad_id: int
@@ -58,18 +63,18 @@ class Pack:
 
     @property
     def present(self) -> NDArray[np.bool_]:
-        """(P, L, K): there is such an answer."""
+        """(P, L, K): the answer is not missing."""
         return self.lengths > 0
 
     def padded(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return token ids (P, longest), padded, and how many each prompt has."""
+        """Return token ids (P, longest), padded, and the token count of each prompt."""
         count = np.diff(self.offsets).astype(np.int32)
         ids = np.full((len(self), int(count.max())), self.pad_id, np.int32)
         ids[np.arange(ids.shape[1]) < count[:, None]] = self.tokens
         return ids, count
 
     def without(self, word: str) -> Pack:
-        """The same without one LLM, found by a word of its name: nothing of it is left."""
+        """Return a pack without the LLM whose name contains `word`."""
         kept = [number for number, llm in enumerate(self.llms) if word not in llm]
         return replace(
             self,
@@ -81,13 +86,13 @@ class Pack:
         )
 
     def extended(self, tokens: NDArray[Any], offsets: NDArray[np.int64], sizes: NDArray[np.int32]) -> Pack:
-        """The same with further prompts after the others, of no corpus and without lengths."""
+        """Return a pack with further prompts at the end, of no corpus and without lengths."""
         spare = len(sizes)
         empty = {"lengths": 0, "censored": False, "fitted": np.nan, "corpus": -1, "part": UNLABELLED, "fold": -1}
         more = {
-            name: np.concatenate([mine, np.full((spare, *mine.shape[1:]), value, mine.dtype)])
+            name: np.concatenate([array, np.full((spare, *array.shape[1:]), value, array.dtype)])
             for name, value in empty.items()
-            for mine in [getattr(self, name)]
+            for array in [getattr(self, name)]
         }
         return replace(
             self,
@@ -98,14 +103,14 @@ class Pack:
         )
 
     def write(self, path: Path) -> None:
-        """Write one file."""
+        """Write the pack as one .npz file."""
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _PLAIN}
         plain = json.dumps({name: getattr(self, name) for name in _PLAIN})
         np.savez_compressed(path, plain=np.array(plain), **arrays)
 
     @classmethod
     def read(cls, path: Path) -> Pack:
-        """Read what `write` wrote."""
+        """Read a file of `write`."""
         with np.load(path) as archive:
             arrays = {name: archive[name] for name in archive.files}
         plain = json.loads(str(arrays.pop("plain")))
@@ -114,3 +119,24 @@ class Pack:
 
 
 _PLAIN: Final = ("llms", "corpora", "pad_id", "mask_id")
+_LONGEST: Final = 15_000.0  # CASTILLO's limit
+
+
+def bin_edges(config: HeadConfig, pack: Pack) -> NDArray[Any] | None:
+    """Return the edges of a classifier's bins, one more than bins; None for other heads.
+
+    Quantiles are those of the lengths of the training prompts.
+    """
+    if config.kind != "bins":
+        return None
+    if config.bins == "width":
+        inner = np.arange(config.bin_width, config.bin_cap + 1, config.bin_width, dtype=np.float64)
+        return np.array([0.0, *inner, max(_LONGEST, inner[-1] + 1.0)])
+    lengths = pack.lengths[pack.part == TRAIN].astype(np.float64)
+    rows = lengths[(lengths > 0).any(-1)]
+    target = rows.max(-1) if config.bin_target == "p99" else rows.sum(-1) / (rows > 0).sum(-1)
+    shares = MU_SERVE_CUTS if config.bins == "mu_serve" else np.linspace(0, 1, config.bin_count + 1)[1:-1]
+    # Bins are (low, high]. mu-Serve's are [low, high), with separate edges for each LLM. In small data two edges can
+    # coincide.
+    inner = np.unique(np.quantile(target, shares))
+    return np.array([0.0, *inner, max(_LONGEST, inner[-1] + 1.0)])

@@ -1,4 +1,4 @@
-"""`lengthwise train`: from settings to a model file."""
+"""Runs of `lengthwise train`: one network per seed, and a student of all of them where the settings ask for it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ import numpy as np
 import torch
 
 from lengthwise.errors import InputError
-from lengthwise.training.encoder.augment import more_prompts
 from lengthwise.training.encoder.backbones import load_backbone
-from lengthwise.training.encoder.bins import bin_edges
-from lengthwise.training.encoder.data import SMOLLM2, load_samples, make_pack
+from lengthwise.training.encoder.data import SMOLLM2, load_samples, make_pack, more_prompts
 from lengthwise.training.encoder.ensemble import Member, soft_targets
 from lengthwise.training.encoder.network import LengthNetwork
-from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, UNLABELLED
-from lengthwise.training.encoder.reshape import reshape
-from lengthwise.training.encoder.training import Task, Trainer
+from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, UNLABELLED, bin_edges
+from lengthwise.training.encoder.trainer import Task, Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """All that trainings of one configuration share."""
+    """What all trainings of one configuration share."""
 
     config: TrainingConfig
     loaded: Loaded
@@ -45,9 +42,9 @@ class Prepared:
     edges: NDArray[Any] | None
 
     def network(self) -> LengthNetwork:
-        """A fresh network; its head is drawn from torch's generator."""
+        """Return a network with a new head, drawn from torch's generator."""
         backbone = copy.deepcopy(self.loaded.module)
-        reshape(backbone, self.config)
+        backbone.reshape(self.config)
         bins = 0 if self.edges is None else len(self.edges) - 1
         return LengthNetwork(backbone, self.config, self.pack.features, bins)
 
@@ -62,12 +59,12 @@ def prepare(config: TrainingConfig) -> Prepared:
 
 
 def train(prepared: Prepared, folder: Path, *, resume: bool, progress: Progress) -> LengthNetwork:
-    """Train every seed, and a student where one is wanted; return the network to ship."""
+    """Train every seed, and a student where the settings ask for one; return the network to ship."""
     config = prepared.config
     teaching = config.distil is not None and config.head.kind == "logt" and len(config.seeds) > 1
     runs = []
     for number, seed in enumerate(config.seeds):
-        # Each teacher leaves out a tenth, so that every prompt has a prediction of one that did not see it.
+        # Each teacher leaves out a tenth, so that every prompt has an out-of-fold prediction.
         fold = number % 10 if teaching else None
         runs.append(_one(prepared, folder / f"seed-{seed}", seed, resume=resume, progress=progress, fold=fold))
     if not teaching or config.distil is None:
@@ -99,7 +96,7 @@ def _one(
     fold: int | None = None,
     soft: NDArray[Any] | None = None,
 ) -> _Run:
-    """One training in a folder of its own; a finished one is not trained again."""
+    """Train once, in one folder; with `resume` a finished training is not repeated."""
     pack, config = prepared.pack, prepared.config
     folder.mkdir(parents=True, exist_ok=True)
     if not resume:
@@ -110,9 +107,9 @@ def _one(
     learns = (pack.part == TRAIN) & (pack.fold != (-1 if fold is None else fold))
     if soft is not None:
         learns |= pack.part == UNLABELLED
-    watched = (SMOLLM2,) if any(llm != SMOLLM2 for llm in pack.llms) else ()
+    unscored = (SMOLLM2,) if any(llm != SMOLLM2 for llm in pack.llms) else ()
     task = Task(
-        pack, np.flatnonzero(learns), np.flatnonzero(pack.part == HELD_OUT), soft, prepared.edges, watch_only=watched
+        pack, np.flatnonzero(learns), np.flatnonzero(pack.part == HELD_OUT), soft, prepared.edges, unscored=unscored
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     trainer = Trainer(network, task, config, seed, device, folder, progress=lambda row: progress(folder.name, row))
@@ -125,19 +122,21 @@ def _one(
 
 
 def load_weights(prepared: Prepared, path: Path) -> LengthNetwork:
-    """Take the weights of a training that was done elsewhere (scripts/gpu_train.py)."""
+    """Load the weights of a training on another machine (scripts/gpu_train.py)."""
     network = prepared.network()
     try:
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
         problem = str(error).splitlines()[0]
-        raise InputError(f"does not fit these settings: {problem}", source=path, hint="give its own config") from error
+        raise InputError(
+            f"does not fit these settings: {problem}", source=path, hint="give the settings of that training"
+        ) from error
     network.eval()
     return network
 
 
 def settings_json(prepared: Prepared, knots: NDArray[Any] | None = None) -> bytes:
-    """What the served predictor must know of the settings, and the knots of a rank head."""
+    """Return the settings that the served predictor needs, and the knots of a rank head."""
     config = prepared.config
     edges = None if prepared.edges is None else prepared.edges.tolist()
     tree = {"llms": prepared.pack.llms, "head": config.head.kind, "max_tokens": config.max_tokens, "edges": edges}

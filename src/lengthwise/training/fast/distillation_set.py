@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.training.encoder.augment import noise, piece
+from lengthwise.training.encoder.data import noise, piece
 
 if TYPE_CHECKING:
     from lengthwise.training.fast.examples import PromptTable

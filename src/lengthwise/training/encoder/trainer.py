@@ -1,4 +1,4 @@
-"""The training loop: the same on CPU and GPU, stoppable, resumable to the bit."""
+"""The training loop on CPU or GPU: batches, optimiser, early stopping, and checkpoints that resume to the bit."""
 
 from __future__ import annotations
 
@@ -12,47 +12,155 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lengthwise.predictors.encoder.readout import places_and_spreads
+from lengthwise.predictors.encoder.readout import log_size, places_and_spreads
 from lengthwise.training.encoder import losses
-from lengthwise.training.encoder.metrics import as_row, score
-from lengthwise.training.encoder.optimise import make_optimiser, set_dropout
-from lengthwise.training.encoder.tensors import Tensors
+from lengthwise.training.encoder.ensemble import as_row, score
+from lengthwise.training.encoder.losses import Targets
+from lengthwise.training.encoder.pack import TRAIN, Pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from lengthwise.training.encoder.config import TrainingConfig
     from lengthwise.training.encoder.network import LengthNetwork
-    from lengthwise.training.encoder.pack import Pack
 
     Progress = Callable[[dict[str, Any]], None]
 
 _EVALUATION_BATCH = 256
 _CHECKPOINT = "checkpoint.pt"
 _CURVES = "curves.jsonl"
+_ROUND_TO = 32  # tokens; few batch widths are few shapes for a GPU to plan for
+_SORTED_TOGETHER = 8  # batches among which prompts are sorted by length, for little padding
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Inputs of the encoder for some prompts, and their targets."""
+
+    ids: Any
+    mask: Any
+    log_size: Any
+    targets: Targets
+
+
+class Tensors:
+    """All of a pack as tensors on one device."""
+
+    def __init__(self, pack: Pack, device: str, *, row_weight: str = "equal", soft: NDArray[Any] | None = None) -> None:
+        self.pack = pack
+        self.device = device
+        ids, count = pack.padded()
+        self.ids = torch.as_tensor(ids, device=device)
+        self.count = torch.as_tensor(count, device=device)
+        self.counts = count
+        self.log_size = torch.as_tensor(log_size(pack.sizes), device=device)
+        self._lengths = torch.as_tensor(pack.lengths.astype(np.float32), device=device)
+        self._censored = torch.as_tensor(pack.censored, device=device)
+        self._fitted = torch.as_tensor(pack.fitted.astype(np.float32), device=device)
+        self._prompt_weight = torch.as_tensor(_prompt_weights(pack, row_weight), device=device)
+        self._soft = None if soft is None else torch.as_tensor(soft.astype(np.float32), device=device)
+
+    def batch(self, prompts: NDArray[np.int64]) -> Batch:
+        """Return these prompts, padded to the longest of them."""
+        at = torch.as_tensor(prompts, device=self.device)
+        widest = int(self.counts[prompts].max())
+        step = 1 if self.device == "cpu" else _ROUND_TO
+        width = min(-(-widest // step) * step, self.ids.shape[1])
+        mask = torch.arange(width, device=self.device) < self.count[at].unsqueeze(1)
+        return Batch(self.ids[at, :width], mask, self.log_size[at], self._targets(at))
+
+    def _targets(self, at: Any) -> Targets:  # noqa: ANN401  (tensors are Any without torch's types)
+        lengths, censored = self._lengths[at], self._censored[at]
+        present = lengths > 0
+        count = present.sum(-1).clamp(min=1)
+        mean = lengths.sum(-1) / count
+        variance = (torch.where(present, lengths - mean.unsqueeze(-1), 0.0) ** 2).sum(-1) / count
+        known = present.any(-1)
+        return Targets(
+            log_lengths=torch.log(lengths.clamp(min=1.0)),
+            present=present,
+            censored=censored,
+            mean=mean,
+            log_mean=torch.log(mean.clamp(min=1.0)),
+            log_std=torch.log1p(variance.sqrt()),
+            fitted=self._fitted[at],
+            weight=known * self._prompt_weight[at].unsqueeze(1),
+            whole=known & ~(censored & present).any(-1),
+            soft=None if self._soft is None else self._soft[at],
+        )
+
+    def shuffled(self, prompts: NDArray[np.int64], size: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+        """Yield every prompt once, in random batches of prompts of similar length."""
+        order = rng.permutation(prompts)
+        batches = []
+        for first in range(0, len(order), size * _SORTED_TOGETHER):
+            near = order[first : first + size * _SORTED_TOGETHER]
+            near = near[np.argsort(self.counts[near], kind="stable")]
+            batches += [near[start : start + size] for start in range(0, len(near), size)]
+        yield from (batches[i] for i in rng.permutation(len(batches)))
+
+    def in_order(self, prompts: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+        """Yield every prompt once, by length: for evaluation."""
+        order = prompts[np.argsort(self.counts[prompts], kind="stable")]
+        yield from (order[start : start + size] for start in range(0, len(order), size))
+
+
+def _prompt_weights(pack: Pack, kind: str) -> NDArray[np.float32]:
+    """Weights of mean 1 over the training prompts; `corpus` gives every corpus the same sum."""
+    weights = np.ones(len(pack), np.float32)
+    if kind != "equal":
+        train = pack.part == TRAIN
+        counts = np.bincount(pack.corpus[train], minlength=len(pack.corpora))
+        share = counts / max(counts.sum(), 1)
+        power = {"corpus": -1.0, "sqrt_corpus": -0.5}[kind]
+        by_corpus = np.maximum(share, 1.0 / max(counts.sum(), 1)) ** power
+        by_corpus /= (by_corpus * share).sum()
+        weights = by_corpus[pack.corpus].astype(np.float32)
+    return weights
+
+
+def make_optimiser(network: LengthNetwork, config: TrainingConfig, *, fused: bool) -> Any:  # noqa: ANN401
+    """Return AdamW with a rate for the head and rates that fall towards the encoder's bottom layer.
+
+    `peak` of a parameter group is the rate that its warm-up leads to.
+    """
+    settings = config.optimiser
+    layers = network.backbone.groups()
+    rates = [settings.lr * settings.layer_decay ** (len(layers) - 1 - depth) for depth in range(len(layers))]
+    head = [*network.identity.parameters(), *network.head.parameters()]
+    groups = []
+    for parameters, rate in [*zip(layers, rates, strict=True), (head, settings.head_lr)]:
+        # Biases and norms are not decayed: that would only move their zero.
+        for decay, chosen in (
+            (settings.weight_decay, [p for p in parameters if p.ndim > 1]),
+            (0.0, [p for p in parameters if p.ndim <= 1]),
+        ):
+            if chosen:
+                groups.append({"params": chosen, "lr": rate, "peak": rate, "weight_decay": decay})
+    return torch.optim.AdamW(groups, fused=fused)
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One training: on which prompts, watched on which, taught by whom."""
+    """Prompts to train on, prompts to evaluate on, and targets of a teacher, if any."""
 
     pack: Pack
     train: NDArray[np.int64]
     held_out: NDArray[np.int64]
     soft: NDArray[Any] | None = None
-    """(P, L, outputs): a teacher's predictions of every pair; NaN where it has none."""
+    """(P, L, outputs): predictions of a teacher for every pair; NaN where it has none."""
     edges: NDArray[Any] | None = None
-    """Where bins begin and end."""
-    watch_only: tuple[str, ...] = ()
-    """LLMs (words of their names) that are trained on but do not count in the scores."""
+    """Edges of the bins of a classifier."""
+    unscored: tuple[str, ...] = ()
+    """LLMs (parts of their names) that are trained on but not scored."""
 
 
 @dataclass
 class Trainer:
-    """A network in training. `run` leaves the weights to keep in the network."""
+    """Trains a network. After `run` the network has the weights to keep."""
 
     network: LengthNetwork
     task: Task
@@ -71,7 +179,7 @@ class Trainer:
         torch.manual_seed(self.seed)
         self.network.to(self.device)
         config = self.config
-        set_dropout(self.network, config.regularisation.dropout)
+        self.network.backbone.set_dropout(config.regularisation.dropout)
         self.tensors = Tensors(
             self.task.pack, self.device, row_weight=config.regularisation.row_weight, soft=self.task.soft
         )
@@ -99,8 +207,8 @@ class Trainer:
             began = time.monotonic()
             loss = self._one_epoch()
             self.epoch += 1
-            row = {"epoch": self.epoch, "train_loss": round(loss, 4), **self._watch()}
-            self._remember({**row, "seconds": round(time.monotonic() - began, 2)})
+            row = {"epoch": self.epoch, "train_loss": round(loss, 4), **self._evaluate()}
+            self._record({**row, "seconds": round(time.monotonic() - began, 2)})
         if stopping.keep_best and self.best is not None:
             self.network.load_state_dict(self.best)
         elif self.average is not None:
@@ -123,7 +231,7 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimiser.clip)
             self.optimiser.step()
             self.step += 1
-            self._follow()
+            self._update_average()
             losses_seen.append(loss.detach())
         return float(torch.stack(losses_seen).mean())
 
@@ -139,11 +247,10 @@ class Trainer:
             spare[:, 0] = False
             ids = torch.where(spare, self.task.pack.mask_id, ids)
         vectors = self.network.encode(ids, batch.mask, batch.log_size)
-        said, hidden = self.network.all_llms(vectors, self.config.identity.drop)
-        total = self._compare(said, hidden, batch.targets)
-        for _ in range(settings.passes - 1):
-            said, hidden = self.network.all_llms(vectors, self.config.identity.drop)
-            total = total + self._compare(said, hidden, batch.targets)
+        total = 0.0
+        for _ in range(settings.passes):
+            outputs, hidden = self.network.all_llms(vectors, self.config.identity.drop)
+            total = total + self._compare(outputs, hidden, batch.targets)
         total = total / settings.passes
         if settings.rdrop:
             first, _ = self.network.all_llms(vectors)
@@ -151,42 +258,42 @@ class Trainer:
             total = total + settings.rdrop * losses.agreement(first, again).mean()
         return total
 
-    def _compare(self, said: Any, hidden: Any, targets: Any) -> Any:  # noqa: ANN401
-        said, hidden = said[:, :-1], hidden[:, :-1]  # the unknown LLM has no lengths of its own
+    def _compare(self, outputs: Any, hidden: Any, targets: Any) -> Any:  # noqa: ANN401
+        outputs, hidden = outputs[:, :-1], hidden[:, :-1]  # the unknown LLM has no lengths
         weight = targets.weight
-        each = losses.label_loss(said, targets, self.config, self._edges)
+        each = losses.label_loss(outputs, targets, self.config, self._edges)
         total = (each * weight).sum() / weight.sum().clamp(min=1.0)
         if targets.soft is not None:
-            # A teacher speaks of one LLM: what it says is no lesson for a pair whose LLM is hidden.
-            apart, known = losses.soft_loss(said, targets.soft)
+            # A teacher predicts for a known LLM: no target for a pair whose LLM is hidden.
+            distance, known = losses.soft_loss(outputs, targets.soft)
             known = known & ~hidden
-            total = total + self.config.loss.soft * (apart * known).sum() / known.sum().clamp(min=1)
+            total = total + self.config.loss.soft * (distance * known).sum() / known.sum().clamp(min=1)
         return total
 
     def _set_rate(self) -> None:
         settings = self.config.optimiser
         total = max(1, settings.epochs * self.steps_per_epoch)
         at, of = self.step, total
-        if self.step >= total:  # the head alone: again from its full rate
+        if self.step >= total:  # the phase of the head starts from its full rate
             at, of = self.step - total, max(1, settings.head_epochs * self.steps_per_epoch)
         warm = max(1, round(settings.warmup * of))
         share = (at + 1) / warm if at < warm else 0.5 * (1 + math.cos(math.pi * (at - warm) / max(1, of - warm)))
         for group in self.optimiser.param_groups:
             group["lr"] = group["peak"] * share
 
-    def _follow(self) -> None:
-        """Move the running mean of the weights; it starts as a plain mean, so that it does not lag at first."""
+    def _update_average(self) -> None:
+        """Update the running mean of the weights; it starts as a plain mean, so that it does not lag at first."""
         if self.average is None:
             return
         decay = min(self.config.optimiser.ema, self.step / (self.step + 10))
-        own = self.network.state_dict()
+        current = self.network.state_dict()
         floats = [name for name, value in self.average.items() if value.is_floating_point()]
-        torch._foreach_lerp_(  # all of them in one launch
-            [self.average[name] for name in floats], [own[name] for name in floats], 1.0 - decay
+        torch._foreach_lerp_(  # one launch for all
+            [self.average[name] for name in floats], [current[name] for name in floats], 1.0 - decay
         )
 
-    def _watch(self) -> dict[str, Any]:
-        """Score the held-out prompts with the weights that would be kept."""
+    def _evaluate(self) -> dict[str, Any]:
+        """Score the held-out prompts with the weights that would be returned."""
         if not len(self.task.held_out):
             return {}
         kept = None
@@ -197,30 +304,30 @@ class Trainer:
         if kept is not None:
             self.network.load_state_dict(kept)
         mu, sigma = places_and_spreads(outputs, self.config.head.kind, self.task.edges)
-        scores = score(mu, sigma, self.task.pack, self.task.held_out, leave_out=self.task.watch_only)
+        scores = score(mu, sigma, self.task.pack, self.task.held_out, leave_out=self.task.unscored)
         return {"held_out_loss": round(loss, 4), **as_row(scores)}
 
     def predict(self, prompts: NDArray[np.int64], *, with_loss: bool = False) -> tuple[NDArray[np.float32], float]:
-        """Return outputs (P, L + 1, outputs), NaN for prompts not asked for, and the mean loss."""
+        """Return outputs (P, L + 1, outputs), NaN for prompts not in `prompts`, and the mean loss."""
         self.network.eval()
-        said: NDArray[np.float32] | None = None
+        found: NDArray[np.float32] | None = None
         total = weight = 0.0
         with torch.no_grad():
             for at in self.tensors.in_order(prompts, _EVALUATION_BATCH):
                 batch = self.tensors.batch(at)
                 with self._autocast():
                     outputs, _ = self.network.all_llms(self.network.encode(batch.ids, batch.mask, batch.log_size))
-                if said is None:
-                    said = np.full((len(self.task.pack), *outputs.shape[1:]), np.nan, np.float32)
-                said[at] = outputs.float().cpu().numpy()
+                if found is None:
+                    found = np.full((len(self.task.pack), *outputs.shape[1:]), np.nan, np.float32)
+                found[at] = outputs.float().cpu().numpy()
                 if with_loss:
                     each = losses.label_loss(outputs[:, :-1], batch.targets, self.config, self._edges)
                     total += float((each * batch.targets.weight).sum())
                     weight += float(batch.targets.weight.sum())
-        assert said is not None, "no prompt to predict"  # noqa: S101
-        return said, total / max(weight, 1.0)
+        assert found is not None, "no prompt to predict"  # noqa: S101
+        return found, total / max(weight, 1.0)
 
-    def _remember(self, row: dict[str, Any]) -> None:
+    def _record(self, row: dict[str, Any]) -> None:
         self.curves.append(row)
         better = row.get("tau", 0.0) if self.config.early_stopping.metric == "tau" else -row.get("held_out_loss", 0.0)
         self.since_best += 1
