@@ -5,7 +5,8 @@ means of neighbouring tokens. A Llama reads a prompt as in pretraining, each tok
 token knows what the prompt asks for (pooling "last_all"). It serves as a teacher and is never exported.
 
 A training step of MiniLM on an H200 (batch 32, bf16) takes 17 ms here, against 13 ms in a BERT written by hand with one
-matrix for queries, keys and values, because launches bound it; on a CPU the two are alike. The export merges the three.
+matrix for queries, keys and values, because launches bound it; on a CPU the two are alike. The export merges the three,
+and its int8 graph takes the same time as that of the shipped file (512 tokens, one x86 core: 250 ms both).
 """
 
 from __future__ import annotations
