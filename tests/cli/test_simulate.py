@@ -29,12 +29,14 @@ def batch(path: Path, *, arrivals: bool) -> Path:
 
 def test_sjf_beats_fcfs_when_the_queue_is_long(tmp_path: Path) -> None:
     source = batch(tmp_path / "w.parquet", arrivals=False)
-    result = run(str(source), "--rate", "20", "--policy", "fcfs,sjf", "--max-num-seqs", "4", "--json")
+    result = run(
+        str(source), "--rate", "20", "--policy", "fcfs,sjf", "--predictor", "oracle", "--max-num-seqs", "4", "--json"
+    )
     assert result.exit_code == 0
-    told = json.loads(result.stdout)
-    assert told["requests"] == 60
-    assert told["capacity"]["slots"] == 4
-    fcfs, sjf = told["runs"]
+    output = json.loads(result.stdout)
+    assert output["requests"] == 60
+    assert output["capacity"]["slots"] == 4
+    fcfs, sjf = output["runs"]
     assert (fcfs["policy"], fcfs["predictor"], sjf["policy"], sjf["predictor"]) == ("fcfs", None, "sjf", "oracle")
     assert fcfs["load"] > 1
     assert sjf["over_fcfs"]["e2e_mean"]["ratio"] < 0.9
@@ -56,20 +58,38 @@ def test_the_same_command_prints_the_same_twice() -> None:
 
 def test_any_predictor_by_name_and_the_tau_it_reached() -> None:
     command = ("castillo", "--rate", "8", "--requests", "60", "--max-num-seqs", "4", "--policy", "fcfs,sjf")
-    told = json.loads(run(*command, "--predictor", "noisy:0.6", "--json").stdout)
-    assert told["predictors"]["noisy:0.6"]["tau"] == pytest.approx(0.6, abs=0.01)
+    output = json.loads(run(*command, "--predictor", "noisy:0.6", "--json").stdout)
+    assert output["predictors"]["noisy:0.6"]["tau"] == pytest.approx(0.6, abs=0.01)
     assert "Predictions: fast (tau 0." in run(*command, "--predictor", "fast").stdout
     assert "Predictions: none." in run(*command, "--predictor", "none").stdout
 
 
+def test_the_default_predictor_is_fast_for_prompts_and_history_without_text(tmp_path: Path) -> None:
+    few = ("--requests", "20", "--policy", "sjf", "--rate", "8", "--json")
+    assert list(json.loads(run("castillo", *few).stdout)["predictors"]) == ["fast"]
+    source = str(batch(tmp_path / "w.parquet", arrivals=True))
+    assert list(json.loads(run(source, *few).stdout)["predictors"]) == ["history"]
+
+
+def test_every_output_of_the_oracle_says_true_lengths(tmp_path: Path) -> None:
+    source, page = str(batch(tmp_path / "w.parquet", arrivals=True)), tmp_path / "out.html"
+    command = (source, "--policy", "fcfs,sjf", "--predictor", "oracle", "--report", str(page))
+    assert "TRUE LENGTHS" in run(*command).stdout
+    output = json.loads(run(*command, "--json").stdout)
+    assert output["note"] == "TRUE LENGTHS"
+    assert output["predictors"]["oracle"]["true_lengths"]
+    assert "TRUE LENGTHS" in page.read_text(encoding="utf-8")
+    assert "TRUE LENGTHS" not in run(source, "--policy", "fcfs,sjf").stdout
+
+
 def test_seeds_loads_and_predictors_are_crossed_and_the_gain_is_shared() -> None:
     command = ("castillo", "--load", "0.7,1.1", "--seeds", "3", "--requests", "60", "--max-num-seqs", "4")
-    told = json.loads(run(*command, "--policy", "fcfs,sjf", "--predictor", "fast,oracle", "--json").stdout)
-    assert told["seeds"] == [0, 1, 2]
-    assert [(run["load"], run["policy"], run["predictor"]) for run in told["runs"]] == [
+    output = json.loads(run(*command, "--policy", "fcfs,sjf", "--predictor", "fast,oracle", "--json").stdout)
+    assert output["seeds"] == [0, 1, 2]
+    assert [(run["load"], run["policy"], run["predictor"]) for run in output["runs"]] == [
         (load, *pair) for load in (0.7, 1.1) for pair in (("fcfs", None), ("sjf", "fast"), ("sjf", "oracle"))
     ]
-    fast, oracle = told["runs"][4:]
+    fast, oracle = output["runs"][4:]
     assert oracle["gain_captured"]["e2e"] == 1.0
     assert 0 < fast["gain_captured"]["e2e"] < 1
     ratio = fast["over_fcfs"]["e2e_mean"]
@@ -116,7 +136,7 @@ def test_a_row_per_request_and_policy_is_written(tmp_path: Path) -> None:
     assert run(str(source), "--policy", "fcfs,sjf", "--requests", "10", "-o", str(out)).exit_code == 0
     table = pq.read_table(out)
     assert table["policy"].to_pylist() == ["fcfs"] * 10 + ["sjf"] * 10
-    assert table["predictor"].to_pylist() == [None] * 10 + ["oracle"] * 10
+    assert table["predictor"].to_pylist() == [None] * 10 + ["history"] * 10
     assert set(table["seed"].to_pylist()) == {0}
     assert (table["finish_s"].to_numpy() > table["first_token_s"].to_numpy()).all()
 
@@ -138,7 +158,7 @@ def test_too_few_requests_for_a_backlog_are_said_to_be(tmp_path: Path) -> None:
         (["castillo", "--rate", "8", "--max-num-seqs", "0"], "at least 1"),
         (["castillo", "--rate", "8", "--max-batched-tokens", "10"], "max_num_batched_tokens"),
         (["castillo", "--rate", "8", "--requests", "0"], "at least 1"),
-        (["castillo", "--rate", "8,fast"], "commas between"),
+        (["castillo", "--rate", "8,fast"], "separated by commas"),
         (["castillo", "--load", "0"], "above 0"),
         (["castillo", "--load", "0.9", "--rate", "8"], "one of --rate and --load"),
         (["castillo", "--rate", "8", "--seeds", "0"], "at least 1"),
@@ -164,4 +184,4 @@ def test_bad_input_is_one_line_and_exit_code_2(args: list[str], says: str) -> No
 def test_a_workload_without_arrivals_asks_for_a_rate(tmp_path: Path) -> None:
     result = run(str(batch(tmp_path / "w.parquet", arrivals=False)))
     assert result.exit_code == 2
-    assert "has no arrivals of its own; say how fast with --rate or --load" in result.stderr
+    assert "has no arrivals of its own; give --rate or --load" in result.stderr

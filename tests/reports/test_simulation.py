@@ -17,7 +17,7 @@ from lengthwise.reports.simulation_figures import (
     length_heatmap,
     mean_against_tail,
     over_time,
-    who_waited,
+    waiting_by_length,
 )
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.grid import Plan, run_grid
@@ -26,7 +26,7 @@ from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import redraw
 from tests.simulator.builders import UNEVEN, fleet, requests
 
-FIGURES = (latency_against_load, mean_against_tail, cdfs, over_time, length_heatmap, who_waited)
+FIGURES = (latency_against_load, mean_against_tail, cdfs, over_time, length_heatmap, waiting_by_length)
 
 
 @cache
@@ -40,7 +40,9 @@ def test_a_row_per_level_policy_and_predictor_in_every_table() -> None:
     for table in tables(grid()):
         assert list(table.columns[:3]) == ["policy", "predictor", "load"]
         assert [tuple(row[:3]) for row in table.rows] == [
-            (*pair, load) for load in ("0.70", "1.40") for pair in (("fcfs", ""), ("sjf", "none"), ("sjf", "oracle"))
+            (*pair, load)
+            for load in ("0.70", "1.40")
+            for pair in (("fcfs", ""), ("sjf", "none"), ("sjf", "oracle (TRUE LENGTHS)"))
         ]
         assert table.rule_before == {3}
         assert all(len(row) == len(table.columns) for row in table.rows)
@@ -49,7 +51,7 @@ def test_a_row_per_level_policy_and_predictor_in_every_table() -> None:
 def test_what_is_the_same_everywhere_is_in_the_title() -> None:
     table = tables(grid(predictors=("oracle",)))[-1]
     assert list(table.columns[:2]) == ["policy", "load"]
-    assert table.title.endswith("predictions oracle")
+    assert table.title.endswith("predictions oracle (TRUE LENGTHS)")
     assert not any("gain" in column for column in table.columns)
 
 
@@ -65,14 +67,14 @@ def test_without_fcfs_the_table_says_why_there_are_no_ratios() -> None:
     assert table.rows[0][3] == "–"
 
 
-def test_where_hardly_anybody_waits_it_is_said() -> None:
+def test_a_note_says_where_hardly_any_request_waits() -> None:
     source = requests([(8, 3), (8, 40)] * 15)
     idle = run_grid(
         Plan(fleet(UNEVEN, seqs=8), ["fcfs", "sjf"], rates=[0.01]),
         lambda seed: redraw(source, requests=20, rate=1.0, seed=seed),
     )
-    assert any("Hardly anybody waits at load 0.00" in note for note in tables(idle)[-1].notes)
-    assert not any("Hardly anybody" in note for note in tables(grid())[-1].notes if "1.40" in note)
+    assert any("Hardly any request waits at load 0.00" in note for note in tables(idle)[-1].notes)
+    assert not any("Hardly any request" in note for note in tables(grid())[-1].notes if "1.40" in note)
 
 
 def test_figures_read_well() -> None:
@@ -110,7 +112,7 @@ def test_the_fuller_a_cell_of_the_heatmap_the_darker_it_is() -> None:
 def test_a_batch_has_no_load_to_speak_of() -> None:
     batch = requests([(8, 3), (8, 40), (8, 12)] * 5).replace(arrival_s=[0.0] * 15)
     found = run_grid(Plan(fleet(UNEVEN, seqs=2), ["fcfs", "sjf"]), lambda _: batch)
-    assert length_heatmap(found).says.startswith("All at once, predictions oracle.")
+    assert length_heatmap(found).text.startswith("All at once, predictions oracle (TRUE LENGTHS).")
 
 
 def test_every_point_of_mean_against_tail_lies_inside_its_panel() -> None:
@@ -132,7 +134,7 @@ def test_the_page_needs_nothing_else() -> None:
     page = html_report(grid())
     assert page.count("Plotly.newPlot(") >= len(FIGURES)
     assert "<script src" not in page
-    assert "<h2>Who waited</h2>" in page
+    assert "<h2>Waiting time by predicted length</h2>" in page
     assert "gain captured" in page
 
 

@@ -1,7 +1,8 @@
-"""`lengthwise simulate`: what policies would do to a workload on a fleet, without a GPU."""
+"""`lengthwise simulate`: compare policies and routers on a simulated fleet, without a GPU."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -18,6 +19,7 @@ from lengthwise.simulator import Fleet, KvLink, Pools
 from lengthwise.simulator.fleet_events import FleetEvent, FleetEventKind, parse_fleet_events
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.simulator.metrics import Slo
+from lengthwise.simulator.predictions import default_predictor
 from lengthwise.simulator.routing import charged_times_s, unmeasured_note
 from lengthwise.specs import split_specs
 from lengthwise.workloads.files import atomic_path
@@ -25,6 +27,7 @@ from lengthwise.workloads.source import Source
 
 _SLO = Slo()
 _LINK = KvLink()
+_UNTIL_DRAWN = "history"  # the default predictor depends on the workload
 
 
 def simulate(
@@ -32,119 +35,126 @@ def simulate(
         str,
         typer.Argument(
             metavar="castillo|NAME|FILE",
-            help="`castillo` (its test prompts), a name of `lengthwise traces list`, or a workload file.",
+            help="`castillo` (its test prompts), a name from `lengthwise traces list`, or a workload file.",
         ),
     ],
-    fleet: Annotated[str, typer.Option(help="Engines as COUNT*MODEL@GPU, commas between.")] = "1*llama-3-8b@a100",
-    policy: Annotated[str, typer.Option(help="Policies to compare, commas between.")] = "fcfs",
+    fleet: Annotated[str, typer.Option(help="Engines as COUNT*MODEL@GPU, separated by commas.")] = "1*llama-3-8b@a100",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Policies to compare, separated by commas: names, specs (tie:beta=0.3) or package.module:Class."
+        ),
+    ] = "fcfs",
     router: Annotated[
-        str, typer.Option(help="Routers to compare, commas between: who chooses among the engines.")
+        str, typer.Option(help="Routers to compare, separated by commas; a router chooses the engine of each request.")
     ] = "round_robin",
     rate: Annotated[
         str | None,
-        typer.Option(help="Requests per second, commas between; the workload's own arrivals if not given."),
+        typer.Option(help="Requests per second, separated by commas [default: the workload's arrivals]."),
     ] = None,
     load: Annotated[
         str | None,
-        typer.Option(help="Instead of a rate: shares of what the fleet can do (FCFS, round robin), commas between."),
+        typer.Option(
+            help="Instead of a rate: multiples of the capacity under FCFS and round robin, separated by commas."
+        ),
     ] = None,
     predictor: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="What policies predict, commas between: `oracle` (true lengths), `noisy:TAU`, `history`, `none`; "
-            "where the workload has prompts also `fast`, `default` or a model file."
+            help="Predictors to compare, separated by commas: `fast`, `default` or a model file (workloads with "
+            "prompts), `history`, `none`, `noisy:TAU`, `oracle` (TRUE LENGTHS: an upper bound) "
+            "[default: fast if the workload has prompts, else history].",
         ),
-    ] = "oracle",
-    requests: Annotated[
-        int | None, typer.Option(help="The first so many; castillo draws 1,000 if not given, or 20 per slot.")
     ] = None,
-    llm: Annotated[str, typer.Option(help="castillo: whose answers.")] = "llama-3.1-8b",
-    seed: Annotated[int, typer.Option(help="Of whatever is drawn: prompts, lengths, arrivals, noise.", min=0)] = 0,
-    seeds: Annotated[
-        int, typer.Option(help="Repeat with so many seeds, from --seed on; each is the same for all policies.")
-    ] = 1,
+    requests: Annotated[
+        int | None, typer.Option(help="Number of requests [default: all; castillo: 1,000 or 20 per slot].")
+    ] = None,
+    llm: Annotated[str, typer.Option(help="castillo: the LLM whose answer lengths are used.")] = "llama-3.1-8b",
+    seed: Annotated[int, typer.Option(help="Seed of prompts, lengths, arrivals and noise.", min=0)] = 0,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, from --seed on; every policy sees the same ones.")] = 1,
     cv: Annotated[
         float | None,
-        typer.Option(
-            help="Draw arrivals anew, with gaps of this CV (1: Poisson), also where the workload has its own."
-        ),
+        typer.Option(help="Draw new arrivals with gaps of this CV (1: Poisson), even if the workload has arrivals."),
     ] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(help="Requests that run at once in an engine; vLLM's default for the GPU.")
+        int | None, typer.Option(help="Requests that run at once in an engine [default: vLLM's for the GPU].")
     ] = None,
     max_batched_tokens: Annotated[
-        int | None, typer.Option(help="Tokens computed in a step; vLLM's default for the GPU.")
+        int | None, typer.Option(help="Tokens computed per step [default: vLLM's for the GPU].")
     ] = None,
     kv_tokens: Annotated[
-        int | None, typer.Option(help="KV memory of an engine; what the weights leave of the GPU.")
+        int | None, typer.Option(help="KV memory of an engine in tokens [default: what the weights leave of the GPU].")
     ] = None,
     prefix_caching: Annotated[
-        bool | None, typer.Option(help="Keep the blocks of prompts for who begins alike; on, as in vLLM.")
+        bool | None, typer.Option(help="Reuse cached blocks of equal prompt prefixes [default: on, as in vLLM].")
     ] = None,
     admission: Annotated[
         str | None,
         typer.Option(
-            help="What must fit to be admitted: `prompt` (vLLM's rule), or by predicted lengths the future `peak` "
-            "of all, or a `reserve` for each."
+            help="What must fit into KV memory for admission: `prompt` (vLLM's rule), the predicted future `peak` of "
+            "all running requests, or a `reserve` for each."
         ),
     ] = None,
-    prediction_delay: Annotated[float, typer.Option(help="Seconds from a request to the prediction about it.")] = 0.0,
+    prediction_delay: Annotated[float, typer.Option(help="Seconds from arrival to prediction.")] = 0.0,
     decision_time: Annotated[
-        float, typer.Option(help="Seconds an engine is kept by each admission or preemption.")
+        float, typer.Option(help="Seconds that each admission or preemption costs the engine.")
     ] = 0.0,
     routing_time: Annotated[
         str | None,
         typer.Option(
             metavar="[ROUTER=]US",
-            help="Microseconds a router takes for each request, one after the other: one figure, or one for each "
-            "that is named, commas between; the others, and all if not given, take what was measured.",
+            help="Microseconds that a router takes per request: one number, or ROUTER=NUMBER separated by commas "
+            "[default: as measured].",
         ),
     ] = None,
     down: Annotated[
         list[str] | None,
-        typer.Option(metavar="ENGINE@S", help="This engine (numbered from 0) fails at this second; may be repeated."),
+        typer.Option(metavar="ENGINE@S", help="This engine (numbered from 0) fails at this second; repeatable."),
     ] = None,
     up: Annotated[
         list[str] | None,
-        typer.Option(metavar="ENGINE@S", help="It is there (again) from this second on; may be repeated."),
+        typer.Option(metavar="ENGINE@S", help="It starts, or starts again, at this second; repeatable."),
     ] = None,
     drain: Annotated[
         list[str] | None,
-        typer.Option(metavar="ENGINE@S", help="It takes no new requests from this second on; may be repeated."),
+        typer.Option(metavar="ENGINE@S", help="It takes no new requests from this second on; repeatable."),
     ] = None,
     disaggregate: Annotated[
         str | None,
         typer.Option(
             metavar="PREFILL:DECODE",
-            help="So many engines of the fleet, the first ones, compute prompts, and so many decode, as in 2:6.",
+            help="Split the fleet: the first engines prefill, the others decode, as in 2:6.",
         ),
     ] = None,
     kv_link: Annotated[
-        float, typer.Option(help="With --disaggregate: GB/s over which an engine sends or takes in KV.")
+        float, typer.Option(help="With --disaggregate: GB/s of the link over which an engine sends or receives KV.")
     ] = _LINK.gb_per_s,
-    kv_latency: Annotated[
-        float, typer.Option(help="With --disaggregate: milliseconds that a transfer takes beyond its bytes.")
-    ] = 1e3 * _LINK.latency_s,
+    kv_latency: Annotated[float, typer.Option(help="With --disaggregate: latency of a transfer in milliseconds.")] = 1e3
+    * _LINK.latency_s,
     decode_router: Annotated[
-        str | None, typer.Option(help="With --disaggregate: who chooses among decode engines; as --router.")
+        str | None, typer.Option(help="With --disaggregate: router of the decode engines [default: as --router].")
     ] = None,
     refresh: Annotated[
         str | None,
-        typer.Option(help="With --disaggregate: a predictor asked again at the end of prefill; the prediction stays."),
+        typer.Option(help="With --disaggregate: predictor that is run again at the end of prefill [default: none]."),
     ] = None,
-    slo_ttft: Annotated[float, typer.Option(help="Goodput: seconds to the first token, at most.")] = _SLO.ttft_s,
-    slo_tpot: Annotated[float, typer.Option(help="Goodput: seconds per further token, at most.")] = _SLO.tpot_s,
+    slo_ttft: Annotated[float, typer.Option(help="Goodput: largest TTFT in seconds.")] = _SLO.ttft_s,
+    slo_tpot: Annotated[float, typer.Option(help="Goodput: largest TPOT in seconds.")] = _SLO.tpot_s,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also write one row per request of every run: .parquet.")
+        Path | None, typer.Option("--out", "-o", help="Also write one row per request of every run (.parquet).")
     ] = None,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="With --out: keep why each request went where it went (`lengthwise explain`)."),
+        typer.Option(
+            "--explain", help="With --out: record the routing decision of each request, for `lengthwise explain`."
+        ),
     ] = False,
-    report: Annotated[Path | None, typer.Option(help="Also write a page with plots: .html.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML report with figures.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Serve a workload on simulated engines and compare policies on the same arrivals and lengths.
+    """Simulate a workload on a fleet and compare policies and routers on the same arrivals and true lengths.
+
+    Policies see predictions, not true lengths, unless --predictor oracle is given; every output then says TRUE LENGTHS.
 
     Example: `lengthwise simulate castillo --load 0.7,0.9,1.1 --policy fcfs,tie,lengthwise --max-num-seqs 32`
     """
@@ -165,7 +175,7 @@ def simulate(
     plan = Plan(
         engines,
         policies=list(dict.fromkeys(split_specs(policy))),
-        predictors=list(dict.fromkeys(name.strip() for name in predictor.split(","))),
+        predictors=list(dict.fromkeys(name.strip() for name in (predictor or _UNTIL_DRAWN).split(","))),
         rates=numbers(rate, "rate"),
         loads=numbers(load, "load"),
         seeds=range(seed, seed + seeds),
@@ -186,6 +196,8 @@ def simulate(
     draw = Source(source, llm, requests, cv).draws(
         own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats, on_note=note
     )
+    if predictor is None:
+        plan = replace(plan, predictors=[default_predictor(draw(seed))])
     with late_bar() as bar:
         grid = run_grid(plan, draw, on_progress=bar)
     if out is not None:
@@ -195,44 +207,40 @@ def simulate(
 
 
 def numbers(text: str | None, name: str) -> list[float]:
-    """A list as options have it; none if it is not given."""
+    """Parse numbers separated by commas; an empty list if the option is not given."""
     try:
         return [] if text is None else list(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError as error:
-        raise InputError(f"'{text}'", field=name, hint="give numbers, commas between") from error
+        raise InputError(f"'{text}'", field=name, hint="give numbers separated by commas") from error
 
 
 def _microseconds(text: str | None) -> dict[str, float] | float | None:
-    """One figure, or some by router."""
     try:
         if text is None or "=" not in text:
             return None if text is None else float(text)
         return {name.strip(): float(us) for name, _, us in (part.partition("=") for part in text.split(","))}
     except ValueError as error:
-        hint = "give microseconds, or ROUTER=MICROSECONDS, commas between"
+        hint = "give microseconds, or ROUTER=MICROSECONDS separated by commas"
         raise InputError(f"'{text}'", field="routing-time", hint=hint) from error
 
 
 def _fleet_events(**given: list[str] | None) -> list[FleetEvent]:
-    """By kind, as --down, --up and --drain give them."""
     kinds = get_args(FleetEventKind)
     return [event for kind in kinds for text in given[kind] or () for event in parse_fleet_events(kind, text)]
 
 
 def _pools(text: str | None, link: KvLink, decode_router: str | None) -> Pools | None:
-    """What is said of pools that are not there is a mistake."""
     if text is not None:
         return Pools.parse(text, link=link, decode_router=decode_router)
     for name, given in (("kv-link", link != _LINK), ("decode-router", decode_router is not None)):
         if given:
-            raise InputError("nothing is sent between engines", field=name, hint="give pools too, with --disaggregate")
+            raise InputError("there are no separate pools to send KV between", field=name, hint="add --disaggregate")
     return None
 
 
 def _check_writable(out: Path | None, suffix: str) -> None:
-    """Before the work, not after it."""
     if out is None:
         return
     if out.suffix != suffix:
-        raise InputError(f"does not end in {suffix}", source=out, hint=f"let it end in {suffix}")
+        raise InputError(f"does not end in {suffix}", source=out, hint=f"use a name that ends in {suffix}")
     need_folder(out, "--out" if suffix == ".parquet" else "--report")

@@ -74,7 +74,7 @@ class Figure:
     """One figure: what it shows, in a heading and a sentence or two, its traces and its layout."""
 
     title: str
-    says: str
+    text: str
     data: Sequence[dict[str, Any]]
     layout: dict[str, Any]
     height: int = 420
@@ -113,7 +113,7 @@ def interval_bars(some: Sequence[Interval]) -> dict[str, Any]:
 
 
 def panel(place: int) -> dict[str, Any]:
-    """What a trace says to be drawn in a panel, counted from 0."""
+    """The axis names that put a trace into a panel, counted from 0."""
     number = "" if place == 0 else str(place + 1)
     return {"xaxis": f"x{number}", "yaxis": f"y{number}"}
 
@@ -156,5 +156,5 @@ def _drawn(figure: Figure, name: str) -> str:
     layout = {**_LAYOUT, "height": figure.height, **figure.layout}
     # A name that holds "</script>" must not end the script.
     call = ", ".join(to_json(part).replace("</", "<\\/") for part in (figure.data, layout, {"responsive": True}))
-    heading = f"<h2>{html.escape(figure.title)}</h2><p>{html.escape(figure.says)}</p>"
+    heading = f"<h2>{html.escape(figure.title)}</h2><p>{html.escape(figure.text)}</p>"
     return f'{heading}<div id="{name}"></div><script>Plotly.newPlot("{name}", {call});</script>'

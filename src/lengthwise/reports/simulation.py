@@ -32,8 +32,13 @@ _AGAINST: Final[tuple[tuple[Measure, Statistic], ...]] = (
 )
 
 
+def predictor_label(predictor: str | None) -> str:
+    """A predictor's name, with a warning where predictions are the true lengths."""
+    return f"{TRUTH} (TRUE LENGTHS)" if predictor == TRUTH else predictor or ""
+
+
 def tables(grid: Grid) -> list[Table]:
-    """Absolute latency, what was served, then everything against FCFS."""
+    """Latency, throughput, then every policy as a multiple of FCFS."""
     return [
         _latency(grid, "Time to first token and per further token", ("ttft_s", "tpot_s")),
         _latency(grid, "Completion time and latency per token", ("e2e_s", "per_token_s")),
@@ -68,10 +73,12 @@ def _served(grid: Grid) -> Table:
             share(cell.kv_peak),
         ]
 
-    counts = ("preempted", "refused", "sent anew") if resent else ("preempted", "refused")
+    counts = ("preempted", "refused", "resent") if resent else ("preempted", "refused")
     columns = ("requests/s", "tokens/s", "goodput/s", "in SLO", *counts, "KV mean", "KV peak")
     slo = f"SLO: TTFT at most {seconds(grid.slo.ttft_s)} and TPOT at most {seconds(grid.slo.tpot_s)}"
-    return _table(grid, "What was served", columns, row, [f"{slo}; goodput counts requests within both."])
+    return _table(
+        grid, "Throughput, goodput and memory", columns, row, [f"{slo}; goodput counts requests within both."]
+    )
 
 
 def _against(grid: Grid) -> Table:
@@ -96,7 +103,7 @@ def _notes(grid: Grid, *, gains: bool) -> list[str]:
     how = (
         f"over {len(grid.seeds)} seeds, paired"
         if len(grid.seeds) > 1
-        else "of a paired bootstrap over blocks of consecutive requests; --seeds gives surer ones"
+        else "of a paired bootstrap over blocks of consecutive requests; --seeds gives better ones"
     )
     notes = [f"Brackets: 95 % interval {how}."]
     if not any(cell.policy == BASELINE for cell in grid.cells):
@@ -130,12 +137,14 @@ def _notes(grid: Grid, *, gains: bool) -> list[str]:
     idle = [level for level in grid.levels if _is_idle(grid, level)]
     if idle:
         notes.append(
-            f"Hardly anybody waits at load {', '.join(f'{level.load:.2f}' for level in idle)}, so order cannot matter: "
-            "offer more, for longer (--requests), or to fewer slots (--max-num-seqs)."
+            f"Hardly any request waits at load {', '.join(f'{level.load:.2f}' for level in idle)}, so the order cannot matter: "
+            "raise the load or --requests, or lower --max-num-seqs."
         )
     taus = ((name, grid.tau(name)) for name in grid.predictions)
-    told = ", ".join(name if math.isnan(tau) else f"{name} (tau {tau:.3f})" for name, tau in taus)
-    return [*notes, f"Predictions: {told}."]
+    names = ", ".join(name if math.isnan(tau) else f"{name} (tau {tau:.3f})" for name, tau in taus)
+    if TRUTH in grid.predictions:
+        notes.append(f"TRUE LENGTHS: {TRUTH} is an upper bound; it uses the true output lengths, which no server has.")
+    return [*notes, f"Predictions: {names}."]
 
 
 def _is_idle(grid: Grid, level: Level) -> bool:
@@ -151,40 +160,40 @@ def _table(
     row: Callable[[Cell], list[str]],
     notes: Sequence[str] = (),
 ) -> Table:
-    """A row per cell. What is the same in all of them goes into the title."""
+    """One row per cell; what all cells share goes into the title."""
     many_levels, many_predictors = len(grid.levels) > 1, len(grid.predictions) > 1
     rows, begins = [], set()
     for i, cell in enumerate(grid.cells):
         if i and cell.level != grid.cells[i - 1].level:
             begins.add(i)
         load = [f"{cell.level.load:.2f}"] if many_levels else []
-        predictor = ["" if cell.predictor is None else cell.predictor] if many_predictors else []
+        predictor = [predictor_label(cell.predictor)] if many_predictors else []
         rows.append([cell.who, *predictor, *load, *row(cell)])
-    apart = "" if grid.pools is None else f", {grid.pools} apart"
+    pools = "" if grid.pools is None else f", pools {grid.pools}"
     same = "" if many_levels else f", load {grid.levels[0].load:.2f}"
-    same += "" if many_predictors else f", predictions {next(iter(grid.predictions))}"
+    same += "" if many_predictors else f", predictions {predictor_label(next(iter(grid.predictions)))}"
     head = ["policy", *(["predictor"] if many_predictors else []), *(["load"] if many_levels else [])]
     return Table(
-        f"{title}: {grid.workload.name} on {grid.fleet}{apart}{same}", [*head, *columns], rows, notes, frozenset(begins)
+        f"{title}: {grid.workload.name} on {grid.fleet}{pools}{same}", [*head, *columns], rows, notes, frozenset(begins)
     )
 
 
 def multiple(ratio: Ratio) -> str:
-    """A multiple with its interval."""
+    """Format a ratio with its interval."""
     if math.isnan(ratio.ratio):
         return "–"
     return "1" if ratio.low == ratio.high == 1 else f"{ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 def seconds(value: float) -> str:
-    """A duration in the unit that reads best."""
+    """Format a duration in ms or s."""
     if math.isnan(value):
         return "–"
     return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:,.2f} s"
 
 
 def facts(grid: Grid) -> dict[str, Any]:
-    """Ready for `to_json`."""
+    """Everything that tables and figures show, and each seed, ready for `to_json`."""
     return {
         "workload": grid.workload.name,
         "content_hash": grid.workload.content_hash,
@@ -200,7 +209,8 @@ def facts(grid: Grid) -> dict[str, Any]:
             "slots": grid.fleet.slots,
             "steady": all(capacity.steady for capacity in grid.capacities),
         },
-        "predictors": {name: {"tau": grid.tau(name)} for name in grid.predictions},
+        "predictors": {name: {"tau": grid.tau(name), "true_lengths": name == TRUTH} for name in grid.predictions},
+        **({"note": "TRUE LENGTHS"} if TRUTH in grid.predictions else {}),
         "runs": [_run(grid, cell) for cell in grid.cells],
     }
 
@@ -234,7 +244,7 @@ def _run(grid: Grid, cell: Cell) -> dict[str, Any]:
 
 
 _LEVEL: Final = ("workload", "fleet", "load", "rate")
-_WHO: Final = ("router", "policy", "predictor")
+_COMPARED_BY: Final = ("router", "policy", "predictor")
 _FIGURES: Final[tuple[tuple[Measure, Statistic], ...]] = (
     ("ttft_s", "mean"),
     ("ttft_s", "p99"),
@@ -248,31 +258,31 @@ def sweep_tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """A table for each workload and fleet."""
     cells: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        cells.setdefault(tuple(row[name] for name in (*_LEVEL, *_WHO)), []).append(row)
+        cells.setdefault(tuple(row[name] for name in (*_LEVEL, *_COMPARED_BY)), []).append(row)
     columns = ("load", "router", "policy", "predictor", *(f"{NAMES[name]} {stat}" for name, stat in _FIGURES))
     tables = []
     for place in dict.fromkeys(key[:2] for key in cells):
-        told, breaks, level = [], set(), None
+        body, breaks, level = [], set(), None
         for key, cell in cells.items():
             if key[:2] != place:
                 continue
             if level is not None and key[2:4] != level:
-                breaks.add(len(told))
+                breaks.add(len(body))
             if key[2:4] != level:
                 level, base = key[2:4], cell
-            told.append(
+            body.append(
                 [*_names(key), *(seconds(_mean(cell, *what)) for what in _FIGURES), multiple(_over(cell, base))]
             )
         notes = [f"Means over {len(next(iter(cells.values())))} seeds; the last column is over the first of its load."]
         title = f"{place[0]} on {place[1]}"
-        tables.append(Table(title, (*columns, "E2E mean over first"), told, notes, frozenset(breaks)))
+        tables.append(Table(title, (*columns, "E2E mean over first"), body, notes, frozenset(breaks)))
     return tables
 
 
 def _names(key: tuple[Any, ...]) -> list[str]:
     load, rate, router, policy, predictor = key[2:]
     level = f"{load:.2f}" if load is not None else "own" if rate is None else f"{rate:g}/s"
-    return [level, router, policy, predictor or "–"]
+    return [level, router, policy, predictor_label(predictor) or "–"]
 
 
 def _values(cell: Sequence[Mapping[str, Any]], measure: str, statistic: str) -> list[float]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.reports.page import COLOURS, Figure, axes, axis, interactive_page, interval_bars, panel
-from lengthwise.reports.simulation import NAMES, tables
+from lengthwise.reports.simulation import NAMES, predictor_label, tables
 from lengthwise.simulator.grid_result import TRUTH, Cell, Grid, Level, Measure, Statistic, latencies
 from lengthwise.simulator.metrics import Spread
 from lengthwise.simulator.outcome import Outcome
@@ -25,9 +25,9 @@ def latency_against_load(grid: Grid) -> Figure:
     layout = axes([(axis("load"), {"rangemode": "tozero"})] * len(_SHOWN), columns=len(_SHOWN), titles=names)
     data = []
     lines = dict.fromkeys((cell.who, cell.predictor) for cell in grid.cells)
-    for who, predictor in lines:
+    for compared, predictor in lines:
         cells = sorted(
-            (cell for cell in grid.cells if (cell.who, cell.predictor) == (who, predictor)),
+            (cell for cell in grid.cells if (cell.who, cell.predictor) == (compared, predictor)),
             key=lambda cell: cell.level.load,
         )
         data += [
@@ -41,8 +41,8 @@ def latency_against_load(grid: Grid) -> Figure:
             }
             for i, (measure, statistic) in enumerate(_SHOWN)
         ]
-    says = f"Averaged over seeds ({len(grid.seeds)}). Click a name to hide it, double-click to see it alone."
-    return Figure("Latency against load", says, data, layout)
+    text = f"Averaged over seeds ({len(grid.seeds)}). Click a name to hide it, double-click to show it alone."
+    return Figure("Latency against load", text, data, layout)
 
 
 def mean_against_tail(grid: Grid) -> Figure:
@@ -51,7 +51,7 @@ def mean_against_tail(grid: Grid) -> Figure:
     compared = any(grid.baseline(level) for level in levels)
     unit = "over FCFS" if compared else "(s)"
     layout = axes(
-        [(axis(f"E2E mean {unit}", **_room(grid, level, "mean")), _room(grid, level, "p99")) for level in levels],
+        [(axis(f"E2E mean {unit}", **_range(grid, level, "mean")), _range(grid, level, "p99")) for level in levels],
         columns=min(3, len(levels)),
         titles=[f"load {level.load:.2f}: E2E p99 {unit}" for level in levels],
     )
@@ -67,15 +67,15 @@ def mean_against_tail(grid: Grid) -> Figure:
                 "showlegend": place == 0,
             }
         )
-    says = (
+    text = (
         "Down and to the left is better: a policy that lowers the mean should not pay for it in the tail. "
-        "Where an interval runs out of its panel, more seeds are needed."
+        "An interval cut by its panel needs more seeds."
     )
-    return Figure("Mean against p99", says, data, layout, height=120 + 360 * -(-len(levels) // 3))
+    return Figure("Mean against p99", text, data, layout, height=120 + 360 * -(-len(levels) // 3))
 
 
-def _room(grid: Grid, level: Level, statistic: Statistic) -> dict[str, Any]:
-    """A range with room for all points; an interval that is far wider than they lie apart runs out of it."""
+def _range(grid: Grid, level: Level, statistic: Statistic) -> dict[str, Any]:
+    """An axis range that holds every point; an interval far wider than the points is cut."""
     if grid.baseline(level) is None:
         return {}
     ratios = [grid.ratio(cell, "e2e_s", statistic) for cell in grid.cells if cell.level == level]
@@ -101,7 +101,11 @@ def _ratios(grid: Grid, cell: Cell) -> dict[str, Any]:
 
 def label(grid: Grid, cell: Cell) -> str:
     """The policy and router, and the predictor where several are compared."""
-    return cell.who if cell.predictor is None or len(grid.predictions) == 1 else f"{cell.who}, {cell.predictor}"
+    return (
+        cell.who
+        if cell.predictor is None or len(grid.predictions) == 1
+        else f"{cell.who}, {predictor_label(cell.predictor)}"
+    )
 
 
 def colour(grid: Grid, cell: Cell) -> str:
@@ -136,7 +140,7 @@ _MEASURES: Final[tuple[Measure, ...]] = ("ttft_s", "e2e_s", "per_token_s")
 
 
 def cdfs(grid: Grid) -> Figure:
-    """The share of requests that had at most a latency."""
+    """The cumulative distribution of each latency."""
     cells = _shown(grid)
     shares = np.linspace(0, 1, _POINTS)
     data: list[dict[str, Any]] = []
@@ -150,7 +154,7 @@ def cdfs(grid: Grid) -> Figure:
             data.append({**_line(grid, cell, i), "x": lines[-1], "y": shares})
         panels.append((_log_axis("seconds", np.concatenate(lines)), {"range": [0, 1], "tickformat": ".0%"}))
     layout = axes(panels, columns=len(_MEASURES), titles=[NAMES[measure] for measure in _MEASURES])
-    return Figure("How latency is spread", f"{_where(grid)} All seeds together.", data, layout)
+    return Figure("Distribution of latency", f"{_where(grid)} All seeds together.", data, layout)
 
 
 def over_time(grid: Grid) -> Figure:
@@ -168,7 +172,7 @@ def over_time(grid: Grid) -> Figure:
             (time, {"tickformat": ".2~%", "rangemode": "tozero"}),
         ],
         columns=3,
-        titles=["waiting", "running", "KV blocks held"],
+        titles=["waiting", "running", "KV blocks in use"],
     )
     return Figure("Queue and KV memory over time", f"{_where(grid)} Seed {grid.seeds[0]}.", data, layout)
 
@@ -200,12 +204,12 @@ def length_heatmap(grid: Grid) -> Figure:
     both = (_log_axis("output tokens", 10**x_edges), _log_axis("E2E (s)", 10**y_edges))
     layout = axes([both] * len(cells), columns=min(_COLUMNS, len(cells)), titles=[cell.who for cell in cells])
     layout["coloraxis"] = {"colorscale": _SHADES, "cmin": 0, "colorbar": {"tickformat": ".1%"}}
-    says = f"{_where(grid)} The share of requests in each cell. What lies far above the lower edge has waited."
+    text = f"{_where(grid)} The share of requests in each cell. Requests far above the lower edge waited."
     height = 120 + 330 * -(-len(cells) // _COLUMNS)
-    return Figure("Completion time against output length", says, data, layout, height=height)
+    return Figure("Completion time against output length", text, data, layout, height=height)
 
 
-def who_waited(grid: Grid) -> Figure:
+def waiting_by_length(grid: Grid) -> Figure:
     """Time in the queue by predicted length, in groups of about as many requests each."""
     first = next(iter(grid.predictions))
     expected = np.concatenate([predictions.expected_and_tail()[0] for predictions in grid.predictions[first]])
@@ -220,8 +224,10 @@ def who_waited(grid: Grid) -> Figure:
         for i, y in enumerate(([each.mean for each in spreads], [each.p99 for each in spreads])):
             data.append({**_line(grid, cell, i), "mode": "lines+markers", "x": middle, "y": y})
     both = (axis("predicted tokens", type="log"), axis("seconds", rangemode="tozero"))
-    layout = axes([both] * 2, columns=2, titles=["waited, mean", "waited, p99"])
-    return Figure("Who waited", f"{_where(grid)} Queueing time by predicted length.", data, layout)
+    layout = axes([both] * 2, columns=2, titles=["mean", "p99"])
+    return Figure(
+        "Waiting time by predicted length", f"{_where(grid)} Requests in ten groups of equal size.", data, layout
+    )
 
 
 def _shown(grid: Grid) -> list[Cell]:
@@ -233,7 +239,7 @@ def _shown(grid: Grid) -> list[Cell]:
 
 def _where(grid: Grid) -> str:
     load = _shown(grid)[0].level.load
-    return f"{f'At load {load:.2f}' if math.isfinite(load) else 'All at once'}, predictions {next(iter(grid.predictions))}."
+    return f"{f'At load {load:.2f}' if math.isfinite(load) else 'All at once'}, predictions {predictor_label(next(iter(grid.predictions)))}."
 
 
 def _line(grid: Grid, cell: Cell, place: int) -> dict[str, Any]:
@@ -249,25 +255,25 @@ def _line(grid: Grid, cell: Cell, place: int) -> dict[str, Any]:
 
 
 def _log_axis(title: str, values: Floats) -> dict[str, Any]:
-    """Over two decades and more only these are named."""
+    """A log axis; over two decades and more only powers of ten are labelled."""
     wide = len(values) > 0 and values.min() > 0 and values.max() >= 100 * values.min()
     return axis(title, type="log", **({"dtick": 1} if wide else {}))
 
 
 def _timeline(outcome: Outcome) -> tuple[Floats, Floats, Floats, Floats]:
-    """Waiting and running of all engines, and their mean KV use, at moments equally far apart."""
+    """Waiting and running of all engines, and their mean KV use, at equally spaced times."""
     lines = [engine.timeline for engine in outcome.engines if len(engine.timeline.time)]
     end = max((float(line.time[-1]) for line in lines), default=0.0)
     times = np.linspace(0.0, end, _POINTS)
     columns: Sequence[Floats] = [
-        np.sum([_held(times, line.time, getattr(line, name)) for line in lines], axis=0)
+        np.sum([_last_value(times, line.time, getattr(line, name)) for line in lines], axis=0)
         for name in ("waiting", "running", "kv_use")
     ]
     return times, columns[0], columns[1], columns[2] / max(1, len(outcome.engines))
 
 
-def _held(times: Floats, at: Floats, values: NDArray[Any]) -> Floats:
-    """The last value that was seen at each moment; 0 before the first, and after the last."""
+def _last_value(times: Floats, at: Floats, values: NDArray[Any]) -> Floats:
+    """The latest value at each time; 0 before the first and after the last."""
     place = np.searchsorted(at, times, side="right") - 1
     return np.where((place >= 0) & (times <= at[-1]), values[np.maximum(place, 0)], 0.0)
 
@@ -283,13 +289,13 @@ def _edges(values: Floats) -> Floats:
 
 
 def html_report(grid: Grid) -> str:
-    """Everything over the levels, then what requests went through at the highest one."""
+    """One page: latency over load, then the distribution over requests at the highest load, then the tables."""
     figures = [
         latency_against_load(grid),
         mean_against_tail(grid),
         cdfs(grid),
         over_time(grid),
         length_heatmap(grid),
-        who_waited(grid),
+        waiting_by_length(grid),
     ]
     return interactive_page(f"{grid.workload.name} on {grid.fleet}", figures, tables(grid))

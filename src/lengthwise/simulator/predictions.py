@@ -94,6 +94,11 @@ class RequestPredictions:
         return np.where(certain, exact, expected), np.where(certain, exact, tail)
 
 
+def default_predictor(workload: Workload) -> str:
+    """The predictor that simulations use unless another is named: `fast` for prompts with text, else `history`."""
+    return "history" if workload.table["prompt"].null_count else "fast"
+
+
 def predict_workload(
     workload: Workload, predictor: str | PredictorSpec, *, seed: int = 0, on_progress: Progress | None = None
 ) -> RequestPredictions:
