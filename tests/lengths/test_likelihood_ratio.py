@@ -8,7 +8,7 @@ from scipy import integrate, stats
 
 from lengthwise.lengths.families import LOGNORMAL, LOGT, Family
 from lengthwise.lengths.fit import fit_rows
-from lengthwise.lengths.likelihood_ratio import log_evidence, unround
+from lengthwise.lengths.goodness import log_evidence, unround
 
 TYPICAL = np.tile([5.8, 0.2, 3.5], (800, 1))
 

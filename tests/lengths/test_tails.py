@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT
-from lengthwise.lengths.tails import hill, power, survival
+from lengthwise.lengths.goodness import hill, power, survival
 
 
 def test_survival_is_the_share_above() -> None:

@@ -60,7 +60,7 @@ class Rounds(Protocol):
         """Record that a job of this round has been admitted: new jobs join no earlier round."""
 
     def finished(self, job: Job) -> None:
-        """Record a job's true length (`generated`) to correct its account; a host that does not know it may not call."""
+        """Record a finished job's true length (`generated`), to correct its account; optional for hosts."""
 
 
 @runtime_checkable

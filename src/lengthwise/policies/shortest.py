@@ -18,7 +18,7 @@ from lengthwise.policies.protocol import QueueView
 class Sjf(BasePolicy):
     """Shortest predicted answer first, without preemption (SSJF, arXiv 2404.08509).
 
-    key = min(median, cap)      (tokens: the prediction as a single number; a hint and a true length are predictions too)
+    key = min(median, cap)      (tokens: the prediction as a single number; a hint or a true length is a prediction too)
     Memory short: the one with the most tokens left by that number is preempted; the last admitted among equals.
     Without a prediction: the wide prior's median. SJF minimises mean latency and can starve long requests.
     """

@@ -124,7 +124,7 @@ class Classes(Wrapper):
         return _lexicographic(jobs.priority, self.inner.eviction_scores(jobs, now))
 
     def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
-        """Return the highest eviction score of a less urgent class; else the inner policy's victim in the same class."""
+        """Return the highest eviction score of a less urgent class; else the inner victim in the same class."""
         less_urgent = jobs.priority > candidate.priority
         if less_urgent.any():
             scores = np.where(less_urgent, self.eviction_scores(jobs, now), -np.inf)

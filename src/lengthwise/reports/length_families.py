@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lengthwise.lengths.families import LOGNORMAL, LOGT
-from lengthwise.lengths.goodness import Interval
-from lengthwise.lengths.tails import Power
+from lengthwise.lengths.goodness import ConfidenceInterval, Power
 from lengthwise.reports.figures import COLOURS, GREY, dots, figure, legend, log_tokens, percent_axis, save, short_name
 from lengthwise.reports.tables import Table, share, signed
 from lengthwise.workloads.length_families import NUS, PAPER_PASS, GroupResult, LengthFamilies
@@ -159,11 +158,11 @@ def _hill(result: LengthFamilies) -> Table:
     )
 
 
-def _gain(group: GroupResult) -> Interval:
+def _gain(group: GroupResult) -> ConfidenceInterval:
     return next(family.held_out_gain for family in group.families if family.family == LOGT.name)
 
 
-def _interval(interval: Interval) -> str:
+def _interval(interval: ConfidenceInterval) -> str:
     if interval.low == interval.high == 0:
         return "0"
     return f"{signed(interval.estimate)} [{interval.low:+.3f}, {interval.high:+.3f}]"

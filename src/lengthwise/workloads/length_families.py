@@ -11,16 +11,21 @@ from lengthwise.errors import InputError
 from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT, LOGT_FREE
 from lengthwise.lengths.fit import RowFits, fit_rows
 from lengthwise.lengths.goodness import (
+    ConfidenceInterval,
     HeldOut,
-    Interval,
+    Hill,
+    Power,
     held_out,
+    hill,
     ks_critical,
     ks_passes_plain,
     ks_statistic,
+    log_evidence,
     means_by_cluster,
+    power,
+    survival,
+    unround,
 )
-from lengthwise.lengths.likelihood_ratio import log_evidence, unround
-from lengthwise.lengths.tails import Hill, Power, hill, power, survival
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -144,7 +149,7 @@ class FamilyResult:
     """Share of rows with KS p > 0.05 as if the parameters had not been fitted: the paper's criterion."""
     ks_refitted: float
     """The same with critical values from a parametric bootstrap that refits; 95 % if the family were true."""
-    held_out_gain: Interval
+    held_out_gain: ConfidenceInterval
     """Log probability per sample by a fit to the other half of its row, minus log-normal's."""
     loglik_gain: float
     """Log probability per sample by a fit to the same samples, minus log-normal's."""
@@ -165,7 +170,7 @@ class GroupResult:
     """Share of rows with a spread above 20 tokens in which four or more samples are equal: an LLM that repeats itself.
     Such atoms look like a heavy tail (a sharp peak with outliers) to every family here, but are not one."""
     evidence_rows: int
-    evidence: tuple[Interval, ...]
+    evidence: tuple[ConfidenceInterval, ...]
     """Integrated log-likelihood per row of log-t minus log-normal's, for each nu of `NUS`."""
 
     @property
