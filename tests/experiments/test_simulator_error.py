@@ -10,17 +10,28 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
-from experiments.simulator_error.draws import draw_again
-from experiments.simulator_error.study import Foretold, foretell, swaps
+from experiments.simulator_error import (
+    STUDY,
+    Comparison,
+    MachineTime,
+    SimulatorErrorGrid,
+    compare,
+    draw_again,
+    measure,
+    swaps,
+)
+from experiments.study import Run
 from lengthwise.bench.evidence.plan import Cell
 from lengthwise.bench.evidence.store import Store
-from lengthwise.cli import app
 from lengthwise.engines.fit import engine_spec
 from lengthwise.engines.steps import COLUMNS, write_steps
 from lengthwise.errors import InputError
+from lengthwise.reports.tables import to_json
 from lengthwise.simulator import Fleet, Spread, StepCost, predict_workload, simulate
+from lengthwise.simulator.tasks import ResultCache
 from lengthwise.workloads import Workload
 from tests.engines.test_fit import FACTS, TRUE, steps
 
@@ -92,11 +103,11 @@ def measured(tmp_path: Path) -> Measured:
     return Measured(store)
 
 
-def test_what_the_simulator_made_it_foretells_for_every_policy(measured: Measured) -> None:
+def test_a_simulated_run_is_reproduced_for_every_policy(measured: Measured) -> None:
     measured.add("fcfs", "none", stock=True)
     for policy, predictor in (("sjf", "fast"), ("lengthwise", "fast"), ("sjf", "oracle")):
         measured.add(policy, predictor)
-    found = foretell(measured.store)
+    found = compare(measured.store)
     assert len(found) == 4
     for one in found:
         assert [abs(one.error(figure)) for figure in ("mean", "p50", "p99")] == pytest.approx([0, 0, 0], abs=2e-3)
@@ -104,30 +115,30 @@ def test_what_the_simulator_made_it_foretells_for_every_policy(measured: Measure
     assert {one.order for one in found} == {"fcfs (stock)", "sjf, fast", "sjf, oracle", "lengthwise, fast"}
 
 
-def test_a_slower_machine_is_told_from_an_error_of_the_simulator(measured: Measured) -> None:
+def test_a_slower_machine_is_separated_from_an_error_of_the_simulator(measured: Measured) -> None:
     measured.add("sjf", "oracle", slower=1.25)
     measured.add("lengthwise", "oracle")
-    slow = next(one for one in foretell(measured.store) if one.order == "sjf, oracle")
+    slow = next(one for one in compare(measured.store) if one.order == "sjf, oracle")
     assert slow.slower == pytest.approx(0.25, rel=1e-3)
     assert slow.error("mean") < -0.15
     assert [slow.error(figure, paced=True) for figure in ("mean", "p50", "p99")] == pytest.approx([0] * 3, abs=2e-3)
 
 
-def test_a_setting_is_foretold_from_its_own_steps(measured: Measured) -> None:
+def test_a_setting_is_simulated_with_its_own_steps(measured: Measured) -> None:
     for setting, slower in (("a", 1.0), ("b", 1.25)):
         measured.add("fcfs", "none", stock=True, setting=setting, slower=slower)
         for policy in ("sjf", "lengthwise"):
             measured.add(policy, "oracle", setting=setting, slower=slower)
-    assert [abs(one.error("mean")) for one in foretell(measured.store)] == pytest.approx([0] * 6, abs=2e-3)
+    assert [abs(one.error("mean")) for one in compare(measured.store)] == pytest.approx([0] * 6, abs=2e-3)
     drawn = {one.load: one for one in draw_again(measured.store, 2) if one.order == "sjf, oracle"}
     assert drawn["(a) load 1.1"].mean != drawn["(b) load 1.1"].mean
 
 
-def test_a_cell_is_never_foretold_from_its_own_steps(measured: Measured) -> None:
+def test_a_cell_is_never_simulated_with_its_own_steps(measured: Measured) -> None:
     measured.add("sjf", "oracle")
-    with pytest.raises(InputError, match=r"no cell beside a-1\.1-sjf-oracle-r0"):
-        foretell(measured.store)
-    (found,) = foretell(measured.store, engine=engine_spec("given", TRUE, FACTS))
+    with pytest.raises(InputError, match=r"no cell besides a-1\.1-sjf-oracle-r0"):
+        compare(measured.store)
+    (found,) = compare(measured.store, engine=engine_spec("given", TRUE, FACTS))
     assert found.error("mean") == pytest.approx(0.0, abs=1e-9)
 
 
@@ -140,22 +151,22 @@ def test_failed_requests_are_left_out(measured: Measured) -> None:
     broken[-5:] = np.nan
     table = result.requests.set_column(result.requests.column_names.index("finished_s"), "finished_s", pa.array(broken))
     measured.store.write(cell, TOLD, table)
-    one = next(one for one in foretell(measured.store) if one.cell == cell.id)
+    one = next(one for one in compare(measured.store) if one.cell == cell.id)
     assert np.isfinite([one.measured.mean, one.simulated.mean]).all()
 
 
-def test_pairs_in_another_order_are_named_with_how_far_they_are_apart() -> None:
-    def cell(order: str, measured: float, simulated: float, repeat: int = 0) -> Foretold:
+def test_pairs_in_another_order_are_named_with_their_difference() -> None:
+    def cell(order: str, measured: float, simulated: float, repeat: int = 0) -> Comparison:
         seen, made = (Spread(mean, mean, mean, mean) for mean in (measured, simulated))
-        return Foretold(order, order, "(a) load 1.1", repeat, seen, made)
+        return Comparison(order, order, "(a) load 1.1", repeat, seen, made)
 
     cells = [cell("sjf", 10.0, 13.0), cell("fcfs", 12.0, 12.5), cell("tie", 9.0, 9.0), cell("tie", 1.0, 99.0, 1)]
     (swap,) = swaps(cells)
     assert (swap.faster, swap.slower) == ("sjf", "fcfs")
-    assert swap.apart == pytest.approx(0.2)
+    assert swap.difference == pytest.approx(0.2)
 
 
-def test_other_draws_have_the_same_requests_for_every_order_and_lie_around_what_was_measured(
+def test_other_draws_have_the_same_requests_for_every_order_and_lie_around_the_measured_ratio(
     measured: Measured,
 ) -> None:
     measured.add("fcfs", "none", stock=True)
@@ -174,31 +185,70 @@ def test_other_draws_have_the_same_requests_for_every_order_and_lie_around_what_
 
 def test_nothing_is_drawn_where_there_is_nothing_to_compare(measured: Measured) -> None:
     measured.add("sjf", "oracle")
-    with pytest.raises(InputError, match="no order beside stock vLLM"):
+    with pytest.raises(InputError, match="no policy beside stock vLLM"):
         draw_again(measured.store, 3)
     with pytest.raises(InputError, match="0 draws"):
         draw_again(measured.store, 0)
 
 
-def test_the_command_prints_errors_and_gives_them_to_machines(measured: Measured) -> None:
+def test_tables_and_json_hold_every_cell_and_the_draws(measured: Measured, tmp_path: Path) -> None:
     measured.add("fcfs", "none", stock=True)
     measured.add("sjf", "oracle")
     measured.add("lengthwise", "oracle")
-    folder = str(measured.store.folder)
-    printed = CliRunner().invoke(app, ["bench", "foretold", folder])
-    assert printed.exit_code == 0, printed.output
-    assert "of 3 cells, the mean is within 10% in 3, the p99 within 20% in 3" in printed.output
-    assert "the order of policies by mean E2E latency is the same in all" in printed.output
-    assert "at other times" not in printed.output
-    drawn = CliRunner().invoke(app, ["bench", "foretold", folder, "--draws", "2"])
-    assert "the same requests at other times" in drawn.output
-    told = json.loads(CliRunner().invoke(app, ["bench", "foretold", folder, "--draws", "2", "--json"]).output)
-    assert [len(one["mean"]) for one in told["draws"]] == [2, 2]
-    assert len(told["cells"]) == 3
-    assert told["swaps"] == []
+    run = Run(ResultCache(tmp_path / "cache"))
+    grid = SimulatorErrorGrid(results=measured.store.folder, draws=2)
+    output = STUDY.output(measure(run, grid))
+    errors, order, draws = output.tables
+    assert "of 3 cells, the mean is within 10% in 3, the p99 within 20% in 3" in errors.notes
+    assert "the order of policies by mean E2E latency is the same in all" in order.notes[0]
+    assert len(draws.rows) == 2
+    facts = json.loads(to_json(output.facts))
+    assert [len(one["mean"]) for one in facts["draws"]] == [2, 2]
+    assert len(facts["cells"]) == 3
+    assert facts["swaps"] == []
+    assert STUDY.needs(grid) is None
 
 
-def test_a_folder_without_cells_is_told_so(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["bench", "foretold", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "holds no finished cell" in result.stderr
+def test_a_folder_without_cells_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no finished cell"):
+        measure(Run(ResultCache(tmp_path / "cache")), SimulatorErrorGrid(results=tmp_path))
+    assert "needs measured runs" in (STUDY.needs(SimulatorErrorGrid(results=tmp_path / "missing")) or "")
+
+
+SECOND = StepCost(1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def step_log(begin: list[float], took: list[float]) -> pa.Table:
+    ones = np.ones(len(begin))
+    return pa.table(
+        {
+            "start_s": np.array(begin),
+            "seconds": np.array(took),
+            "prompt_tokens": ones,
+            "prompt_pairs": ones,
+            "decodes": ones,
+            "context_tokens": ones,
+        }
+    )
+
+
+def test_a_stall_is_no_time_and_a_pause_is() -> None:
+    # A step of a second that took four, three seconds of nothing, and one that took half; the last ends at 8.
+    time = MachineTime.of(step_log([1000.5, 1007.5], [4.0, 0.5]), SECOND, last_end=8.0)
+    clock = np.array([0.0, 0.5, 2.5, 4.5, 7.5, 8.0, 9.0])
+    assert time.at(clock).tolist() == pytest.approx([0.0, 0.5, 1.0, 1.5, 4.5, 5.5, 6.5])
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 5)), min_size=1, max_size=20),
+    st.lists(st.floats(-50, 200), min_size=1, max_size=20),
+)
+def test_there_and_back_is_the_same_moment(steps: list[tuple[float, float]], moments: list[float]) -> None:
+    begin, now = [], 0.0
+    for pause, took in steps:
+        begin.append(now + pause)
+        now += pause + took
+    time = MachineTime.of(step_log(begin, [took for _, took in steps]), SECOND, last_end=now)
+    clock = np.sort(moments)
+    assert time.on_the_clock(time.at(clock)) == pytest.approx(clock, abs=1e-5)
+    assert (np.diff(time.at(clock)) >= 0).all()

@@ -1,1 +1,0 @@
-"""The simulator beside what was measured on a real engine: what it foretold, and how steady the machine was."""
