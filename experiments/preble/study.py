@@ -206,7 +206,8 @@ class DiagnosisTask:
         workload = self.where.workload
         workload = workload.replace(arrival_s=workload.arrival_s / self.rate)
         plain, with_lengths = (
-            simulate(workload, self.where.fleet, "fcfs", router=router, explain=True) for router in ("e2", "e2_length")
+            simulate(workload, self.where.fleet, "fcfs", router=router, predictor="oracle", explain=True)
+            for router in ("e2", "e2_length")
         )
         tenants = np.array(workload.table["tenant"].to_pylist())
         stay = plain.finish - plain.arrival

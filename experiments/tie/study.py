@@ -139,7 +139,7 @@ def _online(fleet: Fleet, samples: LengthSamples, predictors: tuple[str, ...], g
 def _synthetic(fleet: Fleet, grid: TieGrid, run: Run) -> tuple[Grid, float]:
     """At the paper's lowest and highest rate; and the spread of answers to one prompt."""
     traffic = [synthetic_traffic(grid.requests, seed) for seed in range(grid.seeds)]
-    plan = Plan(fleet, POLICIES, loads=(LOW, HIGH), seeds=range(grid.seeds))
+    plan = Plan(fleet, POLICIES, ("oracle",), loads=(LOW, HIGH), seeds=range(grid.seeds))
     cells = run_grid(plan, lambda seed: traffic[seed].workload, on_progress=run.part(0.5, 0.6, "synthetic, "))
     predicted = tuple(each.logt for each in traffic)
     others = [policy for policy in POLICIES if policy != "fcfs"]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lengthwise.lengths import Histogram, LengthDistribution, LogT, Point
     from lengthwise.policies import Job, Policy, make_policy
     from lengthwise.predictors import PredictionInput, load_predictor
+    from lengthwise.reports.compare import compare
     from lengthwise.routers import Router, make_router
     from lengthwise.simulator import Fleet, simulate
     from lengthwise.workloads import load_trace
@@ -34,6 +35,7 @@ __all__ = [
     "PredictionInput",
     "Router",
     "__version__",
+    "compare",
     "create_app",
     "load_predictor",
     "load_trace",
@@ -47,6 +49,7 @@ _EXPORTS = {
     "lengths": ("Histogram", "LengthDistribution", "LogT", "Point"),
     "policies": ("Job", "Policy", "make_policy"),
     "predictors": ("PredictionInput", "load_predictor"),
+    "reports.compare": ("compare",),
     "routers": ("Router", "make_router"),
     "simulator": ("Fleet", "simulate"),
     "workloads": ("load_trace",),

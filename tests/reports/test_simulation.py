@@ -70,7 +70,7 @@ def test_without_fcfs_the_table_says_why_there_are_no_ratios() -> None:
 def test_a_note_says_where_hardly_any_request_waits() -> None:
     source = requests([(8, 3), (8, 40)] * 15)
     idle = run_grid(
-        Plan(fleet(UNEVEN, seqs=8), ["fcfs", "sjf"], rates=[0.01]),
+        Plan(fleet(UNEVEN, seqs=8), ["fcfs", "sjf"], ["oracle"], rates=[0.01]),
         lambda seed: redraw(source, requests=20, rate=1.0, seed=seed),
     )
     assert any("Hardly any request waits at load 0.00" in note for note in tables(idle)[-1].notes)
@@ -111,7 +111,7 @@ def test_the_fuller_a_cell_of_the_heatmap_the_darker_it_is() -> None:
 
 def test_a_batch_has_no_load_to_speak_of() -> None:
     batch = requests([(8, 3), (8, 40), (8, 12)] * 5).replace(arrival_s=[0.0] * 15)
-    found = run_grid(Plan(fleet(UNEVEN, seqs=2), ["fcfs", "sjf"]), lambda _: batch)
+    found = run_grid(Plan(fleet(UNEVEN, seqs=2), ["fcfs", "sjf"], ["oracle"]), lambda _: batch)
     assert length_heatmap(found).text.startswith("All at once, predictions oracle (TRUE LENGTHS).")
 
 

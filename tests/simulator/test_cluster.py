@@ -45,18 +45,18 @@ def test_engines_of_a_fleet_may_differ() -> None:
 
 def test_oracle_orders_by_true_length_and_without_a_prediction_order_is_arrival() -> None:
     workload, one_slot = requests([(2, 9), (2, 1), (2, 5)]), fleet(seqs=1)
-    assert simulate(workload, one_slot, "sjf").admitted() == [1, 2, 0]
+    assert simulate(workload, one_slot, "sjf", predictor="oracle").admitted() == [1, 2, 0]
     assert simulate(workload, one_slot, "sjf", predictor="none").admitted() == [0, 1, 2]
 
 
 def test_priority_goes_before_the_policy() -> None:
     workload = requests([(2, 1), (2, 9)]).replace(priority=np.array([1, 0], np.int32))
-    assert simulate(workload, fleet(seqs=1), "sjf").admitted() == [1, 0]
+    assert simulate(workload, fleet(seqs=1), "sjf", predictor="oracle").admitted() == [1, 0]
 
 
 def test_max_tokens_does_not_cut_the_true_length() -> None:
     workload = requests([(2, 9), (2, 5)]).replace(max_tokens=9)
-    assert simulate(workload, fleet(seqs=1), "sjf").admitted() == [1, 0]
+    assert simulate(workload, fleet(seqs=1), "sjf", predictor="oracle").admitted() == [1, 0]
 
 
 def test_a_request_that_never_fits_is_refused_and_the_others_are_served() -> None:

@@ -14,7 +14,7 @@ from tests.simulator.builders import TICK, UNEVEN, engine, fleet, requests
 
 
 def serve(spec: EngineSpec, workload: Workload, policy: str = "fcfs", **options: Any) -> Outcome:
-    return simulate(workload, Fleet((spec,)), policy, **options)
+    return simulate(workload, Fleet((spec,)), policy, **{"predictor": "oracle", **options})
 
 
 def admissions(outcome: Outcome) -> list[int]:

@@ -36,7 +36,7 @@ def test_every_cell_is_the_plain_simulation_of_its_seed() -> None:
 
 
 def test_load_is_a_share_of_each_seed_s_own_capacity() -> None:
-    grid = run_grid(Plan(engines(), ["fcfs"], loads=[0.5, 1.5], seeds=[0, 1, 2]), draw)
+    grid = run_grid(Plan(engines(), ["fcfs"], ["oracle"], loads=[0.5, 1.5], seeds=[0, 1, 2]), draw)
     assert [level.load for level in grid.levels] == [0.5, 1.5]
     for cell in grid.cells:
         for seed, outcome, capacity in zip(grid.seeds, cell.outcomes, grid.capacities, strict=True):
@@ -47,7 +47,7 @@ def test_load_is_a_share_of_each_seed_s_own_capacity() -> None:
 
 
 def test_policies_of_a_seed_meet_the_same_requests() -> None:
-    grid = run_grid(Plan(engines(), ["fcfs", "sjf", "tie"], loads=[0.9], seeds=[0, 1]), draw)
+    grid = run_grid(Plan(engines(), ["fcfs", "sjf", "tie"], ["oracle"], loads=[0.9], seeds=[0, 1]), draw)
     for place in range(2):
         first, *others = (cell.outcomes[place] for cell in grid.cells)
         for other in others:
@@ -66,7 +66,7 @@ def test_the_gain_captured_is_all_of_it_with_true_lengths_and_none_without_any()
 
 
 def test_without_fcfs_there_is_no_ratio() -> None:
-    grid = run_grid(Plan(engines(), ["sjf"], loads=[1.3]), draw)
+    grid = run_grid(Plan(engines(), ["sjf"], ["oracle"], loads=[1.3]), draw)
     assert math.isnan(grid.ratio(grid.cells[0], "e2e_s", "mean").ratio)
 
 
@@ -85,7 +85,7 @@ def test_progress_only_goes_up_and_ends_at_one() -> None:
 
 
 def test_rows_say_which_run_they_are_of() -> None:
-    table = run_grid(Plan(engines(), ["fcfs", "sjf"], loads=[0.5, 0.9], seeds=[0, 1]), draw).to_table()
+    table = run_grid(Plan(engines(), ["fcfs", "sjf"], ["oracle"], loads=[0.5, 0.9], seeds=[0, 1]), draw).to_table()
     assert table.num_rows == 2 * 2 * 2 * 60
     runs = table.select(["seed", "load", "predictor", "policy"]).group_by(["seed", "load", "predictor", "policy"])
     assert runs.aggregate([]).num_rows == 8

@@ -11,7 +11,7 @@ from lengthwise.simulator.disaggregated import KvLink, Pools, simulate_disaggreg
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.metrics import Spread, Summary, summarise
 from lengthwise.simulator.outcome import EngineOutcome, Handover, Outcome, Timeline
-from lengthwise.simulator.predictions import RequestPredictions, predict_workload
+from lengthwise.simulator.predictions import RequestPredictions, default_predictor, predict_workload
 from lengthwise.simulator.spec import EngineSpec
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "StepCost",
     "Summary",
     "Timeline",
+    "default_predictor",
     "find_engine",
     "measure_capacity",
     "predict_workload",

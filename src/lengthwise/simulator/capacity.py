@@ -41,7 +41,7 @@ def measure_capacity(
 ) -> Capacity:
     """Serve the same requests as one backlog and measure how fast they go."""
     backlog = workload.replace(arrival_s=np.zeros(len(workload)))
-    outcome = simulate(backlog, fleet, "fcfs", on_progress=on_progress)
+    outcome = simulate(backlog, fleet, "fcfs", predictor="oracle", on_progress=on_progress)
     rates = [_rate(outcome, number, spec.max_num_seqs) for number, spec in enumerate(fleet.engines)]
     steady = not any(math.isnan(rate) for rate in rates)
     rate = sum(rates) if steady else outcome.summary.requests_per_s

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from lengthwise.errors import InputError
-from lengthwise.policies import Policy, make_policy
+from lengthwise.policies import Policy
 from lengthwise.routers import Router, StaticRouter
 from lengthwise.simulator.cluster_run import ClusterRun, decision_times
-from lengthwise.simulator.engine import SimulatedEngine, engine_factory
+from lengthwise.simulator.engine import SimulatedEngine, accelerated, engine_factory
 from lengthwise.simulator.fleet_events import sorted_events
+from lengthwise.simulator.inputs import as_fleet, as_policy, as_predictions, as_workload, uses_predictions
 from lengthwise.simulator.outcome import Outcome
-from lengthwise.simulator.predictions import RequestPredictions, predict_workload
+from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.simulator.routing import FleetRouter, RoutingTrace
 from lengthwise.simulator.traffic import Traffic
 
@@ -32,12 +33,16 @@ _REPORT_EVERY: Final = 4096  # requests
 
 
 def simulate(
-    workload: Workload,
-    fleet: Fleet,
+    workload: Workload | str,
+    fleet: Fleet | str,
     policy: Policy | str = "fcfs",
     *,
     router: Router | str = "round_robin",
-    predictor: str | RequestPredictions = "oracle",
+    predictor: str | RequestPredictions | None = None,
+    rate: float | None = None,
+    load: float | None = None,
+    requests: int | None = None,
+    seed: int = 0,
     prediction_delay_s: float = 0.0,
     decision_s: float = 0.0,
     routing_s: float = 0.0,
@@ -49,24 +54,30 @@ def simulate(
 ) -> Outcome:
     """Serve the workload to the last request.
 
+    `workload` and `fleet` are objects or names: "castillo", a trace or a file, with `rate` or `load`, `requests` and
+    `seed`; "8*llama-3-8b@a100". Without `predictor`, `fast` predicts where the workload has text and `history` where it
+    has none; "oracle" knows the TRUE LENGTHS, and the outcome says so. `accelerate=False` runs the readable engine
+    (`simulator.engine`) in place of the compiled one, for the same outcome; None compiles where Numba is installed.
     `router` is a spec of `make_router` or a fresh router. `predictor` is a name, or the result of `predict_workload`,
     which several policies can share. Predictions arrive `prediction_delay_s` after their requests; until then policies
     and routers use the wide prior. Each admission and each preemption delays its engine by `decision_s`. The router
     takes `routing_s` for each request, one after the other: a measured time, never that of this machine.
     `fleet_events` are engines that fail, join and drain. With `explain` the outcome records the costs that the router
-    compared. `jump=False` simulates every step singly, and `accelerate=False` uses the readable engine, with the same
-    outcome. `on_progress` receives the share of settled requests from time to time.
+    compared. `jump=False` simulates every step singly, with the same outcome. `on_progress` receives the share of settled requests from time to time.
     """
-    policy = make_policy(policy) if isinstance(policy, str) else policy
+    fleet, policy = as_fleet(fleet), as_policy(policy)
+    workload = as_workload(workload, fleet, rate=rate, load=load, requests=requests, seed=seed)
     check_seconds(prediction_delay_s=prediction_delay_s, decision_s=decision_s, routing_s=routing_s)
     events = sorted_events(fleet_events, len(fleet))
     check_any_fits(workload, fleet)
-    predictions = predict_workload(workload, predictor) if isinstance(predictor, str) else predictor
+    used = uses_predictions(policy, router, fleet)
+    predictions = as_predictions(workload, predictor, used=used)
     traffic = Traffic.of(
         workload, predictions, prediction_delay_s=prediction_delay_s, quantile=admission_quantile(fleet)
     )
     routed = FleetRouter(router, fleet, workload, explain=explain)
 
+    accelerate = accelerated() if accelerate is None else accelerate
     make = engine_factory(policy, traffic, decision_s=decision_s, jump=jump, accelerate=accelerate)
 
     def engine(number: int) -> SimulatedEngine:
@@ -76,10 +87,12 @@ def simulate(
     if isinstance(routed.router, StaticRouter) and not events:
         if routing_s:
             traffic.requests["arrival"] = decision_times(workload.arrival_s, routing_s)
-        return _serve_statically(routed.router, fleet, engine, traffic, report, policy.name)
+        outcome = _serve_statically(routed.router, fleet, engine, traffic, report, policy.name)
+        return replace(outcome, predictor=predictions.predictor if used else None, accelerated=accelerate)
     run = ClusterRun(routed, len(fleet), engine, traffic, events=events, routing_s=routing_s)
     engines = run.serve(report, report.every)
     outcome = Outcome.of(workload, policy.name, traffic.requests, run.chosen, engines, run.resubmissions)
+    outcome = replace(outcome, predictor=predictions.predictor if used else None, accelerated=accelerate)
     return outcome if routed.costs is None else replace(outcome, trace=RoutingTrace.of(routed.costs, len(workload)))
 
 

@@ -21,6 +21,7 @@ from lengthwise.routers import Decision, EngineId, EngineInfo, Event, Router, St
 from lengthwise.simulator.cluster import admission_quantile, check_any_fits, check_seconds, simulate
 from lengthwise.simulator.engine import SimulatedEngine, engine_factory
 from lengthwise.simulator.fleet import Fleet
+from lengthwise.simulator.inputs import as_predictions
 from lengthwise.simulator.outcome import Handover
 from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.simulator.routing import FleetRouter
@@ -142,7 +143,7 @@ def simulate_disaggregated(
     policy: Policy | str = "fcfs",
     *,
     router: str = "round_robin",
-    predictor: str | RequestPredictions = "oracle",
+    predictor: str | RequestPredictions | None = None,
     refresh: str | RequestPredictions | None = None,
     decision_s: float = 0.0,
     routing_s: float = 0.0,
@@ -162,7 +163,7 @@ def simulate_disaggregated(
     token_s = pools.token_s(fleet)
     check_any_fits(workload, after)
     report = on_progress or (lambda _share: None)
-    predictions = predict_workload(workload, predictor) if isinstance(predictor, str) else predictor
+    predictions = as_predictions(workload, predictor)
     first = simulate(
         _prompts(workload, before, after),
         # Answers take no memory here, whatever their predicted length.

@@ -12,6 +12,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Final, Protocol
@@ -76,10 +77,10 @@ def engine_factory(
 ) -> Callable[[EngineSpec], SimulatedEngine]:
     """Return a function that makes empty engines for one simulation, compiled unless `accelerate` is False.
 
-    None compiles where Numba is installed and logs a warning where it is not.
+    None compiles where Numba is installed.
     """
-    if accelerate is None and not (accelerate := accelerated()):
-        logging.getLogger(__name__).warning(NOT_ACCELERATED)
+    if accelerate is None:
+        accelerate = accelerated()
     if not accelerate:
         return lambda spec: Engine(spec, policy, traffic, decision_s=decision_s)
     from lengthwise.simulator.kernel.host import CompiledEngine, PolicyKeys  # loads Numba
@@ -88,9 +89,13 @@ def engine_factory(
     return lambda spec: CompiledEngine(spec, keys, traffic, decision_s=decision_s, jump=jump)
 
 
+@cache
 def accelerated() -> bool:
-    """Whether Numba is installed, so that simulations run on the compiled engine."""
-    return find_spec("numba") is not None
+    """Whether Numba is installed, so that simulations run on the compiled engine; logs a warning once if it is not."""
+    if find_spec("numba") is None:
+        logging.getLogger(__name__).warning(NOT_ACCELERATED)
+        return False
+    return True
 
 
 Identity = tuple[object, ...]

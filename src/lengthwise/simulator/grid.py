@@ -6,7 +6,7 @@ All cells of a seed share arrivals, true lengths and prediction noise, so that c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -24,7 +24,7 @@ from lengthwise.simulator.fleet_events import FleetEvent, sorted_events
 from lengthwise.simulator.grid_result import BASELINE, USUAL_ROUTER, Cell, Grid, Level
 from lengthwise.simulator.metrics import Slo
 from lengthwise.simulator.outcome import Outcome
-from lengthwise.simulator.predictions import RequestPredictions, predict_workload
+from lengthwise.simulator.predictions import RequestPredictions, default_predictor, predict_workload
 from lengthwise.simulator.tasks import Report, run_cell
 from lengthwise.specs import parse_spec
 from lengthwise.workloads import Workload
@@ -42,7 +42,8 @@ class Plan:
 
     fleet: Fleet
     policies: Sequence[str]
-    predictors: Sequence[str] = ("oracle",)
+    predictors: Sequence[str] = ()
+    """Empty: `fast` where the workload has text, else `history`."""
     rates: Sequence[float] = ()
     loads: Sequence[float] = ()
     seeds: Sequence[int] = (0,)
@@ -101,6 +102,10 @@ class Plan:
                     "is not supported with separate prefill and decode pools", field=name, hint="leave it out"
                 )
 
+    def with_predictors(self, workload: Workload) -> Plan:
+        """Return the plan with the default predictor for this workload, if it names none."""
+        return self if self.predictors else replace(self, predictors=(default_predictor(workload),))
+
     @property
     def own_arrivals(self) -> bool:
         """Whether the workload keeps its own arrivals."""
@@ -140,6 +145,7 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
     which is then scaled. Predictions and capacity are computed once per seed and hold at every load.
     """
     drawn = [draw(seed) for seed in plan.seeds]
+    plan = plan.with_predictors(drawn[0])
     names = (*plan.predictors, *(() if plan.refresh is None else (plan.refresh,)))
     for name in names:
         if parse_predictor_spec(name).kind == "model":

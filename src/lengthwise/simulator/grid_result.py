@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lengthwise.simulator.capacity import Capacity
 from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet
+from lengthwise.simulator.metrics import TRUTH as TRUTH
 from lengthwise.simulator.metrics import Slo, Summary, time_per_output_token
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.paired import Ratio, over_requests, over_seeds
@@ -28,7 +29,6 @@ Measure = Literal["ttft_s", "tpot_s", "e2e_s", "per_token_s"]
 Statistic = Literal["mean", "p50", "p90", "p99"]
 
 BASELINE: Final = "fcfs"
-TRUTH: Final = "oracle"
 USUAL_ROUTER: Final = "round_robin"
 MEASURES: Final[tuple[Measure, ...]] = ("ttft_s", "tpot_s", "e2e_s", "per_token_s")
 STATISTICS: Final[tuple[Statistic, ...]] = ("mean", "p50", "p90", "p99")
@@ -112,6 +112,11 @@ class Grid:
     """Prefill and decode apart; None: every engine did both."""
     refresh: str | None = None
     """Who was asked again at the end of prefill."""
+
+    @property
+    def true_lengths(self) -> bool:
+        """Whether any cell is predicted by the true lengths (`oracle`), which no deployment has."""
+        return any(cell.predictor == TRUTH for cell in self.cells)
 
     @property
     def levels(self) -> tuple[Level, ...]:

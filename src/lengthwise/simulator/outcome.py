@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lengthwise.simulator.kernel.records import Records
-from lengthwise.simulator.metrics import Summary, summarise
+from lengthwise.simulator.metrics import TRUTH, Summary, summarise
 from lengthwise.simulator.routing import RoutingTrace
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Handover:
         }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Outcome:
     """Columns of a drained simulation. Times in seconds of virtual time, NaN where a request was refused."""
 
@@ -118,6 +119,10 @@ class Outcome:
     engines: tuple[EngineOutcome, ...]
     trace: RoutingTrace | None = None
     """What each choice of an engine was made from, where that was asked for."""
+    predictor: str | None = None
+    """Source of the predictions; None where neither policy nor router nor admission uses one."""
+    accelerated: bool = True
+    """Whether the compiled engine ran; False: the readable one, with the same result."""
     handover: Handover | None = None
     """Where prefill and decode were apart; `engine` is then the one that computed the prompt."""
 
@@ -150,6 +155,36 @@ class Outcome:
 
     def __len__(self) -> int:
         return len(self.arrival)
+
+    @property
+    def true_lengths(self) -> bool:
+        """Whether the predictions are the true lengths (`oracle`), which no deployment has."""
+        return self.predictor == TRUTH
+
+    @property
+    def _title(self) -> str:
+        source = f", predictor {self.predictor}" if self.predictor else ""
+        return f"{self.policy}{source}{' = TRUE LENGTHS' if self.true_lengths else ''}"
+
+    def __repr__(self) -> str:
+        e2e = self.summary.e2e_s
+        return f"Outcome({self._title}: {len(self):,} requests, E2E mean {e2e.mean:.3g} s, p99 {e2e.p99:.3g} s)"
+
+    def _repr_html_(self) -> str:
+        """Return the summary as a table, for notebooks."""
+        rows = "".join(
+            f"<tr><td>{label}</td>{''.join(f'<td>{value:.4g}</td>' for value in astuple(spread))}</tr>"
+            for label, spread in (
+                ("TTFT, s", self.summary.ttft_s),
+                ("TPOT, s", self.summary.tpot_s),
+                ("E2E, s", self.summary.e2e_s),
+                ("E2E per token, s", self.summary.per_token_s),
+                ("queueing, s", self.summary.queueing_s),
+            )
+        )
+        names = "".join(f"<th>{field.name}</th>" for field in fields(self.summary.e2e_s))
+        counts = f"{len(self):,} requests, {self.summary.refused} refused, {self.summary.preemptions} preemptions"
+        return f"<table><caption>{escape(self._title)}: {counts}</caption><tr><th></th>{names}</tr>{rows}</table>"
 
     def admitted(self, engine: int = 0) -> list[int]:
         """The rows an engine admitted, in order, each once."""

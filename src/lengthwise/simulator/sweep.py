@@ -56,7 +56,7 @@ class SweepConfig(BaseModel):
     fleet: Names
     policy: Names = ["fcfs"]
     router: Names = ["round_robin"]
-    predictor: Names = ["oracle"]
+    predictor: Texts = []
     load: Numbers = []
     rate: Numbers = []
     seeds: int = Field(1, ge=1)
@@ -135,9 +135,10 @@ def run_sweep(
 ) -> SweepResult:
     """Simulate every combination of the file. Interrupted and run again, it continues where it stopped."""
     runner = TaskRunner(cache, workers, on_progress)
-    plans = config.plans()
-    for source, plan in plans:  # a wrong source is an error before anything is simulated
-        source.draws(own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats)
+    plans = []
+    for source, plan in config.plans():  # a wrong source is an error before anything is simulated
+        draw = source.draws(own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats)
+        plans.append((source, plan if plan.predictors else plan.with_predictors(draw(plan.seeds[0]))))
     settings = [
         (Setting(source, plan.fleet, seed, plan.own_arrivals), plan) for source, plan in plans for seed in plan.seeds
     ]
