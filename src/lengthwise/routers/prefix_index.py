@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from lengthwise.routers import prefix_kernel as kernel
-from lengthwise.routers.prefix_kernel import HELD, NEWER, NEXT_ROW, NONE, VALUE, Tables
+from lengthwise.routers.prefix_kernel import HELD, LOST, MISSED, NEWER, NEXT_ROW, NONE, VALUE, Tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,8 +49,9 @@ class PrefixIndex:
 
     def remove(self, slot: int) -> None:
         """Remove an engine and its blocks."""
-        kernel.clear(*self._tables, slot)
         self._capacity[slot] = 0
+        self.touch(slot, _NO_BLOCKS)  # evicts everything
+        self.engines[slot, [LOST, MISSED]] = 0
         self._live[slot // _WORD] &= ~np.uint64(1 << slot % _WORD)
 
     def leading(self, blocks: NDArray[np.uint64]) -> NDArray[np.int64]:

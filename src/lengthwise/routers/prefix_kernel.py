@@ -279,25 +279,6 @@ def lose(
 
 
 @compiled
-def clear(
-    hashes: NDArray[np.uint64],
-    pairs: NDArray[np.uint64],
-    names: NDArray[np.uint64],
-    bits: NDArray[np.uint64],
-    rows: NDArray[np.int32],
-    nodes: NDArray[np.int32],
-    engines: NDArray[np.int64],
-    free: NDArray[np.int64],
-    engine: int,
-) -> None:
-    """Remove all blocks of an engine."""
-    index = Tables(hashes, pairs, names, bits, rows, nodes, engines, free)
-    while engines[engine, OLDEST] != NONE:
-        remove(index, engines[engine, OLDEST])
-    engines[engine, LOST] = engines[engine, MISSED] = 0
-
-
-@compiled
 def copy_entries(table: NDArray[np.uint64], old: NDArray[np.uint64]) -> None:
     """Copy all entries of a table into a larger one."""
     for at in range(len(old)):

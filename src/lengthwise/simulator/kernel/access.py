@@ -6,46 +6,23 @@ carries the addresses of its arrays instead; whoever made them keeps them alive.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numba
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from lengthwise.compiled import inlined
 from lengthwise.simulator.kernel.records import ARRAYS, ENGINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     import numpy as np
 
     from lengthwise.simulator.kernel.records import Record
 
     At = Callable[[Record, int | np.integer[Any]], Record]
-
-Function = TypeVar("Function", bound="Callable[..., object]")
-
-
-def compiled(function: Function) -> Function:
-    """Compile a function that only compiled functions call, with 64-bit integers whatever its callers pass.
-
-    Callers pass 32-bit fields, 64-bit values and literals; a specialisation for each would double the compile time.
-    """
-    dispatcher: Any = inlined(function)
-    resolve = dispatcher.get_call_template
-
-    def get_call_template(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        return resolve(tuple(_widened(argument) for argument in arguments), keywords)
-
-    dispatcher.get_call_template = get_call_template
-    return cast("Function", dispatcher)
-
-
-def _widened(argument: Any) -> Any:  # noqa: ANN401
-    plain = types.unliteral(argument)
-    return types.int64 if isinstance(plain, types.Integer) and plain.signed else plain
 
 
 def _at(name: str) -> At:

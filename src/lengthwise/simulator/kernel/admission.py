@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lengthwise.simulator.kernel.access import compiled, copy, predicted_length_at, request_at, running_at, scratch_at
+from lengthwise.compiled import inlined as compiled
+from lengthwise.simulator.kernel.access import copy, predicted_length_at, request_at, running_at, scratch_at
 from lengthwise.simulator.kernel.memory import needed
 from lengthwise.simulator.kernel.records import FUTURE_PEAK, INDEFINITELY, RESERVATION, Record
 

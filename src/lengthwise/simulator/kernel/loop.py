@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from lengthwise.compiled import inlined as compiled
 from lengthwise.simulator.kernel import admission, memory, step, waiting
-from lengthwise.simulator.kernel.access import compiled, copy, request_at, row_at, running_at, sample_at, waiting_at
+from lengthwise.simulator.kernel.access import copy, request_at, row_at, running_at, sample_at, waiting_at
 from lengthwise.simulator.kernel.records import (
     ADMITTING,
     ASK_ARRIVAL,

@@ -5,8 +5,9 @@ Blocks are only counted where nothing is cached; `own_block_cache` and `prefixes
 
 from __future__ import annotations
 
+from lengthwise.compiled import inlined as compiled
 from lengthwise.simulator.kernel import own_block_cache, prefixes
-from lengthwise.simulator.kernel.access import compiled, request_at, running_at
+from lengthwise.simulator.kernel.access import request_at, running_at
 from lengthwise.simulator.kernel.records import BY_BLOCK, OWN_ONLY, Record
 
 

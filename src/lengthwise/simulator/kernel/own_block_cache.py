@@ -6,7 +6,8 @@ name: blank blocks go first, then what is left of requests, longest freed first,
 
 from __future__ import annotations
 
-from lengthwise.simulator.kernel.access import compiled, request_at
+from lengthwise.compiled import inlined as compiled
+from lengthwise.simulator.kernel.access import request_at
 from lengthwise.simulator.kernel.records import NONE, Record
 
 

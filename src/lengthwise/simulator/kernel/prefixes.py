@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from lengthwise.compiled import inlined as compiled
 from lengthwise.simulator.kernel.access import (
     block_at,
-    compiled,
     copy,
     hash_at,
     hash_offset_at,

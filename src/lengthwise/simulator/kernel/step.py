@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from lengthwise.compiled import inlined as compiled
 from lengthwise.simulator.kernel import admission, memory, steptime, waiting
 from lengthwise.simulator.kernel.access import (
-    compiled,
     copy,
     event_at,
     free_table_at,

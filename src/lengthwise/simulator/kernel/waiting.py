@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lengthwise.simulator.kernel.access import compiled, copy, key_at, level_at, request_at, waiting_at
+from lengthwise.compiled import inlined as compiled
+from lengthwise.simulator.kernel.access import copy, key_at, level_at, request_at, waiting_at
 from lengthwise.simulator.kernel.records import ASK_KEYS, ASK_LEVEL, NEVER, ON_LEVEL, ON_TIME, STALE, Record
 
 
