@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from lengthwise.policies import POLICIES, WRAPPERS, Job, QueueView, make_policy
-from tests.lengths.distributions import predictions
+from tests.lengths.strategies import predictions
 
 VARIANTS = (
     "tie:beta=0.3",

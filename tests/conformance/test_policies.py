@@ -7,16 +7,15 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job, JobColumns, Policy, PolicyQueue, QueueView, make_policy
 from tests.conformance.strategies import jobs, policies, preempting, specs, times, unpredicting, views
-from tests.lengths.distributions import predictions
+from tests.lengths.strategies import predictions
 
 
-@settings(deadline=None)
 @given(specs)
 def test_a_policys_name_makes_the_same_policy(spec: str) -> None:
     policy = make_policy(spec)
@@ -26,7 +25,6 @@ def test_a_policys_name_makes_the_same_policy(spec: str) -> None:
     assert isinstance(policy, Policy)
 
 
-@settings(deadline=None)
 @given(policies, st.lists(jobs(), max_size=8), views, times)
 def test_keys_as_arrays_are_the_single_keys_and_finite(
     policy: Policy, many: list[Job], view: QueueView, now: float
@@ -38,7 +36,6 @@ def test_keys_as_arrays_are_the_single_keys_and_finite(
     assert keys == pytest.approx(single, rel=1e-12, abs=1e-12)
 
 
-@settings(deadline=None)
 @given(policies, jobs(), views, views, times, times, st.integers(0, 20_000))
 def test_a_key_depends_on_what_its_rekey_class_says_and_on_nothing_else(
     policy: Policy, job: Job, view: QueueView, other: QueueView, now: float, later: float, generated: int
@@ -53,7 +50,6 @@ def test_a_key_depends_on_what_its_rekey_class_says_and_on_nothing_else(
         assert policy.key(job, other, later) == key
 
 
-@settings(deadline=None)
 @given(
     unpredicting.map(make_policy),
     st.lists(jobs(), min_size=1, max_size=6),
@@ -79,7 +75,6 @@ def test_who_does_not_predict_decides_the_same_whatever_is_predicted(
     assert decisions() == before
 
 
-@settings(deadline=None)
 @given(policies, st.integers(0, 3000), st.integers(1, 600), st.integers(0, 600), st.integers(0, 600))
 def test_levels_are_few_and_rise_with_the_queue(
     policy: Policy, waiting: int, slots: int, running: int, other: int
@@ -90,7 +85,6 @@ def test_levels_are_few_and_rise_with_the_queue(
     assert policy.level(QueueView(waiting, other, slots)) == level
 
 
-@settings(deadline=None)
 @given(policies, st.lists(jobs(), min_size=1, max_size=6), times)
 def test_somebody_yields_to_memory_and_the_last_admitted_among_equals(
     policy: Policy, running: list[Job], now: float
@@ -104,7 +98,6 @@ def test_somebody_yields_to_memory_and_the_last_admitted_among_equals(
     assert policy.victim([], None, now) is None
 
 
-@settings(deadline=None)
 @given(st.one_of(preempting().map(make_policy), policies), st.lists(jobs(), max_size=6), jobs(), times)
 def test_who_makes_room_runs_and_is_no_more_urgent(
     policy: Policy, running: list[Job], candidate: Job, now: float
@@ -119,7 +112,6 @@ def test_who_makes_room_runs_and_is_no_more_urgent(
     assert running[index].priority >= candidate.priority
 
 
-@settings(deadline=None)
 @given(st.one_of(preempting().map(make_policy), policies), st.lists(jobs(), min_size=1, max_size=6), jobs(), times)
 def test_who_made_room_does_not_take_its_place_back_at_once(
     policy: Policy, running: list[Job], candidate: Job, now: float
@@ -131,7 +123,6 @@ def test_who_made_room_does_not_take_its_place_back_at_once(
     assert policy.find_victim(JobColumns.of(after), running[index], now) != len(after) - 1
 
 
-@settings(deadline=None)
 @given(
     st.one_of(preempting().map(make_policy), policies),
     st.lists(jobs(), min_size=1, max_size=6),
@@ -150,7 +141,6 @@ def test_a_no_stays_a_no_as_the_running_go_on_unless_hosts_are_told_to_ask_again
     assert policy.find_victim(JobColumns.of(running), candidate, now) is None
 
 
-@settings(deadline=None)
 @given(policies, st.lists(jobs(), min_size=1, max_size=6), views, times)
 def test_asking_changes_nothing(policy: Policy, many: list[Job], view: QueueView, now: float) -> None:
     columns = JobColumns.of(many)
@@ -163,7 +153,6 @@ def test_asking_changes_nothing(policy: Policy, many: list[Job], view: QueueView
         assert np.array_equal(getattr(columns, name), getattr(before, name))
 
 
-@settings(deadline=None)
 @given(policies, st.lists(jobs(), max_size=40), times)
 def test_a_drain_serves_everybody_once_in_order(policy: Policy, many: list[Job], now: float) -> None:
     queue = PolicyQueue(policy, slots=4)

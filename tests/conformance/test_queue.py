@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lengthwise.policies import Job, PolicyQueue, make_policy
 from tests.conformance.strategies import jobs, specs
-from tests.lengths.distributions import predictions
+from tests.lengths.strategies import predictions
 
 
 class QueueAgainstAList(RuleBasedStateMachine):
@@ -106,4 +106,4 @@ class QueueAgainstAList(RuleBasedStateMachine):
 
 
 TestQueueAgainstAList = QueueAgainstAList.TestCase
-TestQueueAgainstAList.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestQueueAgainstAList.settings = settings(max_examples=80, stateful_step_count=40)

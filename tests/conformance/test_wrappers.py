@@ -13,7 +13,6 @@ from tests.conformance.strategies import jobs, plain, preempting
 lengths = st.integers(1, 2_000)
 
 
-@settings(deadline=None)
 @given(
     plain,
     st.integers(0, 6),
@@ -45,7 +44,7 @@ def fill(queue: PolicyQueue, tenant: str, lengths: list[int]) -> None:
         queue.push(Job(f"{tenant} {number}", float(number), prediction=Point(length), tenant=tenant), float(number))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     plain.filter(lambda spec: spec != "preble"),
     st.integers(1, 60),
@@ -92,7 +91,6 @@ def test_fair_corrects_by_the_truth_what_it_charged_by_expectation() -> None:
     assert served.index("liar") == 50
 
 
-@settings(deadline=None)
 @given(plain, st.lists(jobs(), min_size=1, max_size=6), jobs(), st.floats(0, 100))
 def test_classes_the_least_urgent_yields_to_memory_and_to_the_more_urgent(
     inside: str, running: list[Job], candidate: Job, now: float
@@ -110,7 +108,6 @@ def test_classes_the_least_urgent_yields_to_memory_and_to_the_more_urgent(
         assert taken.priority == candidate.priority
 
 
-@settings(deadline=None)
 @given(preempting(depth=0), st.lists(jobs(), min_size=1, max_size=6), jobs(), st.floats(0, 100))
 def test_rounds_hold_for_who_runs_as_well(inside: str, running: list[Job], candidate: Job, now: float) -> None:
     candidate.update_prediction(Point(1))

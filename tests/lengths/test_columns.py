@@ -2,19 +2,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT, LogTColumns, tail_inflated_expectation
-from tests.lengths.distributions import logts
+from tests.lengths.strategies import logts
 
 
 def columns(predictions: list[LogT]) -> LogTColumns:
     return LogTColumns.of([b.mu for b in predictions], [b.sigma for b in predictions], [b.cap for b in predictions])
 
 
-@settings(deadline=None)
 @given(st.lists(logts(), min_size=1, max_size=20))
 def test_columns_say_what_the_single_predictions_say(predictions: list[LogT]) -> None:
     many = columns(predictions)

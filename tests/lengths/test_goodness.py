@@ -1,21 +1,26 @@
-"""KS and held-out scores against scipy and against what theory says."""
+"""Goodness of fit, the likelihood ratio of tails, and the Hill estimate."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import integrate, stats
 
 from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT, Family
 from lengthwise.lengths.fit import fit_rows
 from lengthwise.lengths.goodness import (
     held_out,
+    hill,
     ks_critical,
     ks_passes_plain,
     ks_pvalue,
     ks_statistic,
+    log_evidence,
     means_by_cluster,
+    power,
     split_halves,
+    survival,
+    unround,
 )
 
 RNG_SEED = 5
@@ -120,3 +125,99 @@ def test_clusters_of_equal_rows_widen_the_interval() -> None:
     assert as_rows.estimate == pytest.approx(values.mean())
     assert (as_prompts.high - as_prompts.low) > 2.5 * (as_rows.high - as_rows.low)
     assert as_prompts.low < values.mean() < as_prompts.high
+
+
+TYPICAL = np.tile([5.8, 0.2, 3.5], (800, 1))
+
+
+def gain(truth: Family, nu: float) -> float:
+    rng = np.random.default_rng(4)
+    x = unround(np.rint(truth.draw(rng, TYPICAL, 10)), rng)
+    everything = np.ones(x.shape, bool)
+    centre = fit_rows(LOGT, x)
+    return float(np.mean(log_evidence(nu, x, everything, centre) - log_evidence(np.inf, x, everything, centre)))
+
+
+@pytest.mark.parametrize("nu", [2.0, 3.5, 12.0])
+def test_it_is_the_double_integral_it_says_it_is(nu: float) -> None:
+    y = np.array([5.1, 5.3, 5.35, 5.5, 6.4])
+    x = np.exp(y)[None, :]
+    centre = fit_rows(LOGT, x, width=0.01)
+
+    mu = np.linspace(1, 10, 1801)
+    log_sigma = np.linspace(-5, 3.5, 171)
+    slices = [stats.t.logpdf((y[:, None] - mu) / np.exp(s), nu).sum(axis=0) - len(y) * s for s in log_sigma]
+    area = integrate.trapezoid(integrate.trapezoid(np.exp(slices), mu, axis=1), log_sigma)
+    assert log_evidence(nu, x, np.ones(x.shape, bool), centre)[0] == pytest.approx(np.log(area), abs=2e-3)
+
+
+@pytest.mark.parametrize("samples", [5, 10, 20, 256])
+def test_many_degrees_of_freedom_meet_the_log_normals_closed_form(samples: int) -> None:
+    x = LOGT.draw(np.random.default_rng(0), TYPICAL[:20], samples)
+    everything = np.ones(x.shape, bool)
+    centre = fit_rows(LOGT, x)
+    far = log_evidence(1e7, x, everything, centre)
+    np.testing.assert_allclose(far, log_evidence(np.inf, x, everything, centre), atol=1e-3)
+
+
+def test_absent_samples_do_not_count() -> None:
+    x = np.array([[90.0, 110, 130, 180, 9999]])
+    some = x < 9999
+    centre = fit_rows(LOGT, x, some)
+    for nu in (3.5, np.inf):
+        alone = log_evidence(nu, x[:, :4], np.ones((1, 4), bool), centre)
+        np.testing.assert_allclose(log_evidence(nu, x, some, centre), alone)
+
+
+def test_ten_samples_of_many_prompts_tell_the_tails_apart() -> None:
+    assert gain(LOGNORMAL, 3.5) < -0.1
+    assert gain(LOGT, 3.5) > 0.15
+
+
+def test_the_true_nu_scores_best() -> None:
+    at_truth = gain(LOGT, 3.5)
+    assert at_truth > gain(LOGT, 1.5)
+    assert at_truth > gain(LOGT, 20.0)
+
+
+def test_survival_is_the_share_above() -> None:
+    x, above = survival(np.array([1.0, 2.0, 2.0, 5.0]))
+    assert x.tolist() == [1.0, 2.0]  # nothing lies above 5, and the logarithm of nothing is no point on a plot
+    assert above.tolist() == [0.75, 0.25]
+
+
+def test_survival_of_many_values_keeps_both_ends() -> None:
+    values = np.random.default_rng(0).pareto(2.0, 50_000) + 1
+    x, above = survival(values, points=100)
+    assert len(x) <= 100
+    assert above[-1] == pytest.approx(1 / 50_000)
+    np.testing.assert_allclose(above, [(values > at).mean() for at in x])
+
+
+def test_hill_finds_the_power_of_a_power_tail() -> None:
+    values = np.random.default_rng(0).pareto(1.7, 100_000) + 1
+    curve = hill(values)
+    for k in (100, 1000, 10_000):
+        alpha, low, high = curve.at(k)
+        assert low < 1.7 < high
+        assert alpha == pytest.approx(1.7, rel=0.25)
+
+
+def test_hill_keeps_rising_on_a_log_normal() -> None:
+    values = np.exp(np.random.default_rng(0).normal(size=100_000))
+    curve = hill(values)
+    assert curve.at(100)[0] > 1.3 * curve.at(10_000)[0]
+
+
+def test_hill_bears_few_and_equal_values() -> None:
+    assert len(hill(np.full(30, 5.0)).k) > 0
+
+
+def test_ten_samples_per_prompt_cannot_tell_the_families_apart_by_ks_but_together_they_can() -> None:
+    normal, student = power(5.8, 0.15, np.random.default_rng(0), samples=(10,), prompts=300)
+    for truth in (normal, student):
+        assert min(truth.passes_plain.values()) > 0.97
+        assert set(truth.passes_plain) == {family.name for family in FAMILIES}
+    assert student.passes_refitted[LOGNORMAL.name] > 0.75
+    assert normal.held_out_gain[LOGT.name] > 0  # the wrong answer
+    assert normal.evidence_gain + 3 * normal.evidence_error < 0 < student.evidence_gain - 3 * student.evidence_error

@@ -25,7 +25,7 @@ def aged(prediction: LogT | Point | Histogram, generated: int) -> Job:
     return job
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(log_ts, st.floats(0, 1))
 def test_expected_remaining_is_that_of_the_prediction_within_three_percent(prediction: LogT, how_far: float) -> None:
     generated = int(prediction.cap ** (0.98 * how_far))
@@ -45,7 +45,7 @@ def brute_force_rank(prediction: LogT, generated: int) -> float:
     return float((spent[enough] / over[enough]).min())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(log_ts, st.one_of(st.just(0.0), st.floats(0, 1)))
 def test_gittins_rank_is_the_least_cost_per_chance_to_finish_within_three_percent(
     prediction: LogT, how_far: float
@@ -84,7 +84,6 @@ def test_a_prediction_in_bins_is_seen_as_the_log_t_of_its_quantiles() -> None:
     assert job.sigma == pytest.approx(0.6, abs=0.05)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(log_ts, st.integers(0, 20_000)), min_size=1, max_size=10))
 def test_many_at_once_are_the_same_as_one_by_one(pairs: list[tuple[LogT, int]]) -> None:
     jobs = [aged(prediction, generated) for prediction, generated in pairs]

@@ -14,7 +14,7 @@ from scipy import integrate, stats
 from lengthwise.errors import InputError
 from lengthwise.lengths import BaseDistribution, Histogram, LogT, Point
 from lengthwise.predictors import scores
-from tests.lengths.distributions import predictions
+from tests.lengths.strategies import predictions
 
 values = st.lists(st.integers(1, 5_000), min_size=3, max_size=40, unique=True)
 

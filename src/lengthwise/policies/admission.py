@@ -1,6 +1,6 @@
 """Admission by predicted peak KV memory: may a waiting request start without the running ones running out of memory?
 
-The rule of LightLLM (arXiv 2507.10150), the same in every host. It knows no clock and no engine:
+The future-peak rule of LightLLM, the same in every host. It knows no clock and no engine:
 
     limit = PeakAdmission(kv_tokens=16 * 4000, block_size=16, quantile=0.9)
     limit.admits(limit.demand(job), [limit.demand(other) for other in running])
