@@ -79,7 +79,7 @@ def test_a_taken_port_is_told_before_anything_starts() -> None:
         result = CliRunner().invoke(app, ["serve", "--port", str(port)])
     assert result.exit_code == 2
     assert result.stderr == (
-        f"error: port {port} of 127.0.0.1 is taken; stop what listens there, or choose another with --port\n"
+        f"error: port {port} of 127.0.0.1 is taken; stop the process that listens there, or choose another with --port\n"
     )
 
 
@@ -88,7 +88,7 @@ def test_a_taken_port_is_told_before_anything_starts() -> None:
     [
         (["--policy", "sjff"], "there is no policy 'sjff'; did you mean sjf?"),
         (["--router", "lengthwize"], "there is no router 'lengthwize'; did you mean lengthwise?"),
-        (["--predictor", "fats"], "predictor 'fats' is not known; one of: default, fast; or a model file"),
+        (["--predictor", "fats"], "there is no predictor 'fats'; did you mean fast?"),
         (["--predictor", "missing.lw"], "missing.lw: is not a file"),
         (["--engine", "nonsense"], "'nonsense' is not the URL of an engine"),
         (["--host", "no.such.host.invalid"], "there is no address 'no.such.host.invalid'"),

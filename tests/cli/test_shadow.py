@@ -96,7 +96,7 @@ def test_too_little_traffic_is_said_and_is_no_failure(tmp_path: Path) -> None:
         ([], "--url: no engine to stand in front of"),
         (["--url", "nope"], "'nope' is not the URL of an engine"),
         (["--url", f"http://127.0.0.1:{free_port()}"], "does not answer"),
-        (["--url", "http://127.0.0.1:1", "--predictor", "fats"], "predictor 'fats' is not known"),
+        (["--url", "http://127.0.0.1:1", "--predictor", "fats"], "there is no predictor 'fats'"),
         (["--url", "http://127.0.0.1:1", "--policy", "sjff"], "there is no policy 'sjff'"),
         (["--url", "http://127.0.0.1:1", "--engine", "missing.yaml"], "missing.yaml"),
         (["report", "missing.jsonl"], "missing.jsonl: cannot be read"),

@@ -65,9 +65,9 @@ def serve(engine: Any) -> tuple[list[Any], dict[str, list[int]], dict[str, Any]]
             params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
             engine.add_request(name, {"prompt_token_ids": tokens[name]}, params)
         if number == 9:
-            eviction_scores = max(scheduler.running, key=lambda request: request.num_output_tokens)
-            scheduler._yield(eviction_scores)
-            preempted.append(eviction_scores.request_id.rsplit("-", 1)[0])
+            victim = max(scheduler.running, key=lambda request: request.num_output_tokens)
+            scheduler._preempt(victim)
+            preempted.append(victim.request_id.rsplit("-", 1)[0])
         for output in engine.step():
             if output.finished:
                 tokens[output.request_id] = tokens[output.request_id] + list(output.outputs[0].token_ids)

@@ -58,7 +58,7 @@ def test_a_silent_engine_times_out() -> None:
 def test_a_server_without_a_health_path_counts_as_there() -> None:
     with RawEngine(b"") as engine:
         with_client(engine.url, lambda client: client.check())
-    with served(lambda: None) as url, pytest.raises(EngineBrokenError, match="says 500 to /health"):
+    with served(lambda: None) as url, pytest.raises(EngineBrokenError, match="answers 500 to /health"):
         with_client(url, lambda client: client.check())
 
 

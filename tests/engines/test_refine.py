@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.engines.refine import Refiner, State, check_fit, told
+from lengthwise.engines.refine import Refiner, State, check_fit, probe_prior
 from lengthwise.errors import InputError
 from lengthwise.lengths import After, LogT, Point
 from lengthwise.predictors.probe import Probe
@@ -65,9 +65,9 @@ def test_requests_are_followed_apart_and_forgotten_at_their_end() -> None:
 def test_a_prediction_that_comes_late_counts_from_the_next_reading_on() -> None:
     probe, late = made_probe(), LogT(3.0, 0.4, CAP)
     refiner, reading = Refiner(probe), probe.follow(PREDICTION, CAP)
-    assert not refiner.hear("a", late), "not read yet: the host takes it in itself"
+    assert not refiner.update_prediction("a", late), "not read yet: the host takes it in itself"
     first = refiner.read("a", 0, state(), PREDICTION, CAP)
-    assert refiner.hear("a", late)
+    assert refiner.update_prediction("a", late)
     assert first == After(reading.read(np.zeros(8), 0), 0)
     reading.hear(late)
     assert refiner.read("a", 16, state(), PREDICTION, CAP) == After(reading.read(np.zeros(8), 16), 16)
@@ -94,7 +94,7 @@ def test_a_probe_that_raises_is_counted_told_once_and_not_asked_again(caplog: py
     assert refiner.counts.requests == refiner.counts.readings == 0
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     late = LogT(3.0, 0.4, CAP)
-    assert not refiner.hear("a", late), "it goes by its prompt"
+    assert not refiner.update_prediction("a", late), "it goes by its prompt"
     assert refiner.ended("a", None) == late
 
 
@@ -115,9 +115,9 @@ def test_a_probe_that_wants_the_entropy_fails_without_it_rather_than_taking_it_f
 
 
 def test_what_the_probe_is_told_of_a_bare_number_has_the_spread_of_a_guess() -> None:
-    assert told(Point(100, 500), 500) == LogT(np.log(100.0), 0.5, 500)
-    assert told(PREDICTION, CAP) is PREDICTION
-    assert told(None, 77).cap == 77
+    assert probe_prior(Point(100, 500), 500) == LogT(np.log(100.0), 0.5, 500)
+    assert probe_prior(PREDICTION, CAP) is PREDICTION
+    assert probe_prior(None, 77).cap == 77
 
 
 @pytest.mark.parametrize("llm", ["me/tiny", "/models/tiny/", "Tiny"])

@@ -50,7 +50,7 @@ def test_the_llm_may_be_served_under_another_name(file: str) -> None:
         ({"speculative_config": object()}, {}, "speculative decoding"),
         ({"stages": 2}, {}, "pipeline parallelism"),
         ({"eager": False}, {}, "--enforce-eager"),
-        ({}, {"forced_lengths": {"llm": "x"}}, "lengths that are forced"),
+        ({}, {"forced_lengths": {"llm": "x"}}, "forced lengths"),
     ],
 )
 def test_where_states_would_be_missing_or_mean_something_else_it_is_refused(

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 def shadow(engine: str, path: Path, predictor: str = "none", **options: Any) -> Iterator[str]:
     with (
         ShadowLog(path, Header(engine, predictor, 0.0)) as log,
-        served(create_shadow(engine, log, predictor, look_every_s=0.05, **options)) as url,
+        served(create_shadow(engine, log, predictor, scrape_every_s=0.05, **options)) as url,
     ):
         yield url
 

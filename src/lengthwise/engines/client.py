@@ -15,23 +15,23 @@ from yarl import URL
 from lengthwise.errors import InputError
 
 _IDLE_S: Final = 3.0
-"""How long an idle connection is kept. vLLM's server drops its own after 5 s; a request sent into a
-connection that is just being dropped would be lost."""
+"""How long an idle connection is reused. vLLM's server closes idle connections after 5 s; a request sent on one that is
+being closed would be lost."""
 
 _LARGE_BODY: Final = 1 << 20  # aiohttp writes bytes in one piece, and warns above this
 
-# What aiohttp would add by itself; the caller's headers are all there is.
+# Headers that aiohttp would add; only the caller's are sent.
 _AUTO_HEADERS: Final = ("Accept", "Accept-Encoding", "User-Agent", "Content-Type")
 
 
 class EngineError(Exception):
-    """A call that did not end in an answer. `kind` is a bounded label for metrics."""
+    """A call without an answer. `kind` is a bounded label for metrics."""
 
     kind: ClassVar[str] = "error"
 
 
 class EngineUnreachableError(EngineError):
-    """No connection came about: the engine has seen nothing of the request, so it may go elsewhere."""
+    """No connection: the engine has not received the request, which may be sent to another."""
 
     kind = "unreachable"
 
@@ -43,7 +43,7 @@ class EngineBrokenError(EngineError):
 
 
 class EngineRefusedError(EngineError):
-    """The engine answered, and said no."""
+    """The engine refused the request."""
 
     kind = "refused"
 
@@ -53,13 +53,13 @@ class EngineRefusedError(EngineError):
 
 
 class EngineTimeoutError(EngineError):
-    """The engine was silent for too long."""
+    """The engine sent nothing for too long."""
 
     kind = "timeout"
 
 
 def engine_url(text: str) -> str:
-    """The base URL of an engine, without the /v1 that clients are usually given."""
+    """Return the base URL of an engine, without a trailing /v1."""
     url = text.strip().rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(url)
@@ -72,7 +72,7 @@ def engine_url(text: str) -> str:
 
 
 class EngineAnswer:
-    """What an engine answers: the head is here, the rest is read as it comes. Close it, whatever happens."""
+    """An engine's answer: its head has arrived, the body is read as it arrives. The caller closes it."""
 
     def __init__(self, url: str, response: aiohttp.ClientResponse) -> None:
         self._url = url
@@ -85,7 +85,7 @@ class EngineAnswer:
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:
-        """The engine's own headers."""
+        """The engine's headers."""
         return self._response.headers
 
     @property
@@ -94,21 +94,21 @@ class EngineAnswer:
         return self._response.headers.get("content-type", "").startswith("text/event-stream")
 
     async def chunk(self) -> bytes:
-        """The next bytes, as soon as there are any; nothing at the end."""
+        """Return the next bytes as soon as they arrive; empty at the end."""
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
-            raise _told(error, self._url) from error
+            raise _engine_error(error, self._url) from error
 
     async def read(self) -> bytes:
-        """All of it."""
+        """Return the whole body."""
         try:
             return await self._response.read()
         except (aiohttp.ClientError, OSError) as error:
-            raise _told(error, self._url) from error
+            raise _engine_error(error, self._url) from error
 
     def close(self) -> None:
-        """Give the connection back if the answer was read to its end, else cut it: that aborts the request."""
+        """Reuse the connection if the answer was read to its end, else close it, which aborts the request."""
         self._response.release()
 
 
@@ -118,7 +118,7 @@ class EngineClient:
     def __init__(
         self, url: str, *, connect_timeout_s: float = 5.0, silence_timeout_s: float = 600.0, keep: bool = True
     ) -> None:
-        """With `keep` connections are used again; without, each request has its own."""
+        """With `keep`, connections are reused; without, each request has its own."""
         self.url = engine_url(url)
         self._keep = keep
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=silence_timeout_s)
@@ -143,38 +143,38 @@ class EngineClient:
             await self._session.close()
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineAnswer:
-        """Send a body as it is, and return once the head of the answer is there."""
+        """Send a body and return once the head of the answer arrives."""
         data = body if len(body) < _LARGE_BODY else io.BytesIO(body)
         return await self._call("POST", path, data=data, headers=headers)
 
     async def get(self, path: str, headers: Mapping[str, str] | None = None) -> EngineAnswer:
-        """Ask for a path."""
+        """Get a path."""
         return await self._call("GET", path, headers=headers)
 
     async def forward(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> EngineAnswer:
-        """Send somebody else's request as it came; `path` is written as in a request line, its query included."""
+        """Forward a client's request unchanged; `path` is encoded and includes the query."""
         data = None if not body else body if len(body) < _LARGE_BODY else io.BytesIO(body)
         return await self._call(method, path, encoded=True, data=data, headers=headers)
 
     async def check(self, timeout_s: float = 5.0) -> None:
-        """Return if the engine says it can serve, else raise why not."""
+        """Return if the engine is healthy, else raise an EngineError."""
         answer = await self._call("GET", "/health", timeout=aiohttp.ClientTimeout(total=timeout_s))
         answer.close()
-        # Not every OpenAI-compatible server has /health: one that says 404 or 401 is there.
+        # Not every OpenAI-compatible server has /health: one that answers 404 or 401 is up.
         if answer.status >= 500:
-            raise EngineBrokenError(f"engine {self.url} says {answer.status} to /health")
+            raise EngineBrokenError(f"engine {self.url} answers {answer.status} to /health")
 
     async def models(self, headers: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-        """What the engine serves, as it tells it."""
+        """Return the engine's list of models."""
         answer = await self.get("/v1/models", headers)
         try:
             if 400 <= answer.status < 500:
-                raise EngineRefusedError(f"engine {self.url} says {answer.status} to /v1/models", answer.status)
-            told = json.loads(await answer.read())
-            return [model for model in told["data"] if "id" in model]
+                raise EngineRefusedError(f"engine {self.url} answers {answer.status} to /v1/models", answer.status)
+            listed = json.loads(await answer.read())
+            return [model for model in listed["data"] if "id" in model]
         except (ValueError, KeyError, TypeError) as error:
             raise EngineBrokenError(
-                f"engine {self.url} says {answer.status} to /v1/models, and no list of models"
+                f"engine {self.url} answers {answer.status} to /v1/models, without a list of models"
             ) from error
         finally:
             answer.close()
@@ -187,28 +187,28 @@ class EngineClient:
                 method, URL(self.url + path, encoded=encoded), allow_redirects=False, **options
             )
         except (aiohttp.ClientError, OSError) as error:
-            raise _told(error, self.url) from error
+            raise _engine_error(error, self.url) from error
         return EngineAnswer(self.url, response)
 
 
-def _told(error: Exception, url: str) -> EngineError:
-    """The same fault in our words. A TimeoutError is an OSError, so the order matters."""
+def _engine_error(error: Exception, url: str) -> EngineError:
+    """Return the EngineError for an error of aiohttp. A TimeoutError is an OSError, so the order matters."""
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
         return EngineUnreachableError(f"engine {url} cannot be reached")
     if isinstance(error, TimeoutError):
-        return EngineTimeoutError(f"engine {url} was silent for too long")
+        return EngineTimeoutError(f"engine {url} sent nothing for too long")
     return EngineBrokenError(f"engine {url} broke off")
 
 
 async def served_model(client: EngineClient, wanted: str | None) -> str:
-    """Return `wanted`, or the first model that the endpoint serves; an InputError where nobody answers."""
+    """Return `wanted`, or the first model that the endpoint serves; InputError if it does not answer."""
     try:
         served = [str(model["id"]) for model in await client.models()]
     except EngineError as error:
         raise InputError(
             str(error),
             source="--url",
-            hint="start one with `lengthwise engine` or `lengthwise serve`, or mend the URL",
+            hint="start one with `lengthwise engine` or `lengthwise serve`, or correct the URL",
         ) from error
     if wanted is None and not served:
         raise InputError(f"{client.url} serves no model", source="--url", hint="name one with --model")

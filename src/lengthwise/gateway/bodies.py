@@ -21,7 +21,7 @@ _Tokens = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Part(BaseModel):
-    # Fields we do not use are the engine's business: the body goes on as it came, so nothing is lost here.
+    # Other fields are for the engine: the body is forwarded as it came.
     model_config = ConfigDict(extra="ignore")
 
 
@@ -38,10 +38,7 @@ class _VllmXargs(_Part):
 
 
 class CompletionBody(_Part):
-    """The fields of /v1/completions that decide where a request stands.
-
-    Whether a prompt, messages or tools are any good is for the engine to say: here they are only read.
-    """
+    """The fields of /v1/completions that scheduling uses. The engine validates prompt, messages and tools."""
 
     model: str | None = None
     stream: bool | None = None
@@ -57,27 +54,27 @@ class CompletionBody(_Part):
 
     @property
     def limit(self) -> int | None:
-        """The most tokens the answer may have, if the client says."""
+        """The most tokens the answer may have, if the client limits it."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return None if limit is None else max(1, limit)
 
     @property
     def hint(self) -> float | None:
-        """The length the client expects; what the engine will be told comes first, so that both agree."""
+        """The length the client expects; `vllm_xargs`, which the engine reads too, wins over `nvext`."""
         if self.vllm_xargs is not None and self.vllm_xargs.expected_tokens is not None:
             return self.vllm_xargs.expected_tokens
         hints = None if self.nvext is None else self.nvext.agent_hints
         return None if hints is None else hints.osl
 
     def prediction(self) -> Point | None:
-        """A client's hint is a prediction; without one nothing is known."""
+        """Return the client's hint as a prediction."""
         if self.hint is None:
             return None
         cap = max(DEFAULT_CAP, math.ceil(self.hint)) if self.limit is None else self.limit
         return Point(self.hint, cap)
 
     def job(self, job_id: str, now: float, headers: Mapping[bytes, bytes]) -> Job:
-        """The request as a policy sees it."""
+        """Return the request as a job."""
         session = headers.get(b"x-session-id")
         tokens, blocks = self._prefix()
         return Job(
@@ -95,17 +92,17 @@ class CompletionBody(_Part):
 
     @property
     def llm(self) -> str:
-        """The LLM that is to answer."""
+        """The LLM asked for."""
         return self.model or ""
 
     @property
     def readable(self) -> bool:
-        """Whether there is one text to read: not token ids, which nobody here can read, nor several prompts."""
+        """Whether the prompt is one text: not token ids, nor several prompts."""
         return isinstance(self._only_prompt, str)
 
     @property
     def one_answer(self) -> bool:
-        """Whether the tokens of all that comes back are the length of one answer."""
+        """Whether the reported tokens are those of one answer."""
         return self.n in (None, 1) and self.readable
 
     def text(self) -> str:
@@ -118,14 +115,14 @@ class CompletionBody(_Part):
         return self.prompt[0] if alone else self.prompt
 
     def _prefix(self) -> tuple[int, Sequence[int]]:
-        """How many tokens the prompt has, about, and what it begins with; nothing where it makes no sense."""
+        """Return the prompt's approximate tokens and its block hashes; nothing for an invalid prompt."""
         try:
             if isinstance(self.prompt, list) and self.prompt and isinstance(self._ids[0], int):
                 return len(self._ids), hash_tokens(self._ids).tolist()
             if self.readable:
                 text = self.text()
                 return len(text.encode()) // BYTES_PER_TOKEN, hash_text(text).tolist()
-        except (AttributeError, LookupError, TypeError, ValueError, OverflowError):  # for the engine to refuse
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError):  # the engine refuses it
             pass
         return 0, ()
 
@@ -136,7 +133,7 @@ class CompletionBody(_Part):
         return list(self.prompt[0] if alone else self.prompt)
 
     def prediction_input(self) -> PredictionInput:
-        """The request as predictors read it."""
+        """Return the input of a predictor."""
         return PredictionInput(self.text(), self.llm, self.limit)
 
     def with_hint(self, raw: bytes, job: Job) -> bytes:
@@ -164,12 +161,12 @@ class CompletionBody(_Part):
 
     @property
     def lacks_usage(self) -> bool:
-        """Whether a stream is asked for without its usage; what a client says of it itself is left as it is."""
+        """Whether a stream is asked for without `stream_options`; a client's own are not changed."""
         return self.stream is True and "stream_options" not in self.model_fields_set
 
     @staticmethod
     def with_usage(raw: bytes) -> bytes:
-        """The body, with the usage of its stream asked for."""
+        """Return the body with the stream's usage asked for."""
         return _put_in(raw, b'"stream_options":{"include_usage":true}')
 
 
@@ -181,7 +178,7 @@ class ChatBody(CompletionBody):
 
     @property
     def readable(self) -> bool:
-        """Whether there is one text to read: always."""
+        """Always: the conversation is rendered as one text."""
         return True
 
     def text(self) -> str:
@@ -190,13 +187,13 @@ class ChatBody(CompletionBody):
 
 
 def _put_in(raw: bytes, field: bytes) -> bytes:
-    """Put a field into a JSON object by hand, so that the rest stays the client's bytes."""
+    """Insert a field into a JSON object without parsing it, so that the rest stays the client's bytes."""
     rest = raw.lstrip()[1:]
     return b"{" + field + (b"" if rest.lstrip().startswith(b"}") else b",") + rest
 
 
 def parse(model: type[CompletionBody], raw: bytes) -> CompletionBody:
-    """The checked body, or a 400 that names the field."""
+    """Return the validated body; ApiError 400 that names the invalid field."""
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API tells them: {"error": {message, type, param, code}}."""
+"""Errors in the format of OpenAI's API: {"error": {message, type, param, code}}."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ApiError(Exception):
-    """A request that is answered with an error of ours."""
+    """An error that the gateway answers a request with."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
-        """OpenAI's word for the kind of error, which follows from the status."""
+        """OpenAI's error type for the status."""
         if self.status == HTTPStatus.TOO_MANY_REQUESTS:
             return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
@@ -55,7 +55,7 @@ class ApiError(Exception):
 
     @property
     def event(self) -> bytes:
-        """The error as a server-sent event, for a stream that has begun."""
+        """The error as a server-sent event, for a stream that has started."""
         return b"data: " + self.body + b"\n\n"
 
     def response(self) -> Response:
@@ -72,14 +72,14 @@ def from_engine(error: EngineError) -> ApiError:
     return ApiError(502, str(error), code=f"engine_{error.kind}")
 
 
-async def tell_api_error(_: Request, error: Exception) -> Response:
-    """Answer with an ApiError."""
+async def api_error_response(_: Request, error: Exception) -> Response:
+    """Return the response of an ApiError."""
     assert isinstance(error, ApiError)  # noqa: S101  (registered for this class alone)
     return error.response()
 
 
-async def tell_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own errors (no such path, no such method) in the same form."""
+async def http_exception_response(request: Request, error: Exception) -> Response:
+    """Return Starlette's errors (unknown path or method) in the same format."""
     exception: HTTPException = error  # type: ignore[assignment]  # registered for this class alone
     what = f"{request.method} {request.url.path}"
     if exception.status_code == HTTPStatus.NOT_FOUND:
@@ -91,6 +91,6 @@ async def tell_http_exception(request: Request, error: Exception) -> Response:
     return ApiError(exception.status_code, message, code=code, headers=exception.headers).response()
 
 
-async def tell_bug(request: Request, _: Exception) -> Response:
-    """A fault of ours; Starlette logs its traceback."""
+async def internal_error_response(request: Request, _: Exception) -> Response:
+    """Return 500 for an unexpected exception; Starlette logs its traceback."""
     return ApiError(500, f"{request.method} {request.url.path}: the gateway failed", code="bug").response()

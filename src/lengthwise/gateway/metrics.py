@@ -1,4 +1,4 @@
-"""What the gateway counts. Names begin with `lengthwise_`, times are in seconds, labels are bounded."""
+"""The gateway's metrics. Names begin with `lengthwise_`, times are in seconds, labels are bounded."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 Outcome = Literal["ok", "refused", "client_error", "engine_error", "broken_stream", "cancelled", "bug"]
 Source = Literal["hint", "predictor", "history", "prior"]
 
-# From a cache hit on an idle engine to the longest answer somebody waits for.
+# From a cache hit on an idle engine to the longest answers.
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 class _State:
-    """Gauges read from the dispatcher when somebody asks, so that they cannot fall out of step."""
+    """Gauges read from the dispatcher at each scrape."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
-            "lengthwise_requests_waiting", "Requests held by the gateway.", self._dispatcher.waiting
+            "lengthwise_requests_waiting", "Requests waiting in the gateway.", self._dispatcher.waiting
         )
-        running = GaugeMetricFamily("lengthwise_requests_running", "Requests handed to an engine.", labels=["engine"])
-        up = GaugeMetricFamily("lengthwise_engine_up", "1 if the engine answers.", labels=["engine"])
+        running = GaugeMetricFamily("lengthwise_requests_running", "Requests running on an engine.", labels=["engine"])
+        up = GaugeMetricFamily("lengthwise_engine_up", "1 if the engine answers its health check.", labels=["engine"])
         for engine in self._dispatcher.engines:
             running.add_metric([engine.url], engine.in_flight)
             up.add_metric([engine.url], engine.up)
@@ -49,24 +49,26 @@ class _State:
         if routes.name is not None:
             router.add_metric([routes.name], 1)
             yield router
-        chosen = CounterMetricFamily("lengthwise_router_choices", "Requests sent to an engine.", labels=["engine"])
+        chosen = CounterMetricFamily("lengthwise_router_choices", "Requests routed to an engine.", labels=["engine"])
         for engine in self._dispatcher.engines:
             chosen.add_metric([engine.url], routes.decisions[engine.url])
         yield chosen
-        costs = CounterMetricFamily("lengthwise_router_cost", "The cost of what was chosen, by term.", labels=["term"])
+        costs = CounterMetricFamily(
+            "lengthwise_router_cost", "Sum of the cost terms of the chosen engines.", labels=["term"]
+        )
         for term, sum_of in routes.costs.items():
             costs.add_metric([term], sum_of)
         yield costs
         yield SummaryMetricFamily(
             "lengthwise_router_seconds",
-            "What a choice took.",
+            "Time of a routing decision.",
             count_value=routes.decisions.total(),
             sum_value=routes.seconds,
         )
 
 
 class _Predictor:
-    """The prediction service's own figures, read when somebody asks."""
+    """Counts of the prediction service, read at each scrape."""
 
     def __init__(self, name: str, predictions: PredictionService) -> None:
         self._name = name
@@ -77,7 +79,9 @@ class _Predictor:
         predictor.add_metric([self._name], 1)
         yield predictor
         counts = self._predictions.counts
-        events = CounterMetricFamily("lengthwise_predictor_events", "What came of the questions.", labels=["event"])
+        events = CounterMetricFamily(
+            "lengthwise_predictor_events", "Predictions by what became of them.", labels=["event"]
+        )
         for event in ("asked", "answered", "late", "failed", "dropped", "hung", "observed"):
             events.add_metric([event], getattr(counts, event))
         yield events
@@ -86,57 +90,60 @@ class _Predictor:
         )
         yield SummaryMetricFamily(
             "lengthwise_predictor_prediction_age_seconds",
-            "From a request to its prediction.",
+            "Time from a request to its prediction.",
             count_value=counts.answered,
             sum_value=counts.age_s,
         )
 
 
 class Metrics:
-    """One registry per gateway, so that two in one process do not mix."""
+    """The metrics of one gateway, in a registry of its own."""
 
     def __init__(self, dispatcher: Dispatcher, predictor: str, predictions: PredictionService) -> None:
         self._registry = registry = CollectorRegistry()
         registry.register(_State(dispatcher))
         registry.register(_Predictor(predictor, predictions))
-        self.requests = Counter("lengthwise_requests", "Requests ended.", ["endpoint", "outcome"], registry=registry)
+        self.requests = Counter(
+            "lengthwise_requests", "Finished requests by outcome.", ["endpoint", "outcome"], registry=registry
+        )
         self.predictions = Counter(
-            "lengthwise_predictions", "What a request went by when its turn came.", ["source"], registry=registry
+            "lengthwise_predictions",
+            "Source of the prediction that a request was dispatched with.",
+            ["source"],
+            registry=registry,
         )
         self.engine_failures = Counter(
             "lengthwise_engine_failures",
-            "Calls an engine did not answer properly.",
+            "Failed calls of an engine.",
             ["engine", "kind"],
             registry=registry,
         )
         self.queue_seconds = Histogram(
             "lengthwise_queue_seconds",
-            "From the request to its place on an engine.",
+            "Time from a request's arrival to its slot on an engine.",
             registry=registry,
             buckets=_BUCKETS,
         )
         self.first_byte_seconds = Histogram(
             "lengthwise_time_to_first_byte_seconds",
-            "From the request to the first byte of its answer's body.",
+            "Time from a request's arrival to the first byte of its answer.",
             ["endpoint"],
             registry=registry,
             buckets=_BUCKETS,
         )
         self.request_seconds = Histogram(
             "lengthwise_request_seconds",
-            "From the request to the last byte of its answer.",
+            "Time from a request's arrival to the last byte of its answer.",
             ["endpoint"],
             registry=registry,
             buckets=_BUCKETS,
         )
-        self.policy_changes = Counter(
-            "lengthwise_policy_changes", "Times the policy was changed while running.", registry=registry
-        )
+        self.policy_changes = Counter("lengthwise_policy_changes", "Policy changes at run time.", registry=registry)
 
     def failed(self, engine: Engine, kind: str) -> None:
-        """An engine did not answer properly."""
+        """Count a failed call."""
         self.engine_failures.labels(engine.url, kind).inc()
 
     def exposition(self) -> bytes:
-        """All of it in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)

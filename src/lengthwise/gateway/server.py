@@ -1,4 +1,4 @@
-"""Runs a gateway on a port of this machine, and refuses to start before what cannot work."""
+"""Run a gateway on a port; fail before serving if the port or an engine is unavailable."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lengthwise.gateway.config import GatewayConfig
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-_KEEP_ALIVE_S: Final = 75  # longer than clients keep their idle connections, so that they let go first
+_KEEP_ALIVE_S: Final = 75  # longer than clients keep idle connections, so that the client closes first
 _ASK_EVERY_S: Final = 0.5
 _BACKLOG: Final = 2048
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """The port, ours from now on; port 0 takes any free one. Nobody is let in before `run_gateway`."""
+    """Bind a port; 0 takes any free one. Connections are accepted from `run_gateway` on."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -40,14 +40,14 @@ def bind(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise InputError(
                 f"port {port} of {host} is taken",
-                hint="stop what listens there, or choose another with --port",
+                hint="stop the process that listens there, or choose another with --port",
             ) from error
         raise InputError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return sock
 
 
 def check_engines(urls: Sequence[str], *, wait_s: float = 0.0) -> None:
-    """Return once every engine answers; name those that do not after `wait_s`."""
+    """Return once every engine answers; InputError with those that do not after `wait_s`."""
     asyncio.run(_check_engines(urls, wait_s))
 
 
@@ -84,7 +84,7 @@ def run_gateway(
 def run_app(
     app: Starlette, sock: socket.socket, *, shutdown_timeout_s: int, on_ready: Callable[[], None] | None = None
 ) -> None:
-    """The same for any application of ours."""
+    """Serve an application in the same way."""
     sock.listen(_BACKLOG)
     if on_ready is not None:
         on_ready()
@@ -96,13 +96,13 @@ def run_app(
             log_level="warning",
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # the kill switch looks at who is really there
+            proxy_headers=False,  # the kill switch checks the peer address
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=shutdown_timeout_s,
         )
     )
-    # uvicorn raises the signal again once it has shut down. Left alone, SIGTERM would then end the process
-    # before our callers could clean up after themselves (the embedded engine, for one).
+    # uvicorn raises the signal again after its shutdown. SIGTERM would then end the process before callers could clean
+    # up (the embedded engine).
     before = signal.signal(signal.SIGTERM, _leave)
     try:
         server.run(sockets=[sock])

@@ -23,7 +23,7 @@ from lengthwise.engines.client import EngineClient, EngineError
 from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
 from lengthwise.engines.shadow_log import Account, End, Entry, Gauges, Header, Memory, ShadowLog, Source
 from lengthwise.gateway.bodies import ChatBody, CompletionBody, parse
-from lengthwise.gateway.errors import ApiError, from_engine, tell_bug
+from lengthwise.gateway.errors import ApiError, from_engine, internal_error_response
 from lengthwise.gateway.server import run_app
 from lengthwise.gateway.streaming import Caller, ClientGoneError, Measure, relay
 from lengthwise.lengths import LengthDistribution, LogT, Point
@@ -42,7 +42,7 @@ _MOST_BYTES: Final = 1 << 30
 
 @dataclass
 class _Seen:
-    """One watched request so far."""
+    """One observed request so far."""
 
     key: str
     arrival_s: float
@@ -58,7 +58,7 @@ class _Seen:
 
 @dataclass
 class ShadowProxy:
-    """The ASGI application. It decides nothing: no queue, no order, no limit of its own."""
+    """The ASGI application of the shadow."""
 
     client: EngineClient
     predictions: PredictionService
@@ -66,12 +66,12 @@ class ShadowProxy:
     stream_usage: bool = True
     clock: Callable[[], float] = time.monotonic
     began: float = field(default_factory=time.monotonic)
-    """The log's second 0."""
+    """Time of the log's second 0."""
     _open: dict[str, _Seen] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on."""
+        """Forward one request."""
         arrival_s = self.clock() - self.began
         caller = Caller(scope, receive, send)
         model = _WATCHED.get(scope["path"]) if scope["method"] == "POST" else None
@@ -102,7 +102,7 @@ class ShadowProxy:
             self._ended(seen)
 
     def _predict(self, seen: _Seen) -> None:
-        """Ask for a prediction as the plug-in would; nobody waits for it."""
+        """Ask for a prediction, as the plug-in would; the request does not wait for it."""
         self._open[seen.key] = seen
         if seen.body is None:
             return
@@ -150,7 +150,7 @@ class ShadowProxy:
 
 
 def _read(model: type[CompletionBody], raw: bytes) -> CompletionBody | None:
-    """The body, None where it cannot be read: the engine says what is wrong with it, not the shadow."""
+    """Return the body; None if it is invalid, which the engine reports to the client."""
     try:
         return parse(model, raw)
     except ApiError:
@@ -158,7 +158,7 @@ def _read(model: type[CompletionBody], raw: bytes) -> CompletionBody | None:
 
 
 def _end(measure: Measure) -> End:
-    if measure.length is None or not measure.told:
+    if measure.length is None or not measure.reported:
         return "unmeasured"
     return "cut" if measure.length[1] else "whole"
 
@@ -176,7 +176,7 @@ def _entry(seen: _Seen, finished_s: float, tokens: int | None) -> Entry:
         prompt_tokens=seen.measure.prompt_tokens,
         prompt_bytes=seen.prompt_bytes,
         output_tokens=seen.measure.counted if tokens is None else tokens,
-        exact=seen.measure.told,
+        exact=seen.measure.reported,
         one_answer=body is not None and body.one_answer,
         max_tokens=None if body is None else body.limit,
         source=source,
@@ -186,7 +186,7 @@ def _entry(seen: _Seen, finished_s: float, tokens: int | None) -> Entry:
 
 
 def _prediction(seen: _Seen) -> tuple[Source, float | None, float | None]:
-    """What a scheduler would have gone by: the client's hint, else the predictor, else history."""
+    """Return the prediction a scheduler would have used: the client's hint, else the predictor's, else history."""
     hint = None if seen.body is None else seen.body.prediction()
     known: tuple[tuple[Source, LengthDistribution | None], ...] = (
         ("hint", hint),
@@ -201,15 +201,20 @@ def _prediction(seen: _Seen) -> tuple[Source, float | None, float | None]:
     return "prior", None, None
 
 
-_LOOK_EVERY_S: Final = 1.0
-_SILENCE_S: Final = 24 * 3600.0  # who waits longer than the engine answers is for client and engine to say
+_SCRAPE_EVERY_S: Final = 1.0
+_SILENCE_S: Final = 24 * 3600.0  # timeouts are left to client and engine
 _SHUTDOWN_S: Final = 30
 
 
 def create_shadow(
-    url: str, log: ShadowLog, predictor: str = "fast", *, stream_usage: bool = True, look_every_s: float = _LOOK_EVERY_S
+    url: str,
+    log: ShadowLog,
+    predictor: str = "fast",
+    *,
+    stream_usage: bool = True,
+    scrape_every_s: float = _SCRAPE_EVERY_S,
 ) -> Starlette:
-    """The proxy before the engine at `url`; `log` is open for as long as it serves."""
+    """Return the proxy in front of the engine at `url`; `log` stays open while it serves."""
     client = EngineClient(url, silence_timeout_s=_SILENCE_S)
     predictions = prediction_service(predictor)
     proxy = ShadowProxy(client, predictions, log, stream_usage)
@@ -218,16 +223,20 @@ def create_shadow(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         predictions.warm()
         async with client:
-            look = asyncio.create_task(_look(client, proxy, look_every_s))
+            scrape = asyncio.create_task(_scrape(client, proxy, scrape_every_s))
             try:
                 yield
             finally:
-                look.cancel()
-                await asyncio.wait([look])
+                scrape.cancel()
+                await asyncio.wait([scrape])
                 log.add(_account(predictions))
                 predictions.close()
 
-    return Starlette(routes=[Route("/{path:path}", proxy)], lifespan=lifespan, exception_handlers={Exception: tell_bug})
+    return Starlette(
+        routes=[Route("/{path:path}", proxy)],
+        lifespan=lifespan,
+        exception_handlers={Exception: internal_error_response},
+    )
 
 
 def run_shadow(
@@ -245,18 +254,18 @@ def run_shadow(
         run_app(app, sock, shutdown_timeout_s=_SHUTDOWN_S, on_ready=on_ready)
 
 
-async def _look(client: EngineClient, proxy: ShadowProxy, every_s: float) -> None:
-    """Note how full the engine says it is whenever that has changed; one that tells nothing is left alone."""
+async def _scrape(client: EngineClient, proxy: ShadowProxy, every_s: float) -> None:
+    """Log the engine's load when it changes; stop if the engine reports none."""
     last: tuple[int, int] | None = None
     memory = False
     while True:
-        told = await fetch_metrics(client)
-        if told is None:
+        metrics = await fetch_metrics(client)
+        if metrics is None:
             return
-        if not memory and (found := read_memory(told)) is not None:
+        if not memory and (found := read_memory(metrics)) is not None:
             proxy.log.add(Memory(found.kv_tokens, found.block_size))
             memory = True
-        gauges = read_gauges(told)
+        gauges = read_gauges(metrics)
         if gauges is not None and (gauges.running, gauges.waiting) != last:
             last = gauges.running, gauges.waiting
             proxy.log.add(Gauges(round(proxy.clock() - proxy.began, 3), *last, gauges.kv_use))

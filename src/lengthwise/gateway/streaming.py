@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _TOKENS: Final = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
 _PROMPT: Final = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
 _REASON: Final = re.compile(rb'"finish_reason"\s*:\s*"(\w+)"')
-# A JSON string holds no bare quotes, so an answer that talks about these fields is not mistaken for them.
+# A JSON string holds no bare quotes, so an answer that mentions these fields does not match.
 _WHOLE: Final = frozenset({b"stop", b"tool_calls", b"function_call"})
 _DATA: Final = b"data:"
 
 
 class Measure:
-    """The length of one answer. With `hide_usage` the event that tells it is kept from the client, who did not ask."""
+    """Measures the length of one answer. With `hide_usage` the usage event is removed from the client's stream."""
 
     def __init__(self, *, hide_usage: bool = False) -> None:
         self._hide_usage = hide_usage
@@ -38,9 +38,9 @@ class Measure:
 
     @property
     def length(self) -> tuple[int, bool] | None:
-        """Tokens, and whether it was cut; None where nothing is known.
+        """Tokens, and whether the answer is censored; None if unknown.
 
-        A stream that broke off has at least as many tokens as events came, without the one that only opens it.
+        A stream that broke off has at least as many tokens as events, less the first, which only opens it.
         """
         if self._tokens is not None and len(self._reasons) == 1:
             return self._tokens, self._reasons[0] not in _WHOLE
@@ -49,43 +49,43 @@ class Measure:
         return None
 
     @property
-    def told(self) -> bool:
-        """Whether the engine told the tokens."""
+    def reported(self) -> bool:
+        """Whether the engine reported the tokens."""
         return self._tokens is not None
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Of the prompt, where the engine tells it."""
+        """Tokens of the prompt, if the engine reports them."""
         return self._prompt
 
     @property
     def counted(self) -> int | None:
-        """Tokens by the count of a stream's events, where nobody tells them: about one each."""
+        """Tokens by the count of a stream's events, about one each, if the engine does not report them."""
         return max(1, self._events - 1) if self._streams and self._events > 1 else None
 
     def whole(self, body: bytes) -> None:
-        """An answer in one piece."""
-        self._look(body)
+        """Measure an answer in one piece."""
+        self._scan(body)
 
     def lines(self, lines: bytes) -> bytes:
-        """Whole lines of a stream; returns what the client gets of them."""
+        """Measure complete lines of a stream; return those that the client receives."""
         self._streams = True
         self._events += lines.count(b"\n" + _DATA) + lines.startswith(_DATA)
-        self._look(lines)
+        self._scan(lines)
         if self._hide_usage and (self._hid or b'"usage"' in lines):
             return b"".join(line for line in lines.splitlines(keepends=True) if not self._hides(line))
         return lines
 
-    def _look(self, data: bytes) -> None:
+    def _scan(self, data: bytes) -> None:
         if b'"finish_reason"' in data:
             self._reasons += _REASON.findall(data)
         if b'"completion_tokens"' in data:
             self._tokens = int(_TOKENS.findall(data)[-1])
-        if b'"prompt_tokens"' in data and (told := _PROMPT.findall(data)):
-            self._prompt = int(told[-1])
+        if b'"prompt_tokens"' in data and (found := _PROMPT.findall(data)):
+            self._prompt = int(found[-1])
 
     def _hides(self, line: bytes) -> bool:
-        """Whether this is the event that only tells the usage, or the blank line that ends it."""
+        """Whether this is the event that only reports the usage, or the blank line that ends it."""
         if self._hid and not line.strip():
             self._hid = False
             return True
@@ -109,11 +109,11 @@ _CONNECTION: Final = frozenset(
     b"transfer-encoding upgrade host content-length expect".split()
 )
 _OWN: Final = _CONNECTION | frozenset(b"content-type date server x-request-id".split())
-"""And those that each side sets for itself."""
+"""And the headers that each side sets itself."""
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""
 
 
 class Caller:
@@ -123,11 +123,11 @@ class Caller:
         self._receive = receive
         self._send = send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.answered = False  # the head of an answer is out
+        self.answered = False  # the head of an answer has been sent
         self._ended = False
 
     async def body(self, limit: int) -> bytes:
-        """The whole body, or 413."""
+        """Return the whole body; ApiError 413 if it is too large."""
         if int(self.headers.get(b"content-length", b"0")) > limit:
             raise _too_large(limit)
         parts: list[bytes] = []
@@ -144,16 +144,16 @@ class Caller:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def forwarded_headers(self, request_id: str) -> dict[str, str]:
-        """The client's headers for the engine: Authorization, traceparent and all the others."""
+        """Return the client's headers for the engine: Authorization, traceparent and all others."""
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers.items() if name not in _OWN
         }
         headers["x-request-id"] = request_id
-        headers["content-type"] = "application/json"  # by now it is known to be
+        headers["content-type"] = "application/json"
         return headers
 
     def passed_headers(self) -> dict[str, str]:
-        """The client's headers as they came, but for those of the connection."""
+        """Return the client's headers except those of the connection."""
         return {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in self.headers.items()
@@ -162,7 +162,7 @@ class Caller:
 
     @asynccontextmanager
     async def present(self) -> AsyncIterator[None]:
-        """Cancels what runs inside when the client goes away, and raises ClientGoneError then."""
+        """Cancel the block when the client disconnects, and raise ClientGoneError."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101
         gone = False
@@ -171,7 +171,7 @@ class Caller:
             nonlocal gone
             while (await self._receive())["type"] != "http.disconnect":
                 pass
-            if not self._ended:  # a server also says so after the last byte
+            if not self._ended:  # a server also disconnects after the last byte
                 gone = True
                 task.cancel()
 
@@ -197,7 +197,7 @@ class Caller:
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def fail(self, error: ApiError, request_id: bytes | None) -> None:
-        """Answer with an error of ours."""
+        """Answer with an error."""
         response = error.response()
         named = [] if request_id is None else [(b"x-request-id", request_id)]
         await self.start(error.status, [*response.raw_headers, *named])
@@ -211,12 +211,10 @@ async def relay(
     measure: Measure,
     on_first_byte: Callable[[], None],
 ) -> None:
-    """Pass an engine's answer on, and measure it: events as they come, anything else once it is whole.
+    """Pass an engine's answer on and measure it: events as they arrive, anything else in one piece.
 
-    Without a `request_id` of ours the answer keeps the engine's.
-
-    A plain answer is small, and read whole its loss can still be told with a proper status. In a stream it
-    is told with an error event, and the EngineError goes on to the caller of this function.
+    Without `request_id` the answer keeps the engine's. An answer in one piece is read whole, so that its loss can be reported
+    by a status. In a stream it is reported by an error event, and the EngineError is raised.
     """
     headers = list(_passed(answer, own_id=request_id is None))
     if request_id is not None:
@@ -230,7 +228,7 @@ async def relay(
         await caller.write(body, last=True)
         return
     held = b""
-    blank = True  # whether what was sent ends an event
+    blank = True  # whether the bytes sent end an event
     try:
         while data := await answer.chunk():
             if not caller.answered:
@@ -250,9 +248,9 @@ async def relay(
 
 
 def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
-    """What can be passed on, and the beginning of a line that is not whole yet.
+    """Return the complete lines, and the start of an incomplete one.
 
-    Half a line is held back so that an error event after a break never lands inside it.
+    An incomplete line is held back, so that an error event after a break is never inside it.
     """
     if data.endswith(b"\n"):
         return data, b""
