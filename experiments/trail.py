@@ -33,7 +33,7 @@ from lengthwise.reports.simulation import multiple, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
 from lengthwise.simulator.paired import Ratio, over_seeds
-from lengthwise.training.probe.card import error_ratio
+from lengthwise.training.probe.compare import error_ratio
 from lengthwise.workloads import LengthSamples, Workload, castillo_workload
 from lengthwise.workloads.arrivals import generator
 

@@ -1,10 +1,10 @@
 """Collect hidden states of the embedded LLM on a bare GPU machine, for `lengthwise probe train`.
 
     pack     here: the prompts as token ids and the LLM's weights, into one folder (needs the package and its data)
-    collect  there: one answer to each prompt, states kept; as many files as come back, under --out
+    collect  there: one answer to each prompt, states collected; as many files as come back, under --out
     join     here: these files and the table of the prompts as a folder for `lengthwise probe train`
 
-`collect` needs Python, torch, NumPy and transformers, nothing else of the package. docs/studies/trail.md says how to run it.
+`collect` needs torch, transformers and pyarrow, not the other dependencies of the package. docs/studies/trail.md says how to run it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def pack(arguments: argparse.Namespace) -> None:
 
     from lengthwise.cli.collect import read_prompts
     from lengthwise.engines.smollm2 import model_folder
-    from lengthwise.training.probe.hidden_states import drawn, prompt_ids
+    from lengthwise.training.probe.hidden_states import hash_fraction, prompt_ids
     from lengthwise.training.probe.states import NOT_TRAINED
     from scripts.gpu_train import pack_llama
 
     arguments.folder.mkdir(parents=True, exist_ok=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(model_folder()))
-    prompts = sorted(read_prompts(arguments.prompts), key=lambda prompt: drawn("order\n" + prompt.key))
+    prompts = sorted(read_prompts(arguments.prompts), key=lambda prompt: hash_fraction("order\n" + prompt.key))
     prompts = [each for each in prompts if each.corpus not in NOT_TRAINED or _held_out(each, arguments.held_out)]
     prompts = prompts[: arguments.limit]
     ids = [prompt_ids(tokenizer, prompt.text) for prompt in prompts]
@@ -60,9 +60,9 @@ def pack(arguments: argparse.Namespace) -> None:
 
 
 def _held_out(prompt: Any, part: float) -> bool:  # noqa: ANN401
-    from lengthwise.training.probe.hidden_states import drawn
+    from lengthwise.training.probe.hidden_states import hash_fraction
 
-    return prompt.split == "test" or drawn(prompt.key) < part
+    return prompt.split == "test" or hash_fraction(prompt.key) < part
 
 
 def load_packed(folder: Path) -> Any:  # noqa: ANN401
@@ -82,7 +82,7 @@ def load_packed(folder: Path) -> Any:  # noqa: ANN401
 
 
 def bare_package() -> None:
-    """Let `lengthwise.training.probe.generate` be imported without the packages around it."""
+    """Make `lengthwise.training.probe` importable without the dependencies of the package."""
     for name in ("lengthwise", "lengthwise.training", "lengthwise.training.probe"):
         module = types.ModuleType(name)
         module.__path__ = [str(ROOT / "src" / name.replace(".", "/"))]
@@ -94,15 +94,15 @@ def collect(arguments: argparse.Namespace) -> None:
     bare_package()
     import numpy as np
 
-    from lengthwise.training.probe.generate import Speech, answer_all
+    from lengthwise.training.probe.hidden_states import AnswerSettings, answer_all
 
     with np.load(arguments.folder / "prompts.npz") as packed:
         sizes, held_out = packed["sizes"][: arguments.limit], packed["held_out"][: arguments.limit]
         ids = np.split(packed["ids"].astype(int)[: sizes.sum()], np.cumsum(sizes)[:-1])
         ends = packed["ends"].tolist()
-    mine = np.array_split(np.argsort(sizes, kind="stable"), arguments.parts)[arguments.part]  # of about one length
-    ids, held_out, prompts = [ids[number] for number in mine], held_out[mine], len(sizes)
-    speech = Speech(
+    numbers = np.array_split(np.argsort(sizes, kind="stable"), arguments.parts)[arguments.part]  # of about one length
+    ids, held_out, prompts = [ids[number] for number in numbers], held_out[numbers], len(sizes)
+    settings = AnswerSettings(
         layers=tuple(int(layer) for layer in arguments.layers.split(",")),
         repetition_penalty=arguments.repetition_penalty,
         frequency_penalty=arguments.frequency_penalty,
@@ -114,29 +114,29 @@ def collect(arguments: argparse.Namespace) -> None:
     began = time.time()
     llm = load_packed(arguments.folder)
 
-    def say(done: int) -> None:
+    def report(done: int) -> None:
         print(f"{done} of {len(ids)} answers, {time.time() - began:.0f} s", flush=True)  # noqa: T201
 
-    kept = answer_all(llm, [one.tolist() for one in ids], ends, speech, say)
-    columns = kept.columns(held_out.tolist(), speech.positions, speech.seed)
+    collected = answer_all(llm, [one.tolist() for one in ids], ends, settings, report)
+    columns = collected.columns(held_out.tolist(), settings.positions, settings.seed)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    rows = max(1, PIECE_BYTES // (2 * sum(columns[f"L{layer}"].shape[1] for layer in speech.layers) + 24))
+    rows = max(1, PIECE_BYTES // (2 * sum(columns[f"L{layer}"].shape[1] for layer in settings.layers) + 24))
     for number, start in enumerate(range(0, len(columns["pid"]), rows)):
         piece = {name: column[start : start + rows] for name, column in columns.items()}
-        piece["pid"] = (mine[piece["pid"]] + arguments.answer * prompts).astype(np.int32)
+        piece["pid"] = (numbers[piece["pid"]] + arguments.answer * prompts).astype(np.int32)
         path = arguments.out / f"states_{arguments.answer}_{arguments.part}_{number}.npz"
         np.savez(path, allow_pickle=False, **piece)
-    lengths, capped = list(kept.length.values()), list(kept.capped.values())
-    told = {
-        "speech": vars(speech), "answers": len(lengths), "mean": float(np.mean(lengths)),
+    lengths, capped = list(collected.length.values()), list(collected.capped.values())
+    summary = {
+        "settings": vars(settings), "answers": len(lengths), "mean": float(np.mean(lengths)),
         "capped": float(np.mean(capped)), "rows": len(columns["pid"]), "seconds": time.time() - began,
     }  # fmt: skip
-    (arguments.out / f"collected_{arguments.answer}_{arguments.part}.json").write_text(json.dumps(told, indent=1))
-    print(json.dumps(told))  # noqa: T201
+    (arguments.out / f"collected_{arguments.answer}_{arguments.part}.json").write_text(json.dumps(summary, indent=1))
+    print(json.dumps(summary))  # noqa: T201
 
 
 def join(arguments: argparse.Namespace) -> None:
-    """Put states and prompts together in --to; the table has each prompt once for each answer."""
+    """Join states and prompts in --to; the table has each prompt once for each answer."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

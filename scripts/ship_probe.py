@@ -13,7 +13,7 @@ from pathlib import Path
 from lengthwise.engines.refine import check_fit
 from lengthwise.engines.smollm2 import MODEL_NAME
 from lengthwise.predictors.probe import SHIPPED, load_probe
-from lengthwise.training.probe.card import card_page
+from lengthwise.training.probe.compare import card_page
 
 COMMAND = "python scripts/ship_probe.py"
 PAGE = Path(__file__).parent.parent / "docs" / "studies" / "probe-card.md"

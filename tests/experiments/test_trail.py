@@ -40,7 +40,7 @@ from lengthwise.reports.tables import to_json
 from lengthwise.simulator import predict_workload
 from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.tasks import ResultCache
-from lengthwise.training.probe.card import error_ratio
+from lengthwise.training.probe.compare import error_ratio
 from lengthwise.workloads import Workload, castillo_workload, load_castillo
 from tests.experiments.samples import check_output
 

@@ -49,7 +49,7 @@ def train(
     need_folder(out, "--out")
     need_folder(report)
     try:
-        from lengthwise.training.probe.learn import Recipe
+        from lengthwise.training.probe.learn import ProbeRecipe
     except ModuleNotFoundError as error:
         raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
     from lengthwise.predictors.probe import log_bins, paper_bins, write_probe
@@ -61,7 +61,7 @@ def train(
         bar("predictions from the prompts", 0.0)
         found = read_states(states, predictor, llm)
         chosen = paper_bins() if bins is BinKind.PAPER else log_bins(found.cap)
-        recipe = Recipe(epochs=epochs, seed=seed)
+        recipe = ProbeRecipe(epochs=epochs, seed=seed)
         trained = train_probe(found, chosen, llm, recipe=recipe, name=out.stem, report=bar)
     write_probe(out, trained.probe)
     show(trained, tables, lambda it: {"out": str(out), **plain(it)}, html_report, report=report, as_json=as_json)
@@ -77,7 +77,7 @@ def card(
     Example: `lengthwise probe card probe.lw`
     """
     from lengthwise.predictors.probe import load_probe
-    from lengthwise.training.probe.card import card_page
+    from lengthwise.training.probe.compare import card_page
 
     typer.echo(card_page(load_probe(probe), command=f"lengthwise probe card {Path(probe).name}"), nl=False)
 
@@ -115,18 +115,17 @@ def collect(
         raise InputError(f"'{layers}' names no layers", field="--layers", hint="such as 10,15,20") from error
     asked = read_prompts(prompts)[:limit]
     try:
-        from lengthwise.training.probe.generate import Speech
-        from lengthwise.training.probe.hidden_states import collect_states
+        from lengthwise.training.probe.hidden_states import AnswerSettings, collect_states
     except ModuleNotFoundError as error:
         raise InputError(f"collecting needs {error.name}", hint="run `make engine`") from error
-    speech = Speech(
+    settings = AnswerSettings(
         layers=depth, temperature=temperature, top_p=top_p, repetition_penalty=repetition_penalty,
         frequency_penalty=frequency_penalty, max_tokens=max_tokens, every=every, positions=positions, batch=batch,
         seed=seed,
     )  # fmt: skip
     with late_bar() as bar:
-        told = collect_states(asked, out, model, speech, held_out, report=bar)
+        summary = collect_states(asked, out, model, settings, held_out, report=bar)
     typer.echo(
-        f"{out}: {told.answers:,} answers, {told.rows:,} states; {share(told.capped)} cut at {max_tokens:,} tokens; "
-        f"mean length {told.mean:.0f}"
+        f"{out}: {summary.answers:,} answers, {summary.rows:,} states; {share(summary.capped)} cut at {max_tokens:,} tokens; "
+        f"mean length {summary.mean:.0f}"
     )

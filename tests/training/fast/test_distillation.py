@@ -1,4 +1,4 @@
-"""How the fast tier is taught: lessons, courses, tables and the fit, on a few invented prompts."""
+"""Training of the fast predictor on a few synthetic prompts: outputs of a teacher, word tables and the network."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.predictors import LogTPredictions
 from lengthwise.predictors.fast.text import FEATURES, Reader
-from lengthwise.training.fast.distillation_set import DistillationSet
-from lengthwise.training.fast.examples import PromptTable, calibration, figures
-from lengthwise.training.fast.learn import FOLDS, TOPICS, learn_tables
-from lengthwise.training.fast.teacher import Lessons
+from lengthwise.training.fast.distillation_set import DistillationSet, PromptTable, TeacherOutputs, calibration, figures
+from lengthwise.training.fast.word_tables import FOLDS, TOPICS, learn_tables
 
 LLMS = ("a/one-7B", "b/two-1B")
 WORDS = [b"write", b"a", b"long", b"short", b"story", b"about", b"list", b"name", b"of", b"the"]
 
 
-class Sure:
-    """A teacher that goes by the number of characters."""
+class CharacterCount:
+    """A teacher that predicts the number of characters."""
 
     llms: tuple[str, ...] = (*LLMS, "c/three-3B")
 
@@ -31,7 +29,7 @@ class Sure:
 
 
 def table(prompts: int = 300, seed: int = 0) -> PromptTable:
-    """Prompts of random words; "long" and "short" say how long the answers are, and LLM b says twice as much."""
+    """Prompts of random words; "long" and "short" determine the length, and answers of LLM b are twice as long."""
     rng = np.random.default_rng(seed)
     texts, lengths = [], np.empty((prompts, 2, 10))
     for number in range(prompts):
@@ -44,48 +42,48 @@ def table(prompts: int = 300, seed: int = 0) -> PromptTable:
     return PromptTable(keys, ("train",) * prompts, tuple(texts), LLMS, lengths, clean, np.zeros_like(clean))
 
 
-def taught(texts: Sequence[str]) -> Lessons:
-    return Lessons.of(Sure(), texts)
+def taught(texts: Sequence[str]) -> TeacherOutputs:
+    return TeacherOutputs.of(CharacterCount(), texts)
 
 
-def test_lessons_come_back_from_their_file_and_know_texts_and_llms_by_name(tmp_path: Path) -> None:
-    lessons = taught(["one", "three", "eleven"])
-    lessons.write(tmp_path / "lessons.parquet")
-    read = Lessons.read(tmp_path / "lessons.parquet")
-    assert read.fingerprint() == lessons.fingerprint() != taught(["one"]).fingerprint()
-    found = read.about(["three", "never heard", "one"], ["b/two-1B", "nobody/knows", "a/one-7B"])
+def test_outputs_are_read_from_their_file_and_selected_by_text_and_llm(tmp_path: Path) -> None:
+    outputs = taught(["one", "three", "eleven"])
+    outputs.write(tmp_path / "outputs.parquet")
+    read = TeacherOutputs.read(tmp_path / "outputs.parquet")
+    assert read.fingerprint() == outputs.fingerprint() != taught(["one"]).fingerprint()
+    found = read.select(["three", "unknown", "one"], ["b/two-1B", "x/unknown", "a/one-7B"])
     np.testing.assert_array_equal(found[:, 0, 0], [5.0, np.nan, 3.0])
     assert np.isnan(found[:, 1]).all()
     assert found[0, 2, 1] == pytest.approx(0.04, abs=0.01)  # raw log sigma, bounded from below as encoders do
 
 
-def test_lessons_about_other_prompts_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "lessons.parquet"
+def test_outputs_that_lack_a_prompt_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "outputs.parquet"
     assert taught(["one", "two"]).covering(["two"], path).texts == ("one", "two")
-    with pytest.raises(InputError, match=r"lessons\.parquet: says nothing of 1 prompts"):
+    with pytest.raises(InputError, match=r"outputs\.parquet: has no outputs for 1 prompts"):
         taught(["one"]).covering(["one", "two"], path)
 
 
-def test_a_file_without_lessons_is_named(tmp_path: Path) -> None:
+def test_a_file_without_outputs_is_refused(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"prompt": ["one"]}), tmp_path / "plain.parquet")
-    with pytest.raises(InputError, match=r"plain\.parquet: holds no teacher's outputs"):
-        Lessons.read(tmp_path / "plain.parquet")
+    with pytest.raises(InputError, match=r"plain\.parquet: has no outputs of a teacher"):
+        TeacherOutputs.read(tmp_path / "plain.parquet")
 
 
-def test_a_part_of_a_course_has_pieces_of_its_own_prompts_only_and_noise() -> None:
-    course = DistillationSet.of(table(30), taught, seed=0)
-    assert np.isfinite(course.lessons.about((*course.prompts.texts, *course.pieces), LLMS)).all()
-    part = course.rows(np.array([4, 9]))
-    kept = dict(zip(course.pieces, course.origins, strict=True))
-    assert part.prompts.texts == (course.prompts.texts[4], course.prompts.texts[9])
-    assert {kept[text] for text in part.pieces} <= {4, 9, 30}
+def test_selected_prompts_have_their_pieces_and_all_noise() -> None:
+    data = DistillationSet.of(table(30), taught, seed=0)
+    assert np.isfinite(data.outputs.select((*data.prompts.texts, *data.pieces), LLMS)).all()
+    part = data.rows(np.array([4, 9]))
+    origin = dict(zip(data.pieces, data.origins, strict=True))
+    assert part.prompts.texts == (data.prompts.texts[4], data.prompts.texts[9])
+    assert {origin[text] for text in part.pieces} <= {4, 9, 30}
     assert set(part.origins.tolist()) == {0, 1, 2}
 
 
-def test_training_descriptions_are_those_of_serving_but_for_a_guess_that_had_not_seen_the_prompt() -> None:
+def test_training_descriptions_equal_served_ones_except_for_an_out_of_fold_guess() -> None:
     prompts, reader = table(), Reader.of(WORDS)
     pages = [reader.read(text) for text in prompts.texts]
     effect = np.random.default_rng(1).normal(size=len(pages))  # nothing to learn
@@ -101,7 +99,7 @@ def test_training_descriptions_are_those_of_serving_but_for_a_guess_that_had_not
     assert unseen < 0.1
 
 
-def test_the_first_guess_tells_long_from_short() -> None:
+def test_the_first_guess_separates_long_from_short() -> None:
     prompts, reader = table(), Reader.of(WORDS)
     pages = [reader.read(text) for text in prompts.texts]
     effect = prompts.effect(prompts.levels())
@@ -110,13 +108,13 @@ def test_the_first_guess_tells_long_from_short() -> None:
     assert np.corrcoef(learned.describe(pages, folds)[:, FEATURES + TOPICS], effect)[0, 1] > 0.9
 
 
-def test_calibrated_predictions_cover_what_they_say_and_figures_count_it() -> None:
+def test_calibrated_predictions_cover_their_nominal_share_and_figures_report_it() -> None:
     prompts = table()
     n = len(prompts) * len(LLMS)
     mu = np.log(prompts.clean_mean()).ravel() + 0.3
     off = LogTPredictions.of(mu, np.full(n, 0.05), 10_000, sample_mean=np.exp(mu), sample_std=np.ones(n))
-    strange = LogTPredictions.of(mu - 1.0, np.full(n, 0.05), 10_000)
-    adjustments = calibration(prompts, off, strange)
+    unknown = LogTPredictions.of(mu - 1.0, np.full(n, 0.05), 10_000)
+    adjustments = calibration(prompts, off, unknown)
     assert adjustments.others.shift == pytest.approx(0.7, abs=0.05)
     assert {round(one.shift, 1) for one in adjustments.by_llm.values()} == {-0.3}
     found = figures(prompts, adjustments.apply(off, list(LLMS) * len(prompts)), leave_out="b/two-1B")
@@ -125,10 +123,10 @@ def test_calibrated_predictions_cover_what_they_say_and_figures_count_it() -> No
     assert found["tau"] == found["by_llm"]["a/one-7B"]["tau"] == pytest.approx(1.0)
 
 
-def test_a_network_learns_from_labels_from_a_teacher_and_from_what_was_cut_off() -> None:
+def test_a_network_learns_from_labels_from_a_teacher_and_from_capped_answers() -> None:
     pytest.importorskip("torch")
     from lengthwise.predictors.llm_names import FEATURES as NAMES
-    from lengthwise.training.fast.fit import Examples, Recipe, fit_network
+    from lengthwise.training.fast.fit import Examples, FastRecipe, fit_network
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(600, 3)).astype(np.float32)
@@ -139,17 +137,19 @@ def test_a_network_learns_from_labels_from_a_teacher_and_from_what_was_cut_off()
     soft = np.full((600, 3, 4), np.nan, np.float32)
     soft[:, 1] = np.stack([true[:, 1], np.full(600, -2.0), true[:, 1], true[:, 1] - 2.0], axis=1)
     cut = np.zeros_like(clean)
-    cut[:, 2] = lengths[:, 2] > 150.0  # the third LLM is cut off at 150 tokens
+    cut[:, 2] = lengths[:, 2] > 150.0  # the third LLM is capped at 150 tokens
     lengths[:, 2] = np.minimum(lengths[:, 2], 150.0)
     examples = Examples(x, lengths, clean, cut, soft, np.eye(3, NAMES, dtype=np.float32), np.full(3, 5.0))
-    network = fit_network(examples, Recipe(hidden=32, joint=16, dropout=0.0, input_dropout=0.0, epochs=20), seed=0)
+    network = fit_network(examples, FastRecipe(hidden=32, joint=16, dropout=0.0, input_dropout=0.0, epochs=20), seed=0)
     for llm in range(3):
         who = network.who(llm, examples.name_features[llm])
-        said = []
+        found = []
         for row in x:
             hidden, direct = network.prompt(network.standardise(row))
-            said.append(network.outputs(hidden + who, direct)[0] + 5.0)
-        error = np.array(said) - true[:, llm]
+            found.append(network.outputs(hidden + who, direct)[0] + 5.0)
+        error = np.array(found) - true[:, llm]
         inside = np.abs(x[:, 0]) < 1.0
         assert np.abs(error[inside]).mean() < 0.15, llm
-    assert np.abs(error[(x[:, 0] > 0.3) & inside].mean()) < 0.2  # beyond the cut the third goes on, not flat at it
+    assert (
+        np.abs(error[(x[:, 0] > 0.3) & inside].mean()) < 0.2
+    )  # beyond the cap the third LLM is predicted longer, not at the cap

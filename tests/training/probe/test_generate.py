@@ -7,7 +7,7 @@ import pytest
 
 from tests.training.probe.extras import torch, transformers
 
-from lengthwise.training.probe.generate import Speech, _penalised, answer_all  # isort: skip
+from lengthwise.training.probe.hidden_states import AnswerSettings, _penalised, answer_all  # isort: skip
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 16]]
 END = 1
@@ -24,8 +24,8 @@ def llm() -> Any:
 
 
 def test_states_are_the_llms_own_whatever_the_batch(llm: Any) -> None:
-    speech = Speech(layers=(1, 2), temperature=0.0, max_tokens=12, every=4, batch=3)
-    together = answer_all(llm, PROMPTS, [END], speech)
+    settings = AnswerSettings(layers=(1, 2), temperature=0.0, max_tokens=12, every=4, batch=3)
+    together = answer_all(llm, PROMPTS, [END], settings)
     assert set(together.length) == {0, 1, 2}
     for number, ids in enumerate(PROMPTS):
         said: list[int] = []
@@ -45,8 +45,8 @@ def test_states_are_the_llms_own_whatever_the_batch(llm: Any) -> None:
 
 
 def test_columns_count_down_to_the_end_and_keep_so_many(llm: Any) -> None:
-    speech = Speech(layers=(2,), max_tokens=40, every=2, batch=2, seed=3)
-    kept = answer_all(llm, PROMPTS, [END], speech)
+    settings = AnswerSettings(layers=(2,), max_tokens=40, every=2, batch=2, seed=3)
+    kept = answer_all(llm, PROMPTS, [END], settings)
     columns = kept.columns([False, True, False], 3, 0)
     assert max(np.bincount(columns["pid"])) <= 3
     for number, age, rest in zip(columns["pid"], columns["pos"], columns["rem"], strict=True):
@@ -59,5 +59,5 @@ def test_penalties_are_those_of_vllm() -> None:
     logits = torch.tensor([[2.0, -2.0, 1.0, 1.0]])
     said = torch.tensor([[0.0, 0.0, 3.0, 0.0]])
     in_prompt = torch.tensor([[True, True, False, False]])
-    found = _penalised(logits, said, in_prompt, Speech(repetition_penalty=2.0, frequency_penalty=0.1))
+    found = _penalised(logits, said, in_prompt, AnswerSettings(repetition_penalty=2.0, frequency_penalty=0.1))
     assert torch.allclose(found, torch.tensor([[1.0, -4.0, 0.5 - 0.3, 1.0]]))

@@ -9,10 +9,10 @@ from tests.training.probe.extras import torch
 from tests.training.probe.made import made_states
 
 from lengthwise.training.probe.compare import HEAT, JOINT_SMOOTH, PROMPT_BY_AGE, heat  # isort: skip
-from lengthwise.training.probe.learn import Recipe, _unlikely, fit  # isort: skip
+from lengthwise.training.probe.learn import ProbeRecipe, _negative_log_likelihood, fit  # isort: skip
 from lengthwise.training.probe.run import train_probe  # isort: skip
 
-RECIPE = Recipe(hidden=16, dropout=0.0, input_dropout=0.0, epochs=15, networks=1, rate=1e-2)
+RECIPE = ProbeRecipe(hidden=16, dropout=0.0, input_dropout=0.0, epochs=15, networks=1, rate=1e-2)
 
 
 def test_the_layer_that_knows_is_chosen_and_beats_the_prompt() -> None:
@@ -40,7 +40,7 @@ def test_held_out_test_and_forbidden_prompts_are_never_trained_on() -> None:
 
 def test_an_answer_cut_off_is_at_least_so_long() -> None:
     logits = torch.log(torch.tensor([[0.2, 0.3, 0.5]] * 2))
-    found = _unlikely(logits, torch.tensor([1, 1]), torch.tensor([False, True]))
+    found = _negative_log_likelihood(logits, torch.tensor([1, 1]), torch.tensor([False, True]))
     assert torch.allclose(found, -torch.log(torch.tensor([0.3, 0.8])))
 
 

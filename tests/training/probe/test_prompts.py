@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lengthwise.training.probe.prompts import Correction, learn_correction
+from lengthwise.training.probe.learn import Correction, learn_correction
 from lengthwise.training.probe.states import States
 from tests.training.probe.made import made_states
 

@@ -1,4 +1,4 @@
-"""Fits the network with torch: likelihood of every sample, sample mean and std beside it, and a teacher's view."""
+"""Trains the network with torch on the likelihood of every sample, sample mean and std, and outputs of a teacher."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 _QUARTILES: Final = (-0.7, 0.0, 0.7)
-"""Where a teacher's prediction is asked for lengths, in its sigmas: about its quartiles and its median."""
+"""Points of a teacher's prediction used as targets, in its sigmas: about its quartiles and its median."""
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Prompts x LLMs x samples. Where `clean` is all False for a prompt and LLM, only a teacher teaches that pair.
+    """Prompts x LLMs x samples. A pair for which `clean` is all False is learned from the teacher only.
 
-    `cut` marks answers that go on beyond their length. `soft` (prompts, LLMs, 4) is what a teacher says: log median,
-    log sigma, log mean and log std, NaN where it says nothing. `levels` is the usual log length of each LLM.
+    `cut` marks capped answers. `soft` (prompts, LLMs, 4) is the output of a teacher: log median, log sigma, log mean
+    and log std, NaN where there is none. `levels` is the usual log length of each LLM.
     """
 
     description: Floats
@@ -44,8 +44,8 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How to train; chosen on held-out training prompts."""
+class FastRecipe:
+    """Hyperparameters, chosen on held-out training prompts."""
 
     hidden: int = 256
     joint: int = 96
@@ -61,14 +61,14 @@ class Recipe:
     networks: int = 3
 
 
-def fit_network(examples: Examples, recipe: Recipe, seed: int) -> FastNetwork:
-    """Train some networks from seeds of their own, and return the one that says their mean."""
+def fit_network(examples: Examples, recipe: FastRecipe, seed: int) -> FastNetwork:
+    """Train networks from different seeds, and return the network that averages them."""
     centre = examples.description.mean(axis=0)
     spread = examples.description.std(axis=0) + 1e-3
     x = torch.from_numpy(np.clip((examples.description - centre) / spread, -CLIP, CLIP))
     targets, same = _Targets.of(examples), {"centre": centre, "spread": spread}
     seeds = range(seed * recipe.networks, (seed + 1) * recipe.networks)
-    return FastNetwork.mean([FastNetwork.of({**same, **_train(x, targets, recipe, one)}) for one in seeds])
+    return FastNetwork.mean([FastNetwork.of({**same, **_train(x, targets, recipe, number)}) for number in seeds])
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +101,8 @@ class _Targets:
         return cls(*(torch.from_numpy(np.asarray(column, np.float32)) for column in columns))
 
 
-class _Net(nn.Module):  # type: ignore[misc]  # torch is an extra; its classes are not seen here
-    def __init__(self, width: int, llms: int, names: int, recipe: Recipe) -> None:
+class _Net(nn.Module):  # type: ignore[misc]  # the type checker does not see torch
+    def __init__(self, width: int, llms: int, names: int, recipe: FastRecipe) -> None:
         super().__init__()
         self.a = nn.Linear(width, recipe.hidden)
         self.b = nn.Linear(recipe.hidden, recipe.joint)
@@ -115,7 +115,7 @@ class _Net(nn.Module):  # type: ignore[misc]  # torch is an extra; its classes a
 
     def forward(self, x: Any, rows: Any, names: Any) -> Any:  # noqa: ANN401
         z = self.drop(torch.relu(self.a(self.drop_input(x))))
-        # What a prompt and what an LLM add is computed once for each, not once for each pair.
+        # The parts of a prompt and of an LLM are computed once for each, not once for each pair.
         h = torch.relu(self.b(z)[:, None] + self.v(self.identity.weight)[rows] + self.v(self.k(names)))
         return self.c(self.drop(h)) + self.d(z)[:, None]
 
@@ -128,17 +128,17 @@ class _Net(nn.Module):  # type: ignore[misc]  # torch is an extra; its classes a
         return {name: value.detach().numpy().copy() for name, value in found.items()}
 
 
-def _train(x: Any, targets: _Targets, recipe: Recipe, seed: int) -> dict[str, Floats]:  # noqa: ANN401
+def _train(x: Any, targets: _Targets, recipe: FastRecipe, seed: int) -> dict[str, Floats]:  # noqa: ANN401
     torch.manual_seed(seed)
     llms = len(targets.levels)
     net = _Net(x.shape[1], llms, targets.names.shape[1], recipe)
     optimiser = torch.optim.AdamW(net.parameters(), recipe.rate, weight_decay=recipe.decay)
     steps = recipe.epochs * -(-len(x) // recipe.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, recipe.rate, total_steps=steps, pct_start=0.1)
-    for some in _batches(len(x), recipe):
-        dropped = torch.rand(len(some), llms) < recipe.unknown
-        rows = torch.where(dropped, llms, torch.arange(llms))
-        loss = _loss(net(x[some], rows, targets.names), targets, some, recipe)
+    for rows in _batches(len(x), recipe):
+        hidden = torch.rand(len(rows), llms) < recipe.unknown
+        identities = torch.where(hidden, llms, torch.arange(llms))
+        loss = _loss(net(x[rows], identities, targets.names), targets, rows, recipe)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -146,32 +146,34 @@ def _train(x: Any, targets: _Targets, recipe: Recipe, seed: int) -> dict[str, Fl
     return net.arrays()
 
 
-def _batches(n: int, recipe: Recipe) -> Iterator[Any]:
+def _batches(n: int, recipe: FastRecipe) -> Iterator[Any]:
     for _ in range(recipe.epochs):
         yield from torch.randperm(n).split(recipe.batch)
 
 
-def _loss(y: Any, targets: _Targets, some: Any, recipe: Recipe) -> Any:  # noqa: ANN401
+def _loss(y: Any, targets: _Targets, rows: Any, recipe: FastRecipe) -> Any:  # noqa: ANN401
     mu, log_sigma = y[..., 0] + targets.levels, (y[..., 1] + SIGMA_AT_ZERO).clamp(-4.0, 2.0)
     log_mean, log_std = y[..., 2] + targets.levels, y[..., 3] + targets.levels - STD_BELOW_MEAN
 
-    def far(about: Any, mean: Any, std: Any) -> Any:  # noqa: ANN401
+    def distance(about: Any, mean: Any, std: Any) -> Any:  # noqa: ANN401
         return (mu - about).abs() + 0.5 * (log_mean - mean).abs() + 0.5 * (log_std - std).abs()
 
-    def unlikely(logs: Any) -> Any:  # noqa: ANN401
+    def log_loss(logs: Any) -> Any:  # noqa: ANN401
         t = (logs - mu[..., None]) * torch.exp(-log_sigma)[..., None]
         return t, log_sigma[..., None] + (TIE_NU + 1.0) / 2.0 * torch.log1p(t * t / TIE_NU)
 
-    mean, cut = targets.log_mean[some], targets.cut[some] > 0
-    t, each = unlikely(targets.logs[some])
+    mean, cut = targets.log_mean[rows], targets.cut[rows] > 0
+    t, each = log_loss(targets.logs[rows])
     each = torch.masked_scatter(each, cut, -student_t.logsf(t[cut], TIE_NU))
-    labelled = (each * targets.share[some]).sum(dim=2) + far(mean, mean, targets.log_std[some]) * targets.whole[some]
-    loss = _mean(labelled, targets.has[some])
+    labelled = (each * targets.share[rows]).sum(dim=2) + distance(mean, mean, targets.log_std[rows]) * targets.whole[
+        rows
+    ]
+    loss = _mean(labelled, targets.has[rows])
     if recipe.soft_weight:
-        soft = targets.soft[some]
+        soft = targets.soft[rows]
         asked = soft[..., :1] + torch.exp(soft[..., 1:2]) * torch.tensor(_QUARTILES)
-        taught = unlikely(asked)[1].mean(dim=2) + far(soft[..., 0], soft[..., 2], soft[..., 3])
-        loss = loss + recipe.soft_weight * _mean(taught, targets.soft_has[some])
+        taught = log_loss(asked)[1].mean(dim=2) + distance(soft[..., 0], soft[..., 2], soft[..., 3])
+        loss = loss + recipe.soft_weight * _mean(taught, targets.soft_has[rows])
     return loss
 
 

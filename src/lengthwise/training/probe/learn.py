@@ -1,4 +1,8 @@
-"""Trains a probe with torch: likelihood of the bin, an answer that was cut off counting as "at least so much"."""
+"""Trains a probe with torch by the likelihood of the bin; a capped answer counts as "at least this long".
+
+Before that, predictions from the prompts are recalibrated to the sampling settings of this LLM: a predictor that knows
+it under other settings (no penalty, for example) is off by a factor. While serving, online calibration does this.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
+from scipy.special import gammaln, stdtr
 from torch import nn
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe.bins import ENTROPY, NONE, PAPER, PROMPT, Smoothing, features
 from lengthwise.predictors.probe.probe import CLIP, Probe, ProbeNetwork
-from lengthwise.training.probe.compare import said
+from lengthwise.training.probe.compare import read_states_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,15 +36,16 @@ SMOOTHINGS: Final = (
     PAPER,
     *(Smoothing(carry, trust) for carry, trust in ((0.3, 0.7), (0.5, 0.5), (0.5, 0.7), (0.7, 0.3), (0.5, 1.0))),
 )
-"""Tried on held-out prompts: none, the paper's, and those in which what was read before fades."""
+"""Candidates, chosen on held-out prompts: none, the paper's, and those in which earlier readings fade."""
 STARTS: Final = (0.0, 0.3, 0.5, 0.7)
-"""Tried likewise, where the prompt's prediction is known: its share in the first reading."""
-_HEAVIEST: Final = 8.0  # states that one row may stand for, so that no answer rules a batch
+"""Candidates for the share of the prompt's prediction in the first reading."""
+_LEAST: Final = 1e-300
+_HEAVIEST: Final = 8.0  # states that one row may represent, so that no answer dominates a batch
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How to train; chosen on held-out training prompts."""
+class ProbeRecipe:
+    """Hyperparameters, chosen on held-out training prompts."""
 
     hidden: int = 256
     dropout: float = 0.4
@@ -55,7 +62,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Tried:
-    """One layer on held-out training prompts: mean absolute error of what remains, before and after smoothing."""
+    """One layer on held-out training prompts: mean absolute error of the remaining length, before and after smoothing."""
 
     layer: int
     error: float
@@ -64,15 +71,15 @@ class Tried:
 
 
 def inputs_of(states: States, *, prompt: bool) -> tuple[str, ...]:
-    """What a probe can be told of these states."""
+    """Return the inputs of a probe, besides the state, that these states have."""
     return (*((PROMPT,) if prompt else ()), *((ENTROPY,) if states.entropy is not None else ()))
 
 
 def sweep(
-    states: States, bins: Bins, inputs: Sequence[str], recipe: Recipe, report: Callable[[str, float], None]
+    states: States, bins: Bins, inputs: Sequence[str], recipe: ProbeRecipe, report: Callable[[str, float], None]
 ) -> list[Tried]:
-    """Train each layer on most of the training prompts, and see how far off it is on the rest; best first."""
-    trained, held_out = _divided(states, recipe)
+    """Train on each layer with most of the training prompts and score it on the rest; best first."""
+    trained, held_out = _split(states, recipe)
     once, tried = replace(recipe, networks=min(2, recipe.networks)), []
     for number, layer in enumerate(sorted(states.layers)):
         report(f"layer {layer}", number / (len(states.layers) + 1))
@@ -83,7 +90,7 @@ def sweep(
 
 def _smoothed(states: States, probe: Probe) -> Tried:
     """Choose the smoothing with the least mean absolute error of the median over all states of the answers."""
-    readings, prior, weight = said(states, probe), states.prior(probe.bins), states.weight
+    readings, prior, weight = read_states_with(probe, states), states.prior(probe.bins), states.weight
     starts = STARTS if PROMPT in probe.inputs else STARTS[:1]
     errors = {}
     for smoothing in (replace(one, start=start) for one in SMOOTHINGS for start in starts):
@@ -94,40 +101,42 @@ def _smoothed(states: States, probe: Probe) -> Tried:
     return Tried(probe.layer, errors[NONE], errors[best], best)
 
 
-def fit(states: States, rows: Mask, layer: int, bins: Bins, inputs: Sequence[str], recipe: Recipe) -> Probe:
-    """Train some networks on some rows, and return the probe that says their mean."""
+def fit(states: States, rows: Mask, layer: int, bins: Bins, inputs: Sequence[str], recipe: ProbeRecipe) -> Probe:
+    """Train networks on these rows from different seeds, and return the probe that averages them."""
     if not rows.any():
-        raise InputError("no state may be trained on", hint="every prompt is held out, a test prompt or not to be used")
+        raise InputError(
+            "no state to train on", hint="every prompt is held out, a test prompt or of an excluded corpus"
+        )
     some = states.where(rows)
     raw = some.layers[layer].astype(np.float32)
     centre, spread = raw.mean(axis=0), raw.std(axis=0) + 1e-3
     entropy = np.zeros(len(some)) if some.entropy is None else some.entropy
-    told = features(inputs, some.generated, mu=some.mu, sigma=some.sigma, left=some.left(), entropy=entropy)
-    x = torch.from_numpy(np.concatenate([np.clip((raw - centre) / spread, -CLIP, CLIP), told], axis=1))
+    extra = features(inputs, some.generated, mu=some.mu, sigma=some.sigma, left=some.left(), entropy=entropy)
+    x = torch.from_numpy(np.concatenate([np.clip((raw - centre) / spread, -CLIP, CLIP), extra], axis=1))
     target = torch.from_numpy(bins.of(some.remaining))
     weight = torch.from_numpy(np.minimum(some.weight, _HEAVIEST).astype(np.float32))
     cut = torch.from_numpy(some.capped)
     networks = []
     for number in range(recipe.networks):
         torch.manual_seed(recipe.seed * 100 + number)
-        net = _Net(x.shape[1], told.shape[1], len(bins), recipe)
+        net = _Net(x.shape[1], extra.shape[1], len(bins), recipe)
         _train(net, x, target, cut, weight, recipe)
         networks.append(ProbeNetwork.of({"centre": centre, "spread": spread, **net.arrays()}))
     return Probe(layer, bins, ProbeNetwork.mean(networks), tuple(inputs))
 
 
-class _Net(nn.Module):  # type: ignore[misc]  # torch is an extra; its classes are not seen here
-    def __init__(self, width: int, told: int, bins: int, recipe: Recipe) -> None:
+class _Net(nn.Module):  # type: ignore[misc]  # the type checker does not see torch
+    def __init__(self, width: int, inputs: int, bins: int, recipe: ProbeRecipe) -> None:
         super().__init__()
-        self.told = told
+        self.inputs = inputs
         self.a, self.b = nn.Linear(width, recipe.hidden), nn.Linear(recipe.hidden, bins)
-        self.skip = nn.Linear(told, bins, bias=False)
+        self.skip = nn.Linear(inputs, bins, bias=False)
         self.drop_input, self.drop = nn.Dropout(recipe.input_dropout), nn.Dropout(recipe.dropout)
 
     def forward(self, x: Any) -> Any:  # noqa: ANN401
-        state, told = x[:, : -self.told], x[:, -self.told :]
-        hidden = torch.relu(self.a(torch.cat([self.drop_input(state), told], dim=1)))
-        return self.b(self.drop(hidden)) + self.skip(told)
+        state, extra = x[:, : -self.inputs], x[:, -self.inputs :]
+        hidden = torch.relu(self.a(torch.cat([self.drop_input(state), extra], dim=1)))
+        return self.b(self.drop(hidden)) + self.skip(extra)
 
     def arrays(self) -> dict[str, Floats]:
         found = {
@@ -137,13 +146,13 @@ class _Net(nn.Module):  # type: ignore[misc]  # torch is an extra; its classes a
         return {name: value.detach().numpy().copy() for name, value in found.items()}
 
 
-def _train(net: _Net, x: Any, target: Any, cut: Any, weight: Any, recipe: Recipe) -> None:  # noqa: ANN401
+def _train(net: _Net, x: Any, target: Any, cut: Any, weight: Any, recipe: ProbeRecipe) -> None:  # noqa: ANN401
     optimiser = torch.optim.AdamW(net.parameters(), recipe.rate, weight_decay=recipe.decay)
     steps = recipe.epochs * -(-len(x) // recipe.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, recipe.rate, total_steps=steps, pct_start=0.1)
     for _ in range(recipe.epochs):
         for some in torch.randperm(len(x)).split(recipe.batch):
-            each = _unlikely(net(x[some]), target[some], cut[some])
+            each = _negative_log_likelihood(net(x[some]), target[some], cut[some])
             loss = (each * weight[some]).sum() / weight[some].sum()
             optimiser.zero_grad()
             loss.backward()
@@ -151,8 +160,8 @@ def _train(net: _Net, x: Any, target: Any, cut: Any, weight: Any, recipe: Recipe
             schedule.step()
 
 
-def _unlikely(logits: Any, target: Any, cut: Any) -> Any:  # noqa: ANN401
-    """Minus log of the bin's probability; of one that was cut off, of that bin and all above."""
+def _negative_log_likelihood(logits: Any, target: Any, cut: Any) -> Any:  # noqa: ANN401
+    """Negative log likelihood of the bin; for a capped answer, of that bin and all above."""
     log_mass = torch.log_softmax(logits, dim=1)
     exact = log_mass.gather(1, target[:, None])[:, 0]
     below = torch.arange(logits.shape[1]) < target[:, None]
@@ -160,9 +169,47 @@ def _unlikely(logits: Any, target: Any, cut: Any) -> Any:  # noqa: ANN401
     return -torch.where(cut, at_least, exact)
 
 
-def _divided(states: States, recipe: Recipe) -> tuple[Mask, Mask]:
-    """Training rows and held-out ones, by prompt: by hash, so that it does not move when prompts are added."""
+def _split(states: States, recipe: ProbeRecipe) -> tuple[Mask, Mask]:
+    """Training and held-out rows, by hash of the prompt, so that the split is stable when prompts are added."""
     held_out = states.trained & (states.draw < recipe.held_out)
     if not held_out.any():
         raise InputError("too few prompts to hold some out", hint="collect more hidden states")
     return states.trained & ~held_out, held_out
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A recalibration of the predictions from the prompts: `mu <- shift + slope * mu`, `sigma <- factor * sigma`."""
+
+    shift: float = 0.0
+    slope: float = 1.0
+    factor: float = 1.0
+
+    def of(self, states: States) -> States:
+        """Return the states with corrected predictions from their prompts."""
+        return replace(states, mu=self.shift + self.slope * states.mu, sigma=self.factor * states.sigma)
+
+
+def learn_correction(states: States) -> Correction:
+    """Fit by maximum likelihood on the training answers; a capped answer is censored at the cap."""
+    some = states.where(states.trained)
+    first = np.unique(some.answer, return_index=True)[1]
+    length, cut = np.log((some.generated + some.remaining)[first]), some.capped[first]
+    mu, sigma = some.mu[first], some.sigma[first]
+
+    def loss(numbers: Any) -> float:  # noqa: ANN401  (an array of scipy)
+        shift, slope, spread = numbers
+        scale = np.exp(spread) * sigma
+        z = (length - shift - slope * mu) / scale
+        ended = _log_density(z, some.nu) - np.log(scale)
+        longer = np.log(np.maximum(stdtr(some.nu, -z), _LEAST))
+        return -float(np.where(cut, longer, ended).mean())
+
+    found = minimize(loss, np.array([0.0, 1.0, 0.0]), method="L-BFGS-B")
+    shift, slope, spread = (float(number) for number in found.x)
+    return Correction(shift, slope, float(np.exp(spread)))
+
+
+def _log_density(z: Floats, nu: float) -> Floats:
+    constant = gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * np.log(nu * np.pi)
+    return np.asarray(constant - (nu + 1) / 2 * np.log1p(z * z / nu))

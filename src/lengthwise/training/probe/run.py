@@ -1,4 +1,4 @@
-"""Trains a probe from a folder of states: layers compared, the best one trained on everything, all ways scored."""
+"""Trains a probe from a folder of states: compares layers, trains on the best one, and scores all ways to predict."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 from lengthwise.errors import InputError
 from lengthwise.training.licences import LICENCES
 from lengthwise.training.probe.compare import BUCKETS, Score, bucket_name, compare
-from lengthwise.training.probe.learn import Recipe, Tried, fit, inputs_of, sweep
-from lengthwise.training.probe.prompts import Correction, learn_correction
+from lengthwise.training.probe.learn import Correction, ProbeRecipe, Tried, fit, inputs_of, learn_correction, sweep
 from lengthwise.training.probe.states import NOT_TRAINED
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What came of it. `probe` is told the prompt's prediction; `plain` is not, and stands in the comparison only."""
+    """Result of a training. `probe` has the prompt's prediction as an input; `plain`, for comparison, has not."""
 
     probe: Probe
     plain: Probe
@@ -37,30 +36,30 @@ class Trained:
     scores: list[Score]
     """On held-out prompts."""
     heat: dict[str, NDArray[np.float64]]
-    """The same as heatmaps (`compare.HEAT`): of each true bin, the share said to be in each."""
+    """Heatmaps of the same (`compare.HEAT`): for each true bin the share predicted in each bin."""
     new_scores: list[Score]
-    """On those of them that the predictor of the prompts has not seen either."""
+    """On those of them that the predictor of the prompts was not trained on."""
     prompts: dict[str, int]
     correction: Correction
-    """Of the prompts' predictions, learned from training answers, in every score."""
+    """Correction of the prompts' predictions, learned from training answers and used in every score."""
     capped: float
-    """Share of all answers that were cut off."""
+    """Share of capped answers."""
 
 
-def train_probe(states: States, bins: Bins, llm: str, *, recipe: Recipe, name: str, report: Report) -> Trained:
+def train_probe(states: States, bins: Bins, llm: str, *, recipe: ProbeRecipe, name: str, report: Report) -> Trained:
     """Compare the layers, train, score."""
     correction = learn_correction(states)
     states = correction.of(states)
     tested = states.where(states.tested)
     if not len(tested):
-        raise InputError("no prompt is held out", hint="mark some as `test`, or nothing can be said of the probe")
-    told = inputs_of(states, prompt=True)
-    tried = sweep(states, bins, told, recipe, report)
+        raise InputError("no prompt is held out", hint="mark some as `test`: the probe is scored on them")
+    joint = inputs_of(states, prompt=True)
+    tried = sweep(states, bins, joint, recipe, report)
     layer = tried[0].layer
     alone = inputs_of(states, prompt=False)
     chosen = sweep(replace(states, layers={layer: states.layers[layer]}), bins, alone, recipe, report)[0]
     report(f"all training prompts, layer {layer}", 0.9)
-    probe = replace(fit(states, states.trained, layer, bins, told, recipe), smoothing=tried[0].smoothing, llm=llm)
+    probe = replace(fit(states, states.trained, layer, bins, joint, recipe), smoothing=tried[0].smoothing, llm=llm)
     plain = replace(fit(states, states.trained, layer, bins, alone, recipe), smoothing=chosen.smoothing, llm=llm)
     learned, new = states.where(states.trained), states.where(states.tested & states.new_to_predictor)
     scores, heat = compare(tested, learned, plain, probe)
@@ -84,7 +83,7 @@ def _card(states: States, trained: Trained, llm: str, name: str) -> dict[str, An
     buckets = [bucket_name(*bucket) for bucket in BUCKETS]
     return {
         "name": name,
-        "says": "tokens still to come, from the LLM's hidden state, the tokens generated and the prompt's prediction",
+        "says": "remaining tokens, from the LLM's hidden state, the tokens generated and the prompt's prediction",
         "llm": llm,
         "layer": trained.probe.layer,
         "predictor": states.predictor,
@@ -101,9 +100,9 @@ def _card(states: States, trained: Trained, llm: str, name: str) -> dict[str, An
         "figures": {score.name: _figures(score, buckets) for score in trained.scores},
         "figures_new": {score.name: _figures(score, buckets) for score in trained.new_scores},
         "limits": [
-            f"for {llm} only: hidden states of another LLM, or of other weights of it, mean nothing to it",
-            f"answers were cut at {states.cap} tokens ({trained.capped:.1%} of them): it knows of nothing longer",
-            "one way of sampling; other temperatures and penalties give other lengths",
+            f"for {llm} only: hidden states of other LLMs or other weights give wrong predictions",
+            f"answers were cut at {states.cap} tokens ({trained.capped:.1%} of them): longer answers are not predicted",
+            "trained on one set of sampling settings; other temperatures and penalties give other lengths",
         ],
     }
 
@@ -119,5 +118,5 @@ def _figures(score: Score, buckets: list[str]) -> dict[str, Any]:
 
 
 def _rounded(value: float, digits: int) -> float | None:
-    """For JSON, which has no NaN."""
+    """Round; None for NaN, which JSON does not have."""
     return None if np.isnan(value) else round(value, digits)

@@ -1,9 +1,9 @@
-"""Hidden states with what was still to come: a folder of .npz files beside a table of their prompts.
+"""Hidden states with the remaining length: a folder of .npz files and a table of their prompts.
 
-Each .npz has the columns pid (row of the table), pos (tokens generated so far), rem (tokens still to come, the end
-token counted; of a capped answer up to the cap), capped, test (a prompt held out), L<n> (the state after n layers) and,
-where it was kept, entropy (of the next token, nats). The table is prompts.parquet or lengths.parquet, with dataset or
-corpus, prompt_id, castillo_split or split, and the prompt where it is no prompt of CASTILLO. A row of the table is one
+Each .npz has the columns pid (row of the table), pos (tokens generated so far), rem (remaining tokens, with the end
+token; for a capped answer up to the cap), capped, test (a held-out prompt), L<n> (the state after n layers) and
+optionally entropy (of the next token, nats). The table is prompts.parquet or lengths.parquet, with dataset or
+corpus, prompt_id, castillo_split or split, and the prompt unless it is one of CASTILLO. A row of the table is one
 answer; several answers to a prompt are several rows.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 TABLES: Final = ("prompts.parquet", "lengths.parquet")
 NOT_TRAINED: Final = ("Alpaca",)
-"""Corpora under licences that forbid commerce: nothing that ships is trained on them."""
+"""Corpora under non-commercial licences: no shipped model is trained on them."""
 _COLUMNS: Final = ("pid", "pos", "rem", "capped", "test")
 
 
@@ -48,7 +48,7 @@ class States:
 
     answer: Ints
     draw: Floats
-    """In [0, 1), by hash of the prompt: who is held out, all answers to a prompt together."""
+    """In [0, 1), by hash of the prompt, for the choice of held-out prompts."""
     generated: Ints
     remaining: Ints
     capped: Mask
@@ -60,28 +60,28 @@ class States:
     mu: Floats
     sigma: Floats
     nu: float
-    """Of the predictions from the prompts, which are log-t's."""
+    """Degrees of freedom of the predictions from the prompts, which are log-t."""
     predictor: str = ""
-    """Whose predictions these are."""
+    """Name of the predictor of mu and sigma."""
 
     def __len__(self) -> int:
         return len(self.answer)
 
     @property
     def cap(self) -> int:
-        """Tokens at which answers were cut; where none was, the longest."""
+        """Tokens at which answers were capped; without capped answers, the longest."""
         total = self.generated + self.remaining
         return int(total[self.capped].max() if self.capped.any() else total.max())
 
     @property
     def step(self) -> int:
-        """Tokens between the states that were looked at."""
+        """Tokens between collected states."""
         ages = np.unique(self.generated)
         return int(np.diff(ages).min()) if len(ages) > 1 else 1
 
     @property
     def weight(self) -> Floats:
-        """How many states of its answer a row stands for: of long answers only some were kept."""
+        """Number of states of its answer that a row represents: of long answers only some are collected."""
         _, inverse, kept = np.unique(self.answer, return_inverse=True, return_counts=True)
         had = np.ceil((self.generated + self.remaining) / self.step)
         return np.maximum(had / kept[inverse], 1.0)
@@ -98,11 +98,11 @@ class States:
 
     @property
     def new_to_predictor(self) -> Mask:
-        """Rows of prompts that the packaged predictors have not seen either."""
+        """Rows of prompts that the packaged predictors were not trained on."""
         return np.asarray((self.split == "test") | np.isin(self.corpus, NOT_TRAINED))
 
     def where(self, rows: Mask) -> Self:
-        """Return some of the rows."""
+        """Return the selected rows."""
         kept = {
             name: getattr(self, name)[rows]
             for name in (

