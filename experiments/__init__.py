@@ -4,5 +4,15 @@ from typing import Final
 
 __all__ = ["NAMES"]
 
-NAMES: Final = ("reasoning", "theory", "trail", "tie", "preble", "disaggregation", "one_prompt", "simulator_error")
+NAMES: Final = (
+    "reasoning",
+    "theory",
+    "trail",
+    "castillo",
+    "tie",
+    "preble",
+    "disaggregation",
+    "one_prompt",
+    "simulator_error",
+)
 """Every study, in the order in which `run all` runs them: the shortest first."""

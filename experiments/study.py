@@ -260,10 +260,15 @@ def claims_table(claims: Sequence[Claim], notes: Sequence[str] = ()) -> Table:
     for statement in dict.fromkeys(claim.statement for claim in claims):
         row = [by_place.get((statement, setting)) for setting in settings]
         theirs = next(claim.paper for claim in row if claim is not None)
-        cells = [("–", "–") if claim is None else (multiple(claim.ours), claim.verdict) for claim in row]
+        cells = [("–", "–") if claim is None else (_value(claim.ours), claim.verdict) for claim in row]
         rows.append([statement, "–" if theirs is None else f"{theirs:.3f}", *(text for cell in cells for text in cell)])
     columns = ["claim", "paper", *(text for setting in settings for text in (setting, ""))]
     return Table("What can be compared", columns, rows, notes)
+
+
+def _value(ours: Ratio) -> str:
+    """With its interval, where there is one."""
+    return f"{ours.ratio:.3f}" if ours.low == ours.high else multiple(ours)
 
 
 _LAX = ConfigDict(arbitrary_types_allowed=True)

@@ -1,8 +1,8 @@
-"""`lengthwise reproduce alpaca20`'s training on a bare GPU machine.
+"""The training of the study `alpaca20` on a bare GPU machine.
 
     python -m scripts.gpu_alpaca20 pack                                              # here: token ids, lengths, weights
     python -m scripts.gpu_alpaca20 train --variant a: --variant b:epochs=6,lr=5e-5   # there: Python, torch, NumPy
-    lengthwise reproduce alpaca20 --predictions alpaca20.npz                         # here again
+    python -m experiments run alpaca20 --set predictions=alpaca20.npz                # here again
 
 Variants are scored on held-out prompts; the best one's settings are trained once more on bins of equal width, and what
 both say of the test prompts is written to alpaca20.npz. Alpaca's licence is non-commercial: no weights are kept.
@@ -49,7 +49,7 @@ def bare() -> None:
     """As in gpu_train.py, and the experiments' folder too."""
     bare_package()
     module = types.ModuleType("experiments")
-    module.__path__ = [str(SOURCE / "experiments")]
+    module.__path__ = [str(SOURCE.parent / "experiments")]
     sys.modules[module.__name__] = module
 
 
@@ -59,7 +59,7 @@ def work(job: tuple[Path, Path, str, str, int, float]) -> tuple[str, Any]:
     bare()
     import torch
 
-    from experiments.alpaca20.run import thinned, train_bins, width_settings
+    from experiments.alpaca20_training import thinned, train_bins, width_settings
     from lengthwise.training.encoder.backbones import empty_backbone
     from lengthwise.training.encoder.network import LengthNetwork
     from lengthwise.training.encoder.pack import Pack, bin_edges
@@ -95,7 +95,7 @@ def work(job: tuple[Path, Path, str, str, int, float]) -> tuple[str, Any]:
 def train(arguments: argparse.Namespace) -> None:
     """Train the variants side by side, the best one on the other binning too, and write the predictions."""
     bare()
-    from experiments.alpaca20.run import together, write_predictions
+    from experiments.alpaca20_training import together, write_predictions
 
     began = time.time()
     first, last = began + 0.7 * arguments.budget, began + arguments.budget - 30

@@ -27,12 +27,12 @@ def work(job: tuple[Path, str, dict[str, Any], int, float]) -> tuple[str, list[d
     bare()
     import torch
 
-    from experiments.castillo.curves import STUDIES, only, run
+    from experiments.castillo_training import TRAININGS, only, run
     from lengthwise.training.encoder.backbones import empty_backbone
     from lengthwise.training.encoder.network import LengthNetwork
     from lengthwise.training.encoder.pack import Pack, bin_edges
 
-    study = next(each for each in STUDIES if each.name == name)
+    study = next(each for each in TRAININGS if each.name == name)
     config = configured(folder, {**study.changes, **changes})
     data = only(Pack.read(folder / "pack.npz"), study.llm)
     edges = bin_edges(config.head, data)
@@ -73,12 +73,12 @@ def main() -> None:
     bare()
     import torch
 
-    from experiments.castillo.curves import STUDIES
+    from experiments.castillo_training import TRAININGS
 
     changes = {"optimiser.epochs": arguments.epochs, "early_stopping.patience": arguments.epochs}
     began = time.time()
     until = began + arguments.budget - 20
-    names = [study.name for study in STUDIES if not arguments.only or study.name in arguments.only]
+    names = [study.name for study in TRAININGS if not arguments.only or study.name in arguments.only]
     jobs = [(arguments.folder, name, changes, arguments.limit, until) for name in names]
     with multiprocessing.get_context("spawn").Pool(min(len(jobs), arguments.parallel)) as pool:
         curves = dict(pool.map(work, jobs, chunksize=1))

@@ -1,34 +1,25 @@
-"""Tables 2 to 5 of "Proactive Inference Scheduling via Output Length Prediction in LLMs" (BERT on CASTILLO).
-
-Ours, the paper's and a constant's, cell by cell. The paper's text does not say which length its classes
-are of; its own call names the P99. Both readings, mean and P99, are computed, and a claim names its reading.
-"""
+"""Tables 2 to 5 of the paper that predicts CASTILLO's lengths with BERT: the paper's values, ours, and a constant's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import scores
-from lengthwise.predictors.baselines import clean_moments
-from lengthwise.predictors.evaluation import forecast
+from lengthwise.predictors import LengthPredictor, scores
+from lengthwise.predictors.baselines import RowPredictor, clean_moments
+from lengthwise.predictors.evaluation import Forecast, forecast
 from lengthwise.predictors.llm_names import resolve_llm
+from lengthwise.reports.tables import Table
 from lengthwise.workloads import LengthSamples
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+Floats = NDArray[np.float64]
 
-    from numpy.typing import NDArray
-
-    from lengthwise.predictors import LengthPredictor
-    from lengthwise.predictors.baselines import RowPredictor
-    from lengthwise.predictors.evaluation import Forecast
-
-    Floats = NDArray[np.float64]
 
 LLMS: Final = ("Llama-3.2-1B", "Llama-3.2-3B", "Llama-3.1-8B")
 WIDTHS: Final = (50, 100, 200, 500, 1000)
@@ -168,9 +159,11 @@ def compare(
             if progress is not None:
                 progress(f"tables {by_class} and {by_error}, {llm}", number / len(LLMS))
             usable = _with_clean_samples(truth)
-            said, target = forecast(predictor, usable), _Targets.of(usable)
+            predicted, target = forecast(predictor, usable), _Targets.of(usable)
             prompts[by_class][llm] = prompts[by_error][llm] = len(usable)
-            cells += _classes(by_class, llm, said, target, fitted) + _errors(by_error, llm, said, target, fitted)
+            cells += _classes(by_class, llm, predicted, target, fitted) + _errors(
+                by_error, llm, predicted, target, fitted
+            )
     return PaperComparison(name, samples.origin, prompts, tuple(sorted(cells, key=lambda cell: cell.table)))
 
 
@@ -188,14 +181,14 @@ def _of(llm: str, samples: LengthSamples) -> str:
         ) from error
 
 
-def _classes(table: int, llm: str, said: Forecast, target: _Targets, fitted: _Targets) -> list[Cell]:
+def _classes(table: int, llm: str, predicted: Forecast, target: _Targets, fitted: _Targets) -> list[Cell]:
     paper = (PAPER_TABLE_2 if table == 2 else PAPER_TABLE_3)[llm]
-    beyond = np.where(np.isfinite(said.std), fitted.largest_in_stds() * said.std, np.nan)
-    # Without a sampling std: the prediction's own median of the largest of ten answers.
-    largest = np.where(np.isfinite(beyond), said.point + beyond, said.quantiles[:, _MEDIAN_OF_LARGEST])
+    beyond = np.where(np.isfinite(predicted.std), fitted.largest_in_stds() * predicted.std, np.nan)
+    # Without a sampling std: the prediction's median of the largest of ten answers.
+    largest = np.where(np.isfinite(beyond), predicted.point + beyond, predicted.quantiles[:, _MEDIAN_OF_LARGEST])
     cells = []
     for reading, point, true, past in (
-        ("mean", said.point, target.mean, fitted.mean),
+        ("mean", predicted.point, target.mean, fitted.mean),
         ("p99", largest, target.p99, fitted.p99),
     ):
         for width, (accuracy, f1) in zip(WIDTHS, paper, strict=True):
@@ -211,10 +204,10 @@ def _classes(table: int, llm: str, said: Forecast, target: _Targets, fitted: _Ta
     return cells
 
 
-def _errors(table: int, llm: str, said: Forecast, target: _Targets, fitted: _Targets) -> list[Cell]:
+def _errors(table: int, llm: str, predicted: Forecast, target: _Targets, fitted: _Targets) -> list[Cell]:
     paper = (PAPER_TABLE_4 if table == 4 else PAPER_TABLE_5)[llm]
     found = []
-    for point, true, past in ((said.point, target.mean, fitted.mean), (said.std, target.std, fitted.std)):
+    for point, true, past in ((predicted.point, target.mean, fitted.mean), (predicted.std, target.std, fitted.std)):
         mean, median = np.full(len(true), np.nanmean(past)), np.full(len(true), np.nanmedian(past))
         found.append((scores.mse(point, true), scores.mse(mean, true)))
         found.append((scores.mae(point, true), scores.mae(median, true)))
@@ -222,3 +215,71 @@ def _errors(table: int, llm: str, said: Forecast, target: _Targets, fitted: _Tar
         Cell(table, llm, what, "", theirs, ours, constant)
         for what, theirs, (ours, constant) in zip(ERRORS, paper, found, strict=True)
     ]
+
+
+_WHAT: Final = {
+    2: "Table 2: classes, six corpora",
+    3: "Table 3: classes, Alpaca (never trained on)",
+    4: "Table 4: errors, six corpora",
+    5: "Table 5: errors, Alpaca (never trained on)",
+}
+
+
+def tables(found: PaperComparison) -> list[Table]:
+    """The paper's tables 2 to 5, those that the data can fill."""
+    return [_table(found, number) for number in _WHAT if found.prompts[number]]
+
+
+def _table(found: PaperComparison, number: int) -> Table:
+    by_class = number in (2, 3)
+    columns = [f"{kind} {width}" for width in WIDTHS for kind in ("Acc", "F1")] if by_class else list(ERRORS)
+    cells = [cell for cell in found.cells if cell.table == number]
+    rows: list[tuple[str, ...]] = []
+    begins = set()
+    for llm in LLMS:
+        begins.add(len(rows))
+        mine = {(cell.reading, cell.what): cell for cell in cells if cell.llm == llm}
+        for i, reading in enumerate(READINGS if by_class else ("",)):
+            row = [mine[reading, column] for column in columns]
+            if i == 0:
+                rows.append((llm, "paper", *(_figure(cell, cell.paper) for cell in row)))
+            rows += _pair(found.predictor, READINGS.get(reading, ""), row)
+    prompts = sorted(set(found.prompts[number].values()))
+    counted = f"{prompts[0]:,}" if len(prompts) == 1 else f"{prompts[0]:,} to {prompts[-1]:,}"
+    title = f"{_WHAT[number]}, {counted} prompts per LLM of {found.origin}"
+    return Table(title, ("LLM", "", *columns), rows, _notes(found, number, cells), frozenset(begins - {0}))
+
+
+def _pair(name: str, reading: str, row: Sequence[Cell]) -> list[tuple[str, ...]]:
+    suffix = f", {reading}" if reading else ""
+    return [
+        ("", f"{name}{suffix}", *(_figure(cell, cell.ours) + ("*" if cell.claimed else "") for cell in row)),
+        ("", f"constant{suffix}", *(_figure(cell, cell.constant) for cell in row)),
+    ]
+
+
+def _figure(cell: Cell, value: float) -> str:
+    if value != value:
+        return "–"
+    if cell.what.startswith("F1"):
+        return f"{value:.3f}"
+    return f"{value:,.0f}" if cell.what.startswith("MSE") else f"{value:,.2f}"
+
+
+def _notes(found: PaperComparison, number: int, cells: Sequence[Cell]) -> list[str]:
+    claimed = sum(cell.claimed for cell in cells)
+    possible = sum(not cell.constant_beats_paper for cell in cells)
+    out_of = f"{claimed} of the {possible} cells (of {len(cells)}) in which the paper is at least as good as a constant"
+    constants = "the most frequent class, the mean for MSE, the median for MAE"
+    notes = [
+        f"* claimed: better than the paper where a constant is not; {out_of}.",
+        f"Degenerate samples are out. Constants, of the LLM's train and validate rows of the six corpora: {constants}.",
+    ]
+    if number in (2, 3):
+        notes.append("The paper gives one figure and does not say of which length; both readings stand beside it.")
+    if number == 4:
+        llm, mse, mae = PAPER_PROMPT_METHOD
+        notes.append(f"The paper's baseline, asking {llm} itself: MSE(mean) {mse:,.0f}, MAE(mean) {mae:,.2f}.")
+    if not found.prompts[3] and number == 2:
+        notes.append("Tables 3 and 5 are left out: there are no Alpaca rows here.")
+    return notes

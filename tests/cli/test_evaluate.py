@@ -1,4 +1,4 @@
-"""`lengthwise evaluate` and `lengthwise reproduce`."""
+"""`lengthwise evaluate`."""
 
 from __future__ import annotations
 
@@ -44,12 +44,3 @@ def test_mistakes_are_one_line_and_exit_code_2() -> None:
         assert result.exit_code == 2
         assert said in result.stderr
         assert "Traceback" not in result.output
-
-
-def test_reproduce_castillo_prints_the_papers_tables() -> None:
-    result = runner.invoke(app, ["reproduce", "castillo", "--predictor", "constant"])
-    assert result.exit_code == 0, result.output
-    for said in ("Table 2", "Table 4", "121.02", "bin of the P99", "no Alpaca rows here"):
-        assert said in result.stdout
-    found = json.loads(runner.invoke(app, ["reproduce", "castillo", "--predictor", "constant", "--json"]).stdout)
-    assert {cell["table"] for cell in found["cells"]} == {2, 4}

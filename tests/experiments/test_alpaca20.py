@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.alpaca20.run import BINS, BinPredictions, together, write_predictions
-from experiments.alpaca20.study import FIGURES, PAPER, compare, load_predictions
-from experiments.alpaca20.train import start_from, train_here
-from experiments.alpaca20.view import html_report, plain, tables
+from experiments.alpaca20 import FIGURES, PAPER, STUDY, compare, facts, load_predictions, start_from, tables, train_here
+from experiments.alpaca20_training import BINS, BinPredictions, together, write_predictions
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples
@@ -115,8 +113,8 @@ def test_the_table_marks_what_is_beaten_and_the_page_shows_both_binnings(samples
     assert table.rows[0][2:] == tuple(f"{PAPER[name]:.2f}" for name in FIGURES)
     assert all(cell.endswith("*") for cell in table.rows[1][2:])
     assert not any("*" in cell for row in table.rows[2:] for cell in row)
-    assert html_report(found).count("data:image/png") == 2
-    assert '"beaten"' in to_json(plain(found))
+    assert STUDY.output(found).html().count("data:image/png") == 2
+    assert '"beaten"' in to_json(facts(found))
 
 
 def test_a_small_training_learns_both_binnings_and_says_how_long_it_takes(
@@ -135,7 +133,7 @@ def test_a_small_training_learns_both_binnings_and_says_how_long_it_takes(
     said: list[str] = []
     found = compare(train_here(config, limit=150, progress=said.append), samples)
     assert list(found.binned) == ["equal_mass", "width"]
-    assert sum("by a first look" in line for line in said) == 2
+    assert sum("estimated" in line for line in said) == 2
     mass, width = found.binned.values()
     assert len(mass.edges) > 15
     assert len(width.edges) == BINS + 1

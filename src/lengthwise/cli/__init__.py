@@ -35,7 +35,6 @@ COMMANDS = {
     "workload": "Create a workload file, or describe one.",
     "traces": "List, show and convert traces.",
     "lengths": "Fit distributions to observed answer lengths.",
-    "reproduce": "Reproduce the papers' tables.",
     "doctor": "Show what is installed and which command needs what is missing.",
 }
 

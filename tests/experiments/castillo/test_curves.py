@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.castillo.curves import LLAMAS, STUDIES, Study, only, run
-from experiments.castillo.curves_view import Curves, curve_tables, load_curves
+from experiments.castillo import STUDY, CastilloGrid, CastilloResult, measure
+from experiments.castillo.loss_curves import Curves, curve_tables, load_curves
 from experiments.castillo.paper import compare
-from experiments.castillo.paper_view import html_report
+from experiments.castillo_training import LLAMAS, TRAININGS, TrainingRun, only, run
+from experiments.study import Run
 from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import ConstantPerLlm
+from lengthwise.simulator.tasks import ResultCache
 from lengthwise.workloads import load_castillo
+from tests.experiments.samples import check_output
 
 
 def made_up(train: list[float], held_out: list[float]) -> dict[str, Any]:
@@ -26,7 +29,7 @@ def made_up(train: list[float], held_out: list[float]) -> dict[str, Any]:
             {"epoch": n + 1, "watched": {llm: {"train": _look(a), "held_out": _look(b)} for llm in study.watched}}
             for n, (a, b) in enumerate(zip(train, held_out, strict=True))
         ]
-        for study in STUDIES
+        for study in TRAININGS
     }
     return {"about": {"machine": "a test", "seconds": 1, "limit": 0}, "curves": rows}
 
@@ -43,14 +46,14 @@ def written(tmp_path: Path, tree: object) -> Curves:
 
 
 def test_every_figure_of_the_paper_has_a_study() -> None:
-    assert {(study.head, llm) for study in STUDIES for llm in study.watched} >= {
+    assert {(study.head, llm) for study in TRAININGS for llm in study.watched} >= {
         ("classes", LLAMAS[0]),  # figure 6
         *(("regression", llm) for llm in LLAMAS),  # figures 9, A.1, A.2
     }
-    assert len({study.name for study in STUDIES}) == len(STUDIES)
+    assert len({study.name for study in TRAININGS}) == len(TRAININGS)
 
 
-def test_learning_by_heart_shows_as_a_rise_and_a_gap(tmp_path: Path) -> None:
+def test_overfitting_shows_as_a_rise_and_a_gap(tmp_path: Path) -> None:
     curves = written(tmp_path, made_up([3.0, 2.0, 1.0], [3.0, 2.5, 2.75]))
     (line, *_) = curves.of("classes", LLAMAS[0])
     assert (line.best, line.rise, line.gap) == (1, 0.25, 1.75)
@@ -74,11 +77,11 @@ def test_a_small_version_is_called_one(tmp_path: Path) -> None:
     assert table.notes[-1] == "A small version: 8 short prompts."
 
 
-def test_what_a_training_of_the_shipped_kind_wrote_down_is_shown_too(tmp_path: Path) -> None:
+def test_metrics_of_a_training_of_the_shipped_kind_are_shown(tmp_path: Path) -> None:
     row = {"train_loss": 2.0, "held_out_loss": 1.5, "tau": 0.5, "mae": 120.0, "cover0.9": 0.91}
     later = {"train_loss": 1.0, "held_out_loss": 1.75, "tau": 0.6, "mae": 100.0, "cover0.9": 0.8}
-    told = {"name": "teacher", "settings": {"lr": 0.1}, "curves": [row, later]}
-    curves = written(tmp_path, {"kept": "teacher", "results": [told, {"name": "ensemble", "scores": {}}]})
+    training = {"name": "teacher", "settings": {"lr": 0.1}, "curves": [row, later]}
+    curves = written(tmp_path, {"kept": "teacher", "results": [training, {"name": "ensemble", "scores": {}}]})
     (table,) = curve_tables(curves)
     assert table.rows == [
         (
@@ -94,7 +97,7 @@ def test_what_a_training_of_the_shipped_kind_wrote_down_is_shown_too(tmp_path: P
     ]
     packaged = load_castillo()
     found = compare(ConstantPerLlm.fit(packaged.where(split=["train", "validate"])), packaged)
-    assert html_report(found, curves).count("data:image/png") == 2
+    assert STUDY.output(CastilloResult(found, curves)).html().count("data:image/png") == 2
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"about": {}, "curves": {"classes_plain": [{"epoch": 1}]}}'])
@@ -109,8 +112,10 @@ def test_a_file_without_curves_is_named(tmp_path: Path, content: str) -> None:
 def test_the_page_has_figure_7_always_and_the_loss_curves_where_there_are_some(tmp_path: Path) -> None:
     packaged = load_castillo()
     found = compare(ConstantPerLlm.fit(packaged.where(split=["train", "validate"])), packaged, name="constant")
-    assert html_report(found, None).count("data:image/png") == 1
-    page = html_report(found, written(tmp_path, made_up([2.0, 1.0], [2.0, 1.5])))
+    assert STUDY.output(CastilloResult(found, None)).html().count("data:image/png") == 1
+    output = STUDY.output(CastilloResult(found, written(tmp_path, made_up([2.0, 1.0], [2.0, 1.5]))))
+    check_output(output)
+    page = output.html()
     assert page.count("data:image/png") == 4
     assert "Loss curves (figures 6, 9 and A.3)" in page
 
@@ -124,7 +129,7 @@ def test_a_study_looks_at_trained_and_held_out_prompts_alike(head: str, figure: 
     config = tiny.config(tmp_path, head=settings, optimiser={"epochs": 12, "ema": 0.9 if head == "logt" else 0.0})
     prepared = prepare(config)
     kind = {"bins": "classes", "mean_std": "regression", "logt": "logt"}[head]
-    study = Study("tiny", kind, "", "Llama-3.1-8B", ("Llama-3.1-8B",))
+    study = TrainingRun("tiny", kind, "", "Llama-3.1-8B", ("Llama-3.1-8B",))
     pack = only(prepared.pack, study.llm)
     assert not pack.lengths[:, ["Llama" not in llm for llm in pack.llms]].any()
     rows = run(study, prepared.network(), pack, config, prepared.edges, device="cpu", deadline=math.inf)
@@ -133,3 +138,14 @@ def test_a_study_looks_at_trained_and_held_out_prompts_alike(head: str, figure: 
     assert all(set(look[part]) == {"loss", figure} for look in looks for part in ("train", "held_out"))
     assert looks[-1]["train"]["loss"] < looks[0]["train"]["loss"]
     assert np.isfinite([look["held_out"]["loss"] for look in looks]).all()
+
+
+def test_the_study_uses_the_given_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(made_up([2.0, 1.0], [2.0, 1.5])), encoding="utf-8")
+    found = measure(Run(ResultCache(tmp_path / "cache")), CastilloGrid(predictor="constant", curves=path))
+    assert found.curves is not None
+    assert found.curves.lines[0].held_out == (2.0, 1.5)
+    assert found.comparison.cells
+    assert STUDY.claims(found)

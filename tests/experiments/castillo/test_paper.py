@@ -15,8 +15,8 @@ from experiments.castillo.paper import (
     PAPER_TABLE_5,
     Cell,
     compare,
+    tables,
 )
-from experiments.castillo.paper_view import tables
 from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import ConstantPerLlm
 from lengthwise.workloads import LengthSamples, load_castillo

@@ -1,4 +1,4 @@
-"""Measured loss curves as lines, and as a table that says who learned by heart."""
+"""Measured loss curves as lines, and as tables that show overfitting."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from experiments.castillo.curves import STUDIES, Study
+from experiments.castillo_training import TRAININGS, TrainingRun
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import Table, signed
-
-__all__ = ["Curves", "Line", "Training", "curve_tables", "load_curves"]
 
 _PACKAGED: Final = "curves.json"
 _HEADS: Final[Mapping[str, str]] = {
@@ -27,14 +25,14 @@ _HEADS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """One training as seen on one LLM, an entry per epoch."""
+    """One training evaluated on one LLM, an entry per epoch."""
 
-    study: Study
+    training: TrainingRun
     llm: str
     train: tuple[float, ...]
     held_out: tuple[float, ...]
     figure: str
-    """accuracy or mae: what the following two are."""
+    """accuracy or mae: the metric of the next two fields."""
     train_figure: tuple[float, ...]
     held_out_figure: tuple[float, ...]
 
@@ -45,7 +43,7 @@ class Line:
 
     @property
     def rise(self) -> float:
-        """How far the held-out loss is above its smallest at the end: what learning by heart cost."""
+        """How far the held-out loss is above its smallest at the end: the cost of overfitting."""
         return self.held_out[-1] - self.held_out[self.best]
 
     @property
@@ -56,20 +54,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Training:
-    """A training of the shipped kind (scripts/gpu_train.py): what it wrote down after every epoch, dropout on."""
+    """A training of the shipped kind (scripts/gpu_train.py): its metrics after every epoch, dropout on."""
 
     name: str
     settings: Mapping[str, Any]
     rows: tuple[Mapping[str, float], ...]
 
     def column(self, name: str) -> tuple[float, ...]:
-        """One figure over the epochs."""
+        """One metric over the epochs."""
         return tuple(float(row[name]) for row in self.rows)
 
 
 @dataclass(frozen=True)
 class Curves:
-    """All lines, and where they were measured."""
+    """All lines, and the machine they were measured on."""
 
     about: Mapping[str, Any]
     lines: tuple[Line, ...]
@@ -77,7 +75,7 @@ class Curves:
 
     def of(self, head: str, llm: str) -> tuple[Line, ...]:
         """The lines of one head on one LLM."""
-        return tuple(line for line in self.lines if line.study.head == head and line.llm == llm)
+        return tuple(line for line in self.lines if line.training.head == head and line.llm == llm)
 
 
 def load_curves(path: Path | None = None) -> Curves | None:
@@ -97,13 +95,13 @@ def _read(text: str, source: str) -> Curves:
         if "results" in tree:
             tree = {"about": {}, "curves": {}, "trainings": tree["results"]}
         lines = [
-            _line(study, llm, tree["curves"][study.name])
-            for study in STUDIES
-            if tree["curves"].get(study.name)
-            for llm in study.watched
+            _line(training, llm, tree["curves"][training.name])
+            for training in TRAININGS
+            if tree["curves"].get(training.name)
+            for llm in training.watched
         ]
-        told = [each for each in tree.get("trainings", ()) if each.get("curves")]
-        trainings = [Training(each["name"], each["settings"], tuple(each["curves"])) for each in told]
+        with_curves = [each for each in tree.get("trainings", ()) if each.get("curves")]
+        trainings = [Training(each["name"], each["settings"], tuple(each["curves"])) for each in with_curves]
         return Curves(tree["about"], tuple(lines), tuple(trainings))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
@@ -111,13 +109,13 @@ def _read(text: str, source: str) -> Curves:
         ) from error
 
 
-def _line(study: Study, llm: str, rows: list[dict[str, Any]]) -> Line:
-    figure = "accuracy" if study.head == "classes" else "mae"
+def _line(training: TrainingRun, llm: str, rows: list[dict[str, Any]]) -> Line:
+    figure = "accuracy" if training.head == "classes" else "mae"
     looks = [row["watched"][llm] for row in rows]
     train, held_out, train_figure, held_out_figure = (
         tuple(float(look[part][what]) for look in looks) for what in ("loss", figure) for part in ("train", "held_out")
     )
-    return Line(study, llm, train, held_out, figure, train_figure, held_out_figure)
+    return Line(training, llm, train, held_out, figure, train_figure, held_out_figure)
 
 
 def curve_tables(curves: Curves) -> list[Table]:
@@ -158,8 +156,8 @@ def _studies(curves: Curves) -> Table:
     rows: list[tuple[str, ...]] = []
     begins = set()
     last = ""
-    for line in sorted(curves.lines, key=lambda each: (list(_HEADS).index(each.study.head), each.llm)):
-        group = f"{_HEADS[line.study.head]}, {line.llm}"
+    for line in sorted(curves.lines, key=lambda each: (list(_HEADS).index(each.training.head), each.llm)):
+        group = f"{_HEADS[line.training.head]}, {line.llm}"
         if group != last:
             begins.add(len(rows))
         best = line.best
@@ -167,7 +165,7 @@ def _studies(curves: Curves) -> Table:
         rows.append(
             (
                 group if group != last else "",
-                line.study.how,
+                line.training.how,
                 f"{best + 1} of {len(line.train)}",
                 f"{line.train[best]:.3f} / {line.held_out[best]:.3f}",
                 f"{line.train[-1]:.3f} / {line.held_out[-1]:.3f}",

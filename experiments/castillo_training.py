@@ -1,8 +1,8 @@
-"""Loss curves as in figures 6 and 9 and the appendix of the BERT-on-CASTILLO paper, of our own trainings.
+"""Loss curves as in figures 6 and 9 and the appendix of the BERT-on-CASTILLO paper, of trainings here.
 
-Each study trains MiniLM in one way, and after every epoch looks at training prompts and at held-out prompts in the
-same way (dropout off), so that the gap between the two is what was learned by heart. Needs torch and NumPy only;
-scripts/gpu_curves.py runs all studies, and what it measured lies beside this file.
+Each training uses MiniLM in one way; after every epoch it is evaluated on training prompts and on held-out prompts
+(dropout off), so that the gap between the two shows overfitting. Needs torch and NumPy only: scripts/gpu_curves.py
+runs all trainings, and experiments/castillo/curves.json holds what it measured.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.alpaca20.run import fast_half
+from experiments.alpaca20_training import fast_half
 from lengthwise.training.encoder.config import TrainingConfig
 from lengthwise.training.encoder.network import LengthNetwork
 from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, Pack
 
 LLAMAS: Final = ("Llama-3.2-1B", "Llama-3.2-3B", "Llama-3.1-8B")
 _SHORT: Final = 128  # tokens of a prompt in a small version
-_LOOKED_AT: Final = 474  # training prompts looked at: about as many as are held out
+_LOOKED_AT: Final = 474  # training prompts evaluated: about as many as are held out
 _PLAIN: Final[Mapping[str, Any]] = {
     "regularisation.dropout": 0.0,
     "head.dropout": 0.0,
@@ -46,8 +46,8 @@ _REGRESSION: Final[Mapping[str, Any]] = {"head.kind": "mean_std"}
 
 
 @dataclass(frozen=True)
-class Study:
-    """One training: what is changed in the settings, whose lengths it sees, whose it is looked at on."""
+class TrainingRun:
+    """One training: changed settings, the LLM whose lengths it sees, and the LLMs it is evaluated on."""
 
     name: str
     head: str
@@ -59,20 +59,22 @@ class Study:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-STUDIES: Final = (
-    Study("classes_plain", "classes", "one LLM, no regularisation", LLAMAS[0], LLAMAS[:1], {**_CLASSES, **_PLAIN}),
-    Study("classes_paper", "classes", _HOW, LLAMAS[0], LLAMAS[:1], {**_CLASSES, **_PAPER}),
-    Study("classes_reg", "classes", "one LLM, regularised", LLAMAS[0], LLAMAS[:1], {**_CLASSES, **_REGULARISED}),
-    Study("classes_all", "classes", "all LLMs, regularised", None, LLAMAS[:1], {**_CLASSES, **_REGULARISED}),
-    *(Study(f"regression_{llm}", "regression", _HOW, llm, (llm,), {**_REGRESSION, **_PAPER}) for llm in LLAMAS),
-    Study("regression_all", "regression", "all LLMs, regularised", None, LLAMAS, {**_REGRESSION, **_REGULARISED}),
-    Study("logt_plain", "logt", "all LLMs, no regularisation", None, LLAMAS, _PLAIN),
-    Study("logt_reg", "logt", "all LLMs, regularised", None, LLAMAS, _REGULARISED),
+TRAININGS: Final = (
+    TrainingRun(
+        "classes_plain", "classes", "one LLM, no regularisation", LLAMAS[0], LLAMAS[:1], {**_CLASSES, **_PLAIN}
+    ),
+    TrainingRun("classes_paper", "classes", _HOW, LLAMAS[0], LLAMAS[:1], {**_CLASSES, **_PAPER}),
+    TrainingRun("classes_reg", "classes", "one LLM, regularised", LLAMAS[0], LLAMAS[:1], {**_CLASSES, **_REGULARISED}),
+    TrainingRun("classes_all", "classes", "all LLMs, regularised", None, LLAMAS[:1], {**_CLASSES, **_REGULARISED}),
+    *(TrainingRun(f"regression_{llm}", "regression", _HOW, llm, (llm,), {**_REGRESSION, **_PAPER}) for llm in LLAMAS),
+    TrainingRun("regression_all", "regression", "all LLMs, regularised", None, LLAMAS, {**_REGRESSION, **_REGULARISED}),
+    TrainingRun("logt_plain", "logt", "all LLMs, no regularisation", None, LLAMAS, _PLAIN),
+    TrainingRun("logt_reg", "logt", "all LLMs, regularised", None, LLAMAS, _REGULARISED),
 )
 
 
 def only(pack: Pack, llm: str | None) -> Pack:
-    """The pack with the lengths of one LLM only, which is meant by a part of its name."""
+    """The pack with the lengths of one LLM only, given by a part of its name."""
     if llm is not None:
         others = [number for number, name in enumerate(pack.llms) if llm not in name]
         pack.lengths[:, others] = 0
@@ -80,7 +82,7 @@ def only(pack: Pack, llm: str | None) -> Pack:
 
 
 def run(
-    study: Study,
+    training: TrainingRun,
     network: LengthNetwork,
     pack: Pack,
     config: TrainingConfig,
@@ -91,42 +93,42 @@ def run(
     limit: int = 0,
     progress: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Train one study; return a row per epoch: {"epoch", "watched": {llm: {"train": figures, "held_out": figures}}}."""
+    """Run one training; return a row per epoch: {"epoch", "watched": {llm: {"train": figures, "held_out": figures}}}."""
     import torch
 
     from lengthwise.training.encoder.losses import label_loss
     from lengthwise.training.encoder.trainer import Task, Trainer
 
     class Watcher(Trainer):
-        """Looks at prompts it trains on and at prompts it does not, with the weights that would be kept."""
+        """Evaluates training and held-out prompts with the weights that would be saved."""
 
         def _watch(self) -> dict[str, Any]:
-            own = copy.deepcopy(self.network.state_dict())
-            self.network.load_state_dict(self.average or own)
-            looks: dict[str, dict[str, Any]] = {llm: {} for llm in study.watched}
+            current = copy.deepcopy(self.network.state_dict())
+            self.network.load_state_dict(self.average or current)
+            looks: dict[str, dict[str, Any]] = {llm: {} for llm in training.watched}
             for part, prompts in (("train", looked_at), ("held_out", held_out)):
-                said, _ = self.predict(prompts)
+                predicted, _ = self.predict(prompts)
                 for llm, look in looks.items():
-                    look[part] = self._figures(said, prompts, next(i for i, n in enumerate(pack.llms) if llm in n))
-            self.network.load_state_dict(own)
+                    look[part] = self._figures(predicted, prompts, next(i for i, n in enumerate(pack.llms) if llm in n))
+            self.network.load_state_dict(current)
             return {"watched": looks}
 
-        def _figures(self, said: NDArray[Any], prompts: NDArray[np.int64], number: int) -> dict[str, float]:
+        def _figures(self, predicted: NDArray[Any], prompts: NDArray[np.int64], number: int) -> dict[str, float]:
             at = np.sort(prompts[(pack.lengths[prompts, number] > 0).any(1)])
             with torch.no_grad():
                 targets = self.tensors.batch(at).targets
-                outputs = torch.as_tensor(said[at, :-1], device=self.device)
+                outputs = torch.as_tensor(predicted[at, :-1], device=self.device)
                 each = label_loss(outputs, targets, self.config, self._edges)
                 loss = float(each[:, number].mean())
             lengths = pack.lengths[at, number].astype(np.float64)
             mean = lengths.sum(1) / (lengths > 0).sum(1)
-            return {"loss": round(loss, 4), **_figure(said[at, number], mean, study.head, edges)}
+            return {"loss": round(loss, 4), **_figure(predicted[at, number], mean, training.head, edges)}
 
     learns, held_out = (np.flatnonzero(pack.part == part) for part in (TRAIN, HELD_OUT))
-    some = learns if study.llm is None else learns[(pack.lengths[learns] > 0).any((1, 2))]
+    some = learns if training.llm is None else learns[(pack.lengths[learns] > 0).any((1, 2))]
     rng = np.random.default_rng(0)
-    if limit:  # short prompts, for a CPU, that every watched LLM has answered, so that there is something to look at
-        watched = [i for i, name in enumerate(pack.llms) if any(llm in name for llm in study.watched)]
+    if limit:  # short prompts, for a CPU, answered by every watched LLM
+        watched = [i for i, name in enumerate(pack.llms) if any(llm in name for llm in training.watched)]
         answered = np.all(np.any(pack.lengths[:, watched] > 0, axis=2), axis=1)
         answered &= np.diff(pack.offsets) <= _SHORT
         some, held_out = (rng.permutation(part[answered[part]])[:limit] for part in (some, held_out))
@@ -138,11 +140,11 @@ def run(
 
 
 def _figure(
-    said: NDArray[Any], mean: NDArray[np.float64], head: str, edges: NDArray[np.float64] | None
+    predicted: NDArray[Any], mean: NDArray[np.float64], head: str, edges: NDArray[np.float64] | None
 ) -> dict[str, float]:
     """Accuracy of classes, else the absolute error of the mean."""
     if head == "classes" and edges is not None:
-        right = np.argmax(said, axis=1) == np.searchsorted(edges[1:-1], mean)
+        right = np.argmax(predicted, axis=1) == np.searchsorted(edges[1:-1], mean)
         return {"accuracy": round(float(right.mean()), 4)}
-    place = said[:, 2] if head == "logt" else said[:, 0]
+    place = predicted[:, 2] if head == "logt" else predicted[:, 0]
     return {"mae": round(float(np.abs(np.exp(np.minimum(place, 9.7)) - mean).mean()), 2)}

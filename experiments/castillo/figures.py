@@ -1,4 +1,4 @@
-"""Figures 6, 7, 9 and the appendix's of the BERT-on-CASTILLO paper, ours. Loads Matplotlib: import it only to draw."""
+"""Figures 6, 7, 9 and those of the appendix of the BERT-on-CASTILLO paper, with our values."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.ticker import MaxNLocator
 
-from experiments.castillo.curves import LLAMAS
-from experiments.castillo.curves_view import Curves, Line
+from experiments.castillo.loss_curves import Curves, Line
 from experiments.castillo.paper import LLMS, WIDTHS, PaperComparison
+from experiments.castillo_training import LLAMAS
 from lengthwise.reports.figures import COLOURS, GREY, figure, legend, png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["pictures"]
-
 _PLACES: Final = {LLAMAS[0]: "figure 9", LLAMAS[1]: "figure A.1", LLAMAS[2]: "figure A.2"}
 
 
-def pictures(found: PaperComparison, curves: Curves | None) -> dict[str, str]:
+def images(found: PaperComparison, curves: Curves | None) -> dict[str, str]:
     """Title -> PNG in base64; without curves only figure 7."""
     made = {"Figure 7: accuracy by LLM and bin width": _figure_7(found)}
     if curves is not None:
@@ -118,7 +116,7 @@ def _trainings(curves: Curves) -> str:
 def _draw(axes: Axes, line: Line, colour: str, *, of_figure: bool = False) -> None:
     held_out, train = (line.held_out_figure, line.train_figure) if of_figure else (line.held_out, line.train)
     epochs = range(1, len(held_out) + 1)
-    axes.plot(epochs, held_out, color=colour, linewidth=1.8, label=line.study.how)
+    axes.plot(epochs, held_out, color=colour, linewidth=1.8, label=line.training.how)
     axes.plot(epochs, train, color=colour, linewidth=1.2, linestyle=":")
     if not of_figure:
         axes.plot([line.best + 1], [held_out[line.best]], color=colour, marker="o", markersize=5)

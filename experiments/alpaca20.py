@@ -1,0 +1,394 @@
+"""Table 1 of length-aware Preble (its appendix A.1): MiniLM, 20 classes of length, Alpaca-52k, split 60/20/20.
+
+The paper does not say how its bins are cut. Accuracy 0.24 with a Matthews correlation of 0.20 implies balanced classes,
+so bins of equal mass are compared; bins of equal width, where a constant is mostly right, are shown beside them.
+Trains here on a GPU, or for hours on a CPU, unless a file of predictions is given. Alpaca is for non-commercial use:
+weights are not saved.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from experiments.alpaca20_training import (
+    BINNINGS,
+    BinPredictions,
+    fast_half,
+    read_predictions,
+    thinned,
+    together,
+    train_bins,
+    width_settings,
+    write_predictions,
+)
+from experiments.study import Claim, Run, Study
+from lengthwise.errors import InputError
+from lengthwise.predictors import scores
+from lengthwise.predictors.scores import ClassScores
+from lengthwise.reports.figures import COLOURS, figure, legend, png
+from lengthwise.reports.tables import Table
+from lengthwise.simulator.paired import Ratio
+from lengthwise.training.encoder.config import TrainingConfig, read_config
+from lengthwise.training.encoder.run import Prepared
+from lengthwise.workloads import LengthSamples
+from lengthwise.workloads.datasets import load_alpaca_lengths
+
+FIGURES: Final = ("accuracy", "f1", "precision", "recall", "auroc", "mcc")
+PAPER: Final[Mapping[str, float]] = {
+    "accuracy": 0.24,
+    "f1": 0.22,
+    "precision": 0.23,
+    "recall": 0.24,
+    "auroc": 0.85,
+    "mcc": 0.20,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Binned:
+    """One way to cut lengths into 20 classes: scores of the network and of a constant."""
+
+    binning: str
+    edges: NDArray[np.float64]
+    prompts: int
+    ours: ClassScores
+    alone: tuple[ClassScores, ...]
+    """Each network alone, where there are several."""
+    constant: ClassScores
+    """The most frequent class of the rows that are not tested."""
+    confusion: NDArray[np.int64]
+    """(true, predicted): prompts."""
+    about: Mapping[str, Any]
+
+    @property
+    def beaten(self) -> tuple[str, ...]:
+        """The paper's scores that ours exceed."""
+        return tuple(name for name in FIGURES if getattr(self.ours, name) > PAPER[name])
+
+
+@dataclass(frozen=True)
+class Alpaca20Result:
+    """Scores by binning."""
+
+    origin: str
+    test_prompts: int
+    binned: Mapping[str, Binned]
+
+
+def compare(
+    made: Mapping[str, BinPredictions], samples: LengthSamples, *, source: str = "predictions"
+) -> Alpaca20Result:
+    """Score probabilities of the test prompts against the lengths in the data."""
+    lengths = samples.lengths_matrix()[:, 0]
+    tested = np.array(samples.table["split"].to_pylist(), object) == "test"
+    return Alpaca20Result(
+        samples.origin,
+        int(tested.sum()),
+        {name: _binned(name, each, lengths, tested, source) for name, each in made.items()},
+    )
+
+
+def _binned(
+    name: str, made: BinPredictions, lengths: NDArray[np.int64], tested: NDArray[np.bool_], source: str
+) -> Binned:
+    fits = made.rows.size > 0 and made.rows.max() < len(lengths) and bool(tested[made.rows].all())
+    if not fits or not np.array_equal(lengths[made.rows], made.lengths):
+        raise InputError("is about other prompts", source=source, hint="make it again from the Alpaca that is here")
+    inner = made.edges[1:-1]
+    true, past = (np.searchsorted(inner, values, side="left") for values in (lengths[made.rows], lengths[~tested]))
+    probabilities = made.probabilities
+    predicted = np.argmax(probabilities, axis=1)
+    most = int(np.bincount(past).argmax())
+    bins = len(made.edges) - 1
+    flat = np.full((len(true), bins), 1.0 / bins)
+    confusion = np.zeros((bins, bins), np.int64)
+    np.add.at(confusion, (true, predicted), 1)
+    return Binned(
+        binning=name,
+        edges=made.edges,
+        prompts=len(true),
+        ours=scores.classification(true, predicted, probabilities),
+        alone=tuple(scores.classification(true, np.argmax(one, axis=1), one) for one in made.members),
+        constant=scores.classification(true, np.full(len(true), most), flat),
+        confusion=confusion,
+        about=made.about,
+    )
+
+
+def load_predictions(path: Path) -> dict[str, BinPredictions]:
+    """Read the predictions of a training elsewhere (scripts/gpu_alpaca20.py)."""
+    try:
+        return read_predictions(path)
+    except (OSError, ValueError) as error:
+        hint = "give the alpaca20.npz that scripts/gpu_alpaca20.py or --set save=FILE wrote"
+        raise InputError("is not a file of predictions", source=path, hint=hint) from error
+
+
+_TRAINING_OVER_READING: Final = 3.0  # a backward pass costs two forward passes
+_LOOK: Final = 64
+
+
+def train_here(
+    config: TrainingConfig,
+    *,
+    limit: int = 0,
+    start: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, BinPredictions]:
+    """Train a network of each seed for each binning on the GPU, or the CPU where there is none.
+
+    `start`: weights of a network with the same encoder (`lengthwise train`), from which the encoder is initialised.
+    """
+    try:
+        import torch
+
+        from lengthwise.training.encoder.pack import bin_edges
+        from lengthwise.training.encoder.run import Prepared, prepare
+    except ModuleNotFoundError as error:
+        raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
+    if config.head.kind != "bins":
+        raise InputError(f"has a head of kind '{config.head.kind}'", field="head.kind", hint="classes need 'bins'")
+    whole = prepare(config)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    made = {}
+
+    def on_row(row: dict[str, Any]) -> None:
+        progress("  ".join(f"{key} {value:g}" for key, value in row.items()))
+
+    for name in BINNINGS:
+        changes = width_settings(whole.pack) if name == "width" else {}
+        settings = config.model_copy(update={"head": config.head.model_copy(update=changes)})
+        pack = thinned(whole.pack, limit)
+        ready = Prepared(settings, whole.loaded, pack, bin_edges(settings.head, whole.pack))
+        found: list[BinPredictions] = []
+        for seed in settings.seeds:
+            torch.manual_seed(seed)
+            network = ready.network()
+            if start is not None:
+                start_from(network, start)
+            if not found:
+                took = _seconds(ready, network, device)
+                times = f", {len(settings.seeds)} times" if len(settings.seeds) > 1 else ""
+                progress(f"{BINNINGS[name]}: {device}, {_duration(took)}{times} estimated")
+            edges = np.asarray(ready.edges, np.float64)
+            found.append(train_bins(network, pack, settings, edges, seed=seed, device=device, progress=on_row))
+        made[name] = together(found)
+        made[name] = replace(made[name], about={**made[name].about, "settings": settings.model_dump(mode="json")})
+    return made
+
+
+def start_from(network: Any, path: Path) -> None:  # noqa: ANN401  (torch's types are not seen)
+    """Take the encoder of another training's weights."""
+    import torch
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        encoder = {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
+        network.backbone.load_state_dict(encoder)
+    except (OSError, RuntimeError, AttributeError, LookupError, EOFError, pickle.UnpicklingError) as error:
+        problem = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"cannot be started from: {problem}", source=path, hint="give weights of the same encoder"
+        ) from error
+
+
+def _seconds(ready: Prepared, network: Any, device: str) -> float:  # noqa: ANN401  (torch's types are not seen)
+    """Estimate the time of all epochs from one forward pass over a few training prompts."""
+    from lengthwise.training.encoder.pack import TRAIN
+    from lengthwise.training.encoder.trainer import Task, Trainer
+
+    learns = np.flatnonzero(ready.pack.part == TRAIN)
+    subset = learns[:: max(1, len(learns) // _LOOK)]
+    trainer = Trainer(network, Task(ready.pack, subset, subset, edges=ready.edges), ready.config, 0, device)
+    trainer.half = fast_half(device)
+    began = time.monotonic()
+    trainer.predict(subset)
+    each = (time.monotonic() - began) / len(subset)
+    return _TRAINING_OVER_READING * each * len(learns) * ready.config.optimiser.epochs
+
+
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    if minutes < 2:
+        return f"about {max(seconds, 1):.0f} s"
+    return f"about {minutes:.0f} minutes" if minutes < 120 else f"about {minutes / 60:.1f} hours"
+
+
+_HEADINGS: Final = ("accuracy", "F1", "precision", "recall", "AUROC", "MCC")
+
+
+def tables(found: Alpaca20Result) -> list[Table]:
+    """One table: the paper's, ours and a constant's for each binning."""
+    rows: list[tuple[str, ...]] = []
+    begins, notes = set(), []
+    for name, binned in found.binned.items():
+        begins.add(len(rows))
+        what = BINNINGS[name]
+        if name == "equal_mass":
+            rows.append((what, "paper", *(f"{PAPER[figure]:.2f}" for figure in FIGURES)))
+            what = ""
+            notes.append(f"* above the paper's: {len(binned.beaten)} of {len(FIGURES)}, on bins of equal mass.")
+        networks = len(binned.alone)
+        if networks > 1:
+            rows.append((what, "ours, one network", *_means(binned.alone)))
+            what = ""
+        ours = "ours" if networks == 1 else f"ours, {networks} together"
+        rows.append((what, ours, *_figures(binned.ours, binned.beaten if name == "equal_mass" else ())))
+        rows.append(("", "constant", *_figures(binned.constant)))
+        notes.append(_training(BINNINGS[name], binned))
+    tested = sorted({binned.prompts for binned in found.binned.values()})
+    counted = " and ".join(f"{n:,}" for n in tested)
+    notes += [
+        "Precision, recall, F1 and AUROC (one class against the rest) are weighted by how frequent a class is.",
+        "Constant: the most frequent class of the rows that are not tested.",
+        "Alpaca's licence is non-commercial: nothing trained on it ships.",
+    ]
+    title = f"20 bins, {counted} of {found.test_prompts:,} test prompts of {found.origin}"
+    return [Table(title, ("bins", "", *_HEADINGS), rows, notes, frozenset(begins - {0}))]
+
+
+def _figures(scores: ClassScores, marked: tuple[str, ...] = ()) -> list[str]:
+    return [f"{getattr(scores, name):.3f}" + ("*" if name in marked else "") for name in FIGURES]
+
+
+def _means(scores: tuple[ClassScores, ...]) -> list[str]:
+    """The mean of each figure over single networks."""
+    return [f"{sum(getattr(each, name) for each in scores) / len(scores):.3f}" for name in FIGURES]
+
+
+def _training(what: str, binned: Binned) -> str:
+    edges = ", ".join(f"{edge:g}" for edge in binned.edges[1:-1])
+    text = f"{what}: cut after {edges} tokens"
+    about = binned.about
+    if "trained_on" in about:
+        text += f"; trained on {about['trained_on']:,} prompts"
+    if "held_out" in about:
+        accuracies = [each["accuracy"] for each in about.get("each", [about["held_out"]])]
+        text += f", held-out accuracy of one network {sum(accuracies) / len(accuracies):.3f}"
+    if len(about.get("tried", ())) > 1:
+        text += f", the best of {len(about['tried'])} settings on held-out prompts ({about['kept']})"
+    return text + "."
+
+
+def facts(found: Alpaca20Result) -> dict[str, Any]:
+    """Everything that the table shows, for JSON."""
+    return {
+        "origin": found.origin,
+        "test_prompts": found.test_prompts,
+        "paper": dict(PAPER),
+        "binned": dict(found.binned),
+        "beaten": {name: list(binned.beaten) for name, binned in found.binned.items() if name == "equal_mass"},
+    }
+
+
+def images(found: Alpaca20Result) -> dict[str, str]:
+    """Title -> PNG in base64."""
+    shown = list(found.binned.values())
+    made = {}
+    with figure(1, len(shown), size=(7.2 * len(shown), 6.4), title="True against predicted class") as (drawing, axes):
+        for panel, binned in zip(axes, shown, strict=True):
+            _confusion(panel, binned)
+        made["Confusion"] = png(drawing)
+    trained = [binned for binned in shown if binned.about.get("curves")]
+    if trained:
+        with figure(1, len(trained), size=(6.4 * len(trained), 4.2), title="Loss curves") as (drawing, axes):
+            for panel, binned in zip(axes, trained, strict=True):
+                _curves(panel, binned)
+            made["Loss curves"] = png(drawing)
+    return made
+
+
+def _confusion(axes: Axes, binned: Binned) -> None:
+    share = binned.confusion / np.maximum(binned.confusion.sum(axis=1, keepdims=True), 1)
+    axes.imshow(share, cmap="Blues", vmin=0.0, vmax=max(float(share.max()), 0.01), origin="lower", aspect="equal")
+    bins = len(share)
+    labels = [f"≤ {edge:g}" for edge in binned.edges[1:-1]] + [f"> {binned.edges[-2]:g}"]
+    axes.set_xticks(range(bins), labels, rotation=90, fontsize=7)
+    axes.set_yticks(range(bins), labels, fontsize=7)
+    axes.grid(visible=False)
+    axes.set_xlabel("predicted (tokens)")
+    axes.set_ylabel("true (tokens)")
+    axes.set_title(f"{BINNINGS[binned.binning]}: share of each true class")
+
+
+def _curves(axes: Axes, binned: Binned) -> None:
+    rows = binned.about["curves"]
+    epochs = [row["epoch"] for row in rows]
+    for key, label, colour in (("train_loss", "training", COLOURS[0]), ("held_out_loss", "held out", COLOURS[1])):
+        axes.plot(epochs, [row[key] for row in rows], color=colour, marker="o", markersize=4, label=label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("cross-entropy")
+    axes.set_title(BINNINGS[binned.binning])
+    legend(axes)
+
+
+@dataclass(frozen=True)
+class Alpaca20Grid:
+    """The training, or the file of its predictions."""
+
+    predictions: Path | None = None
+    """Score this file (of scripts/gpu_alpaca20.py, or of `save`) instead of training."""
+    config: Path = Path("configs/alpaca20.yaml")
+    limit: int = 0
+    """Prompts to train, validate and test on; 0 for all."""
+    start: Path | None = None
+    """Weights (weights.pt of `lengthwise train`) from which the encoder is initialised."""
+    save: Path | None = None
+    """File for the predictions, for `predictions`."""
+
+
+def measure(run: Run, grid: Alpaca20Grid) -> Alpaca20Result:
+    """Train, or read predictions, and score them."""
+    if grid.predictions is not None:
+        made = load_predictions(grid.predictions)
+    else:
+        config = read_config(grid.config)
+        made = train_here(config, limit=grid.limit, start=grid.start, progress=lambda line: run.report(line, 0.0))
+    if grid.save is not None:
+        write_predictions(grid.save, made)
+    return compare(made, load_alpaca_lengths(), source=str(grid.predictions or "the training"))
+
+
+def claims(found: Alpaca20Result) -> list[Claim]:
+    """The scores of table 1; single values, without an interval."""
+    binned = found.binned.get("equal_mass")
+    if binned is None:
+        return []
+    ours = {name: float(getattr(binned.ours, name)) for name in FIGURES}
+    return [Claim(name, PAPER[name], Ratio(*[ours[name]] * 3), "equal mass", neutral=None) for name in FIGURES]
+
+
+def _needs(grid: Alpaca20Grid) -> str | None:
+    if grid.predictions is None and importlib.util.find_spec("torch") is None:
+        return "needs torch, or a file of predictions: --set predictions=alpaca20.npz"
+    return None
+
+
+STUDY: Study[Alpaca20Grid, Alpaca20Result] = Study(
+    name="alpaca20",
+    title="MiniLM, 20 bins, Alpaca-52k",
+    question="How well does MiniLM classify Alpaca's lengths into 20 bins?",
+    paper="length-aware Preble, appendix A.1, table 1",
+    source="Alpaca",
+    grid=Alpaca20Grid(),
+    quick=Alpaca20Grid(limit=200),
+    minutes=(600, 10),
+    measure=measure,
+    tables=tables,
+    facts=facts,
+    claims=claims,
+    images=images,
+    needs=_needs,
+)
