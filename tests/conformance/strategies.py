@@ -27,7 +27,7 @@ policies = specs.map(make_policy)
 
 
 def preempting(depth: int = 2) -> st.SearchStrategy[str]:
-    """Policies that let a running job yield to a waiting one, up to so many wrappers deep."""
+    """Policies that preempt for a waiting job, up to `depth` wrappers deep."""
     inside = st.sampled_from([spec for spec in INSIDE if make_policy(spec).preempts])
     for _ in range(depth):
         inside |= st.builds("{}({})".format, st.sampled_from(sorted(WRAPPERS)), inside)
@@ -57,7 +57,7 @@ def jobs(draw: st.DrawFn, job_id: str = "a") -> Job:
         cached_tokens=draw(st.integers(0, prompt)),
         tenant=draw(st.sampled_from([None, "a", "b"])),
     )
-    if draw(st.booleans()):  # a later prediction: what was foretold is no longer what is expected
+    if draw(st.booleans()):  # a later prediction, so that `initial_expected` and `expected` differ
         job.update_prediction(draw(predictions()))
     job.round_number = draw(st.integers(0, 3))
     job.preemptions = draw(st.integers(0, 6))

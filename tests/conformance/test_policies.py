@@ -1,4 +1,4 @@
-"""Laws that every policy keeps, plain, with parameters or wrapped; a new policy joins by being registered."""
+"""Laws of every policy, plain, with parameters or wrapped; registered policies are included."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_keys_as_arrays_are_the_single_keys_and_finite(
 
 
 @given(policies, jobs(), views, views, times, times, st.integers(0, 20_000))
-def test_a_key_depends_on_what_its_rekey_class_says_and_on_nothing_else(
+def test_a_key_depends_only_on_what_its_rekey_class_allows(
     policy: Policy, job: Job, view: QueueView, other: QueueView, now: float, later: float, generated: int
 ) -> None:
     assume(policy.rekey != "on_time")
@@ -57,7 +57,7 @@ def test_a_key_depends_on_what_its_rekey_class_says_and_on_nothing_else(
     st.lists(predictions(), min_size=7, max_size=7),
     views,
 )
-def test_who_does_not_predict_decides_the_same_whatever_is_predicted(
+def test_a_policy_without_predictions_ignores_them(
     policy: Policy, running: list[Job], candidate: Job, others: list[LengthDistribution], view: QueueView
 ) -> None:
     assert not policy.uses_predictions
@@ -86,7 +86,7 @@ def test_levels_are_few_and_rise_with_the_queue(
 
 
 @given(policies, st.lists(jobs(), min_size=1, max_size=6), times)
-def test_somebody_yields_to_memory_and_the_last_admitted_among_equals(
+def test_memory_pressure_preempts_one_job_and_the_last_admitted_among_equals(
     policy: Policy, running: list[Job], now: float
 ) -> None:
     readiness = policy.eviction_scores(JobColumns.of(running), now)
@@ -99,7 +99,7 @@ def test_somebody_yields_to_memory_and_the_last_admitted_among_equals(
 
 
 @given(st.one_of(preempting().map(make_policy), policies), st.lists(jobs(), max_size=6), jobs(), times)
-def test_who_makes_room_runs_and_is_no_more_urgent(
+def test_a_victim_is_a_running_job_that_is_not_more_urgent(
     policy: Policy, running: list[Job], candidate: Job, now: float
 ) -> None:
     index = policy.find_victim(JobColumns.of(running), candidate, now)
@@ -113,7 +113,7 @@ def test_who_makes_room_runs_and_is_no_more_urgent(
 
 
 @given(st.one_of(preempting().map(make_policy), policies), st.lists(jobs(), min_size=1, max_size=6), jobs(), times)
-def test_who_made_room_does_not_take_its_place_back_at_once(
+def test_a_victim_does_not_preempt_its_candidate_at_once(
     policy: Policy, running: list[Job], candidate: Job, now: float
 ) -> None:
     index = policy.find_victim(JobColumns.of(running), candidate, now)
@@ -130,7 +130,7 @@ def test_who_made_room_does_not_take_its_place_back_at_once(
     times,
     st.integers(1, 5_000),
 )
-def test_a_no_stays_a_no_as_the_running_go_on_unless_hosts_are_told_to_ask_again(
+def test_no_victim_stays_no_victim_with_progress_unless_hosts_check_again(
     policy: Policy, running: list[Job], candidate: Job, now: float, tokens: int
 ) -> None:
     certain = all(job.sigma == 0.0 and job.generated + tokens < job.expected for job in running)
@@ -142,7 +142,7 @@ def test_a_no_stays_a_no_as_the_running_go_on_unless_hosts_are_told_to_ask_again
 
 
 @given(policies, st.lists(jobs(), min_size=1, max_size=6), views, times)
-def test_asking_changes_nothing(policy: Policy, many: list[Job], view: QueueView, now: float) -> None:
+def test_decisions_do_not_modify_their_arguments(policy: Policy, many: list[Job], view: QueueView, now: float) -> None:
     columns = JobColumns.of(many)
     before = copy.deepcopy(columns)
     first = policy.keys(columns, view, now).copy()
@@ -154,17 +154,17 @@ def test_asking_changes_nothing(policy: Policy, many: list[Job], view: QueueView
 
 
 @given(policies, st.lists(jobs(), max_size=40), times)
-def test_a_drain_serves_everybody_once_in_order(policy: Policy, many: list[Job], now: float) -> None:
+def test_a_drain_serves_every_job_once_in_order(policy: Policy, many: list[Job], now: float) -> None:
     queue = PolicyQueue(policy, slots=4)
     for number, job in enumerate(many):
         job.id = str(number)
         queue.push(job, now)
     queue.refresh(now)
-    initial_expected = [job.id for job in queue]
+    expected_order = [job.id for job in queue]
     served = []
     while (first := queue.pop(now)) is not None:
         served.append(first.id)
     assert sorted(served, key=int) == [str(n) for n in range(len(many))]
     if policy.level(QueueView(len(many), 0, 4)) == policy.level(QueueView(0, 0, 4)):
-        assert served == initial_expected
+        assert served == expected_order
     assert len(queue) == 0

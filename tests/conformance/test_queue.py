@@ -1,4 +1,4 @@
-"""The queue that every host uses, beside a plain list that is sorted anew at every question; under every policy."""
+"""PolicyQueue against a list that is sorted at every step, under every policy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.lengths.strategies import predictions
 
 
 class QueueAgainstAList(RuleBasedStateMachine):
-    """Push, pop, abort, preempt, predict, change the policy: nobody is lost, served twice or out of order."""
+    """Push, pop, abort, preempt, predict, change the policy: no job is lost, served twice or out of order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.queue = PolicyQueue(make_policy("fcfs"), slots=1)
-        self.model: list[Job] = []  # in order of coming; who came back stands first
+        self.model: list[Job] = []  # in order of arrival; preempted jobs first
         self.taken: list[Job] = []
         self.now = 0.0
         self.count = 0
@@ -83,8 +83,8 @@ class QueueAgainstAList(RuleBasedStateMachine):
         self.queue.use(make_policy(spec), self.now)
 
     @rule()
-    def look_at_the_order(self) -> None:
-        """A rule, not an invariant: looking brings stale keys up to date, and must not be what keeps them right."""
+    def check_order(self) -> None:
+        """A rule, not an invariant: refreshing re-keys stale jobs and must not be what makes the order right."""
         self.queue.refresh(self.now)
         assert [job.id for job in self.queue] == [job.id for job in self._order()]
         policy, view, places = self.queue.policy, self.queue.view, self.queue._places

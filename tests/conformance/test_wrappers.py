@@ -1,4 +1,4 @@
-"""What the wrappers promise, around any policy: the starvation bound, fair shares, strict classes."""
+"""The claims of the wrappers, around any policy: the starvation bound, fair shares, strict classes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ lengths = st.integers(1, 2_000)
     st.integers(0, 50),
     st.lists(st.tuples(st.floats(0, 20), lengths, st.integers(0, 2)), min_size=1, max_size=60),
 )
-def test_bounded_nobody_is_overtaken_by_more_than_so_many_nor_by_who_came_later_than_that(
+def test_bounded_limits_overtaking_by_count_and_by_time(
     inside: str, overtakes: int, wait: int, traffic: list[tuple[float, int, int]]
 ) -> None:
     queue = PolicyQueue(make_policy(f"bounded({inside}):overtakes={overtakes},wait={wait}"), slots=2)
-    now, came, admitted = 0.0, 0, []
+    now, arrived, admitted = 0.0, 0, []
     for gap, length, pops in traffic:
         now += gap
-        queue.push(Job(str(came), now, 7, prediction=Point(length), tenant=str(length % 3)), now)
-        came += 1
+        queue.push(Job(str(arrived), now, 7, prediction=Point(length), tenant=str(length % 3)), now)
+        arrived += 1
         admitted += [job for _ in range(pops) if (job := queue.pop(now)) is not None]
     while (last := queue.pop(now)) is not None:
         admitted.append(last)
-    assert len(admitted) == came
+    assert len(admitted) == arrived
     for place, job in enumerate(admitted):
         overtakers = [other for other in admitted[:place] if int(other.id) > int(job.id)]
         assert len(overtakers) <= overtakes
@@ -51,10 +51,10 @@ def fill(queue: PolicyQueue, tenant: str, lengths: list[int]) -> None:
     st.lists(st.integers(1, 4), min_size=300, max_size=400),
     st.lists(st.integers(5, 20), min_size=100, max_size=150),
 )
-def test_fair_tenants_who_both_wait_get_the_same_within_two_quanta_and_two_requests(
+def test_fair_serves_waiting_tenants_alike_within_two_quanta_and_two_requests(
     inside: str, quantum: int, greedy: list[int], modest: list[int]
 ) -> None:
-    """Though the one has more, shorter and, coming first, older requests."""
+    """Although one tenant has more, shorter and older requests."""
     queue = PolicyQueue(make_policy(f"fair({inside}):quantum={quantum}"), slots=2)
     fill(queue, "greedy", greedy)
     fill(queue, "modest", modest)
@@ -68,7 +68,7 @@ def test_fair_tenants_who_both_wait_get_the_same_within_two_quanta_and_two_reque
 
 
 @pytest.mark.parametrize("inside", ["fcfs", "sjf", "hrrn", "srpt"])
-def test_fair_who_was_away_has_saved_nothing_up(inside: str) -> None:
+def test_fair_saves_no_unused_share(inside: str) -> None:
     queue = PolicyQueue(make_policy(f"fair({inside}):quantum=50"), slots=2)
     fill(queue, "early", [10] * 500)
     for _ in range(200):
@@ -92,7 +92,7 @@ def test_fair_corrects_by_the_truth_what_it_charged_by_expectation() -> None:
 
 
 @given(plain, st.lists(jobs(), min_size=1, max_size=6), jobs(), st.floats(0, 100))
-def test_classes_the_least_urgent_yields_to_memory_and_to_the_more_urgent(
+def test_classes_preempts_the_least_urgent_for_memory_and_for_more_urgent_jobs(
     inside: str, running: list[Job], candidate: Job, now: float
 ) -> None:
     policy = make_policy(f"classes({inside})")
@@ -109,7 +109,7 @@ def test_classes_the_least_urgent_yields_to_memory_and_to_the_more_urgent(
 
 
 @given(preempting(depth=0), st.lists(jobs(), min_size=1, max_size=6), jobs(), st.floats(0, 100))
-def test_rounds_hold_for_who_runs_as_well(inside: str, running: list[Job], candidate: Job, now: float) -> None:
+def test_rounds_hold_for_running_jobs_too(inside: str, running: list[Job], candidate: Job, now: float) -> None:
     candidate.update_prediction(Point(1))
     candidate.generated = candidate.priority = 0
     for wrapper in ("fair", "bounded"):

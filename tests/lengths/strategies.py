@@ -1,4 +1,4 @@
-"""Hypothesis strategies for predictions, shared by the tests of this and of later rooms."""
+"""Hypothesis strategies for predictions, shared by all tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ caps = st.one_of(st.integers(16, 131_072), st.sampled_from([16, 512, 8192, 131_0
 
 
 def logts() -> st.SearchStrategy[LogT]:
-    """The range that the figures of the issue are stated for."""
+    """The range of mu and sigma for which the accuracy is stated."""
     return st.builds(LogT, mu=st.floats(0, 9.5), sigma=st.floats(0.01, 2.5), cap=caps)
 
 
@@ -32,7 +32,7 @@ def points() -> st.SearchStrategy[Point]:
 
 
 def afters() -> st.SearchStrategy[After]:
-    """What a probe says: most often bins of what remains."""
+    """The predictions of a probe: often bins of the remaining length."""
     return st.builds(After, rest=st.one_of(histograms(), logts(), points()), generated=st.integers(0, 3_000))
 
 

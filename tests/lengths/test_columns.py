@@ -15,7 +15,7 @@ def columns(predictions: list[LogT]) -> LogTColumns:
 
 
 @given(st.lists(logts(), min_size=1, max_size=20))
-def test_columns_say_what_the_single_predictions_say(predictions: list[LogT]) -> None:
+def test_columns_agree_with_single_predictions(predictions: list[LogT]) -> None:
     many = columns(predictions)
     mean, cvar = many.mean_and_cvar(0.9)
     assert mean == pytest.approx([b.mean() for b in predictions], rel=1e-4)

@@ -235,7 +235,7 @@ def test_the_median_is_exp_mu() -> None:
     assert LogT(math.log(300), 0.8, 8192).quantile(0.5) == pytest.approx(300)
 
 
-def test_a_heavy_tail_costs_more_than_its_median_says() -> None:
+def test_a_heavy_tail_raises_the_mean_above_the_median() -> None:
     certain, heavy = LogT(math.log(300), 0.1, 8192), LogT(math.log(300), 1.5, 8192)
     assert heavy.mean() > 2 * certain.mean()
     assert heavy.cvar(0.9) > 5 * certain.cvar(0.9)
@@ -248,7 +248,7 @@ def test_the_longer_it_has_run_the_longer_it_is_expected_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mu", "sigma", "cap", "nu", "says"),
+    ("mu", "sigma", "cap", "nu", "message"),
     [
         (math.nan, 1, 100, 3.5, "mu is nan"),
         (900, 1, 100, 3.5, "log of the median"),
@@ -259,8 +259,8 @@ def test_the_longer_it_has_run_the_longer_it_is_expected_to() -> None:
         (5, 1, 100, 0, "nu is 0"),
     ],
 )
-def test_impossible_parameters_are_refused(mu: float, sigma: float, cap: int, nu: float, says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_impossible_parameters_are_refused(mu: float, sigma: float, cap: int, nu: float, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         LogT(mu, sigma, cap, nu)
 
 
@@ -305,7 +305,7 @@ def test_a_histogram_is_rebuilt_from_its_fields(prediction: Histogram) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edges", "mass", "says"),
+    ("edges", "mass", "message"),
     [
         ([0, 1], [0.5, 0.5], "2 edges for 2 probabilities"),
         ([0, 1], [], "one edge more"),
@@ -315,8 +315,8 @@ def test_a_histogram_is_rebuilt_from_its_fields(prediction: Histogram) -> None:
         ([0, 5, 9], [0.5, 0.4], "sum to 0.9"),
     ],
 )
-def test_what_is_not_a_distribution_is_refused(edges: list[float], mass: list[float], says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_what_is_not_a_distribution_is_refused(edges: list[float], mass: list[float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         Histogram(edges, mass)
 
 
@@ -325,7 +325,7 @@ ages = st.integers(0, 3_000)
 
 
 @given(rests, ages)
-def test_at_the_moment_it_was_said_what_remains_is_what_was_said(rest: BaseDistribution, generated: int) -> None:
+def test_at_its_own_age_the_remaining_length_is_the_rest(rest: BaseDistribution, generated: int) -> None:
     left = After(rest, generated).remaining(generated)
     assert left.cap == rest.cap
     for q in (0.05, 0.5, 0.95):
@@ -335,7 +335,7 @@ def test_at_the_moment_it_was_said_what_remains_is_what_was_said(rest: BaseDistr
 
 
 @given(rests, ages, st.integers(0, 2_000), st.integers(0, 5_000))
-def test_later_what_remains_is_conditioned_on_what_has_come_since(
+def test_at_a_later_age_the_remaining_length_is_conditioned_on_progress(
     rest: BaseDistribution, generated: int, since: int, more: int
 ) -> None:
     assume(since < rest.cap and rest.survival(since) >= OUTLIVED_BELOW)
@@ -347,9 +347,7 @@ def test_later_what_remains_is_conditioned_on_what_has_come_since(
 
 
 @given(rests, ages, ages)
-def test_looked_at_from_before_the_rest_only_lies_further_out(
-    rest: BaseDistribution, generated: int, before: int
-) -> None:
+def test_at_an_earlier_age_the_rest_is_shifted(rest: BaseDistribution, generated: int, before: int) -> None:
     assume(before <= generated)
     left = After(rest, generated).remaining(before)
     assert left.mean() == pytest.approx(generated - before + rest.mean(), rel=1e-6)
@@ -358,7 +356,7 @@ def test_looked_at_from_before_the_rest_only_lies_further_out(
 
 
 @given(afters(), st.integers(1, 8_000))
-def test_cut_within_what_came_it_is_that_length(prediction: After, limit: int) -> None:
+def test_a_limit_below_the_generated_tokens_is_the_length(prediction: After, limit: int) -> None:
     cut = prediction.censored_at(limit)
     if limit <= prediction.generated:
         assert cut == Point(limit, limit)
@@ -368,7 +366,7 @@ def test_cut_within_what_came_it_is_that_length(prediction: After, limit: int) -
         assert cut.rest == prediction.rest.censored_at(limit - prediction.generated)
 
 
-def test_a_rest_of_nothing_is_a_whole_of_what_came() -> None:
+def test_a_rest_of_zero_gives_the_generated_tokens() -> None:
     over = After(Point(0), 40)
     assert over.mean() == pytest.approx(40.0)
     assert over.quantile(0.9) == 40.0
@@ -376,12 +374,12 @@ def test_a_rest_of_nothing_is_a_whole_of_what_came() -> None:
     assert over.survival(40) == 0.0
 
 
-def test_outlived_it_expects_as_much_again_as_came_in_all() -> None:
+def test_an_outlived_known_prefix_expects_as_much_again() -> None:
     prediction = After(Histogram((0.0, 10.0), (1.0,), cap=1000), 100)
     assert prediction.remaining(150).quantile(0.5) == pytest.approx(150.0)
 
 
-def test_nothing_comes_before_the_first_token() -> None:
+def test_a_negative_age_is_refused() -> None:
     with pytest.raises(InputError, match="0 or more"):
         After(Point(3), -1)
 

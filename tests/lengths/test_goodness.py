@@ -139,7 +139,7 @@ def gain(truth: Family, nu: float) -> float:
 
 
 @pytest.mark.parametrize("nu", [2.0, 3.5, 12.0])
-def test_it_is_the_double_integral_it_says_it_is(nu: float) -> None:
+def test_the_evidence_is_the_double_integral(nu: float) -> None:
     y = np.array([5.1, 5.3, 5.35, 5.5, 6.4])
     x = np.exp(y)[None, :]
     centre = fit_rows(LOGT, x, width=0.01)
@@ -169,7 +169,7 @@ def test_absent_samples_do_not_count() -> None:
         np.testing.assert_allclose(log_evidence(nu, x, some, centre), alone)
 
 
-def test_ten_samples_of_many_prompts_tell_the_tails_apart() -> None:
+def test_ten_samples_of_many_prompts_separate_the_tails() -> None:
     assert gain(LOGNORMAL, 3.5) < -0.1
     assert gain(LOGT, 3.5) > 0.15
 
@@ -213,7 +213,7 @@ def test_hill_bears_few_and_equal_values() -> None:
     assert len(hill(np.full(30, 5.0)).k) > 0
 
 
-def test_ten_samples_per_prompt_cannot_tell_the_families_apart_by_ks_but_together_they_can() -> None:
+def test_ten_samples_per_prompt_separate_the_families_together_but_not_by_ks() -> None:
     normal, student = power(5.8, 0.15, np.random.default_rng(0), samples=(10,), prompts=300)
     for truth in (normal, student):
         assert min(truth.passes_plain.values()) > 0.97

@@ -1,4 +1,4 @@
-"""Each policy by hand: what it prefers, what it does without a signal, who yields."""
+"""Each policy by hand: what it prefers, what it does without a signal, and its victims."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_a_point_estimate_is_cut_at_max_tokens() -> None:
 
 
 def test_memory_takes_the_highest_rank_score_under_ltr_however_much_is_done() -> None:
-    nearly_done, begun = Job("a", 0.0, prediction=Point(900)), Job("b", 1.0, prediction=Point(500))
+    nearly_done, started = Job("a", 0.0, prediction=Point(900)), Job("b", 1.0, prediction=Point(500))
     nearly_done.generated = 899
-    assert make_policy("ltr").victim([nearly_done, begun], None, 0.0) is nearly_done
-    assert make_policy("sjf").victim([nearly_done, begun], None, 0.0) is begun
-    assert make_policy("sept").victim([nearly_done, begun], None, 0.0) is begun
+    assert make_policy("ltr").victim([nearly_done, started], None, 0.0) is nearly_done
+    assert make_policy("sjf").victim([nearly_done, started], None, 0.0) is started
+    assert make_policy("sept").victim([nearly_done, started], None, 0.0) is started
 
 
 def test_tie_prefers_short_but_certain_over_short_but_heavy_tailed() -> None:
@@ -77,7 +77,7 @@ def test_ties_beta_rises_with_the_queue_in_five_steps(waiting: int, slots: int, 
     assert make_policy("tie").key(job, view, 0.0) == pytest.approx(make_policy(f"tie:beta={beta}").key(job, view, 0.0))
 
 
-def test_tie_lets_who_has_waited_long_enough_go_first_and_gamma_1_does_not() -> None:
+def test_tie_serves_a_long_wait_first_unless_gamma_is_1() -> None:
     """With gamma 0.9 and tau 30 s, a score 20 times as large ties after 853 s."""
     long, short = Job("long", 0.0, prediction=Point(2000)), Job("short", 852.0, prediction=Point(100))
     assert prefers("tie", short, long)
@@ -93,7 +93,7 @@ def test_srpt_counts_what_is_left() -> None:
     assert prefers("srpt", long, short)
 
 
-def test_srpt_lets_the_longest_to_go_yield_but_not_who_is_further_than_c() -> None:
+def test_srpt_preempts_the_most_remaining_but_not_beyond_c() -> None:
     running = [Job("far", 0.0, prediction=Point(1000)), Job("near", 0.0, prediction=Point(400))]
     running[0].generated, running[1].generated = 600, 10
     short, middling = Job("short", 0.0, prediction=Point(50)), Job("middling", 0.0, prediction=Point(395))
@@ -104,7 +104,7 @@ def test_srpt_lets_the_longest_to_go_yield_but_not_who_is_further_than_c() -> No
     assert make_policy("srpt:c=0.5").victim(running, None, 0.0) is running[1]
     assert make_policy("srpt:c=0").victim(running, short, 0.0) is None
     running[1].generated = 0
-    assert make_policy("srpt:c=0").victim(running, short, 0.0) is running[1]  # who has not begun still yields
+    assert make_policy("srpt:c=0").victim(running, short, 0.0) is running[1]  # a job without a token may be preempted
 
 
 def test_srpts_limit_goes_by_the_first_prediction_though_the_prediction_is_refined() -> None:
@@ -135,7 +135,7 @@ def test_gittins_is_srpt_where_lengths_are_certain() -> None:
     assert np.array_equal(make_policy("gittins").keys(columns, VIEW, 0.0), make_policy("srpt").keys(columns, VIEW, 0.0))
 
 
-def test_gittins_prefers_a_fair_chance_of_being_short_and_grows_weary_of_who_runs_on() -> None:
+def test_gittins_prefers_a_good_chance_of_a_short_answer_and_ranks_worse_with_age() -> None:
     even, gamble = (
         Job("even", 0.0, prediction=Point(400)),
         Job("gamble", 0.0, prediction=LogT(math.log(300), 1.5, 8192)),
@@ -150,7 +150,7 @@ def test_gittins_prefers_a_fair_chance_of_being_short_and_grows_weary_of_who_run
     assert prefers("gittins", even, gamble)
 
 
-def test_gittins_yields_by_a_margin_so_that_two_alike_do_not_take_turns_for_ever() -> None:
+def test_gittins_preempts_by_a_margin_so_that_equal_jobs_do_not_alternate() -> None:
     running, waiting = Job("a", 0.0, prediction=HEAVY), Job("b", 0.0, prediction=HEAVY)
     gittins = make_policy("gittins")
 
@@ -167,7 +167,7 @@ def test_gittins_yields_by_a_margin_so_that_two_alike_do_not_take_turns_for_ever
     assert second > 1.5 * first
 
 
-def test_hrrn_serves_who_has_waited_longest_for_what_it_asks() -> None:
+def test_hrrn_serves_the_longest_wait_relative_to_length() -> None:
     long, short = Job("long", 0.0, prediction=Point(1000)), Job("short", 9.5, prediction=Point(50))
     assert not prefers("hrrn", short, long, now=10.0)  # 0.5 s for 50 tokens, 10 s for 1,000: as 1 to 1
     assert prefers("hrrn", short, long, now=10.5)
@@ -208,7 +208,7 @@ def test_preble_without_a_cache_is_first_come_first_served() -> None:
     assert order("preble", jobs) == [str(n) for n in range(30)]
 
 
-def test_without_a_prediction_nobody_is_taken_for_short() -> None:
+def test_a_job_without_a_prediction_never_counts_as_short() -> None:
     unknown, short, long = (
         Job("unknown", 0.0),
         Job("s", 0.0, prediction=Point(20)),

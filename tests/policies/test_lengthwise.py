@@ -48,7 +48,7 @@ def test_in_the_slow_lane_later_work_overtakes_by_at_most_its_own_length(lengths
 
 
 @given(st.integers(1, 5000), st.integers(1, 100))
-def test_equals_come_in_order(length: int, count: int) -> None:
+def test_equal_jobs_are_served_in_order(length: int, count: int) -> None:
     queue = PolicyQueue(make_policy("lengthwise"), slots=4)
     for number in range(count):
         queue.push(job(number, length), float(number))
@@ -68,7 +68,7 @@ def warmed(slots: int = 1) -> PolicyQueue:
     return queue
 
 
-def test_a_short_one_passes_all_who_wait() -> None:
+def test_a_short_job_passes_all_waiting_jobs() -> None:
     queue = warmed()
     queue.push(job(1000, 20), 500.0)
     first = queue.pop(500.0)
@@ -100,14 +100,14 @@ def test_where_the_short_ones_take_longer_than_predicted_the_fast_lane_pays_for_
     assert fast[1] <= 1
 
 
-def test_many_who_are_very_short_take_the_fast_lane_together() -> None:
+def test_many_very_short_jobs_share_the_fast_lane() -> None:
     rounds = rounds_of([400 if number % 5 == 0 else 8 for number in range(1000)])
     late = rounds[500:]
     assert all((turn == FAST_ROUND) == (number % 5 != 0) for number, turn in enumerate(late))
 
 
 @pytest.mark.parametrize("length", [1, 20, 400, 5000])
-def test_where_all_are_alike_nobody_takes_the_fast_lane(length: int) -> None:
+def test_jobs_of_equal_length_do_not_use_the_fast_lane(length: int) -> None:
     assert FAST_ROUND not in rounds_of([length] * 200)
     assert FAST_ROUND not in rounds_of([round(length * (1 + number % 7 / 50)) for number in range(200)])
 
@@ -130,7 +130,7 @@ def test_a_wide_prediction_may_be_short_but_a_missing_one_never_is() -> None:
     assert lanes.enter(Job("filled in", 0.0, prediction=wide_prior(), max_tokens=9000)) != FAST_ROUND
 
 
-def test_a_late_prediction_brings_a_short_one_forward_and_sets_nobody_back() -> None:
+def test_a_late_prediction_moves_a_short_job_forward_and_no_job_back() -> None:
     queue = warmed()
     late = Job("late", 500.0)
     queue.push(late, 500.0)
@@ -159,7 +159,7 @@ def test_what_changes_is_counted_once() -> None:
     assert sum(lanes.jobs) == pytest.approx(lanes.count)
 
 
-def test_a_place_is_that_of_one_who_came_with_the_prediction_but_never_later() -> None:
+def test_a_new_prediction_gives_the_round_of_arriving_with_it_but_never_a_later_one() -> None:
     for before, after in ((700, 300), (700, 30), (300, 700), (300, 300)):
         lanes, other = Lanes(lambda: 2), Lanes(lambda: 2)
         for each in (lanes, other):
@@ -176,7 +176,7 @@ def test_a_place_is_that_of_one_who_came_with_the_prediction_but_never_later() -
 
 
 @pytest.mark.parametrize("history", [None, 60])
-def test_a_batch_whose_predictions_come_late_is_served_almost_as_if_they_had_been_there(history: int | None) -> None:
+def test_a_batch_with_late_predictions_is_served_almost_as_with_early_ones(history: int | None) -> None:
     rng = np.random.default_rng(0)
     lengths = [max(1, min(256, round(each))) for each in np.exp(rng.normal(4.0, 1.0, 400)).tolist()]
 
@@ -206,7 +206,7 @@ def test_a_batch_whose_predictions_come_late_is_served_almost_as_if_they_had_bee
     assert gained[1] > 0.8 * gained[0]
 
 
-def test_predictions_far_below_the_prior_leave_the_fast_lane_open_for_those_who_come_after() -> None:
+def test_predictions_far_below_the_prior_leave_the_fast_lane_open_for_later_jobs() -> None:
     lanes = Lanes(lambda: 4)
     jobs = [Job(str(n), 0.0, max_tokens=256) for n in range(600)]
     turns = [lanes.enter(each) for each in jobs]
@@ -216,7 +216,7 @@ def test_predictions_far_below_the_prior_leave_the_fast_lane_open_for_those_who_
     assert sum(lanes.enter(job(n, 20)) == FAST_ROUND for n in range(100)) >= 20
 
 
-def test_the_picture_of_what_comes_is_renewed_and_never_overflows() -> None:
+def test_length_statistics_fade_and_never_overflow() -> None:
     lanes = Lanes(lambda: 1)
     lanes.unit = 9e11
     for number in range(3000):

@@ -1,4 +1,4 @@
-"""Policies by name: parameters, wrappers, lists, and what is said of a name that is wrong."""
+"""Policies by name: parameters, wrappers, lists, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_name_spells_parameters_and_wrappers(spec: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "message"),
     [
         ("sfj", r"there is no policy 'sfj'; did you mean sjf\? known are fcfs, sjf"),
         ("", "there is no policy ''; known are fcfs"),
@@ -51,8 +51,8 @@ def test_a_name_spells_parameters_and_wrappers(spec: str, name: str) -> None:
         ("fair(sjf):quantum=0", "quantum of policy fair is 0.0; give a number from 1"),
     ],
 )
-def test_a_wrong_name_is_told_what_would_be_right(spec: str, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_the_error_for_a_wrong_name_names_the_right_one(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         make_policy(spec)
 
 
@@ -110,7 +110,7 @@ def test_every_policy_has_its_place_and_its_figure_in_the_docs() -> None:
         assert (docs / "figures" / f"policy_{name}.svg").is_file()
 
 
-def test_every_policy_says_what_it_does_by_a_formula_and_without_a_prediction() -> None:
+def test_every_policy_documents_its_formula_and_the_case_without_a_prediction() -> None:
     for name, kind in POLICIES.items():
         text = " ".join((kind.__doc__ or "").split())
         assert "key =" in text or "place:" in text, name

@@ -63,7 +63,7 @@ def test_certain_lengths_are_counted_down_exactly() -> None:
 
 
 @pytest.mark.parametrize("prediction", [Point(100), LogT(3.0, 0.02, 8192), Histogram([0, 50], [1.0], 8192)])
-def test_who_outlives_its_prediction_is_expected_to_go_on_for_longer_the_longer_it_has(
+def test_the_expected_rest_of_an_outlived_prediction_grows_with_age(
     prediction: Point | LogT | Histogram,
 ) -> None:
     ages = (2000, 4000)

@@ -11,7 +11,7 @@ invariant measure d(location) d(scale) / scale:
 
     m_nu(y) = integral over mu, sigma of prod_i t_nu((y_i - mu) / sigma) / sigma * dmu dsigma / sigma,  y = log length
 
-The ratio of two such m is the exact likelihood ratio of what a sample says about the tail once location and scale are
+The ratio of two such m is the exact likelihood ratio of the information about the tail once location and scale are
 integrated out, so summed over prompts it favours the true family, whatever the locations and scales of the prompts.
 """
 
@@ -234,7 +234,7 @@ def survival(values: Array, points: int = 200) -> tuple[Array, Array]:
 class Hill:
     """Hill's estimate of alpha in P(X > x) ~ x^-alpha, as a function of how many of the largest values are used.
 
-    A flat stretch is what a power tail shows. An estimate that keeps rising as fewer values are used says the tail is
+    A flat stretch is what a power tail shows. An estimate that keeps rising as fewer values are used means the tail is
     lighter than any power (log-normal: it rises for ever, slowly), one that keeps falling that it is heavier.
     """
 

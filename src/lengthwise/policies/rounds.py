@@ -1,4 +1,4 @@
-"""Round numbers: the state of policies that serve flows of jobs (tenants, say) in turns."""
+"""Round numbers: the state of policies that serve flows of jobs (for example tenants) in turns."""
 
 from __future__ import annotations
 

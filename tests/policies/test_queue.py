@@ -1,10 +1,12 @@
+"""PolicyQueue, Job and the simplest policies by hand."""
+
 from __future__ import annotations
 
 import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import Histogram, LogT, Point
-from lengthwise.policies import Fcfs, Job, PolicyQueue, QueueView, Sjf, make_policy
+from lengthwise.policies import Fcfs, Job, PolicyQueue, QueueView, Sjf
 
 VIEW = QueueView(slots=4)
 
@@ -45,7 +47,7 @@ def test_priority_goes_before_any_key() -> None:
     assert served(queue) == ["urgent", "short"]
 
 
-def test_the_kill_switch_puts_everybody_back_in_order_of_arrival() -> None:
+def test_the_kill_switch_restores_arrival_order() -> None:
     queue = PolicyQueue(Sjf())
     queue.push(Job("first", 0.0, prediction=Point(1000)), 0.0)
     queue.push(Job("second", 1.0, prediction=Point(1)), 1.0)
@@ -76,7 +78,7 @@ def test_a_late_prediction_moves_a_waiting_job() -> None:
     assert served(queue) == ["late", "early"]
 
 
-def test_who_comes_back_keeps_ahead_of_equals() -> None:
+def test_a_preempted_job_is_ahead_of_equal_keys() -> None:
     queue = PolicyQueue(Sjf())
     for name in ("a", "b"):
         queue.push(Job(name, 0.0, prediction=Point(10)), 0.0)
@@ -94,6 +96,9 @@ def test_a_job_waits_once() -> None:
         queue.update(Job("b", 1.0), 1.0)
 
 
-def test_an_unknown_policy_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"did you mean sjf.*fcfs, sjf"):
-        make_policy("sfj")
+def test_a_job_prints_on_one_short_line() -> None:
+    assert repr(Job("a", 1.5, 20, prediction=Point(7))) == (
+        "Job('a', arrival=1.5, prompt_tokens=20, generated=0, prediction=7 tokens)"
+    )
+    assert repr(LogT(5.85793315, 1.0, 8192)) == "LogT(mu=5.85793, sigma=1, cap=8192)"
+    assert repr(Histogram([0, 10, 20], [0.5, 0.5])) == "Histogram(2 bins from 0 to 20 tokens, median=10, cap=20)"
