@@ -21,26 +21,27 @@ def adapt(
     model: Annotated[str, typer.Argument(help="A packaged predictor (default, fast) or a model file.")],
     lengths: Annotated[
         Path,
-        typer.Option(help="What `collect` wrote, or Parquet, CSV or JSON lines with prompt and length."),
+        typer.Option(
+            help="A file of `lengthwise collect`, or Parquet, CSV or JSON lines with the columns prompt and length."
+        ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Model file to write.")],
-    llm: Annotated[str | None, typer.Option(help="The LLM's name [default: the one in the file].")] = None,
+    llm: Annotated[str | None, typer.Option(help="Name of the LLM [default: the one in the file].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Teach a predictor a new LLM from 50 to 500 of its own lengths: on the CPU, in seconds to minutes.
+    """Adapt a predictor to a new LLM from 50 to 500 observed answer lengths, on the CPU in seconds to minutes.
 
-    Nothing is retrained: the LLM becomes a mixture of those the predictor knows, with a spread of its own. Scores are
-    on lengths of prompts that were not learned from.
+    Nothing is retrained: the new LLM is a mixture of known LLMs with a spread fitted to its lengths. Scores are
+    cross-validated by prompt.
 
-    Example: `lengthwise adapt default --lengths mine.parquet -o mine.lw`
+    Example: `lengthwise adapt default --lengths lengths.parquet -o adapted.lw`
     """
-    # Optimisers take a while to import, which the other commands need not pay.
     from lengthwise.predictors.adapt import ENOUGH, adapt_file, read_observed
 
     need_folder(out, "--out")
     observed = read_observed(lengths, llm)
     if observed.count < ENOUGH:
-        typer.echo(f"warning: {observed.count} lengths are few; {ENOUGH} or more tell what it is worth", err=True)
+        typer.echo(f"warning: {observed.count} lengths are few; scores need {ENOUGH} or more", err=True)
     with late_bar() as bar:
         report = adapt_file(model, observed, out, progress=bar)
     if as_json:

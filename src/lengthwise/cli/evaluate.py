@@ -32,8 +32,8 @@ def evaluate(
     llm: Annotated[list[str] | None, typer.Option(help="Only this LLM; repeatable.")] = None,
     corpus: Annotated[list[str] | None, typer.Option(help="Only this corpus; repeatable.")] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many rows, evenly spread.", min=1)] = None,
-    max_tokens: Annotated[int, typer.Option(help="The limit the lengths were sampled under.", min=1)] = CAP,
-    report: Annotated[Path | None, typer.Option(help="Also write an HTML report with pictures here.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="The max_tokens under which the lengths were sampled.", min=1)] = CAP,
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML report with figures.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Score a predictor beside two constants and the noise ceiling, by LLM and by corpus.

@@ -1,4 +1,4 @@
-"""`lengthwise lengths`: what real answer lengths look like."""
+"""`lengthwise lengths`: distributions of observed answer lengths."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.castillo import PACKAGED
 from lengthwise.workloads.length_families import sample_prompts, study_families
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Distributions of real answer lengths.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Distributions of observed answer lengths.")
 
 
 @app.callback()
 def _group() -> None:
-    pass  # keeps `fit` a command of its own while it is the only one
+    pass  # with a callback, `fit` stays a subcommand although it is the only one
 
 
 @app.command()
@@ -28,20 +28,20 @@ def fit(
     source: Annotated[
         str, typer.Argument(help="`castillo`, a folder in its layout, or a Parquet file of length samples.")
     ],
-    by: Annotated[Literal["llm", "corpus", "none"], typer.Option(help="Also show each group alone.")] = "llm",
+    by: Annotated[Literal["llm", "corpus", "none"], typer.Option(help="Also show each group.")] = "llm",
     llm: Annotated[list[str] | None, typer.Option(help="Only this LLM; repeatable.")] = None,
     corpus: Annotated[list[str] | None, typer.Option(help="Only this corpus; repeatable.")] = None,
     split: Annotated[list[str] | None, typer.Option(help="Only this split; repeatable.")] = None,
     sample: Annotated[int | None, typer.Option(help="Only this many prompts, drawn at random.", min=1)] = None,
-    plot: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path("lengths-fit.png"),
+    plot: Annotated[Path, typer.Option(help="File for the figure.")] = Path("lengths-fit.png"),
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Tables only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    seed: Annotated[int, typer.Option(help="Of everything drawn: bootstrap, simulation, --sample.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of bootstrap, simulation and --sample.")] = 0,
 ) -> None:
-    """Which family fits answer lengths: log-t, log-normal, Weibull, gamma or GEV.
+    """Compare families on observed answer lengths: log-t, log-normal, Weibull, gamma and GEV.
 
-    KS tests as in TIE and with refitting accounted for, held-out likelihood, the tail, and what so few samples per
-    prompt can show at all.
+    Prints KS tests (as in TIE, and corrected for refitting), held-out likelihood, tail estimates, and the power of
+    these tests at ten samples per prompt.
 
     Example: `lengthwise lengths fit castillo --by llm`
     """
@@ -62,7 +62,7 @@ def fit(
 
 
 def load_samples(source: str) -> LengthSamples:
-    """Length samples by the name `castillo`, from a folder or from a Parquet file."""
+    """Load length samples: `castillo`, a folder in its layout, or a Parquet file."""
     if source == "castillo":
         samples = load_castillo()
         if samples.origin == PACKAGED:

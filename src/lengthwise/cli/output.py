@@ -1,4 +1,4 @@
-"""What the commands that study something share: where a report may go, and how what was found is shown."""
+"""Output shared by commands: check the file to write, print tables or JSON, write the report."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Found = TypeVar("Found")
 
 
 def need_folder(path: Path | None, option: str = "--report") -> None:
-    """Refuse a file whose folder does not exist, before any work is done for it."""
+    """Raise InputError before any work if the folder of `path` does not exist."""
     if path is not None and not path.absolute().parent.is_dir():
-        raise InputError("no such folder", source=path.parent, hint=f"make it first, or give another {option}")
+        raise InputError("no such folder", source=path.parent, hint=f"create it, or choose another {option}")
 
 
 def show(
@@ -30,7 +30,7 @@ def show(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    """Print tables, or JSON for machines, and write the page where one is asked for."""
+    """Print tables or JSON, and write the report if one is requested."""
     if as_json:
         typer.echo(to_json(plain(found)))
     else:

@@ -23,13 +23,13 @@ _WIDTH = 56
 
 def predict(
     text: Annotated[str, typer.Argument(help="The prompt; `-` reads it from standard input.")],
-    llm: Annotated[str, typer.Option(help="The LLM that will answer; short names such as llama-3.2-3B will do.")],
+    llm: Annotated[str, typer.Option(help="The LLM that answers; a short name such as llama-3.2-3B is enough.")],
     predictor: Annotated[str, typer.Option(help="A packaged predictor, a model file or a dotted path.")] = "fast",
-    bin_width: Annotated[int, typer.Option(help="Tokens in a class.", min=1)] = BIN_WIDTH,
-    max_tokens: Annotated[int | None, typer.Option(help="The most tokens the answer may have.", min=1)] = None,
+    bin_width: Annotated[int, typer.Option(help="Width of a P99 class in tokens.", min=1)] = BIN_WIDTH,
+    max_tokens: Annotated[int | None, typer.Option(help="The limit of the answer in tokens.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """How long an LLM's answer to a prompt will be: a prediction, not a number.
+    """Predict the length of an LLM's answer to a prompt, as a distribution.
 
     Example: `lengthwise predict "Introduce Nanjing University in China." --llm llama-3.2-3B`
     """
@@ -65,7 +65,7 @@ def _table(found: dict[str, Any]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     low, high = found["predicted_p99_range"]
     table.add_row("mean of repeated answers", f"{found['mean']:,.0f} tokens")
-    table.add_row("their std", f"{found['std']:,.0f}")
+    table.add_row("std of repeated answers", f"{found['std']:,.0f}")
     table.add_row("mean of the prediction", f"{found['prediction_mean']:,.0f}, std {found['prediction_std']:,.0f}")
     for q, tokens in found["quantiles"].items():
         table.add_row(f"{float(q):.0%} of answers within", f"{tokens:,.0f}")

@@ -21,23 +21,28 @@ from lengthwise.workloads.files import atomic_path
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.YAML", help="What is crossed (docs/guides/sweeps.md).")],
-    jobs: Annotated[int, typer.Option(help="Processes of this machine.")] = 2,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SWEEP.YAML", help="The grid (docs/guides/sweeps.md; configs/sweep.yaml is an example)."
+        ),
+    ],
+    jobs: Annotated[int, typer.Option(help="Worker processes.")] = 2,
     ray: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Instead, a Ray cluster; `auto` for the one this machine is in."),
+        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster instead; `auto` finds the local one."),
     ] = None,
     cache: Annotated[
         Path | None, typer.Option(help="Setting results are kept; ~/.cache/lengthwise/sweeps if not given.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write one row per cell: .parquet.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write one row per cell (.parquet).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Simulate every combination that a file lists. What was computed before, by whomever, is taken from the cache.
+    """Simulate every combination of a grid, in parallel. Results are cached by content: a second run computes nothing.
 
-    Interrupted, it goes on where it was when it is run again.
+    An interrupted sweep resumes when it is run again.
 
-    Example: `lengthwise sweep sweep.yaml --jobs 8 --out sweep.parquet`
+    Example: `lengthwise sweep configs/sweep.yaml --jobs 8 --out sweep.parquet`
     """
     if out is not None and (out.suffix != ".parquet" or not out.parent.is_dir()):
         raise InputError("cannot be written", source=out, hint="name a .parquet file in a folder that exists")
@@ -63,6 +68,6 @@ def cache_folder(given: Path | None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"cannot be made: {error.strerror}", source=folder, hint="name a folder with --cache"
+            f"cannot be created: {error.strerror}", source=folder, hint="name a folder with --cache"
         ) from error
     return folder

@@ -1,4 +1,4 @@
-"""`lengthwise traces`: what traces there are, what is in one, and one format into another."""
+"""`lengthwise traces`: list, show and convert traces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lengthwise.workloads.formats import Format
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Traces: requests as they were logged or published. A folder of them is named by LENGTHWISE_DATA.",
+    help="List, show and convert traces. LENGTHWISE_DATA names the folder of the full traces.",
 )
 
 _BINS = 40
@@ -28,7 +28,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @app.command("list")
 def list_traces(as_json: AsJson = False) -> None:
-    """The traces known by name, and which of them are here.
+    """List the traces of the catalogue, and which of them are on this machine.
 
     Example: `LENGTHWISE_DATA=~/data lengthwise traces list`
     """
@@ -47,15 +47,15 @@ def list_traces(as_json: AsJson = False) -> None:
         )
     Console(markup=False, highlight=False).print(table)
     if not all(trace.path for trace in TRACES.values()):
-        typer.echo("Those that are not here are looked for in the folder LENGTHWISE_DATA names.")
+        typer.echo("Missing traces are searched for in the folder that LENGTHWISE_DATA names.")
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A name of `lengthwise traces list`, or a file.")],
+    name: Annotated[str, typer.Argument(help="A name from `lengthwise traces list`, or a file.")],
     as_json: AsJson = False,
 ) -> None:
-    """What is in a trace: rate, burstiness, lengths, repeated prefixes, where it comes from.
+    """Show a trace: rate, burstiness, lengths, repeated prefixes, source and licence.
 
     Example: `lengthwise traces show azure_sample`
     """
@@ -80,11 +80,9 @@ def show(
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="IN", help="A file, or a name of `lengthwise traces list`.")],
+    source: Annotated[str, typer.Argument(metavar="IN", help="A file, or a name from `lengthwise traces list`.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write: .parquet, .jsonl or .csv.")],
-    from_format: Annotated[
-        Format | None, typer.Option("--from", help="Format of IN; told from the file if not given.")
-    ] = None,
+    from_format: Annotated[Format | None, typer.Option("--from", help="Format of IN [default: detected].")] = None,
     block_size: Annotated[
         int | None, typer.Option(help="Tokens per block hash, where IN does not say (Mooncake: 512).")
     ] = None,
@@ -94,7 +92,7 @@ def convert(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """One format into another: Parquet, CSV, Azure's CSV, Mooncake's JSON lines, ShareGPT's JSON.
+    """Convert between formats: Parquet, CSV, Azure's CSV, Mooncake's JSON lines, ShareGPT's JSON.
 
     Example: `lengthwise traces convert AzureLLMInferenceTrace_conv.csv conv.parquet`
     """
@@ -104,7 +102,7 @@ def convert(
 
 
 def sparkline(counts: NDArray[np.integer[Any]]) -> str:
-    """Counts as bars of eight heights; a count above zero is never drawn as nothing."""
+    """Draw counts as bars of eight heights; a count above zero always has a bar."""
     if not counts.any():
         return " " * len(counts)
     heights = np.ceil(counts / counts.max() * len(_BARS)).astype(int)

@@ -1,4 +1,4 @@
-"""`lengthwise train`: a predictor from a file of settings."""
+"""`lengthwise train`: train a predictor from a YAML configuration."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lengthwise.training.encoder.config import read_config
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="YAML file of settings, e.g. configs/default.yaml.")],
+    config: Annotated[Path, typer.Argument(help="YAML configuration, e.g. configs/default.yaml.")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Model file to write; NAME.lw by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoints.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoints.")] = False,
     weights: Annotated[
-        Path | None, typer.Option(help="Take these weights (scripts/gpu_train.py join) and only export.")
+        Path | None, typer.Option(help="Export these weights (scripts/gpu_train.py join) instead of training.")
     ] = None,
 ) -> None:
     """Train an encoder predictor and write it as one model file.
 
-    Checkpoints and loss curves (JSON lines) lie in a folder beside the model file, for --resume and for plots.
+    Checkpoints and loss curves (JSON lines) are written to a folder beside the model file, for --resume.
 
     Example: `lengthwise train configs/default.yaml -o default.lw`
     """
@@ -39,14 +39,14 @@ def train(
     if weights is not None:
         network = load_weights(prepared, weights)
     else:
-        network = train_all(prepared, path.with_suffix(".training"), resume=resume, progress=_say_row)
+        network = train_all(prepared, path.with_suffix(".training"), resume=resume, progress=_print_row)
     card = write_predictor(path, prepared, network, progress=lambda line: typer.echo(line, err=True))
     for part, figures in card["figures"].items():
         typer.echo(f"{part}: {_line(figures)}")
     typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
-def _say_row(name: str, row: dict[str, Any]) -> None:
+def _print_row(name: str, row: dict[str, Any]) -> None:
     typer.echo(f"{name}  {_line(row)}", err=True)
 
 

@@ -1,4 +1,4 @@
-"""`lengthwise workload`: make a workload and write it to a file."""
+"""`lengthwise workload`: create a workload file, or describe a workload."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from lengthwise.workloads.castillo import PACKAGED
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Make a workload: requests with arrivals, prompts and true lengths, as Parquet, JSON lines or CSV.",
+    help="Create workloads: requests with arrivals, prompts and true lengths, as Parquet, JSON lines or CSV.",
 )
 
 Out = Annotated[
@@ -45,28 +45,26 @@ Out = Annotated[
 Rate = Annotated[float, typer.Option(help="Requests per second.")]
 Cv = Annotated[
     float,
-    typer.Option(help="Burstiness: coefficient of variation of the gaps. 1 is Poisson, 2 comes in bursts."),
+    typer.Option(help="Burstiness: coefficient of variation of the gaps. 1 is Poisson, 2 is bursty."),
 ]
-Requests = Annotated[int, typer.Option(help="How many; prompts repeat in a new order when there are fewer.")]
+Requests = Annotated[int, typer.Option(help="Number of requests; prompts repeat in another order if there are fewer.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same workload, bit for bit.")]
-MaxTokens = Annotated[
-    int | None, typer.Option(help="The clients' limit on the answer; longer true lengths are cut there.")
-]
+MaxTokens = Annotated[int | None, typer.Option(help="The client's max_tokens; longer true lengths are cut.")]
 SharedPrefixes = Annotated[
     int | None, typer.Option(help="Put each prompt behind one of this many shared system prompts.")
 ]
 PrefixTokens = Annotated[int, typer.Option(help="Length of a shared system prompt, in tokens.")]
-Popularity = Annotated[
-    Literal["zipf", "uniform"], typer.Option(help="How unequally the shared system prompts are used.")
-]
-Turns = Annotated[float | None, typer.Option(help="Make requests turns of sessions with this many turns on average.")]
+Popularity = Annotated[Literal["zipf", "uniform"], typer.Option(help="Popularity of the shared system prompts.")]
+Turns = Annotated[float | None, typer.Option(help="Group requests into sessions with this mean number of turns.")]
 Think = Annotated[float, typer.Option("--think", help="Mean seconds from one turn's arrival to the next one's.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @app.command()
 def castillo(
-    llm: Annotated[str, typer.Option(help="Whose answers; a short name such as llama-3.1-8b will do.")],
+    llm: Annotated[
+        str, typer.Option(help="The LLM whose answer lengths are used; a short name such as llama-3.1-8b is enough.")
+    ],
     rate: Rate,
     out: Out,
     requests: Requests = 1000,
@@ -91,7 +89,7 @@ def castillo(
     think: Think = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """CASTILLO's prompts with the lengths one LLM really answered them with.
+    """CASTILLO's prompts with the sampled answer lengths of one LLM.
 
     The true length of a request is one of the prompt's clean samples, drawn by seed.
 
@@ -110,7 +108,7 @@ def castillo(
 def react(
     rate: Rate,
     out: Out,
-    workloads: Annotated[int, typer.Option(help="How many shared prefixes.")] = 10,
+    workloads: Annotated[int, typer.Option(help="Number of shared prefixes.")] = 10,
     examples: Annotated[int, typer.Option(help="Groups of in-context examples: the length of the prefix.")] = 4,
     requests: Requests = 1000,
     lengths: Annotated[
@@ -166,13 +164,13 @@ def alpaca(
 
 @app.command()
 def trace(
-    source: Annotated[str, typer.Argument(help="A name of `lengthwise traces list`, or a file.")],
+    source: Annotated[str, typer.Argument(help="A name from `lengthwise traces list`, or a file.")],
     out: Out,
-    rate: Annotated[float | None, typer.Option(help="Requests per second; the trace's own if not given.")] = None,
-    requests: Annotated[int | None, typer.Option(help="The first so many; all if not given.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second [default: the trace's rate].")] = None,
+    requests: Annotated[int | None, typer.Option(help="Number of requests from the start [default: all].")] = None,
     cv: Annotated[
         float | None,
-        typer.Option(help="Draw requests anew, with Gamma arrivals of this CV, in place of the trace's own."),
+        typer.Option(help="Draw requests at random with Gamma arrivals of this CV instead of the trace's arrivals."),
     ] = None,
     seed: Seed = 0,
     max_tokens: MaxTokens = None,
@@ -183,7 +181,7 @@ def trace(
     think: Think = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """A trace at another rate: its own arrivals sped up or slowed down, or drawn anew with --cv.
+    """A trace at another rate: its arrivals rescaled, or new arrivals with --cv.
 
     A trace without arrivals (lengths only, ShareGPT) needs --rate, and gets Poisson arrivals.
 
@@ -193,8 +191,8 @@ def trace(
     if cv is None and workload.has_arrivals:
         workload = replay(workload, requests=requests, rate=rate)
     elif rate is None:
-        reason = "arrivals of its own are not there" if cv is None else "--cv draws arrivals anew"
-        raise InputError(reason, source=source, field="arrival_s", hint="say how fast with --rate")
+        reason = "has no arrivals" if cv is None else "--cv draws new arrivals"
+        raise InputError(reason, source=source, field="arrival_s", hint="give --rate")
     else:
         n = len(workload) if requests is None else requests
         workload = redraw(workload, requests=n, rate=rate, cv=1.0 if cv is None else cv, seed=seed)
@@ -236,12 +234,12 @@ def describe(
 
 
 def note(text: str) -> None:
-    """One line for the person, out of the way of what is printed for machines."""
+    """Print a note to stderr."""
     typer.echo(f"note: {text}", err=True)
 
 
 def facts(workload: Workload) -> dict[str, Any]:
-    """What there is to say about a workload, ready for JSON."""
+    """A workload's statistics, ready for JSON."""
     return {
         "name": workload.name,
         "content_hash": workload.content_hash,
@@ -252,21 +250,24 @@ def facts(workload: Workload) -> dict[str, Any]:
 
 
 def fact_table(workload: Workload) -> Table:
-    """The same for people."""
-    told = workload.describe()
+    """A workload's statistics as a table."""
+    statistics = workload.describe()
     table = Table(title=workload.name, show_header=False, title_justify="left")
-    table.add_row("requests", f"{told.requests:,}")
-    if told.rate is None:
+    table.add_row("requests", f"{statistics.requests:,}")
+    if statistics.rate is None:
         table.add_row("arrivals", "none: all at once")
     else:
-        table.add_row("arrivals", f"{told.rate:.4g} per second over {told.duration_s:,.1f} s, CV {told.arrival_cv:.2f}")
-    for name, length in (("input tokens", told.input), ("output tokens", told.output)):
+        table.add_row(
+            "arrivals",
+            f"{statistics.rate:.4g} per second over {statistics.duration_s:,.1f} s, CV {statistics.arrival_cv:.2f}",
+        )
+    for name, length in (("input tokens", statistics.input), ("output tokens", statistics.output)):
         percentiles = f"p50 {length.p50:,.0f}, p90 {length.p90:,.0f}, p99 {length.p99:,.0f}, max {length.max:,}"
         table.add_row(name, f"mean {length.mean:,.1f}, {percentiles}")
-    if told.repeated_prefix is not None:
+    if statistics.repeated_prefix is not None:
         table.add_row(
             "repeated prefix",
-            f"{told.repeated_prefix:.1%} of prompt tokens, in blocks of {workload.block_size}",
+            f"{statistics.repeated_prefix:.1%} of prompt tokens, in blocks of {workload.block_size}",
         )
     for entry in workload.left_out:
         table.add_row("left out", f"{entry.rows:,} {entry.rule}")
@@ -274,10 +275,10 @@ def fact_table(workload: Workload) -> Table:
 
 
 def show_written(workload: Workload, out: Path, *, as_json: bool) -> None:
-    """Say what was written where."""
+    """Print what was written, and where."""
     if out.suffix == ".csv" and workload.has_blocks:
         note(f"CSV has no lists: block hashes are not in {out}")
-    # JSON lines and CSV hold less than the workload; the hash told is the one a reader of the file will get.
+    # JSON lines and CSV hold less than the workload; the hash shown is the one that a reader of the file computes.
     content_hash = workload.content_hash if out.suffix == ".parquet" else read_workload(out).content_hash
     if as_json:
         typer.echo(json.dumps({"file": str(out), **facts(workload), "content_hash": content_hash}, indent=2))
@@ -297,7 +298,7 @@ def _shape(
     prefix_tokens: int,
     popularity: Literal["zipf", "uniform"],
 ) -> Workload:
-    """Sessions first: a system prompt stands once, at the beginning of a conversation."""
+    # Sessions first: a system prompt occurs once, at the start of a conversation.
     if turns is not None:
         workload = into_sessions(workload, turns=turns, think_s=think_s, seed=seed)
     if shared_prefixes is not None:
