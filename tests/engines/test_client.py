@@ -64,7 +64,7 @@ def test_a_server_without_a_health_path_counts_as_there() -> None:
 
 def test_models_that_are_refused_or_no_list_are_told_apart() -> None:
     reply = b"HTTP/1.1 401 No\r\ncontent-length: 2\r\n\r\n{}"
-    with RawEngine(reply) as engine, pytest.raises(EngineRefusedError, match="says 401 to /v1/models"):
+    with RawEngine(reply) as engine, pytest.raises(EngineRefusedError, match="answers 401 to /v1/models"):
         with_client(engine.url, lambda client: client.models())
-    with RawEngine(reply.replace(b"401", b"200")) as engine, pytest.raises(EngineBrokenError, match="no list"):
+    with RawEngine(reply.replace(b"401", b"200")) as engine, pytest.raises(EngineBrokenError, match="without a list"):
         with_client(engine.url, lambda client: client.models())

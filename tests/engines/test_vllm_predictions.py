@@ -259,7 +259,7 @@ def test_the_predictor_comes_from_options_or_the_environment(model: Path, monkey
     make_scheduler(LengthwiseScheduler, model)
     make_scheduler(LengthwiseScheduler, model, predictor="none")
     assert chosen == ["fast", "default", "none"]
-    with pytest.raises(InputError, match="predictor 'fats' is not known"):
+    with pytest.raises(InputError, match="there is no predictor 'fats'"):
         make_scheduler(LengthwiseScheduler, model, predictor="fats")
 
 

@@ -172,12 +172,12 @@ def test_nobody_yields_while_vllm_would_not_admit_the_first_in_line(model: Path)
     short.status = RequestStatus.WAITING
     engine.scheduler.schedule(throttle_prefills=True)
     assert engine.preempted == []
-    assert not engine.scheduler._is_passed_over(short)
+    assert not engine.scheduler._is_skipped(short)
     engine.scheduler.lora_config = SimpleNamespace(max_loras=1)
     engine.scheduler.running[0].lora_request = SimpleNamespace(lora_int_id=1)
     for adapter, passed in ((1, False), (2, True)):
         short.lora_request = SimpleNamespace(lora_int_id=adapter)
-        assert engine.scheduler._is_passed_over(short) is passed
+        assert engine.scheduler._is_skipped(short) is passed
 
 
 def test_one_whose_last_token_is_on_its_way_is_not_asked(model: Path) -> None:

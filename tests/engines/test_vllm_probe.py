@@ -65,7 +65,7 @@ def test_a_predictor_that_it_did_not_learn_beside_is_said(file: str, caplog: pyt
         refiner_for({"probe": file}, config(), "default")
         assert not caplog.records
         refiner_for({"probe": file}, config(), "fast")
-    assert "learned with 'default'" in caplog.text
+    assert "trained with predictor 'default'" in caplog.text
 
 
 def test_the_shipped_probe_is_found_by_its_name() -> None:

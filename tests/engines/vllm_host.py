@@ -63,7 +63,7 @@ def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
                 "tokens": list(output.outputs[0].token_ids),
                 "prompt_tokens": len(output.prompt_token_ids),
             }
-    return {"admitted": admitted, "finished": finished}
+    return {"admitted": list(admitted), "finished": finished}
 
 
 def serve_predicted(engine: Any, chats: list[list[dict[str, str]]]) -> dict[str, Any]:
@@ -83,7 +83,12 @@ def serve_predicted(engine: Any, chats: list[list[dict[str, str]]]) -> dict[str,
         engine.abort_request([output.request_id for output in engine.step()])
     while scheduler.predictions.counts.observed < len(chats):
         time.sleep(0.01)
-    return {"admitted": admitted, "llm": scheduler.jobs.llm, "most": MOST, "late": scheduler.predictions.counts.late}
+    return {
+        "admitted": list(admitted),
+        "llm": scheduler.jobs.llm,
+        "most": MOST,
+        "late": scheduler.predictions.counts.late,
+    }
 
 
 def serve_preempting(engine: Any, policy: str) -> dict[str, Any]:
