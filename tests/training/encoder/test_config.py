@@ -18,9 +18,9 @@ def test_every_committed_config_is_read(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("bakbone: x", r"field 'bakbone': is no setting; known there: name, backbone"),
-        ("optimiser: {epoch: 3}", r"field 'optimiser\.epoch': is no setting; known there: lr, head_lr"),
-        ("distil: {epoch: 3}", r"field 'distil\.epoch': is no setting; known there: epochs"),
+        ("bakbone: x", r"field 'bakbone': is not a setting; known there: name, backbone"),
+        ("optimiser: {epoch: 3}", r"field 'optimiser\.epoch': is not a setting; known there: lr, head_lr"),
+        ("distil: {epoch: 3}", r"field 'distil\.epoch': is not a setting; known there: epochs"),
         ("pooling: best", r"field 'pooling': .*'cls', 'mean', 'max', 'all' or 'last_all'"),
         ("data: {splits: [test]}", r"field 'data\.splits\.0': .*'train' or 'validate'"),
         ("optimiser: {lr: -1}", r"field 'optimiser\.lr': .*greater than 0"),

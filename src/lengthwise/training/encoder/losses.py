@@ -1,4 +1,4 @@
-"""What each head is trained by. A loss is a number per pair of prompt and LLM; the trainer takes the weighted mean."""
+"""The losses of the heads: one number per pair of prompt and LLM, of which the trainer takes the weighted mean."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from lengthwise.training.encoder import student_t
 if TYPE_CHECKING:
     from lengthwise.training.encoder.config import HeadConfig, LossConfig, TrainingConfig
 
-_MEAN_UNIT: Final = 300.0  # tokens: a typical error, so that terms are of one size
+_MEAN_UNIT: Final = 300.0  # tokens: a typical error, so that terms have similar size
 _RANK_GROUP: Final = 10.0  # LTR (2408.15792) ranks lengths in groups of ten tokens
 _PAIR_SCALE: Final = 0.25
-_PAIR_LEAST: Final = 0.05  # pairs nearer than 5 % are ties: sampling noise
+_PAIR_LEAST: Final = 0.05  # log lengths closer than 5 % are ties: sampling noise
 
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """What is known of the pairs of a batch: (B, L, ...) each."""
+    """Targets of the pairs of a batch, (B, L, ...) each."""
 
     log_lengths: Any
     present: Any
@@ -32,11 +32,11 @@ class Targets:
     log_std: Any
     fitted: Any
     weight: Any
-    """(B, L): weight of the pair, 0 where nothing is known of it."""
+    """(B, L): weight of the pair, 0 without lengths."""
     whole: Any
-    """(B, L): known, and no answer cut off: mean and std are those of whole answers."""
+    """(B, L): has lengths, none of them capped, so that mean and std are those of whole answers."""
     soft: Any = None
-    """(B, L, 4): a teacher's outputs, NaN where it says nothing."""
+    """(B, L, 4): a teacher's outputs, NaN where there are none."""
 
 
 def label_loss(outputs: Any, targets: Targets, config: TrainingConfig, edges: Any) -> Any:  # noqa: ANN401
@@ -71,7 +71,7 @@ def _logt(outputs: Any, targets: Targets, weights: LossConfig) -> Any:  # noqa: 
 
 
 def negative_log_likelihood(mu: Any, spread: Any, targets: Targets) -> Any:  # noqa: ANN401
-    """Mean over a pair's samples; a cut-off sample is the event of being longer."""
+    """Return the mean over the samples of each pair; a capped sample is the event of a longer answer."""
     t = (targets.log_lengths - mu.unsqueeze(-1)) * torch.exp(-spread).unsqueeze(-1)
     each = -student_t.logpdf(t) + spread.unsqueeze(-1)
     each = torch.where(targets.censored, -student_t.logsf(t), each)
@@ -80,7 +80,7 @@ def negative_log_likelihood(mu: Any, spread: Any, targets: Targets) -> Any:  # n
 
 
 def _statistics(log_mean: Any, log_std: Any, targets: Targets, weights: LossConfig) -> Any:  # noqa: ANN401
-    """Absolute errors of mean and std, where no answer was cut off."""
+    """Absolute errors of mean and std, where no answer is capped."""
     mean = torch.exp(log_mean.clamp(max=9.7))
     loss = weights.log_mean * (log_mean - targets.log_mean).abs()
     loss = loss + weights.mean * (mean - targets.mean).abs() / _MEAN_UNIT
@@ -105,11 +105,11 @@ def _variance(x: Any, known: Any) -> Any:  # noqa: ANN401
 
 
 def _pairwise(mu: Any, targets: Targets) -> Any:  # noqa: ANN401
-    """Logistic loss on the order of two prompts of one LLM, what Kendall's tau counts; mean over a prompt's pairs."""
+    """Logistic loss on the order of two prompts of one LLM, as Kendall's tau counts it; mean over the pairs of a prompt."""
     true = targets.log_mean.unsqueeze(0) - targets.log_mean.unsqueeze(1)
-    said = mu.unsqueeze(0) - mu.unsqueeze(1)
+    predicted = mu.unsqueeze(0) - mu.unsqueeze(1)
     known = targets.whole.unsqueeze(0) & targets.whole.unsqueeze(1) & (true.abs() > _PAIR_LEAST)
-    loss = functional.softplus(-torch.sign(true) * said / _PAIR_SCALE)
+    loss = functional.softplus(-torch.sign(true) * predicted / _PAIR_SCALE)
     return torch.where(known, loss, 0.0).sum(1) / known.sum(1).clamp(min=1)
 
 
@@ -125,7 +125,7 @@ def _list_mle(score: Any, targets: Targets) -> Any:  # noqa: ANN401
 
 
 def _bins(logits: Any, targets: Targets, head: HeadConfig, edges: Any) -> Any:  # noqa: ANN401
-    """Cross-entropy with the bin of the mean, of the P99, or with the shares of the samples; blurred, with its like."""
+    """Cross-entropy with the bin of the mean, of the P99, or with the shares of the samples; with `blur`, over neighbours too."""
     kind, log_p = head.bin_target, functional.log_softmax(logits, dim=-1)
     if head.blur:
         log_p = (log_p.unsqueeze(-1) * _blurring(log_p.shape[-1], head.blur).to(log_p)).sum(-2)
@@ -143,23 +143,23 @@ def _bins(logits: Any, targets: Targets, head: HeadConfig, edges: Any) -> Any:  
 
 
 def _blurring(bins: int, spread: float) -> Any:  # noqa: ANN401
-    """(bins, bins): column j says how much of each bin is aimed at where j is right; a normal law over bins."""
+    """(bins, bins): column j is the target where bin j is true, a normal distribution over bins."""
     place = torch.arange(bins)
     weight = torch.exp(-0.5 * ((place[:, None] - place) / spread) ** 2)
     return weight / weight.sum(0)
 
 
 def soft_loss(outputs: Any, soft: Any) -> Any:  # noqa: ANN401
-    """Distance to a teacher's outputs, pair by pair; 0 where it says nothing."""
+    """Return the distance to the outputs of a teacher per pair, 0 where there are none, and the mask of pairs."""
     known = torch.isfinite(soft).all(-1)
     aim = torch.where(known.unsqueeze(-1), soft, 0.0)
-    said = outputs
+    compared = outputs
     if outputs.shape[-1] == 4:
-        said = torch.stack([outputs[..., 0], log_sigma(outputs[..., 1]), outputs[..., 2], outputs[..., 3]], dim=-1)
-    each = functional.smooth_l1_loss(said, aim, beta=0.1, reduction="none").sum(-1)
+        compared = torch.stack([outputs[..., 0], log_sigma(outputs[..., 1]), outputs[..., 2], outputs[..., 3]], dim=-1)
+    each = functional.smooth_l1_loss(compared, aim, beta=0.1, reduction="none").sum(-1)
     return torch.where(known, each, 0.0), known
 
 
 def agreement(first: Any, second: Any) -> Any:  # noqa: ANN401
-    """R-Drop's term: how far two passes with different dropout are apart."""
+    """Return the distance between two passes with different dropout (R-Drop)."""
     return functional.smooth_l1_loss(first, second, beta=0.1, reduction="none").sum(-1)

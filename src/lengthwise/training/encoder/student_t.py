@@ -37,7 +37,7 @@ def logsf(t: Any, nu: float = NU) -> Any:  # noqa: ANN401
 
 @lru_cache(maxsize=8)
 def _table(nu: float, dtype: Any, device: Any) -> Any:  # noqa: ANN401
-    """Kept on the device: a copy on each call would make a GPU wait."""
+    """The table on the device, cached: a copy on each call would stall a GPU."""
     return torch.as_tensor(_log_survival(nu), dtype=dtype, device=device)
 
 
