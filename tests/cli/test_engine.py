@@ -13,7 +13,7 @@ from lengthwise.cli import app
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import write_probe
-from tests.predictors.probe.test_probe import made_probe
+from tests.predictors.test_probe import made_probe
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from lengthwise.engines.refine import Refiner, State, check_fit, probe_prior
 from lengthwise.errors import InputError
 from lengthwise.lengths import After, LogT, Point
 from lengthwise.predictors.probe import Probe
-from tests.predictors.probe.test_probe import PREDICTION, made_probe
+from tests.predictors.test_probe import PREDICTION, made_probe
 
 CAP = 1024
 
@@ -69,7 +69,7 @@ def test_a_prediction_that_comes_late_counts_from_the_next_reading_on() -> None:
     first = refiner.read("a", 0, state(), PREDICTION, CAP)
     assert refiner.update_prediction("a", late)
     assert first == After(reading.read(np.zeros(8), 0), 0)
-    reading.hear(late)
+    reading.set_prompt_prediction(late)
     assert refiner.read("a", 16, state(), PREDICTION, CAP) == After(reading.read(np.zeros(8), 16), 16)
     assert refiner.ended("a", None) == late
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lengthwise.engines.refine import StepStates, Wanted, attach, attached, generated_by
 from lengthwise.predictors.probe import write_probe
-from tests.predictors.probe.test_probe import made_probe
+from tests.predictors.test_probe import made_probe
 
 
 @dataclass

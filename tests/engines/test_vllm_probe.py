@@ -13,7 +13,7 @@ import pytest
 from lengthwise.engines.refine import WORKER, refiner_for
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import load_probe, write_probe
-from tests.predictors.probe.test_probe import made_probe
+from tests.predictors.test_probe import made_probe
 
 
 def config(**changed: Any) -> Any:

@@ -1,4 +1,8 @@
+"""Predictions as columns, inputs, and chats as text."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,7 +10,7 @@ import pytest
 from lengthwise.errors import InputError
 from lengthwise.lengths import Histogram, LogT
 from lengthwise.predictors import HistogramPredictions, LogTPredictions, PredictionInput, Predictions
-from lengthwise.predictors.contract import as_inputs
+from lengthwise.predictors.contract import as_inputs, render_chat
 
 
 def test_log_t_predictions_are_columns_of_log_ts() -> None:
@@ -40,3 +44,19 @@ def test_bare_prompts_become_inputs() -> None:
         as_inputs(["a"], ["l1", "l2"])
     with pytest.raises(InputError, match=r"row 1.*one LLM name"):
         as_inputs(["a"])
+
+
+def test_a_single_user_turn_is_its_own_text() -> None:
+    assert render_chat([{"role": "user", "content": "Hello"}]) == "Hello"
+
+
+def test_roles_are_marked_and_tools_named() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is this?"}, {"type": "image_url"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look"}}]},
+        {"role": "user", "content": "Well?"},
+    ]
+    assert render_chat(messages, [{"type": "function", "function": {"name": "look"}}]) == (
+        "<tools> look\n<system> Be brief.\n<user> What is this?\n[image_url]\n<assistant> [call look]\n<user> Well?"
+    )

@@ -26,7 +26,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
         read_model_file(path)
     write_model_file(path, CARD, {"weights": b"12345678" * 100})
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(InputError, match="not a whole one"):
+    with pytest.raises(InputError, match="is not a complete model file"):
         read_model_file(path)
     write_model_file(path, CARD, {})
     with pytest.raises(InputError, match="part 'weights' is missing"):

@@ -311,20 +311,23 @@ def test_without_a_predictor_nothing_is_asked() -> None:
     assert host.service.counts.asked == 0
 
 
-def test_a_predictor_is_known_by_name_or_file_and_a_mistake_is_told(
+def test_a_predictor_is_known_by_name_or_file_and_an_error_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [known_predictor(name) for name in ("none", "fast", "default")] == ["none", "fast", "default"]
-    with pytest.raises(InputError, match="predictor 'fats' is not known"):
+    with pytest.raises(InputError, match="there is no predictor 'fats'; did you mean fast"):
         known_predictor("fats")
     with pytest.raises(InputError, match="is not a file"):
         known_predictor(str(tmp_path / "missing.lw"))
     mine = tmp_path / "mine.lw"
     mine.write_bytes(packaged_predictors()["fast"].read_bytes())
     monkeypatch.chdir(tmp_path)
-    assert known_predictor("mine.lw") == str(mine), "a child process may stand elsewhere"
+    assert known_predictor("mine.lw") == str(mine), "a child process may have another working folder"
+    assert known_predictor("tests.predictors.guesses:Guess") == "tests.predictors.guesses:Guess"
+    with pytest.raises(InputError, match="needs the true lengths"):
+        known_predictor("oracle")
     mine.write_bytes(mine.read_bytes()[:1000])
-    with pytest.raises(InputError, match=r"mine\.lw: is not a model file, or not a whole one"):
+    with pytest.raises(InputError, match=r"mine\.lw: is not a complete model file"):
         known_predictor("mine.lw")
 
 

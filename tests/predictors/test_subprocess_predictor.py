@@ -76,7 +76,7 @@ def test_a_process_that_dies_is_started_again_but_not_for_ever(fast: SubprocessP
         pid = fast.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(SubprocessError, match="gone"):
+        with pytest.raises(SubprocessError, match="ended"):
             fast.predict(INPUTS)
     with pytest.raises(SubprocessError, match="died"):
         fast.predict(INPUTS)
@@ -136,7 +136,7 @@ def test_the_service_of_a_name_predicts_there_counts_its_time_and_leaves_nothing
         return len(taken) == len(INPUTS)
 
     until(all_taken)
-    apart = service._apart
+    apart = service._process
     assert apart is not None
     pid = apart.pid
     assert pid is not None

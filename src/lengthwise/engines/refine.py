@@ -172,7 +172,7 @@ class Refiner:
         followed.prediction = prediction
         if followed.reading is None:
             return False
-        followed.reading.hear(probe_prior(prediction, prediction.cap))
+        followed.reading.set_prompt_prediction(probe_prior(prediction, prediction.cap))
         return True
 
     def ended(self, key: str, current: LengthDistribution | None) -> LengthDistribution | None:

@@ -1,4 +1,7 @@
-"""From a prompt and an LLM's name to a prediction about the answer's length."""
+"""Predictors: a prompt and an LLM's name in, a distribution of the answer's length out. Serving only, no torch.
+
+What needs ONNX Runtime, tokenizers or pyarrow is imported when it is used; training is in `lengthwise.training`.
+"""
 
 from lengthwise.predictors.castillo_api import predict_response_length
 from lengthwise.predictors.contract import (

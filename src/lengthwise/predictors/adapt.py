@@ -1,4 +1,8 @@
-"""Lengths of one LLM's answers, from what `lengthwise collect` writes or from plain columns."""
+"""`lengthwise adapt`: add an LLM to a model file from a few of its lengths, without retraining.
+
+The lengths come from what `lengthwise collect` writes or from plain columns (`read_observed`); `adapt_file` fits a
+`Mixture` of the known LLMs and writes it into the model file; `AdaptedPredictor` predicts with it.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.json
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
@@ -24,15 +25,13 @@ from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.predictors.mixture import NAMES, Answers, Mixture, Tilt, fit_mixture, kinds, likeness
 from lengthwise.predictors.model_file import read_model_file, write_model_file
 from lengthwise.predictors.resolve import ADAPTED, LoadedPredictor, load_predictor, model_path
-from lengthwise.workloads.columns import conform, refuse_where
-from lengthwise.workloads.files import check_readable, read_parquet_table
 
 Floats = NDArray[np.float64]
 
 LEAST: Final = 20
-"""Lengths below which nothing is learned."""
+"""Minimum number of lengths."""
 ENOUGH: Final = 50
-"""Lengths below which what is learned is shaky."""
+"""Number of lengths below which a warning is printed."""
 LEAST_PROMPTS: Final = 10
 
 _HINTS: Final = {
@@ -53,7 +52,7 @@ class Observed:
     """(prompts, k)"""
     present: NDArray[np.bool_]
     censored: NDArray[np.bool_]
-    """The answer was cut off, and is at least that long."""
+    """Whether the answer was cut off, so that the length is a lower bound."""
     origin: str
 
     @classmethod
@@ -66,7 +65,7 @@ class Observed:
         *,
         origin: str,
     ) -> Observed:
-        """Bring answers to the same prompt together; too few of them are an InputError."""
+        """Group answers by prompt; InputError if there are too few."""
         by_text: dict[str, list[tuple[int, bool]]] = {}
         cut = [False] * len(lengths) if capped is None else capped
         for text, length, was_cut in zip(texts, lengths, cut, strict=True):
@@ -75,7 +74,7 @@ class Observed:
             raise InputError(
                 f"{len(lengths)} lengths of {len(by_text)} prompts are too few",
                 source=origin,
-                hint=f"give at least {LEAST} of {LEAST_PROMPTS} prompts; 50 to 500 of as many are what it is made for",
+                hint=f"give at least {LEAST} of {LEAST_PROMPTS} prompts; 50 to 500 lengths of as many prompts are recommended",
             )
         most = max(len(answers) for answers in by_text.values())
         table = np.zeros((len(by_text), most, 2))
@@ -89,26 +88,30 @@ class Observed:
 
     @property
     def caps(self) -> NDArray[np.float64]:
-        """Where a prediction about each prompt ends: where its answers were cut off, else above all lengths."""
+        """The cap of each prompt's prediction: where its answers were cut off, else above all lengths."""
         longest = max(DEFAULT_CAP, float(self.lengths.max()))
         return np.where(self.censored.any(axis=1), self.lengths.max(axis=1), longest)
 
     @property
     def count(self) -> int:
-        """Lengths there are."""
+        """Number of lengths."""
         return int(self.present.sum())
 
     @property
     def cut_off(self) -> int:
-        """How many of them are only bounds."""
+        """Number of censored lengths."""
         return int(self.censored.sum())
 
 
 def read_observed(path: Path, llm: str | None = None) -> Observed:
     """Read a Parquet, CSV or JSON lines file of `prompt` and `lengths` or `length`, perhaps `capped` and `llm`.
 
-    `llm` names the LLM; of a file with several it chooses one. Without it the file must be of one.
+    `llm` names the LLM, and selects one from a file with several. Without it the file must have exactly one.
     """
+    import pyarrow as pa  # here: predicting with an adapted model file needs no pyarrow
+
+    from lengthwise.workloads.columns import conform
+
     table = _read(path)
     several = "lengths" in table.column_names
     field, kind = ("lengths", pa.list_(pa.int64())) if several else ("length", pa.int64())
@@ -121,45 +124,53 @@ def read_observed(path: Path, llm: str | None = None) -> Observed:
         ]
     )
     rows = conform(table, schema, required=("prompt", field), hints=_HINTS, source=path)
-    told = [each if several else [each] for each in rows[field].to_pylist()]
+    lengths = [each if several else [each] for each in rows[field].to_pylist()]
     cut = [
         flags if several and flags is not None else [flags] * len(each)
-        for flags, each in zip(rows["capped"].to_pylist(), told, strict=True)
+        for flags, each in zip(rows["capped"].to_pylist(), lengths, strict=True)
     ]
-    _check(rows, field, told, cut, path)
-    mine, name = _mine(rows["llm"].to_pylist(), llm, path)
+    _check(rows, field, lengths, cut, path)
+    selected, name = _rows_of(rows["llm"].to_pylist(), llm, path)
     texts = rows["prompt"].to_pylist()
-    flat = [(texts[i], *pair) for i in mine for pair in zip(told[i], cut[i], strict=True)]
+    flat = [(texts[i], *pair) for i in selected for pair in zip(lengths[i], cut[i], strict=True)]
     return Observed.of(
         name, [a for a, _, _ in flat], [b for _, b, _ in flat], [c for _, _, c in flat], origin=str(path)
     )
 
 
 def _read(path: Path) -> Any:  # noqa: ANN401  (pyarrow has no types)
+    import pyarrow as pa
+    from pyarrow import csv
+    from pyarrow import json as json_lines
+
+    from lengthwise.workloads.files import check_readable, read_parquet_table
+
     if path.suffix not in (".csv", ".jsonl", ".ndjson"):
         return read_parquet_table(path)
     check_readable(path)
     try:
         if path.suffix == ".csv":
-            return pyarrow.csv.read_csv(path, parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True))
-        return pyarrow.json.read_json(path)
+            return csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True))
+        return json_lines.read_json(path)
     except pa.ArrowInvalid as error:
         raise InputError(f"cannot be read: {str(error).splitlines()[0]}", source=path) from error
 
 
-def _check(rows: Any, field: str, told: list[list[int | None]], cut: list[list[bool | None]], path: Path) -> None:  # noqa: ANN401
-    bad = np.array([not each or any(x is None or x < 1 for x in each) for each in told], bool)
-    refuse_where(bad, rows[field], field=field, wrong="is no length", hint=_HINTS[field], source=path)
-    uneven = np.array([len(flags) != len(each) for flags, each in zip(cut, told, strict=True)], bool)
+def _check(rows: Any, field: str, lengths: list[list[int | None]], cut: list[list[bool | None]], path: Path) -> None:  # noqa: ANN401
+    from lengthwise.workloads.columns import refuse_where
+
+    bad = np.array([not each or any(x is None or x < 1 for x in each) for each in lengths], bool)
+    refuse_where(bad, rows[field], field=field, wrong="is not a length", hint=_HINTS[field], source=path)
+    uneven = np.array([len(flags) != len(each) for flags, each in zip(cut, lengths, strict=True)], bool)
     refuse_where(uneven, rows["capped"], field="capped", wrong="is not as long as lengths", hint=None, source=path)
 
 
-def _mine(llms: list[str | None], llm: str | None, path: Path) -> tuple[list[int], str]:
-    """The rows of one LLM, and its name."""
+def _rows_of(llms: list[str | None], llm: str | None, path: Path) -> tuple[list[int], str]:
+    """Return the rows of one LLM, and its name."""
     names = sorted({name for name in llms if name is not None})
     if len(names) <= 1:
         if llm is None and not names:
-            raise InputError("does not say whose lengths these are", source=path, field="llm", hint="give --llm NAME")
+            raise InputError("does not name the LLM", source=path, field="llm", hint="give --llm NAME")
         return list(range(len(llms))), names[0] if llm is None else llm
     if llm is None:
         raise InputError(f"holds lengths of {len(names)} LLMs", source=path, field="llm", hint="choose one with --llm")
@@ -173,19 +184,19 @@ _LEAST_LOG, _MOST_LOG = 0.0, 12.0
 
 @dataclass(eq=False)
 class AdaptedPredictor:
-    """Predictions of `base`, and for adapted LLMs mixtures of its predictions for those it was trained on."""
+    """The predictions of `base`, and for adapted LLMs mixtures of its predictions for known LLMs."""
 
     base: LoadedPredictor
     adapted: Mapping[str, Mixture]
     card: Mapping[str, Any] = field(default_factory=dict)
-    _met: dict[str, Mixture | None] = field(default_factory=dict, repr=False)
+    _mixtures: dict[str, Mixture | None] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         return f"AdaptedPredictor({self.base!r}, {len(self.adapted)} adapted)"
 
     @property
     def llms(self) -> tuple[str, ...]:
-        """Every LLM it knows."""
+        """All known LLMs."""
         return tuple(dict.fromkeys([*self.base.llms, *self.adapted]))
 
     def predict(
@@ -193,7 +204,7 @@ class AdaptedPredictor:
     ) -> Predictions:
         """Return one prediction for each input, in order; bare prompts need as many LLM names."""
         asked = as_inputs(inputs, llms)
-        found = [self._meet(each.llm) for each in asked]
+        found = [self._mixture_of(each.llm) for each in asked]
         if not any(found):
             return self.base.predict(asked)
         questions: list[PredictionInput] = []
@@ -201,43 +212,45 @@ class AdaptedPredictor:
         for each, mixture in zip(asked, found, strict=True):
             starts.append(len(questions))
             questions += [each] if mixture is None else [replace(each, llm=llm) for llm in self.base.llms]
-        said = as_logt(self.base.predict(questions))
-        table = np.stack([said.mu, said.sigma, said.sample_mean, said.sample_std])
+        predictions = as_logt(self.base.predict(questions))
+        table = np.stack([predictions.mu, predictions.sigma, predictions.sample_mean, predictions.sample_std])
         out = table[:, starts]
         for number, (start, mixture) in enumerate(zip(starts, found, strict=True)):
             if mixture is not None:
                 known = table[:, None, start : start + len(self.base.llms)]
                 out[:, number] = mixed(mixture, known, kinds([asked[number].text]))[:, 0]
-        caps = said.columns.cap[starts]
-        return LogTPredictions.of(out[0], out[1], caps, nu=said.columns.nu, sample_mean=out[2], sample_std=out[3])
+        caps = predictions.columns.cap[starts]
+        return LogTPredictions.of(
+            out[0], out[1], caps, nu=predictions.columns.nu, sample_mean=out[2], sample_std=out[3]
+        )
 
-    def _meet(self, name: str) -> Mixture | None:
-        """The mixture an LLM's name means; None where the base has to say what it means."""
-        if name not in self._met:
+    def _mixture_of(self, name: str) -> Mixture | None:
+        """Return the mixture of an adapted LLM; None for other names, which the base predicts."""
+        if name not in self._mixtures:
             try:
                 found = self.adapted.get(resolve_llm(name, self.llms))
             except InputError:
                 found = None
-            if len(self._met) >= _MOST_NAMES:
+            if len(self._mixtures) >= _MOST_NAMES:
                 return found
-            self._met[name] = found
-        return self._met[name]
+            self._mixtures[name] = found
+        return self._mixtures[name]
 
 
-def mixed(mixture: Mixture, said: Floats, kind: Floats) -> Floats:
-    """Mu, sigma, sampling mean and std (4, n, L) of the known LLMs -> those of the new one (4, n).
+def mixed(mixture: Mixture, predictions: Floats, kind: Floats) -> Floats:
+    """Return mu, sigma, sampling mean and std of the new LLM (4, n) from those of the known LLMs (4, n, L).
 
-    Sampling mean and std keep the ratio to the median that they have, by likeness, for the known LLMs.
+    Sampling mean and std have the same ratio to the median as for the known LLMs, averaged by likeness.
     """
-    mu, sigma = mixture.apply(said[0], said[1], kind)
+    mu, sigma = mixture.apply(predictions[0], predictions[1], kind)
     mu = np.clip(mu, _LEAST_LOG, _MOST_LOG)
-    ratios = [np.log(np.maximum(said[row], 0.5)) - said[0] for row in (2, 3)]
+    ratios = [np.log(np.maximum(predictions[row], 0.5)) - predictions[0] for row in (2, 3)]
     mean, std = (np.exp(mu + ratio @ mixture.likeness) for ratio in ratios)
     return np.stack([mu, sigma, mean, std])
 
 
 def to_part(adapted: Mapping[str, Mixture], llms: Sequence[str]) -> bytes:
-    """What `from_part` reads."""
+    """Return the part of a model file that `from_part` reads."""
     tree = {
         name: {
             "weights": dict(zip(llms, each.weights.tolist(), strict=True)),
@@ -255,7 +268,7 @@ def to_part(adapted: Mapping[str, Mixture], llms: Sequence[str]) -> bytes:
 
 
 def from_part(data: bytes, llms: Sequence[str], source: str | Path) -> dict[str, Mixture]:
-    """Mixtures by the names of their LLMs; of other LLMs than these they mean nothing."""
+    """Return mixtures by LLM name; `llms` must be the LLMs of the base predictor."""
     try:
         return {
             str(name): Mixture(
@@ -268,7 +281,7 @@ def from_part(data: bytes, llms: Sequence[str], source: str | Path) -> dict[str,
             for name, each in json.loads(data).items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"part '{ADAPTED}' is not what it should be", source=source, hint="adapt it again") from error
+        raise InputError(f"part '{ADAPTED}' is invalid", source=source, hint="adapt it again") from error
 
 
 _SCORED_FOLDS: Final = 5
@@ -277,19 +290,19 @@ _BATCH: Final = 16
 
 @dataclass(frozen=True)
 class AdaptScores:
-    """On lengths of prompts that were not learned from; NaN where there is nothing to tell."""
+    """Scores on held-out prompts; NaN where a score is not defined."""
 
     tau: float
     crps: float
     mae: float
-    """Of the median against each length."""
+    """Of the median against each single length."""
     coverage_50: float
     coverage_90: float
 
 
 @dataclass(frozen=True)
 class AdaptReport:
-    """What was learned about the LLM, and what it is worth."""
+    """The fitted mixture, and scores before and after."""
 
     llm: str
     base: str
@@ -339,16 +352,16 @@ def adapt_file(
         before=_score(before, answers),
         after=_score(after, answers),
     )
-    said = {key: value for key, value in asdict(report).items() if key not in ("llm", "base", "replaced", "weights")}
+    figures = {key: value for key, value in asdict(report).items() if key not in ("llm", "base", "replaced", "weights")}
     card = {key: value for key, value in file.card.items() if key != "format"}
-    card["adapted"] = {**card.get("adapted", {}), llm: said}
+    card["adapted"] = {**card.get("adapted", {}), llm: figures}
     parts = {**file.parts, ADAPTED: to_part({**adapted, llm: mixture}, base.llms)}
     write_model_file(out, card, parts)
     return report
 
 
 def _meant(name: str, known: tuple[str, ...]) -> str:
-    """A known LLM by a short name is that LLM; any other name is a new one's."""
+    """Return the known LLM that a short name means; any other name is a new LLM."""
     try:
         return resolve_llm(name, known)
     except InputError:
@@ -357,7 +370,7 @@ def _meant(name: str, known: tuple[str, ...]) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """That the LLM is not known is why we are here."""
+    """Suppress the warning about an unknown LLM."""
     logger = logging.getLogger("lengthwise.predictors")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -370,38 +383,40 @@ def _quiet() -> Iterator[None]:
 def predict_known_llms(
     predictor: LoadedPredictor, llm: str, texts: Sequence[str], progress: Callable[[str, float], None] | None = None
 ) -> tuple[Floats, Floats, float]:
-    """Mu and sigma (texts, LLMs + 1) for every LLM it knows and, last, for this one as it takes it; and nu."""
+    """Return mu and sigma (texts, LLMs + 1) for every known LLM and, last, for `llm` unadapted; and nu."""
     found = []
     with _quiet():
         for start in range(0, len(texts), _BATCH):
             some = texts[start : start + _BATCH]
-            said = as_logt(
+            predictions = as_logt(
                 predictor.predict([PredictionInput(text, n) for text in some for n in (*predictor.llms, llm)])
             )
-            found.append(np.stack([said.mu, said.sigma]).reshape(2, len(some), -1))
+            found.append(np.stack([predictions.mu, predictions.sigma]).reshape(2, len(some), -1))
             if progress is not None:
                 progress("reading prompts", min(1.0, (start + _BATCH) / len(texts)))
     mu, sigma = np.concatenate(found, axis=1)
-    return mu, sigma, said.columns.nu
+    return mu, sigma, predictions.columns.nu
 
 
 def _unseen(
     answers: Answers, like: Floats, caps: Floats, progress: Callable[[str, float], None] | None
 ) -> LogTPredictions:
-    """Predictions about each prompt, learned from the others only."""
+    """Return predictions for each prompt from a fit to the other folds."""
     mu, sigma = np.empty(len(answers)), np.empty(len(answers))
     fold = np.random.default_rng(1).permutation(len(answers)) % _SCORED_FOLDS
     for number in range(_SCORED_FOLDS):
-        own = fold == number
-        mixture = fit_mixture(answers.take(~own), like)
-        mu[own], sigma[own] = mixture.apply(answers.mu[own], answers.sigma[own], answers.kinds[own])
+        held_out = fold == number
+        mixture = fit_mixture(answers.take(~held_out), like)
+        mu[held_out], sigma[held_out] = mixture.apply(
+            answers.mu[held_out], answers.sigma[held_out], answers.kinds[held_out]
+        )
         if progress is not None:
             progress("scoring", (number + 1) / _SCORED_FOLDS)
     return LogTPredictions.of(mu, sigma, caps, nu=answers.nu)
 
 
 def _score(predictions: LogTPredictions, answers: Answers) -> AdaptScores:
-    """An answer cut off is inside an interval that reaches where it was cut: the predictions end there too."""
+    """Score predictions; a censored answer is inside an interval that reaches its cap."""
     lengths, present = answers.lengths, answers.present
     mean = np.where(present, lengths, 0.0).sum(axis=1) / present.sum(axis=1)
     median = predictions.quantile(0.5)

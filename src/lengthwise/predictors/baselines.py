@@ -1,6 +1,6 @@
-"""What any predictor must be set beside: constants, and the noise that no predictor gets below.
+"""Baselines of every evaluation: constants that ignore the prompt, and the noise ceiling.
 
-Constants know nothing of the prompt. The noise ceiling is what a prompt's other samples say about it.
+The noise ceiling predicts a sample from the other samples of the same prompt; no predictor can do better on average.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FITTED: Final = 2_000
 
 @runtime_checkable
 class RowPredictor(Protocol):
-    """Predicts rows of length samples, of which it may see prompt, LLM and corpus: for baselines only."""
+    """Predicts rows of length samples and may read prompt, LLM and corpus: for baselines only."""
 
     def predict_rows(self, samples: LengthSamples, max_tokens: int = CAP) -> Predictions:
         """Return one prediction for each row, in order."""
@@ -51,8 +51,7 @@ class _Constant:
 class ConstantPerLlm:
     """The same prediction for every prompt of an LLM: a log-t fitted to all its clean samples.
 
-    The sampling mean and std it tells are the medians over its prompts. An LLM it never saw gets the
-    constant of all LLMs together.
+    Its sampling mean and std are the medians over the prompts. An unknown LLM gets the constant of all LLMs together.
     """
 
     by_llm: Mapping[str, _Constant]
@@ -78,7 +77,7 @@ class ConstantPerLlm:
 class ConstantPerLlmAndCorpus:
     """The same prediction for every prompt of an LLM and a corpus; without such rows, the LLM's constant.
 
-    A corpus is known in a data set and never in traffic, so this is no LengthPredictor.
+    Requests have no corpus, so this is not a LengthPredictor.
     """
 
     by_both: Mapping[tuple[str, ...], _Constant]
@@ -105,10 +104,10 @@ class ConstantPerLlmAndCorpus:
 
 @dataclass(frozen=True, eq=False)
 class Ceiling:
-    """What a prompt's samples say about each other: no prediction about the prompt alone can do better on average.
+    """A prompt's samples predicted from each other: no prediction from the prompt alone can do better on average.
 
-    One half of the clean samples (every other one) stands for the prediction, the rest for the truth; NaN
-    where a half is empty. Noise is on both sides here, so a mean of all samples is known better than this.
+    One half of the clean samples (every other one) is the prediction, the rest is the truth; NaN where a half is
+    empty. Both sides have sampling noise, so the mean of all samples can be predicted better than this.
     """
 
     mean: Floats
@@ -118,7 +117,7 @@ class Ceiling:
     from_the_others: Floats
     """(rows, samples): |a sample - the mean of the other clean ones|; NaN where it is not clean."""
     crps: Floats
-    """Of one sample under the law of the others: half the mean difference between two samples."""
+    """Of one sample under the distribution of the others: half the mean difference between two samples."""
 
     @classmethod
     def of(cls, lengths: NDArray[np.int64], clean: Mask) -> Ceiling:
@@ -164,7 +163,7 @@ def _constant(lengths: NDArray[np.int64], mean: Floats, std: Floats) -> _Constan
 
 
 def _thinned(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """At most _FITTED of the lengths, evenly through their order: the same law, fitted in a moment."""
+    """At most _FITTED of the lengths, evenly spaced in sorted order: the same distribution, fitted quickly."""
     ordered = np.sort(lengths)
     if len(ordered) <= _FITTED:
         return ordered

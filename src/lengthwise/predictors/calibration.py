@@ -1,15 +1,22 @@
-"""Intervals that cover what they say: split conformal calibration, one shift and one factor per LLM.
+"""Calibration: intervals with the nominal coverage, from held-out prompts (split conformal) and online while serving.
 
 On held-out prompts, with d = log(length) - mu of the prediction:
 
     shift  = median of d
     factor = geometric mean (or, to be cautious, the largest) over the levels of Q(|d - shift| / sigma) / t(level)
 
-where Q is the conformal quantile at a level and t(level) the half-width of the log-t's own central interval. A prompt
+where Q is the conformal quantile at a level and t(level) the half-width of the central interval of the log-t. A prompt
 is one unit, however many answers it has (Lee, Barber, Willett 2023): its samples share the weight 1/(n + 1), and
-1/(n + 1) lies at infinity for the prompt to come. With one level the prediction then covers a new prompt's answer with
-that probability or more, up to the shift being taken from the same prompts. An answer that was cut off hands its
-weight on to the larger errors (Efron's redistribution to the right, which is Kaplan and Meier's estimate).
+1/(n + 1) lies at infinity for the next prompt. With one level, the prediction then covers a new prompt's answer with at
+least that probability, except that the shift is taken from the same prompts. The weight of a censored answer moves to
+the larger errors (Efron's redistribution to the right, which gives the Kaplan-Meier estimate).
+
+Online, for each LLM, with mu_i and sigma_i the predictor's prediction for answer i:
+
+    log(length_i) = mu_i + shift + factor * sigma_i * T_i,   T Student-t with nu 3.5
+
+shift and factor are those of a `history.Tracker`: steady without drift, fast after a change. Before the first
+observation they are 0 and 1, with the weight of 20 observations.
 """
 
 from __future__ import annotations
@@ -33,9 +40,9 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 LEVELS: Final = (0.5, 0.9)
-"""Central intervals that are to cover what they say."""
+"""Central intervals whose coverage is calibrated."""
 SHRINK: Final = 20.0
-"""Prompts of its own at which an LLM's figures and the pooled ones count the same."""
+"""Number of prompts at which an LLM's own estimate and the pooled one have equal weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +63,18 @@ class Calibration:
     nu: float = TIE_NU
 
     def columns(self, llms: Sequence[str]) -> tuple[Floats, Floats]:
-        """Shift and factor of each of these LLMs."""
+        """Return shift and factor for each of these LLMs."""
         found = [self.by_llm.get(llm, self.others) for llm in llms]
         return np.array([each.shift for each in found]), np.array([each.factor for each in found])
 
     def apply(self, predictions: Predictions, llms: Sequence[str]) -> LogTPredictions:
-        """The calibrated predictions; `llms` names the LLM of each."""
+        """Return the calibrated predictions; `llms` names the LLM of each."""
         logt, (shift, factor) = as_logt(predictions), self.columns(llms)
         columns = LogTColumns.of(logt.mu + shift, logt.sigma * factor, logt.columns.cap, self.nu)
         return replace(logt, columns=columns)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for a model file."""
+        """Return plain values, for a model file."""
         by_llm = {llm: asdict(each) for llm, each in self.by_llm.items()}
         return {"others": asdict(self.others), "by_llm": by_llm, "nu": self.nu}
 
@@ -92,10 +99,10 @@ def fit_calibration(
 ) -> Calibration:
     """Calibrate on held-out prompts: row i of `lengths` (n, k) are answers to the prompt of prediction i.
 
-    `present` masks the samples that count, `censored` those that were cut off and are at least that long; a sample
-    cut off and not marked so counts as it stands. `weights` tells what each row counts within its LLM. `cautious`
-    lets no level promise too much: what is predicted later is less like the training data than held-out prompts are. An
-    LLM with n prompts has n/(n + shrink) of its own figures, none where n is too few for a level (below 9 at 90 %).
+    `present` masks the samples that count, `censored` those that were cut off and are lower bounds. `weights` is the
+    weight of each row within its LLM. `cautious` takes the largest factor over the levels instead of the mean: traffic is
+    less like the training data than held-out prompts are. An LLM with n prompts has n/(n + shrink) of its own estimate,
+    none where n is too small for a level (below 9 at 90 %).
     """
     logt = as_logt(predictions)
     rows = _Rows.of(logt, len(llms), lengths, present, censored, weights)
@@ -113,7 +120,7 @@ def fit_calibration(
 
 @dataclass(frozen=True)
 class _Spread:
-    """Where errors lie, and how far from there the given shares of them reach, in sigmas."""
+    """The median error, and for each level the half-width around it that holds that share, in sigmas."""
 
     shift: float
     reach: Mapping[float, float]
@@ -157,7 +164,7 @@ class _Rows:
         return _Rows(self.errors[rows], self.sigma[rows], self.present[rows], self.censored[rows], self.weight[rows])
 
     def spread(self, levels: Sequence[float]) -> _Spread | None:
-        """None where so few prompts cannot hold the levels; a level that answers cut off say nothing of is left out."""
+        """Return None if there are too few prompts for the levels; a level beyond all uncensored answers is left out."""
         counts = self.present.sum(axis=1)
         prompts = int((counts > 0).sum())
         if not prompts or max(levels) * (prompts + 1) > prompts:
@@ -178,13 +185,13 @@ class _Rows:
 
 
 def _to_the_right(values: Floats, weights: Floats, censored: Mask) -> Floats:
-    """What each value counts once the censored ones have handed their weight on to the larger ones."""
+    """Return the weights after the weight of each censored value has moved to the larger values."""
     if not censored.any():
         return weights
     order = np.lexsort((censored, values))  # of equal values the censored one is the larger
-    mine, ended = weights[order], ~censored[order]
-    at_risk = np.cumsum(mine[::-1])[::-1]
-    falls = np.where(ended, mine / at_risk, 0.0)
+    ordered, ended = weights[order], ~censored[order]
+    at_risk = np.cumsum(ordered[::-1])[::-1]
+    falls = np.where(ended, ordered / at_risk, 0.0)
     before = np.concatenate([[1.0], np.cumprod(1.0 - falls)[:-1]])
     out = np.empty(len(values))
     out[order] = weights.sum() * before * falls
@@ -192,7 +199,7 @@ def _to_the_right(values: Floats, weights: Floats, censored: Mask) -> Floats:
 
 
 def _quantile(values: Floats, weights: Floats, wanted: float) -> float:
-    """The smallest value with at least `wanted` of the weight at or below it; infinity where there is none."""
+    """The smallest value with at least `wanted` of the weight at or below it; infinity if there is none."""
     order = np.argsort(values, kind="stable")
     place = int(np.searchsorted(np.cumsum(weights[order]), wanted - 1e-9))
     return float(values[order][place]) if place < len(values) else math.inf
@@ -209,11 +216,11 @@ def _blend(own: Adjustment, others: Adjustment, shrink: float) -> Adjustment:
 
 FORMAT: Final = 1
 _PRIOR_WEIGHT: Final = 20.0
-_REMEMBERED: Final = 8192  # predictions waiting for their answer; one that is not among them is made again
+_REMEMBERED: Final = 8192  # predictions of requests without a known length; an evicted one is computed again
 
 
 class OnlineCalibrated:
-    """Any predictor, calibrated online per LLM. One observation costs O(1)."""
+    """A predictor with online calibration per LLM. One observation costs O(1)."""
 
     def __init__(self, predictor: LengthPredictor) -> None:
         self.predictor = predictor
@@ -224,7 +231,7 @@ class OnlineCalibrated:
         return f"OnlineCalibrated({self.predictor!r}, {len(self._trackers)} LLMs observed)"
 
     def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
-        """Return one prediction for each input, in order; of another shape than log-t it becomes one."""
+        """Return one prediction for each input, in order; other shapes become log-t."""
         predictions = as_logt(self.predictor.predict(inputs))
         for each, mu, sigma in zip(inputs, predictions.mu.tolist(), predictions.sigma.tolist(), strict=True):
             self._remember(each, mu, sigma)
@@ -232,37 +239,37 @@ class OnlineCalibrated:
         return predictions.adjusted([each.shift for each in found], [each.factor for each in found])
 
     def observe(self, request: PredictionInput, length: int, *, censored: bool = False) -> None:
-        """Take in an answer's length; `censored` where it was cut or still runs, so that it is at least this long.
+        """Observe an answer's length; `censored` if it was cut off or is running, so that the length is a lower bound.
 
-        Tell each answer once: at its end, or where it is cut, or once while it runs. Cutting must not depend on the
-        length still to come: by max_tokens, a deadline or the clock it does not.
+        Observe each answer once. Censoring must not depend on the remaining length: by max_tokens, a deadline or the
+        clock it does not.
         """
         mu, sigma = self._prediction(request)
         tracker = remember(self._trackers, request.llm, _start())
         tracker.observe(math.log(max(1, length)) - mu, sigma, censored=censored)
 
     def adjustment(self, llm: str) -> Adjustment:
-        """What is done to this LLM's predictions now."""
+        """Return the current adjustment of this LLM's predictions."""
         tracker = self._trackers.get(llm)
         return Adjustment() if tracker is None else Adjustment(tracker.location, tracker.scale, tracker.seen)
 
     def alarms(self, llm: str) -> int:
-        """How often this LLM's lengths were found to have moved at once."""
+        """Return how many sudden changes of this LLM's lengths were detected."""
         tracker = self._trackers.get(llm)
         return 0 if tracker is None else tracker.alarms
 
     def state(self) -> str:
-        """What was learned, as JSON; the predictor itself is not in it."""
+        """Return the learned state as JSON, without the predictor itself."""
         trackers = {llm: tracker.to_json() for llm, tracker in self._trackers.items()}
         return json.dumps({"format": FORMAT, "llms": trackers})
 
     def restore(self, state: str, source: str = "calibration state") -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         try:
-            told = json.loads(state)
-            written = int(told["format"])
+            saved = json.loads(state)
+            written = int(saved["format"])
             if written <= FORMAT:
-                self._trackers = {str(llm): _checked(each) for llm, each in told["llms"].items()}
+                self._trackers = {str(llm): _checked(each) for llm, each in saved["llms"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError("is not a saved calibration", source=source, hint="delete it to start afresh") from error
         if written > FORMAT:
@@ -276,7 +283,7 @@ class OnlineCalibrated:
             self._waiting.popitem(last=False)
 
     def _prediction(self, request: PredictionInput) -> tuple[float, float]:
-        """What the predictor alone predicts. Kept for the next answer to the same request."""
+        """Return the uncalibrated prediction; it is remembered for the next answer to the same request."""
         known = self._waiting.get(hash(request))
         if known is None:
             predictions = as_logt(self.predictor.predict([request]))
@@ -290,7 +297,7 @@ def _start() -> Tracker:
 
 
 def _checked(state: Mapping[str, Any]) -> Tracker:
-    """A tracker that can go on: every number finite, every weight above 0."""
+    """Return the tracker; ValueError unless every number is finite and every weight is above 0."""
     tracker = Tracker.from_json(state)
     for part in (tracker.slow, tracker.fast):
         numbers = np.array([part.memory, part.location, part.scale, part.count, part.weight, part.squares])

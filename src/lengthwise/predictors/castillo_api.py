@@ -1,4 +1,4 @@
-"""The unified call of the paper that predicts CASTILLO's lengths, with its keys."""
+"""`predict_response_length`: the interface of the paper that predicts CASTILLO's lengths, with the same keys."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final, Literal, TypedDict, overload
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput
-from lengthwise.predictors.resolve import best_packaged, load_predictor
+from lengthwise.predictors.resolve import best_packaged, resolve_predictor
 
 BIN_WIDTH: Final = 200
-"""Tokens in a class where none is asked for: the middle of the paper's five."""
+"""Default width of a class in tokens: the middle of the paper's five."""
 
 _P99: Final = 2.3263478740408408  # of a normal distribution
 
@@ -24,7 +24,7 @@ class Regression(TypedDict):
 
 
 class Classification(TypedDict):
-    """Class of the P99 length of repeated answers, counted from 0, and its tokens: from, up to but not with."""
+    """Class of the P99 length of repeated answers, counted from 0, and its token range [first, end)."""
 
     predicted_p99_class: int
     predicted_p99_range: tuple[int, int]
@@ -59,7 +59,7 @@ def predict_response_length(
 ) -> Regression | Classification:
     """Predict how long the LLM `model` will answer to a prompt; short names such as llama-3.2-3B resolve.
 
-    `predictor` is one at hand, a name or a model file; without it the best that is packaged.
+    `predictor` is a predictor object, a name or a model file; the default is the best packaged one.
     """
     if bin_width < 1:
         raise InputError(f"is {bin_width}", field="bin_width", hint="give at least 1 token")
@@ -67,7 +67,7 @@ def predict_response_length(
         predictor = _loaded(predictor or best_packaged())
     predictions = predictor.predict([PredictionInput(prompt, model)])
     mean, std = float(predictions.sample_mean[0]), float(predictions.sample_std[0])
-    if not math.isfinite(mean + std):  # a predictor that does not tell sampling apart from its own ignorance
+    if not math.isfinite(mean + std):  # the predictor does not separate sampling from its uncertainty
         mean, std = predictions[0].mean(), predictions[0].std()
     if task == "regression":
         return {"predicted_mean": mean, "predicted_std": std}
@@ -77,7 +77,7 @@ def predict_response_length(
 
 
 def p99_class(mean: float, std: float, bin_width: int = BIN_WIDTH) -> Classification:
-    """Return the class of the P99 of a log-normal with this mean and std: what 99 of 100 answers stay within."""
+    """Return the class of the P99 of a log-normal with this mean and std."""
     spread = math.sqrt(math.log1p((std / mean) ** 2))
     p99 = math.exp(math.log(mean) - spread**2 / 2.0 + _P99 * spread)
     number = int(p99 // bin_width)
@@ -86,4 +86,4 @@ def p99_class(mean: float, std: float, bin_width: int = BIN_WIDTH) -> Classifica
 
 @cache
 def _loaded(name: str) -> LengthPredictor:
-    return load_predictor(name)
+    return resolve_predictor(name)

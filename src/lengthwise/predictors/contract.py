@@ -1,4 +1,8 @@
-"""What a predictor is asked, and what it answers: predictions as columns."""
+"""The predictor interface: a request as input, predictions as columns, and how a chat is rendered as text.
+
+The rendering is the same in training, gateway and engine: system, history and last user turn in order, roles marked,
+tools named. A bare prompt is one user turn and is unchanged: predictors are trained on such prompts.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ _LEAST_SIGMA: Final = 0.02
 class PredictionInput:
     """One rendering of a request, the same in training, gateway and engine.
 
-    `text` holds system, history and last user turn in order, roles marked, tools named (see `render`); a bare
-    prompt is one user turn. `hint` is the length a client expects.
+    `text` holds system, history and last user turn in order, roles marked, tools named (see `render_chat`); a bare
+    prompt is one user turn. `hint` is the length that the client expects.
     """
 
     text: str
@@ -33,16 +37,16 @@ class PredictionInput:
 
     @property
     def cap(self) -> int:
-        """The most tokens the answer may have."""
+        """The maximum number of tokens of the answer."""
         return DEFAULT_CAP if self.max_tokens is None else max(1, self.max_tokens)
 
 
 @runtime_checkable
 class Predictions(Protocol):
-    """Many predictions: [i] is a LengthDistribution.
+    """Predictions as columns: [i] is a LengthDistribution.
 
     `sample_mean` and `sample_std` are the papers' targets, the mean and the spread of repeated answers to the
-    same prompt; NaN where a predictor does not tell them. The spread of the prediction itself is `[i].std()`.
+    same prompt; NaN where a predictor does not estimate them. The spread of the prediction itself is `[i].std()`.
     """
 
     @property
@@ -80,7 +84,7 @@ class LogTPredictions:
         sample_mean: ArrayLike | None = None,
         sample_std: ArrayLike | None = None,
     ) -> LogTPredictions:
-        """Check the columns; sampling mean and std may be unknown."""
+        """Check the columns. Sampling mean and std may be unknown."""
         columns = LogTColumns.of(mu, sigma, cap, nu)
         return cls(columns, _known(sample_mean, len(columns)), _known(sample_std, len(columns)))
 
@@ -111,7 +115,7 @@ class LogTPredictions:
         return self.columns.quantile(q)
 
     def adjusted(self, shift: ArrayLike, scale: ArrayLike) -> LogTPredictions:
-        """Return the predictions with medians times exp(shift) and spreads times scale: what calibration does."""
+        """Return the predictions with medians times exp(shift) and spreads times scale, as calibration does."""
         columns = LogTColumns.of(
             self.mu + np.asarray(shift, np.float64),
             self.sigma * np.asarray(scale, np.float64),
@@ -123,7 +127,7 @@ class LogTPredictions:
 
 @dataclass(frozen=True, eq=False)
 class HistogramPredictions:
-    """Predictions as probabilities over shared bins, one row each: what a classifier says."""
+    """Predictions as probabilities over shared bins, one row each: the output of a classifier."""
 
     edges: NDArray[np.float64]
     probabilities: NDArray[np.float64]
@@ -133,7 +137,7 @@ class HistogramPredictions:
 
     @classmethod
     def of(cls, edges: ArrayLike, probabilities: ArrayLike, cap: ArrayLike) -> HistogramPredictions:
-        """Check the columns. A classifier tells no sampling mean or std."""
+        """Check the columns. A classifier has no sampling mean or std."""
         rows = np.asarray(probabilities, np.float64)
         edges_ = np.asarray(edges, np.float64)
         if rows.ndim != 2 or rows.shape[1] + 1 != len(edges_):
@@ -159,7 +163,7 @@ class HistogramPredictions:
 
 @runtime_checkable
 class LengthPredictor(Protocol):
-    """Predictions for many requests at once. Any string is a valid prompt; an unknown LLM is no error."""
+    """Predicts for a batch of requests. Any string is a valid prompt; an unknown LLM is not an error."""
 
     def predict(self, inputs: Sequence[PredictionInput]) -> Predictions:
         """Return one prediction for each input, in order."""
@@ -182,7 +186,7 @@ def as_logt(predictions: Predictions) -> LogTPredictions:
 
 
 def as_inputs(prompts: Sequence[str | PredictionInput], llms: Sequence[str] | None = None) -> list[PredictionInput]:
-    """Make inputs of bare prompts and as many LLM names; inputs pass as they are and need no names."""
+    """Return inputs made of bare prompts and as many LLM names; PredictionInputs pass unchanged and need no names."""
     if llms is not None and len(llms) != len(prompts):
         raise InputError(f"{len(prompts)} prompts for {len(llms)} LLMs", hint="give one LLM name for each prompt")
     inputs = []
@@ -201,7 +205,7 @@ def _known(values: ArrayLike | None, n: int) -> NDArray[np.float64]:
 
 
 def render_chat(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Render OpenAI chat messages; whatever has no text is named by its kind."""
+    """Render OpenAI chat messages as text; a part without text appears as its type."""
     names = [str(tool.get("function", {}).get("name", "?")) for tool in tools]
     turns = [(str(message.get("role", "user")), _text(message)) for message in messages]
     if len(turns) == 1 and turns[0][0] == "user" and not names:

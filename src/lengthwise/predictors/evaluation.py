@@ -1,7 +1,7 @@
-"""A predictor against samples of the truth, beside two constants and the noise ceiling.
+"""Evaluation of a predictor on length samples, beside two constants and the noise ceiling: `lengthwise evaluate`.
 
-Degenerate samples are out by CASTILLO's rule; only `raw_mae_mean` has them in. A prompt's point prediction is the
-sampling mean where the predictor tells one, else the prediction's median; tau is always of the median.
+Degenerate samples are excluded by CASTILLO's rule, except in `raw_mae_mean`. A prompt's point prediction is the
+sampling mean where the predictor has one, else the prediction's median; tau is always of the median.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ CEILING: Final = "noise ceiling"
 
 @dataclass(frozen=True)
 class EvaluationScores:
-    """Every figure over some rows; NaN where it has no meaning (the order a constant gives, say)."""
+    """All scores over a set of rows; NaN where a score is not defined (tau of a constant)."""
 
     rows: int
     samples: int
     mae_mean: float
     mse_mean: float
     mae_median: float
-    """Of the prediction's median against the mean of the samples, as `mae_mean` is where no mean is told."""
+    """Of the prediction's median against the mean of the samples, as `mae_mean` is where there is no predicted mean."""
     mae_std: float
     mse_std: float
     mae_sample: float
@@ -73,13 +73,13 @@ class EvaluationScores:
     width_50: float
     width_90: float
     raw_mae_mean: float
-    """Against the mean of all samples, degenerate ones in: they dominate it, so always say so."""
+    """Against the mean of all samples, degenerate ones included: they dominate it."""
     classes: Mapping[str, ClassScores]
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The same figures over everything, over each LLM and over each corpus."""
+    """Scores over all rows, by LLM and by corpus."""
 
     overall: EvaluationScores
     by_llm: Mapping[str, EvaluationScores]
@@ -88,7 +88,7 @@ class Breakdown:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What was found; `predicted` and `true` are there to draw."""
+    """The result of an evaluation; `predicted` and `true` are the points of the scatter plot."""
 
     predictor: str
     origin: str
@@ -106,7 +106,7 @@ class Evaluation:
     true: Floats
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the points of the picture, as plain values."""
+        """Return everything except the points of the plot, as plain values."""
         drawn = ("predicted", "true")
         plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in drawn}
         return plain | {"subjects": {name: asdict(found) for name, found in self.subjects.items()}}
@@ -141,7 +141,7 @@ def evaluate(
     batch: int = 256,
     progress: Callable[[str, float], None] | None = None,
 ) -> Evaluation:
-    """Score a predictor on every row, and the baselines beside it.
+    """Score a predictor and the baselines on every row.
 
     `reference` are rows of other prompts (train and validate) that the constants and the classes of equal mass
     are fitted to; without it they are fitted to the evaluated rows themselves, which favours the constants.
@@ -152,11 +152,11 @@ def evaluate(
     schemes = class_schemes(truth.mean, fitted.clean_mean())
     edges = np.unique(np.concatenate(list(schemes.values())))
     per_llm, per_both = ConstantPerLlm.fit(fitted), ConstantPerLlmAndCorpus.fit(fitted)
-    subjects, asked = {}, {}
-    for who, asks in ((name, predictor), (PER_LLM, per_llm), (PER_BOTH, per_both)):
-        tell = None if progress is None else partial(progress, who)
-        said = forecast(asks, samples, edges=edges, max_tokens=max_tokens, batch=batch, progress=tell)
-        asked[who], subjects[who] = said, _breakdown(truth, partial(_score, truth, said, schemes, edges))
+    subjects, forecasts = {}, {}
+    for label, each in ((name, predictor), (PER_LLM, per_llm), (PER_BOTH, per_both)):
+        report = None if progress is None else partial(progress, label)
+        found = forecast(each, samples, edges=edges, max_tokens=max_tokens, batch=batch, progress=report)
+        forecasts[label], subjects[label] = found, _breakdown(truth, partial(_score, truth, found, schemes, edges))
     ceiling = Ceiling.of(truth.lengths, truth.clean)
     subjects[CEILING] = _breakdown(truth, partial(_score_ceiling, truth, ceiling, schemes))
     return Evaluation(
@@ -167,14 +167,16 @@ def evaluate(
         degenerate=float(1.0 - truth.clean.mean()),
         constants_from="the evaluated rows themselves" if reference is None else f"{len(fitted):,} other rows",
         subjects=subjects,
-        calibration={central: _covered(truth, asked[name], central, np.arange(len(samples))) for central in CENTRAL},
-        predicted=asked[name].point,
+        calibration={
+            central: _covered(truth, forecasts[name], central, np.arange(len(samples))) for central in CENTRAL
+        },
+        predicted=forecasts[name].point,
         true=truth.mean,
     )
 
 
 def class_schemes(true: Floats, fitted: Floats) -> dict[str, Floats]:
-    """Ways to cut lengths into classes, by name, as inner edges."""
+    """Return the divisions of lengths into classes, by name, as inner edges."""
     longest = float(np.nanmax(true)) if np.isfinite(true).any() else 1.0
     by_width = {f"{width} wide": scores.equal_width(width, longest) for width in WIDTHS}
     return by_width | {
@@ -191,10 +193,12 @@ def _breakdown(truth: _Truth, score: Callable[[Rows], EvaluationScores]) -> Brea
     )
 
 
-def _score(truth: _Truth, said: Forecast, schemes: Mapping[str, Floats], edges: Floats, rows: Rows) -> EvaluationScores:
+def _score(
+    truth: _Truth, found: Forecast, schemes: Mapping[str, Floats], edges: Floats, rows: Rows
+) -> EvaluationScores:
     mean, clean, lengths = truth.mean[rows], truth.clean[rows], truth.lengths[rows].astype(np.float64)
     some = np.flatnonzero(np.isfinite(mean))
-    median, point = said.median[rows], said.point[rows]
+    median, point = found.median[rows], found.point[rows]
     sampled = np.where(clean, lengths, np.nan)
     return EvaluationScores(
         rows=len(some),
@@ -202,22 +206,22 @@ def _score(truth: _Truth, said: Forecast, schemes: Mapping[str, Floats], edges: 
         mae_mean=scores.mae(point, mean),
         mse_mean=scores.mse(point, mean),
         mae_median=scores.mae(median, mean),
-        mae_std=scores.mae(said.std[rows], truth.std[rows]),
-        mse_std=scores.mse(said.std[rows], truth.std[rows]),
+        mae_std=scores.mae(found.std[rows], truth.std[rows]),
+        mse_std=scores.mse(found.std[rows], truth.std[rows]),
         mae_sample=scores.mae(np.broadcast_to(median[:, None], sampled.shape), sampled),
         tau=scores.tau_within(truth.llm[rows], median, mean),
         r2_log=scores.r2_log(point, mean),
-        crps=_average(scores.crps(said.quantiles[rows], lengths, clean)),
-        coverage_50=_covered(truth, said, 0.5, rows),
-        coverage_90=_covered(truth, said, 0.9, rows),
-        width_50=scores.sharpness(*_interval(said, 0.5, rows)),
-        width_90=scores.sharpness(*_interval(said, 0.9, rows)),
+        crps=_average(scores.crps(found.quantiles[rows], lengths, clean)),
+        coverage_50=_covered(truth, found, 0.5, rows),
+        coverage_90=_covered(truth, found, 0.9, rows),
+        width_50=scores.sharpness(*_interval(found, 0.5, rows)),
+        width_90=scores.sharpness(*_interval(found, 0.9, rows)),
         raw_mae_mean=scores.mae(point, lengths.mean(axis=1)),
         classes={
             name: scores.classification(
                 scores.classes(mean[some], inner),
                 scores.classes(point[some], inner),
-                _class_probabilities(said.at_edges[rows[some]], edges, inner),
+                _class_probabilities(found.at_edges[rows[some]], edges, inner),
             )
             for name, inner in schemes.items()
         },
@@ -258,13 +262,13 @@ def _class_probabilities(at_edges: Floats, edges: Floats, inner: Floats) -> Floa
     return np.diff(below, axis=1, prepend=0.0, append=1.0)
 
 
-def _interval(said: Forecast, central: float, rows: Rows) -> tuple[Floats, Floats]:
+def _interval(found: Forecast, central: float, rows: Rows) -> tuple[Floats, Floats]:
     place = CENTRAL.index(central)
-    return said.low[rows, place], said.high[rows, place]
+    return found.low[rows, place], found.high[rows, place]
 
 
-def _covered(truth: _Truth, said: Forecast, central: float, rows: Rows) -> float:
-    low, high = _interval(said, central, rows)
+def _covered(truth: _Truth, found: Forecast, central: float, rows: Rows) -> float:
+    low, high = _interval(found, central, rows)
     return scores.coverage(low, high, truth.lengths[rows].astype(np.float64), truth.clean[rows])
 
 
@@ -279,7 +283,7 @@ CENTRAL: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """Predictions as the arrays that figures are computed from, one row each."""
+    """Predictions as the arrays that scores are computed from, one row each."""
 
     median: Floats
     point: Floats
@@ -292,14 +296,14 @@ class Forecast:
 
     @classmethod
     def of(cls, predictions: Predictions, edges: Floats) -> Forecast:
-        """Ask the predictions everything at once."""
+        """Compute all quantiles and probabilities that the scores need."""
         levels = [0.5, *CRPS_LEVELS, *((1 - c) / 2 for c in CENTRAL), *((1 + c) / 2 for c in CENTRAL)]
         table = _quantiles(predictions, levels)
         first, low = 1 + len(CRPS_LEVELS), 1 + len(CRPS_LEVELS) + len(CENTRAL)
-        told = np.isfinite(predictions.sample_mean)
+        has_mean = np.isfinite(predictions.sample_mean)
         return cls(
             median=table[:, 0],
-            point=np.where(told, predictions.sample_mean, table[:, 0]),
+            point=np.where(has_mean, predictions.sample_mean, table[:, 0]),
             std=predictions.sample_std,
             quantiles=table[:, 1:first],
             low=table[:, first:low],
@@ -309,7 +313,7 @@ class Forecast:
 
     @classmethod
     def joined(cls, parts: Sequence[Forecast], order: Rows) -> Forecast:
-        """Put batches together, their rows back at `order`'s places."""
+        """Join batches and restore the row order that `order` permuted."""
         back = np.argsort(order)
         return cls(*(np.concatenate([getattr(part, f.name) for part in parts])[back] for f in fields(cls)))
 
@@ -323,7 +327,7 @@ def forecast(
     batch: int = 256,
     progress: Callable[[float], None] | None = None,
 ) -> Forecast:
-    """Ask the predictor about every row, in batches of texts of about the same length (less to pad)."""
+    """Predict every row, in batches of texts of similar length (less padding)."""
     edges = np.empty(0) if edges is None else edges
     if isinstance(predictor, RowPredictor):
         return Forecast.of(predictor.predict_rows(samples, max_tokens), edges)
@@ -338,7 +342,7 @@ def forecast(
 
 
 def prediction_inputs(samples: LengthSamples, max_tokens: int | None = CAP) -> list[PredictionInput]:
-    """Each row as what a predictor is asked."""
+    """Return each row as a PredictionInput."""
     texts, llms = column(samples, "prompt"), column(samples, "llm")
     if not len(samples):
         raise InputError("holds no rows to predict", source=samples.origin)
@@ -365,7 +369,7 @@ def _quantiles(predictions: Predictions, levels: Sequence[float]) -> Floats:
 
 
 def _below(predictions: Predictions, edges: Floats) -> Floats:
-    """P(length < edge), (rows, edges); the mass on a cap counts as just below it, which no row ever asks apart."""
+    """P(length < edge), (rows, edges); the mass at a cap counts as just below it."""
     if isinstance(predictions, LogTPredictions):
         columns = predictions.columns
         t = (np.log(np.maximum(edges, 1e-9))[None, :] - columns.mu[:, None]) / columns.sigma[:, None]

@@ -1,7 +1,7 @@
-"""What an LLM's past answers say about its next one: a running log-t per LLM, the fallback of every predictor.
+"""History: a running log-t of each LLM's past lengths, the fallback of every predictor; and client hints.
 
-Knows lengths and LLM names only. The running estimate is also what `online` follows drift with: there the quantity
-is a prediction's error instead of a length.
+Uses lengths and LLM names only. `calibration.OnlineCalibrated` uses the same running estimate for the errors of
+predictions.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ HINT_SIGMA: Final = 0.25
 """Spread of the log length around a client's hint: half of the answers are within 20 %."""
 
 MEMORY: Final = 150
-"""Observations after which one has lost 63 % of its weight, while nothing drifts."""
+"""Observations after which an observation has lost 63 % of its weight, without drift."""
 
 MOST_LLMS: Final = 1024
-"""LLM names come from clients: above this the one unheard of for longest is forgotten."""
+"""LLM names come from clients: above this number the least recently used one is dropped."""
 
 _FAST_MEMORY: Final = 35
 _ALARM: Final = 4.0  # standard errors between the two memories; no false one in 100,000 simulated steady observations
@@ -40,8 +40,8 @@ _INFORMATION: Final = (_NU + 3) / (_NU + 1)  # variance of a log-t location, in 
 class Running:
     """Exponentially forgetting location and scale of y = location + scale * unit * T, T Student-t with nu 3.5.
 
-    Online EM (Cappe and Moulines 2009) on the t as a scale mixture: an observation far out counts
-    w = (nu+1)/(nu+z^2), and one of which only y > bound is known counts as its expectation given that. O(1) each.
+    Online EM (Cappe and Moulines 2009) on the t as a scale mixture: an outlier has weight
+    w = (nu+1)/(nu+z^2), and a censored observation (y > bound) counts as its conditional expectation. O(1) each.
     """
 
     memory: float
@@ -54,11 +54,11 @@ class Running:
 
     @classmethod
     def starting(cls, memory: float, location: float, scale: float, count: float) -> Running:
-        """What `count` observations at this location and scale would have left."""
+        """Return the state after `count` observations at this location and scale."""
         return cls(memory, location, scale, count, count, count * scale**2)
 
     def observe(self, y: float, unit: float, *, censored: bool) -> None:
-        """Take in one value (or, censored, a lower bound of one) with its own unit of spread."""
+        """Observe one value (if censored, a lower bound) with its unit of spread."""
         z = (y - self.location) / (self.scale * unit)
         weight, mean_z, spread = map(float, beyond(z)) if censored else ((_NU + 1) / (_NU + z * z), z, 0.0)
         keep = 1.0 - 1.0 / self.memory
@@ -71,7 +71,7 @@ class Running:
         self.scale = max(_LEAST_SCALE, math.sqrt(self.squares / self.count))
 
     def restart_from(self, other: Running, count: float) -> None:
-        """Forget all but a little of what the other knows."""
+        """Restart from the other estimate with the weight of `count` observations."""
         share = min(1.0, count / other.count)
         self.location, self.scale = other.location, other.scale
         self.count, self.weight, self.squares = (share * x for x in (other.count, other.weight, other.squares))
@@ -92,10 +92,10 @@ def beyond(z: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64], NDAr
 
 @dataclass(slots=True)
 class Tracker:
-    """A running log-t that is steady while nothing drifts and quick when something does.
+    """A running log-t that is steady without drift and fast after a change.
 
-    Two memories, 150 and 35 observations. Where their locations differ by more than four standard errors, the slow
-    one starts again from the fast one.
+    Two memories, of 150 and 35 observations. If their locations differ by more than four standard errors, the slow
+    one restarts from the fast one.
     """
 
     slow: Running
@@ -105,22 +105,22 @@ class Tracker:
 
     @classmethod
     def starting(cls, location: float, scale: float, count: float, memory: float = MEMORY) -> Tracker:
-        """Believe this, with the weight of `count` observations."""
+        """Start at this location and scale, with the weight of `count` observations."""
         fast = Running.starting(_FAST_MEMORY, location, scale, min(count, _FAST_MEMORY))
         return cls(Running.starting(memory, location, scale, count), fast)
 
     @property
     def location(self) -> float:
-        """Where the values lie now."""
+        """The current location."""
         return self.slow.location
 
     @property
     def scale(self) -> float:
-        """How far they spread, in their units."""
+        """The current scale, in units of spread."""
         return self.slow.scale
 
     def observe(self, y: float, unit: float = 1.0, *, censored: bool = False) -> None:
-        """Take in one value, or a lower bound of one."""
+        """Observe one value, or a lower bound if censored."""
         self.slow.observe(y, unit, censored=censored)
         self.fast.observe(y, unit, censored=censored)
         self.seen += 1
@@ -130,14 +130,14 @@ class Tracker:
 
     def _differ(self) -> bool:
         if self.slow.count < 2 * self.fast.count:
-            return False  # so little is known that the slow one is quick itself
+            return False  # with so few observations the slow estimate follows quickly too
         # Exponential means with gains a and b of the same values differ with variance (a - b)^2 / (2 (a + b)).
         a, b = 1.0 / self.fast.weight, 1.0 / self.slow.weight
         variance = _INFORMATION * self.slow.scale**2 * (a - b) ** 2 / (2 * (a + b))
         return (self.fast.location - self.slow.location) ** 2 > _ALARM**2 * variance
 
     def to_json(self) -> dict[str, Any]:
-        """Its whole state."""
+        """Return the whole state."""
         return asdict(self)
 
     @classmethod
@@ -147,7 +147,7 @@ class Tracker:
 
 
 def remember(trackers: dict[str, Tracker], llm: str, start: Tracker) -> Tracker:
-    """The LLM's tracker, `start` where it has none yet; the dictionary stays bounded and in order of last use."""
+    """Return the LLM's tracker, `start` if it has none; the dictionary is bounded and in order of last use."""
     tracker = trackers.pop(llm, start)
     trackers[llm] = tracker
     if len(trackers) > MOST_LLMS:
@@ -162,11 +162,10 @@ def _as_prior() -> Tracker:
 
 @dataclass
 class History:
-    """A predictor that looks at the LLM only: log-t of its answers so far, the newest counting most.
+    """A predictor that uses the LLM only: a log-t of its past lengths, recent ones with more weight.
 
-    prediction = LogT(location, scale, cap) of the LLM's own tracker, which starts as the pooled one with the weight of five
-    observations; the pooled one starts as the wide prior. So an LLM never seen has the pooled history, and
-    without any history the prediction is the wide prior.
+    prediction = LogT(location, scale, cap) of the LLM's tracker, which starts as the pooled one with the weight of five
+    observations; the pooled one starts as the wide prior. An unknown LLM has the pooled history.
     """
 
     pooled: Tracker = field(default_factory=_as_prior)
@@ -182,19 +181,19 @@ class History:
         return LogTPredictions.of([each.location for each in known], [each.scale for each in known], caps)
 
     def prediction(self, llm: str, cap: int) -> LogT:
-        """One prediction, as `predict` gives it: for a host's own thread, a tenth of the time."""
+        """Return one prediction, as `predict` does, in a tenth of the time: for the host's thread."""
         known = self.by_llm.get(llm, self.pooled)
         return LogT(known.location, known.scale, cap)
 
     def observe(self, llm: str, length: int, *, censored: bool = False) -> None:
-        """Take in one answer: its length, or, cut or still running, the tokens so far. Tell each answer once."""
+        """Observe one answer: its length or, censored, its tokens so far. Observe each answer once."""
         y = math.log(max(1, length))
         start = Tracker.starting(self.pooled.location, self.pooled.scale, _PRIOR_WEIGHT)
         remember(self.by_llm, llm, start).observe(y, censored=censored)
         self.pooled.observe(y, censored=censored)
 
     def to_json(self) -> dict[str, Any]:
-        """All there is to keep over a restart."""
+        """Return the whole state, to restore after a restart."""
         return {"pooled": self.pooled.to_json(), "by_llm": {llm: t.to_json() for llm, t in self.by_llm.items()}}
 
     @classmethod

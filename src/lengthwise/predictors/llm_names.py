@@ -11,7 +11,7 @@ from typing import Final
 from lengthwise.errors import InputError
 
 FAMILIES: Final = ("llama", "qwen", "gemma", "mistral", "phi", "smollm", "deepseek", "gpt", "claude")
-"""Families by the word that names them; the order is part of a model file's format."""
+"""Families by the part of the name that identifies them; the order is part of the model file format."""
 
 _WORDS: Final = {"mixtral": "mistral", "ministral": "mistral", "codellama": "llama", "gpt-oss": "gpt"}
 _EXPERTS: Final = re.compile(r"(\d+)x(\d+(?:\.\d+)?)b\b")
@@ -20,8 +20,8 @@ _MINI_SIZES: Final = {"phi-4-mini": 3.8, "phi-3-mini": 3.8, "phi-4": 14.7}
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Family (None where the name says none of the known ones) and size in billions of parameters."""
+class LlmIdentity:
+    """Family (None where the name contains none of the known ones) and size in billions of parameters."""
 
     family: str | None
     billions: float | None
@@ -36,12 +36,12 @@ class Identity:
 FEATURES: Final = len(FAMILIES) + 3
 
 
-def identify(llm: str) -> Identity:
+def identify(llm: str) -> LlmIdentity:
     """Read a name such as meta-llama/Llama-3.1-8B-Instruct; any string is a name."""
     name = llm.lower().rsplit("/", 1)[-1]
     family = next((known for known in FAMILIES if known in name), None)
     family = next((known for word, known in _WORDS.items() if word in name), family)
-    return Identity(family, _billions(name))
+    return LlmIdentity(family, _billions(name))
 
 
 def resolve_llm(name: str, known: Collection[str]) -> str:

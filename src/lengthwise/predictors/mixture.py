@@ -1,15 +1,14 @@
-"""A new LLM as a mixture of known ones, from a few of its own lengths.
+"""A new LLM as a mixture of known ones, from a few of its held_out lengths.
 
-With mu_l and sigma_l what a predictor predicts of the prompt for known LLM l, and y the log of a length:
+With mu_l and sigma_l the prediction for known LLM l, and y the log of a length:
 
     y = shift + sum_l weight_l * mu_l + tilt(kind) + factor * sigma * T,    sigma = prod_l sigma_l ^ likeness_l
 
-with T Student-t and `tilt` linear in what kind of prompt it is. `likeness` is what the names say (`identity`), and
-where the weights start: they are drawn to it, and the tilt to 0, by ridges whose strengths the lengths choose. Ridges
-of several strengths are fitted by penalised likelihood, in which an answer cut off is "longer than"; each counts by how
-likely it makes the lengths of prompts it has not seen, so that a hundred lengths of an LLM like no other move the
-weights far, and those of one like its family hardly at all. The factor is split conformal on the errors for unseen
-prompts, which are not too small as those of the fit would be.
+with T Student-t and `tilt` linear in the features of the prompt (`kinds`). `likeness` is the share of each known LLM by
+the names (`llm_names`): ridge penalties draw the weights to it and the tilt to 0. Fits with several penalty strengths
+maximise the penalised likelihood, in which a censored answer contributes its survival; they are averaged by their
+likelihood on held-out folds. So a hundred lengths of an unusual LLM move the weights far, and those of an LLM like its
+family hardly at all. The factor is split conformal on the errors for held-out prompts.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ Mask = NDArray[np.bool_]
 STRENGTHS: Final = tuple(
     (weights, tilt) for weights in (3.0, 10.0, 30.0, 100.0, 1000.0) for tilt in (3.0, 30.0, 1000.0)
 )
-"""Of the ridges on weights and tilt: at s, moving one weight by 1 must make the lengths likelier by s/2 in logs."""
+"""Penalties on weights and tilt: at s, moving one weight by 1 must raise the log likelihood by s/2."""
 FOLDS: Final = 10
 _OF_ALL: Final = 0.2
-"""Share of the likeness that goes to LLMs of other families too."""
+"""Share of the likeness that is spread over all LLMs."""
 _LOG_SCALES: Final = (-3.0, 3.0)
-"""A few lengths that follow a rule by chance do not make an LLM follow it to the token."""
+"""Bounds of the log scale: a few lengths that fit by chance do not make predictions exact."""
 _MOST_ODD: Final = 3.0
-"""Standard deviations of a kind's number beyond which it says no more."""
+"""Features are clipped at this number of standard deviations."""
 _BY_PROMPT: Final = ("mu", "sigma", "kinds", "lengths", "present", "censored")
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a predictor predicts of n prompts for L known LLMs, and up to k lengths of the new LLM's answers to each."""
+    """Predictions for n prompts and L known LLMs, and up to k lengths of the new LLM's answers to each."""
 
     mu: Floats
     """(n, L)"""
@@ -58,22 +57,22 @@ class Answers:
     lengths: Floats
     """(n, k)"""
     present: Mask
-    """(n, k): there is such an answer."""
+    """(n, k): whether there is such an answer."""
     censored: Mask
-    """(n, k): it was cut off, and is at least that long."""
+    """(n, k): whether it was cut off, so that the length is a lower bound."""
     nu: float
 
     def __len__(self) -> int:
         return len(self.mu)
 
     def take(self, prompts: NDArray[Any]) -> Answers:
-        """Some of the prompts."""
+        """Return a subset of the prompts."""
         return replace(self, **{name: getattr(self, name)[prompts] for name in _BY_PROMPT})
 
 
 @dataclass(frozen=True, eq=False)
 class Tilt:
-    """Weights of the numbers of a kind, in standard deviations from the mean of the prompts learned from."""
+    """Weights of the prompt features, standardised by the prompts learned from."""
 
     weights: Floats
     centre: Floats
@@ -81,11 +80,11 @@ class Tilt:
 
     @classmethod
     def of(cls, kinds: Floats) -> Tilt:
-        """None yet, with the units of these prompts."""
+        """Return zero weights, standardised by these prompts."""
         return cls(np.zeros(kinds.shape[1]), kinds.mean(axis=0), kinds.std(axis=0) + 1e-3)
 
     def units(self, kinds: Floats) -> Floats:
-        """(n, kinds), of length 1 for an average prompt."""
+        """Return the standardised features (n, kinds), of norm 1 for an average prompt."""
         units = np.clip((kinds - self.centre) / self.spread, -_MOST_ODD, _MOST_ODD)
         return np.asarray(units / np.sqrt(len(self.centre)))
 
@@ -101,13 +100,13 @@ class Mixture:
     tilt: Tilt
 
     def apply(self, mu: Floats, sigma: Floats, kinds: Floats) -> tuple[Floats, Floats]:
-        """Mu and sigma of the new LLM from those of the known ones (n, L) and the kinds of the prompts."""
+        """Return mu and sigma of the new LLM from those of the known ones (n, L) and the prompt features."""
         moved = self.shift + mu @ self.weights + self.tilt.units(kinds) @ self.tilt.weights
         return moved, self.factor * np.exp(np.log(sigma) @ self.likeness)
 
 
 def likeness(llm: str, known: Sequence[str]) -> Floats:
-    """How much of each known LLM there is in a new one by their names: its family's, else everyone's; sums to 1."""
+    """Return the share of each known LLM in a new one by the names: its family's, else all alike; sums to 1."""
     if llm in known:
         return np.array([float(each == llm) for each in known])
     family = identify(llm).family
@@ -117,33 +116,35 @@ def likeness(llm: str, known: Sequence[str]) -> Floats:
 
 
 def fit_mixture(answers: Answers, like: Floats, *, folds: int = FOLDS, seed: int = 0) -> Mixture:
-    """Fit to the lengths of at least 10 prompts."""
+    """Fit a mixture to the lengths of at least 10 prompts."""
     sigma = np.exp(np.log(answers.sigma) @ like)
     tilt = Tilt.of(answers.kinds)
     columns = np.hstack([answers.mu, tilt.units(answers.kinds)])
     start = np.concatenate([like, tilt.weights])
     fold = np.random.default_rng(seed).permutation(len(answers)) % min(folds, len(answers))
     unseen = np.empty((len(STRENGTHS), len(answers)))
-    surprise = np.zeros(len(STRENGTHS))
+    held_out_cost = np.zeros(len(STRENGTHS))
     for number in range(fold.max() + 1):
-        own, rest = fold == number, fold != number
-        problem = _Problem.of(answers.take(rest), columns[rest], sigma[rest], start)
+        held_out, training = fold == number, fold != number
+        problem = _Problem.of(answers.take(training), columns[training], sigma[training], start)
         for place, (on_weights, on_tilt) in enumerate(STRENGTHS):
             found = problem.solve(np.where(np.arange(len(start)) < len(like), on_weights, on_tilt))
-            unseen[place, own] = found.shift + columns[own] @ found.weights
-            surprise[place] += _surprise(answers.take(own), unseen[place, own], sigma[own] * found.scale)
-    trust = np.exp(surprise.min() - surprise)
+            unseen[place, held_out] = found.shift + columns[held_out] @ found.weights
+            held_out_cost[place] += _negative_log_likelihood(
+                answers.take(held_out), unseen[place, held_out], sigma[held_out] * found.scale
+            )
+    trust = np.exp(held_out_cost.min() - held_out_cost)
     trust /= trust.sum()
     whole = _Problem.of(answers, columns, sigma, start)
     fits = [whole.solve(np.where(np.arange(len(start)) < len(like), a, b)) for a, b in STRENGTHS]
     weights = np.asarray(trust @ np.array([fit.weights for fit in fits]))
     shift = float(trust @ np.array([fit.shift for fit in fits]))
     predictions = LogTPredictions.of(trust @ unseen, sigma, np.inf, nu=answers.nu)
-    told = fit_calibration(
+    calibrated = fit_calibration(
         predictions, [""] * len(answers), answers.lengths, answers.present, censored=answers.censored
     )
     learned = replace(tilt, weights=weights[len(like) :])
-    return Mixture(weights[: len(like)], like, shift + told.others.shift, told.others.factor, learned)
+    return Mixture(weights[: len(like)], like, shift + calibrated.others.shift, calibrated.others.factor, learned)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +156,7 @@ class _Fit:
 
 @dataclass(frozen=True, eq=False)
 class _Problem:
-    """One row per length: its log less what the start alone says, as a sum of columns."""
+    """One row per length: its log minus the starting prediction, as a linear function of the columns."""
 
     y: Floats
     sigma: Floats
@@ -175,7 +176,7 @@ class _Problem:
             y=logs - (columns @ start)[row],
             sigma=sigma[row],
             columns=(columns - centre)[row],
-            # A prompt is one unit, however many answers it has: they say nearly the same.
+            # A prompt is one unit, however many answers it has: they are strongly correlated.
             weight=(1.0 / answers.present.sum(axis=1))[row],
             censored=answers.censored[row, place],
             centre=centre,
@@ -184,7 +185,7 @@ class _Problem:
         )
 
     def solve(self, strength: Floats) -> _Fit:
-        """The penalised maximum of the likelihood, by steps in which all directions are about as steep."""
+        """Maximise the penalised likelihood, in coordinates in which all directions are about equally steep."""
         pull = (self.columns * (self.weight / self.sigma**2)[:, None]).T @ self.columns
         turn = np.linalg.inv(np.linalg.cholesky(pull + np.diag(strength))).T
         start = np.zeros(2 + len(strength))
@@ -216,14 +217,14 @@ def _cost(z: Floats, censored: Mask, nu: float) -> tuple[Floats, Floats]:
         return ended, slope
     longer = special.stdtr(nu, -z)
     log_constant = special.gammaln((nu + 1) / 2) - special.gammaln(nu / 2) - 0.5 * np.log(nu * np.pi)
-    # Above every number of a length the tail is a power: no survival here is 0.
+    # The tail is a power law: the survival is never 0 here.
     hazard = np.exp(log_constant - ended) / longer
-    # Both kinds on one scale: the density's constant is part of the cost.
+    # Censored and uncensored costs on one scale: the density's constant is included.
     return np.where(censored, -np.log(longer), ended - log_constant), np.where(censored, hazard, slope)
 
 
-def _surprise(answers: Answers, mu: Floats, sigma: Floats) -> float:
-    """-log likelihood of the lengths, each prompt's as one."""
+def _negative_log_likelihood(answers: Answers, mu: Floats, sigma: Floats) -> float:
+    """Return the negative log likelihood of the lengths, with weight 1 per prompt."""
     row, column = np.nonzero(answers.present)
     z = (np.log(np.maximum(answers.lengths, 1.0))[row, column] - mu[row]) / sigma[row]
     censored = answers.censored[row, column]
@@ -235,9 +236,9 @@ NAMES: Final = (
     "characters", "words", "lines", "characters per word", "digits", "signs of code", "capitals", "beyond ASCII",
     "question mark", "backquote", "words of code", "ends asking",
 )  # fmt: skip
-"""What the numbers are; part of a model file's format."""
+"""Names of the features; part of the model file format."""
 
-_READ: Final = 10_000  # characters of the beginning and of the end each that are looked at
+_READ: Final = 10_000  # characters read from the beginning and from the end
 _DIGITS, _CAPITALS = string.digits.encode(), string.ascii_uppercase.encode()
 _SIGNS: Final = b"(){}[]<>=_;"
 _BEYOND: Final = bytes(range(128, 256))
@@ -245,7 +246,10 @@ _CODE: Final = (b"def ", b"import ", b"class ", b"return", b"function", b"```")
 
 
 def kinds(texts: Sequence[str]) -> NDArray[np.float64]:
-    """(texts, len(NAMES))"""
+    """Return simple features of each text, (texts, len(NAMES)): size, code, questions.
+
+    Few and without vocabulary: a hundred lengths cannot teach the meaning of words.
+    """
     return np.array([_kind(text) for text in texts], np.float64).reshape(-1, len(NAMES))
 
 

@@ -1,7 +1,7 @@
 """A predictor as one versioned file: a card, and the parts its loader needs.
 
-The file is a zip archive: `card.json` says what kind of predictor it holds, what it was trained on, under which
-licences, its figures and its limits; the other parts are the loader's business.
+The file is a zip archive: `card.json` states the kind of predictor, its training data, their licences, its figures and
+its limits; the other parts are read by the loader of that kind.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _NEEDED: Final = ("kind", "name", "data", "licences", "limits")
 
 @dataclass(frozen=True, eq=False)
 class ModelFile:
-    """What is in a model file."""
+    """The content of a model file: the card and the parts by name."""
 
     card: Mapping[str, Any]
     parts: Mapping[str, bytes]
 
     @property
     def kind(self) -> str:
-        """Which loader reads the parts."""
+        """The kind of predictor, which selects the loader."""
         return str(self.card["kind"])
 
     def part(self, name: str, source: str | Path = "model file") -> bytes:
-        """Return one part; a missing one means a broken file."""
+        """Return one part; InputError if it is missing."""
         if name not in self.parts:
             raise InputError(f"part '{name}' is missing", source=source, hint="the file is broken; get it again")
         return self.parts[name]
 
 
 def write_model_file(path: Path, card: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
-    """Write a model file, whole or not at all."""
+    """Write a model file atomically."""
     missing = [name for name in _NEEDED if name not in card]
     if missing:
-        raise InputError(f"the card says nothing of {', '.join(missing)}", source=path, field=missing[0])
+        raise InputError(f"the card has no {', '.join(missing)}", source=path, field=missing[0])
     handle, partial = tempfile.mkstemp(dir=path.parent, suffix=SUFFIX)
     os.close(handle)
     try:
@@ -65,7 +65,7 @@ def write_model_file(path: Path, card: Mapping[str, Any], parts: Mapping[str, by
 
 
 def read_model_file(path: Path) -> ModelFile:
-    """Read a model file; a missing, broken or newer one is named."""
+    """Read a model file; InputError if it is missing, broken or of a newer format."""
     if not path.is_file():
         raise InputError("is not a file", source=path, hint="give a model file that `lengthwise train` wrote")
     try:
@@ -74,7 +74,7 @@ def read_model_file(path: Path) -> ModelFile:
         card = json.loads(parts.pop(_CARD))
         written = int(card["format"])
     except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
-        raise InputError("is not a model file, or not a whole one", source=path, hint="get it again") from error
+        raise InputError("is not a complete model file", source=path, hint="get it again") from error
     if written > FORMAT:
         raise InputError(f"has format {written}, newer than {FORMAT}", source=path, hint="update lengthwise to read it")
     return ModelFile(card, parts)
@@ -82,15 +82,15 @@ def read_model_file(path: Path) -> ModelFile:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A network states its arrays as fields; each is held in 32 bits."""
+    """Arrays of a small NumPy network as dataclass fields, in 32 bits."""
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Self:
-        """Take the fields by name."""
+        """Build from arrays by field name."""
         return cls(**{field.name: np.asarray(arrays[field.name], np.float32) for field in fields(cls)})
 
     def arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Return the fields by name."""
+        """Return the arrays by field name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 

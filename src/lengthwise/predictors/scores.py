@@ -1,4 +1,4 @@
-"""How good predictions are, as pure functions of arrays; who predicted and what was measured is not known here."""
+"""Scores of predictions, as pure functions of arrays."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ training answers, 42, 141, 294 and 503 tokens on Vicuna's part of LMSYS-Chat-1M;
 below it."""
 
 CRPS_LEVELS: Final = (np.arange(100) + 0.5) / 100
-"""Middles of a hundred equal shares: the quantile levels a CRPS is integrated over."""
+"""Midpoints of a hundred equal shares: the quantile levels that a CRPS is integrated over."""
 
 
 def mae(predicted: ArrayLike, true: ArrayLike) -> float:
-    """Mean absolute error over the pairs of which both are known; NaN where there is none."""
+    """Mean absolute error over the pairs where both are known; NaN where there is none."""
     return _mean(np.abs(_error(predicted, true)))
 
 
 def mse(predicted: ArrayLike, true: ArrayLike) -> float:
-    """Mean squared error over the pairs of which both are known."""
+    """Mean squared error over the pairs where both are known."""
     return _mean(_error(predicted, true) ** 2)
 
 
 def r2_log(predicted: ArrayLike, true: ArrayLike) -> float:
-    """Share of the variance of the log that is explained; below 0: worse than the truth's own mean."""
+    """Share of the variance of the log that is explained; below 0: worse than the mean of the truth."""
     p, t = np.asarray(predicted, np.float64), np.asarray(true, np.float64)
     known = (p > 0) & (t > 0)
     log_true = np.log(t[known])
@@ -50,7 +50,7 @@ def r2_log(predicted: ArrayLike, true: ArrayLike) -> float:
 
 
 def kendall_tau(predicted: ArrayLike, true: ArrayLike) -> float:
-    """Kendall's tau-b; NaN where either side is all one value, for there is no order to compare."""
+    """Kendall's tau-b; NaN where either side is constant."""
     p, t = np.asarray(predicted, np.float64), np.asarray(true, np.float64)
     known = np.isfinite(p) & np.isfinite(t)
     if len(np.unique(p[known])) < 2 or len(np.unique(t[known])) < 2:
@@ -61,7 +61,7 @@ def kendall_tau(predicted: ArrayLike, true: ArrayLike) -> float:
 
 
 def tau_within(groups: NDArray[np.object_], predicted: ArrayLike, true: ArrayLike) -> float:
-    """Tau inside each group (one LLM), averaged over the groups that have one."""
+    """Kendall's tau within each group (one LLM), averaged over the groups where it is defined."""
     p, t = np.asarray(predicted, np.float64), np.asarray(true, np.float64)
     taus = np.array([kendall_tau(p[groups == group], t[groups == group]) for group in sorted(set(groups.tolist()))])
     return _mean(taus)
@@ -69,7 +69,7 @@ def tau_within(groups: NDArray[np.object_], predicted: ArrayLike, true: ArrayLik
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Of one way to cut lengths into classes; precision, recall and F1 are weighted by how frequent a class is."""
+    """Scores of one division of lengths into classes; precision, recall and F1 are weighted by class frequency."""
 
     accuracy: float
     precision: float
@@ -101,25 +101,25 @@ def classes(lengths: ArrayLike, inner_edges: ArrayLike) -> Classes:
 
 
 def classification(true: Classes, predicted: Classes, probabilities: Floats | None = None) -> ClassScores:
-    """Score predicted classes, and the order that `probabilities` (rows, classes) put the rows in."""
+    """Score predicted classes, and the ranking that `probabilities` (rows, classes) give."""
     n = len(true)
     if not n:
         return ClassScores(*[math.nan] * 6)
     k = int(max(true.max(), predicted.max())) + 1
     support = np.bincount(true, minlength=k).astype(np.float64)
-    said = np.bincount(predicted, minlength=k).astype(np.float64)
+    predicted_counts = np.bincount(predicted, minlength=k).astype(np.float64)
     hit = np.bincount(true[true == predicted], minlength=k).astype(np.float64)
-    # A class that was never said, or never there, has precision (recall) 0: the usual convention.
-    precision = np.divide(hit, said, out=np.zeros(k), where=said > 0)
+    # A class that is never predicted (or never true) has precision (recall) 0: the usual convention.
+    precision = np.divide(hit, predicted_counts, out=np.zeros(k), where=predicted_counts > 0)
     recall = np.divide(hit, support, out=np.zeros(k), where=support > 0)
-    f1 = np.divide(2 * hit, said + support, out=np.zeros(k), where=said + support > 0)
+    f1 = np.divide(2 * hit, predicted_counts + support, out=np.zeros(k), where=predicted_counts + support > 0)
     weight = support / n
     return ClassScores(
         accuracy=float(hit.sum()) / n,
         precision=float(weight @ precision),
         recall=float(weight @ recall),
         f1=float(weight @ f1),
-        mcc=_mcc(float(hit.sum()), n, said, support),
+        mcc=_mcc(float(hit.sum()), n, predicted_counts, support),
         auroc=math.nan if probabilities is None else auroc(true, probabilities),
     )
 
@@ -145,7 +145,7 @@ def crps(quantiles: Floats, samples: Floats, present: NDArray[np.bool_]) -> Floa
     """Continuous ranked probability score of each row's samples, in their unit; smaller is better.
 
     CRPS(F, y) = E|X - y| - E|X - X'| / 2 = 2 * integral of the quantile loss over all levels. `quantiles`
-    (rows, 100) are those at CRPS_LEVELS, `samples` (rows, k) counts where `present`; NaN where nothing does.
+    (rows, 100) are those at CRPS_LEVELS, `samples` (rows, k) count where `present`; NaN for a row without samples.
     """
     total = np.zeros(len(quantiles))
     for column, level in enumerate(CRPS_LEVELS):
@@ -159,7 +159,7 @@ def crps(quantiles: Floats, samples: Floats, present: NDArray[np.bool_]) -> Floa
 
 
 def crps_of(prediction: LengthDistribution, length: float) -> float:
-    """The score of one prediction about one length."""
+    """CRPS of one prediction for one length."""
     quantiles = np.array([[prediction.quantile(float(level)) for level in CRPS_LEVELS]])
     return float(crps(quantiles, np.array([[length]]), np.ones((1, 1), bool))[0])
 
@@ -192,7 +192,7 @@ def _cuts(lengths: ArrayLike, shares: Sequence[float]) -> Floats:
     return np.unique(np.asarray(np.quantile(values[np.isfinite(values)], shares), np.float64))
 
 
-def _mcc(hits: float, n: int, said: Floats, support: Floats) -> float:
-    """Matthews' correlation for many classes (Gorodkin 2004); 0 where either side is all one class."""
-    free = (n * n - float(said @ said)) * (n * n - float(support @ support))
-    return 0.0 if free <= 0.0 else (hits * n - float(said @ support)) / math.sqrt(free)
+def _mcc(hits: float, n: int, predicted_counts: Floats, support: Floats) -> float:
+    """Matthews' correlation for several classes (Gorodkin 2004); 0 where either side is constant."""
+    free = (n * n - float(predicted_counts @ predicted_counts)) * (n * n - float(support @ support))
+    return 0.0 if free <= 0.0 else (hits * n - float(predicted_counts @ support)) / math.sqrt(free)

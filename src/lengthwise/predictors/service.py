@@ -1,9 +1,9 @@
-"""Predictions while a host serves: asked for at once, made beside it, taken in before the host next decides.
+"""Asynchronous predictions for a host (the gateway or the vLLM plug-in).
 
-The host's own thread never waits for a predictor and never runs one: a worker thread asks it, in a process of its
-own. It admits a request, which gives it the LLM's history to go by meanwhile; asks; takes in what has come
-(`deliver`); and tells how each answer ended, which teaches the history and the predictor's calibration. Nothing here
-raises into the host. Knows no clock but the one it is given, and neither policies nor HTTP.
+The host's thread never waits for a predictor and never runs one: a worker thread calls it, in a separate process. The
+host admits a request and gets the prediction from the LLM's history (`admit`), requests a prediction (`ask`), receives
+finished predictions (`deliver`) and reports each answer's length (`ended`), which updates the history and the
+predictor's calibration. Nothing here raises into the host. The clock is an argument; policies and HTTP are unknown here.
 """
 
 from __future__ import annotations
@@ -40,41 +40,40 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What has happened so far. asked = answered + failed + dropped + those still open."""
+    """Counters. asked = answered + failed + dropped + open."""
 
     asked: int
     answered: int
     failed: int
     """The predictor raised, or the prompt could not be read."""
     dropped: int
-    """Never put to the predictor: too many wait, it hangs, or the question had grown old."""
+    """Not predicted: the queue was full, the predictor hung, or the deadline had passed."""
     late: int
-    """Of the answered: the request waited no longer when its prediction came."""
+    """Of the answered: the request was no longer waiting when its prediction arrived."""
     hung: int
-    """Times the predictor was found not to return."""
+    """Times the predictor was detected to hang."""
     observed: int
-    """Ends that the predictor's calibration was told."""
+    """Lengths that updated the predictor's calibration."""
     cpu_s: float
     age_s: float
-    """Sum over the answered: from the question to the prediction."""
+    """Sum over the answered of the seconds from request to prediction."""
 
 
 @dataclass(slots=True)
 class _Open:
     llm: str
-    ticket: tuple[str, int]  # what the worker knows it by: a host may use a key again
+    ticket: tuple[str, int]  # identifies it in the worker: a host may use a key again
     asked: bool = False
     delivered: bool = False
 
 
 class PredictionService:
-    """The predictions of one host. All methods are the host thread's; only the worker runs the predictor.
+    """The predictions of one host. All methods are for the host's thread; only the worker runs the predictor.
 
     `load` is called by the worker, at `warm` or the first question; None means no predictor, only history. At most
-    `max_waiting` questions wait, none longer than `deadline_s`: enough for a batch that comes all at once, whose last
-    requests wait far longer than their predictions. A predictor that has not returned for `patience_s` hangs, and is asked
-    nothing until it does return. `apart` is the process that it runs in, where that is not this one: its CPU time
-    counts, and it ends with the service.
+    `max_waiting` questions wait, none longer than `deadline_s`: enough for a batch that arrives at once. A predictor that
+    has not returned for `patience_s` hangs, and gets no questions until it returns. `process` is the subprocess that it
+    runs in, if any: its CPU time is counted, and it ends with the service.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class PredictionService:
         patience_s: float = 10.0,
         deadline_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
-        apart: SubprocessPredictor | None = None,
+        process: SubprocessPredictor | None = None,
     ) -> None:
         self._history = History()
         self._open: dict[str, _Open] = {}
@@ -95,7 +94,7 @@ class PredictionService:
         self._clock = clock
         self._hangs = False
         self._asked = self._dropped = self._late = self._hung = 0
-        self._apart = apart
+        self._process = process
         self._worker = None if load is None else Worker(lambda: OnlineCalibrated(load()), clock, deadline_s)
 
     @property
@@ -105,7 +104,7 @@ class PredictionService:
 
     @property
     def counts(self) -> Counts:
-        """What has happened so far."""
+        """The counters so far."""
         work = self._worker
         return Counts(
             asked=self._asked,
@@ -115,19 +114,19 @@ class PredictionService:
             late=self._late,
             hung=self._hung,
             observed=0 if work is None else work.observed,
-            cpu_s=(0.0 if work is None else work.cpu_s) + (0.0 if self._apart is None else self._apart.cpu_s),
+            cpu_s=(0.0 if work is None else work.cpu_s) + (0.0 if self._process is None else self._process.cpu_s),
             age_s=0.0 if work is None else work.age_s,
         )
 
     def warm(self) -> None:
-        """Have the predictor loaded now, not at the first question."""
+        """Load the predictor now instead of at the first question."""
         if self._worker is not None:
             self._worker.start()
 
     def admit(self, key: str, llm: str, max_tokens: int | None) -> LengthDistribution | None:
-        """A request has come: what its LLM's history says of it. None, the wide prior, where there is no history.
+        """Register a request and return the prediction from its LLM's history; None (the wide prior) without history.
 
-        Every key that is admitted must end (`ended`).
+        Every admitted key must be passed to `ended`.
         """
         self._open[key] = _Open(llm, (key, next(self._numbers)))
         if not self._history.pooled.seen:
@@ -135,7 +134,7 @@ class PredictionService:
         return self._history.prediction(llm, PredictionInput("", llm, max_tokens).cap)
 
     def ask(self, key: str, read: Callable[[], PredictionInput]) -> None:
-        """Want a prediction for an admitted request. The worker calls `read`, so that reading costs the host nothing."""
+        """Request a prediction for an admitted request. The worker calls `read`, so reading costs the host nothing."""
         state = self._open.get(key)
         if self._worker is None or state is None or state.asked:
             return
@@ -152,7 +151,7 @@ class PredictionService:
         return state is not None and state.asked and not state.delivered
 
     def deliver(self, take: Callable[[str, LengthDistribution], bool]) -> None:
-        """Hand over the predictions that have come. `take` says whether the request was still waiting."""
+        """Pass finished predictions to `take`, which returns whether the request was waiting."""
         if self._worker is None:
             return
         self._found_hanging(self._worker)
@@ -161,15 +160,15 @@ class PredictionService:
             state = self._open.get(key)
             if state is not None and state.ticket == ticket:
                 state.delivered = True
-            # One that ended before its prediction came is nobody's any more.
+            # A request that ended before its prediction arrived has no further use for it.
             if state is None or state.ticket != ticket or not take(key, arrived.prediction):
                 self._late += 1
 
     def ended(self, key: str, tokens: int | None, *, censored: bool = False) -> None:
-        """An admitted request is over: its answer's length, None where that is not known; told twice, counts once.
+        """Report that an admitted request ended, with its length (None if unknown). A second report is ignored.
 
-        `censored`: cut by max_tokens or by its client, so that it would have been at least this long. An answer
-        that was cut before its first token says nothing.
+        `censored`: cut by max_tokens or by its client, so that the length is a lower bound. An answer that was cut
+        before its first token is not used.
         """
         state = self._open.pop(key, None)
         if state is None:
@@ -184,8 +183,8 @@ class PredictionService:
         """Stop the worker and the predictor's process; a thread that hangs is left behind and ends with the host."""
         if self._worker is not None:
             self._worker.stop()
-        if self._apart is not None:
-            self._apart.close()
+        if self._process is not None:
+            self._process.close()
 
     def _found_hanging(self, worker: Worker) -> bool:
         since = worker.busy_since
@@ -194,8 +193,8 @@ class PredictionService:
             self._hung += 1
             if self._hung == 1:
                 _log.warning(
-                    "the predictor has not returned for %.0f s: it is asked nothing until it does, and requests go "
-                    "by the history of their LLM",
+                    "the predictor has not returned for %.0f s: it gets no requests until it does; predictions "
+                    "come from the history of each LLM",
                     self._patience_s,
                 )
         self._hangs = hangs
@@ -205,14 +204,14 @@ class PredictionService:
 def prediction_service(
     name: str, seen_as: Callable[[LengthPredictor], LengthPredictor] | None = None
 ) -> PredictionService:
-    """The service of a predictor by name or file, in a process of its own; `none` has history only.
+    """Return the service of a predictor by name, in a separate process; `none` uses history only.
 
-    `seen_as` may wrap what it is asked and answers.
+    `seen_as` may wrap the predictor.
     """
     if name in (NO_PREDICTOR, "history"):
         return PredictionService(None)
-    apart = SubprocessPredictor(name)
-    return PredictionService((lambda: seen_as(apart.start())) if seen_as else apart.start, apart=apart)
+    process = SubprocessPredictor(name)
+    return PredictionService((lambda: seen_as(process.start())) if seen_as else process.start, process=process)
 
 
 def known_predictor(name: str) -> str:
@@ -227,7 +226,7 @@ def known_predictor(name: str) -> str:
 
 _MOST: Final = 32
 _AT_ONCE_S: Final = 0.002
-"""CPU time of one batch. Python lets one thread run at a time, and the host's has to come through in between."""
+"""CPU time of one batch. Python runs one thread at a time, and the host's thread has to run in between."""
 
 _PAUSE_S: Final = 50e-6  # long enough for a waiting thread to take over, which sleep(0) is not
 _JOIN_S: Final = 1.0
@@ -237,7 +236,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prediction is wanted for this request."""
+    """A prediction is requested."""
 
     ticket: Ticket
     read: Callable[[], PredictionInput]
@@ -246,7 +245,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request that was asked about is over; `tokens` is None where its length is not known."""
+    """A request with a question ended; `tokens` is None if its length is unknown."""
 
     ticket: Ticket
     tokens: int | None
@@ -255,16 +254,17 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A prediction."""
+    """A finished prediction."""
 
     ticket: Ticket
     prediction: LengthDistribution
 
 
 class Worker:
-    """Questions and ends in, predictions out, each by a queue of which the other end is the host's.
+    """The thread that calls the predictor, in small batches. It survives every exception.
 
-    The figures are written by the worker alone, and may be read at any time.
+    Questions and ends arrive in one queue, predictions leave in another. The counters are written by the worker only
+    and may be read at any time.
     """
 
     def __init__(self, load: Callable[[], OnlineCalibrated], clock: Callable[[], float], deadline_s: float) -> None:
@@ -273,7 +273,7 @@ class Worker:
         self._deadline_s = deadline_s
         self._predictor: OnlineCalibrated | None = None
         self._unloadable: Exception | None = None
-        self._told = False
+        self._logged = False
         self._stopping = False
         self._inbox: queue.SimpleQueue[Question | Ended | None] = queue.SimpleQueue()
         self._outbox: deque[Arrived] = deque()
@@ -287,33 +287,33 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """What is in the queue."""
+        """Messages in the queue."""
         return self._inbox.qsize()
 
     def put(self, message: Question | Ended) -> None:
-        """Hand something to the worker, and start it if it is not there yet."""
+        """Send a message to the worker; start it if necessary."""
         self._inbox.put(message)
         self.start()
 
     def next_arrived(self) -> Arrived | None:
-        """The next prediction, None where there is no more."""
+        """Return the next finished prediction; None if there is none."""
         return self._outbox.popleft() if self._outbox else None
 
     def start(self) -> None:
-        """Start the thread, which first loads the predictor."""
+        """Start the thread; it loads the predictor first."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="lengthwise-predictions", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Have the thread end after what it has in hand, and give it a moment."""
+        """Stop the thread after its current batch; wait at most a second."""
         self._stopping = True
         if self._thread is not None:
             self._inbox.put(None)
             self._thread.join(_JOIN_S)
 
     def work(self, *, wait: bool) -> None:
-        """Take one batch of what is in the queue."""
+        """Process one batch of the queue."""
         batch = self._batch(wait=wait)
         began = time.thread_time()
         self.busy_since = self._clock()
@@ -331,7 +331,7 @@ class Worker:
 
     def _run(self) -> None:
         self.busy_since = self._clock()
-        with contextlib.suppress(Exception):  # told when it came; every question will fail with it
+        with contextlib.suppress(Exception):  # logged where it was raised; every question fails with it
             self._loaded()
         self.busy_since = None
         while not self._stopping:
@@ -368,8 +368,8 @@ class Worker:
             predictor = self._loaded()
             predictions = predictor.predict([request for _, request in read])
             found = [predictions[row] for row in range(len(read))]
-        except Exception as error:  # whatever a predictor does, the host goes on by history
-            if len(read) > 1:  # one bad prompt is found by asking for each alone
+        except Exception as error:  # the host continues with history
+            if len(read) > 1:  # find the bad prompt by predicting each alone
                 for one in read:
                     self._predict([one])
                 return
@@ -388,8 +388,8 @@ class Worker:
             return
         try:
             self._loaded().observe(request, ended.tokens, censored=ended.censored)
-        except Exception as error:  # the prediction was given all the same
-            self._tell("an answer's length could not be learned from", error)
+        except Exception as error:  # the prediction itself succeeded
+            self._log_once("an answer's length could not be observed", error)
         else:
             self.observed += 1
 
@@ -401,7 +401,7 @@ class Worker:
                 self._predictor = self._load_patiently()
             except Exception as error:
                 self._unloadable = error
-                self._tell("the predictor cannot be loaded", error)
+                self._log_once("the predictor cannot be loaded", error)
                 raise
         return self._predictor
 
@@ -413,10 +413,12 @@ class Worker:
 
     def _fail(self, what: str, error: Exception) -> None:
         self.failed += 1
-        self._tell(what, error)
+        self._log_once(what, error)
 
-    def _tell(self, what: str, error: Exception) -> None:
-        """Log the first trouble; the rest is in the figures. What comes of stopping is none."""
-        if not self._told and not self._stopping:
-            self._told = True
-            _log.warning("%s (%s: %s); requests go by the history of their LLM", what, type(error).__name__, error)
+    def _log_once(self, what: str, error: Exception) -> None:
+        """Log the first error; later ones are only counted. Errors caused by stopping are not logged."""
+        if not self._logged and not self._stopping:
+            self._logged = True
+            _log.warning(
+                "%s (%s: %s); predictions come from the history of each LLM", what, type(error).__name__, error
+            )

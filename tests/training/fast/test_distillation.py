@@ -142,7 +142,7 @@ def test_a_network_learns_from_labels_from_a_teacher_and_from_capped_answers() -
     examples = Examples(x, lengths, clean, cut, soft, np.eye(3, NAMES, dtype=np.float32), np.full(3, 5.0))
     network = fit_network(examples, FastRecipe(hidden=32, joint=16, dropout=0.0, input_dropout=0.0, epochs=20), seed=0)
     for llm in range(3):
-        who = network.who(llm, examples.name_features[llm])
+        who = network.llm_bias(llm, examples.name_features[llm])
         found = []
         for row in x:
             hidden, direct = network.prompt(network.standardise(row))

@@ -16,7 +16,7 @@ from lengthwise.predictors.probe import SHIPPED, load_probe
 from lengthwise.predictors.resolve import packaged_predictors
 from lengthwise.training.probe.compare import JOINT_SMOOTH, PROMPT_ONLY, card_page, error_ratio
 from lengthwise.training.probe.states import NOT_TRAINED
-from tests.predictors.probe.test_probe import made_probe
+from tests.predictors.test_probe import made_probe
 
 PAGE = Path(__file__).parents[3] / "docs" / "studies" / "probe-card.md"
 

@@ -1,1 +1,1 @@
-"""Encoder predictors: a transformer reads the prompt, a head says the prediction. Trained with torch, served without."""
+"""Encoder predictors: a transformer reads the prompt, a head predicts the length. Served by ONNX Runtime, no torch."""

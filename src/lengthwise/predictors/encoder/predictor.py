@@ -1,7 +1,7 @@
-"""An encoder predictor as it is served: ONNX Runtime and tokenizers, one thread, no torch.
+"""The encoder predictor: ONNX Runtime and tokenizers, one thread, no torch.
 
-Each distinct prompt goes through the graph alone, with all LLMs it is asked for: int8 scales are taken from what is in
-a batch, so a prediction must not depend on who else asks, and on one thread a batch would save nothing.
+Each distinct prompt runs through the graph alone, with all LLMs of its inputs: int8 scales depend on the batch, so that
+batching would change predictions, and on one thread it would save nothing.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from lengthwise.predictors.model_file import ModelFile
 
 KIND = "encoder"
 UNKNOWN = ""
-"""What the row of the unknown LLM is called."""
-_NAMES = 4096  # LLMs' names that are remembered
+"""The name of the unknown LLM's row."""
+_NAMES = 4096  # cached LLM names
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class EncoderPredictor:
-    """Predictions of prompts. Build one with `load`."""
+    """Predicts with an exported encoder. Build one with `load`."""
 
     session: Any
     text: TextEncoder
@@ -74,17 +74,17 @@ class EncoderPredictor:
     def _predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions | HistogramPredictions:
         rows = np.array([self.row(each.llm) for each in inputs], np.int64)
         caps = [each.cap for each in inputs]
-        said = self._pairs([each.text for each in inputs], rows, [each.llm for each in inputs])
+        raw = self._pairs([each.text for each in inputs], rows, [each.llm for each in inputs])
         if self.edges is not None:
-            return HistogramPredictions.of(self.edges, probabilities(said), np.array(caps, np.int64))
-        mean, std = _statistics(said, self.head)
-        mu, sigma = mu_and_sigma(said, self.head, self.knots)
-        raw = LogTPredictions.of(mu, sigma, np.array(caps, np.int64), sample_mean=mean, sample_std=std)
+            return HistogramPredictions.of(self.edges, probabilities(raw), np.array(caps, np.int64))
+        mean, std = _statistics(raw, self.head)
+        mu, sigma = mu_and_sigma(raw, self.head, self.knots)
+        predictions = LogTPredictions.of(mu, sigma, np.array(caps, np.int64), sample_mean=mean, sample_std=std)
         names = [*self.llms, UNKNOWN]
-        return self.calibration.apply(raw, [names[row] for row in rows])
+        return self.calibration.apply(predictions, [names[row] for row in rows])
 
     def row(self, llm: str) -> int:
-        """The row of an LLM's identity; an unknown one has the last row, and is warned of once."""
+        """Return the identity row of an LLM; an unknown one has the last row and is logged once."""
         if llm not in self._rows:
             if len(self._rows) >= _NAMES:  # names come from clients
                 self._rows.clear()
@@ -92,7 +92,7 @@ class EncoderPredictor:
                 self._rows[llm] = self.llms.index(resolve_llm(llm, self.llms))
             except InputError:
                 self._rows[llm] = len(self.llms)
-                _log.warning("LLM '%s' is not known to the predictor; its predictions are those of an unknown LLM", llm)
+                _log.warning("LLM '%s' is not known to the predictor; the predictions of an unknown LLM are used", llm)
         return self._rows[llm]
 
     def outputs(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -100,7 +100,7 @@ class EncoderPredictor:
         return np.stack([self.outputs_of_ids(*self.text.encode(text)) for text in texts])
 
     def outputs_of_ids(self, ids: list[int], size: int) -> NDArray[np.float32]:
-        """Do the same for one prompt that is token ids already, `size` of them before the cut."""
+        """Return the same for one prompt given as token ids; `size` is its length before truncation."""
         names = [*self.llms, UNKNOWN]
         return self._run(ids, size, np.arange(len(names)), names)
 
@@ -109,10 +109,10 @@ class EncoderPredictor:
         for number, text in enumerate(texts):
             asked.setdefault(text, []).append(number)
         width = len(self.edges) - 1 if self.edges is not None else self.session.get_outputs()[0].shape[1]
-        said = np.zeros((len(texts), width), np.float32)
+        raw = np.zeros((len(texts), width), np.float32)
         for text, numbers in asked.items():
-            said[numbers] = self._run(*self.text.encode(text), rows[numbers], [llms[number] for number in numbers])
-        return said
+            raw[numbers] = self._run(*self.text.encode(text), rows[numbers], [llms[number] for number in numbers])
+        return raw
 
     def _run(self, ids: list[int], size: int, rows: NDArray[np.int64], llms: Sequence[str]) -> NDArray[np.float32]:
         feed = {
@@ -122,12 +122,12 @@ class EncoderPredictor:
             "llm": rows,
             "features": np.array([identify(llm).features() for llm in llms], np.float32),
         }
-        said: NDArray[np.float32] = self.session.run(None, {name: feed[name] for name in self._inputs})[0]
-        return said
+        raw: NDArray[np.float32] = self.session.run(None, {name: feed[name] for name in self._inputs})[0]
+        return raw
 
     @cached_property
     def _inputs(self) -> list[str]:
-        """What the graph reads: an identity without features has no such input."""
+        """The inputs of the graph: one without name features has no such input."""
         return [each.name for each in self.session.get_inputs()]
 
 
@@ -137,16 +137,16 @@ def _session(model: bytes) -> Any:  # noqa: ANN401  (ONNX Runtime has no types)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # Adding and normalising in one operator is slower than the two by themselves: 12 % of all time on x86 with VNNI,
+    # The fused add-and-normalise operator is slower than the two separate ones: 12 % of all time on x86 with VNNI,
     # 5 % with AVX2 only.
     return onnxruntime.InferenceSession(
         model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
     )
 
 
-def _statistics(said: NDArray[np.float32], head: str) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
-    """Sampling mean and std, where the head tells them."""
+def _statistics(raw: NDArray[np.float32], head: str) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+    """Return sampling mean and std, if the head predicts them."""
     if head == "rank":
         return None, None
-    log_mean, log_std = said[:, -2].astype(np.float64), said[:, -1].astype(np.float64)
+    log_mean, log_std = raw[:, -2].astype(np.float64), raw[:, -1].astype(np.float64)
     return np.exp(np.clip(log_mean, 0.0, 12.0)), np.expm1(np.clip(log_std, 0.0, 12.0))

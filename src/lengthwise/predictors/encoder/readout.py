@@ -1,4 +1,4 @@
-"""What a head's raw outputs say: place and spread of the log length. NumPy only, the same in training and serving."""
+"""From a head's raw outputs to location and spread of the log length. NumPy only, the same in training and serving."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 LEAST_LOG_SIGMA = -3.2
-"""A prediction narrower than 4 % says more than ten samples can."""
+"""The smallest log sigma, about 4 %: ten samples per prompt support no narrower prediction."""
 
 
 def log_sigma(raw: Array) -> Array:
     """Bound the spread from below, smoothly, as the loss does."""
-    with np.errstate(invalid="ignore"):  # NaN, a prompt not asked for, stays NaN
+    with np.errstate(invalid="ignore"):  # NaN stays NaN
         return np.asarray(LEAST_LOG_SIGMA + np.logaddexp(0.0, raw - LEAST_LOG_SIGMA))
 
 
 def places_and_spreads(outputs: Array, kind: str, edges: Array | None = None) -> tuple[Array, Array | None]:
-    """Return what prompts are ranked by (a log length, or a score) and, from a log-t head, sigma."""
-    said = outputs.astype(np.float64)
+    """Return the ranking value (a log length, or a score) and, for a log-t head, sigma."""
+    values = outputs.astype(np.float64)
     if kind == "logt":
-        return said[..., 0], np.exp(log_sigma(said[..., 1]))
+        return values[..., 0], np.exp(log_sigma(values[..., 1]))
     if kind == "bins" and edges is not None:
-        return np.log(np.maximum(probabilities(said) @ middles(edges), 1.0)), None
-    return said[..., 0], None
+        return np.log(np.maximum(probabilities(values) @ middles(edges), 1.0)), None
+    return values[..., 0], None
 
 
 def mu_and_sigma(outputs: Array, kind: str, knots: Array | None = None) -> tuple[Array, Array]:
-    """Return mu and sigma as a head says them; `knots` turn a rank head's scores into log lengths.
+    """Return mu and sigma; `knots` map a rank head's scores to log lengths.
 
-    A head that tells no spread has sigma 1: calibration makes it what it must be.
+    A head without a spread has sigma 1, which calibration then corrects.
     """
     place, spread = places_and_spreads(outputs, kind)
     if knots is not None:
@@ -49,10 +49,10 @@ def probabilities(logits: Array) -> Array:
 
 
 def middles(edges: Array) -> Array:
-    """Middle of each bin."""
+    """Return the middle of each bin."""
     return np.asarray((edges[:-1] + edges[1:]) / 2)
 
 
 def log_size(tokens: Array) -> Array:
-    """The size of a prompt as the network is told it."""
+    """Return the prompt size as the network's input."""
     return np.asarray(np.log1p(tokens.astype(np.float32)) - np.float32(5.0))

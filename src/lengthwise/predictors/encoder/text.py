@@ -1,5 +1,4 @@
-"""Prompts to token ids: any string, cut to what the encoder takes. Needs `tokenizers` only; the same in training
-and serving."""
+"""Prompts to token ids, truncated to the encoder's limit. Needs `tokenizers` only; the same in training and serving."""
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ _ENDS: Final = ("[SEP]", "</s>")
 
 
 class TextEncoder:
-    """A tokenizer that keeps the beginning and the end of what is too long.
+    """A tokenizer that truncates a long prompt in the middle.
 
-    What a prompt asks for stands at its beginning or at its end; the middle is material.
+    The instruction of a prompt is usually at its beginning or its end.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
@@ -39,13 +38,13 @@ class TextEncoder:
         return cls(Tokenizer.from_str(json.decode("utf-8")), max_tokens)
 
     def encode(self, text: str) -> tuple[list[int], int]:
-        """Return the token ids, with start and end, and how many the prompt has before the cut."""
+        """Return the token ids, with start and end, and their number before truncation."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[tuple[list[int], int]]:
-        """Encode many. A very long text is cut by characters first: what lies between is never looked at."""
-        room = self.max_tokens * _CHARACTERS_PER_TOKEN
-        short = [t if len(t) <= 2 * room else f"{t[:room]} {t[-room:]}" for t in map(_speakable, texts)]
+        """Encode a batch. A very long text is first truncated by characters."""
+        limit = self.max_tokens * _CHARACTERS_PER_TOKEN
+        short = [t if len(t) <= 2 * limit else f"{t[:limit]} {t[-limit:]}" for t in map(_encodable, texts)]
         coded = self._tokenizer.encode_batch_fast(short, add_special_tokens=False)
         return [
             self._cut(code.ids, len(text) / max(len(brief), 1))
@@ -53,7 +52,7 @@ class TextEncoder:
         ]
 
     def encode_all(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int32]]:
-        """Return all ids in a row, where each text begins, and sizes before the cut."""
+        """Return all ids concatenated, the offset of each text, and sizes before truncation."""
         pairs = [pair for at in range(0, len(texts), _CHUNK) for pair in self.encode_batch(texts[at : at + _CHUNK])]
         offsets = np.concatenate([[0], np.cumsum([len(ids) for ids, _ in pairs])])
         kind = np.uint16 if self._tokenizer.get_vocab_size() <= 1 << 16 else np.int32
@@ -65,10 +64,10 @@ class TextEncoder:
 
     def _cut(self, ids: list[int], stretch: float) -> tuple[list[int], int]:
         size = round(len(ids) * stretch)
-        room = self.max_tokens - 2
-        if len(ids) > room:
-            head = (room + 1) // 2
-            ids = [*ids[:head], *ids[len(ids) - (room - head) :]]
+        limit = self.max_tokens - 2
+        if len(ids) > limit:
+            head = (limit + 1) // 2
+            ids = [*ids[:head], *ids[len(ids) - (limit - head) :]]
         return [self.start, *ids, self.end], size
 
     def _one_of(self, names: tuple[str, ...]) -> int:
@@ -79,6 +78,6 @@ class TextEncoder:
         raise InputError(f"the tokenizer has none of {', '.join(names)}", hint="use an encoder of the BERT family")
 
 
-def _speakable(text: str) -> str:
-    """Any string: lone surrogates, which no encoding takes, become question marks."""
+def _encodable(text: str) -> str:
+    """Replace lone surrogates, which cannot be encoded, by question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""A predictor without a transformer: word tables and a small network, in NumPy; its training needs torch."""
+"""The fast predictor: word tables and a small network in NumPy, without a transformer."""
 
 from lengthwise.predictors.fast.predictor import KIND, FastPredictor, load_fast
 

@@ -1,4 +1,4 @@
-"""The fast tier: words looked up in tables, a small network in NumPy, nothing else."""
+"""The fast predictor: word tables and a small network, in NumPy only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lengthwise.predictors.fast.text import (
     HEAD_CHARACTERS,
     PAIRS,
     TAIL_CHARACTERS,
-    Page,
+    PromptText,
     Reader,
     Tables,
 )
@@ -33,22 +33,22 @@ from lengthwise.predictors.model_file import ModelFile, Weights, pack_arrays, un
 Floats = NDArray[np.float32]
 
 CLIP: Final = 4.0
-"""Standardised inputs are cut here: no prompt may drive the network further than training ever did."""
+"""Standardised inputs are clipped here: no prompt drives the network beyond the training range."""
 
 OUTPUTS: Final = 4
 
 SIGMA_AT_ZERO: Final = -1.2
-"""Log sigma of a prediction where the network says 0; its outputs then start near what is usual."""
+"""Log sigma where the network's output is 0, so that outputs start near usual values."""
 
 STD_BELOW_MEAN: Final = 2.0
-"""Logs between an LLM's usual length and the sampling std where the network says 0."""
+"""Log ratio of an LLM's usual length to the sampling std where the network's output is 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class FastNetwork(Weights):
-    """x = clip((description - centre) / spread); z = relu(x A + a); h = relu(z B + who); y = h C + z D + c.
+    """x = clip((description - centre) / spread); z = relu(x A + a); h = relu(z B + l); y = h C + z D + c.
 
-    who = b + V (identity row of the LLM + features of its name K). The last identity row is for unknown LLMs.
+    l = b + V (identity row of the LLM + features of its name K). The last identity row is for unknown LLMs.
     Outputs: log median, log sigma, log mean and log std of repeated answers, relative to the LLM's usual log length.
     """
 
@@ -67,21 +67,23 @@ class FastNetwork(Weights):
 
     @classmethod
     def mean(cls, networks: Sequence[Self]) -> Self:
-        """Return one network that says the mean of what several say; they must standardise alike."""
+        """Return one network whose outputs are the mean of several networks'; they must standardise alike."""
         first, share = networks[0], np.float32(1.0 / len(networks))
-        beside = {name: np.concatenate([getattr(one, name) for one in networks], axis=-1)
+        side_by_side = {name: np.concatenate([getattr(one, name) for one in networks], axis=-1)
                   for name in ("a", "a_bias", "b_bias", "identity", "k")}  # fmt: skip
-        apart = {name: block_diag(*(getattr(one, name) for one in networks)) for name in ("b", "v")}
-        below = {name: np.concatenate([getattr(one, name) for one in networks]) * share for name in ("c", "d")}
+        blocks = {name: block_diag(*(getattr(one, name) for one in networks)) for name in ("b", "v")}
+        stacked = {name: np.concatenate([getattr(one, name) for one in networks]) * share for name in ("c", "d")}
         bias = np.mean([one.c_bias for one in networks], axis=0)
-        return cls.of({"centre": first.centre, "spread": first.spread, **beside, **apart, **below, "c_bias": bias})
+        return cls.of(
+            {"centre": first.centre, "spread": first.spread, **side_by_side, **blocks, **stacked, "c_bias": bias}
+        )
 
-    def who(self, row: int, name_features: Floats) -> Floats:
-        """Return what an LLM adds to the hidden layer; the same for all its prompts."""
+    def llm_bias(self, row: int, name_features: Floats) -> Floats:
+        """Return the LLM's contribution to the hidden layer; the same for all prompts."""
         return np.asarray((self.identity[row] + name_features @ self.k) @ self.v + self.b_bias, np.float32)
 
     def standardise(self, description: Floats) -> Floats:
-        """Return a description in spreads from the centre, cut."""
+        """Return the standardised description, clipped."""
         x: Floats = description - self.centre
         x /= self.spread
         np.maximum(x, -CLIP, out=x)
@@ -89,9 +91,9 @@ class FastNetwork(Weights):
         return x
 
     def prompt(self, x: Floats) -> tuple[Floats, Floats]:
-        """Return what one prompt adds to the hidden layer and to the outputs, whoever answers.
+        """Return a prompt's contribution to the hidden layer and to the outputs, for any LLM.
 
-        One at a time: for many rows at once BLAS wakes its threads, which costs more CPU time than it saves.
+        One prompt at a time: for larger matrices BLAS starts threads, which costs more CPU time than it saves.
         """
         z: Floats = x @ self.a
         z += self.a_bias
@@ -102,7 +104,7 @@ class FastNetwork(Weights):
         return hidden, direct
 
     def outputs(self, hidden: Floats, direct: NDArray[Any]) -> NDArray[Any]:
-        """Return (..., 4) of what prompts and LLMs add to the hidden layer, which is used up, and to the outputs."""
+        """Return (..., 4) outputs from the contributions to the hidden layer (overwritten) and to the outputs."""
         np.maximum(hidden, 0.0, out=hidden)
         return np.asarray(hidden @ self.c + direct)
 
@@ -111,13 +113,13 @@ KIND: Final = "fast"
 _log = logging.getLogger(__name__)
 
 MOST_WIDENING: Final = 2.5
-"""Sigma of a prompt that is nothing like the training data, over what the network says."""
+"""Factor on sigma for a prompt that is unlike all training data."""
 
 NOTHING_KNOWN: Final = 1.0
-"""Sigma of such a prompt at least: about that of all lengths of an LLM, whatever the prompt."""
+"""Least sigma of such a prompt: about that of all lengths of an LLM."""
 
-_USUAL_STRANGERS: Final = 0.10
-_ALL_STRANGE: Final = 0.50
+_USUAL_UNKNOWN: Final = 0.10
+_ALL_UNKNOWN: Final = 0.50
 _USUAL_OUTLIERS: Final = 0.04
 _ALL_OUTLYING: Final = 0.25
 
@@ -132,24 +134,24 @@ _MOST: Final = np.array([12.0, 2.0, 12.0, 12.0])
 class _Llm:
     shift: NDArray[np.float64]
     sigma_factor: float
-    who: Floats
+    bias: Floats
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Seen:
-    """What a prompt adds, whoever answers it."""
+class _Prompt:
+    """A prompt's contributions, for any LLM."""
 
     hidden: Floats
     direct: Floats
-    oddness: float
+    novelty: float
 
 
 @dataclass(eq=False)
 class FastPredictor:
     """Log-t predictions from word tables and a small network.
 
-    `levels` (usual log length) has one entry per LLM of `llms` and a last one for unknown LLMs. Not locked: two
-    threads that meet a new LLM name at once do the same work twice.
+    `levels` (usual log length) has one entry per LLM of `llms` and a last one for unknown LLMs. Thread-safe without
+    a lock: two threads that meet a new LLM name at once compute the same entry.
     """
 
     reader: Reader
@@ -159,7 +161,7 @@ class FastPredictor:
     levels: NDArray[np.float64]
     calibration: Calibration
     card: Mapping[str, Any] = field(default_factory=dict)
-    _met: dict[str, _Llm] = field(default_factory=dict, repr=False)
+    _llm_cache: dict[str, _Llm] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         return f"FastPredictor({self.card.get('name', '')!r}, {len(self.llms)} LLMs)"
@@ -173,19 +175,19 @@ class FastPredictor:
             empty = np.empty(0)
             return LogTPredictions.of(empty, empty, empty, sample_mean=empty, sample_std=empty)
         texts = [one.text for one in asked]
-        looked = {text: self._look(text) for text in dict.fromkeys(texts)}
-        seen = [looked[text] for text in texts]
-        known = [self._met.get(one.llm) or self._meet(one.llm) for one in asked]
-        hidden = np.array([one.hidden for one in seen]) + np.array([llm.who for llm in known])
-        direct = np.array([one.direct for one in seen]) + np.array([llm.shift for llm in known])
+        read_once = {text: self._read(text) for text in dict.fromkeys(texts)}
+        prompts = [read_once[text] for text in texts]
+        known = [self._llm_cache.get(one.llm) or self._find_llm(one.llm) for one in asked]
+        hidden = np.array([one.hidden for one in prompts]) + np.array([llm.bias for llm in known])
+        direct = np.array([one.direct for one in prompts]) + np.array([llm.shift for llm in known])
         y = self.network.outputs(hidden, direct)
         np.minimum(np.maximum(y, _LEAST, out=y), _MOST, out=y)
         natural = np.exp(y)
-        odd = np.array([one.oddness for one in seen])
-        sigma = natural[:, 1] * [llm.sigma_factor for llm in known] * (1.0 + (MOST_WIDENING - 1.0) * odd)
+        novelty = np.array([one.novelty for one in prompts])
+        sigma = natural[:, 1] * [llm.sigma_factor for llm in known] * (1.0 + (MOST_WIDENING - 1.0) * novelty)
         cap = np.array([one.cap for one in asked], np.float64)
-        # All is bounded by now: the checks of LogTPredictions.of, a tenth of the time, are left out.
-        columns = LogTColumns(y[:, 0], np.maximum(sigma, NOTHING_KNOWN * odd), cap, self.calibration.nu)
+        # Everything is bounded: the checks of LogTPredictions.of, a tenth of the time, are not needed.
+        columns = LogTColumns(y[:, 0], np.maximum(sigma, NOTHING_KNOWN * novelty), cap, self.calibration.nu)
         return LogTPredictions(columns, natural[:, 2], natural[:, 3])
 
     def outputs(self, texts: Sequence[str]) -> Floats:
@@ -194,36 +196,36 @@ class FastPredictor:
         They are log median, log sigma, log mean and log std of repeated answers, before calibration and widening.
         """
         features = np.array([identify(name).features() for name in (*self.llms, "")], np.float32)
-        who = np.stack([self.network.who(row, own) for row, own in enumerate(features)])
+        llm_bias = np.stack([self.network.llm_bias(row, each) for row, each in enumerate(features)])
         shift = self.levels[:, None] * _RELATIVE + _AT_ZERO
         found = np.empty((len(texts), *shift.shape), np.float32)
         for row, text in enumerate(texts):
-            seen = self._look(text)
-            found[row] = self.network.outputs(seen.hidden + who, seen.direct + shift)
+            prompt = self._read(text)
+            found[row] = self.network.outputs(prompt.hidden + llm_bias, prompt.direct + shift)
         return found
 
-    def _look(self, text: str) -> _Seen:
+    def _read(self, text: str) -> _Prompt:
         page = self.reader.read(text)
         x = self.network.standardise(self.tables.describe(page))
         hidden, direct = self.network.prompt(x)
-        return _Seen(hidden, direct, _oddness(page, x, text))
+        return _Prompt(hidden, direct, _novelty(page, x, text))
 
-    def _meet(self, name: str) -> _Llm:
-        """Look an LLM's name up; an unknown one is logged once and gets the row trained for strangers."""
+    def _find_llm(self, name: str) -> _Llm:
+        """Look up an LLM's name; an unknown one is logged once and gets the row trained for unknown LLMs."""
         adjustment = self.calibration.others
         try:
             llm = resolve_llm(name, self.llms)
             row, adjustment = self.llms.index(llm), self.calibration.by_llm.get(llm, adjustment)
         except InputError:
             row = len(self.llms)
-            _log.warning("LLM '%s' is not known to this predictor: its predictions are those of an unknown LLM", name)
+            _log.warning("LLM '%s' is not known to this predictor; the predictions of an unknown LLM are used", name)
         features = np.array(identify(name).features(), np.float32)
         shift = self.levels[row] * _RELATIVE + _AT_ZERO
         shift[0] += adjustment.shift
-        met = _Llm(shift, adjustment.factor, self.network.who(row, features))
-        if len(self._met) < 10_000:  # names come from clients: memory stays bounded
-            self._met[name] = met
-        return met
+        found = _Llm(shift, adjustment.factor, self.network.llm_bias(row, features))
+        if len(self._llm_cache) < 10_000:  # names come from clients: memory stays bounded
+            self._llm_cache[name] = found
+        return found
 
     def parts(self) -> dict[str, bytes]:
         """Return the parts of a model file."""
@@ -248,7 +250,7 @@ class FastPredictor:
 
 
 def load_fast(file: ModelFile, source: str | Path) -> FastPredictor:
-    """Make a predictor of what `FastPredictor.parts` wrote."""
+    """Load what `FastPredictor.parts` wrote."""
     table_part, network_part = (file.part(f"{name}.npz", source) for name in ("tables", "network"))
     try:
         arrays = unpack_arrays(table_part)
@@ -257,24 +259,26 @@ def load_fast(file: ModelFile, source: str | Path) -> FastPredictor:
         levels = arrays["levels"]
         calibration = Calibration.from_json(json.loads(file.part("calibration.json", source)))
     except (KeyError, TypeError, ValueError, EOFError, OSError, BadZipFile) as error:
-        raise InputError("a part is not what it should be", source=source, hint="get the file again") from error
+        raise InputError("a part is invalid", source=source, hint="get the file again") from error
     if len(network.centre) != tables.width or len(tables.pairs) != PAIRS:
-        raise InputError("describes prompts in another way", source=source, hint="train it again with this version")
+        raise InputError(
+            "was trained with another prompt description", source=source, hint="train it again with this version"
+        )
     reader = Reader.of(file.part("words.txt", source).split(b"\n"))
     llms = tuple(file.part("llms.txt", source).decode().split("\n"))
     return FastPredictor(reader, tables, network, llms, levels, calibration, file.card)
 
 
-def _oddness(page: Page, x: Floats, text: str) -> float:
-    """From 0 to 1, how unlike training: words never seen, a page like none, text not read.
+def _novelty(page: PromptText, x: Floats, text: str) -> float:
+    """Return how unlike the training data a prompt is, from 0 to 1: unknown words, unusual features, text not read.
 
-    The cheap features alone tell an odd page; a share of inputs past the clip is usual up to a point.
+    Only the counted features are checked; a small share of clipped inputs is usual.
     """
     outlying = np.count_nonzero(np.abs(x[:FEATURES]) >= CLIP) / FEATURES
     read = (HEAD_CHARACTERS + TAIL_CHARACTERS) / max(len(text), 1)
-    oddness = max(
-        (page.strangeness - _USUAL_STRANGERS) / (_ALL_STRANGE - _USUAL_STRANGERS),
+    novelty = max(
+        (page.unknown_share - _USUAL_UNKNOWN) / (_ALL_UNKNOWN - _USUAL_UNKNOWN),
         (outlying - _USUAL_OUTLIERS) / (_ALL_OUTLYING - _USUAL_OUTLIERS),
         1.0 - 2.0 * read,
     )
-    return min(max(oddness, 0.0), 1.0)
+    return min(max(novelty, 0.0), 1.0)

@@ -1,7 +1,7 @@
-"""Reads a prompt: words as rows of a table, and counts of what else is on the page.
+"""From a prompt to its description: word and pair rows of a table, and counts of character classes.
 
-Bytes, not characters: translating and splitting bytes costs a third of a regular expression. Words are runs of
-ASCII letters, digits and bytes of other scripts; a few signs that shape an answer are words of their own.
+Works on bytes: translating and splitting bytes costs a third of a regular expression. Words are runs of ASCII letters,
+digits and bytes of other scripts; a few punctuation marks count as words.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Words = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 HEAD_CHARACTERS: Final = 4_000
-"""How much of the beginning is read; the middle of a longer prompt is skipped, so that time is bounded."""
+"""Characters read from the beginning; the middle of a longer prompt is skipped, so that time is bounded."""
 
 TAIL_CHARACTERS: Final = 1_000
-"""How much of the end is read: where an instruction often stands."""
+"""Characters read from the end, where the instruction often is."""
 
 MOST_WORDS: Final = 1_200
-"""No more words than this are looked up: enough for the characters read, unless they are noise."""
+"""Maximum number of words looked up: enough for the characters read, except for noise."""
 
 _TAIL_WORDS: Final = 240
 
@@ -34,19 +34,19 @@ SIGNS: Final = (b"\n", b"?", b":", b".", b"!")
 _MARKS: Final = {sign: b" \x01%d " % number for number, sign in enumerate(SIGNS)}
 
 EDGE: Final = 0
-"""The row of the word that stands before the first and after the last one of every page."""
+"""The row of the word before the first and after the last word of every prompt."""
 
 NUMBERS: Final = 8
-"""Rows for numbers that are no word of the vocabulary, by their count of digits."""
+"""Rows for numbers outside the vocabulary, by number of digits."""
 
-STRANGERS: Final = 256
+UNKNOWN_ROWS: Final = 256
 """Rows that other unknown words are hashed to."""
 
-RESERVED: Final = 1 + len(SIGNS) + NUMBERS + STRANGERS
+RESERVED: Final = 1 + len(SIGNS) + NUMBERS + UNKNOWN_ROWS
 """Rows before the first word of the vocabulary."""
 
 _FIRST_NUMBER: Final = 1 + len(SIGNS)
-_FIRST_STRANGER: Final = _FIRST_NUMBER + NUMBERS
+_FIRST_UNKNOWN: Final = _FIRST_NUMBER + NUMBERS
 
 
 def _tables() -> tuple[bytes, bytes, int]:
@@ -56,7 +56,7 @@ def _tables() -> tuple[bytes, bytes, int]:
         b"?", b"!", b".", b",", b":", b";", b"\"'", b"`", b"()", b"[]", b"{}", b"<>", b"=", b"+-", b"*", b"/", b"#",
         b"_", b"$\\^", b"@%&|~", bytes(range(128, 192)), bytes(range(192, 224)), bytes(range(224, 256)),
     ]  # fmt: skip
-    classes = np.full(256, len(groups), np.uint8)  # what is in no group is a control byte
+    classes = np.full(256, len(groups), np.uint8)  # bytes in no group are control bytes
     for number, group in enumerate(groups):
         classes[list(group)] = number
     return keep, classes.tobytes(), len(groups) + 1
@@ -68,12 +68,12 @@ FEATURES: Final = 2 * _COUNTS
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Page:
-    """What was read of one prompt: rows of the word table in order, features, the share of unknown words."""
+class PromptText:
+    """One prompt as read: rows of the word table in order, features, the share of unknown words."""
 
     words: NDArray[np.int32]
     features: NDArray[np.float32]
-    strangeness: float
+    unknown_share: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,19 +93,19 @@ class Reader:
         """Rows of the word table."""
         return RESERVED + len(self.rows) - len(SIGNS)
 
-    def read(self, text: str) -> Page:
-        """Read one prompt; any string is one."""
+    def read(self, text: str) -> PromptText:
+        """Read one prompt: any string."""
         raw = excerpt(text)
         found = split(raw)
         words = np.array([EDGE, *map(self.rows.get, found, repeat(-1)), EDGE], np.int32)
-        strangers = 0
+        unknown = 0
         for place in (words < 0).nonzero()[0].tolist():
             words[place] = row = _unknown(found[place - 1])
-            strangers += row >= _FIRST_STRANGER
-        # Nothing to read, be it signs alone, is as strange as nothing known.
-        strangeness = strangers / len(found) if words.max() >= _FIRST_NUMBER else 1.0
-        features = _features(raw, len(text), len(found), raw.count(b"\n\n"), strangers)
-        return Page(words, features, strangeness)
+            unknown += row >= _FIRST_UNKNOWN
+        # A prompt without words counts as entirely unknown.
+        unknown_share = unknown / len(found) if words.max() >= _FIRST_NUMBER else 1.0
+        features = _features(raw, len(text), len(found), raw.count(b"\n\n"), unknown)
+        return PromptText(words, features, unknown_share)
 
 
 def excerpt(text: str) -> bytes:
@@ -126,7 +126,7 @@ def split(raw: bytes) -> list[bytes]:
 def _unknown(word: bytes) -> int:
     if word.isdigit():
         return _FIRST_NUMBER + min(len(word), NUMBERS) - 1
-    return _FIRST_STRANGER + crc32(word) % STRANGERS
+    return _FIRST_UNKNOWN + crc32(word) % UNKNOWN_ROWS
 
 
 def _features(raw: bytes, *sizes: int) -> NDArray[np.float32]:
@@ -151,7 +151,7 @@ _SHIFT: Final = np.uint32(32 - PAIR_BITS)
 def terms(words: Words, size: int) -> Words:
     """Return the distinct words and pairs of a page in order, pairs after the `size` words.
 
-    A pair is hashed with its order, by the upper bits of a product. np.unique does the same in twice the time.
+    A pair is hashed with its order, by the upper bits of a product. np.unique takes twice the time.
     """
     own = words.view(np.uint32)
     found = np.empty(2 * len(own) - 1, np.uint32)
@@ -198,7 +198,7 @@ class Tables:
         """Numbers in a description."""
         return FEATURES + int(self.words.shape[1])
 
-    def describe(self, page: Page) -> Floats:
+    def describe(self, page: PromptText) -> Floats:
         """Describe a page: its features, then the sum of the rows of its terms, each once and weighed by rarity."""
         out = np.empty(self.width, np.float32)
         out[:FEATURES] = page.features

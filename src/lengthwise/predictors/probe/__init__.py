@@ -1,4 +1,4 @@
-"""From the hidden state of an LLM that is speaking to a prediction about what it still has to say (TRAIL)."""
+"""Probes (TRAIL): from an LLM's hidden state during decoding to a prediction of the remaining length."""
 
 from lengthwise.predictors.probe.bins import Bins, Smoothing, log_bins, paper_bins
 from lengthwise.predictors.probe.probe import DEFAULT, SHIPPED, Probe, Reading, load_probe, probe_path, write_probe

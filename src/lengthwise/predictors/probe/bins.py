@@ -1,4 +1,4 @@
-"""Bins of remaining length, and how a prediction in them moves while tokens come."""
+"""Bins of remaining length, smoothing of successive readings, and the input features of a probe."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ PAPER_BINS: Final = 10
 
 @dataclass(frozen=True)
 class Bins:
-    """Bin i holds the remaining lengths in (edges[i], edges[i+1]]; whatever is longer counts to the last."""
+    """Bin i holds the remaining lengths in (edges[i], edges[i+1]]; longer ones count to the last bin."""
 
     edges: tuple[float, ...]
 
     def __post_init__(self) -> None:
         steps = np.diff(self.edges)
         if len(self.edges) < 2 or self.edges[0] != 0 or not (steps >= 1).all():
-            raise InputError("the edges are no bins", hint="give edges from 0 up, each at least a token above the last")
+            raise InputError(
+                "the edges are not increasing from 0", hint="give edges from 0 up, each at least a token above the last"
+            )
 
     def __len__(self) -> int:
         return len(self.edges) - 1
@@ -40,20 +42,20 @@ class Bins:
         return np.clip(place, 0, len(self) - 1)
 
     def after(self, tokens: int) -> Floats:
-        """Return T^tokens: where the mass of each bin (row) is so many tokens later.
+        """Return T^tokens: the distribution of each bin's mass (row) after `tokens` more tokens.
 
-        TRAIL (arXiv 2410.01035): each token a bin of width w loses 1/w to the one below; the lowest keeps all.
+        TRAIL (arXiv 2410.01035): with each token a bin of width w moves 1/w of its mass to the bin below; the lowest keeps all.
         """
         return _after(self.edges, tokens)
 
-    def between(self, outlived: Floats) -> Floats:
-        """Return rows of mass from P(remaining > edge) at every edge; what lies beyond goes to the last bin."""
-        mass = np.maximum(outlived[:, :-1] - outlived[:, 1:], 1e-12)
-        mass[:, -1] += outlived[:, -1]
+    def between(self, survival: Floats) -> Floats:
+        """Return rows of mass from P(remaining > edge) at every edge; the rest goes to the last bin."""
+        mass = np.maximum(survival[:, :-1] - survival[:, 1:], 1e-12)
+        mass[:, -1] += survival[:, -1]
         return np.asarray(mass / mass.sum(axis=1, keepdims=True))
 
     def quantile(self, probabilities: Floats, q: float, cap: ArrayLike) -> Floats:
-        """Return each row's quantile, even inside a bin, at most `cap`."""
+        """Return each row's quantile, interpolated inside a bin, at most `cap`."""
         sums = np.cumsum(probabilities, axis=1)
         sums /= sums[:, -1:]
         place = np.minimum((sums < q).sum(axis=1), len(self) - 1)
@@ -66,7 +68,7 @@ class Bins:
 
 
 def paper_bins() -> Bins:
-    """Return TRAIL's: ten equal ones on 0 to 512."""
+    """Return TRAIL's bins: ten equal ones on 0 to 512."""
     return Bins(tuple(np.linspace(0.0, PAPER_END, PAPER_BINS + 1).tolist()))
 
 
@@ -86,15 +88,15 @@ def _after(edges: tuple[float, ...], tokens: int) -> Floats:
     return np.asarray(np.linalg.matrix_power(once, tokens))
 
 
-_LEAST: Final = 1e-9  # no bin is ever ruled out for good
+_LEAST: Final = 1e-9  # every bin keeps some mass
 
 
 @dataclass(frozen=True)
 class Smoothing:
     """q_t ~ (q_s T^(t-s))^carry * p_t^trust; the first one q_0 ~ b^start * p_0^(1 - start), b the prompt's prediction.
 
-    carry = trust = 1, start = 0 is TRAIL's (arXiv 2410.01035), which takes readings for independent. Those of one
-    answer are not: below 1 the old fades and the new is not counted twice. carry = 0, trust = 1 is no smoothing.
+    carry = trust = 1, start = 0 is TRAIL's (arXiv 2410.01035), which assumes independent readings. Those of one
+    answer are not: values below 1 discount old and repeated evidence. carry = 0, trust = 1 is no smoothing.
     """
 
     carry: float = 1.0
@@ -102,12 +104,12 @@ class Smoothing:
     start: float = 0.0
 
     def first(self, prior: Floats, reading: Floats) -> Floats:
-        """Return the prediction after the first reading; `prior` is what the prompt's prediction puts into each bin."""
+        """Return the prediction after the first reading; `prior` is the prompt's prediction in bins."""
         mass = np.maximum(prior, _LEAST) ** self.start * np.maximum(reading, _LEAST) ** (1.0 - self.start)
         return np.asarray(mass / mass.sum())
 
     def step(self, bins: Bins, before: Floats, tokens: int, reading: Floats) -> Floats:
-        """Return the prediction after a reading, `tokens` after the one before."""
+        """Return the prediction after a reading that is `tokens` after the previous one."""
         prior = np.maximum(before @ bins.after(tokens), _LEAST)
         mass = prior**self.carry * np.maximum(reading, _LEAST) ** self.trust
         return np.asarray(mass / mass.sum())
@@ -136,15 +138,15 @@ PAPER: Final = Smoothing()
 PROMPT: Final = "prompt"
 ENTROPY: Final = "entropy"
 _QUARTILES_APART: Final = 1.45
-"""Sigmas between the quartiles of a log-t with nu 3.5."""
+"""Distance of the quartiles of a log-t with nu 3.5, in sigmas."""
 
 
 def features(
     inputs: Sequence[str], generated: ArrayLike, *, mu: ArrayLike, sigma: ArrayLike, left: ArrayLike, entropy: ArrayLike
 ) -> NDArray[np.float32]:
-    """Return the columns that `inputs` name, centred by eye; the tokens generated are always among them.
+    """Return the columns that `inputs` name, roughly centred; the generated tokens are always included.
 
-    `left` is the median of what the prompt's prediction leaves once so much was generated.
+    `left` is the median remaining length by the prompt's prediction after `generated` tokens.
     """
     age = np.asarray(generated, np.float64)
     columns = [np.log1p(age) / 3.0 - 1.0, age / 512.0 - 0.5]
@@ -159,31 +161,31 @@ def features(
 def left_by_age(generated: ArrayLike, mu: Floats, sigma: Floats, nu: float, cap: int, q: float = 0.5) -> Floats:
     """Return quantiles of LogT(mu, sigma, cap, nu).remaining(generated), for many at once."""
     age = np.asarray(generated, np.float64)
-    reached = _outlived(age, mu, sigma, nu)
+    reached = _survival(age, mu, sigma, nu)
     length = np.exp(np.minimum(mu - sigma * special.stdtrit(nu, (1.0 - q) * reached), 50.0))
     return np.asarray(np.maximum(np.minimum(length, cap) - age, 0.0))
 
 
 def mass_by_age(bins: Bins, generated: ArrayLike, mu: Floats, sigma: Floats, nu: float) -> Floats:
-    """Return what a log-t, given the tokens generated, puts into each bin of what remains, for many at once."""
+    """Return the mass of log-t predictions in each bin of remaining length, given the generated tokens."""
     reach = np.asarray(generated, np.float64)[:, None] + np.asarray(bins.edges)
-    return bins.between(_outlived(reach, mu[:, None], sigma[:, None], nu))
+    return bins.between(_survival(reach, mu[:, None], sigma[:, None], nu))
 
 
 def mass_of(bins: Bins, prediction: LengthDistribution) -> Floats:
-    """Return what a prediction about what remains puts into each bin."""
+    """Return the mass of a prediction of remaining length in each bin."""
     return np.asarray(bins.between(np.array([[prediction.survival(edge) for edge in bins.edges]]))[0])
 
 
 def of_prediction(prediction: LengthDistribution) -> tuple[float, float]:
-    """Return mu and sigma of a prediction; of one that is no log-t, by its quartiles."""
+    """Return mu and sigma of a prediction; from its quartiles if it is not a log-t."""
     if isinstance(prediction, LogT):
         return prediction.mu, prediction.sigma
     low, middle, high = (float(np.log(max(1.0, prediction.quantile(q)))) for q in (0.25, 0.5, 0.75))
     return middle, max(0.01, (high - low) / _QUARTILES_APART)
 
 
-def _outlived(tokens: Floats, mu: Floats, sigma: Floats, nu: float) -> Floats:
+def _survival(tokens: Floats, mu: Floats, sigma: Floats, nu: float) -> Floats:
     """P(length > tokens) of log-t's."""
     standard = (np.log(np.maximum(tokens, 1e-9)) - mu) / sigma
     return np.where(tokens > 0.0, special.stdtr(nu, -standard), 1.0)

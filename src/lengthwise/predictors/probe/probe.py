@@ -1,4 +1,4 @@
-"""A probe, its file, and its readings of one running request."""
+"""A probe: its network in NumPy, its file, and its readings of one running request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Float32s = NDArray[np.float32]
 
 KIND: Final = "probe"
 DEFAULT: Final = "default"
-"""The name of the probe that ships, which is for the embedded LLM."""
+"""The name of the packaged probe, which is for the embedded LLM."""
 SHIPPED: Final = MODELS / "probe.lw"
 EVERY: Final = 16
 _NETWORK: Final = "network.npz"
@@ -30,7 +30,7 @@ _SETTINGS: Final = "probe.json"
 
 
 CLIP: Final = 4.0
-"""Standardised states are cut here: some of their numbers are far out for single tokens."""
+"""Standardised states are clipped here: single tokens can have extreme values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class ProbeNetwork(Weights):
 
     @classmethod
     def mean(cls, networks: Sequence[Self]) -> Self:
-        """Return one network whose logits are the mean of several's; they must standardise alike."""
+        """Return one network whose logits are the mean of several networks'; they must standardise alike."""
         share = np.float32(1.0 / len(networks))
         found = {name: np.concatenate([getattr(one, name) for one in networks], axis=-1) for name in ("a", "a_bias")}
         found["b"] = np.concatenate([one.b for one in networks]) * share
@@ -56,11 +56,11 @@ class ProbeNetwork(Weights):
 
     @property
     def width(self) -> int:
-        """Numbers in a hidden state."""
+        """Size of a hidden state."""
         return len(self.centre)
 
     def standardise(self, states: NDArray[Any]) -> Float32s:
-        """Return states in spreads from the centre, cut."""
+        """Return standardised states, clipped."""
         return np.clip((np.asarray(states, np.float32) - self.centre) / self.spread, -CLIP, CLIP)
 
     def probabilities(self, states: NDArray[Any], features: Float32s) -> NDArray[np.float64]:
@@ -73,10 +73,10 @@ class ProbeNetwork(Weights):
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """What the state after `layer` layers says of the tokens still to come.
+    """Predicts the remaining length from the hidden state after `layer` layers.
 
-    `inputs` names what it is told besides: "prompt" (the prediction from the prompt), "entropy" (of the next token, nats).
-    A state with `generated` tokens so far is the one from which the next token is drawn.
+    `inputs` names further inputs: "prompt" (the prediction from the prompt), "entropy" (of the next token, nats). The
+    state after `generated` tokens is the one that the next token is sampled from.
     """
 
     layer: int
@@ -102,66 +102,66 @@ class Probe:
         entropy: ArrayLike = 0.0,
     ) -> Floats:
         """Return (n, bins) for n states, before smoothing."""
-        said = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (generated, mu, sigma, left, entropy)))
-        age, mu_, sigma_, left_, entropy_ = (each.reshape(-1) for each in said)
-        told = features(self.inputs, age, mu=mu_, sigma=sigma_, left=left_, entropy=entropy_)
-        return self.network.probabilities(np.atleast_2d(states), told)
+        columns = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (generated, mu, sigma, left, entropy)))
+        age, mu_, sigma_, left_, entropy_ = (each.reshape(-1) for each in columns)
+        inputs = features(self.inputs, age, mu=mu_, sigma=sigma_, left=left_, entropy=entropy_)
+        return self.network.probabilities(np.atleast_2d(states), inputs)
 
     def prediction(self, probabilities: Floats, cap: int) -> BaseDistribution:
-        """Return one row as a prediction about what remains, at most `cap` tokens; what lies beyond sits on the cap."""
+        """Return one row as a prediction of the remaining length, at most `cap` tokens; mass beyond is at the cap."""
         return Point(0) if cap < 1 else Histogram(self.bins.edges, probabilities, cap)
 
     def follow(self, prediction: LengthDistribution | None = None, cap: int | None = None) -> Reading:
-        """Begin to follow a request of which the prompt made one predict `prediction`; nothing: the wide prior."""
+        """Start to follow a request with this prediction from its prompt; None means the wide prior."""
         known = wide_prior() if prediction is None else prediction
         return Reading(self, known, known.cap if cap is None else cap)
 
 
 class Reading:
-    """One running request: read every `probe.every` tokens, in between counted down."""
+    """One running request: read every `probe.every` tokens, counted down in between."""
 
     def __init__(self, probe: Probe, prediction: LengthDistribution, cap: int) -> None:
         self._probe, self._prompt, self._cap = probe, prediction, cap
         self._mu, self._sigma = of_prediction(prediction)
         self._mass: Floats | None = None
         self._at = 0
-        self._said: BaseDistribution | None = None
+        self._remaining: BaseDistribution | None = None
 
     @property
     def prompt(self) -> LengthDistribution:
-        """What the prompt made one predict."""
+        """The prediction from the prompt."""
         return self._prompt
 
-    def hear(self, prediction: LengthDistribution) -> None:
-        """Take in what the prompt made one predict, when that comes late: from the next reading on."""
+    def set_prompt_prediction(self, prediction: LengthDistribution) -> None:
+        """Replace the prediction from the prompt, if it arrives late; used from the next reading on."""
         self._prompt = prediction
         self._mu, self._sigma = of_prediction(prediction)
 
     def due(self, generated: int) -> bool:
-        """Whether it is time to read again; the first state, before any token, is always read."""
+        """Return whether the next reading is due; the first state, before any token, is always read."""
         return self._mass is None or generated - self._at >= self._probe.every
 
     def read(self, state: NDArray[Any], generated: int, entropy: float = 0.0) -> BaseDistribution:
-        """Take in the state from which token `generated` + 1 is drawn; return what remains after `generated`."""
-        told: dict[str, float] = {"entropy": entropy}
+        """Read the state that token `generated` + 1 is sampled from; return the remaining length after `generated`."""
+        inputs: dict[str, float] = {"entropy": entropy}
         if PROMPT in self._probe.inputs:
             left = self._prompt.remaining(generated).quantile(0.5)
-            told |= {"mu": self._mu, "sigma": self._sigma, "left": left}
-        mass = self._probe.probabilities(state, generated, **told)[0]
+            inputs |= {"mu": self._mu, "sigma": self._sigma, "left": left}
+        mass = self._probe.probabilities(state, generated, **inputs)[0]
         if self._mass is None:
             prior = mass_of(self._probe.bins, self._prompt.remaining(generated))
             mass = self._probe.smoothing.first(prior, mass)
         elif generated > self._at:
             mass = self._probe.smoothing.step(self._probe.bins, self._mass, generated - self._at, mass)
         self._mass, self._at = mass, generated
-        self._said = self._probe.prediction(mass, self._cap - generated)
-        return self._said
+        self._remaining = self._probe.prediction(mass, self._cap - generated)
+        return self._remaining
 
     def remaining(self, generated: int) -> LengthDistribution:
-        """Return what is still to come, by the last reading; before the first, by the prompt."""
-        if self._said is None:
+        """Return the remaining length by the last reading; before the first, by the prompt."""
+        if self._remaining is None:
             return self._prompt.remaining(generated)
-        return self._said.remaining(max(0, generated - self._at))
+        return self._remaining.remaining(max(0, generated - self._at))
 
 
 def write_probe(path: Path, probe: Probe) -> None:
@@ -182,7 +182,7 @@ def write_probe(path: Path, probe: Probe) -> None:
 
 
 def probe_path(name: str | Path) -> Path:
-    """Where the probe that ships, or the file that is named, lies."""
+    """Return the path of the packaged probe or of the named file."""
     if name == DEFAULT:
         return SHIPPED
     try:
@@ -193,7 +193,7 @@ def probe_path(name: str | Path) -> Path:
 
 
 def load_probe(name: str | Path) -> Probe:
-    """Load the probe that ships (`default`), or one from its model file."""
+    """Load the packaged probe (`default`), or one from a model file."""
     path = probe_path(name)
     file = read_model_file(path)
     if file.kind != KIND:

@@ -28,7 +28,7 @@ from lengthwise.predictors.fast.text import (
 )
 
 if TYPE_CHECKING:
-    from lengthwise.predictors.fast.text import Page
+    from lengthwise.predictors.fast.text import PromptText
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -105,7 +105,7 @@ class Learned:
     tables: Tables
     slopes: Doubles
 
-    def describe(self, pages: Sequence[Page], folds: Folds) -> Floats:
+    def describe(self, pages: Sequence[PromptText], folds: Folds) -> Floats:
         """Describe training pages, each with the first guess of the regression fitted without its fold.
 
         The network then learns the accuracy that the first guess has on new prompts.
@@ -122,7 +122,7 @@ class Learned:
         return np.asarray(described, np.float32)
 
 
-def learn_tables(pages: Sequence[Page], effect: Doubles, meaning: Floats, folds: Folds, seed: int) -> Learned:
+def learn_tables(pages: Sequence[PromptText], effect: Doubles, meaning: Floats, folds: Folds, seed: int) -> Learned:
     """Learn the tables from training pages and the log ratio of their answers to the usual length.
 
     Topics are a singular value decomposition of the weighted terms, the first guess a ridge regression on the same;
@@ -148,7 +148,7 @@ def learn_tables(pages: Sequence[Page], effect: Doubles, meaning: Floats, folds:
     return Learned(tables, out_of_fold)
 
 
-def _counts(pages: Sequence[Page], size: int) -> Any:  # noqa: ANN401  (SciPy's sparse arrays have no public type)
+def _counts(pages: Sequence[PromptText], size: int) -> Any:  # noqa: ANN401  (SciPy's sparse arrays have no public type)
     found = [terms(page.words, size) for page in pages]
     starts = np.concatenate([[0], np.cumsum([len(distinct) for distinct in found])])
     shape = (len(pages), size + PAIRS)

@@ -1,4 +1,4 @@
-"""A few lengths tell how an LLM is mixed of others, and how sure of it one may be."""
+"""A mixture finds a new LLM from a few of its lengths, and covers what it promises."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from lengthwise.predictors.mixture import NAMES, Answers, fit_mixture, likeness
-from tests.predictors.adapt import worlds
+from lengthwise.predictors.mixture import NAMES, Answers, fit_mixture, kinds, likeness
+from tests.predictors import worlds
 
 LIKE = likeness(worlds.NEW, worlds.KNOWN)
 
@@ -128,3 +128,22 @@ def test_rows_may_have_different_numbers_of_answers() -> None:
         whole.mu, whole.sigma, whole.kinds, np.where(present, told, 1.0), present, whole.censored, worlds.NU
     )
     assert fit_mixture(spoiled, LIKE).weights.tolist() == fit_mixture(clean, LIKE).weights.tolist()
+
+
+@given(st.lists(st.text(), max_size=5))
+def test_any_text_has_finite_numbers(texts: list[str]) -> None:
+    found = kinds(texts)
+    assert found.shape == (len(texts), len(NAMES))
+    assert np.isfinite(found).all()
+
+
+def test_code_questions_and_letters_are_apart() -> None:
+    code, question = kinds(["import os\ndef f(x):\n    return [x]\n", "Why is the sky blue?"])
+    of = dict(zip(NAMES, zip(code, question, strict=True), strict=True))
+    for name in ("words of code", "signs of code", "lines"):
+        assert of[name][0] > of[name][1]
+    assert of["ends asking"] == (0.0, 1.0)
+
+
+def test_half_a_surrogate_and_a_megabyte_are_texts() -> None:
+    assert np.isfinite(kinds(["\udcff", "x" * 1_000_000, ""])).all()

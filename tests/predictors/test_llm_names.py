@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.predictors.llm_names import FEATURES, Identity, identify
+from lengthwise.predictors.llm_names import FEATURES, LlmIdentity, identify
 from lengthwise.workloads import load_castillo
 
 
@@ -24,7 +24,7 @@ from lengthwise.workloads import load_castillo
     ],
 )
 def test_a_name_tells_family_and_size(name: str, family: str | None, billions: float | None) -> None:
-    assert identify(name) == Identity(family, billions)
+    assert identify(name) == LlmIdentity(family, billions)
 
 
 def test_every_llm_of_castillo_is_known() -> None:
