@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import LogTPredictions, PredictionInput, load_predictor
+from lengthwise.predictors import LogTPredictions, PredictionInput, load_predictor, mixture
 from lengthwise.predictors.adapt import (
     AdaptedPredictor,
     AdaptReport,
@@ -84,17 +84,20 @@ def test_an_llm_is_named_chosen_or_asked_for(tmp_path: Path) -> None:
     two = write(tmp_path / "two.parquet", llm=["me/A-Instruct"] * 25 + ["me/B"] * 5)
     assert read_observed(two, "a").llm == "me/A-Instruct"
     assert read_observed(two, "a").count == 25
-    for path, said in ((two, "holds lengths of 2 LLMs"), (write(tmp_path / "no.parquet", llm=None), "whose lengths")):
-        with pytest.raises(InputError, match=said):
+    for path, figures in (
+        (two, "holds lengths of 2 LLMs"),
+        (write(tmp_path / "no.parquet", llm=None), "does not name the LLM"),
+    ):
+        with pytest.raises(InputError, match=figures):
             read_observed(path)
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "figures"),
     [
         ({"prompt": None}, "field 'prompt': missing column"),
         ({"length": None}, "field 'length': missing column"),
-        ({"length": [5] * 29 + [0]}, "row 30, field 'length': 0 is no length"),
+        ({"length": [5] * 29 + [0]}, "row 30, field 'length': 0 is not a length"),
         ({"length": [5.5] * 30}, "row 1, field 'length'"),
         ({"prompt": [*PROMPTS[:-1], None]}, "row 30, field 'prompt': has no value"),
         ({"prompt": ["the same"] * 30}, "30 lengths of 1 prompts are too few"),
@@ -103,8 +106,8 @@ def test_an_llm_is_named_chosen_or_asked_for(tmp_path: Path) -> None:
         ({"length": None, "lengths": [[1, 2]] * 30, "capped": [[True]] * 30}, "is not as long as lengths"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, columns: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_is_wrong_is_named(tmp_path: Path, columns: dict[str, Any], figures: str) -> None:
+    with pytest.raises(InputError, match=figures):
         read_observed(write(tmp_path / "a.parquet", **columns))
 
 
@@ -200,7 +203,9 @@ def observe(prompts: list[str], times: float, llm: str = NEW, seed: int = 0) -> 
 @pytest.fixture(scope="module")
 def adapted(prompts: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, AdaptReport]:
     out = tmp_path_factory.mktemp("adapted") / "mine.lw"
-    return out, adapt_file("fast", observe(prompts, 3.0), out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixture, "STRENGTHS", ((10.0, 30.0), (100.0, 1000.0)))  # fewer fits: faster
+        return out, adapt_file("fast", observe(prompts, 3.0), out)
 
 
 def test_it_is_better_than_an_unknown_llm_on_prompts_it_did_not_learn_from(adapted: tuple[Path, AdaptReport]) -> None:
@@ -211,43 +216,42 @@ def test_it_is_better_than_an_unknown_llm_on_prompts_it_did_not_learn_from(adapt
     assert 0.75 <= report.after.coverage_90 <= 1.0
 
 
-def test_the_file_knows_the_llm_and_its_card_says_so(adapted: tuple[Path, AdaptReport], prompts: list[str]) -> None:
+def test_the_file_knows_the_llm_and_its_card_states_it(adapted: tuple[Path, AdaptReport], prompts: list[str]) -> None:
     out, report = adapted
     mine, fast = load_predictor(out), load_predictor("fast")
     longer = mine.predict(prompts, ["mine-8b"] * 80).quantile(0.5)
     known = mine.predict(prompts, ["llama-3.1-8B"] * 80).quantile(0.5)
     assert np.median(longer / known) == pytest.approx(3.0, rel=0.15)
     assert known.tolist() == fast.predict(prompts, ["llama-3.1-8B"] * 80).quantile(0.5).tolist()
-    said = read_model_file(out).card["adapted"][NEW]
-    assert said["lengths"] == 80
-    assert said["after"]["crps"] == report.after.crps
+    figures = read_model_file(out).card["adapted"][NEW]
+    assert figures["lengths"] == 80
+    assert figures["after"]["crps"] == report.after.crps
 
 
-def test_another_llm_is_added_and_the_same_one_is_replaced(
-    adapted: tuple[Path, AdaptReport], prompts: list[str], tmp_path: Path
+def test_another_llm_is_added_and_the_same_one_is_replaced_without_a_warning(
+    adapted: tuple[Path, AdaptReport],
+    prompts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr(mixture, "STRENGTHS", ((10.0, 30.0), (100.0, 1000.0)))  # fewer fits: faster
+    caplog.set_level(logging.WARNING)
     second = adapt_file(adapted[0], observe(prompts, 0.5, "me/Terse"), tmp_path / "two.lw")
     assert not second.replaced
     third = adapt_file(tmp_path / "two.lw", observe(prompts, 6.0), tmp_path / "three.lw")
     assert third.replaced
+    assert not caplog.records, "that the LLM is unknown is expected"
     found = load_predictor(tmp_path / "three.lw")
     medians = {llm: np.median(found.predict(prompts, [llm] * 80).quantile(0.5)) for llm in (NEW, "me/Terse")}
     assert medians[NEW] / medians["me/Terse"] == pytest.approx(12.0, rel=0.3)
     assert set(read_model_file(tmp_path / "three.lw").card["adapted"]) == {NEW, "me/Terse"}
 
 
-def test_that_the_llm_is_not_known_is_not_warned_of(
-    prompts: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        adapt_file("fast", observe(prompts[:20], 2.0), tmp_path / "a.lw")
-    assert not caplog.records
-
-
-def test_it_loads_without_torch(adapted: tuple[Path, AdaptReport]) -> None:
+def test_an_adapted_file_predicts_without_torch_and_pyarrow(adapted: tuple[Path, AdaptReport]) -> None:
     code = (
         "import sys; from lengthwise.predictors import load_predictor\n"
         f"load_predictor(sys.argv[1]).predict(['write'], ['{NEW}'])\n"
-        "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy'"
+        "assert not {'torch', 'transformers', 'pyarrow'} & set(sys.modules), 'heavy'"
     )
     subprocess.run([sys.executable, "-c", code, str(adapted[0])], check=True)

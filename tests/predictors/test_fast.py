@@ -89,14 +89,14 @@ def test_a_short_name_is_the_llm_it_means(fast: FastPredictor) -> None:
     assert median(fast, PLAIN, "llama-3.2-1B") != median(fast, PLAIN, LLAMA)
 
 
-def test_an_unknown_llm_is_said_once_and_predicted_more_widely(
+def test_an_unknown_llm_is_logged_once_and_predicted_more_widely(
     fast: FastPredictor, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             unknown = sigma(fast, PLAIN, "acme/unheard-of-9B")
     assert [record.getMessage() for record in caplog.records if "unheard-of" in record.getMessage()] == [
-        "LLM 'acme/unheard-of-9B' is not known to this predictor: its predictions are those of an unknown LLM"
+        "LLM 'acme/unheard-of-9B' is not known to this predictor; the predictions of an unknown LLM are used"
     ]
     assert unknown > sigma(fast, PLAIN)
 
@@ -329,18 +329,18 @@ def test_a_predictor_comes_back_from_its_file(tmp_path: Path) -> None:
 def test_a_broken_part_is_named_with_its_file(tmp_path: Path, part: str, holds: bytes) -> None:
     path = tmp_path / "broken.lw"
     write_model_file(path, CARD, tiny().parts() | {part: holds})
-    with pytest.raises(InputError, match=r"broken\.lw.*a part is not what it should be"):
+    with pytest.raises(InputError, match=r"broken\.lw.*a part is invalid"):
         load_fast(read_model_file(path), path)
 
 
-def test_a_file_of_another_way_of_reading_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_another_prompt_description_is_refused(tmp_path: Path) -> None:
     other = tiny()
     network = FastNetwork.of({name: value[:-1] if name in ("centre", "spread", "a") else value
                           for name, value in other.network.arrays().items()})  # fmt: skip
     path = tmp_path / "older.lw"
     parts = FastPredictor(other.reader, other.tables, network, other.llms, other.levels, Calibration()).parts()
     write_model_file(path, CARD, parts)
-    with pytest.raises(InputError, match="describes prompts in another way"):
+    with pytest.raises(InputError, match="trained with another prompt description"):
         load_fast(read_model_file(path), path)
 
 

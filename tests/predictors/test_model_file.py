@@ -20,7 +20,7 @@ def test_a_file_comes_back_as_it_was_and_is_the_same_twice(tmp_path: Path) -> No
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.lw", "b.lw"]
 
 
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
+def test_the_error_names_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     path = tmp_path / "m.lw"
     with pytest.raises(InputError, match="is not a file"):
         read_model_file(path)
@@ -31,7 +31,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
     write_model_file(path, CARD, {})
     with pytest.raises(InputError, match="part 'weights' is missing"):
         read_model_file(path).part("weights")
-    with pytest.raises(InputError, match="says nothing of kind"):
+    with pytest.raises(InputError, match="the card has no kind"):
         write_model_file(path, {k: v for k, v in CARD.items() if k != "kind"}, {})
 
 

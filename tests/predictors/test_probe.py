@@ -35,7 +35,7 @@ def test_a_length_is_in_the_bin_that_ends_at_or_after_it() -> None:
 
 def test_bins_that_do_not_rise_are_refused() -> None:
     for edges in ((0.0,), (1.0, 2.0), (0.0, 5.0, 5.0)):
-        with pytest.raises(InputError, match="bins"):
+        with pytest.raises(InputError, match="not increasing from 0"):
             Bins(edges)
 
 
