@@ -1,4 +1,4 @@
-"""Every registered router under the same laws, with feedback that is late, doubled, lost, wrong or out of order."""
+"""Every router under the same laws, with events that are late, duplicated, missing, wrong or out of order."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ tokens = st.integers(0, 3000)
 
 
 class AnyRouter(RuleBasedStateMachine):
-    """Engines come and go, jobs are sent and reported on, well or badly."""
+    """Engines join and leave; jobs are sent, with correct and wrong events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,8 +114,8 @@ class AnyRouter(RuleBasedStateMachine):
         kind=st.sampled_from("apf"),
         ago=st.floats(0, 9),
     )
-    def tell(self, number: int, engine: EngineId, right: bool, made: int, kind: str, ago: float) -> None:
-        """About anybody, from any engine, at any time; what is about somebody who is not there is nothing."""
+    def event(self, number: int, engine: EngineId, right: bool, made: int, kind: str, ago: float) -> None:
+        """Send an event about any job, from any engine, at any time; events about unknown jobs are ignored."""
         job = str(1 + number % self.count)
         if right:
             engine = self.sent.get(job, engine)
@@ -132,10 +132,10 @@ class AnyRouter(RuleBasedStateMachine):
 
     @precondition(lambda self: self.events)
     @rule(number=st.integers(0, 1000))
-    def tell_again(self, number: int) -> None:
+    def duplicate(self, number: int) -> None:
         event = self.events[number % len(self.events)]
         if isinstance(event, Finished) and self.sent.get(event.job) == event.engine:
-            del self.sent[event.job]  # of an earlier stay there; nobody can tell the two apart
+            del self.sent[event.job]  # of an earlier stay there, which cannot be distinguished
         self.router.observe(event)
 
     @rule(engine=names, blocks=chains)

@@ -1,4 +1,4 @@
-"""What E2 keeps of each engine's memory, whatever comes and goes."""
+"""E2's view of each engine's memory under arrivals, completions and failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_tokens_an_engine_holds_are_those_of_the_prefixes_it_holds(kv_tokens
         live.append((str(number), int(chosen.engine)))
         slot = router.slots[chosen.engine]
         idle = [node for node in router._held[slot] if not node.active.get(slot)]
-        assert router._held_tokens[slot] <= kv_tokens or not idle, "nobody's goes before room is short"
+        assert router._held_tokens[slot] <= kv_tokens or not idle, "nothing is evicted before memory is short"
         if rng.random() < 0.9:
             name, engine = live.pop(int(rng.integers(len(live))))
             router.observe(Finished(name, engine, 0.1 * number, int(rng.integers(1, 100)), ttft_s=0.1))

@@ -1,4 +1,4 @@
-"""The compiled index beside dictionaries that say the same in the plainest way."""
+"""The compiled prefix index against a plain implementation on dictionaries."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Chain = list[int]
 
 
 def chain(path: list[int]) -> Chain:
-    """Hashes of a prompt whose blocks are these: each stands for all before it too."""
+    """Return the chained hashes of a prompt with these blocks."""
     return [hash((17, *path[: end + 1])) % 2**64 for end in range(len(path))]
 
 
 class Plain:
-    """What each engine holds, the least recent first."""
+    """The blocks of each engine, least recently used first."""
 
     def __init__(self) -> None:
         self.room: dict[int, int] = {}
@@ -51,9 +51,9 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(steps, st.sampled_from([1, 40]))
-def test_the_index_holds_what_plain_dictionaries_hold(steps: list[tuple[str, int, Chain, int]], stride: int) -> None:
+def test_the_index_equals_the_plain_implementation(steps: list[tuple[str, int, Chain, int]], stride: int) -> None:
     index, plain = PrefixIndex(), Plain()
     for what, number, blocks, size in steps:
         slot = number * stride  # in one word of bits, or in several
@@ -102,7 +102,7 @@ def test_growing_keeps_everything_and_memory_is_given_back() -> None:
         assert free == len(links)
 
 
-def test_a_smaller_description_makes_an_engine_let_go_at_once() -> None:
+def test_a_smaller_capacity_evicts_at_once() -> None:
     index = PrefixIndex()
     index.add(0, 10)
     index.touch(0, as_blocks(chain([1] * 10)))
@@ -111,7 +111,7 @@ def test_a_smaller_description_makes_an_engine_let_go_at_once() -> None:
     assert index.leading(as_blocks(chain([1] * 10)))[0] == 3  # the beginning stays
 
 
-def test_hashes_may_come_as_a_list_or_as_any_array() -> None:
+def test_hashes_may_be_a_list_or_any_array() -> None:
     numbers = [1, 2**64 - 1, 5]
     read_only = np.array(numbers, np.uint64)
     read_only.flags.writeable = False

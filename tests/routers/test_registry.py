@@ -10,19 +10,19 @@ from lengthwise.routers import ROUTERS, Router, make_router
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_every_router_is_made_by_its_name_and_says_its_formula(name: str) -> None:
+def test_every_router_is_made_by_its_name_and_documents_its_formula(name: str) -> None:
     router = make_router(name)
     assert isinstance(router, Router)
     assert router.name == name
     assert "\n\n" in (type(router).__doc__ or "")
 
 
-def test_a_name_tells_what_differs_from_the_default() -> None:
+def test_a_name_has_the_parameters_that_differ_from_their_defaults() -> None:
     assert make_router(" dynamo : active = 2 , prefill=1 ").name == "dynamo:active=2"
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("lengthwize", "did you mean lengthwise"),
         ("e2:windw=3", "it takes window, imbalance, hits"),
@@ -31,13 +31,15 @@ def test_a_name_tells_what_differs_from_the_default() -> None:
         ("random:seed=-1", "from 0 to"),
         ("random:seed=1,seed=2", "given twice"),
         ("random:", "it takes seed"),
+        ("collections:OrderedDict", "is not a router"),
+        ("e2(random)", "wraps no other router"),
     ],
 )
-def test_what_is_wrong_with_a_name_is_said(spec: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_a_wrong_spec_is_an_error_that_helps(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         make_router(spec)
 
 
-def test_names_are_known_without_loading_the_compiler() -> None:
+def test_routers_import_without_numba() -> None:
     program = "import sys, lengthwise.routers; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

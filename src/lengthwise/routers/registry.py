@@ -45,7 +45,10 @@ def make_router(spec: str, *, imports: bool = True) -> Router:
         for name, value in arguments.items():
             if isinstance(value, str):
                 raise InputError(f"{name} of router {parsed.base} is '{value}'", hint="give a number")
-    router = found(**arguments) if callable(found) else found
+    try:
+        router = found(**arguments) if callable(found) else found
+    except TypeError as error:
+        raise InputError(f"router {parsed.base} cannot be made: {error}") from error
     if not isinstance(router, Router):
         missing = [name for name in _METHODS if not hasattr(router, name)]
         raise InputError(f"{parsed.base} is not a router", hint=f"it lacks {', '.join(missing)}")
@@ -62,4 +65,8 @@ def _parameters(made: Any) -> list[str]:  # noqa: ANN401
     if not callable(made):
         return []
     kinds = (Argument.POSITIONAL_OR_KEYWORD, Argument.KEYWORD_ONLY)
-    return [name for name, argument in signature(made).parameters.items() if argument.kind in kinds]
+    try:
+        arguments = signature(made).parameters
+    except ValueError:  # a class in C without a signature
+        return []
+    return [name for name, argument in arguments.items() if argument.kind in kinds]
