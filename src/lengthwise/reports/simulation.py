@@ -168,7 +168,7 @@ def _table(
             begins.add(i)
         load = [f"{cell.level.load:.2f}"] if many_levels else []
         predictor = [predictor_label(cell.predictor)] if many_predictors else []
-        rows.append([cell.who, *predictor, *load, *row(cell)])
+        rows.append([cell.label, *predictor, *load, *row(cell)])
     pools = "" if grid.pools is None else f", pools {grid.pools}"
     same = "" if many_levels else f", load {grid.levels[0].load:.2f}"
     same += "" if many_predictors else f", predictions {predictor_label(next(iter(grid.predictions)))}"

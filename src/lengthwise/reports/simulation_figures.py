@@ -24,10 +24,10 @@ def latency_against_load(grid: Grid) -> Figure:
     names = [f"{NAMES[measure]} {statistic} (s)" for measure, statistic in _SHOWN]
     layout = axes([(axis("load"), {"rangemode": "tozero"})] * len(_SHOWN), columns=len(_SHOWN), titles=names)
     data = []
-    lines = dict.fromkeys((cell.who, cell.predictor) for cell in grid.cells)
+    lines = dict.fromkeys((cell.label, cell.predictor) for cell in grid.cells)
     for compared, predictor in lines:
         cells = sorted(
-            (cell for cell in grid.cells if (cell.who, cell.predictor) == (compared, predictor)),
+            (cell for cell in grid.cells if (cell.label, cell.predictor) == (compared, predictor)),
             key=lambda cell: cell.level.load,
         )
         data += [
@@ -102,16 +102,16 @@ def _ratios(grid: Grid, cell: Cell) -> dict[str, Any]:
 def label(grid: Grid, cell: Cell) -> str:
     """The policy and router, and the predictor where several are compared."""
     return (
-        cell.who
+        cell.label
         if cell.predictor is None or len(grid.predictions) == 1
-        else f"{cell.who}, {predictor_label(cell.predictor)}"
+        else f"{cell.label}, {predictor_label(cell.predictor)}"
     )
 
 
 def colour(grid: Grid, cell: Cell) -> str:
     """Of a policy and router: the same in every figure, grey for the first."""
-    compared = list(dict.fromkeys(each.who for each in grid.cells))
-    return COLOURS[compared.index(cell.who) % len(COLOURS)]
+    compared = list(dict.fromkeys(each.label for each in grid.cells))
+    return COLOURS[compared.index(cell.label) % len(COLOURS)]
 
 
 def _look(grid: Grid, cell: Cell) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def length_heatmap(grid: Grid) -> Figure:
             }
         )
     both = (_log_axis("output tokens", 10**x_edges), _log_axis("E2E (s)", 10**y_edges))
-    layout = axes([both] * len(cells), columns=min(_COLUMNS, len(cells)), titles=[cell.who for cell in cells])
+    layout = axes([both] * len(cells), columns=min(_COLUMNS, len(cells)), titles=[cell.label for cell in cells])
     layout["coloraxis"] = {"colorscale": _SHADES, "cmin": 0, "colorbar": {"tickformat": ".1%"}}
     text = f"{_where(grid)} The share of requests in each cell. Requests far above the lower edge waited."
     height = 120 + 330 * -(-len(cells) // _COLUMNS)
@@ -246,8 +246,8 @@ def _line(grid: Grid, cell: Cell, place: int) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": cell.who,
-        "legendgroup": cell.who,
+        "name": cell.label,
+        "legendgroup": cell.label,
         "line": {"color": colour(grid, cell), "width": 1.8},
         **panel(place),
         "showlegend": place == 0,

@@ -1,4 +1,4 @@
-"""How much a fleet can do at most, so that load can be stated as a share of it."""
+"""Capacity of a fleet, so that load can be stated as a share of it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Capacity:
     """Requests per second under backlog: FCFS, round robin, all arrivals at 0, `requests` over `slots` slots.
 
-    Each engine counts what it finishes while it still has somebody to admit, so the draining tail does not
-    dilute it. `steady` is False where some engine got fewer than two requests per slot: then the figure is
-    the plain requests over makespan, and too low.
+    Each engine counts what it finishes while requests wait, so that the draining tail does not dilute the rate.
+    `steady` is False where an engine has fewer than two requests per slot: the rate is then requests over makespan,
+    which is too low.
     """
 
     requests_per_s: float
@@ -39,7 +39,7 @@ class Capacity:
 def measure_capacity(
     workload: Workload, fleet: Fleet, *, on_progress: Callable[[float], None] | None = None
 ) -> Capacity:
-    """Serve the same requests as one backlog and measure how fast they go."""
+    """Simulate the same requests as one backlog and measure the rate."""
     backlog = workload.replace(arrival_s=np.zeros(len(workload)))
     outcome = simulate(backlog, fleet, "fcfs", predictor="oracle", on_progress=on_progress)
     rates = [_rate(outcome, number, spec.max_num_seqs) for number, spec in enumerate(fleet.engines)]
@@ -49,7 +49,7 @@ def measure_capacity(
 
 
 def _rate(outcome: Outcome, engine: int, slots: int) -> float:
-    """Requests per second while the engine's backlog lasts; NaN where it hardly does."""
+    """Requests per second while the engine's backlog lasts; NaN where it is too short."""
     here = (outcome.engine == engine) & ~np.isnan(outcome.finish)
     if here.sum() < 2 * slots:
         return math.nan

@@ -1,7 +1,7 @@
 """How long one step of an engine takes, as a function of what is in the batch.
 
-A cost model knows tokens and seconds; it knows nothing of requests, queues or memory. The formulas themselves are in
-`kernel.steptime`, where the compiled engine has them too.
+A cost model maps tokens to seconds; it knows no requests, queues or memory. The formulas are in `kernel.steptime`,
+which the kernel compiles.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StepCost(CostModel):
     n: prompt tokens computed in this step. q: their share of n^2; a chunk from position c to e has
     e^2 - c^2, so that the chunks of a prompt add up to what it costs in one piece. B: sequences that compute
     one token over a context. K: tokens of those contexts, the new ones included. base: `decode_base` where
-    anybody decodes, else `prefill_base`; it is mostly reading the weights, which a mixed step does once.
+    a sequence decodes, else `prefill_base`; it is mostly reading the weights, which a mixed step does once.
     """
 
     prefill_base: float

@@ -1,4 +1,4 @@
-"""Fleets of engines, as a person writes them."""
+"""Fleets of engines, parsed from text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lengthwise.errors import InputError
 from lengthwise.simulator.catalogue import find_engine
 from lengthwise.simulator.spec import EngineSpec
 
-_MOST_ENGINES: Final = 4096  # a fleet beyond this is a slip of the finger
+_MOST_ENGINES: Final = 4096  # a larger fleet is a typing error
 
 
 @dataclass(frozen=True, slots=True)

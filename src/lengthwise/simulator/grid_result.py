@@ -1,4 +1,4 @@
-"""What came of a grid of simulations, and how policies compare in it."""
+"""The results of a grid of simulations, and paired comparisons of its policies."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ STATISTICS: Final[tuple[Statistic, ...]] = ("mean", "p50", "p90", "p99")
 COMPARED: Final[tuple[tuple[Measure, Statistic], ...]] = tuple(
     (measure, statistic) for measure in MEASURES for statistic in ("mean", "p99")
 )
-"""The figures that are set against FCFS's."""
+"""Statistics that are compared with FCFS."""
 _WORTH: Final = 0.01
-"""Of FCFS's latency: a smaller gain is no gain, and no share of it can be stated."""
+"""Share of FCFS's latency; a smaller gain is too small to state a share of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One policy with one predictor and router at one level, seed by seed. Who asks no predictor has None."""
+    """One policy with one predictor and router at one level, seed by seed. `predictor` is None where none is used."""
 
     level: Level
     predictor: str | None
@@ -59,7 +59,7 @@ class Cell:
     router: str = USUAL_ROUTER
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         """The policy, and the router if it is not the usual one."""
         return self.policy if self.router == USUAL_ROUTER else f"{self.policy} behind {self.router}"
 
@@ -77,14 +77,14 @@ class Cell:
 
     @property
     def kv_mean(self) -> float:
-        """The share of KV blocks that were held while engines were busy."""
+        """The mean share of allocated KV blocks while engines were busy."""
         engines = [engine for outcome in self.outcomes for engine in outcome.engines if engine.busy_s > 0]
         busy = sum(engine.busy_s for engine in engines)
         return sum(engine.kv_mean * engine.busy_s for engine in engines) / busy if busy else math.nan
 
     @property
     def kv_peak(self) -> float:
-        """The fullest that an engine ever was."""
+        """The highest share of allocated KV blocks."""
         return max(engine.kv_peak for outcome in self.outcomes for engine in outcome.engines)
 
     def within(self, slo: Slo) -> float:
@@ -109,9 +109,9 @@ class Grid:
     predictions: Mapping[str, tuple[RequestPredictions, ...]]
     cells: tuple[Cell, ...]
     pools: Pools | None = None
-    """Prefill and decode apart; None: every engine did both."""
+    """Separate engines for prefill and decode; None: every engine does both."""
     refresh: str | None = None
-    """Who was asked again at the end of prefill."""
+    """Predictor that is run again between prefill and decode."""
 
     @property
     def true_lengths(self) -> bool:
@@ -130,7 +130,7 @@ class Grid:
 
     @property
     def capacity_per_s(self) -> float:
-        """What the fleet can do at most, averaged over the seeds."""
+        """Capacity of the fleet, averaged over the seeds."""
         return float(np.mean([capacity.requests_per_s for capacity in self.capacities]))
 
     def tau(self, predictor: str) -> float:
@@ -164,7 +164,9 @@ class Grid:
     def gain_captured(self, cell: Cell, measure: Measure) -> float:
         """(FCFS - this) / (FCFS - the same policy with true lengths), on means; NaN where the truth gains under 1 %."""
         base = self.baseline(cell.level)
-        truth = next((c for c in self.cells if (c.level, c.who, c.predictor) == (cell.level, cell.who, TRUTH)), None)
+        truth = next(
+            (c for c in self.cells if (c.level, c.label, c.predictor) == (cell.level, cell.label, TRUTH)), None
+        )
         if base is None or truth is None:
             return math.nan
         before = base.latency(measure, "mean")

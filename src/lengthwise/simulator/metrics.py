@@ -1,4 +1,4 @@
-"""Latency as everybody here defines it: plain arrays in, so that real measurements use the same words.
+"""Latency metrics on plain arrays, the same for simulated and measured requests.
 
 TTFT = first token - sent. E2E = finish - sent. TPOT = (finish - first token) / (output tokens - 1), undefined
 for one token. Per-token latency = E2E / output tokens. Queueing = started - sent. All in seconds.
@@ -26,7 +26,7 @@ TRUTH: Final = "oracle"
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean and percentiles (linear between samples), NaN where there is nothing."""
+    """Mean and percentiles (linear between samples), NaN without values."""
 
     mean: float
     p50: float
@@ -35,7 +35,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Floats) -> Spread:
-        """Of the values that are there; NaN is left out."""
+        """Return the spread of the values that are not NaN."""
         there = values[~np.isnan(values)]
         if not len(there):
             return cls(math.nan, math.nan, math.nan, math.nan)
@@ -44,7 +44,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run in a few numbers. Throughput is over the makespan: first sent to last finished."""
+    """Summary of one run. Throughput is over the makespan: first sent to last finished."""
 
     requests: int
     refused: int
@@ -60,13 +60,13 @@ class Summary:
     queueing_s: Spread
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON: what is not a number is None."""
+        """Return a dictionary for JSON; NaN becomes None."""
         return {name: _plain(value) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a user of a chat is promised: the first token soon, the others as fast as one reads."""
+    """Latency limits of a chat: seconds to the first token and per further token."""
 
     ttft_s: float = 2.0
     tpot_s: float = 0.1
@@ -79,7 +79,7 @@ class Slo:
     def met(
         self, *, sent: Floats, first_token: Floats, finish: Floats, output_tokens: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Whether each request was served within both limits; of one token, the first is all there is."""
+        """Whether each request was served within both limits; an answer of one token has no TPOT."""
         tpot = time_per_output_token(first_token, finish, output_tokens)
         return np.asarray((first_token - sent <= self.ttft_s) & ((tpot <= self.tpot_s) | (output_tokens == 1)))
 

@@ -1,4 +1,4 @@
-"""What came of a simulation: one row per request, in the workload's order, and what each engine did."""
+"""The outcome of a simulation: one row per request, in the workload's order, and one record per engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """How full an engine was, at moments about equally far apart. KV use is the share of blocks that are held."""
+    """How full an engine was over time. KV use is the share of allocated blocks."""
 
     time: NDArray[np.float64]
     waiting: NDArray[np.int32]
@@ -36,7 +36,7 @@ class Timeline:
         return cls(samples["time"].copy(), waiting, running, samples["blocks"] / blocks)
 
     def then(self, later: Timeline) -> Timeline:
-        """Both, one after the other."""
+        """Append a later timeline."""
         return Timeline(
             np.concatenate([self.time, later.time]),
             np.concatenate([self.waiting, later.waiting]),
@@ -47,24 +47,24 @@ class Timeline:
 
 @dataclass(frozen=True, eq=False)
 class EngineOutcome:
-    """What one engine did. `kv_mean` is over the time in which it was busy."""
+    """Totals of one engine. `kv_mean` is over the time in which it was busy."""
 
     steps: int
     busy_s: float
     kv_mean: float
     kv_peak: float
     admissions: NDArray[np.int32]
-    """Rows as they were admitted, again after a preemption, in order."""
+    """Rows in order of admission; a preempted request appears again."""
     timeline: Timeline
 
     def then(self, later: EngineOutcome) -> EngineOutcome:
-        """The same engine in a later life, after it had been gone."""
+        """Add the totals of the same engine after a restart."""
         busy_s = self.busy_s + later.busy_s
-        held = self.kv_mean * self.busy_s + later.kv_mean * later.busy_s
+        kv_seconds = self.kv_mean * self.busy_s + later.kv_mean * later.busy_s
         return EngineOutcome(
             steps=self.steps + later.steps,
             busy_s=busy_s,
-            kv_mean=held / busy_s if busy_s else 0.0,
+            kv_mean=kv_seconds / busy_s if busy_s else 0.0,
             kv_peak=max(self.kv_peak, later.kv_peak),
             admissions=np.concatenate([self.admissions, later.admissions]),
             timeline=self.timeline.then(later.timeline),
@@ -109,12 +109,12 @@ class Outcome:
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     cached_tokens: NDArray[np.int64]
-    """Of the prompt, found in the prefix cache when it was first admitted."""
+    """Prompt tokens in the prefix cache at the first admission."""
     preemptions: NDArray[np.int64]
     recomputed_tokens: NDArray[np.int64]
-    """Had been computed, and were to be computed again after preemptions; what the prefix cache kept is not."""
+    """Tokens computed again after preemptions; those in the prefix cache do not count."""
     resubmissions: NDArray[np.int64]
-    """How often it was sent anew because its engine had failed; all else is of the last time."""
+    """How often it was sent again because its engine failed; other columns are those of the last attempt."""
     engine: NDArray[np.int64]
     engines: tuple[EngineOutcome, ...]
     trace: RoutingTrace | None = None
@@ -136,7 +136,7 @@ class Outcome:
         engines: Sequence[EngineOutcome],
         resubmissions: NDArray[np.integer] | None = None,
     ) -> Outcome:
-        """Take the columns out of the engines' records."""
+        """Take the columns from the engines' records."""
         return cls(
             policy=policy,
             arrival=workload.arrival_s,
@@ -192,7 +192,7 @@ class Outcome:
 
     @cached_property
     def summary(self) -> Summary:
-        """Latency, throughput and what went wrong, in a few numbers."""
+        """Latency, throughput and counts."""
         return summarise(
             sent=self.arrival,
             first_token=self.first_token,

@@ -1,8 +1,8 @@
-"""A policy over FCFS on the same requests: the ratio, and between which values it lies.
+"""Paired ratios with confidence intervals: one policy over another on the same requests.
 
 Several seeds: the geometric mean of the seeds' ratios, with Student's t interval of their logarithms.
 One seed: the ratio itself, with a bootstrap of blocks of consecutive requests, the same blocks for both policies.
-Neighbours in a queue wait together, so single requests would be too sure of themselves.
+Neighbours in a queue wait together, so resampling single requests would give intervals that are too narrow.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ class Ratio:
 
     @classmethod
     def none(cls) -> Ratio:
-        """Where there is nothing to compare."""
+        """Return the ratio where nothing can be compared."""
         return cls(math.nan, math.nan, math.nan)
 
 
 def over_seeds(ours: Sequence[float], base: Sequence[float]) -> Ratio:
-    """Of one figure per seed, at least two."""
+    """Ratio of one figure per seed, at least two."""
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(np.asarray(ours, np.float64)) - np.log(np.asarray(base, np.float64))
     if not np.isfinite(logs).all():
         return Ratio.none()
     middle = float(logs.mean())
-    reach = float(stats.t.ppf((1 + LEVEL) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
-    return Ratio(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach))
+    half_width = float(stats.t.ppf((1 + LEVEL) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+    return Ratio(math.exp(middle), math.exp(middle - half_width), math.exp(middle + half_width))
 
 
 def over_requests(ours: Floats, base: Floats, q: float | None, *, seed: int) -> Ratio:
-    """Of one run each, request by request in order of arrival; of their means, or of their `q` quantiles."""
-    there = ~(np.isnan(ours) | np.isnan(base))
-    if not there.any():
+    """Ratio of the means, or of the `q` quantiles, of one run each; values in order of arrival."""
+    present = ~(np.isnan(ours) | np.isnan(base))
+    if not present.any():
         return Ratio.none()
-    here, other = _Figure(ours[there], q), _Figure(base[there], q)
+    here, other = _Figure(ours[present], q), _Figure(base[present], q)
     if other.value <= 0:
         return Ratio.none()
     rng = np.random.default_rng([seed, len(ours)])
@@ -68,7 +68,7 @@ def over_requests(ours: Floats, base: Floats, q: float | None, *, seed: int) -> 
 
 
 class _Figure:
-    """A mean or a quantile, and the same of requests that are counted as often as their block was drawn."""
+    """A mean or a quantile, and the same with requests weighted by how often their block is drawn."""
 
     def __init__(self, values: Floats, q: float | None) -> None:
         n = len(values)
@@ -84,5 +84,5 @@ class _Figure:
     def resampled(self, weight: NDArray[np.int64]) -> float:
         if self._q is None:
             return float(weight @ self._sums / (weight @ self._sizes))
-        reached = np.cumsum(weight[self._block])
-        return float(self._sorted[np.searchsorted(reached, self._q * reached[-1])])
+        counts = np.cumsum(weight[self._block])
+        return float(self._sorted[np.searchsorted(counts, self._q * counts[-1])])

@@ -1,4 +1,4 @@
-"""What is predicted about every request of a workload before it runs, as columns.
+"""Predictions for every request of a workload before it runs, as columns.
 
 The truth and the truth with noise are taken from the workload itself; a model reads the prompts; history sees the
 answers of the requests before. Nothing here knows engines or policies.
@@ -39,9 +39,9 @@ _BATCH: Final = 256
 
 @dataclass(frozen=True, eq=False)
 class RequestPredictions:
-    """A prediction about each request, in the workload's order: LogT(mu, sigma, cap).
+    """A prediction for each request, in the workload's order: LogT(mu, sigma, cap).
 
-    sigma 0: exactly exp(mu) tokens are predicted. mu NaN: nothing is, and a policy goes by the wide prior.
+    sigma 0: exactly exp(mu) tokens. mu NaN: no prediction, and policies use the wide prior.
     """
 
     predictor: str
@@ -50,12 +50,12 @@ class RequestPredictions:
     cap: Floats
     llms: NDArray[np.object_]
     truth: Floats
-    """What a perfect predictor would say."""
+    """The best prediction that is known: see `_centre`."""
 
     @cached_property
     def tau(self) -> float:
         """Kendall's tau-b of the medians with the means of the prompts' clean samples (where unknown, with the true
-        lengths), within one LLM, averaged; NaN where all medians are the same, or nothing is predicted."""
+        lengths), within one LLM, averaged; NaN where all medians are equal or there is no prediction."""
         return math.nan if np.isnan(self.mu).all() else tau_within(self.llms, self.mu, self.truth)
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class RequestPredictions:
         return (self[row] for row in range(len(self)))
 
     def take(self, rows: slice | NDArray[np.integer]) -> RequestPredictions:
-        """Those of some requests, in this order."""
+        """Return the predictions of some requests, in this order."""
         return replace(
             self,
             mu=self.mu[rows],
@@ -109,18 +109,18 @@ def predict_workload(
     spec = parse_predictor_spec(predictor) if isinstance(predictor, str) else predictor
     name = predictor if isinstance(predictor, str) else _name(spec)
     true = workload.output_tokens.astype(np.float64)
-    told = pc.fill_null(workload.table["max_tokens"], DEFAULT_CAP).to_numpy().astype(np.float64)
-    # An answer may be longer than the default cap, and whoever knows it does not cut it there.
-    known = np.maximum(true, told)
+    caps = pc.fill_null(workload.table["max_tokens"], DEFAULT_CAP).to_numpy().astype(np.float64)
+    # An answer may be longer than the default cap; predictors that know its length do not cut it.
+    known = np.maximum(true, caps)
     if spec.kind == "oracle":
         return _of(workload, name, np.log(true), np.zeros(len(true)), known)
     if spec.kind == "none":
-        return _of(workload, name, np.full(len(true), np.nan), np.full(len(true), np.nan), told)
+        return _of(workload, name, np.full(len(true), np.nan), np.full(len(true), np.nan), caps)
     if spec.kind == "noisy":
         return _of(workload, name, *_noisy(workload, spec, true, known, seed), known)
     if spec.kind == "history":
-        return _of(workload, name, *_history(workload), told)
-    return _of(workload, name, *_model(workload, spec, on_progress), told)
+        return _of(workload, name, *_history(workload), caps)
+    return _of(workload, name, *_model(workload, spec, on_progress), caps)
 
 
 def _noisy(workload: Workload, spec: PredictorSpec, true: Floats, caps: Floats, seed: int) -> tuple[Floats, Floats]:

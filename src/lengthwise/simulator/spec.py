@@ -12,7 +12,7 @@ from lengthwise.errors import InputError
 from lengthwise.simulator.costs import CostModel
 
 Admission = Literal["prompt", "peak", "reserve"]
-"""What must fit when a request is admitted: its prompt now, the future peak of all, or what is set apart for each."""
+"""What must fit at admission: the prompt now, the predicted peak of all requests, or a reservation for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class EngineSpec:
 
     `kv_tokens` is what requests may use (vLLM's num_gpu_blocks, less the null block, times block_size).
     Without `chunked_prefill` a prompt that does not fit into what a step has left of its token budget waits.
-    `admission` other than `prompt` predicts lengths at `admission_quantile`. `kv_bytes_per_token` is what must be sent
-    where one engine computes a prompt and another goes on; None where nobody has said it.
+    `admission` other than `prompt` predicts lengths at `admission_quantile`. `kv_bytes_per_token` is sent
+    per token where prefill and decode run on different engines; None where it is unknown.
     """
 
     name: str

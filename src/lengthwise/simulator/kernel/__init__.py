@@ -1,4 +1,4 @@
-"""One engine compiled: the semantics of vLLM's v1 scheduler, step by step, on arrays.
+"""The engine of `simulator.engine` compiled with Numba: the same outcome bit for bit, some hundred times faster.
 
-It knows no policy. Where a decision is a policy's, it stops with a question, and the host asks the policy itself.
+It contains no policy. Where a decision is the policy's, it returns a question, and `host` asks the policy.
 """

@@ -1,7 +1,7 @@
-"""Arrays by their addresses, and how what works on them is compiled.
+"""Access to an engine's arrays by address, and how kernel functions are compiled.
 
 Numba counts references to an array at each use, which takes longer than the simulation itself. An engine's record
-carries the addresses of its arrays instead; whoever made them keeps them alive.
+carries the addresses of its arrays instead; the host keeps the arrays alive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _at(name: str) -> At:
-    """What gives the record at an index of one of an engine's arrays, by reference."""
+    """Return an intrinsic that gives the record at an index of one of an engine's arrays, by reference."""
     record, size = numba.from_dtype(ARRAYS[name]), ARRAYS[name].itemsize
     field = ENGINE.fields
     offset = 0 if field is None else field[name][1]
@@ -47,7 +47,7 @@ def _at(name: str) -> At:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def copy(typing_context: Any, to: Any, source: Any) -> Any:  # noqa: ANN401
-    """Write one record over another of its kind."""
+    """Copy one record over another of the same type."""
 
     def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
         size = context.get_constant(types.int64, signature.args[0].size)
@@ -59,7 +59,7 @@ def copy(typing_context: Any, to: Any, source: Any) -> Any:  # noqa: ANN401
 
 request_at = _at("requests")
 key_at = _at("keys")  # at (column * stages + stage) * requests + row
-predicted_length_at = _at("predicted_length")  # at row * n_levels + rung
+predicted_length_at = _at("predicted_length")  # at row * n_levels + level
 hash_offset_at = _at("hash_offsets")
 hash_at = _at("hashes")
 row_at = _at("rows")

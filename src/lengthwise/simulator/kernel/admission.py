@@ -1,4 +1,4 @@
-"""Whether the first in line may run now: vLLM's rule, and two that look at what is predicted about lengths."""
+"""Whether the head of the queue may run now: vLLM's rule, and two that use predicted lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lengthwise.simulator.kernel.records import FUTURE_PEAK, INDEFINITELY, RESER
 
 @compiled
 def _predicted_left(engine: Record, row: int, generated: int) -> int:
-    """Tokens still to come, by the lowest rung of what is predicted that is not outlived."""
+    """Tokens left by the lowest predicted length that is not exceeded: `policies.admission.predicted_remaining`."""
     for rung in range(engine.n_levels):
         length = predicted_length_at(engine, row * engine.n_levels + rung).value
         if length > generated:
@@ -20,7 +20,7 @@ def _predicted_left(engine: Record, row: int, generated: int) -> int:
 
 @compiled
 def _reservation(engine: Record, row: int) -> int:
-    """Blocks for the prompt and the answer granted; no more than there are."""
+    """Blocks for the prompt and the granted answer, at most all."""
     request = request_at(engine, row)
     if not request.granted_tokens:
         request.granted_tokens = predicted_length_at(engine, row * engine.n_levels).value
@@ -30,18 +30,13 @@ def _reservation(engine: Record, row: int) -> int:
 
 @compiled
 def granted(engine: Record, row: int) -> int:
-    """Tokens that a request may hold by its reservation."""
+    """Tokens that a request's reservation covers."""
     return int(_reservation(engine, row) * engine.block_size)
 
 
 @compiled
 def _peak(engine: Record, row: int, tokens: int) -> int:
-    """The most tokens that memory will hold at once if the request joins those running run, all as long as predicted.
-
-    As each finishes it gives back what it holds. When the one with the i-th longest way to go finishes, all with a
-    longer one hold what they hold now and as many tokens more as it had to go. The last block of each may be empty but
-    for one token.
-    """
+    """Predicted peak of KV tokens if the request joins the running ones: `policies.admission.peak_kv_tokens`."""
     for position in range(engine.n_running):
         running, one = running_at(engine, position), scratch_at(engine, position)
         one.left = _predicted_left(engine, running.row, running.tokens - request_at(engine, running.row).prompt)
@@ -60,7 +55,7 @@ def _peak(engine: Record, row: int, tokens: int) -> int:
 
 @compiled
 def _longest_first(engine: Record, size: int) -> None:
-    """Sort what is in scratch: Shell's method."""
+    """Sort the scratch array by tokens left, descending (Shell sort)."""
     moving = scratch_at(engine, size)
     gap = size // 2
     while gap:
@@ -76,17 +71,17 @@ def _longest_first(engine: Record, size: int) -> None:
 
 @compiled
 def blocked_steps(engine: Record, row: int, tokens: int, cached: int, idle: int) -> int:
-    """For how many decode steps memory will not let a request begin, at least; 0: it may begin now.
+    """Lower bound on the decode steps for which memory does not admit a request; 0: it may start now.
 
-    `cached` of its blocks are there already, `idle` of them counted as free.
+    `cached` of its blocks are in the cache, `idle` of those are free.
     """
     # The whole prompt must fit now, though blocks are taken chunk by chunk (scheduler_reserve_full_isl).
     if needed(tokens, engine.block_size) - cached + idle > engine.free:
         return INDEFINITELY
     if engine.n_running == 0:
-        return 0  # alone it can have everything
+        return 0  # alone it may use all memory
     if engine.admission == FUTURE_PEAK:
-        # With each step all running run come one token nearer to their end, and the peak falls by one token at most.
+        # With each step every running request comes one token closer to its end: the peak falls by at most one token.
         return max(0, _peak(engine, row, tokens) - engine.n_blocks * engine.block_size)
     if engine.admission == RESERVATION and engine.reserved + _reservation(engine, row) > engine.n_blocks:
         return INDEFINITELY
@@ -95,23 +90,23 @@ def blocked_steps(engine: Record, row: int, tokens: int, cached: int, idle: int)
 
 @compiled
 def reserve(engine: Record, row: int) -> None:
-    """Set memory apart for one running begins, where that is the rule."""
+    """Reserve memory for a request that starts, under RESERVATION."""
     if engine.admission == RESERVATION:
         engine.reserved += _reservation(engine, row)
 
 
 @compiled
 def release(engine: Record, row: int) -> None:
-    """Give up what was set apart."""
+    """Release a reservation."""
     if engine.admission == RESERVATION:
         engine.reserved -= _reservation(engine, row)
 
 
 @compiled
 def exceeds_reservation(engine: Record, position: int, tokens: int) -> bool:
-    """Whether one running runs needs more than was set apart for it.
+    """Whether a running request needs more than its reservation.
 
-    Then it must yield, and is granted twice as many tokens when it comes again: S3's supervisor.
+    It is then preempted and granted twice as many tokens (S3's supervisor).
     """
     row = running_at(engine, position).row
     if engine.admission != RESERVATION or needed(tokens, engine.block_size) <= _reservation(engine, row):

@@ -1,4 +1,4 @@
-"""An engine's life: arrivals, steps, and leaps over steps in which nothing happens."""
+"""The event loop: arrivals, steps, and jumps over decode steps in which nothing else happens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lengthwise.simulator.kernel.records import (
 
 @compiled
 def _arrival(engine: Record) -> float:
-    """When the next request comes."""
+    """Time of the next arrival."""
     if engine.arrived == engine.n_rows:
         return float(np.inf)
     return float(request_at(engine, row_at(engine, engine.arrived).value).arrival)
@@ -37,7 +37,7 @@ def _arrival(engine: Record) -> float:
 
 @compiled
 def _prediction(engine: Record) -> float:
-    """When the next late prediction comes; it is about somebody running has come before."""
+    """Time of the next late prediction, for a request that has arrived."""
     if engine.stages == 1 or engine.n_predicted == engine.arrived:
         return float(np.inf)
     return float(request_at(engine, row_at(engine, engine.n_predicted).value).arrival + engine.prediction_delay)
@@ -45,7 +45,7 @@ def _prediction(engine: Record) -> float:
 
 @compiled
 def _receive_request(engine: Record) -> int:
-    """Let the next request wait, or refuse it at once if it can never fit."""
+    """Queue the next request, or refuse it if it can never fit."""
     row = row_at(engine, engine.arrived).value
     total = request_at(engine, row).prompt + request_at(engine, row).output
     # The last token is never computed, so holds no slot.
@@ -68,7 +68,7 @@ def _receive_request(engine: Record) -> int:
 
 @compiled
 def _receive_prediction(engine: Record) -> int:
-    """Let the next late prediction count."""
+    """Apply the next late prediction."""
     row = row_at(engine, engine.n_predicted).value
     if engine.asks_on_arrival and engine.asked_row != row:
         engine.asked_row = row
@@ -84,7 +84,7 @@ def _receive_prediction(engine: Record) -> int:
 
 @compiled
 def _receive(engine: Record) -> int:
-    """Take in all requests and predictions that have come by now, in the order in which they came."""
+    """Process arrivals and late predictions up to now, in the order of their times."""
     while True:
         arrival, prediction = _arrival(engine), _prediction(engine)
         if min(arrival, prediction) > engine.now:
@@ -96,7 +96,7 @@ def _receive(engine: Record) -> int:
 
 @compiled
 def _max_jump(engine: Record) -> int:
-    """How many decode steps can follow in which nobody finishes, finds memory short or can be admitted."""
+    """Number of decode steps in which no request can finish, run out of memory or be admitted."""
     batch = engine.n_running
     if not (engine.jumps and engine.decoding and batch):
         return 0
@@ -121,7 +121,7 @@ def _max_jump(engine: Record) -> int:
 
 @compiled
 def _jump(engine: Record, until: float) -> int:
-    """Run decode steps in which nothing else happens; how many there were.
+    """Run decode steps in which nothing else happens; return how many.
 
     Their durations are added up one by one, so that the outcome is to the last bit that of taking each step.
     """
@@ -157,7 +157,7 @@ def _jump(engine: Record, until: float) -> int:
 
 @compiled
 def _sample(engine: Record) -> None:
-    """Note now and then how full the engine is; when the notes are full, keep every other and note half as often."""
+    """Record how full the engine is; when the samples are full, keep every other one and sample half as often."""
     if engine.now < engine.sample_at:
         return
     if engine.n_samples == engine.samples_size:
@@ -182,7 +182,7 @@ def _begin_step(engine: Record) -> None:
 
 @compiled
 def _between(engine: Record, until: float) -> int:
-    """Between two steps: take in running has come, leap as far as possible, and begin the next step."""
+    """Between steps: process arrivals, jump as far as possible, and begin the next step."""
     while True:
         if engine.settled >= engine.pause_at:
             return PAUSED
@@ -204,7 +204,7 @@ def _between(engine: Record, until: float) -> int:
 
 @compiled
 def run(engine: Record, until: float) -> int:
-    """Run every step that begins before `until`, and return why it stopped; called again, it goes on from there."""
+    """Run every step that begins before `until`, and return why it stopped; called again, it continues."""
     while True:
         if engine.pending != NONE:
             waiting.push(engine, engine.pending)

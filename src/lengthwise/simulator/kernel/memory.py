@@ -1,25 +1,27 @@
-"""KV memory: blocks taken and given back.
+"""KV memory: blocks allocated and freed.
 
-Blocks are only counted where nothing is cached; `own_block_cache` and `prefixes` say which of them can be found again.
+Blocks are only counted where nothing is cached. `prefixes` tracks single blocks where requests share prefixes. Without
+shared prefixes only a preempted request can find its blocks again, so a count per request is enough: empty blocks are
+taken first, then the cached blocks of requests, least recently freed first, each from its last block.
 """
 
 from __future__ import annotations
 
 from lengthwise.compiled import inlined as compiled
-from lengthwise.simulator.kernel import own_block_cache, prefixes
+from lengthwise.simulator.kernel import prefixes
 from lengthwise.simulator.kernel.access import request_at, running_at
-from lengthwise.simulator.kernel.records import BY_BLOCK, OWN_ONLY, Record
+from lengthwise.simulator.kernel.records import BY_BLOCK, NONE, OWN_ONLY, Record
 
 
 @compiled
 def needed(tokens: int, block_size: int) -> int:
-    """Blocks that hold so many tokens."""
+    """Blocks that `tokens` need."""
     return (tokens + block_size - 1) // block_size
 
 
 @compiled
 def cached_blocks(engine: Record, row: int, tokens: int) -> tuple[int, int]:
-    """Leading blocks of a request that are in the cache, and how many of them count as free.
+    """Leading blocks of a request that are in the cache, and how many of them are free.
 
     At least its last token is to be computed, or nothing would come out.
     """
@@ -34,9 +36,9 @@ def cached_blocks(engine: Record, row: int, tokens: int) -> tuple[int, int]:
 
 @compiled
 def ready(engine: Record, row: int, cached: int) -> int:
-    """Tokens of a request that need not be computed, so many leading blocks of it being in the cache.
+    """Tokens of a request that need not be computed, with `cached` leading blocks in the cache.
 
-    Those, or all whose KV it transferred_kv_tokens; unless what was not sent, because it was here, has gone since.
+    Those, or all whose KV was transferred, unless leading blocks that were not sent have been evicted since.
     """
     request, here = request_at(engine, row), cached * engine.block_size
     return max(here, int(request.transferred_kv_tokens)) if here >= request.missing_kv_tokens else here
@@ -44,7 +46,7 @@ def ready(engine: Record, row: int, cached: int) -> int:
 
 @compiled
 def set_cached(engine: Record, row: int) -> None:
-    """Note how much of a request is cached as it comes to wait, where a policy is told."""
+    """Record how much of a waiting request is cached, where the policy uses it."""
     if engine.reports_cached:
         request = request_at(engine, row)
         found, _ = cached_blocks(engine, row, request.prompt + request.generated)
@@ -52,13 +54,57 @@ def set_cached(engine: Record, row: int) -> None:
 
 
 @compiled
+def _retain(engine: Record, row: int, blocks: int) -> None:
+    """Keep the full blocks of a request in the cache as it frees them."""
+    if blocks == 0:
+        return
+    request = request_at(engine, row)
+    request.retained, request.retained_before, request.retained_after = blocks, engine.retained_last, NONE
+    if engine.retained_last == NONE:
+        engine.retained_first = row
+    else:
+        request_at(engine, engine.retained_last).retained_after = row
+    engine.retained_last = row
+    engine.n_retained += blocks
+
+
+@compiled
+def _evict_retained(engine: Record, row: int, blocks: int) -> None:
+    """Evict `blocks` cached blocks of a request."""
+    request = request_at(engine, row)
+    request.retained -= blocks
+    engine.n_retained -= blocks
+    if request.retained:
+        return
+    if request.retained_before == NONE:
+        engine.retained_first = request.retained_after
+    else:
+        request_at(engine, request.retained_before).retained_after = request.retained_after
+    if request.retained_after == NONE:
+        engine.retained_last = request.retained_before
+    else:
+        request_at(engine, request.retained_after).retained_before = request.retained_before
+
+
+@compiled
+def _take(engine: Record, blocks: int) -> None:
+    """Evict cached blocks so that `blocks` free ones are empty."""
+    lacking = blocks - (engine.free - engine.n_retained)
+    while lacking > 0:
+        row = engine.retained_first
+        some = min(lacking, request_at(engine, row).retained)
+        _evict_retained(engine, row, some)
+        lacking -= some
+
+
+@compiled
 def adopt(engine: Record, position: int, blocks: int) -> None:
-    """Give one running starts to run the leading blocks that are in the cache."""
+    """Give a request that starts the leading blocks that are in the cache."""
     running = running_at(engine, position)
     if engine.cache_mode == BY_BLOCK:
         prefixes.adopt(engine, position, blocks)
     elif blocks:
-        own_block_cache.forget(engine, running.row, blocks)
+        _evict_retained(engine, running.row, blocks)
         engine.free -= blocks
     running.blocks = running.hashed = blocks
     running.computed = blocks * engine.block_size
@@ -66,7 +112,7 @@ def adopt(engine: Record, position: int, blocks: int) -> None:
 
 @compiled
 def grow(engine: Record, position: int, tokens: int) -> bool:
-    """Hold blocks for so many tokens of one running runs; False where memory does not suffice."""
+    """Take blocks so that a running request can hold `tokens`; False where too few are free."""
     running = running_at(engine, position)
     more = needed(tokens, engine.block_size) - running.blocks
     if more > engine.free:
@@ -75,12 +121,12 @@ def grow(engine: Record, position: int, tokens: int) -> bool:
         if engine.cache_mode == BY_BLOCK:
             prefixes.take(engine, position, more)
         else:
-            own_block_cache.take(engine, more)
+            _take(engine, more)
             engine.free -= more
         running.blocks += more
         engine.peak_blocks = max(engine.peak_blocks, engine.n_blocks - engine.free)
     if engine.cache_mode:
-        # From now on others may use them, though they are computed only at the end of this step: as in vLLM.
+        # Others may use full blocks from now on, though they are computed at the end of this step: as in vLLM.
         full = tokens // engine.block_size
         if engine.cache_mode == BY_BLOCK:
             prefixes.name(engine, position, full)
@@ -90,12 +136,12 @@ def grow(engine: Record, position: int, tokens: int) -> bool:
 
 @compiled
 def give_back(engine: Record, position: int) -> None:
-    """Free the blocks of one running runs."""
+    """Free the blocks of a running request."""
     running = running_at(engine, position)
     computed = running.computed // engine.block_size
     if engine.cache_mode == BY_BLOCK:
         prefixes.give_back(engine, position, computed)
     else:
         engine.free += running.blocks
-        own_block_cache.keep(engine, running.row, min(running.hashed, computed))
+        _retain(engine, running.row, min(running.hashed, computed))
     running.blocks = running.hashed = running.computed = 0

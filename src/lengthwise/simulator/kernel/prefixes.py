@@ -25,7 +25,7 @@ from lengthwise.simulator.kernel.records import Record
 
 @compiled
 def _mix(number: np.uint64) -> np.int64:
-    """The same 64 bits well mixed, so that their last ones can be a place: splitmix64's finalizer."""
+    """Mix 64 bits so that the low ones can index a table: splitmix64's finalizer."""
     number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.int64(number ^ (number >> np.uint64(31)))
@@ -33,7 +33,7 @@ def _mix(number: np.uint64) -> np.int64:
 
 @compiled
 def _identity(engine: Record, row: int, position: int) -> np.int64:
-    """What the full block at this position of a request holds, so that equal content has equal identity."""
+    """Identity of the full block at a position of a request; equal content has equal identity."""
     first, last = hash_offset_at(engine, row).value, hash_offset_at(engine, row + 1).value
     if engine.blocks_per_hash:
         which, part = first + position // engine.blocks_per_hash, position % engine.blocks_per_hash
@@ -47,7 +47,7 @@ def _identity(engine: Record, row: int, position: int) -> np.int64:
 
 @compiled
 def _slot(engine: Record, identity: np.int64) -> np.int64:
-    """Where in the index an identity stands, or would stand."""
+    """Slot of an identity in the index, or the empty one where it would be inserted."""
     mask = engine.index_size - 1
     slot = identity & mask
     while index_at(engine, slot).oldest and index_at(engine, slot).identity != identity:
@@ -63,7 +63,7 @@ def _find(engine: Record, identity: np.int64) -> int:
 
 @compiled
 def _enter(engine: Record, number: int, identity: np.int64) -> None:
-    """Put a full block into the cache, behind older ones of the same content."""
+    """Add a full block to the cache, after older ones of the same content."""
     block, entry = block_at(engine, number), index_at(engine, _slot(engine, identity))
     block.identity, block.named = identity, 1
     if entry.oldest == 0:
@@ -78,7 +78,7 @@ def _enter(engine: Record, number: int, identity: np.int64) -> None:
 
 @compiled
 def _forget(engine: Record, number: int) -> None:
-    """Take a block out of the cache."""
+    """Remove a block from the cache."""
     block = block_at(engine, number)
     if not block.named:
         return
@@ -91,7 +91,7 @@ def _forget(engine: Record, number: int) -> None:
         if index_at(engine, slot).oldest == number + 1:
             index_at(engine, slot).oldest = after + 1
         return
-    # Close the gap, so that no entry is cut off from the slot it was meant for.
+    # Close the gap in the hash table, so that linear probing finds every entry.
     mask = engine.index_size - 1
     gap, slot = slot, (slot + 1) & mask
     while index_at(engine, slot).oldest:
@@ -112,7 +112,7 @@ def _unlink(engine: Record, number: int) -> None:
 
 @compiled
 def _link(engine: Record, number: int, before: int) -> None:
-    """Put a block into the free queue, behind `before`."""
+    """Insert a block into the free queue after `before`."""
     after = block_at(engine, before).after
     block_at(engine, number).before, block_at(engine, number).after = before, after
     block_at(engine, before).after = block_at(engine, after).before = number
@@ -134,7 +134,7 @@ def leading(engine: Record, row: int, most: int) -> tuple[int, int]:
 
 @compiled
 def adopt(engine: Record, position: int, blocks: int) -> None:
-    """Let one running starts to run use the leading blocks that are in the cache."""
+    """Let a request that starts use the leading blocks that are in the cache."""
     running = running_at(engine, position)
     for at in range(blocks):
         number = _find(engine, _identity(engine, running.row, at))
@@ -149,7 +149,7 @@ def adopt(engine: Record, position: int, blocks: int) -> None:
 
 @compiled
 def take(engine: Record, position: int, more: int) -> None:
-    """Take so many free blocks, and forget what they held."""
+    """Take free blocks and evict their content."""
     running = running_at(engine, position)
     for at in range(running.blocks, running.blocks + more):
         number = block_at(engine, engine.n_blocks).after
@@ -161,7 +161,7 @@ def take(engine: Record, position: int, more: int) -> None:
 
 @compiled
 def name(engine: Record, position: int, blocks: int) -> None:
-    """Put the blocks that are full into the cache, up to so many."""
+    """Add the first `blocks` full blocks of a request to the cache."""
     running = running_at(engine, position)
     for at in range(running.hashed, blocks):
         _enter(
@@ -171,7 +171,7 @@ def name(engine: Record, position: int, blocks: int) -> None:
 
 @compiled
 def give_back(engine: Record, position: int, computed: int) -> None:
-    """Free the blocks of one running runs; those beyond the computed ones must not be found (their step was called off)."""
+    """Free the blocks of a running request; blocks that are not computed leave the cache."""
     running = running_at(engine, position)
     for at in range(computed, running.hashed):
         _forget(engine, table_at(engine, running.table * engine.positions + at).value)

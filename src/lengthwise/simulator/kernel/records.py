@@ -1,6 +1,6 @@
-"""The memory that the compiled engine works on: records in arrays, and the codes by which it speaks to its host.
+"""The memory that the compiled engine works on: records in arrays, and the codes it returns to its host.
 
-Plain NumPy, so that whoever only looks at a simulation need not load the compiler.
+Plain NumPy: importing this does not load Numba.
 """
 
 from __future__ import annotations
@@ -10,50 +10,50 @@ from typing import Any, Final
 import numpy as np
 
 Records = np.recarray[Any, Any]
-"""A structured array; what is in a record is said by its dtype below."""
+"""A structured array of one of the dtypes below."""
 
 Record = Any
-"""One record of it, by reference: what is written to it is written to the array."""
+"""One record of it, by reference: writing to it writes to the array."""
 
 # Why `advance` returns. From ASK_LEVEL on these are questions, which the host answers before it calls again.
-GO_ON: Final = 0  # never returned: nothing is in the way
+GO_ON: Final = 0  # never returned: continue
 DONE: Final = 1  # nothing begins before the given time
 PAUSED: Final = 2  # as many requests as asked for are settled
-ASK_LEVEL: Final = 3  # which column of keys holds, for so many waiting and running
-ASK_KEYS: Final = 4  # keys of all running wait: they go stale with time
-ASK_KEY: Final = 5  # the key of one that comes back after a preemption
-ASK_VICTIM: Final = 6  # running yields, memory being short
-ASK_HEAD_VICTIM: Final = 7  # running, if anybody, yields to the first in line
-ASK_ARRIVAL: Final = 8  # the round of one that has just come, and its key where that depends on what is cached
+ASK_LEVEL: Final = 3  # which column of keys is valid, given the numbers of waiting and running requests
+ASK_KEYS: Final = 4  # keys of all waiting requests, which go stale with time
+ASK_KEY: Final = 5  # the key of a preempted request
+ASK_VICTIM: Final = 6  # which running request to evict, memory being short
+ASK_HEAD_VICTIM: Final = 7  # which running request, if any, to preempt for the head of the queue
+ASK_ARRIVAL: Final = 8  # round of a request that has arrived, and its key where it depends on cached tokens
 GROW: Final = 9  # an array is full
-ASK_PREDICTION: Final = 10  # the round of one running waits and whose prediction has come
+ASK_PREDICTION: Final = 10  # round of a waiting request whose prediction has arrived
 NO_ANSWER: Final = -2
 NONE: Final = -1
 INDEFINITELY: Final = 1 << 60  # steps
-STALE: Final = -1  # instead of a column of keys: order everybody anew before the next decision
+STALE: Final = -1  # in place of a column of keys: rebuild the heap before the next decision
 
-# Where in a step an engine stands.
+# Phases of a step.
 BETWEEN_STEPS: Final = 0
 PREEMPTING: Final = 1
 SCHEDULING: Final = 2
 ADMITTING: Final = 3
 COMPUTING: Final = 4
 
-# When keys go stale, as the policies say it.
+# When keys go stale: Policy.rekey.
 NEVER: Final = 0
 ON_LEVEL: Final = 1
 ON_PROGRESS: Final = 2
 ON_TIME: Final = 3
 
-# What of a request can be found again once its memory is given back.
+# What the prefix cache finds again after a request frees its memory.
 NOTHING: Final = 0
-OWN_ONLY: Final = 1  # by itself, after a preemption
-BY_BLOCK: Final = 2  # by whoever begins alike
+OWN_ONLY: Final = 1  # its own blocks, after a preemption
+BY_BLOCK: Final = 2  # any block, by requests with the same prefix
 
 # What must fit when a request is admitted.
-WHOLE_PROMPT: Final = 0  # vLLM: all of its prompt, now
-FUTURE_PEAK: Final = 1  # LightLLM: the highest point that the memory of all will reach, as far as is predicted
-RESERVATION: Final = 2  # S3: prompt and predicted answer of each, set apart for it
+WHOLE_PROMPT: Final = 0  # vLLM: the whole prompt, now
+FUTURE_PEAK: Final = 1  # LightLLM: the predicted peak of all requests (policies.admission)
+RESERVATION: Final = 2  # S3: a reservation for the prompt and predicted answer of each
 
 REQUEST: Final = np.dtype(
     [
@@ -62,42 +62,42 @@ REQUEST: Final = np.dtype(
         ("first_token", "f8"),
         ("finish", "f8"),
         ("prompt", "i4"),  # tokens, as the next two
-        ("output", "i4"),  # the true length; only the engine knows it
-        ("generated", "i4"),  # true while it waits; while it runs, RUNNING has it
+        ("output", "i4"),  # true length; only the engine reads it
+        ("generated", "i4"),  # current while it waits; while it runs, see RUNNING
         ("preemptions", "i4"),
-        ("max_computed", "i4"),  # the most tokens it ever had in memory when it was preempted
-        ("recomputed", "i4"),  # tokens that it computed more than once, each as often as again
+        ("max_computed", "i4"),  # most tokens it had in memory when it was preempted
+        ("recomputed", "i4"),  # tokens computed again after preemptions
         ("priority", "i4"),
-        ("round", "i8"),  # of a policy that serves in last_order
-        ("heap_index", "i4"),  # in the heap of the waiting, -1 elsewhere
-        ("cached", "i4"),  # tokens in the prefix cache when it last came to wait (if asked for) or to run
-        ("initial_cached", "i4"),  # the same when it first came to run
-        ("granted_tokens", "i4"),  # tokens of answer that RESERVATION grants, 0 until asked
-        ("transferred_kv_tokens", "i4"),  # tokens whose KV comes with it, computed elsewhere; 0 once it has begun
-        ("missing_kv_tokens", "i4"),  # of those, leading ones that were not sent: the engine had them in its cache
-        ("retained", "i4"),  # under OWN_ONLY, blocks that it could find again
-        ("retained_before", "i4"),  # rows, in the order in which memory was given back
+        ("round", "i8"),  # of a policy with rounds
+        ("heap_index", "i4"),  # in the heap of waiting requests, else -1
+        ("cached", "i4"),  # tokens in the prefix cache when it last joined the queue (if reported) or was admitted
+        ("initial_cached", "i4"),  # the same at its first admission
+        ("granted_tokens", "i4"),  # answer tokens that RESERVATION grants, 0 before
+        ("transferred_kv_tokens", "i4"),  # tokens whose KV another engine has sent; 0 after admission
+        ("missing_kv_tokens", "i4"),  # leading ones of those that were not sent because they were cached here
+        ("retained", "i4"),  # under OWN_ONLY, its blocks in the cache
+        ("retained_before", "i4"),  # rows, in the order in which memory was freed
         ("retained_after", "i4"),
     ]
 )
 """One request of the workload, the same for all engines."""
 
 WAITING: Final = np.dtype([("key", "f8"), ("round", "i8"), ("priority", "i4"), ("order", "i4"), ("row", "i8")])
-"""An entry of the heap: smallest first by priority, round, key, turn (order of coming, below 0 for running comes back)."""
+"""An entry of the heap: smallest first by priority, round, key, order (of joining; negative for preempted ones)."""
 
 RUNNING: Final = np.dtype(
     [
         ("row", "i4"),
         ("computed", "i4"),  # tokens in KV memory
         ("tokens", "i4"),  # prompt and answer so far
-        ("left", "i4"),  # tokens of answer still to come
-        ("blocks", "i4"),  # held
-        ("scheduled", "i4"),  # tokens in the present step
+        ("left", "i4"),  # answer tokens to come
+        ("blocks", "i4"),  # allocated
+        ("scheduled", "i4"),  # tokens in the current step
         ("hashed", "i4"),  # leading blocks that are in the prefix cache
-        ("table", "i4"),  # where its blocks are listed
+        ("table", "i4"),  # row of `tables` that lists its blocks
     ]
 )
-"""One running runs; in order of admission."""
+"""A running request; the array is in order of admission."""
 
 BLOCK: Final = np.dtype(
     [
@@ -110,13 +110,13 @@ BLOCK: Final = np.dtype(
         ("twin_after", "i4"),
     ]
 )
-"""A block of KV memory, where prefixes are cached. One more than there are is head and tail of the free queue."""
+"""A block of KV memory, where prefixes are cached. One extra block is head and tail of the free queue."""
 
 INDEX: Final = np.dtype([("identity", "i8"), ("oldest", "i8")])
 """A slot of the hash table over identities: the oldest block of one, plus one; 0 where the slot is empty."""
 
 SCRATCH: Final = np.dtype([("left", "i8"), ("held", "i8")])
-"""Tokens to come and tokens held, of one running runs or would."""
+"""Predicted tokens left and tokens in memory of a request, to find the predicted peak."""
 
 SAMPLES: Final = 1024  # at most, of one engine
 SAMPLE_EVERY_S: Final = 0.25  # at first
@@ -167,10 +167,10 @@ ARRAYS: Final = {
     # of all engines
     "requests": REQUEST,
     "keys": REAL,  # [column, stage of prediction, request]
-    "predicted_length": INT,  # [request, rung]: rising lengths, for admission by what is predicted
+    "predicted_length": INT,  # [request, level]: predicted lengths, rising, for admission
     "hash_offsets": LONG,
     "hashes": HASH,
-    # its own
+    # of one engine
     "rows": INT,  # requests sent here, in order of arrival
     "waiting": WAITING,
     "running": RUNNING,
@@ -179,14 +179,14 @@ ARRAYS: Final = {
     "samples": SAMPLE,
     "blocks": BLOCK,
     "index": INDEX,
-    "tables": INT,  # [table, position]: the blocks of running runs
+    "tables": INT,  # [table, position]: the blocks of running requests
     "free_tables": INT,
     "scratch": SCRATCH,
 }
-"""The arrays that an engine works on, and what they are made of."""
+"""The arrays that an engine works on, and their dtypes."""
 
 SIZED: Final = ("waiting", "levels", "events", "samples", "index", "requests")
-"""Those whose length an engine must know."""
+"""Arrays whose length the engine needs."""
 
 ENGINE: Final = np.dtype(
     [
@@ -202,7 +202,7 @@ ENGINE: Final = np.dtype(
         ("preempts", "i8"),
         ("preempt_check_interval", "i8"),
         ("asks_on_arrival", "i8"),
-        ("reports_cached", "i8"),  # whether a policy is told what is cached of those running wait
+        ("reports_cached", "i8"),  # whether the policy uses how much of a waiting request is cached
         ("cache_mode", "i8"),
         (
             "blocks_per_hash",
@@ -217,15 +217,15 @@ ENGINE: Final = np.dtype(
         # the clock, and where in a step it stands
         ("now", "f8"),
         ("phase", "i8"),
-        ("cursor", "i8"),  # running is next to get its tokens
+        ("cursor", "i8"),  # running request that is scheduled next
         ("budget", "i8"),
         ("decisions", "i8"),
-        ("preempted", "i8"),  # how many lost their memory in this step
-        ("answer", "i8"),  # the host's
-        ("asked_row", "i8"),  # the row a question is about
-        ("pending", "i8"),  # a row that waits again once its key is known, -1 if none
-        ("want", "i8"),  # tokens that the one at the cursor is to get, 0 until decided
-        # running is where
+        ("preempted", "i8"),  # requests preempted in this step
+        ("answer", "i8"),  # of the host
+        ("asked_row", "i8"),  # row that a question is about
+        ("pending", "i8"),  # preempted row that joins the queue once its key is known, -1 if none
+        ("want", "i8"),  # tokens to schedule for the request at the cursor, 0 until decided
+        # counts
         ("n_rows", "i8"),
         ("arrived", "i8"),
         ("n_predicted", "i8"),
@@ -233,25 +233,25 @@ ENGINE: Final = np.dtype(
         ("n_running", "i8"),
         ("free", "i8"),  # blocks
         ("reserved", "i8"),  # blocks, under RESERVATION
-        ("n_retained", "i8"),  # of the free blocks, those that could be found again, under OWN_ONLY
+        ("n_retained", "i8"),  # free blocks that are in the cache, under OWN_ONLY
         ("retained_first", "i8"),  # rows
         ("retained_last", "i8"),
-        ("shared_tokens", "i8"),  # of contexts, held once and used by more than one
+        ("shared_tokens", "i8"),  # context tokens in blocks that several requests use
         ("last_order", "i8"),
-        ("column", "i8"),  # of keys, that the heap is ordered by
+        ("column", "i8"),  # of keys that order the heap
         ("keyed_at", "f8"),
         ("settled", "i8"),
         ("refused", "i8"),
         ("pause_at", "i8"),
-        # what need not be looked at again
-        ("decoding", "i8"),  # everybody running computes one token a step
+        # what need not be checked again
+        ("decoding", "i8"),  # every running request computes one token a step
         (
             "blocked_steps",
             "i8",
-        ),  # decode steps for which the first in line is sure to find no memory, unless somebody comes or goes
-        ("no_victim_for", "i8"),  # the row for which nobody yields, -1 if somebody might
-        ("steps_since_check", "i8"),  # steps since that was said
-        # the record
+        ),  # decode steps in which the head finds no memory, unless a request joins or leaves
+        ("no_victim_for", "i8"),  # row of the head for which there is no victim, -1 if unknown
+        ("steps_since_check", "i8"),  # steps since that answer
+        # the outcome
         ("n_events", "i8"),
         ("n_samples", "i8"),
         ("sample_at", "f8"),
@@ -260,10 +260,10 @@ ENGINE: Final = np.dtype(
         ("block_seconds", "f8"),
         ("busy_s", "f8"),
         ("steps", "i8"),
-        # where in memory it finds what, and how large that is; see `access`
+        # addresses and lengths of the arrays; see `access`
         *((name, "i8") for name in ARRAYS),
         *((f"{name}_size", "i8") for name in SIZED),
-        ("stages", "i8"),  # of prediction: one, or two where predictions come late
+        ("stages", "i8"),  # of prediction: one, or two where predictions are late
         ("n_levels", "i8"),
         ("positions", "i8"),  # of a table
     ]

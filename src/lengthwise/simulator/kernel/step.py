@@ -1,6 +1,6 @@
-"""One step of an engine in vLLM's order: running runs goes first, then running waits is admitted, then all compute.
+"""One step in vLLM's order: running requests are scheduled, waiting ones are admitted, then all compute.
 
-Each function returns 0, or the question that must be answered before it can go on; where it stands is in the engine.
+Each function returns 0, or the code of a question for the host; the engine's record holds where it continues.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ chunk_cost = compiled(steptime.chunk_cost)
 
 @compiled
 def add_event(engine: Record, event: int) -> None:
-    """Write down running was admitted or finished."""
+    """Record an admission or a finish."""
     event_at(engine, engine.n_events).value = event
     engine.n_events += 1
 
 
 @compiled
 def remove_running(engine: Record, position: int) -> None:
-    """Take one out of those running run, its memory given back; the order of the others stays."""
+    """Remove a running request and free its memory."""
     running = running_at(engine, position)
     memory.give_back(engine, position)
     admission.release(engine, running.row)
@@ -55,7 +55,7 @@ def remove_running(engine: Record, position: int) -> None:
 
 @compiled
 def preempt(engine: Record, position: int) -> int:
-    """Take the memory of one running runs; what it generated is retained, and computed again as part of its prompt."""
+    """Preempt a running request; its tokens so far are computed again as part of its prompt."""
     running = running_at(engine, position)
     row = running.row
     request = request_at(engine, row)
@@ -76,7 +76,7 @@ def preempt(engine: Record, position: int) -> int:
 
 @compiled
 def preempt_for_head(engine: Record) -> int:
-    """Ask running yields to the first in line, where it cannot be admitted and the policy preempts."""
+    """Ask for a victim while the head of the queue cannot be admitted and the policy preempts."""
     while engine.n_waiting and engine.n_running:
         if waiting.full(engine):
             return GROW
@@ -108,7 +108,7 @@ def preempt_for_head(engine: Record) -> int:
 
 @compiled
 def schedule_running(engine: Record) -> int:
-    """Give each running runs its tokens; where memory runs out, victims yield."""
+    """Schedule the tokens of running requests; where memory runs out, victims are preempted."""
     while engine.cursor < engine.n_running and engine.budget > 0:
         if waiting.full(engine):
             return GROW
@@ -140,7 +140,7 @@ def schedule_running(engine: Record) -> int:
 
 @compiled
 def admit(engine: Record) -> int:
-    """Admit in the policy's order until budget, slots or memory end; nobody overtakes running does not fit."""
+    """Admit in the policy's order until budget, slots or memory run out; a request that does not fit is not overtaken."""
     if engine.blocked_steps and engine.decoding and engine.rekey != ON_TIME:
         return 0
     while engine.budget > 0 and engine.n_running < engine.max_num_seqs and engine.n_waiting:
@@ -155,7 +155,7 @@ def admit(engine: Record) -> int:
         if engine.blocked_steps:
             return 0
         if not engine.chunked_prefill and tokens - memory.ready(engine, row, cached) > engine.budget:
-            return 0  # as in vLLM: what is not computed in chunks waits for a step that holds it whole
+            return 0  # as in vLLM: a prompt that is not split waits for a step that holds all of it
         if engine.n_events == engine.events_size:
             return GROW
         waiting.pop(engine)
@@ -165,7 +165,7 @@ def admit(engine: Record) -> int:
 
 @compiled
 def start(engine: Record, row: int, tokens: int, cached: int) -> None:
-    """Let a request run, as far as the budget reaches in this step."""
+    """Start a request with as many tokens as the budget allows."""
     request = request_at(engine, row)
     position = engine.n_running
     running = running_at(engine, position)
@@ -191,7 +191,7 @@ def start(engine: Record, row: int, tokens: int, cached: int) -> None:
 
 @compiled
 def execute(engine: Record) -> int:
-    """Compute what is scheduled; whoever has caught up with its own tokens gets a new one."""
+    """Compute the scheduled tokens; a request with all of its tokens computed generates the next one."""
     if engine.n_events + engine.n_running > engine.events_size:
         return GROW
     prefill = prefill_context = decodes = context = batch = 0
@@ -243,7 +243,7 @@ def execute(engine: Record) -> int:
 
 @compiled
 def finish(engine: Record, position: int) -> None:
-    """Let one go that has its last token."""
+    """Finish a request that has its last token."""
     row = running_at(engine, position).row
     request = request_at(engine, row)
     request.finish = engine.now

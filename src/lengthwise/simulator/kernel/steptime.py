@@ -1,6 +1,6 @@
-"""How long one step takes: the formulas of all cost models, on an array of parameters.
+"""How long one step takes: the formulas of all cost models, on a record of parameters.
 
-Compiled into the engine, and called as they stand by whoever asks a cost model for a single step: one formula each.
+The kernel compiles them, and cost models and the readable engine call them as they are: each formula exists once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PIECEWISE: Final = 2
 
 
 def chunk_cost(cost: Record, begin: int, end: int) -> float:
-    """What computing a prompt's tokens from `begin` to `end` costs beyond their number, as `step_s` takes it.
+    """Cost of computing a prompt's tokens from `begin` to `end` beyond their number, as `step_s` takes it.
 
     LINEAR and ROOFLINE: their share of the prompt's square, so that chunks add up to the whole. PIECEWISE: the term of
     long sequences, milliseconds.

@@ -1,4 +1,4 @@
-"""Who waits: a binary heap in the policy's order."""
+"""The waiting requests: a binary heap in the policy's order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _put(engine: Record, place: int, entry: Record) -> None:
 
 @compiled
 def _rise(engine: Record, place: int) -> int:
-    """Let an entry pass those above it that it goes before; where it comes to stand."""
+    """Move an entry up the heap; return its new index."""
     moving = waiting_at(engine, engine.waiting_size - 1)  # never an entry: see `full`
     copy(moving, waiting_at(engine, place))
     while place > 0:
@@ -43,7 +43,7 @@ def _rise(engine: Record, place: int) -> int:
 
 @compiled
 def _sink(engine: Record, place: int) -> None:
-    """Let an entry fall behind those below it that go before it."""
+    """Move an entry down the heap."""
     moving = waiting_at(engine, engine.waiting_size - 1)
     copy(moving, waiting_at(engine, place))
     while True:
@@ -61,7 +61,7 @@ def _sink(engine: Record, place: int) -> None:
 
 @compiled
 def full(engine: Record) -> bool:
-    """Whether one more to wait would find no room in the array."""
+    """Whether the array cannot take one more entry."""
     return bool(engine.n_waiting + 1 >= engine.waiting_size)
 
 
@@ -75,7 +75,7 @@ def _key(engine: Record, row: int) -> float:
 
 @compiled
 def push(engine: Record, row: int) -> None:
-    """Let a request wait: behind its equals, or before them where it comes back after a preemption."""
+    """Add a request: after its equals, or before them if it was preempted."""
     request, entry = request_at(engine, row), waiting_at(engine, engine.n_waiting)
     engine.last_order += 1
     entry.order = -engine.last_order if request.preemptions else engine.last_order
@@ -84,12 +84,12 @@ def push(engine: Record, row: int) -> None:
     engine.n_waiting += 1
     _rise(engine, engine.n_waiting - 1)
     engine.blocked_steps = 0
-    engine.keyed_at = -np.inf  # of keys that go stale with time, one is not of today
+    engine.keyed_at = -np.inf  # keys that go stale with time must be computed again
 
 
 @compiled
 def pop(engine: Record) -> int:
-    """Take the first in line."""
+    """Remove and return the head of the queue."""
     row = int(waiting_at(engine, 0).row)
     request_at(engine, row).heap_index = -1
     engine.n_waiting -= 1
@@ -101,7 +101,7 @@ def pop(engine: Record) -> int:
 
 @compiled
 def rekey_one(engine: Record, row: int) -> None:
-    """Put one running waits where its round and its key of today belong."""
+    """Reorder a waiting request by its current round and key."""
     place = request_at(engine, row).heap_index
     waiting_at(engine, place).key = _key(engine, row)
     waiting_at(engine, place).round = request_at(engine, row).round
@@ -110,7 +110,7 @@ def rekey_one(engine: Record, row: int) -> None:
 
 @compiled
 def rekey_all(engine: Record) -> None:
-    """Order everybody by the keys of today."""
+    """Rebuild the heap with current keys."""
     for place in range(engine.n_waiting):
         entry = waiting_at(engine, place)
         entry.key = _key(engine, entry.row)
@@ -121,7 +121,7 @@ def rekey_all(engine: Record) -> None:
 
 @compiled
 def refresh(engine: Record) -> int:
-    """See to it that the keys are of this moment; what it returns is 0, or a question."""
+    """Make sure that keys are current; return 0 or the code of a question."""
     if engine.rekey == NEVER:
         return 0
     if engine.rekey == ON_LEVEL:
