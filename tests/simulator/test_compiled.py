@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lengthwise.simulator import Fleet, Outcome, simulate
+from lengthwise.simulator import Fleet, Outcome, Pools, simulate, simulate_disaggregated
 from lengthwise.simulator.fleet_events import parse_fleet_events
 from lengthwise.workloads import Workload
-from tests.simulator.builders import UNEVEN, engine
+from tests.simulator.builders import UNEVEN, engine, requests
 
 POLICIES = [
     "fcfs", "sjf", "tie", "ltr", "sept", "srpt:c=0.8", "srpt:c=0.3,times=2", "gittins", "hrrn", "boost", "preble",
@@ -114,9 +114,28 @@ def test_without_jumps_even_what_is_sampled_is_the_same(case: Case) -> None:
 @settings(max_examples=60)
 @given(cases(), st.sampled_from(["least_load", "e2", "lengthwise"]), st.sampled_from([0.0, 0.004]))
 def test_behind_a_router_both_engines_report_the_same(case: Case, router: str, routing_s: float) -> None:
-    changes = parse_fleet_events("down", "1@0.3") if routing_s else []
-    options: dict[str, Any] = {"router": router, "routing_s": routing_s, "changes": changes}
+    events = parse_fleet_events("down", "1@0.3") if routing_s else []
+    options: dict[str, Any] = {"router": router, "routing_s": routing_s, "fleet_events": events}
     compiled, readable = run(case, **options), run(case, accelerate=False, **options)
     assert compiled.engine.tolist() == readable.engine.tolist()
     assert compiled.resubmissions.tolist() == readable.resubmissions.tolist()
     agree(compiled, readable)
+
+
+def test_with_separate_prefill_and_decode_pools_both_engines_agree() -> None:
+    rng = np.random.default_rng(3)
+    n = 60
+    hashes = [[int(row % 4) * 100 + i for i in range(8)] for row in range(n)]
+    lengths = list(zip((32 + rng.integers(0, 9, n)).tolist(), rng.integers(1, 30, n).tolist(), strict=True))
+    workload = requests(lengths, np.sort(rng.uniform(0, 1, n)).tolist(), blocks=hashes, block_size=4)
+    spec = engine(UNEVEN, seqs=4, blocks=60, caching=True, kv_bytes_per_token=1 << 20)
+    compiled, readable = (
+        simulate_disaggregated(
+            workload, Fleet((spec,) * 4), Pools(2, 2), "sjf", router="lengthwise", predictor="oracle", accelerate=on
+        )
+        for on in (None, False)
+    )
+    agree(compiled, readable)
+    assert compiled.handover is not None
+    assert readable.handover is not None
+    assert compiled.handover.sent_tokens.tolist() == readable.handover.sent_tokens.tolist()
