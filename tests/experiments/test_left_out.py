@@ -7,13 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.left_out.study import CORPORA, Judged, LeftOut, Prompts, Said, leave_out
+from experiments.left_out import (
+    CORPORA,
+    STUDY,
+    KnownPredictions,
+    LeftOut,
+    LeftOutGrid,
+    LeftOutResult,
+    Prompts,
+    Scores,
+    leave_out,
+)
 from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
 from lengthwise.training.encoder.config import DataConfig
 from lengthwise.training.encoder.data import _parts, prompt_table
 from lengthwise.training.encoder.pack import TRAIN
 from lengthwise.workloads import LengthSamples
+from tests.experiments.samples import check_output
 
 LLMS = ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-3B-Instruct", "google/gemma-3-4b-it")
 
@@ -35,9 +46,9 @@ def samples(prompts: int = 1500) -> LengthSamples:
     return LengthSamples.from_table({**columns, "input_tokens": [5] * len(columns["llm"])}, origin="made up")
 
 
-def said(prompts: Prompts) -> Said:
+def said(prompts: Prompts) -> KnownPredictions:
     mu = np.array([float(text.split()[0]) for text in prompts.texts])
-    return Said(LLMS[1:], np.stack([mu, mu + 0.3, mu - 1.0], axis=1), np.full((len(mu), 3), 0.3), 3.5)
+    return KnownPredictions(LLMS[1:], np.stack([mu, mu + 0.3, mu - 1.0], axis=1), np.full((len(mu), 3), 0.3), 3.5)
 
 
 def test_the_pool_is_what_the_training_did_not_see_and_the_test_is_neither() -> None:
@@ -56,7 +67,7 @@ def test_the_pool_is_what_the_training_did_not_see_and_the_test_is_neither() -> 
 
 def test_an_adapted_llm_is_known_about_as_well_as_it_can_be() -> None:
     prompts = Prompts.of(samples(6000), "llama-3.1-8B")
-    best = Judged(0.7, 0.5, 0.9)
+    best = Scores(0.7, 0.5, 0.9)
     found = leave_out(said(prompts), prompts, best, lengths=60, draws=3)
     assert found.adapted.tau == pytest.approx(found.unknown.tau, abs=0.01)
     assert found.unknown.coverage_90 < 0.5
@@ -66,32 +77,38 @@ def test_an_adapted_llm_is_known_about_as_well_as_it_can_be() -> None:
 
 def test_the_same_draws_come_again() -> None:
     prompts = Prompts.of(samples(), "llama-3.1-8B")
-    known = Judged(0.7, 0.5, 0.9)
+    known = Scores(0.7, 0.5, 0.9)
     first, second = (leave_out(said(prompts), prompts, known, lengths=20, draws=1) for _ in range(2))
     assert first == second
 
 
 def test_met_means_both_tau_and_coverage() -> None:
-    row = LeftOut("m", 180, 100, Judged(0.6, 0.5, 0.9), Judged(0.5, 0.5, 0.9), (Judged(0.58, 0.5, 0.9),))
+    row = LeftOut("m", 180, 100, Scores(0.6, 0.5, 0.9), Scores(0.5, 0.5, 0.9), (Scores(0.58, 0.5, 0.9),))
     assert row.met
-    for draw in (Judged(0.56, 0.5, 0.9), Judged(0.58, 0.5, 0.84), Judged(0.58, 0.5, 0.96)):
+    for draw in (Scores(0.56, 0.5, 0.9), Scores(0.58, 0.5, 0.84), Scores(0.58, 0.5, 0.96)):
         assert not replace(row, draws=(draw,)).met
 
 
 def test_a_predictor_that_knows_the_llm_and_a_pool_too_small_are_refused() -> None:
     prompts = Prompts.of(samples(), "llama-3.1-8B")
     with pytest.raises(InputError, match="this predictor knows"):
-        Said.by(load_predictor("fast"), prompts)
+        KnownPredictions.by(load_predictor("fast"), prompts)
     with pytest.raises(InputError, match="to draw 5000 from"):
-        leave_out(said(prompts), prompts, Judged(0.7, 0.5, 0.9), lengths=5000)
+        leave_out(said(prompts), prompts, Scores(0.7, 0.5, 0.9), lengths=5000)
 
 
-def test_a_real_predictor_is_asked_about_an_llm_it_has_never_heard_of() -> None:
+def test_a_real_predictor_predicts_an_llm_it_was_not_trained_on() -> None:
     prompts = replace(Prompts.of(samples(), "llama-3.1-8B"), llm="me/Mine-8B")
     fast = load_predictor("fast")
-    found = Said.by(fast, prompts)
+    found = KnownPredictions.by(fast, prompts)
     assert found.llms == fast.llms
     assert found.mu.shape == found.sigma.shape == (len(prompts.texts), len(fast.llms) + 1)
-    row = leave_out(found, prompts, Judged(0.7, 0.5, 0.9), lengths=20, draws=1)
+    row = leave_out(found, prompts, Scores(0.7, 0.5, 0.9), lengths=20, draws=1)
     assert row.llm == "me/Mine-8B"
     assert np.isfinite(row.adapted.tau)
+
+
+def test_the_table_has_a_row_per_llm_and_without_predictors_the_study_says_what_it_needs() -> None:
+    row = LeftOut("m", 180, 100, Scores(0.6, 0.5, 0.9), Scores(0.5, 0.5, 0.9), (Scores(0.58, 0.5, 0.9),))
+    check_output(STUDY.output(LeftOutResult(LeftOutGrid(), (row,))))
+    assert "trained without an LLM" in (STUDY.needs(LeftOutGrid()) or "")

@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.length_families import STUDY, LengthFamiliesGrid, measure
+from experiments.study import Run
 from lengthwise.errors import InputError
 from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT
 from lengthwise.reports.length_families import draw, tables
 from lengthwise.reports.tables import to_json
+from lengthwise.simulator.tasks import ResultCache
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.length_families import LengthFamilies, sample_prompts, study_families
-from tests.experiments.samples import QUICK, made_up
+from tests.experiments.samples import QUICK, check_output, made_up
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +122,10 @@ def test_power_is_simulated_for_both_truths(result: LengthFamilies) -> None:
         (truth.name, samples) for samples in QUICK.power_samples for truth in (LOGNORMAL, LOGT)
     ]
     assert np.isfinite([power.evidence_gain for power in result.power]).all()
+
+
+def test_the_study_fits_a_sample_of_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.length_families.Effort", lambda critical_draws: QUICK)
+    monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
+    grid = LengthFamiliesGrid(by="none", prompts=40)
+    check_output(STUDY.output(measure(Run(ResultCache(tmp_path / "cache")), grid)))

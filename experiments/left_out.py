@@ -1,0 +1,341 @@
+"""An LLM that a predictor was not trained on: how well is it predicted after `adapt` on a few of its lengths?
+
+A predictor trained without the LLM is adapted on lengths of prompts that no training uses, one answer each, as its
+owner would collect them, and evaluated on official test prompts of six corpora. Beside it: the predictor trained with
+all the LLM's lengths.
+
+Model files come from `data: {without: [gemma-3-4b]}` in a config of `lengthwise train` (DIR/without-gemma-3-4b.lw);
+the outputs of networks trained on a GPU machine from `scripts/gpu_train.py left_out`, with the pack they used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.study import Run, Study
+from lengthwise.errors import InputError
+from lengthwise.predictors import LogTPredictions, load_predictor, scores
+from lengthwise.predictors.adapt import predict_known_llms
+from lengthwise.predictors.baselines import CAP, clean_moments
+from lengthwise.predictors.contract import PredictionInput, as_logt
+from lengthwise.predictors.encoder.readout import mu_and_sigma
+from lengthwise.predictors.llm_names import resolve_llm
+from lengthwise.predictors.mixture import Answers, fit_mixture, kinds, likeness
+from lengthwise.predictors.resolve import LoadedPredictor
+from lengthwise.reports.tables import Table, share, signed
+from lengthwise.training.encoder.config import parse_config
+from lengthwise.training.encoder.data import load_samples, prompt_table
+from lengthwise.training.encoder.pack import HELD_OUT, Pack
+from lengthwise.training.encoder.package import calibrate
+from lengthwise.workloads import LengthSamples
+
+Floats = NDArray[np.float64]
+
+Progress = Callable[[str, float], None]
+
+
+LLMS: Final = ("Llama-3.1-8B", "gemma-3-4b", "Qwen2.5-14B", "Mixtral-8x7B")
+CORPORA: Final = ("Apps", "BigCodeBench", "DS1000", "DollyDataset", "Mbpp", "ShareGPT")
+LENGTHS: Final = 100
+DRAWS: Final = 10
+HELD_OUT_SHARE: Final = 0.1
+"""Share of the prompts that no training uses: by hash, the same in every training (`data.held_out`)."""
+SPLIT_SEED: Final = 0
+TARGET_TAU: Final = 0.03
+"""Largest accepted difference of tau between known and adapted LLM."""
+TARGET_COVERAGE: Final = (0.85, 0.95)
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """An LLM's prompts: the pool for adaptation, and those for evaluation."""
+
+    llm: str
+    keys: tuple[tuple[str, str], ...]
+    """Corpus and prompt id."""
+    texts: tuple[str, ...]
+    lengths: NDArray[np.int64]
+    clean: NDArray[np.bool_]
+    test: NDArray[np.bool_]
+    """Used for evaluation; the others are the pool."""
+
+    @classmethod
+    def of(cls, samples: LengthSamples, llm: str, pool: Sequence[str] = ("validate",)) -> Prompts:
+        """The pool is the held-out prompts of these splits; validate has the test's mix of corpora, train has not."""
+        rows = samples.where(llm=llm, corpus=CORPORA)
+        held = rows.split_by_prompt({"held": HELD_OUT_SHARE, "rest": 1.0 - HELD_OUT_SHARE}, SPLIT_SEED)["held"]
+        unseen = set(zip(held.table["corpus"].to_pylist(), held.table["prompt_id"].to_pylist(), strict=True))
+        columns = (rows.table[name].to_pylist() for name in ("corpus", "prompt_id", "split", "prompt"))
+        corpora, ids, splits, texts = columns
+        keys = list(zip(corpora, ids, strict=True))
+        clean = rows.clean_mask()
+        test_texts = {text for text, split in zip(texts, splits, strict=True) if split == "test"}
+        use = [
+            i
+            for i, split in enumerate(splits)
+            if clean[i].any()
+            and (split == "test" or (split in pool and keys[i] in unseen and texts[i] not in test_texts))
+        ]
+        return cls(
+            llm=rows.llms[0],
+            keys=tuple(keys[i] for i in use),
+            texts=tuple(texts[i] for i in use),
+            lengths=rows.lengths_matrix()[use],
+            clean=clean[use],
+            test=np.array([splits[i] == "test" for i in use], bool),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class KnownPredictions:
+    """Predictions for an LLM's prompts by a predictor trained without it: for each LLM it knows, and for an unknown one."""
+
+    llms: tuple[str, ...]
+    mu: Floats
+    """(prompts, LLMs + 1), the unknown LLM last."""
+    sigma: Floats
+    nu: float
+
+    @classmethod
+    def by(cls, predictor: LoadedPredictor, prompts: Prompts, progress: Progress | None = None) -> KnownPredictions:
+        """Predict every prompt as each known LLM."""
+        if prompts.llm in predictor.llms:
+            raise InputError(f"this predictor knows {prompts.llm}", hint="give one that was trained without it")
+        mu, sigma, nu = predict_known_llms(predictor, prompts.llm, prompts.texts, progress)
+        return cls(predictor.llms, mu, sigma, nu)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """On official test prompts, without degenerate samples."""
+
+    tau: float
+    coverage_50: float
+    coverage_90: float
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """One LLM: known from training, unknown, and adapted on each draw of a few of its lengths."""
+
+    llm: str
+    pool: int
+    """Number of prompts in the pool."""
+    lengths: int
+    known: Scores
+    unknown: Scores
+    draws: tuple[Scores, ...]
+
+    @property
+    def adapted(self) -> Scores:
+        """The mean of the draws."""
+        columns = zip(*((each.tau, each.coverage_50, each.coverage_90) for each in self.draws), strict=True)
+        return Scores(*(float(np.mean(column)) for column in columns))
+
+    @property
+    def met(self) -> bool:
+        """Whether tau and coverage reach their targets."""
+        low, high = TARGET_COVERAGE
+        return self.adapted.tau >= self.known.tau - TARGET_TAU and low <= self.adapted.coverage_90 <= high
+
+
+def known_as(predictor: LoadedPredictor, prompts: Prompts) -> Scores:
+    """Scores of a predictor trained with the LLM's lengths."""
+    inputs = [PredictionInput(text, prompts.llm, CAP) for text in np.array(prompts.texts, object)[prompts.test]]
+    return _score(as_logt(predictor.predict(inputs)), prompts)
+
+
+def leave_out(
+    predicted: KnownPredictions,
+    prompts: Prompts,
+    known: Scores,
+    *,
+    lengths: int = LENGTHS,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> LeftOut:
+    """Adapt on each draw of `lengths` prompts of the pool, one clean length each, and score."""
+    pool, test = np.flatnonzero(~prompts.test), np.flatnonzero(prompts.test)
+    if len(pool) < lengths:
+        raise InputError(f"{len(pool)} prompts to draw {lengths} from", hint="ask for fewer lengths")
+    like, kind = likeness(prompts.llm, predicted.llms), kinds(prompts.texts)
+    mu, sigma = predicted.mu[:, :-1], predicted.sigma[:, :-1]
+    found = []
+    for draw in range(draws):
+        rng = np.random.default_rng([seed, draw])
+        drawn = rng.choice(pool, lengths, replace=False)
+        one = np.where(prompts.clean[drawn], rng.random(prompts.clean[drawn].shape), np.inf).argmin(axis=1)
+        observed = prompts.lengths[drawn, one].astype(np.float64)[:, None]
+        nothing = np.zeros(observed.shape, bool)
+        mixture = fit_mixture(
+            Answers(mu[drawn], sigma[drawn], kind[drawn], observed, ~nothing, nothing, predicted.nu), like
+        )
+        predictions = LogTPredictions.of(*mixture.apply(mu[test], sigma[test], kind[test]), CAP, nu=predicted.nu)
+        found.append(_score(predictions, prompts))
+    unknown = LogTPredictions.of(predicted.mu[test, -1], predicted.sigma[test, -1], CAP, nu=predicted.nu)
+    return LeftOut(prompts.llm, len(pool), lengths, known, _score(unknown, prompts), tuple(found))
+
+
+def _score(predictions: LogTPredictions, prompts: Prompts) -> Scores:
+    lengths, clean = prompts.lengths[prompts.test], prompts.clean[prompts.test]
+    inside = [
+        scores.coverage(
+            predictions.quantile((1 - c) / 2), predictions.quantile((1 + c) / 2), lengths.astype(np.float64), clean
+        )
+        for c in (0.5, 0.9)
+    ]
+    return Scores(scores.kendall_tau(predictions.mu, clean_moments(lengths, clean)[0]), *inside)
+
+
+def read_outputs(folder: Path, pack_folder: Path, prompts: Mapping[str, Prompts]) -> dict[str, KnownPredictions]:
+    """By LLM left out: calibrated on held-out prompts of the other LLMs, as a model file would be.
+
+    `folder` holds left_out.npz and NAME.json beside it, `pack_folder` the pack they were trained from.
+    """
+    pack, config = Pack.read(pack_folder / "pack.npz"), json.loads((pack_folder / "config.json").read_text())
+    table, _ = prompt_table(load_samples(parse_config({"data": config["data"]}).data))
+    keys = zip(table["corpus"].to_pylist(), table["prompt_id"].to_pylist(), strict=True)
+    places = {key: place for place, key in enumerate(keys)}
+    found = {}
+    with np.load(folder / "left_out.npz") as archive:
+        for name in archive.files:
+            without = str(json.loads((folder / f"{name}.json").read_text())["settings"]["without"])
+            llm = resolve_llm(next((each for each in pack.llms if without in each), without), tuple(prompts))
+            known = pack.without(without)
+            mu, sigma = (np.full((len(pack), len(known.llms) + 1), np.nan) for _ in range(2))
+            mu[: len(table)], sigma[: len(table)] = mu_and_sigma(archive[name], "logt")
+            calibrated = calibrate(mu, sigma, known, np.flatnonzero(known.part == HELD_OUT))
+            shift, factor = calibrated.columns([*known.llms, ""])
+            if any(key not in places for key in prompts[llm].keys):
+                raise InputError("is of other prompts", source=pack_folder, hint="set LENGTHWISE_DATA as it was there")
+            rows = [places[key] for key in prompts[llm].keys]
+            found[llm] = KnownPredictions(known.llms, (mu + shift)[rows], (sigma * factor)[rows], calibrated.nu)
+    return found
+
+
+@dataclass(frozen=True)
+class LeftOutGrid:
+    """The predictors trained without an LLM, and the draws of its lengths."""
+
+    models: Path | None = None
+    """Folder of model files without-NAME.lw."""
+    outputs: Path | None = None
+    """Folder of left_out.npz and NAME.json (scripts/gpu_train.py left_out); needs `pack`."""
+    pack: Path | None = None
+    """Folder of the pack from which those networks were trained."""
+    known: str = "default"
+    """The predictor trained with all LLMs."""
+    llms: tuple[str, ...] = LLMS
+    lengths: tuple[int, ...] = (LENGTHS,)
+    draws: int = DRAWS
+    pool: tuple[str, ...] = ("validate",)
+    """Splits whose held-out prompts are drawn from."""
+
+
+@dataclass(frozen=True)
+class LeftOutResult:
+    """One row per LLM and number of lengths."""
+
+    grid: LeftOutGrid
+    rows: tuple[LeftOut, ...]
+
+
+def measure(run: Run, grid: LeftOutGrid) -> LeftOutResult:
+    """Adapt and score every LLM."""
+    samples = run.castillo()
+    wanted = [resolve_llm(name, samples.llms) for name in grid.llms]
+    prompts = {llm: Prompts.of(samples, llm, grid.pool) for llm in wanted}
+    predicted = _read(grid, prompts)
+    known = load_predictor(grid.known)
+    rows: list[LeftOut] = []
+    for number, (llm, each) in enumerate(predicted.items()):
+        run.report(llm, number / len(predicted))
+        scores_known = known_as(known, prompts[llm])
+        rows += [leave_out(each, prompts[llm], scores_known, lengths=count, draws=grid.draws) for count in grid.lengths]
+    return LeftOutResult(grid, tuple(rows))
+
+
+def _read(grid: LeftOutGrid, prompts: Mapping[str, Prompts]) -> dict[str, KnownPredictions]:
+    if grid.outputs is not None:
+        if grid.pack is None:
+            raise InputError("no pack", field="pack", hint="give the folder from which these networks were trained")
+        return read_outputs(grid.outputs, grid.pack, prompts)
+    found = {}
+    for path in sorted((grid.models or Path()).glob("without-*.lw")):
+        llm = resolve_llm(path.stem.removeprefix("without-"), tuple(prompts))
+        found[llm] = KnownPredictions.by(load_predictor(path), prompts[llm])
+    if not found:
+        raise InputError("no model files without-NAME.lw", source=grid.models)
+    return found
+
+
+def tables(found: LeftOutResult) -> list[Table]:
+    """One row per LLM: known, unknown, adapted."""
+
+    def spread(values: Sequence[float]) -> str:
+        return f"{min(values):.3f} to {max(values):.3f}"
+
+    grid = found.grid
+    low, high = TARGET_COVERAGE
+    columns = [
+        "LLM", "lengths", "pool", "known tau", "in 90 %", "unknown tau", "in 90 %", "adapted tau", "draws",
+        "to known", "in 50 %", "in 90 %", "draws", "met",
+    ]  # fmt: skip
+    rows = [
+        [
+            row.llm.rsplit("/", 1)[-1],
+            str(row.lengths),
+            str(row.pool),
+            f"{row.known.tau:.3f}",
+            share(row.known.coverage_90),
+            f"{row.unknown.tau:.3f}",
+            share(row.unknown.coverage_90),
+            f"{row.adapted.tau:.3f}",
+            spread([each.tau for each in row.draws]),
+            signed(row.adapted.tau - row.known.tau),
+            share(row.adapted.coverage_50),
+            share(row.adapted.coverage_90),
+            spread([each.coverage_90 for each in row.draws]),
+            "yes" if row.met else "no",
+        ]
+        for row in found.rows
+    ]
+    notes = [
+        f"known: {grid.known}; mean of {grid.draws} draws, one length of each held-out prompt drawn from "
+        + ", ".join(grid.pool),
+        f"met: tau at most {TARGET_TAU} below the known one, 90 % intervals covering {low:.0%} to {high:.0%}",
+    ]
+    return [Table(f"Left out of training, then adapted: {grid.models or grid.outputs}", columns, rows, notes)]
+
+
+def facts(found: LeftOutResult) -> list[dict[str, Any]]:
+    """Everything that the table shows, for JSON."""
+    return [{**asdict(row), "adapted": row.adapted, "met": row.met} for row in found.rows]
+
+
+def _needs(grid: LeftOutGrid) -> str | None:
+    if grid.models is None and grid.outputs is None:
+        return "needs predictors trained without an LLM: --set models=FOLDER, or outputs=FOLDER with pack=FOLDER"
+    return None
+
+
+STUDY: Study[LeftOutGrid, LeftOutResult] = Study(
+    name="left_out",
+    title="LLMs left out of training, then adapted",
+    question="How well is an LLM predicted that training left out, after adapting on 100 lengths?",
+    source="CASTILLO, predictors trained without an LLM",
+    grid=LeftOutGrid(),
+    quick=LeftOutGrid(draws=3),
+    minutes=(10, 3),
+    measure=measure,
+    tables=tables,
+    facts=facts,
+    needs=_needs,
+)

@@ -1,1 +1,0 @@
-"""An LLM that a predictor has never heard of, after `adapt`."""

@@ -1,0 +1,49 @@
+"""Which family do answer lengths follow: log-t, log-normal, Weibull, gamma or GEV?
+
+KS tests as in TIE (arXiv 2604.00499) and with refitting accounted for, held-out likelihood, the tail, and the power of
+so few samples per prompt. The same analysis as `lengthwise lengths fit castillo`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from experiments.study import Run, Study
+from lengthwise.reports.length_families import draw, tables
+from lengthwise.workloads.length_families import By, Effort, LengthFamilies, sample_prompts, study_families
+
+
+@dataclass(frozen=True)
+class LengthFamiliesGrid:
+    """The rows and the effort."""
+
+    by: By = "llm"
+    prompts: int | None = None
+    """Prompts drawn at random; None for all."""
+    critical_draws: int = Effort().critical_draws
+    seed: int = 0
+
+
+def measure(run: Run, grid: LengthFamiliesGrid) -> LengthFamilies:
+    """Fit every family to every prompt's lengths."""
+    samples = run.castillo()
+    if grid.prompts is not None:
+        samples = sample_prompts(samples, grid.prompts, grid.seed)
+    effort = Effort(critical_draws=grid.critical_draws)
+    return study_families(samples, by=grid.by, seed=grid.seed, effort=effort, report=run.report)
+
+
+STUDY: Study[LengthFamiliesGrid, LengthFamilies] = Study(
+    name="length_families",
+    title="Families of answer lengths",
+    question="Which family do answer lengths follow?",
+    paper="TIE, arXiv 2604.00499, its KS tests",
+    source="CASTILLO",
+    grid=LengthFamiliesGrid(),
+    quick=LengthFamiliesGrid(prompts=300, critical_draws=80),
+    minutes=(10, 1),
+    measure=measure,
+    tables=tables,
+    facts=lambda result: result,
+    draw=draw,
+)

@@ -1,1 +1,0 @@
-"""Which family real answer lengths follow, and how heavy their tails are."""
