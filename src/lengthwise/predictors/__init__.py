@@ -3,7 +3,6 @@
 What needs ONNX Runtime, tokenizers or pyarrow is imported when it is used; training is in `lengthwise.training`.
 """
 
-from lengthwise.predictors.castillo_api import predict_response_length
 from lengthwise.predictors.contract import (
     HistogramPredictions,
     LengthPredictor,
@@ -20,5 +19,4 @@ __all__ = [
     "PredictionInput",
     "Predictions",
     "load_predictor",
-    "predict_response_length",
 ]
