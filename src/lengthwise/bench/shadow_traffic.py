@@ -4,10 +4,10 @@ While answer i is generated, one step is taken for each of its n_i - 1 further t
 
     finish_i - first_i = base * (n_i - 1) + decode * T_i + prefill_token * P_i
 
-with T_i the tokens that all answers together received in that time (each spread evenly over its duration), and P_i the
-prompt tokens of the requests that started in it. Non-negative least squares, each answer weighted by 1/sqrt(n_i). Coarser
-than `lengthwise engine fit`, which reads the engine's steps: attention over long contexts, cached prefixes and chunked
-prefill are not modelled.
+with T_i the tokens that all answers together received in that time (each spread evenly over its duration), and P_i
+the prompt tokens of the requests that started in it. Non-negative least squares, each answer weighted by 1/sqrt(n_i).
+Coarser than `lengthwise engine fit`, which reads the engine's steps: attention over long contexts, cached prefixes
+and chunked prefill are not modelled.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def engine(
 ) -> None:
     """Run the embedded engine: vLLM with our scheduler inside, an OpenAI API on loopback.
 
-    Without --model it serves SmolLM2-135M-Instruct, converted once into the user's cache directory, where its log is too.
-    Ctrl-C stops it and everything it started.
+    Without --model it serves SmolLM2-135M-Instruct, converted once into the user's cache directory, where its log is
+    too. Ctrl-C stops it and everything it started.
 
     Example: `lengthwise engine --policy srpt:c=0.8 --probe default --port 8000`
     """

@@ -1,1 +1,1 @@
-"""Real engines: what it takes to run one and to talk to one."""
+"""Real engines: the vLLM plug-in, the embedded engine, HTTP clients, load generation and step-time fits."""

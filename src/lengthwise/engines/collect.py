@@ -1,7 +1,7 @@
 """Answer lengths of a served LLM: each prompt is sent several times, and the result has CASTILLO's columns.
 
-Every answer is appended to a journal beside the output as soon as it arrives, so that an interrupted run resumes. Lengths
-are the endpoint's count (`usage.completion_tokens`).
+Every answer is appended to a journal beside the output as soon as it arrives, so that an interrupted run resumes.
+Lengths are the endpoint's count (`usage.completion_tokens`).
 """
 
 from __future__ import annotations

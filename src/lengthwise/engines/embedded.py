@@ -1,7 +1,7 @@
 """The embedded engine: vLLM with our scheduler inside, as a child process on loopback.
 
-Started, health-checked, its log kept, stopped with its parent, restarted when it dies. It talks to vLLM through
-the command line and HTTP only.
+It is started, checked for health, logged, stopped with its parent, and restarted when it dies. The contact with vLLM
+is its command line and HTTP.
 """
 
 from __future__ import annotations
@@ -108,31 +108,31 @@ class EmbeddedEngine:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Its base URL."""
         return f"http://{self.options.host}:{self._port}"
 
     @property
     def log(self) -> Path:
-        """Where its log is kept."""
+        """Its log file."""
         return cache_home() / "logs" / f"engine-{self._port}.log"
 
     @property
     def healthy(self) -> bool:
-        """Whether it answers now."""
+        """Whether it answers its health check now."""
         return _healthy(self.url)
 
     @property
     def pid(self) -> int | None:
-        """The child's process, which is also its session."""
+        """Process id of the child, also its session id."""
         return None if self._process is None else self._process.pid
 
     def kill(self) -> None:
-        """End the child outright, as a crash would; it is started again."""
+        """Kill the child, as a crash would; it is restarted."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def start(self) -> None:
-        """Start the child and wait until it is healthy; then watch over it."""
+        """Start the child, wait until it is healthy, then restart it whenever it dies."""
         make_policy(self.options.policy)
         known_predictor(self.options.predictor)
         _check_probe(self.options)
@@ -189,8 +189,8 @@ class EmbeddedEngine:
         if not _has_gpu():
             flags += [] if options.compiled else ["--enforce-eager"]
             flags += ["--dtype", "bfloat16" if _has_bfloat16() else "float32"]
-            # vLLM's CPU build dies of a request with a seed whose prompt is computed in chunks: it rewinds the
-            # request's random generator, which only CUDA's can do.
+            # vLLM's CPU build crashes on a seeded request whose prompt is computed in chunks: it rewinds the
+            # request's random generator, which only CUDA's supports.
             budget = max(_BATCHED_TOKENS, options.max_model_len)
             flags += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(budget)]
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *options.extra]
@@ -198,7 +198,7 @@ class EmbeddedEngine:
     def _spawn(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            # A session of its own, so that whatever it starts can be ended with it.
+            # A new session, so that all processes it starts can be ended with it.
             self._process = subprocess.Popen(  # noqa: S603  (our own command line)
                 self.command(),
                 stdin=subprocess.DEVNULL,
@@ -214,7 +214,7 @@ class EmbeddedEngine:
         deadline = time.monotonic() + limit
         while not self.healthy:
             if self._process is None or self._process.poll() is not None:
-                raise InputError("the engine stopped while starting", hint=f"its log says why: {self.log}")
+                raise InputError("the engine stopped while starting", hint=f"see its log: {self.log}")
             if time.monotonic() > deadline:
                 raise InputError(f"the engine did not start in {limit:.0f} s", hint=f"see {self.log}")
             time.sleep(0.25)
@@ -231,7 +231,8 @@ class EmbeddedEngine:
             self._spawn()
 
 
-# What a CPU build of vLLM needs to start at all, and to leave the cores to others. A user's own settings win.
+# Settings that the CPU build of vLLM needs to start, and that leave cores to other processes. The user's environment
+# wins.
 _CPU_DEFAULTS: Final = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -244,12 +245,12 @@ _CPU_DEFAULTS: Final = {
 
 
 def engine_threads() -> int:
-    """Threads that an engine started now computes with, on a CPU."""
+    """Return the number of threads of an engine on a CPU."""
     return int({**_CPU_DEFAULTS, **os.environ}["OMP_NUM_THREADS"])
 
 
 def _probe_name(name: str) -> str:
-    """The same name, or a file's full path: the child may run elsewhere."""
+    """Return the name, or a file's full path: the child may run in another folder."""
     return name if name == DEFAULT_PROBE else str(probe_path(name).resolve())
 
 
@@ -262,13 +263,13 @@ def _check_pace(options: EngineOptions) -> None:
 
 
 def _check_probe(options: EngineOptions) -> None:
-    """Refuse a probe that the child could not read, before it is started."""
+    """Refuse a probe that the child could not use, before it is started."""
     if options.probe is None:
         return
     against = {
         "stock vLLM": not options.plugin,
-        "a compiled engine, whose layers cannot be looked into": options.compiled,
-        "a GPU: hidden states are read out of vLLM's CPU worker only, so far": _has_gpu(),
+        "a compiled engine, whose hidden states cannot be read": options.compiled,
+        "a GPU: hidden states are available in vLLM's CPU worker only": _has_gpu(),
     }
     for what, there in against.items():
         if there:
@@ -280,12 +281,12 @@ def _check_probe(options: EngineOptions) -> None:
 
 
 def _shape(model: Path) -> tuple[int | None, int | None]:
-    """Numbers in a hidden state, and layers, as a model's folder tells; None where there is none (a hub's name)."""
+    """Return hidden size and layers from a model's folder; None for a hub name."""
     try:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         return int(config["hidden_size"]), int(config["num_hidden_layers"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None, None  # vLLM will read it, and the plug-in asks again
+        return None, None  # the plug-in checks again, once vLLM has loaded the model
 
 
 def _need_vllm() -> None:
@@ -314,7 +315,7 @@ def _healthy(url: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the child to stop, then end its whole session: a killed parent would leave its workers behind."""
+    """Terminate the child, then kill its session: a killed parent would leave workers behind."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -325,7 +326,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel stop the child even when this process is killed outright (Linux only)."""
+    """Have the kernel stop the child when this process is killed (Linux only)."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -335,10 +336,10 @@ def _has_gpu() -> bool:
 
 
 def _has_bfloat16() -> bool:
-    """Whether this CPU computes in bfloat16 itself.
+    """Whether this CPU has bfloat16 instructions.
 
-    Without such instructions vLLM's bfloat16 dies on the first request (no AVX-512), or computes prompts more
-    slowly than float32 (AVX-512 alone), and answers no faster.
+    Without them vLLM in bfloat16 crashes on the first request (no AVX-512), or computes prompts more slowly than in
+    float32 (AVX-512 alone) and answers no faster.
     """
     with contextlib.suppress(OSError):
         return "bf16" in _CPU.read_text(encoding="utf-8")

@@ -89,7 +89,7 @@ async def fetch_engine_facts(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
 ) -> EngineFacts:
-    """Return the endpoint's limits; arguments override what it reports. InputError if KV memory is neither given nor reported."""
+    """Return the endpoint's limits; arguments override what it reports. InputError if KV memory is unknown."""
     async with EngineClient(url) as client:
         name = await served_model(client, model)
         context = next((one.get("max_model_len") for one in await client.models() if one["id"] == name), None)

@@ -1,9 +1,9 @@
 """Measurement only: an engine that reproduces another LLM's answer lengths.
 
-A measurement may force the length of every answer (`ignore_eos`, and `max_tokens` at the length), taken from an LLM that
-this machine cannot serve and scaled to fit. The predictor is then asked about that LLM, and its predictions are scaled
-too: mu + log(scale), the same sigma. The forced limit must not reach a prediction, which would be censored at the truth; so
-a request declares its client's limit as `cap` in `vllm_xargs`.
+A measurement may force the length of every answer (`ignore_eos`, and `max_tokens` at the length), taken from an LLM
+that this machine cannot serve and scaled to fit. The predictor is then asked about that LLM, and its predictions are
+scaled too: mu + log(scale), the same sigma. The forced limit must not reach a prediction, which would be censored at
+the truth; so a request declares its client's limit as `cap` in `vllm_xargs`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Open-loop load on an OpenAI endpoint from a workload: each request is sent when it is due, come what may.
+"""Open-loop load on an OpenAI endpoint from a workload: each request is sent at its arrival time.
 
-Times are the client's own. What TTFT, TPOT, E2E and per-token latency mean is said in `simulator.metrics`.
+Times are measured at the client. TTFT, TPOT, E2E and per-token latency are defined in `simulator.metrics`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class LoadPlan:
     speed: float = 1.0
     """2 sends twice as fast as the workload's own arrivals."""
     free: bool = False
-    """Let answers end where they will, instead of at the workload's length."""
+    """Let answers end by themselves, instead of at the workload's length."""
     hints: Hints = "none"
-    """oracle: tell each true length, as `nvext.agent_hints.osl`."""
+    """oracle: send each true length, as `nvext.agent_hints.osl`."""
     timeout_s: float = 600.0
-    """How long an answer may be silent."""
+    """Longest time without a byte of an answer."""
     extras: Sequence[Mapping[str, Any]] = ()
     """Further fields of each request's body, by row: sampling, a seed, `vllm_xargs`."""
 
@@ -70,7 +70,7 @@ class Sample:
     finished_s: float = math.nan
     output_tokens: int = 0
     prompt_tokens: int = 0
-    """As the endpoint counts them; 0 where it does not tell."""
+    """As reported by the endpoint; 0 if it does not."""
     error: str | None = None
 
 
@@ -101,11 +101,11 @@ class LoadReport:
 
     @property
     def late_s(self) -> float:
-        """How far sending fell behind at worst: above a few ms, this machine was the bottleneck."""
+        """Largest delay of sending: above a few ms, this machine is the bottleneck."""
         return max((s.sent_s - s.due_s for s in self.samples if not math.isnan(s.sent_s)), default=0.0)
 
     def summary(self) -> Summary:
-        """Latencies and throughput of the served."""
+        """Latencies and throughput of completed requests."""
         served = self.served
         return summarise(
             sent=np.array([sample.sent_s for sample in served]),
@@ -121,9 +121,9 @@ class LoadReport:
 
 
 async def run_load(workload: Workload, report: LoadReport, on_end: Callable[[], None]) -> None:
-    """Send the workload and fill the report. Cancelled (Ctrl-C), the report keeps what was measured."""
+    """Send the workload and fill the report. If cancelled (Ctrl-C), the report keeps what was measured."""
     plan = report.plan
-    # A connection each, and long to come about: on a busy machine a kept one may be dropped just as it is used again.
+    # One connection per request: on a busy machine an idle one may be closed just as it is reused.
     async with EngineClient(
         plan.url, connect_timeout_s=_CONNECTS_IN_S, silence_timeout_s=plan.timeout_s, keep=False
     ) as client:
@@ -198,9 +198,9 @@ async def _send(client: EngineClient, path: str, body: bytes, sample: Sample, be
 
 
 async def _read(answer: EngineAnswer, sample: Sample, began: float) -> str | None:
-    """Read a stream to its end; return what went wrong, if anything.
+    """Read a stream to its end; return the kind of error, if any.
 
-    The length is what the endpoint tells in `usage`; one that tells nothing has its events counted.
+    The length is the endpoint's `usage`; without it, the events are counted.
     """
     rest = b""
     events = 0
@@ -212,7 +212,7 @@ async def _read(answer: EngineAnswer, sample: Sample, began: float) -> str | Non
             if payload == b"[DONE]":
                 sample.output_tokens = events if told is None else told
                 return None if sample.output_tokens else "empty"
-            # Once tokens flow, only what may hold more than a token is worth parsing.
+            # After the first token, only events that may hold more than a token are parsed.
             started = not math.isnan(sample.first_token_s)
             if started and b'"usage"' not in payload and b'"error"' not in payload:
                 events += 1
@@ -240,7 +240,7 @@ def _parsed(payload: bytes) -> dict[str, Any] | None:
 
 
 def _has_token(event: dict[str, Any]) -> bool:
-    """Whether something was generated: the first event of a chat only names the role."""
+    """Whether the event has a token: the first event of a chat only names the role."""
     return any(
         choice.get("text") or any(value for key, value in choice.get("delta", {}).items() if key != "role")
         for choice in event.get("choices", ())

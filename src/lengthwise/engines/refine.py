@@ -1,9 +1,9 @@
 """Predictions of running requests, refined from the LLM's hidden states (TRAIL). Imports nothing of vLLM.
 
 The worker copies, for each request in a step, the hidden state of the last computed token and the number of tokens it
-covers. Both travel on the step's output, so that with async scheduling, where the scheduler is a step ahead, a state still
-belongs to the tokens it names. A `Refiner` reads the states with a probe. A failure never stops a step: a request whose
-state the probe cannot read keeps its prediction and is not read again.
+covers. Both travel on the step's output, so that with async scheduling, where the scheduler is a step ahead, a state
+still belongs to the tokens it names. A `Refiner` reads the states with a probe. A failure never stops a step: a
+request whose state the probe cannot read keeps its prediction and is not read again.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def generated_by(tokens: int, prompt_tokens: int) -> int | None:
 
 
 _SIGMA_OF_A_HINT: Final = 0.5
-"""Sigma given to a probe for a hint, about that of a predictor: probes are trained on such, and hints are mostly guesses."""
+"""Sigma given to a probe for a hint, about that of a predictor, which probes are trained on."""
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class Refiner:
         return Refinements(self._requests, self._readings, self._failed, self._cpu_s)
 
     def due(self, key: str, generated: int) -> bool:
-        """Whether the state after `generated` tokens is to be read; after a preemption, only beyond the last reading."""
+        """Whether the state after `generated` tokens is to be read; never one before the last reading."""
         followed = self._open.get(key)
         if followed is None:
             return True
@@ -142,7 +142,8 @@ class Refiner:
     ) -> LengthDistribution | None:
         """Read a state; return the new prediction of the whole answer, or None if the probe fails.
 
-        `prediction` is from the prompt, `cap` the most tokens the answer may have; both are used at the first state only.
+        `prediction` is from the prompt, `cap` the most tokens the answer may have; both are used at the first state
+        only.
         """
         began = time.thread_time()
         followed = self._open.get(key) or self._open.setdefault(key, _Followed(prediction))
@@ -215,8 +216,8 @@ _log = logging.getLogger(__name__)
 def refiner_for(options: Mapping[str, Any], config: Any, predictor: str) -> Refiner | None:  # noqa: ANN401
     """Return the refiner of the probe that the plug-in's options name; None without one.
 
-    InputError if this vLLM provides no hidden states, or the probe is for another LLM, whose numbers would be plausible and
-    wrong.
+    InputError if this vLLM provides no hidden states, or the probe is for another LLM, whose numbers would be
+    plausible and wrong.
     """
     name = options.get("probe")
     if name is None:

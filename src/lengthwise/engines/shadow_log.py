@@ -1,8 +1,8 @@
-"""What was seen of a running engine by who stands beside it: JSON lines, one per request as it ends.
+"""The shadow's log of a running engine: JSON lines, one per finished request.
 
-No prompt and no answer is kept: times, token counts, how an answer ended, and what was predicted about its length
-before. The first line says where and when; `engine` lines are the engine's own gauges, the last line the predictor's
-account. Times are seconds since the first line.
+No prompt or answer is stored: times, token counts, how an answer ended, and its predicted length. The first line
+names the engine and the start time; `engine` lines are the engine's gauges, the last line the predictor's counts.
+Times are seconds since the first line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Where and when the log was begun."""
+    """The engine and the start time of the log."""
 
     engine: str
     predictor: str
@@ -49,7 +49,7 @@ class Entry:
     first_token_s: float | None = None
     prompt_tokens: int | None = None
     prompt_bytes: int = 0
-    """Of the whole body: what prompt_tokens are guessed from where the engine did not tell them."""
+    """Size of the body, from which prompt_tokens are estimated if the engine does not report them."""
     output_tokens: int | None = None
     exact: bool = True
     """False where the tokens are a count of events."""
@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """How full the engine said it was, at a moment."""
+    """The engine's load at a time, as reported."""
 
     at_s: float
     running: int
@@ -72,7 +72,7 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The engine's KV memory, as it tells it."""
+    """The engine's KV memory, as reported."""
 
     kv_tokens: int
     block_size: int
@@ -80,7 +80,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the predictor did, told at the end."""
+    """Counts of the predictor, written at the end."""
 
     asked: int
     answered: int
@@ -102,7 +102,7 @@ _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 
 class ShadowLog:
-    """Open for writing inside `with`. A disk that is full must not stop anybody's request: it is logged once."""
+    """Open for writing inside `with`. A full disk does not stop requests: it is logged once."""
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
@@ -128,7 +128,7 @@ class ShadowLog:
             self._stream = None
 
     def add(self, record: Header | Entry | Gauges | Memory | Account) -> None:
-        """Keep one more, at once."""
+        """Append a record at once."""
         if self._stream is None:
             raise RuntimeError("a ShadowLog is written inside `with`")
         try:
@@ -137,7 +137,7 @@ class ShadowLog:
         except OSError as error:
             self.failed += 1
             if self.failed == 1:
-                _log.warning("%s cannot be written (%s): requests go on, the log does not", self.path, error)
+                _log.warning("%s cannot be written (%s): requests are served, the log is incomplete", self.path, error)
 
 
 @dataclass(frozen=True)

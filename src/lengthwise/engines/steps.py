@@ -1,7 +1,6 @@
-"""An engine's own steps: what each held and how long it took, as a Parquet file that grows while the engine runs.
+"""The log of an engine's steps: the content and duration of each, as a Parquet file that grows while the engine runs.
 
-Knows nothing of vLLM: the plug-in tells it numbers. What they mean is said at `simulator.StepCost`, which is fitted to
-them (`engines.fit`).
+Imports nothing of vLLM. `simulator.StepCost`, which is fitted to the log (`engines.fit`), defines the columns.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine is and may do, under vLLM's names; `kv_tokens` is what requests may use."""
+    """An engine's identity and limits, under vLLM's names; `kv_tokens` is the KV memory that requests may use."""
 
     engine: str
     model: str
@@ -61,7 +60,7 @@ class EngineFacts:
 
 
 class Held(NamedTuple):
-    """What a step holds, in the order of the columns."""
+    """The content of a step, in the order of the columns."""
 
     prompt_tokens: int
     prompt_pairs: int
@@ -70,16 +69,16 @@ class Held(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Computed in it."""
+        """Tokens computed in the step."""
         return self.prompt_tokens + self.decodes
 
 
 def held(spans: Iterable[tuple[int, int]]) -> Held:
-    """What a step holds, of whose requests so many tokens were computed before it and so many are computed in it."""
+    """Return the content of a step from, for each request, the tokens computed before it and in it."""
     prompt = pairs = decodes = context = 0
     for before, new in spans:
         end = before + new
-        if new == 1 and before > 0:  # as the simulator tells them apart
+        if new == 1 and before > 0:  # the same distinction as in the simulator
             decodes += 1
             context += end
         else:
@@ -90,7 +89,7 @@ def held(spans: Iterable[tuple[int, int]]) -> Held:
 
 @dataclass(slots=True)
 class _Open:
-    """A step that is scheduled and not yet done."""
+    """A step that is scheduled and not finished."""
 
     scheduled_s: float
     numbers: tuple[float, ...]
@@ -106,9 +105,9 @@ def spans(output: Any) -> Iterator[tuple[int, int]]:  # noqa: ANN401  (vLLM's Sc
 
 
 class StepLog:
-    """Appends numbers to a buffer; a thread of its own writes the file, whole each time, so that it is never broken.
+    """Appends rows to a buffer; a thread writes the whole file each time, so that it is always readable.
 
-    Steps end in the order in which they were scheduled. One that holds no tokens is no step, and has no end.
+    Steps finish in the order in which they are scheduled. A step without tokens is not logged.
     """
 
     def __init__(self, path: Path, facts: EngineFacts) -> None:
@@ -128,15 +127,15 @@ class StepLog:
     def scheduled(
         self, spans: Iterable[tuple[int, int]], *, waiting: int, running: int, began_s: float, cpu_s: float
     ) -> None:
-        """Take a step as it was scheduled: of each request in it the tokens computed before, and those computed now."""
+        """Record a scheduled step: for each request, the tokens computed before it and in it."""
         step = held(spans)
         if step.tokens:
             self._open.append(_Open(began_s, (*step, waiting, running, cpu_s)))
         elif not self._open:
-            self._ended_s = None  # nothing to compute: what passes until there is, is nobody's time
+            self._ended_s = None  # idle time belongs to no step
 
     def done(self, *, busy: bool) -> None:
-        """Take the end of the oldest open step; `busy`: whether anything is left to do."""
+        """Record the end of the oldest open step; `busy`: whether requests remain."""
         step, now = self._open.popleft(), time.time()
         began = step.scheduled_s if self._ended_s is None else self._ended_s
         self._ended_s = now if busy else None
@@ -147,7 +146,7 @@ class StepLog:
             self._write_aside(max(0.0, _IDLE_FLUSH_S - since))
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining rows."""
         self._closing.set()
         if self._writer is not None:
             self._writer.join()
@@ -155,7 +154,7 @@ class StepLog:
         self._write()
 
     def _write_aside(self, in_s: float) -> None:
-        """Have all rows so far written soon: an engine that has nothing to do may be killed, and never close this."""
+        """Write all rows soon, in a thread: an idle engine may be killed without a call to `close`."""
         if self._rows:
             self._seal()
         if self._writer is None or not self._writer.is_alive():
@@ -176,7 +175,7 @@ class StepLog:
         self._sealed_rows += len(rows)
         self._rows = array("d")
         if self._sealed_rows >= _MOST_ROWS:
-            _log.warning("the log of steps is full: %d rows in %s", self._sealed_rows, self._path)
+            _log.warning("the step log is full: %d rows in %s", self._sealed_rows, self._path)
 
     def _write(self) -> None:
         try:
@@ -196,16 +195,16 @@ def write_steps(path: Path, rows: NDArray[np.float64], facts: EngineFacts) -> No
 
 
 def read_steps(path: Path) -> tuple[pa.Table, EngineFacts]:
-    """Read a log of steps, and what it says of its engine."""
+    """Read a step log and the facts of its engine."""
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise InputError("cannot be read as Parquet", source=path, hint="give a log that `steps` made") from error
     missing = [name for name in COLUMNS if name not in table.column_names]
-    told = (table.schema.metadata or {}).get(_FACTS)
-    if missing or told is None:
+    facts = (table.schema.metadata or {}).get(_FACTS)
+    if missing or facts is None:
         hint = "give a log that the plug-in made: docs/guides/engine.md, `steps`"
         raise InputError(
-            "says nothing of its engine" if told is None else f"has no column {missing[0]}", source=path, hint=hint
+            "has no facts of its engine" if facts is None else f"has no column {missing[0]}", source=path, hint=hint
         )
-    return table, EngineFacts(**json.loads(told))
+    return table, EngineFacts(**json.loads(facts))

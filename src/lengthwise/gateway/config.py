@@ -32,7 +32,7 @@ def _distinct(urls: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class GatewayConfig(BaseModel):
-    """The settings of a gateway and its engines. Times in seconds. The options of `lengthwise serve` are these fields."""
+    """The settings of a gateway and its engines. Times in seconds. `lengthwise serve` has an option for each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -54,16 +54,16 @@ class GatewayConfig(BaseModel):
     in_flight: Annotated[int, Field(ge=1)] = 64
     """Requests that run at once on one engine; the others wait here, in the policy's order."""
     admission_quantile: Annotated[float | None, Field(gt=0, lt=1)] = None
-    """Send a request only where the predicted peak of KV memory fits, by this quantile of the lengths (such as 0.9); needs
+    """Send a request only where the predicted peak of KV memory fits, by this quantile of lengths (such as 0.9); needs
     engines that report their KV memory in /metrics. Without it only --in-flight limits."""
     max_waiting: Annotated[int, Field(ge=0)] = 10_000
     """Requests that wait at once; one more is refused with 429."""
     max_body_bytes: Annotated[int, Field(ge=1)] = 64 << 20
     """Largest request body; a larger one is refused with 413."""
     forward_hints: bool = True
-    """Send a client's hint to the engine as `vllm_xargs.expected_tokens`; off for engines that reject unknown fields."""
+    """Send a client's hint to the engine as `vllm_xargs.expected_tokens`; off for engines that reject it."""
     forward_predictions: bool = False
-    """Send the predicted length to engines that run our scheduler, as `vllm_xargs.length_mu` and `length_sigma`, so that
+    """Send the predicted length to engines that run our scheduler, as `vllm_xargs.length_mu` and `length_sigma`; so
     they predict nothing themselves; always on for the embedded engine."""
     prediction_wait_s: Annotated[float, Field(ge=0)] = 0.02
     """With --forward-predictions: seconds a request may wait for its prediction once an engine has a free slot."""

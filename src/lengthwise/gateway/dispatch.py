@@ -1,4 +1,4 @@
-"""The gateway's queue: requests wait in the policy's order until an engine has a free slot, then a router chooses one."""
+"""The gateway's queue: requests wait in the policy's order until an engine that the router may choose is free."""
 
 from __future__ import annotations
 
@@ -63,8 +63,9 @@ class Engine:
 class Dispatcher:
     """One queue for all engines. A freed slot goes to the head of the queue at once.
 
-    Predictions that arrived are applied just before, since only then does the order matter. The router chooses among the
-    engines with a free slot. With `admission_quantile`, a slot is free only where the predicted peak of KV memory fits.
+    Predictions that arrived are applied just before, since only then does the order matter. The router chooses among
+    the engines with a free slot. With `admission_quantile`, a slot is free only where the predicted peak of KV memory
+    fits.
     """
 
     def __init__(

@@ -23,8 +23,8 @@ _DEFAULT_KV_TOKENS: Final = EngineInfo(0).kv_tokens
 class RouterAdapter:
     """Connects a router to the gateway's engines and counts its decisions.
 
-    Engines that are down are unknown to the router. Without a router the first free engine is taken: with one engine there
-    is no choice.
+    Engines that are down are unknown to the router. Without a router the first free engine is taken: with one engine
+    there is no choice.
     """
 
     def __init__(self, router: Router | None) -> None:

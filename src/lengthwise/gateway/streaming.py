@@ -1,4 +1,4 @@
-"""One request on its ASGI channel: read its body, pass the answer on, measure its length, detect a client that leaves."""
+"""One request on its ASGI channel: read its body, pass the answer on, measure it, detect a disconnect."""
 
 from __future__ import annotations
 
@@ -213,8 +213,8 @@ async def relay(
 ) -> None:
     """Pass an engine's answer on and measure it: events as they arrive, anything else in one piece.
 
-    Without `request_id` the answer keeps the engine's. An answer in one piece is read whole, so that its loss can be reported
-    by a status. In a stream it is reported by an error event, and the EngineError is raised.
+    Without `request_id` the answer keeps the engine's. An answer in one piece is read whole, so that its loss can be
+    reported by a status. In a stream it is reported by an error event, and the EngineError is raised.
     """
     headers = list(_passed(answer, own_id=request_id is None))
     if request_id is not None:
