@@ -67,7 +67,7 @@ def test_a_mixed_step_reads_the_weights_once() -> None:
     assert mixed == pytest.approx(apart - UNEVEN.prefill_base)
 
 
-def test_chunks_of_a_prompt_add_up_to_the_whole() -> None:
+def test_chunks_of_a_prompt_cost_as_much_as_the_whole() -> None:
     whole = UNEVEN.step_s([(0, 300)]) - UNEVEN.prefill_base
     parts = [UNEVEN.step_s([chunk]) - UNEVEN.prefill_base for chunk in ((0, 100), (100, 300))]
     assert sum(parts) == pytest.approx(whole)
@@ -128,7 +128,7 @@ def test_an_engine_can_come_from_a_file(tmp_path: Path) -> None:
         (("name: mine", "name: [mine"), "YAML"),
     ],
 )
-def test_a_bad_file_is_told_what_is_wrong(tmp_path: Path, change: tuple[str, str], says: str) -> None:
+def test_an_error_in_an_engine_file_names_the_field(tmp_path: Path, change: tuple[str, str], says: str) -> None:
     path = tmp_path / "engine.yaml"
     path.write_text(_FILE.replace(*change))
     with pytest.raises(InputError, match=says):

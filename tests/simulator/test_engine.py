@@ -36,13 +36,13 @@ def test_a_slot_is_filled_in_the_step_after_it_falls_free() -> None:
     assert outcome.finish.tolist() == [2.0, 3.0]
 
 
-def test_the_policy_orders_who_waits() -> None:
+def test_the_policy_orders_waiting_requests() -> None:
     assert admissions(serve(engine(seqs=1), requests([(2, 9), (2, 1), (2, 4)]), "sjf")) == [1, 2, 0]
 
 
 def test_a_preempted_request_keeps_its_tokens_and_computes_them_again() -> None:
     # Four blocks of two tokens: both prompts fit, both answers do not. In the third step a needs a third block, and b,
-    # the last admitted, yields; it needs three blocks for its 3 + 2 tokens, so it waits until a is done.
+    # the last admitted, is preempted; it needs three blocks for its 3 + 2 tokens, so it waits until a is done.
     outcome = serve(engine(blocks=4, block_size=2), requests([(3, 5), (3, 5)]))
     assert outcome.first_token.tolist() == [1.0, 1.0]
     assert outcome.finish.tolist() == [5.0, 8.0]
@@ -51,7 +51,7 @@ def test_a_preempted_request_keeps_its_tokens_and_computes_them_again() -> None:
 
 
 def test_a_preempted_request_finds_what_is_left_of_it_in_the_prefix_cache() -> None:
-    # b yields with two full blocks, and finds one of them again: its tokens are computed in fewer steps.
+    # b is preempted with two full blocks, and finds one of them again: its tokens are computed in fewer steps.
     limits: dict[str, Any] = {"blocks": 6, "block_size": 2, "seqs": 2, "budget": 2}
     workload = requests([(4, 7), (4, 7)])
     without = serve(engine(**limits), workload)
@@ -60,14 +60,14 @@ def test_a_preempted_request_finds_what_is_left_of_it_in_the_prefix_cache() -> N
     assert cached.finish[1] < without.finish[1]
 
 
-def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
-    # c is short enough to be admitted in step 3, when b yields to a, but only comes to run in step 4.
+def test_no_request_is_admitted_in_a_step_that_preempts() -> None:
+    # c is short enough to be admitted in step 3, when b is preempted for a, but starts in step 4.
     outcome = serve(engine(blocks=4, block_size=2, seqs=2), requests([(3, 5), (3, 4), (1, 1)], [0.0, 0.0, 1.0]), "sjf")
     assert outcome.preemptions.tolist() == [1, 0, 0]
     assert outcome.started[2] == 3.0
 
 
-def test_a_preempted_request_keeps_its_place_before_those_who_came_with_it() -> None:
+def test_a_preempted_request_waits_before_its_equals() -> None:
     assert admissions(serve(engine(blocks=4, block_size=2, seqs=2), requests([(3, 5), (3, 5), (1, 1)]))) == [0, 1, 1, 2]
 
 
@@ -84,7 +84,7 @@ def test_a_prompt_waits_until_all_of_it_fits_though_its_first_chunk_would() -> N
     assert outcome.preemptions.tolist() == [0, 0]
 
 
-def test_who_does_not_fit_is_not_overtaken() -> None:
+def test_a_request_that_does_not_fit_is_not_overtaken() -> None:
     assert admissions(serve(engine(blocks=4, block_size=4), requests([(8, 3), (12, 1), (1, 1)]))) == [0, 1, 2]
 
 
@@ -194,7 +194,7 @@ def test_a_reservation_holds_prompt_and_predicted_answer() -> None:
     assert both.started.tolist() == [0.0, 0.0]
 
 
-def test_who_outgrows_its_reservation_yields_and_is_granted_twice_as_much() -> None:
+def test_a_request_that_outgrows_its_reservation_is_preempted_and_granted_twice_as_much() -> None:
     # The wide prior's median is far below 2,000 tokens; memory would hold both to the end.
     workload = requests([(2, 2000), (2, 2000)])
     spec = engine(blocks=5000, block_size=1, admission="reserve", admission_quantile=0.5)

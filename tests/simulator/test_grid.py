@@ -102,7 +102,7 @@ def test_rows_say_which_run_they_are_of() -> None:
         ({"policies": ["sfj"]}, "sjf"),
     ],
 )
-def test_a_plan_that_makes_no_sense_is_told_at_once(wrong: dict[str, list[float]], says: str) -> None:
+def test_an_invalid_plan_is_an_error(wrong: dict[str, list[float]], says: str) -> None:
     settings = {"policies": ["fcfs"], **wrong}
     with pytest.raises(InputError, match=says):
         Plan(engines(), **settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the compiled engine costs those who do not use it, and how it is kept."""
+"""The kernel is not loaded before it is used, and its cached code belongs to its sources."""
 
 from __future__ import annotations
 

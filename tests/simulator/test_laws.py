@@ -89,7 +89,9 @@ def test_the_same_inputs_give_the_same_outcome_to_the_last_bit(case: tuple[Workl
 
 @settings(deadline=None)
 @given(specs(), workloads(), st.sampled_from(["fcfs", "sjf", "tie", "hrrn"]))
-def test_who_foresees_true_lengths_never_runs_out_of_memory(spec: EngineSpec, workload: Workload, policy: str) -> None:
+def test_peak_admission_on_true_lengths_never_runs_out_of_memory(
+    spec: EngineSpec, workload: Workload, policy: str
+) -> None:
     """Where a prompt is computed in one step: one that takes longer begins its answer later than foreseen."""
     memory = max(spec.kv_tokens, 80 * spec.block_size)
     foreseeing = Fleet((replace(spec, kv_tokens=memory, max_num_batched_tokens=4096, admission="peak"),))

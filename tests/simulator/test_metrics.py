@@ -14,21 +14,21 @@ from tests.simulator.builders import fleet, requests
 
 
 def test_latencies_are_as_defined() -> None:
-    told = summarise(
+    summary = summarise(
         sent=np.array([0.0, 1.0]),
         first_token=np.array([1.0, 3.0]),
         finish=np.array([5.0, 3.0]),
         output_tokens=np.array([5, 1]),
         started=np.array([0.5, 2.0]),
     )
-    assert told.ttft_s.mean == 1.5
-    assert told.e2e_s.mean == 3.5
-    assert told.tpot_s == Spread(1.0, 1.0, 1.0, 1.0)  # one token has none
-    assert told.per_token_s.mean == 1.5  # 5/5 and 2/1
-    assert told.queueing_s.mean == 0.75
-    assert told.makespan_s == 5.0
-    assert told.requests_per_s == 0.4
-    assert told.output_tokens_per_s == 1.2
+    assert summary.ttft_s.mean == 1.5
+    assert summary.e2e_s.mean == 3.5
+    assert summary.tpot_s == Spread(1.0, 1.0, 1.0, 1.0)  # one token has none
+    assert summary.per_token_s.mean == 1.5  # 5/5 and 2/1
+    assert summary.queueing_s.mean == 0.75
+    assert summary.makespan_s == 5.0
+    assert summary.requests_per_s == 0.4
+    assert summary.output_tokens_per_s == 1.2
 
 
 def test_percentiles_are_of_what_is_there() -> None:
@@ -36,30 +36,30 @@ def test_percentiles_are_of_what_is_there() -> None:
     assert spread == Spread(50.0, 50.0, 90.0, 99.0)
 
 
-def test_who_was_not_served_enters_no_mean() -> None:
-    told = summarise(
+def test_refused_requests_enter_no_mean() -> None:
+    summary = summarise(
         sent=np.array([0.0, 0.0]),
         first_token=np.array([1.0, math.nan]),
         finish=np.array([2.0, math.nan]),
         output_tokens=np.array([2, 1000]),
     )
-    assert (told.requests, told.refused) == (1, 1)
-    assert told.output_tokens_per_s == 1.0
-    assert told.e2e_s.mean == 2.0
-    assert math.isnan(told.queueing_s.mean)
+    assert (summary.requests, summary.refused) == (1, 1)
+    assert summary.output_tokens_per_s == 1.0
+    assert summary.e2e_s.mean == 2.0
+    assert math.isnan(summary.queueing_s.mean)
 
 
 def test_nothing_served_is_no_error() -> None:
     nothing = np.array([math.nan])
-    told = summarise(sent=np.zeros(1), first_token=nothing, finish=nothing, output_tokens=np.ones(1, np.int64))
-    assert (told.requests, told.refused) == (0, 1)
-    assert math.isnan(told.requests_per_s)
+    summary = summarise(sent=np.zeros(1), first_token=nothing, finish=nothing, output_tokens=np.ones(1, np.int64))
+    assert (summary.requests, summary.refused) == (0, 1)
+    assert math.isnan(summary.requests_per_s)
 
 
 def test_a_summary_is_json_without_nan() -> None:
-    told = simulate(requests([(2, 1)]), fleet()).summary.to_dict()
-    assert json.loads(json.dumps(told, allow_nan=False))["tpot_s"]["mean"] is None
-    assert told["e2e_s"]["mean"] == 1.0
+    summary = simulate(requests([(2, 1)]), fleet()).summary.to_dict()
+    assert json.loads(json.dumps(summary, allow_nan=False))["tpot_s"]["mean"] is None
+    assert summary["e2e_s"]["mean"] == 1.0
 
 
 def test_an_outcome_is_a_table_with_a_row_per_request() -> None:
@@ -79,6 +79,6 @@ def test_goodput_asks_for_both_limits_and_one_token_has_no_tpot() -> None:
     assert met.tolist() == [True, False, False, True, False]
 
 
-def test_a_limit_of_nothing_is_told() -> None:
+def test_a_limit_of_zero_is_an_error() -> None:
     with pytest.raises(InputError, match="above 0"):
         Slo(ttft_s=0.0)

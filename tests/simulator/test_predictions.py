@@ -1,4 +1,4 @@
-"""What policies are told of a workload's lengths: the truth, the truth with known noise, the past, a model's word."""
+"""Predictions for a workload: true lengths, true lengths with known noise, history, and a model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_oracle_is_right_to_the_token_whatever_the_length(lengths: list[int]
 
 
 @pytest.mark.parametrize("tau", [0.3, 0.6, 0.9])
-def test_noise_is_on_the_mean_of_the_samples_and_the_tau_reached_is_told(tau: float) -> None:
+def test_noise_is_on_the_mean_of_the_samples_and_tau_is_reported(tau: float) -> None:
     workload = castillo_like()
     told = predict_workload(workload, f"noisy:{tau}", seed=4)
     reached = stats.kendalltau(told.mu, workload.sample_mean).statistic
@@ -168,7 +168,7 @@ def test_policies_can_share_predictions_made_once() -> None:
     assert shared.started.tolist() == named.started.tolist() != blind.started.tolist()
 
 
-def test_nothing_to_predict_about_nobody() -> None:
+def test_an_empty_workload_has_no_predictions() -> None:
     nobody = castillo_like(10).head(0)
     for spec in ("oracle", "none", "noisy:0.6", "history"):
         told = predict_workload(nobody, spec)

@@ -1,4 +1,4 @@
-"""Preemption that keeps the place: what it costs is bounded, and nobody starves who is promised not to."""
+"""Preemption has a bounded cost, and policies that promise no starvation keep the promise under it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def passed_over(workload: Workload, outcome: Outcome) -> int:
 
 @settings(deadline=None, max_examples=60)
 @given(workloads(), st.integers(0, 6), st.sampled_from(["oracle", "noisy:log=0.8"]))
-def test_inside_bounded_nobody_who_is_preempted_is_overtaken_by_more_than_promised(
+def test_inside_bounded_a_preempted_request_is_not_overtaken_beyond_the_bound(
     workload: Workload, overtakes: int, predictor: str
 ) -> None:
     outcome = served(workload, f"bounded(srpt:c=1):overtakes={overtakes}", predictor, slots=1)
@@ -96,7 +96,7 @@ def test_c_alone_does_not_bound_what_is_computed_again() -> None:
     assert limited.finish[0] < many.finish[0]
 
 
-def test_memory_takes_first_from_who_has_not_yielded_often() -> None:
+def test_requests_preempted_often_are_evicted_last() -> None:
     tired, fresh = (Job(name, 0.0, prediction=Point(length)) for name, length in (("tired", 100), ("fresh", 50)))
     srpt = make_policy("srpt:c=0.8,times=2")
     assert srpt.victim([tired, fresh], None, 0.0) is tired
@@ -106,7 +106,7 @@ def test_memory_takes_first_from_who_has_not_yielded_often() -> None:
 
 
 @pytest.mark.parametrize("policy", ["srpt:c=0.8", "gittins", "bounded(srpt:c=0.8):overtakes=0"])
-def test_who_is_preempted_waits_before_its_equals_and_in_its_round(policy: str) -> None:
+def test_a_preempted_request_waits_before_its_equals_and_in_its_round(policy: str) -> None:
     queue = PolicyQueue(make_policy(policy))
     preempted, equal = Job("preempted", 0.0, prediction=Point(100)), Job("equal", 1.0, prediction=Point(100))
     queue.push(preempted, 0.0)

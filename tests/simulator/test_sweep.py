@@ -47,7 +47,7 @@ def small(**others: Any) -> SweepConfig:
     return SweepConfig(**given)
 
 
-def nobody(tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+def no_workers(tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
     raise AssertionError(f"{len(tasks)} pieces were to be computed")
 
 
@@ -74,7 +74,7 @@ def test_a_second_run_computes_nothing_and_tells_the_same(tmp_path: Path) -> Non
         (0.9, "round_robin", 0),
         (0.9, "lengthwise", 0),
     ]
-    again = run_sweep(small(), ResultCache(tmp_path), nobody)
+    again = run_sweep(small(), ResultCache(tmp_path), no_workers)
     assert (again.from_cache, again.computed) == (10, 0)
     assert again.rows == first.rows
 
@@ -99,7 +99,7 @@ def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
     assert charged.done == 2 * 2, "only whom it is charged to"
 
 
-def test_other_code_or_another_workload_is_computed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_code_or_another_workload_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ResultCache(tmp_path)
     run_sweep(small(), cache, Counting())
     fewer = Counting()
@@ -121,7 +121,7 @@ def test_two_sweeps_at_once_share_a_cache(tmp_path: Path) -> None:
     configs = [small(load=[0.7]), small(load=[0.7, 0.8]), small(load=[0.8])]
     with ThreadPoolExecutor(3) as pool:
         together = list(pool.map(lambda config: run_sweep(config, ResultCache(tmp_path), in_processes(1)), configs))
-    alone = [run_sweep(config, ResultCache(tmp_path), nobody) for config in configs]
+    alone = [run_sweep(config, ResultCache(tmp_path), no_workers) for config in configs]
     assert [each.rows for each in together] == [each.rows for each in alone]
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".json"], (
         "nothing half-written"
@@ -146,7 +146,7 @@ def test_keys_say_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("workload: castillo", "field 'fleet'"),
         ("workload: castillo\nfleet: 2*llama-3-8b@a100\nrooter: e2", "known are workload, fleet"),
@@ -155,15 +155,15 @@ def test_keys_say_everything() -> None:
         ("a: [", "is not YAML"),
     ],
 )
-def test_a_file_with_a_mistake_is_told_with_its_field(tmp_path: Path, text: str, told: str) -> None:
+def test_an_error_in_a_file_names_its_field(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(text)
     with pytest.raises(InputError) as error:
         read_sweep(path)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
-def test_mistakes_in_names_are_told_before_anything_is_computed(tmp_path: Path) -> None:
+def test_wrong_names_are_errors_before_anything_is_computed(tmp_path: Path) -> None:
     wrongs: tuple[dict[str, Any], ...] = (
         {"router": "e3"},
         {"policy": "sjff"},
@@ -174,17 +174,17 @@ def test_mistakes_in_names_are_told_before_anything_is_computed(tmp_path: Path) 
     )
     for wrong in wrongs:
         with pytest.raises(InputError):
-            run_sweep(small(**wrong), ResultCache(tmp_path), nobody)
+            run_sweep(small(**wrong), ResultCache(tmp_path), no_workers)
 
 
-def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"Ray is not installed.*lengthwise\[ray\]"):
         on_ray("auto")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:no"])
-def test_where_no_cluster_is_that_is_told_at_once(
+def test_an_unreachable_cluster_is_an_error_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     ray = ModuleType("ray")
