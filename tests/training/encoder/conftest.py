@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Encoders and data are written once."""
+    """Folder of tiny encoders and data, written once."""
     return tmp_path_factory.mktemp("tiny")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,10 +11,11 @@ from tests.training.probe.extras import torch
 from tests.training.probe.made import made_states
 
 from lengthwise.training.probe.compare import HEAT, JOINT_SMOOTH, PROMPT_BY_AGE, heat  # isort: skip
-from lengthwise.training.probe.learn import ProbeRecipe, _negative_log_likelihood, fit  # isort: skip
+from lengthwise.training.probe.learn import Correction, ProbeRecipe, _negative_log_likelihood, fit, learn_correction  # isort: skip
 from lengthwise.training.probe.run import train_probe  # isort: skip
+from lengthwise.training.probe.states import States  # isort: skip
 
-RECIPE = ProbeRecipe(hidden=16, dropout=0.0, input_dropout=0.0, epochs=15, networks=1, rate=1e-2)
+RECIPE = ProbeRecipe(hidden=16, dropout=0.0, input_dropout=0.0, epochs=10, networks=1, rate=1e-2)
 
 
 def test_the_layer_that_knows_is_chosen_and_beats_the_prompt() -> None:
@@ -69,3 +72,33 @@ def test_a_heatmap_says_where_each_true_bin_is_said_to_be() -> None:
     assert found[low, high] == 0.25
     assert found[high, high] == 1.0
     assert np.allclose(found.sum(axis=1)[[low, high]], 1.0)
+
+
+def test_a_prediction_that_is_off_by_a_factor_is_corrected() -> None:
+    states = made_states(prompts=400)
+    length = np.log(states.generated + states.remaining)
+    wrong = replace(
+        states, mu=2.0 * (length - 1.0), sigma=np.full(len(states), 3.0), capped=np.zeros(len(states), bool)
+    )
+    found = learn_correction(wrong)
+    assert found.shift == pytest.approx(1.0, abs=0.02)
+    assert found.slope == pytest.approx(0.5, abs=0.01)
+    assert found.factor < 0.05
+    assert found.of(wrong).mu == pytest.approx(length, abs=0.05)
+
+
+def test_capped_answers_raise_the_correction() -> None:
+    states = made_states(prompts=400)
+    cut = learn_correction(states)
+    ended = learn_correction(replace(states, capped=np.zeros(len(states), bool)))
+    assert _median(cut, states) > _median(ended, states)
+
+
+def test_held_out_answers_do_not_change_the_correction() -> None:
+    states = made_states(prompts=200)
+    other = replace(states, remaining=np.where(states.trained, states.remaining, 5))
+    assert learn_correction(other) == learn_correction(states)
+
+
+def _median(correction: Correction, states: States) -> float:
+    return float(correction.of(states).mu[0])
