@@ -1,1 +1,1 @@
-"""Tables and plots for people; what they show is computed elsewhere."""
+"""Tables, figures and HTML reports. The results that they show are computed in other packages."""

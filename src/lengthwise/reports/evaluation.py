@@ -38,7 +38,7 @@ _IN_GROUPS: Final = ("rows", "tau", "MAE mean", "MAE std", "R² log", "CRPS", "i
 """What fits beside the baselines on a terminal."""
 _NOTES: Final = (
     "tau: Kendall's tau-b of the prediction's median and the mean of the clean samples, within one LLM, averaged.",
-    "mean: the sampling mean where the predictor tells one, else the prediction's median. MAE, MSE and CRPS are in tokens.",
+    "mean: the sampling mean where the predictor gives one, else the prediction's median. MAE, MSE and CRPS are in tokens.",
     "in 50 %, 90 %: share of single clean samples inside the central interval; its width is log(high / low).",
     "raw: degenerate samples in; everywhere else they are out.",
     "Noise ceiling: half of a prompt's samples against the other half, a single sample against the rest.",
@@ -139,13 +139,13 @@ def pictures(found: Evaluation) -> dict[str, str]:
 
 def _predicted_against_true(axes: Axes, found: Evaluation) -> None:
     known = np.isfinite(found.true) & np.isfinite(found.predicted)
-    true, said = np.maximum(found.true[known], 1.0), np.maximum(found.predicted[known], 1.0)
-    ends = (float(min(true.min(), said.min())) / 1.2, float(max(true.max(), said.max())) * 1.2)
+    true, predicted = np.maximum(found.true[known], 1.0), np.maximum(found.predicted[known], 1.0)
+    ends = (float(min(true.min(), predicted.min())) / 1.2, float(max(true.max(), predicted.max())) * 1.2)
     low, high = np.log10(ends)
-    # The same span on both axes, so that cells are cells even where a predictor says one length only.
+    # The same span on both axes, so that cells are cells even where a predictor always predicts the same length.
     axes.hexbin(
         true,
-        said,
+        predicted,
         xscale="log",
         yscale="log",
         gridsize=55,

@@ -1,4 +1,4 @@
-"""A trained probe as tables, as one HTML page and for programs: ours beside the poster's comparison."""
+"""A trained probe as tables, JSON and one HTML page, beside the figures of the TRAIL poster."""
 
 from __future__ import annotations
 
@@ -103,12 +103,10 @@ def _heatmaps(trained: Trained) -> Figure:
         }
         for place, name in enumerate(_HEATMAPS)
     ]
-    both = (axis("truly remaining", type="category"), axis("said to remain", type="category"))
+    both = (axis("truly remaining", type="category"), axis("predicted to remain", type="category"))
     layout = axes([both] * len(_HEATMAPS), columns=len(_HEATMAPS), titles=_HEATMAPS)
-    says = (
-        "The poster's figure: of the states with a true remaining length (columns), the share said to have each (rows)."
-    )
-    return Figure("True against predicted", says, data, layout, height=460)
+    text = "The poster's figure: of the states with a true remaining length (columns), the share predicted to have each (rows)."
+    return Figure("True against predicted", text, data, layout, height=460)
 
 
 def _by_tokens(trained: Trained) -> Figure:

@@ -1,4 +1,4 @@
-"""Tables for people, and the same content for programs."""
+"""One table type for the terminal and HTML, and JSON output."""
 
 from __future__ import annotations
 
