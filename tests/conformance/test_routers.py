@@ -7,6 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.policies import Job
 from lengthwise.routers import (
     ROUTERS,
@@ -164,3 +166,14 @@ class AnyRouter(RuleBasedStateMachine):
 
 TestAnyRouter = AnyRouter.TestCase
 TestAnyRouter.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+def test_a_router_of_another_package_works_in_the_gateway() -> None:
+    spec = "tests.conformance.outside_router:Alternate:repeat=2"
+    config = GatewayConfig(engines=["http://127.0.0.1:1", "http://127.0.0.1:2"], router=spec)
+    assert config.chosen_router == spec
+    router = warm_router(spec)
+    assert isinstance(router, Router)
+    assert not isinstance(router, ExplainingRouter)
+    adapter = RouterAdapter(router)
+    assert (adapter.name, adapter.uses_predictions) == (spec, False)

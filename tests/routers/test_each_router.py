@@ -92,7 +92,7 @@ def test_cache_aware_follows_the_prefix_until_queues_are_unbalanced() -> None:
 
 def test_dynamo_weighs_overlap_against_blocks_in_use() -> None:
     router = fleet("dynamo")
-    assert chosen(router, job("0", prefix=1), job("1", prefix=1)) == "ab"  # the first prompt is still being computed
+    assert chosen(router, job("0", prefix=1), job("1", prefix=1)) == "ab"  # the first prompt is in prefill
     assert chosen(router, job("2", prefix=2), job("3", prefix=1), now=9.0) == "ca"
 
 

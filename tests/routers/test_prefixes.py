@@ -23,17 +23,17 @@ class Plain:
     """The blocks of each engine, least recently used first."""
 
     def __init__(self) -> None:
-        self.room: dict[int, int] = {}
+        self.capacity: dict[int, int] = {}
         self.held: dict[int, OrderedDict[int, None]] = {}
 
-    def touch(self, slot: int, blocks: Chain, taken: int = 0) -> None:
-        room, held = max(0, self.room[slot] - taken), self.held[slot]
-        blocks = blocks[:room]
+    def touch(self, slot: int, blocks: Chain, reserved: int = 0) -> None:
+        capacity, held = max(0, self.capacity[slot] - reserved), self.held[slot]
+        blocks = blocks[:capacity]
         for block in reversed(blocks):
             if block in held:
                 held.move_to_end(block)
         missing = sum(block not in held for block in blocks)
-        while held and len(held) + missing > room:
+        while held and len(held) + missing > capacity:
             held.popitem(last=False)
         for block in reversed(blocks):
             held[block] = None
@@ -59,16 +59,16 @@ def test_the_index_equals_the_plain_implementation(steps: list[tuple[str, int, C
         slot = number * stride  # in one word of bits, or in several
         if what == "up":
             index.add(slot, size)
-            plain.room[slot] = size
+            plain.capacity[slot] = size
             plain.held.setdefault(slot, OrderedDict())
             plain.touch(slot, [])
-        elif slot in plain.room and what == "down":
+        elif slot in plain.capacity and what == "down":
             index.remove(slot)
-            del plain.room[slot], plain.held[slot]
-        elif slot in plain.room and what == "touch":
+            del plain.capacity[slot], plain.held[slot]
+        elif slot in plain.capacity and what == "touch":
             index.touch(slot, as_blocks(blocks), size // 4)
             plain.touch(slot, blocks, size // 4)
-        elif slot in plain.room:
+        elif slot in plain.capacity:
             index.lose(slot, as_blocks(blocks[size % 4 :]))
             for block in blocks[size % 4 :]:
                 plain.held[slot].pop(block, None)

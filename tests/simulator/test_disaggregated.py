@@ -252,9 +252,9 @@ def test_a_malformed_split_is_an_error(text: str) -> None:
 
 
 def test_pools_that_do_not_add_up_are_an_error() -> None:
-    with pytest.raises(InputError, match="2:6 are 8 engines of a fleet of 4") as told:
+    with pytest.raises(InputError, match="2:6 are 8 engines of a fleet of 4") as error:
         simulate_disaggregated(requests([(10, 5)]), small(4), Pools.parse("2:6"))
-    assert "add up to 4" in str(told.value)
+    assert "add up to 4" in str(error.value)
 
 
 def test_kv_of_unknown_or_different_size_is_an_error() -> None:

@@ -1,8 +1,8 @@
 """The engines that have the beginning of a prompt cached: chained block hashes to engines.
 
-An engine is a slot, a small number given by the caller. A prompt sent to an engine is assumed to be cached there, as its
-most recently used; beyond the engine's KV memory the least recently used block is evicted, as in the engine. KV events,
-where an engine sends them, correct that. A lookup costs O(blocks of the prompt), independent of history.
+An engine is a slot, a small number given by the caller. A prompt sent to an engine is assumed to be cached there, as
+its most recently used; beyond the engine's KV memory the least recently used block is evicted, as in the engine. KV
+events, where an engine sends them, correct that. A lookup costs O(blocks of the prompt), independent of history.
 
 Memory is bounded by the engines' KV memory: about 70 bytes for each block that all of them together can hold, and a bit
 per engine (in words of 64) for each such block. The system commits it as it is used.

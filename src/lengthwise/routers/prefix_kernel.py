@@ -1,9 +1,9 @@
 """The compiled part of the prefix index: the blocks that each engine has cached, and LRU eviction.
 
 All data is in flat arrays. A *row* is a block that at least one engine has: its hash, and a bit for each such engine. A
-*node* is one block on one engine, a link in that engine's list from the most to the least recently used. Two hash tables
-with open addressing find them: rows by hash, nodes by row and engine. Cache misses dominate the cost, so the blocks of
-a prompt, which are inserted together, are adjacent in memory and lead to each other.
+*node* is one block on one engine, a link in that engine's list from the most to the least recently used. Two hash
+tables with open addressing find them: rows by hash, nodes by row and engine. Cache misses dominate the cost, so the
+blocks of a prompt, which are inserted together, are adjacent in memory and lead to each other.
 """
 
 from __future__ import annotations

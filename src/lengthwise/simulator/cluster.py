@@ -63,7 +63,8 @@ def simulate(
     and routers use the wide prior. Each admission and each preemption delays its engine by `decision_s`. The router
     takes `routing_s` for each request, one after the other: a measured time, never that of this machine.
     `fleet_events` are engines that fail, join and drain. With `explain` the outcome records the costs that the router
-    compared. `jump=False` simulates every step singly, with the same outcome. `on_progress` receives the share of settled requests from time to time.
+    compared. `jump=False` simulates every step singly, with the same outcome. `on_progress` receives the share of
+    settled requests from time to time.
     """
     fleet, policy = as_fleet(fleet), as_policy(policy)
     workload = as_workload(workload, fleet, rate=rate, load=load, requests=requests, seed=seed)

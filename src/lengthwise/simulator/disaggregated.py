@@ -122,7 +122,7 @@ class Pools:
 
 
 class Transfers:
-    """The network ports of all engines: each sends and each receives one request's KV at a time, first come first served."""
+    """The network ports of all engines: each sends and each receives one request's KV at a time, in order."""
 
     def __init__(self, pools: Pools, token_s: float) -> None:
         self._token_s, self._latency_s = token_s, pools.link.latency_s
@@ -194,7 +194,7 @@ def simulate_disaggregated(
 
 
 def _prompts(workload: Workload, before: Fleet, after: Fleet) -> Workload:
-    """Return the requests with answers of one token; those that no decode engine fits get one no prefill engine accepts."""
+    """Return the requests with answers of one token; those that fit no decode engine get one that is refused."""
     lengths = workload.input_tokens, workload.output_tokens
     fits = np.any([spec.can_hold(*lengths) for spec in set(after.engines)], axis=0)
     too_long = max(spec.max_model_len for spec in before.engines)
