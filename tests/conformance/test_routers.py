@@ -170,7 +170,7 @@ TestAnyRouter.settings = settings(max_examples=150, stateful_step_count=40)
 
 def test_a_router_of_another_package_works_in_the_gateway() -> None:
     spec = "tests.conformance.outside_router:Alternate:repeat=2"
-    config = GatewayConfig(engines=["http://127.0.0.1:1", "http://127.0.0.1:2"], router=spec)
+    config = GatewayConfig(engines=("http://127.0.0.1:1", "http://127.0.0.1:2"), router=spec)
     assert config.chosen_router == spec
     router = warm_router(spec)
     assert isinstance(router, Router)
