@@ -1,7 +1,7 @@
-"""Train MiniLM on Alpaca's classes, and keep what it says of the test prompts in a small file.
+"""Train MiniLM on Alpaca's length classes and write its predictions for the test prompts to a small file.
 
-Needs torch and NumPy only, so that it also runs on a bare GPU machine (scripts/gpu_alpaca20.py). What the figures
-mean, and whether the file belongs to the data at hand, is `study.py`'s business.
+Needs torch and NumPy only, so that it also runs on a bare GPU machine (scripts/gpu_alpaca20.py). `alpaca20.py` scores
+the file and checks that it belongs to the data.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def fast_half(device: str) -> bool:
     """Whether this is a CPU with matrix units for bf16 (AMX)."""
     import torch
 
-    told: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return device == "cpu" and bool(told.get("amx_bf16"))
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return device == "cpu" and bool(capabilities.get("amx_bf16"))
 
 
 def train_bins(
@@ -134,13 +134,13 @@ def train_bins(
     trainer = Trainer(network, task, config, seed, device, deadline=deadline, progress=progress)
     trainer.half = fast_half(device)
     curves = trainer.run()
-    said, loss = trainer.predict(held_out, with_loss=True)
-    right = np.argmax(said[held_out, 0], axis=1) == np.searchsorted(edges[1:-1], pack.lengths[held_out, 0, 0])
+    outputs, loss = trainer.predict(held_out, with_loss=True)
+    right = np.argmax(outputs[held_out, 0], axis=1) == np.searchsorted(edges[1:-1], pack.lengths[held_out, 0, 0])
     about = {
         "curves": curves,
         "held_out": {"prompts": len(held_out), "loss": round(loss, 4), "accuracy": round(float(right.mean()), 4)},
         "trained_on": len(learns),
     }
-    said, _ = trainer.predict(test)
+    outputs, _ = trainer.predict(test)
     lengths = pack.lengths[test, 0, 0].astype(np.int64)
-    return BinPredictions(test, lengths, edges, probabilities(said[test, 0].astype(np.float64))[None], about)
+    return BinPredictions(test, lengths, edges, probabilities(outputs[test, 0].astype(np.float64))[None], about)

@@ -92,7 +92,7 @@ class Queue:
         return self.mean(size) + self.mean(self.rate * self.mean(size**2) / (2 * (1 - self._load_up_to_each) ** 2))
 
     def preemptive_sjf(self) -> float:
-        """Shortest prediction first, whoever runs: E[rate E[S^2; R <= r] / (2 (1 - rho_r)^2) + S / (1 - rho_r)]."""
+        """Shortest prediction first, preemptive: E[rate E[S^2; R <= r] / (2 (1 - rho_r)^2) + S / (1 - rho_r)]."""
         size, _, _ = self.jobs
         if self.all_alike:
             return self.fcfs()
@@ -134,7 +134,7 @@ class Queue:
 
     @property
     def all_alike(self) -> bool:
-        """Then nobody goes before another, whatever the order."""
+        """Whether all jobs are equal, so that every order is FCFS."""
         return self.sizes == "deterministic" and self.predictions == "perfect"
 
     @cached_property

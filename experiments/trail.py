@@ -100,10 +100,10 @@ def probe_of_error(workload: Workload, error: float, *, cap: int, seed: int) -> 
     """A stand-in whose mean absolute error over all tokens of these requests is the given one."""
     readings = -(-cap // EVERY)
     fresh = generator(seed, "probe").standard_normal((len(workload), readings))
-    kept = math.exp(-EVERY / REMEMBERS)
+    decay = math.exp(-EVERY / REMEMBERS)
     noise = fresh.copy()
     for reading in range(1, readings):
-        noise[:, reading] = kept * noise[:, reading - 1] + math.sqrt(1 - kept**2) * fresh[:, reading]
+        noise[:, reading] = decay * noise[:, reading - 1] + math.sqrt(1 - decay**2) * fresh[:, reading]
     arrival, length = workload.arrival_s, workload.output_tokens.astype(np.float64)
     ages = _ages(workload, cap)
 

@@ -1,4 +1,4 @@
-"""Collect the lengths behind `lengthwise reproduce reasoning`: the same prompts with and without a request to reason.
+"""Collect the lengths of the study `reasoning`: the same prompts with and without a request to reason.
 
     python scripts/collect_reasoning.py
 

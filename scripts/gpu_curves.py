@@ -1,4 +1,4 @@
-"""Measure the loss curves of `lengthwise reproduce castillo`: every study of experiments/castillo/curves.py.
+"""Measure the loss curves of the study `castillo`: every training of experiments/castillo_training.py.
 
 python scripts/gpu_train.py pack --folder .device/minilm      # here: token ids, lengths, MiniLM's weights
 python -m scripts.gpu_curves --folder .device/minilm   # there (Python, torch, NumPy): castillo_curves.json
@@ -22,7 +22,7 @@ FILE = "castillo_curves.json"
 
 
 def work(job: tuple[Path, str, dict[str, Any], int, float]) -> tuple[str, list[dict[str, Any]]]:
-    """Train one study; return its name and its curves."""
+    """Run one training; return its name and its curves."""
     folder, name, changes, limit, until = job
     bare()
     import torch
@@ -59,7 +59,7 @@ def work(job: tuple[Path, str, dict[str, Any], int, float]) -> tuple[str, list[d
 
 
 def main() -> None:
-    """Run all studies side by side."""
+    """Run all trainings in parallel."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(".device/minilm"))
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")))
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=300.0, help="seconds for all of it")
     parser.add_argument("--limit", type=int, default=0, help="train on this many prompts only, to try things out")
     parser.add_argument("--trainings", type=Path, help="metrics.json of gpu_train.py, to be shown beside")
-    parser.add_argument("--only", action="append", help="the name of a study; repeatable")
+    parser.add_argument("--only", action="append", help="the name of a training; repeatable")
     arguments = parser.parse_args()
     bare()
     import torch
@@ -85,8 +85,8 @@ def main() -> None:
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     about = {"machine": machine, "seconds": round(time.time() - began), "limit": arguments.limit}
     arguments.out.mkdir(parents=True, exist_ok=True)
-    told = json.loads(arguments.trainings.read_text())["results"] if arguments.trainings else []
-    trainings = [{key: each[key] for key in ("name", "settings", "curves")} for each in told if each.get("curves")]
+    results = json.loads(arguments.trainings.read_text())["results"] if arguments.trainings else []
+    trainings = [{key: each[key] for key in ("name", "settings", "curves")} for each in results if each.get("curves")]
     (arguments.out / FILE).write_text(json.dumps({"about": about, "curves": curves, "trainings": trainings}))
 
 

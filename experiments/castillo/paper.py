@@ -92,7 +92,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class PaperComparison:
-    """All cells that the data at hand can fill."""
+    """All cells that the available data can fill."""
 
     predictor: str
     origin: str

@@ -174,9 +174,9 @@ def _claims(found: PrebleResult) -> Table:
 def _overhead(found: PrebleResult) -> Table:
     counts = found.grid.engines
     rows = [[router, *(f"{us:,.1f}" for us in ours), theirs] for router, ours, theirs in overheads(counts)]
-    kept = routing_times()
+    times = routing_times()
     notes = [
-        f"Ours: {kept['command']} on {kept['processor']}; {kept['traffic']}. The choice and all events of a request.",
+        f"Ours: {times['command']} on {times['processor']}; {times['traffic']}. The choice and all events of a request.",
         "The paper's: the choice only, in its simulator, at 8 and at 128 requests/s; 4, 8 and 32 engines.",
     ]
     columns = ("router", *(f"{count} engines" for count in counts), "paper")
