@@ -30,7 +30,7 @@ from lengthwise.predictors.fast.text import (
     PAIRS,
     RESERVED,
     Reader,
-    Tables,
+    WordTables,
     excerpt,
     split,
     terms,
@@ -191,7 +191,7 @@ def random_network(width: int, seed: int = 0) -> FastNetwork:
 def tiny(calibration: Calibration | None = None) -> FastPredictor:
     """A predictor of random weights."""
     rng, reader = np.random.default_rng(0), Reader.of(WORDS)
-    tables = Tables.of(some(rng, reader.size, 9), some(rng, PAIRS, 5), some(rng, reader.size + PAIRS) ** 2)
+    tables = WordTables.of(some(rng, reader.size, 9), some(rng, PAIRS, 5), some(rng, reader.size + PAIRS) ** 2)
     levels = np.array([5.0, 6.0, 5.5])
     network, llms = random_network(tables.width), ("a/one-7B", "b/two-1B")
     return FastPredictor(reader, tables, network, llms, levels, calibration or Calibration())
@@ -243,7 +243,7 @@ def test_terms_are_distinct_and_pairs_know_their_order() -> None:
 def test_rounding_tables_keeps_the_proportions_of_a_column_over_words_and_pairs() -> None:
     rng = np.random.default_rng(0)
     words, pairs = rng.normal(size=(50, 3)), rng.normal(size=(20, 2)) * 3.0
-    tables = Tables.of(words, pairs, np.ones(70, np.float32))
+    tables = WordTables.of(words, pairs, np.ones(70, np.float32))
     for column in range(2):
         step = max(np.abs(words[:, column]).max(), np.abs(pairs[:, column]).max()) / 127.0
         np.testing.assert_allclose(tables.words[:, column] * step, words[:, column], atol=step * 0.501)

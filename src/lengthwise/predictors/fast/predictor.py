@@ -25,7 +25,7 @@ from lengthwise.predictors.fast.text import (
     TAIL_CHARACTERS,
     PromptText,
     Reader,
-    Tables,
+    WordTables,
 )
 from lengthwise.predictors.llm_names import identify, resolve_llm
 from lengthwise.predictors.model_file import ModelFile, Weights, pack_arrays, unpack_arrays
@@ -155,7 +155,7 @@ class FastPredictor:
     """
 
     reader: Reader
-    tables: Tables
+    tables: WordTables
     network: FastNetwork
     llms: tuple[str, ...]
     levels: NDArray[np.float64]
@@ -255,7 +255,7 @@ def load_fast(file: ModelFile, source: str | Path) -> FastPredictor:
     try:
         arrays = unpack_arrays(table_part)
         network = FastNetwork.of(unpack_arrays(network_part))
-        tables = Tables(arrays["words"], arrays["pairs"], arrays["rarity"].astype(np.float32))
+        tables = WordTables(arrays["words"], arrays["pairs"], arrays["rarity"].astype(np.float32))
         levels = arrays["levels"]
         calibration = Calibration.from_json(json.loads(file.part("calibration.json", source)))
     except (KeyError, TypeError, ValueError, EOFError, OSError, BadZipFile) as error:

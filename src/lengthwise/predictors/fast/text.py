@@ -170,7 +170,7 @@ def terms(words: Words, size: int) -> Words:
 
 
 @dataclass(frozen=True, eq=False)
-class Tables:
+class WordTables:
     """Rows for words, and narrower ones for pairs, which have the first columns only.
 
     Bytes, also in memory: most of the time of a lookup is waiting for memory. They are steps of no fixed size, since

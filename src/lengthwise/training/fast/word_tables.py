@@ -21,7 +21,7 @@ from lengthwise.predictors.fast.text import (
     RESERVED,
     SIGNS,
     Reader,
-    Tables,
+    WordTables,
     excerpt,
     split,
     terms,
@@ -100,9 +100,9 @@ def _word_vectors(folder: Path, words: Sequence[str]) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """Tables, and for each fold of the training pages the slopes of a regression fitted without it."""
+    """WordTables, and for each fold of the training pages the slopes of a regression fitted without it."""
 
-    tables: Tables
+    tables: WordTables
     slopes: Doubles
 
     def describe(self, pages: Sequence[PromptText], folds: Folds) -> Floats:
@@ -144,7 +144,7 @@ def learn_tables(pages: Sequence[PromptText], effect: Doubles, meaning: Floats, 
     for fold in range(FOLDS):
         rest = folds != fold
         out_of_fold[fold, learned] = _ridge(known[rest], effect[rest]) * (_STEPS / np.abs(slope).max())
-    tables = Tables.of(np.column_stack([columns[:size], meaning]), columns[size:], rarity.astype(np.float32))
+    tables = WordTables.of(np.column_stack([columns[:size], meaning]), columns[size:], rarity.astype(np.float32))
     return Learned(tables, out_of_fold)
 
 
@@ -156,7 +156,7 @@ def _counts(pages: Sequence[PromptText], size: int) -> Any:  # noqa: ANN401  (Sc
 
 
 def _weigh(counts: Any, rarity: NDArray[Any]) -> Any:  # noqa: ANN401
-    """Weigh terms by rarity, pages to length 1, as `Tables.describe` does."""
+    """Weigh terms by rarity, pages to length 1, as `WordTables.describe` does."""
     weighted = counts @ sparse.diags_array(rarity.astype(np.float64))
     norms = np.sqrt(np.asarray(weighted.multiply(weighted).sum(axis=1)).ravel())
     return sparse.csr_array(sparse.diags_array(1.0 / (norms + 1e-6)) @ weighted)
