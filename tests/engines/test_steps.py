@@ -159,5 +159,5 @@ def test_what_is_no_log_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         read_steps(tmp_path / "gone.parquet")
     pq.write_table(pa.table({"seconds": [1.0]}), tmp_path / "other.parquet")
-    with pytest.raises(InputError, match="nothing of its engine"):
+    with pytest.raises(InputError, match="no facts of its engine"):
         read_steps(tmp_path / "other.parquet")
