@@ -11,7 +11,8 @@ from tests.training.probe.extras import torch
 from tests.training.probe.made import made_states
 
 from lengthwise.training.probe.compare import HEAT, JOINT_SMOOTH, PROMPT_BY_AGE, heat  # isort: skip
-from lengthwise.training.probe.learn import Correction, ProbeRecipe, _negative_log_likelihood, fit, learn_correction  # isort: skip
+from lengthwise.training.probe.learn import Correction, ProbeRecipe, fit, learn_correction  # isort: skip
+from lengthwise.training.probe.learn import _negative_log_likelihood  # isort: skip
 from lengthwise.training.probe.run import train_probe  # isort: skip
 from lengthwise.training.probe.states import States  # isort: skip
 

@@ -85,9 +85,9 @@ class Backbone(nn.Module):  # type: ignore[misc]  # the type checker does not se
     def _keep_layers(self, numbers: Sequence[int] | None) -> None:
         if numbers is not None:
             stack = self.layers
-            kept = [stack[number] for number in numbers]
+            chosen = [stack[number] for number in numbers]
             del stack[:]
-            stack.extend(kept)
+            stack.extend(chosen)
 
 
 class BertBackbone(Backbone):

@@ -159,8 +159,8 @@ def _parts(table: pa.Table, config: DataConfig) -> NDArray[np.int8]:
         chosen = np.flatnonzero(part <= HELD_OUT)
         ranked = chosen[np.argsort(place[chosen], kind="stable")]
         # Evenly over the ranks, so that held-out prompts, which rank first, keep their share.
-        kept = ranked[np.linspace(0, len(ranked) - 1, min(len(ranked), config.limit)).astype(np.int64)]
-        part[np.setdiff1d(chosen, kept)] = ASIDE
+        limited = ranked[np.linspace(0, len(ranked) - 1, min(len(ranked), config.limit)).astype(np.int64)]
+        part[np.setdiff1d(chosen, limited)] = ASIDE
     if not (part == TRAIN).any() or not (part == HELD_OUT).any():
         raise InputError("no prompt to train on, or none to hold out", field="data", hint="check corpora and splits")
     return part

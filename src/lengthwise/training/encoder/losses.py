@@ -105,7 +105,7 @@ def _variance(x: Any, known: Any) -> Any:  # noqa: ANN401
 
 
 def _pairwise(mu: Any, targets: Targets) -> Any:  # noqa: ANN401
-    """Logistic loss on the order of two prompts of one LLM, as Kendall's tau counts it; mean over the pairs of a prompt."""
+    """Logistic loss on the order of two prompts of one LLM, as in Kendall's tau; mean over the pairs of a prompt."""
     true = targets.log_mean.unsqueeze(0) - targets.log_mean.unsqueeze(1)
     predicted = mu.unsqueeze(0) - mu.unsqueeze(1)
     known = targets.whole.unsqueeze(0) & targets.whole.unsqueeze(1) & (true.abs() > _PAIR_LEAST)
@@ -125,7 +125,7 @@ def _list_mle(score: Any, targets: Targets) -> Any:  # noqa: ANN401
 
 
 def _bins(logits: Any, targets: Targets, head: HeadConfig, edges: Any) -> Any:  # noqa: ANN401
-    """Cross-entropy with the bin of the mean, of the P99, or with the shares of the samples; with `blur`, over neighbours too."""
+    """Cross-entropy with the bin of the mean, of the P99, or with shares of samples; blurred over neighbours."""
     kind, log_p = head.bin_target, functional.log_softmax(logits, dim=-1)
     if head.blur:
         log_p = (log_p.unsqueeze(-1) * _blurring(log_p.shape[-1], head.blur).to(log_p)).sum(-2)

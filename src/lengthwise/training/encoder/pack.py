@@ -75,14 +75,14 @@ class Pack:
 
     def without(self, word: str) -> Pack:
         """Return a pack without the LLM whose name contains `word`."""
-        kept = [number for number, llm in enumerate(self.llms) if word not in llm]
+        others = [number for number, llm in enumerate(self.llms) if word not in llm]
         return replace(
             self,
-            lengths=self.lengths[:, kept],
-            censored=self.censored[:, kept],
-            fitted=self.fitted[:, kept],
-            features=self.features[[*kept, len(self.llms)]],
-            llms=tuple(self.llms[number] for number in kept),
+            lengths=self.lengths[:, others],
+            censored=self.censored[:, others],
+            fitted=self.fitted[:, others],
+            features=self.features[[*others, len(self.llms)]],
+            llms=tuple(self.llms[number] for number in others),
         )
 
     def extended(self, tokens: NDArray[Any], offsets: NDArray[np.int64], sizes: NDArray[np.int32]) -> Pack:

@@ -1,4 +1,4 @@
-"""The model file of a trained network: ONNX graph with int8 weights, tokenizer, calibration, and a card with figures."""
+"""The model file of a trained network: int8 ONNX graph, tokenizer, calibration, and a card with figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Array = NDArray[Any]
 
 LARGEST: Final = 25_000_000
 INPUTS: Final = ("ids", "log_size", "row", "llm", "features")
-OUTPUT: Final = "said"
+OUTPUT: Final = "outputs"
 _OPSET: Final = 17
 _SMALL: Final = 1024  # numbers; a smaller tensor is not worth a Cast
 _DYNAMIC_AXES: Final = {

@@ -296,13 +296,13 @@ class Trainer:
         """Score the held-out prompts with the weights that would be returned."""
         if not len(self.task.held_out):
             return {}
-        kept = None
+        current = None
         if self.average is not None:
-            kept = copy.deepcopy(self.network.state_dict())
+            current = copy.deepcopy(self.network.state_dict())
             self.network.load_state_dict(self.average)
         outputs, loss = self.predict(self.task.held_out, with_loss=True)
-        if kept is not None:
-            self.network.load_state_dict(kept)
+        if current is not None:
+            self.network.load_state_dict(current)
         mu, sigma = places_and_spreads(outputs, self.config.head.kind, self.task.edges)
         scores = score(mu, sigma, self.task.pack, self.task.held_out, leave_out=self.task.unscored)
         return {"held_out_loss": round(loss, 4), **as_row(scores)}

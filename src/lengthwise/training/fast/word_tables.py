@@ -1,4 +1,4 @@
-"""The word tables of the fast predictor: vocabulary, word vectors of a sentence encoder, rarity, topics, a first guess."""
+"""The word tables of the fast predictor: vocabulary, word vectors of an encoder, rarity, topics, a first guess."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def _facts(probe: Probe) -> dict[str, str]:
         "bins": f"{len(probe.bins)}, to {probe.bins.edges[-1]:,.0f} tokens",
         "smoothing": f"carry {smoothing.carry:g}, trust {smoothing.trust:g}, start {smoothing.start:g}",
         "prompts": (
-            f"{counts.get('trained', 0):,} trained on, {counts.get('held out', 0):,} held out or official test prompts, "
+            f"{counts.get('trained', 0):,} trained on, {counts.get('held out', 0):,} held out or official tests, "
             f"{counts.get('new', 0):,} of these not in the training data of the packaged predictors"
         ),
         "capped answers": f"{_cell('covered_90', data.get('capped'))}, at {data.get('cap', 0):,} tokens",

@@ -49,7 +49,7 @@ class AnswerSettings:
 
 @dataclass
 class Collected:
-    """Rows of hidden states (prompt, tokens generated so far, entropy, states by layer) and the length of each answer."""
+    """Rows of hidden states (prompt, tokens generated, entropy, states by layer) and the length of each answer."""
 
     prompt: list[int] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
@@ -89,7 +89,7 @@ def answer_all(
     settings: AnswerSettings,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Collected:
-    """Answer every prompt (token ids) once; `ends` are the ids that end an answer; an end counts as a token of the answer."""
+    """Answer every prompt (token ids) once; `ends` are the ids that end an answer and count as its tokens."""
     collected = Collected(states={layer: [] for layer in settings.layers})
     seen: dict[int, Any] = {}
     hooks = [model.model.layers[layer - 1].register_forward_hook(_catch(seen, layer)) for layer in settings.layers]
@@ -159,7 +159,13 @@ def _answer(
         collected.length[number], collected.capped[number] = settings.max_tokens, True
 
 
-def _collect(collected: Collected, numbers: list[int], generated: int, logits: Any, seen: dict[int, Any]) -> None:  # noqa: ANN401
+def _collect(
+    collected: Collected,
+    numbers: list[int],
+    generated: int,
+    logits: Any,
+    seen: dict[int, Any],  # noqa: ANN401
+) -> None:
     log_share = torch.log_softmax(logits, dim=-1)
     collected.prompt += numbers
     collected.generated += [generated] * len(numbers)

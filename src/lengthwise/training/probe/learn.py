@@ -62,7 +62,7 @@ class ProbeRecipe:
 
 @dataclass(frozen=True)
 class Tried:
-    """One layer on held-out training prompts: mean absolute error of the remaining length, before and after smoothing."""
+    """One layer on held-out training prompts: mean absolute error of the remaining length, and smoothed."""
 
     layer: int
     error: float

@@ -82,9 +82,9 @@ class States:
     @property
     def weight(self) -> Floats:
         """Number of states of its answer that a row represents: of long answers only some are collected."""
-        _, inverse, kept = np.unique(self.answer, return_inverse=True, return_counts=True)
+        _, inverse, collected = np.unique(self.answer, return_inverse=True, return_counts=True)
         had = np.ceil((self.generated + self.remaining) / self.step)
-        return np.maximum(had / kept[inverse], 1.0)
+        return np.maximum(had / collected[inverse], 1.0)
 
     @property
     def trained(self) -> Mask:
@@ -103,7 +103,7 @@ class States:
 
     def where(self, rows: Mask) -> Self:
         """Return the selected rows."""
-        kept = {
+        selected = {
             name: getattr(self, name)[rows]
             for name in (
                 "answer",
@@ -119,7 +119,7 @@ class States:
             )
         }
         layers = {layer: states[rows] for layer, states in self.layers.items()}
-        return replace(self, **kept, layers=layers, entropy=None if self.entropy is None else self.entropy[rows])
+        return replace(self, **selected, layers=layers, entropy=None if self.entropy is None else self.entropy[rows])
 
     def left(self, q: float = 0.5) -> Floats:
         """Return what the prompt's prediction leaves, given the tokens generated."""
