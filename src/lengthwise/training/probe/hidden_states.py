@@ -163,8 +163,8 @@ def _collect(
     collected: Collected,
     numbers: list[int],
     generated: int,
-    logits: Any,
-    seen: dict[int, Any],  # noqa: ANN401
+    logits: Any,  # noqa: ANN401
+    seen: dict[int, Any],
 ) -> None:
     log_share = torch.log_softmax(logits, dim=-1)
     collected.prompt += numbers
