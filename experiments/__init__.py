@@ -6,13 +6,16 @@ __all__ = ["NAMES"]
 
 NAMES: Final = (
     "reasoning",
-    "theory",
     "trail",
-    "castillo",
+    "theory",
     "tie",
+    "length_families",
+    "castillo",
+    "left_out",
+    "simulator_error",
+    "one_prompt",
     "preble",
     "disaggregation",
-    "one_prompt",
-    "simulator_error",
+    "alpaca20",
 )
 """Every study, in the order in which `run all` runs them: the shortest first."""
