@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special
 
@@ -105,7 +105,7 @@ def test_a_history_survives_being_saved() -> None:
     assert prediction(again, "m") == prediction(history, "m")
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(-3, 10**9), st.booleans()), max_size=30))
 def test_any_lengths_leave_a_usable_prediction(told: list[tuple[int, bool]]) -> None:
     history = History()
@@ -114,7 +114,7 @@ def test_any_lengths_leave_a_usable_prediction(told: list[tuple[int, bool]]) -> 
     assert 1.0 <= prediction(history, "m").mean() <= 8192
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.floats(-30, 30))
 def test_moments_beyond_a_bound_are_those_of_the_integral(z: float) -> None:
     survival = float(special.stdtr(NU, -z))
