@@ -7,6 +7,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.routers import ROUTERS, Router, make_router
+from lengthwise.routers.base import Random
 
 
 @pytest.mark.parametrize("name", ROUTERS)
@@ -43,3 +44,12 @@ def test_a_wrong_spec_is_an_error_that_helps(spec: str, message: str) -> None:
 def test_routers_import_without_numba() -> None:
     program = "import sys, lengthwise.routers; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+class Outside(Random):
+    """A router outside the package, without a `kind`."""
+
+
+def test_a_router_without_a_kind_is_named_by_its_dotted_path() -> None:
+    path = f"{__name__}:Outside"
+    assert make_router(f"{path}:seed=3").name == f"{path}:seed=3"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
     Rows = NDArray[np.intp]
 
-__all__ = ["RowFits", "fit_logt", "fit_rows", "row_loglik"]
+__all__ = ["RowFits", "fit_logt", "fit_rows"]
 
 _CHUNK: Final = 4096  # rows per batch: small enough to stay in cache, large enough for NumPy
 _ITERATIONS: Final = 100
@@ -112,25 +112,6 @@ def fit_logt(
     fits = fit_rows(logt_family(nu), x[None, :], censored=cut)
     mu, sigma, shape = (float(value) for value in fits.params[0])
     return LogT(mu=mu, sigma=sigma, cap=cap, nu=shape)
-
-
-def row_loglik(
-    family: Family,
-    params: Array,
-    lengths: ArrayLike,
-    present: ArrayLike | None = None,
-    censored: ArrayLike | None = None,
-    *,
-    width: float = 1.0,
-) -> Array:
-    """Log probability of each row's samples at the given parameters."""
-    x = np.asarray(lengths, np.float64)
-    here = np.ones(x.shape, bool) if present is None else np.asarray(present, bool)
-    cut = np.zeros(x.shape, bool) if censored is None else np.asarray(censored, bool)
-    with np.errstate(divide="ignore"):
-        inside = np.log(family.cell_probability(x, params, width))
-    terms = np.where(cut, family.logsf(x, params), inside)
-    return np.asarray(np.where(here, terms, 0.0).sum(axis=1))
 
 
 def _packed(x: Array, present: Mask, censored: Mask) -> tuple[Array, Mask, Mask]:

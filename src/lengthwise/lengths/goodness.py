@@ -65,13 +65,8 @@ def ks_statistic(fits: RowFits, lengths: Array, present: Mask, width: float = 1.
     return np.asarray(np.max(np.maximum(after, before), axis=1, where=inside, initial=0.0))
 
 
-def ks_pvalue(statistic: Array, count: NDArray[np.int64]) -> Array:
-    """P(a statistic as large) for samples of a fixed distribution: too large once it was fitted to them."""
-    return np.asarray(stats.kstwo.sf(statistic, np.maximum(count, 1)), np.float64)
-
-
 def ks_passes_plain(statistic: Array, count: NDArray[np.int64]) -> Mask:
-    """Whether `ks_pvalue` exceeds 5 %, a thousand times faster: one critical value per number of samples."""
+    """Whether the p-value exceeds 5 % for samples of a fixed distribution; too often once it was fitted to them."""
     numbers, which = np.unique(count, return_inverse=True)
     critical = np.array([stats.kstwo.isf(LEVEL, max(int(n), 1)) for n in numbers])
     return np.asarray(statistic < critical[which])

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from lengthwise.lengths import LengthDistribution
-
     Floats = NDArray[np.float64]
     Classes = NDArray[np.intp]
 
@@ -156,12 +154,6 @@ def crps(quantiles: Floats, samples: Floats, present: NDArray[np.bool_]) -> Floa
     score: Floats = np.full(len(total), np.nan)
     np.divide(2.0 * total / len(CRPS_LEVELS), count, out=score, where=count > 0)
     return score
-
-
-def crps_of(prediction: LengthDistribution, length: float) -> float:
-    """CRPS of one prediction for one length."""
-    quantiles = np.array([[prediction.quantile(float(level)) for level in CRPS_LEVELS]])
-    return float(crps(quantiles, np.array([[length]]), np.ones((1, 1), bool))[0])
 
 
 def coverage(low: Floats, high: Floats, samples: Floats, present: NDArray[np.bool_]) -> float:

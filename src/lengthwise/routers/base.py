@@ -31,11 +31,18 @@ class BaseRouter(ABC):
     """A router made from one method, `pick`.
 
     Engines are numbered by slots; the slot of an engine that went down is used again for the next one that comes up.
+    `kind` is the router's name without parameters. Built-ins set it. A class outside this package leaves it out, and
+    its kind is its dotted path, which `make_router` reads.
     """
 
-    base_name: ClassVar[str]
+    kind: ClassVar[str]
     uses_predictions: ClassVar[bool] = False
     parameters: ClassVar[Mapping[str, Parameter]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "kind" not in cls.__dict__:
+            cls.kind = f"{cls.__module__}:{cls.__qualname__}"
 
     def __init__(self, **given: float) -> None:
         self.values = {name: given.get(name, known.default) for name, known in self.parameters.items()}
@@ -43,7 +50,7 @@ class BaseRouter(ABC):
             known = self.parameters[name]
             if not known.minimum <= value <= known.maximum:
                 raise InputError(
-                    f"{name} of router {self.base_name} is {value:g}",
+                    f"{name} of router {self.kind} is {value:g}",
                     hint=f"give a number from {known.minimum:g} to {known.maximum:g}",
                 )
         self.slots: dict[EngineId, int] = {}
@@ -52,9 +59,9 @@ class BaseRouter(ABC):
 
     @property
     def name(self) -> str:
-        """The name with every parameter that differs from its default."""
+        """The kind with every parameter that is not the default."""
         changed = [f"{name}={value:.12g}" for name, value in self.values.items() if value != self._default(name)]
-        return f"{self.base_name}:{','.join(changed)}" if changed else self.base_name
+        return f"{self.kind}:{','.join(changed)}" if changed else self.kind
 
     def _default(self, name: str) -> float:
         return self.parameters[name].default
@@ -120,7 +127,7 @@ class Random(BaseRouter):
     Needs no signal.
     """
 
-    base_name = "random"
+    kind = "random"
     parameters: ClassVar = {"seed": Parameter(0, 0, 2**32 - 1)}
 
     def __init__(self, **given: float) -> None:
@@ -139,7 +146,7 @@ class RoundRobin(BaseRouter):
     Needs no signal.
     """
 
-    base_name = "round_robin"
+    kind = "round_robin"
 
     def __init__(self, **given: float) -> None:
         super().__init__(**given)

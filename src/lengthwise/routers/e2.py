@@ -172,7 +172,7 @@ class E2(LedgerRouter):
     the last 200. prefill by the engine's speed. Without blocks: always explores. Uses no prediction.
     """
 
-    base_name = "e2"
+    kind = "e2"
     parameters: ClassVar = {
         "window": Parameter(180.0, 1.0),
         "imbalance": Parameter(1.5, 1.0),
@@ -428,6 +428,6 @@ class E2Length(E2):
     Otherwise as e2. Without a prediction: the mean of the wide prior.
     """
 
-    base_name = "e2_length"
+    kind = "e2_length"
     uses_predictions = True
     by_length = True

@@ -166,7 +166,7 @@ class Lengthwise(PrefixRouter):
     silent jobs are dropped. Engines may differ in speed, memory and slots.
     """
 
-    base_name = "lengthwise"
+    kind = "lengthwise"
     parameters: ClassVar = {"urgency": Parameter(8.0, 1.0, 1000.0)}
     uses_predictions = compares_costs = True
 

@@ -21,7 +21,7 @@ class LeastOutstanding(LedgerRouter):
     Without `Finished` a request counts until it has had no event for an hour or a scrape reports fewer requests.
     """
 
-    base_name = "least_outstanding"
+    kind = "least_outstanding"
     compares_costs = True
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
@@ -38,7 +38,7 @@ class PowerOfTwo(LedgerRouter):
     Signals as for least_outstanding.
     """
 
-    base_name = "power_of_two"
+    kind = "power_of_two"
     parameters: ClassVar = {"seed": Parameter(0, 0, 2**32 - 1)}
 
     def __init__(self, **given: float) -> None:
@@ -64,7 +64,7 @@ class LeastLoad(LedgerRouter):
     over KV memory. pressure: 0.15 s. Uses neither prefixes nor predicted lengths.
     """
 
-    base_name = "least_load"
+    kind = "least_load"
     compares_costs = True
     parameters: ClassVar = {"pressure": Parameter(0.15)}
 
@@ -89,7 +89,7 @@ class CacheAware(PrefixRouter):
     Without blocks nothing matches. Uses no predicted length.
     """
 
-    base_name = "cache_aware"
+    kind = "cache_aware"
     parameters: ClassVar = {"absolute": Parameter(64), "relative": Parameter(1.5, 1.0)}
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
@@ -117,7 +117,7 @@ class Dynamo(PrefixRouter):
     Without blocks the overlap is 0. Uses no predicted length.
     """
 
-    base_name = "dynamo"
+    kind = "dynamo"
     compares_costs = True
     parameters: ClassVar = {"prefill": Parameter(1.0), "active": Parameter(0.0)}
 

@@ -49,17 +49,12 @@ def hash_chunks(chunks: Iterable[bytes | memoryview], before: int = 0) -> NDArra
     return np.array(hashes, dtype=np.uint64)
 
 
-def stream_blocks(stream_id: int, n_blocks: int) -> NDArray[np.uint64]:
-    """The first blocks of an endless stream of which only the identity is known, not the content.
-
-    Streams stand in for conversations whose text is not recorded: the same stream has the same beginning, two
-    streams share nothing.
-    """
-    return _mix(np.full(n_blocks, stream_id, np.uint64), np.arange(n_blocks, dtype=np.uint64))
-
-
 def stream_block_lists(stream_ids: NDArray[np.integer], counts: NDArray[np.integer]) -> pa.ListArray:
-    """`stream_blocks` for many requests at once: row i holds the first counts[i] blocks of stream_ids[i]."""
+    """Return one list per request: the first `counts[i]` blocks of stream `stream_ids[i]`.
+
+    Streams stand in for conversations whose text is not recorded: prompts of the same stream share their beginning,
+    two streams share nothing.
+    """
     ends = np.cumsum(counts, dtype=np.int64)
     within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
     values = _mix(np.repeat(stream_ids, counts).astype(np.uint64), within.astype(np.uint64))

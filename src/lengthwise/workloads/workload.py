@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
@@ -304,10 +304,6 @@ class Workload:
         if max_tokens is None:
             return self
         return self.replace(max_tokens=max_tokens, output_tokens=np.minimum(self.output_tokens, max(1, max_tokens)))
-
-    def renamed(self, name: str) -> Workload:
-        """The same requests under another name."""
-        return replace(self, name=name)
 
     def _with(self, table: pa.Table, columns: dict[str, Any]) -> Workload:
         block_size = columns.pop("block_size", self.block_size)
