@@ -1,7 +1,8 @@
 """What `lengthwise`, the policy, gains and what it costs: `python -m benchmarks.ours [--seeds 20] [--json]`.
 
 One engine of 8 slots (Llama-3-8B on an A100, simulated), CASTILLO's lengths of Llama-3.1-8B cut at 4,096, Poisson,
-n = 2,000 to drain, loads of the capacity under backlog, the same arrivals, lengths and predictions for every policy of a
+n = 2,000 to drain, loads of the capacity under backlog, the same arrivals, lengths and predictions for every policy
+of a
 seed. Ratios: FCFS over the policy for means (above 1 is better), the policy over FCFS for the p99 of E2E; 95 %
 intervals over seeds.
 

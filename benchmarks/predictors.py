@@ -1,8 +1,10 @@
 """Speed and accuracy of the shipped predictors, together: `python -m benchmarks.predictors [--json] [--no-accuracy]`.
 
-Speed: CPU time of all threads (process_time) from text to prediction, per prompt of 64 and 256 WordPiece tokens, one prompt
+Speed: CPU time of all threads (process_time) from text to prediction, per prompt of 64 and 256 WordPiece tokens, one
+prompt
 per call and 32 together; the least of several rounds, because others may be at work on the machine. WordPiece alone and
-splitting into words alone are timed in the same rounds: what any reading of a text costs here. A prediction is read off by
+splitting into words alone are timed in the same rounds: what any reading of a text costs here. A prediction is read
+off by
 its median. No predictor reads a text twice, so nothing can be remembered.
 
 Accuracy: CASTILLO's official test prompts, the six corpora and Alpaca (never trained on) apart, degenerate samples out,

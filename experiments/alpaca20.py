@@ -206,11 +206,11 @@ def start_from(network: Any, path: Path) -> None:  # noqa: ANN401  (torch's type
 def _seconds(ready: Prepared, network: Any, device: str) -> float:  # noqa: ANN401  (torch's types are not seen)
     """Estimate the time of all epochs from one forward pass over a few training prompts."""
     from lengthwise.training.encoder.pack import TRAIN
-    from lengthwise.training.encoder.trainer import Task, Trainer
+    from lengthwise.training.encoder.trainer import Trainer, TrainingTask
 
     learns = np.flatnonzero(ready.pack.part == TRAIN)
     subset = learns[:: max(1, len(learns) // _LOOK)]
-    trainer = Trainer(network, Task(ready.pack, subset, subset, edges=ready.edges), ready.config, 0, device)
+    trainer = Trainer(network, TrainingTask(ready.pack, subset, subset, edges=ready.edges), ready.config, 0, device)
     trainer.half = fast_half(device)
     began = time.monotonic()
     trainer.predict(subset)

@@ -127,10 +127,10 @@ def train_bins(
     progress: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> BinPredictions:
     """Train on the training prompts, watched on the held-out ones, and predict the test prompts."""
-    from lengthwise.training.encoder.trainer import Task, Trainer
+    from lengthwise.training.encoder.trainer import Trainer, TrainingTask
 
     learns, held_out, test = (np.flatnonzero(pack.part == part) for part in (TRAIN, HELD_OUT, TEST))
-    task = Task(pack, learns, held_out, edges=edges)
+    task = TrainingTask(pack, learns, held_out, edges=edges)
     trainer = Trainer(network, task, config, seed, device, deadline=deadline, progress=progress)
     trainer.half = fast_half(device)
     curves = trainer.run()

@@ -93,11 +93,13 @@ def run(
     limit: int = 0,
     progress: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Run one training; return a row per epoch: {"epoch", "watched": {llm: {"train": figures, "held_out": figures}}}."""
+    """Run one training; return a row per epoch: {"epoch", "watched": {llm: {"train": figures, "held_out":
+    figures}}}.
+    """
     import torch
 
     from lengthwise.training.encoder.losses import label_loss
-    from lengthwise.training.encoder.trainer import Task, Trainer
+    from lengthwise.training.encoder.trainer import Trainer, TrainingTask
 
     class Watcher(Trainer):
         """Evaluates training and held-out prompts with the weights that would be saved."""
@@ -133,7 +135,7 @@ def run(
         answered &= np.diff(pack.offsets) <= _SHORT
         some, held_out = (rng.permutation(part[answered[part]])[:limit] for part in (some, held_out))
     looked_at = np.sort(rng.permutation(some)[:_LOOKED_AT])
-    task = Task(pack, some, held_out, edges=edges)
+    task = TrainingTask(pack, some, held_out, edges=edges)
     trainer = Watcher(network, task, config, 0, device, deadline=deadline, progress=progress)
     trainer.half = fast_half(device)
     return trainer.run()

@@ -400,7 +400,8 @@ def _case(found: DisaggregationResult, case: str) -> Table:
     capacity = found.of(case, found.grid.loads[0])[0]
     steady = "" if all(run["steady"] for run in capacity.runs) else ", a lower bound"
     how = (
-        "Transfer: from the first token until all KV has arrived. Memory: from there to admission. The mixed fleet serves "
+        "Transfer: from the first token until all KV has arrived. Memory: from there to admission. The "
+        "mixed fleet serves "
         f"{capacity.mean('capacity_per_s'):.3g} requests/s (FCFS, round robin, under backlog{steady})."
     )
     columns = ("load", "TTFT", "E2E", "transfer", "memory", *_TITLES.values())

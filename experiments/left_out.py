@@ -95,7 +95,9 @@ class Prompts:
 
 @dataclass(frozen=True, eq=False)
 class KnownPredictions:
-    """Predictions for an LLM's prompts by a predictor trained without it: for each LLM it knows, and for an unknown one."""
+    """Predictions for an LLM's prompts by a predictor trained without it: for each LLM it knows, and for an unknown
+    one.
+    """
 
     llms: tuple[str, ...]
     mu: Floats

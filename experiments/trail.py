@@ -402,7 +402,8 @@ def _errors(found: TrailResult) -> Table:
             f"{found.tau:.3f} here. The paper's BERT has {PAPER_ERROR_RATIO:g} times its probe's error."
         ),
         (
-            "A stand-in is not a probe: it is the true remaining length with log-normal noise of that error, read every "
+            "A stand-in is not a probe: it is the true remaining length with log-normal noise of that "
+            "error, read every "
             f"{EVERY} tokens, errors decaying over {REMEMBERS}. The shipped probe's error is the one on its card, of "
             "another LLM's answers: it is taken as a share of the prompt's."
         ),
@@ -443,7 +444,8 @@ def _over_c(found: TrailResult, caching: bool) -> Table:
         ),
         "Gains: FCFS's mean over this policy's, paired, with 95 % intervals over seeds; above 1 is better.",
         (
-            "preempted: times per request; most: largest of one request; recomputed: tokens computed again, over all tokens. "
+            "preempted: times per request; most: largest of one request; recomputed: tokens computed again, "
+            "over all tokens. "
             "Their time is part of every value."
         ),
     ]

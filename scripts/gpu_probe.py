@@ -4,7 +4,8 @@
     collect  there: one answer to each prompt, states collected; as many files as come back, under --out
     join     here: these files and the table of the prompts as a folder for `lengthwise probe train`
 
-`collect` needs torch, transformers and pyarrow, not the other dependencies of the package. docs/studies/trail.md says how to run it.
+`collect` needs torch, transformers and pyarrow, not the other dependencies of the package. docs/studies/trail.md
+says how to run it.
 """
 
 from __future__ import annotations

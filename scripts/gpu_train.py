@@ -330,7 +330,7 @@ def make_task(arguments: argparse.Namespace, settings: dict[str, Any], data: Any
     import numpy as np
 
     from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, UNLABELLED
-    from lengthwise.training.encoder.trainer import Task
+    from lengthwise.training.encoder.trainer import TrainingTask
 
     soft = np.load(arguments.soft) if arguments.soft else None
     train = (data.part == TRAIN) & (data.fold != settings.get("fold", -1))
@@ -343,7 +343,7 @@ def make_task(arguments: argparse.Namespace, settings: dict[str, Any], data: Any
         everything = np.sort(np.concatenate(kept))
         learns &= np.isin(np.arange(len(data)), everything)
         held_out = np.intersect1d(held_out, everything)
-    return Task(data, np.flatnonzero(learns), held_out, soft=soft, unscored=("SmolLM2",)), everything
+    return TrainingTask(data, np.flatnonzero(learns), held_out, soft=soft, unscored=("SmolLM2",)), everything
 
 
 def run_all(

@@ -1,6 +1,7 @@
 """Put a trained probe into the package, and write its card: `python scripts/ship_probe.py probe.lw`.
 
-The file becomes src/lengthwise/predictors/models/probe.lw, which `--probe default` names, and docs/studies/probe-card.md is
+The file becomes src/lengthwise/predictors/models/probe.lw, which `--probe default` names, and
+docs/studies/probe-card.md is
 written from what it records. Without a file, only the card is written anew.
 """
 

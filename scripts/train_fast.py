@@ -126,7 +126,9 @@ def _fit(data: DistillationSet, vocabulary: Vocabulary, adjustments: Calibration
 
 
 def _cross_fit(data: DistillationSet, vocabulary: Vocabulary) -> tuple[dict[str, Any], Calibration]:
-    """Predict every prompt by a network that never saw it; figures are of the split validate, which has the mix of the corpora."""
+    """Predict every prompt by a network that never saw it; figures are of the split validate, which has the mix of
+    the corpora.
+    """
     train = data.prompts
     fold = np.random.default_rng(SEED).integers(0, FOLDS, len(train))
     like_test = np.array([part == "validate" for part in train.splits])
@@ -174,9 +176,12 @@ def _card(data: DistillationSet, found: dict[str, Any]) -> dict[str, Any]:
         },
         "licences": {name: LICENCES[name] for name in used},
         "figures": found,
-        "figures_say": "tau: Kendall's tau-b of the prediction's median against the mean of the clean samples, within an "
-        "LLM, averaged over the 13 LLMs of CASTILLO; cover50 and cover90: share of single clean samples inside the "
-        "central interval; held_out: validate prompts, each predicted by tables and a network that never saw it.",
+        "figures_say": (
+            "tau: Kendall's tau-b of the prediction's median against the mean of the clean samples, within an "
+            "LLM, averaged over the 13 LLMs of CASTILLO; cover50 and cover90: share of single clean samples "
+            "inside the central interval; held_out: validate prompts, each predicted by tables and a network "
+            "that never saw it."
+        ),
         "limits": "English and Python prompts, mostly code; one user turn; the LLMs' own default sampling. Reads the "
         "first 4,000 and the last 1,000 characters. Unlike prompts and unknown LLMs get wider predictions, checked by "
         "tests, not calibrated. Degenerate endless answers are not predicted.",

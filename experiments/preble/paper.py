@@ -38,4 +38,6 @@ CLAIMS: Final = (
     ("16 engines: E2 takes 1.6 times as long at 64/s", 16, 64.0, 1.6),
     ("16 engines: E2 takes 1.6 times as long at 128/s", 16, 128.0, 1.6),
 )
-"""Statements on figures 1A and 1B: engines, requests per second, and E2 over the baselines where the text has a number."""
+"""Statements on figures 1A and 1B: engines, requests per second, and E2 over the baselines where the text has a
+number.
+"""

@@ -176,7 +176,10 @@ def _overhead(found: PrebleResult) -> Table:
     rows = [[router, *(f"{us:,.1f}" for us in ours), theirs] for router, ours, theirs in overheads(counts)]
     times = routing_times()
     notes = [
-        f"Ours: {times['command']} on {times['processor']}; {times['traffic']}. The choice and all events of a request.",
+        (
+            f"Ours: {times['command']} on {times['processor']}; {times['traffic']}. The choice and all "
+            "events of a request."
+        ),
         "The paper's: the choice only, in its simulator, at 8 and at 128 requests/s; 4, 8 and 32 engines.",
     ]
     columns = ("router", *(f"{count} engines" for count in counts), "paper")
@@ -295,7 +298,10 @@ def _shared(found: PrebleResult) -> Table:
             f"n {grid.shared_requests:,} to drain, Poisson; load over capacity under backlog (FCFS, round robin); "
             f"{grid.seeds} seeds; seconds are simulated."
         ),
-        f"Last two columns: `lengthwise ({found.grid.predictor})` over this router, paired, 95 % interval; below 1 is better.",
+        (
+            f"Last two columns: `lengthwise ({found.grid.predictor})` over this router, paired, 95 % "
+            "interval; below 1 is better."
+        ),
     ]
     columns = ("load", "router", "E2E", "normalized", "TTFT p99", "ours / this, E2E", "ours / this, TTFT p99")
     return Table("CASTILLO behind shared prefixes", columns, rows, notes, frozenset(begins))

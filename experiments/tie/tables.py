@@ -253,7 +253,8 @@ def _reasons(found: TieResult) -> list[str]:
     ]
     if all(each.median_and_best > each.tie_and_best for each in found_orders):
         notes.append(
-            "Latency per token weighs a wait by 1 / length, so the best order by predictions is E[X] / E[1/X] (weighted "
+            "Latency per token weighs a wait by 1 / length, so the best order by predictions is E[X] / "
+            "E[1/X] (weighted "
             "shortest expected first). Where a prediction is symmetric in the logarithm that is the median's order; a "
             "tail priced in departs from it, since a request that may be long may also be very short."
         )
@@ -327,7 +328,10 @@ def _over_load(found: TieResult, what: str, shown: Callable[[Cell, Cell], str], 
             f"tokens, Poisson, {grid.fleet} with {grid.fleet.slots} slots, no prefix cache, {len(grid.seeds)} seeds; "
             f"capacity {grid.capacity_per_s:.3g} requests/s (FCFS, under backlog)."
         ),
-        "Paired: within a seed all policies get the same arrivals and true lengths. Brackets: 95 % interval over seeds.",
+        (
+            "Paired: within a seed all policies get the same arrivals and true lengths. Brackets: 95 % "
+            "interval over seeds."
+        ),
         f"tau of {found.predictor}: {grid.tau(found.predictor):.3f}. sjf, the paper's SSJF, orders by the median.",
     ]
     title = f"{what} over FCFS's, by load (requests/s); FCFS itself in seconds, mean"
@@ -412,7 +416,8 @@ def _ablation(found: TieResult) -> Table:
     )  # fmt: skip
     notes = [
         (
-            "E only: beta = 0. Log-normal: CASTILLO's predictions with the same mean and spread of logarithms; synthetic: "
+            "E only: beta = 0. Log-normal: CASTILLO's predictions with the same mean and spread of "
+            "logarithms; synthetic: "
             "fitted to 20 answers of each prompt, predicted as well as the log-t's parameters."
         ),
     ]

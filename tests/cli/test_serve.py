@@ -79,7 +79,8 @@ def test_a_taken_port_is_told_before_anything_starts() -> None:
         result = CliRunner().invoke(app, ["serve", "--port", str(port)])
     assert result.exit_code == 2
     assert result.stderr == (
-        f"error: port {port} of 127.0.0.1 is taken; stop the process that listens there, or choose another with --port\n"
+        f"error: port {port} of 127.0.0.1 is taken; stop the process that listens there, or choose "
+        "another with --port\n"
     )
 
 

@@ -1,4 +1,6 @@
-"""Predicted lengths inside vLLM's scheduler: queued at once, re-keyed when the prediction has come, never waited for."""
+"""Predicted lengths inside vLLM's scheduler: queued at once, re-keyed when the prediction has come, never waited
+for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The plug-in under whatever comes: random arrivals, aborts, tiny memory, predictions that are late, missing or never come.
+"""The plug-in under whatever comes: random arrivals, aborts, tiny memory, predictions that are late, missing or
+never come.
 
 The scheduler and its KV blocks are vLLM's; tokens come out of a hat. Predicting is done in steps of its own, at
 moments that Hypothesis chooses, so that every run can be run again.

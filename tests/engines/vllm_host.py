@@ -3,7 +3,8 @@
     python -m tests.engines.vllm_host REQUESTS.json CHATS.json OUT.json POLICY...
 
 All requests of the first file, which tell their lengths, are queued before the first step; once per policy, on the same
-engine. Then the chats of the second, which do not: they are ordered under sjf by what the predictor predicts. At last long requests
+engine. Then the chats of the second, which do not: they are ordered under sjf by what the predictor predicts. At
+last long requests
 fill the slots and short ones arrive while they run, under fcfs and under a policy that preempts.
 """
 

@@ -111,7 +111,8 @@ def test_it_ends_with_its_host_even_one_that_is_killed(tmp_path: Path) -> None:
     said = tmp_path / "pid"
     script = (
         "import pathlib, sys, time; from lengthwise.predictors.subprocess_predictor import SubprocessPredictor; "
-        "made = SubprocessPredictor('fast').start(); pathlib.Path(sys.argv[1]).write_text(str(made.pid)); time.sleep(600)"
+        "made = SubprocessPredictor('fast').start(); "
+        "pathlib.Path(sys.argv[1]).write_text(str(made.pid)); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(said)]) as host:
         until(lambda: said.is_file() and bool(said.read_text()))

@@ -72,7 +72,8 @@ def engine(
 
     With --url give one --policy and one --predictor, those that the server was started with: its order cannot be
     changed from outside. Start stock vLLM for `--policy fcfs` first, which measures capacity, then others with the same
-    --out. For setting a the server needs the option `forced_lengths` (docs/guides/engine.md); oracle is told with each request.
+    --out. For setting a the server needs the option `forced_lengths` (docs/guides/engine.md); oracle is told with
+    each request.
 
     Exit code 1 where cells failed, 130 after Ctrl-C.
 

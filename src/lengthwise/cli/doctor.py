@@ -87,7 +87,8 @@ def doctor(
     console.print(table)
     if home is None:
         console.print(
-            f"data: the packaged samples. For the full data, set {DATA_VARIABLE} to its folder (docs/guides/workloads.md)."
+            f"data: the packaged samples. For the full data, set {DATA_VARIABLE} to its folder "
+            "(docs/guides/workloads.md)."
         )
     else:
         console.print(f"data: {home} ({DATA_VARIABLE})")

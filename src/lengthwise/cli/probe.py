@@ -126,6 +126,7 @@ def collect(
     with late_bar() as bar:
         summary = collect_states(asked, out, model, settings, held_out, report=bar)
     typer.echo(
-        f"{out}: {summary.answers:,} answers, {summary.rows:,} states; {share(summary.capped)} cut at {max_tokens:,} tokens; "
+        f"{out}: {summary.answers:,} answers, {summary.rows:,} states; {share(summary.capped)} cut at "
+        f"{max_tokens:,} tokens; "
         f"mean length {summary.mean:.0f}"
     )

@@ -54,7 +54,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from lengthwise.engines.forced_lengths import ForcedLengths
 from lengthwise.engines.refine import Refiner, State, attached, generated_by, refiner_for
 from lengthwise.engines.steps import EngineFacts, StepLog, spans
-from lengthwise.engines.vllm_queue import Jobs, PolicyRequestQueue, generates, may_be_preempted
+from lengthwise.engines.vllm_queue import JobTracker, PolicyRequestQueue, generates, may_be_preempted
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job, Policy, make_policy
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
@@ -99,7 +99,7 @@ class LengthwiseSyncScheduler(Scheduler):
         self.refiner = refiner_for(options, self.vllm_config, predictor)
         if self.refiner is not None:
             self.on_state = self._refine
-        self.jobs = Jobs(self)
+        self.jobs = JobTracker(self)
         self.victims = VictimSearch()
         self.now = time.time()
         self.waiting = PolicyRequestQueue(self)

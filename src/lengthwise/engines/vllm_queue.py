@@ -32,7 +32,7 @@ _CUT: Final = frozenset(
 _log = logging.getLogger(__name__)
 
 
-class Jobs:
+class JobTracker:
     """The Job of each vLLM Request, created once and stored on it; asks for predictions and reports final lengths."""
 
     def __init__(self, scheduler: LengthwiseSyncScheduler) -> None:

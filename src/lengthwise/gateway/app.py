@@ -20,7 +20,7 @@ from lengthwise.errors import InputError
 from lengthwise.gateway.bodies import ChatBody, CompletionBody
 from lengthwise.gateway.completions import Completions
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.dispatch import Dispatcher, Engine
+from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import (
     ApiError,
     api_error_response,
@@ -36,7 +36,7 @@ from lengthwise.predictors.service import prediction_service
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from lengthwise.gateway.dispatch import Dispatcher, Engine
+    from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
     from lengthwise.gateway.metrics import Metrics
 
 
@@ -68,7 +68,7 @@ class _Gateway:
             )
             for url in config.engines
         ]
-        self._engines = [Engine(client, number, config.in_flight) for number, client in enumerate(clients)]
+        self._engines = [GatewayEngine(client, number, config.in_flight) for number, client in enumerate(clients)]
         policy = make_policy(config.policy)
         self._predictions = prediction_service(config.predictor)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
@@ -198,7 +198,7 @@ async def _watch_engines(dispatcher: Dispatcher, metrics: Metrics, *, interval_s
         tasks.create_task(_expire(dispatcher, interval_s, hold_timeout_s))
 
 
-async def _watch_engine(engine: Engine, dispatcher: Dispatcher, metrics: Metrics, interval_s: float) -> None:
+async def _watch_engine(engine: GatewayEngine, dispatcher: Dispatcher, metrics: Metrics, interval_s: float) -> None:
     scrapes = wanted = dispatcher.routes.router is not None or dispatcher.admission_quantile is not None
     while True:
         scrapes = scrapes or (wanted and not engine.up)  # an engine without metrics is asked again once it was down
@@ -214,7 +214,7 @@ async def _watch_engine(engine: Engine, dispatcher: Dispatcher, metrics: Metrics
         await asyncio.sleep(interval_s)
 
 
-async def _scrape(engine: Engine, dispatcher: Dispatcher) -> bool:
+async def _scrape(engine: GatewayEngine, dispatcher: Dispatcher) -> bool:
     """Pass the engine's load and KV memory on; False if it reports neither."""
     asked_at = dispatcher.clock()  # a request sent while the answer arrives may be missing in it
     metrics = await fetch_metrics(engine.client)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from lengthwise.engines.client import EngineAnswer, EngineBrokenError, EngineError, EngineUnreachableError
 from lengthwise.gateway.bodies import CompletionBody, parse
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.dispatch import Dispatcher, Engine
+from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError, from_engine
 from lengthwise.gateway.streaming import Caller, ClientGoneError, Measure, relay
 from lengthwise.lengths import LengthDistribution
@@ -135,7 +135,7 @@ class Completions:
                 tokens, _ = call.measure.length or (0, True)
                 self._dispatcher.release(engine, job, tokens, call.ttft_s)
 
-    async def _run(self, engine: Engine, call: _Call) -> Outcome:
+    async def _run(self, engine: GatewayEngine, call: _Call) -> Outcome:
         """Send the request to an engine and pass its answer on; mark the engine as down if the connection fails."""
         headers = call.caller.forwarded_headers(call.request_id.decode("latin-1"))
         try:

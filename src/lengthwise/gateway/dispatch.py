@@ -26,7 +26,7 @@ _POLL_S: Final = 0.001
 
 
 @dataclass(eq=False, slots=True)
-class Engine:
+class GatewayEngine:
     """An engine as the gateway sees it: whether it is up, its slots, and the jobs that run there."""
 
     client: EngineClient
@@ -70,7 +70,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        engines: Sequence[Engine],
+        engines: Sequence[GatewayEngine],
         policy: Policy,
         predictions: PredictionService,
         routes: RouterAdapter,
@@ -88,7 +88,7 @@ class Dispatcher:
             routes.up(engine)
         self._queue = PolicyQueue(policy)
         self._predictions = predictions
-        self._turns: dict[str, asyncio.Future[Engine]] = {}
+        self._turns: dict[str, asyncio.Future[GatewayEngine]] = {}
         self._placing: dict[str, Job] = {}
         self._none_up_since: float | None = None
         self._update_load()
@@ -123,14 +123,14 @@ class Dispatcher:
                 headers={"retry-after": str(_RETRY_AFTER_S)},
             )
 
-    async def place(self, job: Job, prediction_wait_s: float = 0.0) -> Engine:
+    async def place(self, job: Job, prediction_wait_s: float = 0.0) -> GatewayEngine:
         """Wait for the job's turn and take a slot of an engine; `release` gives it back.
 
         With `prediction_wait_s`, then wait up to that long for a prediction that is being made. If cancelled, the job
         leaves the queue or gives back its slot.
         """
         self.refuse_if_full()
-        turn: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[GatewayEngine] = asyncio.get_running_loop().create_future()
         self._turns[job.id] = turn
         self._placing[job.id] = job
         self._queue.push(job, self.clock())
@@ -149,11 +149,11 @@ class Dispatcher:
             self._placing.pop(job.id, None)
             self._queue.remove(job.id)
 
-    def on_first_byte(self, engine: Engine, job: Job) -> None:
+    def on_first_byte(self, engine: GatewayEngine, job: Job) -> None:
         """Report to the router that the answer has started."""
         self.routes.on_first_byte(job, engine, self.clock())
 
-    def release(self, engine: Engine, job: Job, generated: int = 0, ttft_s: float | None = None) -> None:
+    def release(self, engine: GatewayEngine, job: Job, generated: int = 0, ttft_s: float | None = None) -> None:
         """Give a slot back; `ttft_s` is the time from the slot to the first token."""
         engine.jobs.pop(job.id, None)
         self.routes.on_finished(job, engine, self.clock(), generated, ttft_s)
@@ -165,7 +165,7 @@ class Dispatcher:
         job.generated = tokens
         self._queue.finished(job)
 
-    def set_up(self, engine: Engine) -> None:
+    def set_up(self, engine: GatewayEngine) -> None:
         """Mark an engine as up."""
         if not engine.up:
             _log.warning("engine %s is up again", engine.url)
@@ -174,7 +174,7 @@ class Dispatcher:
             self._update_load()
             self._dispatch()
 
-    def set_down(self, engine: Engine, cause: Exception) -> None:
+    def set_down(self, engine: GatewayEngine, cause: Exception) -> None:
         """Mark an engine as down: requests that run there may finish, no new one is sent."""
         if engine.up:
             _log.warning("engine %s is down: %s", engine.url, cause)
@@ -182,7 +182,7 @@ class Dispatcher:
             self.routes.down(engine)
             self._update_load()
 
-    def set_memory(self, engine: Engine, memory: EngineMemory) -> None:
+    def set_memory(self, engine: GatewayEngine, memory: EngineMemory) -> None:
         """Record the KV memory that an engine reports."""
         if engine.memory != memory:
             engine.memory = memory
@@ -201,7 +201,7 @@ class Dispatcher:
                 if not turn.done():
                     turn.set_exception(ApiError(503, "no engine is up", code="no_engine"))
 
-    def _free(self, job: Job | None = None) -> list[Engine]:
+    def _free(self, job: Job | None = None) -> list[GatewayEngine]:
         """Return the engines with a free slot and, if asked for, KV memory for `job`."""
         free = [engine for engine in self.engines if engine.free]
         if job is None or self.admission_quantile is None:

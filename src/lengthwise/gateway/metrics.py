@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Summa
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from lengthwise.gateway.dispatch import Dispatcher, Engine
+    from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
     from lengthwise.predictors.service import PredictionService
 
 Outcome = Literal["ok", "refused", "client_error", "engine_error", "broken_stream", "cancelled", "bug"]
@@ -140,7 +140,7 @@ class Metrics:
         )
         self.policy_changes = Counter("lengthwise_policy_changes", "Policy changes at run time.", registry=registry)
 
-    def failed(self, engine: Engine, kind: str) -> None:
+    def failed(self, engine: GatewayEngine, kind: str) -> None:
         """Count a failed call."""
         self.engine_failures.labels(engine.url, kind).inc()
 

@@ -14,7 +14,7 @@ from lengthwise.workloads.blocks import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from lengthwise.engines.engine_metrics import EngineGauges
-    from lengthwise.gateway.dispatch import Engine
+    from lengthwise.gateway.dispatch import GatewayEngine
 
 _log = logging.getLogger(__name__)
 _DEFAULT_KV_TOKENS: Final = EngineInfo(0).kv_tokens
@@ -46,7 +46,7 @@ class RouterAdapter:
         """Whether the router uses predictions."""
         return self.router is not None and self.router.uses_predictions
 
-    def up(self, engine: Engine) -> None:
+    def up(self, engine: GatewayEngine) -> None:
         """Describe an engine that is up to the router; again when its KV memory becomes known."""
         if self.router is None:
             return
@@ -54,12 +54,12 @@ class RouterAdapter:
         info = EngineInfo(engine.number, kv_tokens=kv_tokens, block_tokens=BLOCK_TOKENS, max_num_seqs=engine.slots)
         self.router.engine_up(info)
 
-    def down(self, engine: Engine) -> None:
+    def down(self, engine: GatewayEngine) -> None:
         """Report an engine as down; its cache is lost."""
         if self.router is not None:
             self.router.engine_down(engine.number)
 
-    def choose(self, job: Job, free: Sequence[Engine], now: float) -> Engine:
+    def choose(self, job: Job, free: Sequence[GatewayEngine], now: float) -> GatewayEngine:
         """Return one of `free`, which is not empty and holds only engines that are up."""
         if self.router is None:
             self.decisions[free[0].url] += 1
@@ -75,15 +75,15 @@ class RouterAdapter:
             _log.debug("job %s to %s of %d free: %s", job.id, engine.url, len(free), terms)
         return engine
 
-    def on_first_byte(self, job: Job, engine: Engine, now: float) -> None:
+    def on_first_byte(self, job: Job, engine: GatewayEngine, now: float) -> None:
         """Report the first byte of an answer."""
         self._observe(Admitted(job.id, engine.number, now))
 
-    def on_finished(self, job: Job, engine: Engine, now: float, generated: int, ttft_s: float | None) -> None:
+    def on_finished(self, job: Job, engine: GatewayEngine, now: float, generated: int, ttft_s: float | None) -> None:
         """Report that a request no longer runs on an engine, for whatever reason."""
         self._observe(Finished(job.id, engine.number, now, generated, ttft_s))
 
-    def on_metrics(self, engine: Engine, gauges: EngineGauges, now: float) -> None:
+    def on_metrics(self, engine: GatewayEngine, gauges: EngineGauges, now: float) -> None:
         """Report the load that an engine reports about itself."""
         self._observe(Scraped(engine.number, now, gauges.running, gauges.waiting, gauges.kv_use))
 

@@ -74,7 +74,10 @@ class Observed:
             raise InputError(
                 f"{len(lengths)} lengths of {len(by_text)} prompts are too few",
                 source=origin,
-                hint=f"give at least {LEAST} of {LEAST_PROMPTS} prompts; 50 to 500 lengths of as many prompts are recommended",
+                hint=(
+                    f"give at least {LEAST} of {LEAST_PROMPTS} prompts; 50 to 500 lengths of as many prompts are "
+                    "recommended"
+                ),
             )
         most = max(len(answers) for answers in by_text.values())
         table = np.zeros((len(by_text), most, 2))

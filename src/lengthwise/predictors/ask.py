@@ -43,7 +43,8 @@ _UNIT: Final = r"[-\s]*(?:tokens?|words?|characters?)\b"
 _LABEL: Final = r"(?:\w+\s+){0,3}?length(?:\s*\(only one number\))?(?:\s+of\s+(?:my|the|this)\s+\w+)?"
 _TALK: Final = r"[^.\d\n]{0,80}?"
 
-# From the strictest form to the loosest. Each matches at the beginning only, so that numbers in the answer do not count.
+# From the strictest form to the loosest. Each matches at the beginning only, so that numbers in the answer do not
+# count.
 _FORMS: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (

@@ -100,7 +100,8 @@ def fit_calibration(
     """Calibrate on held-out prompts: row i of `lengths` (n, k) are answers to the prompt of prediction i.
 
     `present` masks the samples that count, `censored` those that were cut off and are lower bounds. `weights` is the
-    weight of each row within its LLM. `cautious` takes the largest factor over the levels instead of the mean: traffic is
+    weight of each row within its LLM. `cautious` takes the largest factor over the levels instead of the mean:
+    traffic is
     less like the training data than held-out prompts are. An LLM with n prompts has n/(n + shrink) of its own estimate,
     none where n is too small for a level (below 9 at 90 %).
     """
@@ -164,7 +165,9 @@ class _Rows:
         return _Rows(self.errors[rows], self.sigma[rows], self.present[rows], self.censored[rows], self.weight[rows])
 
     def spread(self, levels: Sequence[float]) -> _Spread | None:
-        """Return None if there are too few prompts for the levels; a level beyond all uncensored answers is left out."""
+        """Return None if there are too few prompts for the levels; a level beyond all uncensored answers is left
+        out.
+        """
         counts = self.present.sum(axis=1)
         prompts = int((counts > 0).sum())
         if not prompts or max(levels) * (prompts + 1) > prompts:

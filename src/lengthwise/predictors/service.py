@@ -3,7 +3,8 @@
 The host's thread never waits for a predictor and never runs one: a worker thread calls it, in a separate process. The
 host admits a request and gets the prediction from the LLM's history (`admit`), requests a prediction (`ask`), receives
 finished predictions (`deliver`) and reports each answer's length (`ended`), which updates the history and the
-predictor's calibration. Nothing here raises into the host. The clock is an argument; policies and HTTP are unknown here.
+predictor's calibration. Nothing here raises into the host. The clock is an argument; policies and HTTP are unknown
+here.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class PredictionService:
     """The predictions of one host. All methods are for the host's thread; only the worker runs the predictor.
 
     `load` is called by the worker, at `warm` or the first question; None means no predictor, only history. At most
-    `max_waiting` questions wait, none longer than `deadline_s`: enough for a batch that arrives at once. A predictor that
+    `max_waiting` questions wait, none longer than `deadline_s`: enough for a batch that arrives at once. A predictor
+    that
     has not returned for `patience_s` hangs, and gets no questions until it returns. `process` is the subprocess that it
     runs in, if any: its CPU time is counted, and it ends with the service.
     """

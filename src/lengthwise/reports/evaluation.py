@@ -38,7 +38,10 @@ _IN_GROUPS: Final = ("rows", "tau", "MAE mean", "MAE std", "R² log", "CRPS", "i
 """What fits beside the baselines on a terminal."""
 _NOTES: Final = (
     "tau: Kendall's tau-b of the prediction's median and the mean of the clean samples, within one LLM, averaged.",
-    "mean: the sampling mean where the predictor gives one, else the prediction's median. MAE, MSE and CRPS are in tokens.",
+    (
+        "mean: the sampling mean where the predictor gives one, else the prediction's median. MAE, MSE "
+        "and CRPS are in tokens."
+    ),
     "in 50 %, 90 %: share of single clean samples inside the central interval; its width is log(high / low).",
     "raw: degenerate samples in; everywhere else they are out.",
     "Noise ceiling: half of a prompt's samples against the other half, a single sample against the rest.",

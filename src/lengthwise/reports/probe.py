@@ -105,7 +105,10 @@ def _heatmaps(trained: Trained) -> Figure:
     ]
     both = (axis("truly remaining", type="category"), axis("predicted to remain", type="category"))
     layout = axes([both] * len(_HEATMAPS), columns=len(_HEATMAPS), titles=_HEATMAPS)
-    text = "The poster's figure: of the states with a true remaining length (columns), the share predicted to have each (rows)."
+    text = (
+        "The poster's figure: of the states with a true remaining length (columns), the share predicted "
+        "to have each (rows)."
+    )
     return Figure("True against predicted", text, data, layout, height=460)
 
 

@@ -137,7 +137,8 @@ def _notes(grid: Grid, *, gains: bool) -> list[str]:
     idle = [level for level in grid.levels if _is_idle(grid, level)]
     if idle:
         notes.append(
-            f"Hardly any request waits at load {', '.join(f'{level.load:.2f}' for level in idle)}, so the order cannot matter: "
+            f"Hardly any request waits at load {', '.join(f'{level.load:.2f}' for level in idle)}, so the "
+            "order cannot matter: "
             "raise the load or --requests, or lower --max-num-seqs."
         )
     taus = ((name, grid.tau(name)) for name in grid.predictions)

@@ -239,7 +239,10 @@ def _shown(grid: Grid) -> list[Cell]:
 
 def _where(grid: Grid) -> str:
     load = _shown(grid)[0].level.load
-    return f"{f'At load {load:.2f}' if math.isfinite(load) else 'All at once'}, predictions {predictor_label(next(iter(grid.predictions)))}."
+    return (
+        f"{f'At load {load:.2f}' if math.isfinite(load) else 'All at once'}, predictions "
+        f"{predictor_label(next(iter(grid.predictions)))}."
+    )
 
 
 def _line(grid: Grid, cell: Cell, place: int) -> dict[str, Any]:

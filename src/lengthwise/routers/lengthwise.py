@@ -143,7 +143,7 @@ def cheapest(
     return int(best)
 
 
-class Lengthwise(PrefixRouter):
+class LengthwiseRouter(PrefixRouter):
     """The engine where this job and the jobs there lose the least time.
 
     cost = first_token + urgency + decode + delay + eviction + overflow      (seconds; ties: the first engine)

@@ -6,7 +6,7 @@ No wall clock, no randomness of its own: the same inputs give the same outcome, 
 from lengthwise.simulator.capacity import Capacity, measure_capacity
 from lengthwise.simulator.catalogue import ENGINES, find_engine
 from lengthwise.simulator.cluster import simulate
-from lengthwise.simulator.costs import CostModel, Line, Piecewise, Roofline, StepCost
+from lengthwise.simulator.costs import CostModel, CostSegment, Piecewise, Roofline, StepCost
 from lengthwise.simulator.disaggregated import KvLink, Pools, simulate_disaggregated
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.metrics import Spread, Summary, summarise
@@ -18,12 +18,12 @@ __all__ = [
     "ENGINES",
     "Capacity",
     "CostModel",
+    "CostSegment",
     "EngineOutcome",
     "EngineSpec",
     "Fleet",
     "Handover",
     "KvLink",
-    "Line",
     "Outcome",
     "Piecewise",
     "Pools",

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from lengthwise.errors import InputError
-from lengthwise.simulator.costs import CostModel, Line, Piecewise, Roofline, StepCost
+from lengthwise.simulator.costs import CostModel, CostSegment, Piecewise, Roofline, StepCost
 from lengthwise.simulator.spec import EngineSpec
 
 _GIB: Final = 2**30
@@ -159,7 +159,7 @@ _FITTED: Final[Mapping[str, CostModel]] = {
     ),
     # Mistral-7B as Preble's simulator has it, FlashInfer kernels.
     "mistral-7b@a6000": Piecewise(
-        lines=(Line(0, 22.0), Line(192, -118.0, 1.25, -2.56e-3), Line(384, 4.209777, 0.10842571)),
+        lines=(CostSegment(0, 22.0), CostSegment(192, -118.0, 1.25, -2.56e-3), CostSegment(384, 4.209777, 0.10842571)),
         efficiency=0.9,
         attention_below=0.32,
         attention_constant=0.159,
@@ -168,7 +168,7 @@ _FITTED: Final[Mapping[str, CostModel]] = {
         long_terms=(0.0, 1.13e-3, 1.75e-3, 2.19e-6),
     ),
     "mistral-7b@a100": Piecewise(
-        lines=(Line(0, 8.96), Line(64, 10.5), Line(256, 5.505997, 0.05031337)),
+        lines=(CostSegment(0, 8.96), CostSegment(64, 10.5), CostSegment(256, 5.505997, 0.05031337)),
         efficiency=0.85,
         long_from=2**20,
         long_terms=(0.123864, -7.45e-4, 1.72e-3, 1.36e-6),

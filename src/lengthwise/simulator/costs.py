@@ -101,7 +101,7 @@ class Roofline(CostModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CostSegment:
     """constant + slope * T + square * T^2 milliseconds, from so many tokens T of a batch on."""
 
     since: float
@@ -123,7 +123,7 @@ class Piecewise(CostModel):
     e * s reaches `long_from`.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[CostSegment, ...]
     efficiency: float
     attention_below: float = 0.0
     attention_constant: float = 0.0

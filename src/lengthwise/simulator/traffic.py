@@ -31,7 +31,7 @@ _GENERATED, _CACHED, _ROUND, _PREEMPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgress:
     """The state of requests at one moment: when they reached their engine, tokens generated and cached, and so on."""
 
     rows: Rows
@@ -50,7 +50,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Jobs:
+class JobTable:
     """All requests as policies see them. With late predictions, `late` holds until `delay_s` after a request."""
 
     predicted: Table
@@ -60,7 +60,7 @@ class Jobs:
     @classmethod
     def of(
         cls, workload: Workload, predictions: RequestPredictions, *, delay_s: float = 0.0, generated: int = 0
-    ) -> Jobs:
+    ) -> JobTable:
         """Join the columns of workload and predictions. `generated`: answer tokens that already exist."""
         predicted = _table(workload, predictions)
         predicted[_GENERATED] = generated
@@ -79,7 +79,7 @@ class Jobs:
         """The same as JobColumns."""
         return tuple(JobColumns(*table) for table in self.tables)
 
-    def at(self, progress: Progress, now: float) -> JobColumns:
+    def at(self, progress: JobProgress, now: float) -> JobColumns:
         """Columns of some requests at a time, with the predictions that exist by then."""
         columns = progress.of(self.predicted)
         if self.late is not None:
@@ -117,7 +117,7 @@ class Traffic:
     """The requests of a workload, ready for engines; engines write to `requests`."""
 
     requests: Records
-    jobs: Jobs
+    jobs: JobTable
     hash_offsets: NDArray[np.int64]
     hashes: NDArray[np.uint64]
     predicted_length: NDArray[np.int32]
@@ -140,7 +140,7 @@ class Traffic:
         """
         n = len(workload)
         _check_sizes(workload)
-        jobs = Jobs.of(workload, predictions, delay_s=prediction_delay_s, generated=generated)
+        jobs = JobTable.of(workload, predictions, delay_s=prediction_delay_s, generated=generated)
         requests = np.zeros(n, REQUEST)
         requests["arrival"] = workload.arrival_s
         for time in ("started", "first_token", "finish"):

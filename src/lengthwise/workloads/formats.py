@@ -1,4 +1,6 @@
-"""Read and write workloads as Parquet, CSV, Mooncake JSON lines and ShareGPT; the format follows from ending and first bytes."""
+"""Read and write workloads as Parquet, CSV, Mooncake JSON lines and ShareGPT; the format follows from ending and
+first bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Synthetic workloads: discrete length distributions, shared system prompts, multi-turn sessions, the ReAct workload."""
+"""Synthetic workloads: discrete length distributions, shared system prompts, multi-turn sessions, the ReAct
+workload.
+"""
 
 from __future__ import annotations
 

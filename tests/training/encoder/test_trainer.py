@@ -12,7 +12,7 @@ from tests.training.encoder.tiny import torch
 
 from lengthwise.training.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST, TRAIN, Pack  # isort: skip
 from lengthwise.training.encoder.run import Prepared, prepare, train  # isort: skip
-from lengthwise.training.encoder.trainer import Task, Trainer  # isort: skip
+from lengthwise.training.encoder.trainer import TrainingTask, Trainer  # isort: skip
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from pathlib import Path
 def trainer(prepared: Prepared, folder: Path | None = None, **more: Any) -> Trainer:
     torch.manual_seed(0)
     learns, held_out = (np.flatnonzero(prepared.pack.part == part) for part in (TRAIN, HELD_OUT))
-    task = Task(prepared.pack, learns, held_out, edges=prepared.edges)
+    task = TrainingTask(prepared.pack, learns, held_out, edges=prepared.edges)
     return Trainer(prepared.network(), task, prepared.config, 0, "cpu", folder, **more)
 
 

@@ -44,7 +44,8 @@ class Bins:
     def after(self, tokens: int) -> Floats:
         """Return T^tokens: the distribution of each bin's mass (row) after `tokens` more tokens.
 
-        TRAIL (arXiv 2410.01035): with each token a bin of width w moves 1/w of its mass to the bin below; the lowest keeps all.
+        TRAIL (arXiv 2410.01035): with each token a bin of width w moves 1/w of its mass to the bin below; the lowest
+        keeps all.
         """
         return _after(self.edges, tokens)
 

@@ -30,7 +30,7 @@ from lengthwise.simulator.kernel import records as r
 from lengthwise.simulator.kernel.records import Record, Records
 from lengthwise.simulator.outcome import EngineOutcome, Timeline
 from lengthwise.simulator.spec import EngineSpec
-from lengthwise.simulator.traffic import Jobs, Progress, Traffic, block_ratio
+from lengthwise.simulator.traffic import JobProgress, JobTable, Traffic, block_ratio
 
 _log = logging.getLogger(__name__)
 _run, _cached_blocks = loop.run, memory.cached_blocks
@@ -89,7 +89,7 @@ class PolicyKeys:
     of the queue where they depend on it; a stage each before and after a late prediction.
     """
 
-    def __init__(self, policy: Policy, jobs: Jobs) -> None:
+    def __init__(self, policy: Policy, jobs: JobTable) -> None:
         self.policy = policy
         self.jobs = jobs
         self.changed = 0  # how often columns were reassigned to other levels
@@ -118,7 +118,7 @@ class PolicyKeys:
         for stage, jobs in enumerate(self.jobs.stages):
             self.keys[column, stage] = self.policy.keys(jobs, view, now)
 
-    def rekey(self, progress: Progress, view: QueueView, now: float) -> None:
+    def rekey(self, progress: JobProgress, view: QueueView, now: float) -> None:
         """Compute the keys of some requests again, in the only column."""
         if self.policy.rekey == "on_time":
             self.keys[0, :, progress.rows] = self.policy.keys(self.jobs.at(progress, now), view, now)[:, None]
@@ -314,12 +314,12 @@ class CompiledEngine:
                 rounds.finished(job)
         self._rounds_seen = int(self.record["n_events"])
 
-    def _waiting(self, rows: NDArray[np.integer] | int) -> Progress:
+    def _waiting(self, rows: NDArray[np.integer] | int) -> JobProgress:
         rows = np.atleast_1d(rows)
         requests = self._traffic.requests[rows]
         return _progress(rows, requests["generated"], requests)
 
-    def _running(self) -> Progress:
+    def _running(self) -> JobProgress:
         running = self._arrays["running"][: int(self.record["n_running"])]
         rows = running["row"]
         requests = self._traffic.requests[rows]
@@ -330,8 +330,8 @@ class CompiledEngine:
         self._use(**{full: np.resize(self._arrays[full], 2 * len(self._arrays[full]))})
 
 
-def _progress(rows: NDArray[np.integer], generated: NDArray[np.integer], requests: Records) -> Progress:
-    return Progress(
+def _progress(rows: NDArray[np.integer], generated: NDArray[np.integer], requests: Records) -> JobProgress:
+    return JobProgress(
         rows, requests["arrival"], generated, requests["cached"], requests["round"], requests["preemptions"]
     )
 

@@ -17,7 +17,7 @@ from lengthwise.training.encoder.data import SMOLLM2, load_samples, make_pack, m
 from lengthwise.training.encoder.ensemble import Member, soft_targets
 from lengthwise.training.encoder.network import LengthNetwork
 from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, UNLABELLED, bin_edges
-from lengthwise.training.encoder.trainer import Task, Trainer
+from lengthwise.training.encoder.trainer import Trainer, TrainingTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +108,7 @@ def _one(
     if soft is not None:
         learns |= pack.part == UNLABELLED
     unscored = (SMOLLM2,) if any(llm != SMOLLM2 for llm in pack.llms) else ()
-    task = Task(
+    task = TrainingTask(
         pack, np.flatnonzero(learns), np.flatnonzero(pack.part == HELD_OUT), soft, prepared.edges, unscored=unscored
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"

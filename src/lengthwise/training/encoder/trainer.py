@@ -144,7 +144,7 @@ def make_optimiser(network: LengthNetwork, config: TrainingConfig, *, fused: boo
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class TrainingTask:
     """Prompts to train on, prompts to evaluate on, and targets of a teacher, if any."""
 
     pack: Pack
@@ -163,7 +163,7 @@ class Trainer:
     """Trains a network. After `run` the network has the weights to keep."""
 
     network: LengthNetwork
-    task: Task
+    task: TrainingTask
     config: TrainingConfig
     seed: int = 0
     device: str = "cpu"

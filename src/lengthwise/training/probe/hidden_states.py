@@ -192,7 +192,7 @@ def _sampled(logits: Any, settings: AnswerSettings) -> Any:  # noqa: ANN401
 
 
 @dataclass(frozen=True)
-class Summary:
+class CollectionSummary:
     """Counts of a collection, the share of capped answers and the mean length."""
 
     answers: int
@@ -208,7 +208,7 @@ def collect_states(
     settings: AnswerSettings,
     held_out: float,
     report: Callable[[str, float], None],
-) -> Summary:
+) -> CollectionSummary:
     """Answer every prompt once, and write states.npz and prompts.parquet into a new folder."""
     if not prompts:
         raise InputError("there are no prompts", source="--prompts")
@@ -235,7 +235,7 @@ def collect_states(
     pq.write_table(pa.table(table), out / "prompts.parquet", compression="zstd")
     np.savez_compressed(out / "states.npz", allow_pickle=False, **columns)
     lengths, capped = list(collected.length.values()), list(collected.capped.values())
-    return Summary(len(prompts), len(columns["pid"]), float(np.mean(capped)), float(np.mean(lengths)))
+    return CollectionSummary(len(prompts), len(columns["pid"]), float(np.mean(capped)), float(np.mean(lengths)))
 
 
 def hash_fraction(key: str) -> float:
