@@ -52,7 +52,7 @@ def test_what_is_missing_is_told_and_is_exit_code_1(prompts: str, tmp_path: Path
     assert result.exit_code == 1
     assert "3 of 4 answers of small" in result.stdout
     assert "failed: 1 http_400\nhttp_400: no such thing\n" in result.stdout
-    assert "goes on from" in result.stdout
+    assert "resumes from" in result.stdout
 
 
 def test_ctrl_c_keeps_what_came(prompts: str, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_an_endpoint_is_probed_and_its_limits_kept(tmp_path: Path) -> None:
         asked = ["engine", "fit", "--url", f"{url}/v1", "-o", str(out), "--max-num-seqs", "2", "--longest", "64"]
         result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
-    assert f"as a client of {url} saw them" in out.read_text()
+    assert f"measured by a client of {url}" in out.read_text()
     (spec,) = Fleet.parse(str(out)).engines
     assert (spec.kv_tokens, spec.max_num_seqs, spec.max_model_len) == (363 * 128, 2, 512)
 

@@ -1,4 +1,4 @@
-"""Collecting asks every prompt as often as it should, loses nothing, and never takes a cut answer for a whole one."""
+"""A collection requests every sample of every prompt, loses none, and marks answers that were cut off."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from lengthwise.engines.collect import (
     Journal,
     Prompt,
     collect,
+    error_message,
     read_answer,
     request_body,
-    told_why,
 )
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples
@@ -75,7 +75,7 @@ def gather(url: str, out: Path, prompts: list[Prompt] = PROMPTS, **options: Any)
     return report
 
 
-def test_every_prompt_is_asked_n_times_each_with_its_own_seed(tmp_path: Path) -> None:
+def test_every_prompt_is_sent_n_times_with_distinct_seeds(tmp_path: Path) -> None:
     llm, out = Llm(), tmp_path / "lengths.parquet"
     with served(llm.app()) as url:
         report = gather(url, out, temperature=0.7, top_p=0.9)
@@ -106,13 +106,13 @@ def test_answers_cut_by_max_tokens_are_marked_as_censored(tmp_path: Path) -> Non
     with served(Llm().app()) as url:
         whole, cut = gather(url, tmp_path / "whole"), gather(url, tmp_path / "cut", max_tokens=10)
     lengths = LengthSamples.read(tmp_path / "whole").lengths_matrix()
-    told = LengthSamples.read(tmp_path / "cut")
-    assert told.lengths_matrix().tolist() == lengths.clip(max=10).tolist()
-    assert told.capped_matrix().tolist() == (lengths > 10).tolist()
+    samples = LengthSamples.read(tmp_path / "cut")
+    assert samples.lengths_matrix().tolist() == lengths.clip(max=10).tolist()
+    assert samples.capped_matrix().tolist() == (lengths > 10).tolist()
     assert (whole.capped, cut.capped) == (0, int((lengths > 10).sum()))
 
 
-def test_what_fails_in_passing_is_asked_again(tmp_path: Path) -> None:
+def test_transient_failures_are_retried(tmp_path: Path) -> None:
     llm = Llm(fault=lambda n: JSONResponse({}, 503) if n % 3 == 0 else None)
     with served(llm.app()) as url:
         report = gather(url, tmp_path / "out", retries=6)
@@ -120,7 +120,7 @@ def test_what_fails_in_passing_is_asked_again(tmp_path: Path) -> None:
     assert len(llm.bodies) > 12
 
 
-def test_errors_are_counted_by_kind_and_the_next_run_asks_only_what_is_missing(tmp_path: Path) -> None:
+def test_errors_are_counted_by_kind_and_the_next_run_requests_only_missing_answers(tmp_path: Path) -> None:
     out = tmp_path / "out"
     bad = {2: JSONResponse({"error": "no"}, 400), 5: PlainTextResponse("oops"), 9: JSONResponse({"choices": []})}
     first, second = Llm(fault=bad.get), Llm()
@@ -136,15 +136,15 @@ def test_errors_are_counted_by_kind_and_the_next_run_asks_only_what_is_missing(t
     assert LengthSamples.read(out).table.equals(LengthSamples.read(tmp_path / "at once").table)
 
 
-def test_what_the_endpoint_says_of_an_error_is_kept(tmp_path: Path) -> None:
+def test_the_endpoints_error_message_is_reported(tmp_path: Path) -> None:
     too_long = JSONResponse({"error": {"message": "the prompt is\n too long", "code": 400}}, 400)
     with served(Llm(fault=lambda n: too_long if n < 3 else None).app()) as url:
         report = gather(url, tmp_path / "out", at_once=1)
-    assert (dict(report.errors), report.said) == ({"http_400": 2}, {"http_400": "the prompt is too long"})
+    assert (dict(report.errors), report.messages) == ({"http_400": 2}, {"http_400": "the prompt is too long"})
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b'{"error": {"message": "too  long"}}', "too long"),
         (b'{"object": "error", "message": "older vLLM"}', "older vLLM"),
@@ -155,11 +155,11 @@ def test_what_the_endpoint_says_of_an_error_is_kept(tmp_path: Path) -> None:
         (b"", ""),
     ],
 )
-def test_an_error_is_read_in_whatever_shape_it_comes(data: bytes, said: str) -> None:
-    assert told_why(data) == said
+def test_error_messages_are_read_from_every_known_format(data: bytes, message: str) -> None:
+    assert error_message(data) == message
 
 
-def test_a_suffix_is_asked_and_kept_with_the_prompt(tmp_path: Path) -> None:
+def test_a_suffix_is_sent_and_stored_with_the_prompt(tmp_path: Path) -> None:
     llm = Llm()
     with served(llm.app()) as url:
         gather(url, tmp_path / "out", suffix="Think.", repetition_penalty=1.1)
@@ -169,7 +169,7 @@ def test_a_suffix_is_asked_and_kept_with_the_prompt(tmp_path: Path) -> None:
     assert {body["repetition_penalty"] for body in llm.bodies} == {1.1}
 
 
-def test_a_penalty_is_sent_and_kept_in_mind_only_where_it_is_given(tmp_path: Path) -> None:
+def test_a_penalty_is_sent_and_recorded_only_if_given(tmp_path: Path) -> None:
     llm = Llm()
     with served(llm.app()) as url:
         gather(url, tmp_path / "out", frequency_penalty=0.4)
@@ -181,7 +181,7 @@ def test_a_penalty_is_sent_and_kept_in_mind_only_where_it_is_given(tmp_path: Pat
     assert CollectPlan("http://h", tmp_path / "x", frequency_penalty=0.4).settings("m")["frequency_penalty"] == 0.4
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     async def stopped(url: str) -> CollectReport:
@@ -208,7 +208,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(LengthSamples.read(out)) == 4
 
 
-def test_a_journal_of_other_settings_is_not_mixed_in(tmp_path: Path) -> None:
+def test_a_journal_of_other_settings_is_refused(tmp_path: Path) -> None:
     with served(Llm(fault=lambda _: JSONResponse({}, 400)).app()) as url:
         gather(url, tmp_path / "out")
         with pytest.raises(InputError, match=r"other settings \(temperature None, now 1.0\)"):
@@ -217,7 +217,7 @@ def test_a_journal_of_other_settings_is_not_mixed_in(tmp_path: Path) -> None:
             gather(url, tmp_path / "out", suffix="Think.")
 
 
-def test_more_samples_may_be_asked_for_later(tmp_path: Path) -> None:
+def test_a_later_run_may_request_more_samples(tmp_path: Path) -> None:
     plan = CollectPlan("http://h", tmp_path / "out")
     with Journal(plan.journal, plan.settings("small")) as journal:
         journal.add(Answer(PROMPTS[0].key, 0, 11, False, 7))
@@ -228,7 +228,7 @@ def test_more_samples_may_be_asked_for_later(tmp_path: Path) -> None:
     assert LengthSamples.read(tmp_path / "out").lengths_matrix()[0, 0] == 11
 
 
-def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_no_journal_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "out.partial"
     for content in ("my notes\n", '{"a": 1}\n[2]\n'):
         path.write_text(content)
@@ -237,7 +237,7 @@ def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path) -> None:
         assert path.read_text() == content
 
 
-def test_it_gives_up_when_nobody_answers_any_more(tmp_path: Path) -> None:
+def test_it_gives_up_after_many_consecutive_failures(tmp_path: Path) -> None:
     many = [Prompt("tea", str(n), "x") for n in range(200)]
     llm = Llm(fault=lambda n: None if n <= 30 else JSONResponse({}, 500))
     with served(llm.app()) as url:
@@ -247,7 +247,7 @@ def test_it_gives_up_when_nobody_answers_any_more(tmp_path: Path) -> None:
     assert sum(report.errors.values()) < 70
 
 
-def test_an_engine_that_breaks_off_is_counted(tmp_path: Path) -> None:
+def test_broken_connections_are_counted(tmp_path: Path) -> None:
     with RawEngine(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{") as engine:
         engine.models = b'{"data": [{"id": "m"}]}'
         report = gather(engine.url, tmp_path / "out", retries=1)
@@ -265,30 +265,30 @@ def test_an_engine_that_breaks_off_is_counted(tmp_path: Path) -> None:
         (b'{"choices": [{"finish_reason": "x"}], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}', "ended_by_x"),
     ],
 )
-def test_an_answer_without_a_length_is_an_error_of_its_kind(data: bytes, kind: str) -> None:
+def test_an_answer_without_a_length_is_an_error(data: bytes, kind: str) -> None:
     assert read_answer(data, PROMPTS[0], 0) == kind
 
 
-def test_what_is_not_given_is_left_to_the_endpoint(tmp_path: Path) -> None:
+def test_settings_that_are_not_given_are_not_sent(tmp_path: Path) -> None:
     body = json.loads(request_body(PROMPTS[0], 0, "m", CollectPlan("http://h", tmp_path / "x")))
     assert set(body) == {"model", "messages", "max_tokens", "seed"}
     assert 0 <= body["seed"] < 2**31
 
 
 @pytest.mark.parametrize("what", ["dead", "there", "folder", "twice", "none"])
-def test_what_cannot_work_is_told_before_anything_is_asked(tmp_path: Path, what: str) -> None:
-    out, prompts, url, told = tmp_path / "out", PROMPTS, "http://127.0.0.1:1", ""
+def test_invalid_input_is_reported_before_any_request(tmp_path: Path, what: str) -> None:
+    out, prompts, url, problem = tmp_path / "out", PROMPTS, "http://127.0.0.1:1", ""
     if what == "dead":
-        url, told = f"http://127.0.0.1:{free_port()}", "cannot be reached"
+        url, problem = f"http://127.0.0.1:{free_port()}", "cannot be reached"
     elif what == "there":
         out.write_text("")
-        told = "is there already"
+        problem = "exists and is complete"
     elif what == "folder":
-        out, told = tmp_path / "no" / "out", "its folder does not exist"
+        out, problem = tmp_path / "no" / "out", "its folder does not exist"
     elif what == "twice":
-        prompts, told = PROMPTS * 2, "prompt_id 0 of tea is there twice"
+        prompts, problem = PROMPTS * 2, "prompt_id 0 of tea occurs twice"
     else:
-        prompts, told = [], "there are no prompts"
-    with pytest.raises(InputError, match=told):
+        prompts, problem = [], "there are no prompts"
+    with pytest.raises(InputError, match=problem):
         gather(url, out, prompts)
     assert not (tmp_path / "out.partial").exists()

@@ -1,4 +1,4 @@
-"""`lengthwise collect`: the answer lengths of a served LLM, as length samples."""
+"""`lengthwise collect`: collect the answer lengths of a served LLM as length samples."""
 
 from __future__ import annotations
 
@@ -20,41 +20,43 @@ if TYPE_CHECKING:
 
 
 def collect(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The Parquet file of length samples to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Parquet file of length samples to write.")],
     url: Annotated[str, typer.Option(help="The endpoint.")] = "http://127.0.0.1:8000",
     prompts: Annotated[
         str,
-        typer.Option(help="`castillo`, length samples (.parquet), JSON lines with a `prompt` each, or a line each."),
+        typer.Option(
+            help="`castillo`, length samples (.parquet), JSON lines with `prompt`, or a text file, one per line."
+        ),
     ] = "castillo",
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 10,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
-    model: Annotated[str | None, typer.Option(help="By default the first that the endpoint serves.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="By default the endpoint's own.")] = None,
-    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="By default the endpoint's own.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name [default: the first that is served].")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="[default: the endpoint's].")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="[default: the endpoint's].")] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(min=0.01, help="Above 1 against loops; vLLM and SGLang know it.")
+        float | None, typer.Option(min=0.01, help="Above 1 it prevents loops; an extension of vLLM and SGLang.")
     ] = None,
     frequency_penalty: Annotated[
-        float | None, typer.Option(help="Above 0 against loops; counts the answer's own tokens only.")
+        float | None, typer.Option(help="Above 0 it prevents loops; counts the answer's tokens only.")
     ] = None,
-    suffix: Annotated[str, typer.Option(help='Put after each prompt, such as "Think step by step."')] = "",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longer answers are cut, and marked as such.")] = 1024,
-    at_once: Annotated[int, typer.Option(min=1, help="Requests on the way at once.")] = 16,
-    seed: Annotated[int, typer.Option(help="Each answer's own seed comes from it.")] = 0,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds an answer may take.")] = 600.0,
+    suffix: Annotated[str, typer.Option(help='Appended to each prompt, such as "Think step by step."')] = "",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longer answers are cut and marked as such.")] = 1024,
+    at_once: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 16,
+    seed: Annotated[int, typer.Option(help="The seed of each answer is derived from it.")] = 0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds without data before a request fails.")] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Ask a served LLM every prompt several times, and keep how long its answers were.
+    """Send every prompt to a served LLM several times and write the lengths of its answers.
 
-    Answers are kept as they come, in OUT.partial: stopped or failed, the same command goes on where it was. Exit code
-    1 where answers are missing at the end, 130 after Ctrl-C.
+    Answers are saved to OUT.partial as they arrive: after an interruption the same command resumes. Exit code 1 if
+    answers are missing at the end, 130 after Ctrl-C.
 
     Example: `lengthwise collect --url http://127.0.0.1:8000 --prompts castillo --samples 10 -o lengths.parquet`
     """
     # HTTP takes half a second to import, which the other commands need not pay.
     from lengthwise.engines.collect import CollectPlan, CollectReport
 
-    asked = read_prompts(prompts)[:limit]
+    selected = read_prompts(prompts)[:limit]
     plan = CollectPlan(
         url=url,
         out=out,
@@ -70,8 +72,8 @@ def collect(
         at_once=at_once,
         timeout_s=timeout,
     )
-    report = CollectReport(prompts=len(asked), samples=samples)
-    _run(asked, plan, report)
+    report = CollectReport(prompts=len(selected), samples=samples)
+    _run(selected, plan, report)
     _show(report, plan, as_json=as_json)
     if report.interrupted:
         raise typer.Exit(130)
@@ -80,7 +82,7 @@ def collect(
 
 
 def read_prompts(source: str) -> list[Prompt]:
-    """Prompts by the name `castillo` or from a file, each once."""
+    """Read the distinct prompts of `castillo` or of a file."""
     from lengthwise.engines.collect import Prompt
 
     path = Path(source)
@@ -107,7 +109,9 @@ def _of_samples(samples: LengthSamples) -> list[Prompt]:
     found: dict[str, Prompt] = {}
     for row, (corpus, prompt_id, text, split) in enumerate(rows, start=1):
         if text is None:
-            raise InputError("has no value", source=samples.origin, row=row, field="prompt", hint="the text to ask")
+            raise InputError(
+                "has no value", source=samples.origin, row=row, field="prompt", hint="give the text of the prompt"
+            )
         prompt = Prompt(corpus, prompt_id, text, split)
         found.setdefault(prompt.key, prompt)
     return list(found.values())
@@ -140,7 +144,7 @@ def _run(prompts: Sequence[Prompt], plan: CollectPlan, report: CollectReport) ->
 
 
 def facts(report: CollectReport, plan: CollectPlan) -> dict[str, Any]:
-    """What there is to say about a collection, ready for JSON."""
+    """Return the facts about a collection, ready for JSON."""
     return {
         "model": report.model,
         "prompts": report.prompts,
@@ -150,7 +154,7 @@ def facts(report: CollectReport, plan: CollectPlan) -> dict[str, Any]:
         "resumed": report.resumed,
         "capped": report.capped,
         "errors": dict(sorted(report.errors.items())),
-        "said": {kind: said for kind, said in sorted(report.said.items()) if kind in report.errors},
+        "said": {kind: text for kind, text in sorted(report.messages.items()) if kind in report.errors},
         "interrupted": report.interrupted,
         "gave_up": report.gave_up,
         "out": str(plan.out) if report.whole_prompts else None,
@@ -158,22 +162,22 @@ def facts(report: CollectReport, plan: CollectPlan) -> dict[str, Any]:
 
 
 def _show(report: CollectReport, plan: CollectPlan, *, as_json: bool) -> None:
-    told = facts(report, plan)
+    summary = facts(report, plan)
     if as_json:
-        typer.echo(to_json(told))
+        typer.echo(to_json(summary))
         return
     cut = f", {report.capped:,} cut off at {plan.max_tokens:,} tokens or the context's end" if report.capped else ""
     typer.echo(f"{len(report.answers):,} of {report.wanted:,} answers of {report.model}{cut}")
     if report.resumed:
-        typer.echo(f"{report.resumed:,} of them were there from before")
+        typer.echo(f"{report.resumed:,} of them are from earlier runs")
     if report.errors:
         typer.echo("failed: " + ", ".join(f"{n:,} {kind}" for kind, n in sorted(report.errors.items())))
-    for kind, said in told["said"].items():
-        if said:
-            typer.echo(f"{kind}: {said}")
+    for kind, message in summary["said"].items():
+        if message:
+            typer.echo(f"{kind}: {message}")
     if report.gave_up:
         typer.echo("gave up: too many failures in a row")
     if report.whole_prompts:
         typer.echo(f"{report.whole_prompts:,} of {report.prompts:,} prompts have all their samples: {plan.out}")
     if report.whole_prompts < report.prompts:
-        typer.echo(f"the same command goes on from {plan.journal}")
+        typer.echo(f"the same command resumes from {plan.journal}")

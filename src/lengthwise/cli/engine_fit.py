@@ -1,4 +1,4 @@
-"""`lengthwise engine fit`: a cost model from an engine's own steps."""
+"""`lengthwise engine fit`: fit a cost model to an engine's steps."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ if TYPE_CHECKING:
     from lengthwise.engines.fit import FittedCost, StepTimes
     from lengthwise.engines.steps import EngineFacts
 
-Url = Annotated[str | None, typer.Option("--url", help="Probe this OpenAI endpoint, which must be idle otherwise.")]
+Url = Annotated[str | None, typer.Option("--url", help="Probe this OpenAI endpoint; it must be otherwise idle.")]
 Steps = Annotated[
-    Path | None, typer.Option("--steps", help="Fit a log of steps (docs/guides/engine.md): better, where there is one.")
+    Path | None, typer.Option("--steps", help="Fit a step log (docs/guides/engine.md): more accurate than probing.")
 ]
-Model = Annotated[str | None, typer.Option("--model", help="Of those that the endpoint serves; else its first.")]
-Kv = Annotated[int | None, typer.Option("--kv-tokens", min=1, help="KV memory of an endpoint that does not tell.")]
+Model = Annotated[str | None, typer.Option("--model", help="Model name [default: the first that is served].")]
+Kv = Annotated[
+    int | None, typer.Option("--kv-tokens", min=1, help="KV memory in tokens, if the endpoint does not report it.")
+]
 Batched = Annotated[
-    int | None, typer.Option("--max-batched-tokens", min=1, help="Tokens that the endpoint computes in a step.")
+    int | None, typer.Option("--max-batched-tokens", min=1, help="Tokens that the endpoint computes per step.")
 ]
-Seqs = Annotated[int | None, typer.Option("--max-num-seqs", min=1, help="Requests that run at once inside the engine.")]
-Longest = Annotated[int, typer.Option(min=64, help="Tokens of the longest prompt that is sent to probe.")]
+Seqs = Annotated[int | None, typer.Option("--max-num-seqs", min=1, help="Requests that run at once in the engine.")]
+Longest = Annotated[int, typer.Option(min=64, help="Tokens of the longest probe prompt.")]
 
 
 def fit(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The engine's file to write (YAML).")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Engine file to write (YAML).")],
     url: Url = None,
     steps: Steps = None,
     model: Model = None,
@@ -42,10 +44,10 @@ def fit(
     kv_tokens: Kv = None,
     longest: Longest = 1024,
 ) -> None:
-    """Fit a cost model to an engine and write it as an engine's file for the simulator.
+    """Fit a cost model to an engine and write it as an engine file for the simulator.
 
-    From a log of steps that the plug-in wrote (--steps), or by probing an endpoint over HTTP (--url). With neither, the
-    embedded engine is started, probed, and fitted to its own log: about two minutes on a CPU.
+    The steps come from a log that the plug-in wrote (--steps) or from probing an endpoint over HTTP (--url). With
+    neither, the embedded engine is started, probed, and fitted to its step log: about two minutes on a CPU.
 
     Example: `lengthwise engine fit -o engine.yaml && lengthwise simulate castillo --load 0.9 --fleet engine.yaml`
     """
@@ -55,19 +57,19 @@ def fit(
         raise InputError("both --url and --steps", hint="give one of them, or neither for the embedded engine")
     if steps is not None:
         times, facts = _logged(steps)
-        said = f"{len(times):,} steps of {facts.model} on {facts.engine}, from {steps.name}"
+        origin = f"{len(times):,} steps of {facts.model} on {facts.engine}, from {steps.name}"
     elif url is not None:
         times, facts = _probed(url, model, max_num_seqs, max_batched_tokens, kv_tokens, longest)
-        said = f"{len(times):,} steps of {facts.model}, as a client of {facts.engine} saw them"
+        origin = f"{len(times):,} steps of {facts.model}, measured by a client of {facts.engine}"
     else:
         times, facts = _embedded(max_num_seqs or 16, longest)
-        said = f"{len(times):,} steps of {facts.model} on the embedded engine, {facts.engine}"
+        origin = f"{len(times):,} steps of {facts.model} on the embedded engine, {facts.engine}"
     fitted = fit_cost(times)
     every = fitted.shares[0]
     errors = f"error of a step {100 * every.median_error:.1f} % (median), {100 * every.p90_error:.1f} % (p90)"
     spec = engine_spec(out.stem, fitted.cost, facts)
-    write_fitted(out, spec, f"Fitted by `lengthwise engine fit` on {said};\n{errors}.")
-    _show(fitted, said, out)
+    write_fitted(out, spec, f"Fitted by `lengthwise engine fit` on {origin};\n{errors}.")
+    _show(fitted, origin, out)
 
 
 def _logged(path: Path) -> tuple[StepTimes, EngineFacts]:
@@ -114,7 +116,7 @@ def _run(plan: ProbePlan) -> StepTimes:
         return asyncio.run(probe(plan, lambda share: bar("probing", share)))
 
 
-def _show(fitted: FittedCost, said: str, out: Path) -> None:
+def _show(fitted: FittedCost, origin: str, out: Path) -> None:
     coefficients = [[name, f"{1e3 * value:.6g}"] for name, value in asdict(fitted.cost).items()]
     errors = [
         [
@@ -127,13 +129,13 @@ def _show(fitted: FittedCost, said: str, out: Path) -> None:
         for share in fitted.shares
     ]
     notes = [
-        f"{said}; written to {out}",
-        f"median and p90 are of the fit to steps that did not stall; it was then raised by {fitted.raised - 1:.1%},",
-        "so that all steps together take as long as they did",
+        f"{origin}; written to {out}",
+        f"median and p90 errors are of the robust fit; all coefficients were then raised by {fitted.raised - 1:.1%},",
+        "so that the total time of all steps matches, stalls included",
     ]
     print_tables(
         [
             Table("a step takes, milliseconds", ["coefficient", "fitted"], coefficients),
-            Table("errors", ["steps", "seen", "seconds", "median", "p90", "of their sum"], errors, notes),
+            Table("errors", ["steps", "count", "seconds", "median", "p90", "total"], errors, notes),
         ]
     )

@@ -1,4 +1,4 @@
-"""`lengthwise replay`: a workload as open-loop load on an OpenAI endpoint, and what its clients saw."""
+"""`lengthwise replay`: send a workload to an OpenAI endpoint as open-loop load and measure latency."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 def replay(
-    source: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A workload file, or a trace by its name.")],
+    source: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A workload file or the name of a trace.")],
     url: Annotated[str, typer.Option(help="The endpoint.")] = "http://127.0.0.1:8080",
-    speed: Annotated[float, typer.Option(help="2 sends twice as fast as the workload's own arrivals.")] = 1.0,
+    speed: Annotated[float, typer.Option(help="2 sends twice as fast as the workload's arrivals.")] = 1.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N requests.")] = None,
     free: Annotated[
-        bool, typer.Option("--free", help="Let answers end where they will, not at the workload's length.")
+        bool, typer.Option("--free", help="Let the LLM end its answers instead of forcing the workload's lengths.")
     ] = False,
     hints: Annotated[
-        Literal["none", "oracle"], typer.Option(help="oracle: tell each true length to the endpoint.")
+        Literal["none", "oracle"], typer.Option(help="oracle: send each request's true length as a hint.")
     ] = "none",
-    model: Annotated[str | None, typer.Option(help="By default the first that the endpoint serves.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds an answer may be silent.")] = 600.0,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write one row per request here, as Parquet.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name [default: the first that is served].")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds without data before a request fails.")] = 600.0,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write one row per request (Parquet).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Send a workload to an OpenAI endpoint in real time, and measure what its clients see.
+    """Send a workload to an OpenAI endpoint in real time and measure the latency that its clients see.
 
-    Each request is sent when it is due, whether or not the earlier ones are answered. Lengths are forced by
-    max_tokens and ignore_eos, unless --free. Ctrl-C prints what was measured so far.
+    Each request is sent at its arrival time, whether or not earlier ones have finished. Lengths are forced by
+    max_tokens and ignore_eos, unless --free. Ctrl-C prints the measurements so far.
 
     Example: `lengthwise replay w.parquet --url http://127.0.0.1:8080 --json`
     """
@@ -75,51 +75,51 @@ def _run(workload: Workload, report: LoadReport) -> None:
 
 
 def facts(report: LoadReport) -> dict[str, Any]:
-    """What there is to say about a replay, ready for JSON."""
-    told = report.summary()
+    """Return the facts about a replay, ready for JSON."""
+    summary = report.summary()
     return {
         "url": report.plan.url,
         "model": report.model,
         "requests": report.requests,
         "sent": len(report.samples),
-        "served": told.requests,
+        "served": summary.requests,
         "errors": report.errors,
         "lengths_differ": None if report.plan.free else report.lengths_differ,
         "interrupted": report.interrupted,
         "late_s": report.late_s,
-        "makespan_s": told.makespan_s,
-        "requests_per_s": told.requests_per_s,
-        "output_tokens_per_s": told.output_tokens_per_s,
-        "ttft_s": told.ttft_s,
-        "tpot_s": told.tpot_s,
-        "e2e_s": told.e2e_s,
-        "per_token_s": told.per_token_s,
+        "makespan_s": summary.makespan_s,
+        "requests_per_s": summary.requests_per_s,
+        "output_tokens_per_s": summary.output_tokens_per_s,
+        "ttft_s": summary.ttft_s,
+        "tpot_s": summary.tpot_s,
+        "e2e_s": summary.e2e_s,
+        "per_token_s": summary.per_token_s,
     }
 
 
 def _show(report: LoadReport, *, as_json: bool) -> None:
-    told = facts(report)
+    found = facts(report)
     if as_json:
-        typer.echo(to_json(told))
+        typer.echo(to_json(found))
         return
     rows = [
         [name, *(f"{value:.4g}" for value in (s.mean, s.p50, s.p90, s.p99))]
         for name, s in (
-            ("TTFT", told["ttft_s"]),
-            ("TPOT", told["tpot_s"]),
-            ("E2E", told["e2e_s"]),
-            ("per token", told["per_token_s"]),
+            ("TTFT", found["ttft_s"]),
+            ("TPOT", found["tpot_s"]),
+            ("E2E", found["e2e_s"]),
+            ("per token", found["per_token_s"]),
         )
     ]
-    rates = f"{told['requests_per_s']:.3g} requests/s, {told['output_tokens_per_s']:.4g} output tokens/s"
+    rates = f"{found['requests_per_s']:.3g} requests/s, {found['output_tokens_per_s']:.4g} output tokens/s"
     notes = [
-        f"{told['served']:,} of {told['requests']:,} served in {told['makespan_s']:.1f} s by {told['model']}",
+        f"{found['served']:,} of {found['requests']:,} served in {found['makespan_s']:.1f} s by {found['model']}",
         rates,
     ]
     if report.errors:
         notes.append("failed: " + ", ".join(f"{n:,} {kind}" for kind, n in report.errors.items()))
-    if told["lengths_differ"]:
-        notes.append(f"{told['lengths_differ']:,} answers did not have the length they were asked to have")
+    if found["lengths_differ"]:
+        notes.append(f"{found['lengths_differ']:,} answers do not have the requested length")
     if report.interrupted:
-        notes.append(f"stopped after {told['sent']:,} were sent; those still running are not counted")
+        notes.append(f"stopped after {found['sent']:,} were sent; unfinished requests are not counted")
     print_tables([Table("seconds", ["", "mean", "p50", "p90", "p99"], rows, notes)])

@@ -27,7 +27,7 @@ from lengthwise.workloads.files import atomic_path
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer: to which prompt, the how-manieth, and how long it was."""
+    """One answer: the key of its prompt, its sample number, and its length; `capped` if it was cut off."""
 
     prompt: str
     sample: int
@@ -37,9 +37,9 @@ class Answer:
 
 
 class Journal:
-    """Open for more answers inside `with`; what an earlier run with the same settings left is in `answers`.
+    """A file of answers, open for appending inside `with`; `answers` holds those of earlier runs with these settings.
 
-    A last line cut short by a crash is forgotten.
+    An incomplete last line, as a crash leaves it, is dropped.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
@@ -52,15 +52,15 @@ class Journal:
         header, found = self._read()
         if header is not None and header != self._settings:
             raise InputError(
-                f"was begun with other settings ({_difference(header, self._settings)})",
+                f"was written with other settings ({_difference(header, self._settings)})",
                 source=self._path,
-                hint="ask for the same again, or remove it to begin afresh",
+                hint="use the same settings, or remove it to start over",
             )
         self.answers = {(answer.prompt, answer.sample): answer for answer in found}
-        # Written anew, since a line that was cut short must not run into the next.
-        with atomic_path(self._path) as fresh:
+        # The file is rewritten, so that the next line does not continue an incomplete one.
+        with atomic_path(self._path) as temporary:
             lines = [self._settings, *map(asdict, found)]
-            fresh.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         self._stream = self._path.open("a", encoding="utf-8")
         return self
 
@@ -70,9 +70,9 @@ class Journal:
             self._stream = None
 
     def add(self, answer: Answer) -> None:
-        """Keep one more, at once."""
+        """Append an answer and flush."""
         if self._stream is None:
-            raise RuntimeError("a Journal is written inside `with`")
+            raise RuntimeError("a Journal is open inside `with` only")
         self._stream.write(json.dumps(asdict(answer)) + "\n")
         self._stream.flush()
 
@@ -80,28 +80,27 @@ class Journal:
         if not self._path.is_file():
             return None, []
         try:
-            pieces = self._path.read_text(encoding="utf-8").split("\n")[:-1]
-            lines = [json.loads(piece) for piece in pieces]
+            lines = [json.loads(line) for line in self._path.read_text(encoding="utf-8").split("\n")[:-1]]
             return (lines[0], [Answer(**line) for line in lines[1:]]) if lines else (None, [])
         except (ValueError, TypeError) as error:
             raise InputError("is not a journal of answers", source=self._path, hint="remove it") from error
 
 
-def _difference(begun: Any, wanted: dict[str, Any]) -> str:  # noqa: ANN401  (whatever the file holds)
-    if not isinstance(begun, dict):
+def _difference(header: Any, settings: dict[str, Any]) -> str:  # noqa: ANN401  (any JSON value)
+    if not isinstance(header, dict):
         return "no header"
-    return ", ".join(f"{key} {begun.get(key)!r}, now {now!r}" for key, now in wanted.items() if begun.get(key) != now)
+    changed = {key: now for key, now in settings.items() if header.get(key) != now}
+    return ", ".join(f"{key} {header.get(key)!r}, now {now!r}" for key, now in changed.items())
 
 
 _RETRY_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504})
-_GIVE_UP_AFTER: Final = 50  # failures without one answer between them: nobody is there any more
-
-_SAID_AT_MOST: Final = 200  # characters of an endpoint's complaint
+_GIVE_UP_AFTER: Final = 50  # consecutive failures: the endpoint is taken to be down
+_MESSAGE_CHARACTERS: Final = 200  # of an endpoint's error message
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What to ask, and where it comes from."""
+    """A prompt and its source."""
 
     corpus: str
     prompt_id: str
@@ -110,28 +109,28 @@ class Prompt:
 
     @property
     def key(self) -> str:
-        """Its name in the journal."""
+        """Identifies the prompt in the journal."""
         return f"{self.corpus}\n{self.prompt_id}"
 
 
 @dataclass(frozen=True)
 class CollectPlan:
-    """How to ask."""
+    """The endpoint, the sampling settings of its answers, and the limits of a collection."""
 
     url: str
     out: Path
     model: str | None = None
-    """None: the first that the endpoint serves."""
+    """None: the first model that the endpoint serves."""
     samples: int = 10
     temperature: float | None = None
-    """None: the endpoint's own default."""
+    """None: the endpoint's default."""
     top_p: float | None = None
     repetition_penalty: float | None = None
-    """Above 1 it keeps small LLMs out of loops; an extension of vLLM and SGLang, so it is only sent where given."""
+    """Above 1 it keeps small LLMs out of loops. An extension of vLLM and SGLang, so it is sent only if given."""
     frequency_penalty: float | None = None
-    """Above 0 likewise; of the answer's own tokens only."""
+    """Above 0 it does the same, and counts the tokens of the answer only."""
     suffix: str = ""
-    """Put after each prompt, a blank line between."""
+    """Appended to each prompt after a blank line."""
     max_tokens: int = 1024
     seed: int = 0
     at_once: int = 16
@@ -141,24 +140,24 @@ class CollectPlan:
 
     @property
     def journal(self) -> Path:
-        """Where answers go as they come."""
+        """The file that answers are appended to as they arrive."""
         return self.out.with_name(self.out.name + ".partial")
 
     def settings(self, model: str) -> dict[str, Any]:
-        """What a journal must agree in to be gone on with; more samples per prompt may be asked for."""
-        asked = {"temperature": self.temperature, "top_p": self.top_p, "repetition_penalty": self.repetition_penalty}
-        if self.frequency_penalty is not None:  # an option that came later: a journal without it can be gone on with
-            asked["frequency_penalty"] = self.frequency_penalty
-        return {"model": model, **asked, "suffix": self.suffix, "max_tokens": self.max_tokens, "seed": self.seed}
+        """The settings that a journal must share to be resumed; the number of samples may differ."""
+        sampling = {"temperature": self.temperature, "top_p": self.top_p, "repetition_penalty": self.repetition_penalty}
+        if self.frequency_penalty is not None:  # absent from the journals of older versions, which remain usable
+            sampling["frequency_penalty"] = self.frequency_penalty
+        return {"model": model, **sampling, "suffix": self.suffix, "max_tokens": self.max_tokens, "seed": self.seed}
 
-    def asked(self, prompt: Prompt) -> str:
-        """The text that is sent."""
+    def text(self, prompt: Prompt) -> str:
+        """The text that is sent: the prompt and the suffix."""
         return with_sentence(prompt.text, self.suffix)
 
 
 @dataclass
 class CollectReport:
-    """What was collected so far."""
+    """The state of a collection."""
 
     prompts: int
     samples: int
@@ -166,46 +165,46 @@ class CollectReport:
     resumed: int = 0
     answers: dict[tuple[str, int], Answer] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
-    said: dict[str, str] = field(default_factory=dict)
-    """What the endpoint first said to each kind of error, where it said anything."""
+    messages: dict[str, str] = field(default_factory=dict)
+    """The endpoint's first message for each kind of error, if it sends one."""
     whole_prompts: int = 0
     interrupted: bool = False
     gave_up: bool = False
 
     @property
     def wanted(self) -> int:
-        """Answers there are once all is collected."""
+        """The number of answers of a complete collection."""
         return self.prompts * self.samples
 
     @property
     def capped(self) -> int:
-        """Answers that were cut off."""
+        """The number of answers that were cut off."""
         return sum(answer.capped for answer in self.answers.values())
 
 
 async def collect(
     prompts: Sequence[Prompt], plan: CollectPlan, report: CollectReport, on_answer: Callable[[], None]
 ) -> None:
-    """Ask what the journal does not have yet, and write the prompts that are whole to `plan.out`.
+    """Request the answers that the journal lacks, and write the prompts that have all samples to `plan.out`.
 
-    Cancelled (Ctrl-C), the journal keeps what came. It goes away when nothing is missing.
+    After a cancellation (Ctrl-C) the journal holds the answers so far. It is removed when no answer is missing.
     """
     _check(prompts, plan)
     async with EngineClient(plan.url, silence_timeout_s=plan.timeout_s) as client:
         report.model = await served_model(client, plan.model)
         with Journal(plan.journal, plan.settings(report.model)) as journal:
-            report.answers = {key: each for key, each in journal.answers.items() if each.sample < plan.samples}
+            report.answers = {key: answer for key, answer in journal.answers.items() if answer.sample < plan.samples}
             report.resumed = len(report.answers)
             run = _Run(client, plan, report, journal, on_answer)
             try:
-                await run.ask(prompts)
+                await run.request_missing(prompts)
             except asyncio.CancelledError:
                 report.interrupted = True
     _write(prompts, plan, report)
 
 
 class _Run:
-    """A few askers that share one list of questions."""
+    """Workers that share one iterator of missing answers."""
 
     def __init__(
         self,
@@ -219,7 +218,7 @@ class _Run:
         self._on_answer = on_answer
         self._failed_in_a_row = 0
 
-    async def ask(self, prompts: Sequence[Prompt]) -> None:
+    async def request_missing(self, prompts: Sequence[Prompt]) -> None:
         missing = (
             (prompt, sample)
             for prompt in prompts
@@ -228,40 +227,40 @@ class _Run:
         )
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._plan.at_once):
-                tasks.create_task(self._asker(missing))
+                tasks.create_task(self._worker(missing))
 
-    async def _asker(self, missing: Iterator[tuple[Prompt, int]]) -> None:
+    async def _worker(self, missing: Iterator[tuple[Prompt, int]]) -> None:
         for prompt, sample in missing:
-            told = await self._with_retries(prompt, sample)
-            if isinstance(told, Answer):
+            result = await self._with_retries(prompt, sample)
+            if isinstance(result, Answer):
                 self._failed_in_a_row = 0
-                self._journal.add(told)
-                self._report.answers[told.prompt, told.sample] = told
+                self._journal.add(result)
+                self._report.answers[result.prompt, result.sample] = result
                 self._on_answer()
             else:
                 self._failed_in_a_row += 1
-                self._report.errors[told] += 1
+                self._report.errors[result] += 1
             if self._failed_in_a_row >= _GIVE_UP_AFTER:
                 self._report.gave_up = True
                 return
 
     async def _with_retries(self, prompt: Prompt, sample: int) -> Answer | str:
         for attempt in range(self._plan.retries + 1):
-            told, again = await self._once(prompt, sample)
-            if isinstance(told, Answer) or not again or attempt == self._plan.retries:
+            result, retryable = await self._once(prompt, sample)
+            if isinstance(result, Answer) or not retryable or attempt == self._plan.retries:
                 break
             await asyncio.sleep(self._plan.retry_s * 2**attempt)
-        return told
+        return result
 
     async def _once(self, prompt: Prompt, sample: int) -> tuple[Answer | str, bool]:
-        """An answer or the kind of fault, and whether asking again may help."""
+        """Return an answer or the kind of error, and whether a retry may help."""
         body = request_body(prompt, sample, self._report.model, self._plan)
         try:
             answer = await self._client.post("/v1/chat/completions", body, {"content-type": "application/json"})
             try:
                 if answer.status != 200:
                     kind = f"http_{answer.status}"
-                    self._report.said.setdefault(kind, told_why(await answer.read()))
+                    self._report.messages.setdefault(kind, error_message(await answer.read()))
                     return kind, answer.status in _RETRY_STATUS
                 return read_answer(await answer.read(), prompt, sample), False
             finally:
@@ -271,52 +270,52 @@ class _Run:
 
 
 def request_body(prompt: Prompt, sample: int, model: str, plan: CollectPlan) -> bytes:
-    """One question; each sample has its own seed, the same in every run."""
+    """Return the body of one request; each sample has a seed, the same in every run."""
     body: dict[str, Any] = {
         "model": model,
-        "messages": [{"role": "user", "content": plan.asked(prompt)}],
+        "messages": [{"role": "user", "content": plan.text(prompt)}],
         "max_tokens": plan.max_tokens,
         "seed": xxhash.xxh3_64_intdigest(f"{plan.seed}\n{prompt.key}\n{sample}".encode()) >> 33,
     }
-    told = {
+    sampling = {
         "temperature": plan.temperature,
         "top_p": plan.top_p,
         "repetition_penalty": plan.repetition_penalty,
         "frequency_penalty": plan.frequency_penalty,
     }
-    return json.dumps(body | {name: value for name, value in told.items() if value is not None}).encode()
+    return json.dumps(body | {name: value for name, value in sampling.items() if value is not None}).encode()
 
 
-def told_why(data: bytes) -> str:
-    """What an endpoint says of an error, on one line: OpenAI's shape, an older one of vLLM's, or plain text."""
+def error_message(data: bytes) -> str:
+    """Return the message of an error response on one line: OpenAI's format, that of an older vLLM, or plain text."""
     text = data.decode("utf-8", errors="replace")
     with contextlib.suppress(ValueError):
-        told = json.loads(text)
-        told = told.get("error", told) if isinstance(told, dict) else told
-        text = str(told.get("message", "")) if isinstance(told, dict) else str(told)
-    return " ".join(text.split())[:_SAID_AT_MOST]
+        error = json.loads(text)
+        error = error.get("error", error) if isinstance(error, dict) else error
+        text = str(error.get("message", "")) if isinstance(error, dict) else str(error)
+    return " ".join(text.split())[:_MESSAGE_CHARACTERS]
 
 
 def read_answer(data: bytes, prompt: Prompt, sample: int) -> Answer | str:
-    """The length of an answer, or what is wrong with it."""
+    """Return an answer's length, or the kind of error if it has none."""
     try:
-        told = json.loads(data)
-        reason = told["choices"][0]["finish_reason"]
-        usage = told.get("usage") or {}
-        tokens, given = usage.get("completion_tokens"), usage.get("prompt_tokens")
+        body = json.loads(data)
+        reason = body["choices"][0]["finish_reason"]
+        usage = body.get("usage") or {}
+        tokens, prompt_tokens = usage.get("completion_tokens"), usage.get("prompt_tokens")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return "malformed"
-    if not isinstance(tokens, int) or not isinstance(given, int):
+    if not isinstance(tokens, int) or not isinstance(prompt_tokens, int):
         return "no_usage"
     if tokens < 1:
         return "empty"
     if reason not in ("stop", "length"):
         return f"ended_by_{reason}"[:40]
-    return Answer(prompt.key, sample, tokens, reason == "length", max(1, given))
+    return Answer(prompt.key, sample, tokens, reason == "length", max(1, prompt_tokens))
 
 
 def _write(prompts: Sequence[Prompt], plan: CollectPlan, report: CollectReport) -> None:
-    """The prompts with all their samples; the journal stays while any is missing."""
+    """Write the prompts that have all samples; remove the journal if that is all prompts."""
     rows = []
     for prompt in prompts:
         found = [report.answers.get((prompt.key, sample)) for sample in range(plan.samples)]
@@ -333,7 +332,7 @@ def _write(prompts: Sequence[Prompt], plan: CollectPlan, report: CollectReport) 
             "input_tokens": [answers[0].input_tokens for _, answers in rows],
             "lengths": [[answer.tokens for answer in answers] for _, answers in rows],
             "capped": [[answer.capped for answer in answers] for _, answers in rows],
-            "prompt": [plan.asked(prompt) for prompt, _ in rows],
+            "prompt": [plan.text(prompt) for prompt, _ in rows],
             "temperature": [plan.temperature] * len(rows),
         }
         LengthSamples.from_table(columns, origin=str(plan.out)).write(plan.out)
@@ -345,9 +344,9 @@ def _check(prompts: Sequence[Prompt], plan: CollectPlan) -> None:
     if not plan.out.parent.is_dir():
         raise InputError("its folder does not exist", source=plan.out, hint=f"make {plan.out.parent} first")
     if plan.out.exists() and not plan.journal.exists():
-        raise InputError("is there already, and whole", source=plan.out, hint="name another file, or remove it")
-    twice = [key for key, count in Counter(prompt.key for prompt in prompts).items() if count > 1]
-    if twice or not prompts:
-        corpus, _, prompt_id = twice[0].partition("\n") if twice else ("", "", "")
-        problem = f"prompt_id {prompt_id} of {corpus} is there twice" if twice else "there are no prompts"
+        raise InputError("exists and is complete", source=plan.out, hint="name another file, or remove it")
+    repeated = [key for key, count in Counter(prompt.key for prompt in prompts).items() if count > 1]
+    if repeated or not prompts:
+        corpus, _, prompt_id = repeated[0].partition("\n") if repeated else ("", "", "")
+        problem = f"prompt_id {prompt_id} of {corpus} occurs twice" if repeated else "there are no prompts"
         raise InputError(problem, source="--prompts", hint="give each prompt once, and at least one")

@@ -1,9 +1,9 @@
-"""Probing an OpenAI endpoint: prompts of several lengths alone, then batches of several sizes.
+"""Probe an OpenAI endpoint: single prompts of several lengths, then batches of several sizes.
 
-What the client sees becomes steps: the time to the first token of a lone prompt is a step that computes it, and the
-time between tokens while a batch decodes is a step of that batch. The endpoint must be idle otherwise. What the
-endpoint and the network add to a first token is in it and cannot be told from the step; the engine's own log can
-(`engines.steps`), so that one is to be preferred where it can be had.
+The client's times become step times: the time to the first token of a single prompt is a prefill step, and the time
+between tokens while a batch decodes is a decode step of that batch. The endpoint must be otherwise idle. The latency
+of the server and the network is part of the time to the first token and cannot be separated from the step; a step log
+(`engines.steps`) does not contain it and is preferred if there is one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from lengthwise.errors import InputError
 # One token each, with the space before them, in the tokenizers of the common LLMs.
 _WORDS: Final = (" the", " of", " and", " to", " in", " is", " that", " for", " it", " was", " on", " are", " as")
 _SHORTEST: Final = 16
-_PACE: Final = 4  # tokens over which a gap is averaged: one read may bring several
+_GAP_TOKENS: Final = 4  # over which the time between tokens is averaged: one read may return several
 
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """What is sent. The longest prompt and its answer must fit into the context."""
+    """The requests of a probe. The longest prompt and its answer must fit into the context."""
 
     url: str
     model: str | None = None
@@ -39,7 +39,7 @@ class ProbePlan:
     answer: int = 32
     repeats: int = 3
     staggered: bool = False
-    """Whether batches are sent too in which prompts are computed while others decode: for an engine that logs steps."""
+    """Also send batches in which prefill and decode overlap: only a step log can make use of them."""
     seed: int = 0
     timeout_s: float = 600.0
 
@@ -51,18 +51,18 @@ class ProbePlan:
 
     @property
     def lengths(self) -> list[int]:
-        """Prompts by doubling, and the longest."""
+        """Prompt lengths: doubling, and the longest."""
         doubled = [_SHORTEST << power for power in range(20) if _SHORTEST << power < self.longest]
         return [*doubled, self.longest]
 
     def rounds(self) -> list[list[tuple[int, int, float]]]:
-        """What is sent together: tokens of the prompt, tokens of the answer, seconds after the first.
+        """The requests that are sent together, each as (prompt tokens, answer tokens, delay in seconds).
 
-        Alone and answered with one token; then batches that decode together, each twice: once over short prompts and
-        once over long ones.
+        First single prompts with an answer of one token, then batches that decode together, each with short and with
+        long prompts.
         """
-        alone = [[(length, 1, 0.0)] for length in self.lengths for _ in range(self.repeats)]
-        together = [
+        single = [[(length, 1, 0.0)] for length in self.lengths for _ in range(self.repeats)]
+        batched = [
             [(length, self.answer, 0.0)] * size for size in self.batches for length in (_SHORTEST, self.longest // 2)
         ]
         mixed = [
@@ -70,23 +70,26 @@ class ProbePlan:
             for size in self.batches
             if size > 1 and self.staggered
         ]
-        return [*alone, *together, *mixed]
+        return [*single, *batched, *mixed]
+
+
+_Row = tuple[float, float, float, float, float]  # in the order of StepTimes
 
 
 @dataclass(slots=True)
-class _Heard:
-    """One answer: when it was asked, when its tokens came."""
+class _Reception:
+    """When a request was sent and its tokens arrived, and the token counts of its `usage`."""
 
     sent_s: float
     token_s: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
-    told_tokens: int = 0
+    completion_tokens: int = 0
 
 
 async def probe(plan: ProbePlan, on_round: Callable[[float], None]) -> StepTimes:
-    """Send all rounds, one after the other; what was seen of them as steps."""
-    words = random.Random(plan.seed)  # noqa: S311  (prompts that nobody has in a cache)
-    rows: list[tuple[float, float, float, float, float]] = []
+    """Send all rounds, one after the other; return the step times."""
+    words = random.Random(plan.seed)  # noqa: S311  (random prompts, so that no prefix is cached)
+    rows: list[_Row] = []
     rounds = plan.rounds()
     async with EngineClient(plan.url, silence_timeout_s=plan.timeout_s) as client:
         model = await served_model(client, plan.model)
@@ -94,20 +97,21 @@ async def probe(plan: ProbePlan, on_round: Callable[[float], None]) -> StepTimes
         for number, sent in enumerate(rounds):
             bodies = [_body(model, "".join(words.choices(_WORDS, k=prompt)), answer) for prompt, answer, _ in sent]
             waits = [wait for *_, wait in sent]
-            heard = await asyncio.gather(*map(_ask, [client] * len(sent), bodies, waits))
-            rows += _alone(heard) if len(heard) == 1 and sent[0][1] == 1 else _together(heard, waits)
+            received = await asyncio.gather(*map(_ask, [client] * len(sent), bodies, waits))
+            single = len(received) == 1 and sent[0][1] == 1
+            rows += [_prefill_step(received[0])] if single else _decode_steps(received, waits)
             on_round((number + 1) / len(rounds))
     return StepTimes(*np.array(rows, np.float64).T)
 
 
 async def _warm(client: EngineClient, model: str, words: random.Random, plan: ProbePlan) -> None:
-    """A first answer may compile or load something."""
+    # The first requests may compile kernels or load weights.
     for length in (_SHORTEST, plan.longest):
         await _ask(client, _body(model, "".join(words.choices(_WORDS, k=length)), 4), 0.0)
 
 
 def _body(model: str, prompt: str, answer: int) -> bytes:
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": model,
         "prompt": prompt,
         "max_tokens": answer,
@@ -115,29 +119,30 @@ def _body(model: str, prompt: str, answer: int) -> bytes:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    return json.dumps(asked).encode()
+    return json.dumps(body).encode()
 
 
-async def _ask(client: EngineClient, body: bytes, wait_s: float) -> _Heard:
+async def _ask(client: EngineClient, body: bytes, wait_s: float) -> _Reception:
     await asyncio.sleep(wait_s)
-    heard = _Heard(time.perf_counter())
+    received = _Reception(time.perf_counter())
     try:
         answer = await client.post("/v1/completions", body, {"content-type": "application/json"})
         try:
             if answer.status != 200:
-                said = (await answer.read())[:200].decode(errors="replace")
-                raise InputError(f"answers {answer.status}: {said}", source=client.url, hint="a shorter --longest?")
-            await _listen(answer, heard)
+                message = (await answer.read())[:200].decode(errors="replace")
+                raise InputError(f"answers {answer.status}: {message}", source=client.url, hint="a shorter --longest?")
+            await _receive(answer, received)
         finally:
             answer.close()
     except EngineError as error:
         raise InputError(str(error), source="--url") from error
-    if not heard.token_s or not heard.prompt_tokens:
-        raise InputError("no tokens, or no `usage`, came", source=client.url, hint="it must stream /v1/completions")
-    return heard
+    if not received.token_s or not received.prompt_tokens:
+        hint = "it must stream /v1/completions"
+        raise InputError("the answer has no tokens or no `usage`", source=client.url, hint=hint)
+    return received
 
 
-async def _listen(answer: EngineAnswer, heard: _Heard) -> None:
+async def _receive(answer: EngineAnswer, received: _Reception) -> None:
     rest = b""
     while data := await answer.chunk():
         now = time.perf_counter()
@@ -147,29 +152,27 @@ async def _listen(answer: EngineAnswer, heard: _Heard) -> None:
                 continue
             event = json.loads(line[5:])
             if event.get("choices"):
-                heard.token_s.append(now)
+                received.token_s.append(now)
             usage = event.get("usage") or {}
-            heard.prompt_tokens = usage.get("prompt_tokens", heard.prompt_tokens)
-            heard.told_tokens = usage.get("completion_tokens", heard.told_tokens)
+            received.prompt_tokens = usage.get("prompt_tokens", received.prompt_tokens)
+            received.completion_tokens = usage.get("completion_tokens", received.completion_tokens)
 
 
-def _alone(heard: Sequence[_Heard]) -> list[tuple[float, float, float, float, float]]:
-    """A step that computes a prompt, by the first token of a lone one."""
-    one = heard[0]
-    return [(one.prompt_tokens, one.prompt_tokens**2, 0.0, 0.0, one.token_s[0] - one.sent_s)]
+def _prefill_step(single: _Reception) -> _Row:
+    return (single.prompt_tokens, single.prompt_tokens**2, 0.0, 0.0, single.token_s[0] - single.sent_s)
 
 
-def _together(heard: Sequence[_Heard], waits: Sequence[float]) -> list[tuple[float, float, float, float, float]]:
-    """Steps that only decode: between the first token of the last to begin and the last token of the first to end."""
-    if any(waits) or any(len(one.token_s) != one.told_tokens for one in heard):
-        return []  # staggered ones are for the engine's own log, and where tokens come in bunches no step is seen
-    begin, end = max(one.token_s[0] for one in heard), min(one.token_s[-1] for one in heard)
+def _decode_steps(received: Sequence[_Reception], waits: Sequence[float]) -> list[_Row]:
+    """Return the steps in which the whole batch decodes: from the latest first token to the earliest last token."""
+    if any(waits) or any(len(one.token_s) != one.completion_tokens for one in received):
+        return []  # staggered batches serve the step log only; steps are not visible if several tokens share an event
+    begin, end = max(one.token_s[0] for one in received), min(one.token_s[-1] for one in received)
     rows = []
-    for one in heard:
+    for one in received:
         inside = [moment for moment in one.token_s if begin <= moment <= end]
-        for first, last in zip(inside[::_PACE], inside[_PACE::_PACE], strict=False):
+        for first, last in zip(inside[::_GAP_TOKENS], inside[_GAP_TOKENS::_GAP_TOKENS], strict=False):
             middle = (first + last) / 2
-            context = sum(each.prompt_tokens + np.searchsorted(each.token_s, middle) for each in heard)
-            if last > first:  # else all of them came in one read
-                rows.append((0.0, 0.0, float(len(heard)), float(context), (last - first) / _PACE))
+            context = sum(each.prompt_tokens + np.searchsorted(each.token_s, middle) for each in received)
+            if last > first:  # otherwise one read returned all of them
+                rows.append((0.0, 0.0, float(len(received)), float(context), (last - first) / _GAP_TOKENS))
     return rows
