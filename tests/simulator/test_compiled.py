@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.simulator import Fleet, Outcome, Pools, simulate, simulate_disaggregated
-from lengthwise.simulator.fleet_events import parse_fleet_events
+from lengthwise.simulator.fleet import parse_fleet_events
 from lengthwise.workloads import Workload
 from tests.simulator.builders import UNEVEN, engine, requests
 

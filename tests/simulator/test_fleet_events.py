@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lengthwise.errors import InputError
 from lengthwise.routers import ROUTERS
 from lengthwise.simulator import Fleet, Outcome, simulate
-from lengthwise.simulator.fleet_events import FleetEvent, parse_fleet_events
+from lengthwise.simulator.fleet import FleetEvent, parse_fleet_events
 from tests.simulator.builders import UNEVEN, fleet, requests
 from tests.simulator.test_routing import shared_prefixes
 

@@ -16,7 +16,7 @@ from lengthwise.reports.progress import late_bar
 from lengthwise.reports.simulation import facts, tables
 from lengthwise.reports.simulation_figures import html_report
 from lengthwise.simulator import Fleet, KvLink, Pools
-from lengthwise.simulator.fleet_events import FleetEvent, FleetEventKind, parse_fleet_events
+from lengthwise.simulator.fleet import FleetEvent, FleetEventKind, parse_fleet_events
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.simulator.metrics import Slo
 from lengthwise.simulator.predictions import default_predictor

@@ -3,16 +3,13 @@
 No wall clock, no randomness of its own: the same inputs give the same outcome, bit for bit.
 """
 
-from lengthwise.simulator.capacity import Capacity, measure_capacity
-from lengthwise.simulator.catalogue import ENGINES, find_engine
-from lengthwise.simulator.cluster import simulate
+from lengthwise.simulator.cluster import Capacity, measure_capacity, simulate
 from lengthwise.simulator.costs import CostModel, CostSegment, Piecewise, Roofline, StepCost
 from lengthwise.simulator.disaggregated import KvLink, Pools, simulate_disaggregated
-from lengthwise.simulator.fleet import Fleet
+from lengthwise.simulator.fleet import ENGINES, EngineSpec, Fleet, find_engine
 from lengthwise.simulator.metrics import Spread, Summary, summarise
 from lengthwise.simulator.outcome import EngineOutcome, Handover, Outcome, Timeline
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, predict_workload
-from lengthwise.simulator.spec import EngineSpec
 
 __all__ = [
     "ENGINES",

@@ -33,7 +33,7 @@ class CostModel(ABC):
     ) -> float:
         """Seconds of a step that computes chunks of prompts, from position to position, and a token over each context.
 
-        A context counts its new token. `shared_tokens` are those counted more than once, being shared.
+        A context includes its new token. `shared_tokens`: context tokens that are counted more than once.
         """
         cost = self.parameters()
         return steptime.step_s(
@@ -75,13 +75,13 @@ class StepCost(CostModel):
             raise InputError("a step that takes no time", field="prefill_base, decode_base", hint="seconds above 0")
 
     def parameters(self) -> Record:
-        """The six coefficients."""
+        """Return the six coefficients."""
         return _record(steptime.LINEAR, **asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline(CostModel):
-    """Step time from what a GPU can compute and read, and what an LLM asks of it.
+    """Step time from the peak compute and bandwidth of a GPU and the size of an LLM.
 
     step = overhead + max(token * (n + B), weights) + prefill_pair * q + kv_token * K      (seconds)
 
@@ -96,13 +96,13 @@ class Roofline(CostModel):
     kv_token: float
 
     def parameters(self) -> Record:
-        """The five coefficients."""
+        """Return the five coefficients."""
         return _record(steptime.ROOFLINE, **asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
 class CostSegment:
-    """constant + slope * T + square * T^2 milliseconds, from so many tokens T of a batch on."""
+    """constant + slope * T + square * T^2 milliseconds, for batches of T >= `since` tokens."""
 
     since: float
     constant: float
@@ -112,7 +112,7 @@ class CostSegment:
 
 @dataclass(frozen=True, slots=True)
 class Piecewise(CostModel):
-    """Step time in pieces, as Preble's simulator has it (methods: E2).
+    """Step time in pieces, as in Preble's simulator (methods: E2).
 
     step = (linear(T) + attention(C) + sum over chunks of long(e, s)) / efficiency      (milliseconds)
 
@@ -132,7 +132,7 @@ class Piecewise(CostModel):
     long_terms: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
     def parameters(self) -> Record:
-        """All pieces."""
+        """Return the lines and the terms of attention and long sequences."""
         lines = np.zeros((4, 4))
         lines[: len(self.lines)] = [(line.since, line.constant, line.slope, line.square) for line in self.lines]
         return _record(

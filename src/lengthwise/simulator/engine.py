@@ -24,10 +24,10 @@ from lengthwise.policies import Job, JobColumns, Policy
 from lengthwise.policies.admission import KvDemand, PeakAdmission, predicted_remaining
 from lengthwise.policies.base import last_of_largest
 from lengthwise.policies.queue import PolicyQueue
+from lengthwise.simulator.fleet import EngineSpec
 from lengthwise.simulator.kernel.records import SAMPLE, SAMPLE_EVERY_S, SAMPLES
 from lengthwise.simulator.kernel.steptime import chunk_cost, step_s
 from lengthwise.simulator.outcome import EngineOutcome, Timeline
-from lengthwise.simulator.spec import EngineSpec
 from lengthwise.simulator.traffic import Traffic, block_ratio
 
 NOT_ACCELERATED: Final = (

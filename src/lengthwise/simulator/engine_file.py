@@ -1,4 +1,4 @@
-"""An engine in a YAML file: its limits, and a step time that was fitted to it.
+"""Engines in YAML files: limits and a fitted step time.
 
 name: my-engine
 cost: {family: linear, prefill_base: 7.0e-3, decode_base: 10.7e-3, prefill_token: 4.9e-5,
@@ -10,7 +10,7 @@ max_num_batched_tokens: 2048
 block_size: 16
 prefix_caching: true
 chunked_prefill: true
-kv_bytes_per_token: 131072      # asked for only where prefill and decode are apart
+kv_bytes_per_token: 131072      # needed only where prefill and decode run on different engines
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lengthwise.errors import InputError
 from lengthwise.simulator.costs import CostModel, Roofline, StepCost
-from lengthwise.simulator.spec import Admission, EngineSpec
+from lengthwise.simulator.fleet import Admission, EngineSpec
 
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -75,7 +75,7 @@ class _File(_Strict):
 
 
 def read_engine(path: str | Path) -> EngineSpec:
-    """Read an engine's file; what is wrong with it is an InputError that names the field."""
+    """Read an engine from a YAML file; an InputError names the field that is wrong."""
     path = Path(path)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def read_engine(path: str | Path) -> EngineSpec:
 
 
 def engine_yaml(spec: EngineSpec) -> str:
-    """An engine with a linear step time, as a file says it."""
+    """Return the YAML of an engine with a linear step time."""
     if not isinstance(spec.cost, StepCost):
         raise InputError(f"a cost of kind {type(spec.cost).__name__}", source=spec.name, hint="files are of StepCost")
     cost = {"family": "linear", **{name: float(f"{value:.6g}") for name, value in asdict(spec.cost).items()}}

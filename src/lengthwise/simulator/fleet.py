@@ -1,14 +1,284 @@
-"""Fleets of engines, parsed from text."""
+"""Fleets: engines by name, their limits and speed, and the events in which they fail, join and drain."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from difflib import get_close_matches
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.simulator.catalogue import find_engine
-from lengthwise.simulator.spec import EngineSpec
+from lengthwise.simulator.costs import CostModel, CostSegment, Piecewise, Roofline, StepCost
+
+Admission = Literal["prompt", "peak", "reserve"]
+"""What must fit at admission: the prompt now, the predicted peak of all requests, or a reservation for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """One engine: its speed, its memory and its scheduler's limits, under vLLM's names.
+
+    `kv_tokens` is what requests may use (vLLM's num_gpu_blocks, less the null block, times block_size).
+    Without `chunked_prefill` a prompt that does not fit into what a step has left of its token budget waits.
+    `admission` other than `prompt` predicts lengths at `admission_quantile`. `kv_bytes_per_token` is sent
+    per token where prefill and decode run on different engines; None where it is unknown.
+    """
+
+    name: str
+    cost: CostModel
+    kv_tokens: int
+    max_model_len: int = 131_072
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    prefix_caching: bool = True
+    chunked_prefill: bool = True
+    admission: Admission = "prompt"
+    admission_quantile: float = 0.9
+    kv_bytes_per_token: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+            if getattr(self, field) < 1:
+                raise InputError(f"{getattr(self, field)}", source=self.name, field=field, hint="at least 1")
+        if self.admission not in get_args(Admission):
+            known = ", ".join(get_args(Admission))
+            raise InputError(f"'{self.admission}'", source=self.name, field="admission", hint=f"one of {known}")
+        if not 0.0 < self.admission_quantile < 1.0:
+            hint = "between 0 and 1"
+            raise InputError(f"{self.admission_quantile}", source=self.name, field="admission_quantile", hint=hint)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InputError(
+                f"{self.max_num_batched_tokens} tokens a step for {self.max_num_seqs} sequences",
+                source=self.name,
+                field="max_num_batched_tokens",
+                hint="every running sequence needs one token a step: raise it or lower max_num_seqs",
+            )
+        if not self.chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise InputError(
+                f"{self.max_num_batched_tokens} tokens a step for prompts of up to {self.max_model_len} in one piece",
+                source=self.name,
+                field="max_num_batched_tokens",
+                hint="without chunks a step must hold the longest prompt: raise it or lower max_model_len",
+            )
+        if self.kv_bytes_per_token is not None and self.kv_bytes_per_token < 1:
+            hint = "bytes, at least 1"
+            raise InputError(f"{self.kv_bytes_per_token}", source=self.name, field="kv_bytes_per_token", hint=hint)
+        if self.kv_blocks < 1:
+            raise InputError(
+                f"{self.kv_tokens} tokens of KV memory are less than a block of {self.block_size}",
+                source=self.name,
+                field="kv_tokens",
+                hint="give at least one block",
+            )
+
+    @property
+    def kv_blocks(self) -> int:
+        """Whole blocks of KV memory."""
+        return self.kv_tokens // self.block_size
+
+    def can_hold(self, prompt_tokens: ArrayLike, output_tokens: ArrayLike) -> NDArray[np.bool_]:
+        """Whether each request fits when it is alone; the last token is never computed and needs no KV slot."""
+        total = np.add(prompt_tokens, output_tokens)
+        return np.asarray((total <= self.max_model_len) & (-(-(total - 1) // self.block_size) <= self.kv_blocks))
+
+
+_GIB: Final = 2**30
+MEMORY_SHARE: Final = 0.9  # of GPU memory that an engine uses; activations are not subtracted
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Dense bf16 operations and bytes of memory traffic per second, and bytes of memory."""
+
+    flops: float
+    bandwidth: float
+    memory: float
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+
+    def times(self, count: int) -> Gpu:
+        """Return `count` GPUs as one, without the cost of communication (ideal tensor parallelism)."""
+        return Gpu(
+            count * self.flops,
+            count * self.bandwidth,
+            count * self.memory,
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Llm:
+    """A dense transformer in bf16. `embedding`: parameters of embeddings, which do not count as work per token."""
+
+    parameters: int
+    embedding: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int = 128
+    max_model_len: int = 131_072
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in GPU memory."""
+        return 2 * self.parameters
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V of one token."""
+        return 2 * 2 * self.layers * self.kv_heads * self.head_size
+
+    def kv_tokens(self, gpu: Gpu) -> int:
+        """Tokens of KV memory that fit beside the weights."""
+        return int((gpu.memory * MEMORY_SHARE - self.weight_bytes) / self.kv_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of the published peak numbers that kernels reach.
+
+    The defaults match the roofline to the fits for Llama-3-8B on A100 and H100 (see the simulator's documentation).
+    """
+
+    compute: float = 0.76
+    weights: float = 0.77
+    attention: float = 0.80
+    context: float = 0.87
+    overhead_s: float = 0.5e-3
+
+
+GPUS: Final[Mapping[str, Gpu]] = {
+    # vLLM's API server uses larger batches on GPUs with at least 70 GiB, except the A100.
+    "a100": Gpu(312e12, 2.039e12, 80 * _GIB),
+    "h100": Gpu(989.5e12, 3.35e12, 80 * _GIB, 1024, 8192),
+    "h200": Gpu(989.5e12, 4.8e12, 141e9, 1024, 8192),
+    "a6000": Gpu(154.8e12, 0.768e12, 48 * _GIB),
+    "l40s": Gpu(362e12, 0.864e12, 48 * _GIB),
+    "l4": Gpu(121e12, 0.3e12, 24 * _GIB),
+}
+LLMS: Final[Mapping[str, Llm]] = {
+    "llama-3-8b": Llm(8_030_261_248, 2 * 128_256 * 4096, 32, 32, 8),
+    "llama-3-70b": Llm(70_553_706_496, 2 * 128_256 * 8192, 80, 64, 8),
+    "mistral-7b": Llm(7_241_732_096, 2 * 32_000 * 4096, 32, 32, 8, max_model_len=32_768),
+    "qwen2.5-7b": Llm(7_615_616_512, 2 * 152_064 * 3584, 28, 28, 4),
+    "qwen2.5-32b": Llm(32_763_876_352, 2 * 152_064 * 5120, 64, 40, 8),
+}
+
+
+def roofline(llm: Llm, gpu: Gpu, efficiency: Efficiency | None = None) -> Roofline:
+    """Return the cost model of an LLM on a GPU.
+
+    prefill = o + max(2 W n / (e_c F), 2 P / (e_m BW)) + 2 L h d n^2 / (e_a F)
+    decode  = o + max(2 W B / (e_c F), 2 P / (e_m BW)) + kv K / (e_k BW)
+    """
+    efficiency = Efficiency() if efficiency is None else efficiency
+    return Roofline(
+        overhead=efficiency.overhead_s,
+        token=2 * (llm.parameters - llm.embedding) / (efficiency.compute * gpu.flops),
+        weights=llm.weight_bytes / (efficiency.weights * gpu.bandwidth),
+        prefill_pair=2 * llm.layers * llm.heads * llm.head_size / (efficiency.attention * gpu.flops),
+        kv_token=llm.kv_bytes / (efficiency.context * gpu.bandwidth),
+    )
+
+
+def _check_size(name: str, llm: Llm, gpu: Gpu) -> None:
+    """Raise InputError if the weights leave no KV memory."""
+    if llm.kv_tokens(gpu) < 1:
+        raise InputError(
+            f"{llm.weight_bytes / 1e9:.0f} GB of weights do not fit into {gpu.memory * MEMORY_SHARE / 1e9:.0f} GB",
+            source=name,
+            field="fleet",
+            hint="take several GPUs as one, as in llama-3-70b@4xh100",
+        )
+
+
+_PREBLE_KV_TOKENS: Final = 198_516  # per GPU, in Preble's simulator
+
+
+def _on(llm: Llm, gpu: Gpu, name: str, cost: CostModel, kv_tokens: int | None = None) -> EngineSpec:
+    return EngineSpec(
+        name,
+        cost,
+        llm.kv_tokens(gpu) if kv_tokens is None else kv_tokens,
+        max_model_len=llm.max_model_len,
+        max_num_seqs=gpu.max_num_seqs,
+        max_num_batched_tokens=gpu.max_num_batched_tokens,
+        kv_bytes_per_token=llm.kv_bytes,
+    )
+
+
+_FITTED: Final[Mapping[str, CostModel]] = {
+    # Llama-3-8B in bf16 on one GPU, fitted to kernel tables: A100 within 1.9 % (prefill) and 2.8 % (decode),
+    # H100 within 4.1 % and 1.8 %. No CPU overhead.
+    "llama-3-8b@a100": StepCost(
+        prefill_base=7.032e-3,
+        decode_base=10.71e-3,
+        prefill_token=0.04863e-3,
+        prefill_pair=2.147e-9,
+        decode=0.02670e-3,
+        kv_token=8.054e-8,
+    ),
+    "llama-3-8b@h100": StepCost(
+        prefill_base=4.032e-3,
+        decode_base=5.969e-3,
+        prefill_token=0.01446e-3,
+        prefill_pair=9.224e-10,
+        decode=0.006894e-3,
+        kv_token=4.100e-8,
+    ),
+    # Mistral-7B as in Preble's simulator, FlashInfer kernels.
+    "mistral-7b@a6000": Piecewise(
+        lines=(CostSegment(0, 22.0), CostSegment(192, -118.0, 1.25, -2.56e-3), CostSegment(384, 4.209777, 0.10842571)),
+        efficiency=0.9,
+        attention_below=0.32,
+        attention_constant=0.159,
+        attention_slope=1.86e-4,
+        long_from=2**20 + 1,
+        long_terms=(0.0, 1.13e-3, 1.75e-3, 2.19e-6),
+    ),
+    "mistral-7b@a100": Piecewise(
+        lines=(CostSegment(0, 8.96), CostSegment(64, 10.5), CostSegment(256, 5.505997, 0.05031337)),
+        efficiency=0.85,
+        long_from=2**20,
+        long_terms=(0.123864, -7.45e-4, 1.72e-3, 1.36e-6),
+    ),
+}
+
+
+def _fitted(name: str, cost: CostModel) -> EngineSpec:
+    llm, gpu = name.split("@")
+    return _on(LLMS[llm], GPUS[gpu], name, cost, _PREBLE_KV_TOKENS if isinstance(cost, Piecewise) else None)
+
+
+ENGINES: Final[Mapping[str, EngineSpec]] = {name: _fitted(name, cost) for name, cost in _FITTED.items()}
+"""Engines with fitted step times, MODEL@GPU."""
+
+
+def find_engine(name: str) -> EngineSpec:
+    """Return an engine by name: a fitted one, MODEL@GPU by published numbers (`llama-3-70b@4xh100`), or a YAML file."""
+    if name.endswith((".yaml", ".yml")):
+        from lengthwise.simulator.engine_file import read_engine  # pydantic is loaded only for files
+
+        return read_engine(name)
+    if name in ENGINES:
+        return ENGINES[name]
+    parts = re.fullmatch(r"(?P<llm>[^@]+)@(?:(?P<count>[1-9]\d?)x)?(?P<gpu>[^@]+)", name)
+    if parts is not None and parts["llm"] in LLMS and parts["gpu"] in GPUS:
+        llm, gpu = LLMS[parts["llm"]], GPUS[parts["gpu"]].times(int(parts["count"] or 1))
+        _check_size(name, llm, gpu)
+        return _on(llm, gpu, name, roofline(llm, gpu))
+    near = get_close_matches(name, [*ENGINES, *(f"{llm}@{gpu}" for llm in LLMS for gpu in GPUS)], n=1, cutoff=0.4)
+    meant = f"did you mean {near[0]}? " if near else ""
+    hint = f"{meant}MODEL is one of {', '.join(LLMS)}, GPU one of {', '.join(GPUS)}; or give an engine's YAML file"
+    raise InputError(f"no engine is called '{name}'", field="fleet", hint=hint)
+
 
 _MOST_ENGINES: Final = 4096  # a larger fleet is a typing error
 
@@ -25,7 +295,7 @@ class Fleet:
 
     @classmethod
     def parse(cls, text: str) -> Fleet:
-        """Read "2*llama-3-8b@a100,1*engine.yaml"; "llama-3-8b@a100" is one of it."""
+        """Parse "2*llama-3-8b@a100,1*engine.yaml"; without a count, one engine."""
         engines: list[EngineSpec] = []
         for part in text.split(","):
             count, name = _count_and_name(part.strip(), text)
@@ -45,7 +315,7 @@ class Fleet:
         admission: str | None = None,
         admission_quantile: float | None = None,
     ) -> Fleet:
-        """The same engines with other limits; None leaves one as it is. An unknown admission is an InputError."""
+        """Return the same engines with other limits; None keeps a limit. An unknown admission is an InputError."""
         given = {
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
@@ -60,7 +330,7 @@ class Fleet:
 
     @property
     def slots(self) -> int:
-        """How many requests may run at once, all engines together."""
+        """Requests that may run at once, over all engines."""
         return sum(engine.max_num_seqs for engine in self.engines)
 
     def __len__(self) -> int:
@@ -80,3 +350,67 @@ def _count_and_name(part: str, text: str) -> tuple[int, str]:
             f"'{part}' is no engine", source=text, field="fleet", hint="write COUNT*MODEL@GPU, commas between"
         )
     return int(found[1] or 1), found[2]
+
+
+FleetEventKind = Literal["down", "up", "drain"]
+
+_KINDS: Final[tuple[FleetEventKind, ...]] = get_args(FleetEventKind)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEvent:
+    """An engine fails, joins or drains at `at_s` seconds of virtual time. `engine` is its index in the fleet.
+
+    down: the engine and its KV memory are gone at once; its unfinished requests are routed again. up: the engine
+    joins with empty memory, or accepts requests again after a drain. drain: it accepts no new requests and finishes
+    those it has.
+    """
+
+    at_s: float
+    engine: int
+    kind: FleetEventKind
+
+
+def parse_fleet_events(kind: FleetEventKind, text: str) -> list[FleetEvent]:
+    """Parse "3@120,4@130.5"."""
+    return [_parse(kind, part.strip()) for part in text.split(",")]
+
+
+def _parse(kind: FleetEventKind, part: str) -> FleetEvent:
+    number, at, moment = part.partition("@")
+    try:
+        engine, at_s = int(number), float(moment)
+        if not at or engine < 0 or not (math.isfinite(at_s) and at_s >= 0):
+            raise ValueError
+    except ValueError:
+        hint = "write ENGINE@SECONDS, as in 3@120, engines numbered from 0"
+        raise InputError(f"'{part}'", field=kind, hint=hint) from None
+    return FleetEvent(at_s, engine, kind)
+
+
+def sorted_events(events: Iterable[FleetEvent], engines: int) -> tuple[FleetEvent, ...]:
+    """Sort fleet events by time (stable).
+
+    Raises InputError if an event names an unknown engine or the last events leave no engine running.
+    """
+    ordered = tuple(sorted(events, key=lambda event: event.at_s))
+    for event in ordered:
+        if event.kind not in _KINDS:
+            raise InputError(f"'{event.kind}'", field="fleet_events", hint=f"one of {', '.join(_KINDS)}")
+        if not 0 <= event.engine < engines:
+            hint = f"the fleet has engines 0 to {engines - 1}"
+            raise InputError(f"there is no engine {event.engine}", field=event.kind, hint=hint)
+    last = {event.engine: event.kind for event in ordered}
+    if len(last) == engines and "up" not in last.values():
+        raise InputError(
+            "no engine is up in the end", field="down", hint="bring one back with --up, or keep one running"
+        )
+    return ordered
+
+
+def initially_absent(events: Sequence[FleetEvent]) -> frozenset[int]:
+    """Return the engines that join later: those whose first event is "up"."""
+    first: dict[int, FleetEventKind] = {}
+    for event in events:
+        first.setdefault(event.engine, event.kind)
+    return frozenset(engine for engine, kind in first.items() if kind == "up")

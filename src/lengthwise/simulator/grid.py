@@ -16,11 +16,9 @@ from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.resolve import parse_predictor_spec
 from lengthwise.routers import make_router
-from lengthwise.simulator.capacity import Capacity, measure_capacity
-from lengthwise.simulator.cluster import check_seconds
+from lengthwise.simulator.cluster import Capacity, check_seconds, measure_capacity
 from lengthwise.simulator.disaggregated import Pools
-from lengthwise.simulator.fleet import Fleet
-from lengthwise.simulator.fleet_events import FleetEvent, sorted_events
+from lengthwise.simulator.fleet import Fleet, FleetEvent, sorted_events
 from lengthwise.simulator.grid_result import BASELINE, USUAL_ROUTER, Cell, Grid, Level
 from lengthwise.simulator.metrics import Slo
 from lengthwise.simulator.outcome import Outcome

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lengthwise.simulator.capacity import Capacity
+from lengthwise.simulator.cluster import Capacity
 from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.metrics import TRUTH as TRUTH
@@ -36,13 +36,13 @@ COMPARED: Final[tuple[tuple[Measure, Statistic], ...]] = tuple(
     (measure, statistic) for measure in MEASURES for statistic in ("mean", "p99")
 )
 """Statistics that are compared with FCFS."""
-_WORTH: Final = 0.01
-"""Share of FCFS's latency; a smaller gain is too small to state a share of it."""
+_SMALLEST_GAIN: Final = 0.01
+"""Share of FCFS's latency. Of a smaller gain no share is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How much was offered, on average over the seeds. `load` is what was asked for, else offered over capacity."""
+    """The offered load, averaged over the seeds. `load` is the requested one, else offered rate over capacity."""
 
     load: float
     offered_per_s: float
@@ -120,12 +120,12 @@ class Grid:
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """In the order in which they were asked for."""
+        """Levels in the order of the plan."""
         return tuple(dict.fromkeys(cell.level for cell in self.cells))
 
     @property
     def routers(self) -> tuple[str, ...]:
-        """In the order in which they were asked for."""
+        """Routers in the order of the plan."""
         return tuple(dict.fromkeys(cell.router for cell in self.cells))
 
     @property
@@ -134,11 +134,11 @@ class Grid:
         return float(np.mean([capacity.requests_per_s for capacity in self.capacities]))
 
     def tau(self, predictor: str) -> float:
-        """How well a predictor orders these requests, averaged over the seeds."""
+        """Kendall's tau of a predictor on these requests, averaged over the seeds."""
         return float(np.mean([predictions.tau for predictions in self.predictions[predictor]]))
 
     def baseline(self, level: Level) -> Cell | None:
-        """FCFS at a level, where it was run; with several routers, behind the first."""
+        """Return the cell of FCFS at a level, behind the first router; None if it was not run."""
         return next((cell for cell in self.cells if cell.level == level and cell.policy == BASELINE), None)
 
     def ratio(self, cell: Cell, measure: Measure, statistic: Statistic) -> Ratio:
@@ -171,7 +171,7 @@ class Grid:
             return math.nan
         before = base.latency(measure, "mean")
         gain = before - truth.latency(measure, "mean")
-        return (before - cell.latency(measure, "mean")) / gain if gain > _WORTH * before else math.nan
+        return (before - cell.latency(measure, "mean")) / gain if gain > _SMALLEST_GAIN * before else math.nan
 
     def to_table(self) -> pa.Table:
         """Return one row per request of every run, with the routing trace if any run has one."""
@@ -184,7 +184,7 @@ class Grid:
 
 
 def latencies(outcome: Outcome) -> dict[Measure, NDArray[np.float64]]:
-    """Of each request, in order of arrival; NaN where it was refused."""
+    """Return the latencies of each request, in order of arrival; NaN for refused ones."""
     e2e = outcome.finish - outcome.arrival
     return {
         "ttft_s": outcome.first_token - outcome.arrival,

@@ -62,7 +62,7 @@ def as_workload(
     if own_arrivals:
         return drawn
     if load is not None:
-        from lengthwise.simulator.capacity import measure_capacity  # imports `simulate`
+        from lengthwise.simulator.cluster import measure_capacity  # imports `simulate`
 
         rate = load * measure_capacity(drawn, fleet).requests_per_s
     if rate is None or not rate > 0:

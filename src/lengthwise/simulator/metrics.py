@@ -36,10 +36,10 @@ class Spread:
     @classmethod
     def of(cls, values: Floats) -> Spread:
         """Return the spread of the values that are not NaN."""
-        there = values[~np.isnan(values)]
-        if not len(there):
+        present = values[~np.isnan(values)]
+        if not len(present):
             return cls(math.nan, math.nan, math.nan, math.nan)
-        return cls(float(there.mean()), *(float(p) for p in np.percentile(there, (50, 90, 99))))
+        return cls(float(present.mean()), *(float(p) for p in np.percentile(present, (50, 90, 99))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Timeline:
 
     @classmethod
     def of(cls, samples: NDArray[np.void], blocks: int) -> Timeline:
-        """Take the samples of an engine with so many KV blocks."""
+        """Convert the samples of an engine with `blocks` KV blocks."""
         waiting, running = samples["waiting"].copy(), samples["running"].copy()
         return cls(samples["time"].copy(), waiting, running, samples["blocks"] / blocks)
 
@@ -73,22 +73,22 @@ class EngineOutcome:
 
 @dataclass(frozen=True, eq=False)
 class Handover:
-    """How requests went from the engine that computed their prompt to the one that went on.
+    """Transfers of requests from the engine that computed the prompt to the one that decoded.
 
-    Nowhere (-1, NaN) where the answer was over after its first token, or the request was refused.
+    -1 and NaN for a request without a transfer: its answer has one token, or it was refused.
     """
 
     engine: NDArray[np.int64]
-    """Where the answer was decoded, by its place in the fleet."""
+    """Index in the fleet of the engine that decoded the answer."""
     sent_tokens: NDArray[np.int64]
-    """Of KV; what that engine had in its prefix cache was not sent."""
+    """KV tokens that were sent; those in the prefix cache of that engine were not."""
     arrived: NDArray[np.float64]
-    """When all of it was there, in seconds of virtual time."""
+    """When the transfer ended, in seconds of virtual time."""
     started: NDArray[np.float64]
-    """When it was first admitted there."""
+    """When the request was first admitted by that engine."""
 
     def columns(self) -> dict[str, pa.Array]:
-        """As they are written, null where a request went nowhere."""
+        """Return the columns as they are written; null for a request without a transfer."""
         return {
             "decode_engine": pa.array(self.engine, mask=self.engine < 0),
             "sent_tokens": pa.array(self.sent_tokens),
@@ -114,17 +114,17 @@ class Outcome:
     recomputed_tokens: NDArray[np.int64]
     """Tokens computed again after preemptions; those in the prefix cache do not count."""
     resubmissions: NDArray[np.int64]
-    """How often it was sent again because its engine failed; other columns are those of the last attempt."""
+    """How often a request was sent again because its engine failed; other columns are those of the last attempt."""
     engine: NDArray[np.int64]
     engines: tuple[EngineOutcome, ...]
     trace: RoutingTrace | None = None
-    """What each choice of an engine was made from, where that was asked for."""
+    """The costs that the router compared, if `explain` was set."""
     predictor: str | None = None
     """Source of the predictions; None where neither policy nor router nor admission uses one."""
     accelerated: bool = True
     """Whether the compiled engine ran; False: the readable one, with the same result."""
     handover: Handover | None = None
-    """Where prefill and decode were apart; `engine` is then the one that computed the prompt."""
+    """Set if prefill and decode ran on different engines; `engine` is then the one that computed the prompt."""
 
     @classmethod
     def of(
@@ -187,7 +187,7 @@ class Outcome:
         return f"<table><caption>{escape(self._title)}: {counts}</caption><tr><th></th>{names}</tr>{rows}</table>"
 
     def admitted(self, engine: int = 0) -> list[int]:
-        """The rows an engine admitted, in order, each once."""
+        """Return the rows that an engine admitted, in order, each once."""
         return list(dict.fromkeys(self.engines[engine].admissions.tolist()))
 
     @cached_property
@@ -204,7 +204,7 @@ class Outcome:
         )
 
     def to_table(self) -> pa.Table:
-        """One row per request; seconds in names that end in _s, null where a request was refused."""
+        """Return one row per request; columns in seconds end in _s and are null for refused requests."""
         seconds = ("arrival", "started", "first_token", "finish")
         columns = {"policy": pa.repeat(pa.scalar(self.policy), len(self)), "request": pa.array(np.arange(len(self)))}
         tokens = ("input_tokens", "output_tokens", "cached_tokens")

@@ -1,7 +1,7 @@
 """Predictions for every request of a workload before it runs, as columns.
 
-The truth and the truth with noise are taken from the workload itself; a model reads the prompts; history sees the
-answers of the requests before. Nothing here knows engines or policies.
+`oracle` and `noisy` use the true lengths of the workload, models read its prompts, and `history` uses the answers of
+earlier requests. Nothing here knows engines or policies.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RequestPredictions:
     cap: Floats
     llms: NDArray[np.object_]
     truth: Floats
-    """The best prediction that is known: see `_centre`."""
+    """Mean of the prompt's clean samples, else the true length."""
 
     @cached_property
     def tau(self) -> float:
@@ -82,7 +82,7 @@ class RequestPredictions:
         )
 
     def expected_and_tail(self) -> tuple[Floats, Floats]:
-        """Mean and CVaR at 0.9 of each prediction, as a Job takes them: of all at once, good to 1e-4."""
+        """Return mean and CVaR at 0.9 of each prediction, accurate to 1e-4."""
         exact = np.rint(np.exp(self.mu))
         certain = self.sigma == 0.0
         if certain.all():
@@ -95,22 +95,22 @@ class RequestPredictions:
 
 
 def default_predictor(workload: Workload) -> str:
-    """The predictor that simulations use unless another is named: `fast` for prompts with text, else `history`."""
+    """Return the default predictor of simulations: `fast` for prompts with text, else `history`."""
     return "history" if workload.table["prompt"].null_count else "fast"
 
 
 def predict_workload(
     workload: Workload, predictor: str | PredictorSpec, *, seed: int = 0, on_progress: Progress | None = None
 ) -> RequestPredictions:
-    """Predictions by a predictor's name (see `parse_predictor_spec`); the seed is that of noise.
+    """Return the predictions of a predictor by its name (see `parse_predictor_spec`); `seed` is for noise.
 
-    A request that comes with a prompt and LLM seen before is predicted the same, noise included.
+    Requests with the same prompt and LLM have the same prediction, noise included.
     """
     spec = parse_predictor_spec(predictor) if isinstance(predictor, str) else predictor
     name = predictor if isinstance(predictor, str) else _name(spec)
     true = workload.output_tokens.astype(np.float64)
     caps = pc.fill_null(workload.table["max_tokens"], DEFAULT_CAP).to_numpy().astype(np.float64)
-    # An answer may be longer than the default cap; predictors that know its length do not cut it.
+    # An answer may be longer than the default cap; predictors that use the true length do not truncate it.
     known = np.maximum(true, caps)
     if spec.kind == "oracle":
         return _of(workload, name, np.log(true), np.zeros(len(true)), known)
@@ -132,7 +132,7 @@ def _noisy(workload: Workload, spec: PredictorSpec, true: Floats, caps: Floats, 
 
 
 def _history(workload: Workload) -> tuple[Floats, Floats]:
-    """The LLM's answers to all earlier requests, as if each had ended when the next one comes."""
+    """Predict from the LLM's answers to all earlier requests, as if each had finished before the next arrives."""
     history = History()
     limits = workload.table["max_tokens"].to_pylist()
     mu, sigma = [], []
@@ -145,7 +145,7 @@ def _history(workload: Workload) -> tuple[Floats, Floats]:
 
 
 def _model(workload: Workload, spec: PredictorSpec, on_progress: Progress | None) -> tuple[Floats, Floats]:
-    """Each distinct prompt is predicted once, in batches of texts of about the same length (less to pad)."""
+    """Predict each distinct prompt once, in batches of similar length to reduce padding."""
     prompts = workload.table["prompt"]
     if prompts.null_count:
         raise InputError(
@@ -176,7 +176,7 @@ def _of(workload: Workload, name: str, mu: Floats, sigma: Floats, cap: Floats) -
 
 
 def _centre(workload: Workload) -> Floats:
-    """What a perfect predictor would say: the mean of the prompt's clean samples, else the true length."""
+    """The ideal prediction: the mean of the prompt's clean samples, else the true length."""
     means = workload.sample_mean
     return np.where(np.isfinite(means), means, workload.output_tokens.astype(np.float64))
 
@@ -186,7 +186,7 @@ def _llms(workload: Workload) -> NDArray[np.object_]:
 
 
 def _units(workload: Workload) -> NDArray[np.intp]:
-    """A number for each request, the same where prompt and LLM are; without a prompt its own."""
+    """Return a number per request, equal for the same prompt and LLM; without a prompt each has a different one."""
     found: dict[tuple[str | int, str], int] = {}
     keys = zip(workload.table["prompt"].to_pylist(), _llms(workload).tolist(), strict=True)
     numbers = [

@@ -30,8 +30,7 @@ from lengthwise.routers import (
     make_router,
 )
 from lengthwise.simulator.costs import CostModel
-from lengthwise.simulator.fleet import Fleet
-from lengthwise.simulator.spec import EngineSpec
+from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.specs import parse_spec, unknown_name
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from lengthwise.errors import InputError
-from lengthwise.simulator.fleet import Fleet
-from lengthwise.simulator.fleet_events import parse_fleet_events
+from lengthwise.simulator.fleet import Fleet, parse_fleet_events
 from lengthwise.simulator.grid import Plan
 from lengthwise.simulator.routing import charged_times_s
 from lengthwise.simulator.tasks import CapacityTask, CellTask, Report, ResultCache, Setting, TaskRunner, Workers

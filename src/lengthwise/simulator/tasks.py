@@ -22,11 +22,9 @@ import pyarrow as pa
 import lengthwise
 from lengthwise.errors import InputError
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
-from lengthwise.simulator.capacity import measure_capacity
-from lengthwise.simulator.cluster import simulate
+from lengthwise.simulator.cluster import measure_capacity, simulate
 from lengthwise.simulator.disaggregated import Pools, simulate_disaggregated
-from lengthwise.simulator.fleet import Fleet
-from lengthwise.simulator.fleet_events import FleetEvent
+from lengthwise.simulator.fleet import Fleet, FleetEvent
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.workloads import Workload
@@ -51,7 +49,7 @@ class Task(Protocol):
 
 
 Workers = Callable[[Sequence[Task]], Iterator[tuple[int, dict[str, Any]]]]
-"""Runs tasks; gives the position of each and its result, in the order of completion."""
+"""Runs tasks; yields the index of each and its result, in the order of completion."""
 
 
 class WorkloadSource(Hashable, Protocol):

@@ -13,9 +13,9 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import wide_prior
 from lengthwise.policies import Job, JobColumns
 from lengthwise.policies.admission import LENGTH_LEVELS, length_levels
+from lengthwise.simulator.fleet import EngineSpec
 from lengthwise.simulator.kernel.records import REQUEST, Records
 from lengthwise.simulator.predictions import RequestPredictions
-from lengthwise.simulator.spec import EngineSpec
 from lengthwise.workloads import Workload
 
 Rows = NDArray[np.integer]
@@ -80,7 +80,7 @@ class JobTable:
         return tuple(JobColumns(*table) for table in self.tables)
 
     def at(self, progress: JobProgress, now: float) -> JobColumns:
-        """Columns of some requests at a time, with the predictions that exist by then."""
+        """Return the columns of some requests at a time, with the predictions that have arrived by then."""
         columns = progress.of(self.predicted)
         if self.late is not None:
             early = now < progress.submitted + self.delay_s
@@ -114,7 +114,7 @@ def _table(workload: Workload, predictions: RequestPredictions) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """The requests of a workload, ready for engines; engines write to `requests`."""
+    """The requests of a workload in the layout of engines, which write to `requests`."""
 
     requests: Records
     jobs: JobTable
@@ -203,17 +203,17 @@ class Traffic:
 
 def block_ratio(spec: EngineSpec, workload: Workload) -> tuple[int, int]:
     """Engine blocks per hashed block of the workload, or 0, and hashed blocks per engine block, or 0."""
-    hashed, own = workload.block_size, spec.block_size
+    hashed, allocated = workload.block_size, spec.block_size
     if hashed is None or not spec.prefix_caching:
         return 1, 1
-    if hashed % own and own % hashed:
+    if hashed % allocated and allocated % hashed:
         raise InputError(
-            f"blocks of {own} tokens, but the workload's prefixes are hashed in blocks of {hashed}",
+            f"blocks of {allocated} tokens, but the workload's prefixes are hashed in blocks of {hashed}",
             source=spec.name,
             field="block_size",
             hint=f"take a divisor or a multiple of {hashed}, or switch prefix caching off",
         )
-    return hashed // own, own // hashed
+    return hashed // allocated, allocated // hashed
 
 
 def _check_sizes(workload: Workload) -> None:

@@ -11,8 +11,8 @@ from lengthwise.simulator.kernel.records import FUTURE_PEAK, INDEFINITELY, RESER
 @compiled
 def _predicted_left(engine: Record, row: int, generated: int) -> int:
     """Tokens left by the lowest predicted length that is not exceeded: `policies.admission.predicted_remaining`."""
-    for rung in range(engine.n_levels):
-        length = predicted_length_at(engine, row * engine.n_levels + rung).value
+    for level in range(engine.n_levels):
+        length = predicted_length_at(engine, row * engine.n_levels + level).value
         if length > generated:
             return int(length - generated)
     return 1
@@ -24,7 +24,7 @@ def _reservation(engine: Record, row: int) -> int:
     request = request_at(engine, row)
     if not request.granted_tokens:
         request.granted_tokens = predicted_length_at(engine, row * engine.n_levels).value
-    # The last token is never computed, so holds no slot.
+    # The last token is never computed and needs no slot.
     return min(needed(request.prompt + request.granted_tokens - 1, engine.block_size), engine.n_blocks)
 
 
@@ -38,18 +38,18 @@ def granted(engine: Record, row: int) -> int:
 def _peak(engine: Record, row: int, tokens: int) -> int:
     """Predicted peak of KV tokens if the request joins the running ones: `policies.admission.peak_kv_tokens`."""
     for position in range(engine.n_running):
-        running, one = running_at(engine, position), scratch_at(engine, position)
-        one.left = _predicted_left(engine, running.row, running.tokens - request_at(engine, running.row).prompt)
-        one.held = running.tokens + engine.block_size - 1
+        running, entry = running_at(engine, position), scratch_at(engine, position)
+        entry.left = _predicted_left(engine, running.row, running.tokens - request_at(engine, running.row).prompt)
+        entry.tokens = running.tokens + engine.block_size - 1
     last = scratch_at(engine, engine.n_running)
     last.left = _predicted_left(engine, row, tokens - request_at(engine, row).prompt)
-    last.held = tokens + engine.block_size - 1
+    last.tokens = tokens + engine.block_size - 1
     _longest_first(engine, engine.n_running + 1)
-    peak = together = 0
+    peak = total = 0
     for number in range(engine.n_running + 1):
-        one = scratch_at(engine, number)
-        together += one.held
-        peak = max(peak, one.left * (number + 1) + together)
+        entry = scratch_at(engine, number)
+        total += entry.tokens
+        peak = max(peak, entry.left * (number + 1) + total)
     return peak
 
 
@@ -81,7 +81,7 @@ def blocked_steps(engine: Record, row: int, tokens: int, cached: int, idle: int)
     if engine.n_running == 0:
         return 0  # alone it may use all memory
     if engine.admission == FUTURE_PEAK:
-        # With each step every running request comes one token closer to its end: the peak falls by at most one token.
+        # With each step every running request is one token closer to its end: the peak falls by at most one token.
         return max(0, _peak(engine, row, tokens) - engine.n_blocks * engine.block_size)
     if engine.admission == RESERVATION and engine.reserved + _reservation(engine, row) > engine.n_blocks:
         return INDEFINITELY

@@ -1,7 +1,7 @@
 """The compiled engine's host: it lays out the memory, calls the kernel, and answers its questions with the policy.
 
 The kernel is the accelerator of `simulator.engine`, and gives the same outcome bit for bit. It contains no policy:
-where a decision is the policy's, it returns a code and the host asks the policy, on columns.
+where the policy decides, it returns a code and the host asks the policy, on columns.
 
 Numba caches compiled code (`lengthwise.compiled`) and checks only the module of the function that is called. The
 entry functions therefore carry a fingerprint of all kernel sources, so that a change in any of them recompiles.
@@ -25,11 +25,11 @@ from lengthwise.compiled import cache_folder, compiled
 from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds
 from lengthwise.policies.base import last_of_largest
 from lengthwise.simulator.costs import CostModel
+from lengthwise.simulator.fleet import EngineSpec
 from lengthwise.simulator.kernel import loop, memory
 from lengthwise.simulator.kernel import records as r
 from lengthwise.simulator.kernel.records import Record, Records
 from lengthwise.simulator.outcome import EngineOutcome, Timeline
-from lengthwise.simulator.spec import EngineSpec
 from lengthwise.simulator.traffic import JobProgress, JobTable, Traffic, block_ratio
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def _fingerprint() -> int:
 
 def _advance(fingerprint: int) -> Callable[[Records, float], int]:
     def advance(engines: Records, until: float) -> int:
-        if fingerprint < 0:  # a use, so that it becomes part of this function
+        if fingerprint < 0:  # the use makes it part of this function
             return -1
         return _run(engines[0], until)
 
@@ -128,7 +128,7 @@ class PolicyKeys:
 
 
 class CompiledEngine:
-    """An empty engine of the given kind, run by the kernel.
+    """An engine that the kernel runs, empty at first.
 
     It writes to `traffic.requests`, which engines share, but only to the rows sent to it.
     """

@@ -48,7 +48,7 @@ def _receive_request(engine: Record) -> int:
     """Queue the next request, or refuse it if it can never fit."""
     row = row_at(engine, engine.arrived).value
     total = request_at(engine, row).prompt + request_at(engine, row).output
-    # The last token is never computed, so holds no slot.
+    # The last token is never computed and needs no slot.
     if total > engine.max_model_len or memory.needed(total - 1, engine.block_size) > engine.n_blocks:
         engine.refused += 1
         engine.settled += 1
@@ -138,7 +138,7 @@ def _jump(engine: Record, until: float) -> int:
         now += step.step_s(engine.cost, 0, 0, 0.0, batch, context, engine.shared_tokens, batch)
         context += batch
         done += 1
-    held = engine.n_blocks - engine.free
+    used_before = engine.n_blocks - engine.free
     for position in range(batch):
         running = running_at(engine, position)
         running.computed += done
@@ -148,7 +148,7 @@ def _jump(engine: Record, until: float) -> int:
     took = now - engine.now
     engine.now = now
     engine.busy_s += took
-    engine.block_seconds += took * 0.5 * (held + engine.n_blocks - engine.free)
+    engine.block_seconds += took * 0.5 * (used_before + engine.n_blocks - engine.free)
     engine.steps += done
     engine.steps_since_check += done
     engine.blocked_steps = max(0, engine.blocked_steps - done)
@@ -165,9 +165,9 @@ def _sample(engine: Record) -> None:
         engine.sample_every *= 2
         for number in range(engine.n_samples):
             copy(sample_at(engine, number), sample_at(engine, 2 * number))
-    note = sample_at(engine, engine.n_samples)
-    note.time, note.waiting, note.running = engine.now, engine.n_waiting, engine.n_running
-    note.blocks = engine.n_blocks - engine.free
+    sample = sample_at(engine, engine.n_samples)
+    sample.time, sample.waiting, sample.running = engine.now, engine.n_waiting, engine.n_running
+    sample.blocks = engine.n_blocks - engine.free
     engine.n_samples += 1
     engine.sample_at = engine.now + engine.sample_every
 

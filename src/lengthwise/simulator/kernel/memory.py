@@ -23,7 +23,7 @@ def needed(tokens: int, block_size: int) -> int:
 def cached_blocks(engine: Record, row: int, tokens: int) -> tuple[int, int]:
     """Leading blocks of a request that are in the cache, and how many of them are free.
 
-    At least its last token is to be computed, or nothing would come out.
+    The last token is never taken from the cache: computing it generates the next one.
     """
     most = (tokens - 1) // engine.block_size
     if engine.cache_mode == BY_BLOCK:
@@ -55,7 +55,7 @@ def set_cached(engine: Record, row: int) -> None:
 
 @compiled
 def _retain(engine: Record, row: int, blocks: int) -> None:
-    """Keep the full blocks of a request in the cache as it frees them."""
+    """Leave the full blocks of a request in the cache when it frees them."""
     if blocks == 0:
         return
     request = request_at(engine, row)
@@ -92,9 +92,9 @@ def _take(engine: Record, blocks: int) -> None:
     lacking = blocks - (engine.free - engine.n_retained)
     while lacking > 0:
         row = engine.retained_first
-        some = min(lacking, request_at(engine, row).retained)
-        _evict_retained(engine, row, some)
-        lacking -= some
+        evicted = min(lacking, request_at(engine, row).retained)
+        _evict_retained(engine, row, evicted)
+        lacking -= evicted
 
 
 @compiled

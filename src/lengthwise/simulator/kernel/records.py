@@ -65,7 +65,7 @@ REQUEST: Final = np.dtype(
         ("output", "i4"),  # true length; only the engine reads it
         ("generated", "i4"),  # current while it waits; while it runs, see RUNNING
         ("preemptions", "i4"),
-        ("max_computed", "i4"),  # most tokens it had in memory when it was preempted
+        ("max_computed", "i4"),  # most tokens in memory at a preemption
         ("recomputed", "i4"),  # tokens computed again after preemptions
         ("priority", "i4"),
         ("round", "i8"),  # of a policy with rounds
@@ -74,7 +74,7 @@ REQUEST: Final = np.dtype(
         ("initial_cached", "i4"),  # the same at its first admission
         ("granted_tokens", "i4"),  # answer tokens that RESERVATION grants, 0 before
         ("transferred_kv_tokens", "i4"),  # tokens whose KV another engine has sent; 0 after admission
-        ("missing_kv_tokens", "i4"),  # leading ones of those that were not sent because they were cached here
+        ("missing_kv_tokens", "i4"),  # leading ones among them, not sent because they were cached here
         ("retained", "i4"),  # under OWN_ONLY, its blocks in the cache
         ("retained_before", "i4"),  # rows, in the order in which memory was freed
         ("retained_after", "i4"),
@@ -115,7 +115,7 @@ BLOCK: Final = np.dtype(
 INDEX: Final = np.dtype([("identity", "i8"), ("oldest", "i8")])
 """A slot of the hash table over identities: the oldest block of one, plus one; 0 where the slot is empty."""
 
-SCRATCH: Final = np.dtype([("left", "i8"), ("held", "i8")])
+SCRATCH: Final = np.dtype([("left", "i8"), ("tokens", "i8")])
 """Predicted tokens left and tokens in memory of a request, to find the predicted peak."""
 
 SAMPLES: Final = 1024  # at most, of one engine
@@ -131,7 +131,7 @@ INT: Final = np.dtype([("value", "i4")])
 LONG: Final = np.dtype([("value", "i8")])
 HASH: Final = np.dtype([("value", "u8")])
 REAL: Final = np.dtype([("value", "f8")])
-"""Plain numbers, as records of one."""
+"""Plain numbers, as records with one field."""
 
 COST: Final = np.dtype(
     [
@@ -149,7 +149,7 @@ COST: Final = np.dtype(
         ("weights", "f8"),
         # PIECEWISE, milliseconds; see Piecewise
         ("n_lines", "i8"),
-        ("lines", "f8", (4, 4)),  # each: from so many tokens of a batch on, constant, slope, square
+        ("lines", "f8", (4, 4)),  # each: least tokens of a batch, constant, slope, square
         ("attention_from", "f8"),
         ("attention_below", "f8"),
         ("attention_constant", "f8"),
@@ -161,10 +161,10 @@ COST: Final = np.dtype(
         ("divisor", "f8"),
     ]
 )
-"""The parameters of a cost model: those of its family count."""
+"""The parameters of a cost model; only those of its family are used."""
 
 ARRAYS: Final = {
-    # of all engines
+    # shared by all engines
     "requests": REQUEST,
     "keys": REAL,  # [column, stage of prediction, request]
     "predicted_length": INT,  # [request, level]: predicted lengths, rising, for admission
@@ -243,7 +243,7 @@ ENGINE: Final = np.dtype(
         ("settled", "i8"),
         ("refused", "i8"),
         ("pause_at", "i8"),
-        # what need not be checked again
+        # results of checks that hold until something changes
         ("decoding", "i8"),  # every running request computes one token a step
         (
             "blocked_steps",

@@ -15,7 +15,7 @@ PIECEWISE: Final = 2
 
 
 def chunk_cost(cost: Record, begin: int, end: int) -> float:
-    """Cost of computing a prompt's tokens from `begin` to `end` beyond their number, as `step_s` takes it.
+    """Cost of a prompt's tokens from `begin` to `end` besides the term in their number, as input of `step_s`.
 
     LINEAR and ROOFLINE: their share of the prompt's square, so that chunks add up to the whole. PIECEWISE: the term of
     long sequences, milliseconds.
