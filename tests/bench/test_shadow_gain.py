@@ -160,7 +160,7 @@ def test_predictions_come_as_late_as_they_did_and_memory_is_what_the_engine_told
     account = Account(600, 600, 0, 0, 1.0, 0.25)
     found = study_shadow(logged(served(), account=account, memory=Memory(4000, 16)), "log")
     assert found.prediction_delay_s == 0.25
-    assert (found.engine.spec.kv_tokens, found.engine.memory_from) == (4000, "told by the engine")
+    assert (found.engine.spec.kv_tokens, found.engine.memory_from) == (4000, "reported by the engine")
 
 
 def test_too_little_to_say_anything_is_said() -> None:

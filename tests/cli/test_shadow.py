@@ -86,14 +86,14 @@ def test_too_little_traffic_is_said_and_is_no_failure(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "1 answers of known length are too few to say anything" in printed
+    assert "1 answers of known length are too few for a report" in printed
     assert len(read_log(log).entries) == 1
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ([], "--url: no engine to stand in front of"),
+        ([], "--url: no engine is given"),
         (["--url", "nope"], "'nope' is not the URL of an engine"),
         (["--url", f"http://127.0.0.1:{free_port()}"], "does not answer"),
         (["--url", "http://127.0.0.1:1", "--predictor", "fats"], "there is no predictor 'fats'"),
@@ -116,5 +116,5 @@ def test_a_log_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     with served(StandIn().app()) as url:
         result = CliRunner().invoke(app, ["shadow", "--url", url, "--port", "0", "--log", str(log)])
     assert result.exit_code == 2
-    assert "is there already" in result.stderr
+    assert "exists already" in result.stderr
     assert log.read_text() == "precious"

@@ -223,9 +223,9 @@ def test_a_log_is_read_as_it_was_written_and_a_line_cut_short_is_forgotten(log: 
     ("content", "told"),
     [
         ("", "is not a log of `lengthwise shadow`"),
-        ("{}\n", "is no record"),
-        ('{"kind": "request"}\n', "is no record"),
-        ("\x00\n", "is no record"),
+        ("{}\n", "is not a record"),
+        ('{"kind": "request"}\n', "is not a record"),
+        ("\x00\n", "is not a record"),
         (json.dumps({"kind": "shadow", "engine": "e", "predictor": "p", "began": 0, "format": 9}) + "\n", "format 9"),
     ],
 )
@@ -237,7 +237,7 @@ def test_what_is_no_log_is_refused(log: Path, content: str, told: str) -> None:
 
 def test_a_log_is_never_written_over(log: Path) -> None:
     log.write_text("precious")
-    with pytest.raises(InputError, match="is there already"), ShadowLog(log, Header("e", "p", 0.0)):
+    with pytest.raises(InputError, match="exists already"), ShadowLog(log, Header("e", "p", 0.0)):
         pass
     with pytest.raises(InputError, match="its folder does not exist"), ShadowLog(log / "x" / "y", Header("e", "p", 0)):
         pass

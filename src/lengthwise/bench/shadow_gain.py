@@ -1,6 +1,6 @@
-"""The gain a policy would have brought: a shadow's log replayed in the simulator under FCFS and under the policy.
+"""Estimate the gain of a policy: a shadow's log is replayed in the simulator under FCFS and under the policy.
 
-The replay first shows that it matches the measurement: a gain in a simulation that does not match means nothing.
+The report first compares the FCFS replay with the measurement: without a match, a simulated gain is meaningless.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from lengthwise.simulator.paired import Ratio, over_requests
 
 if TYPE_CHECKING:
     from lengthwise.simulator import Spread
-    from lengthwise.simulator.paired import Ratio
 
 
 _LEVELS: Final = (0.5, 0.9)
@@ -43,9 +42,10 @@ _LEVELS: Final = (0.5, 0.9)
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How good predictions were on answers that ended by themselves or, as their predictions, at their max_tokens."""
+    """Accuracy of predictions on answers that ended by themselves or at max_tokens, which also caps predictions."""
 
     who: str
+    """The predictor or baseline."""
     answers: int
     tau: float
     """Kendall's tau-b of medians with true lengths, within one LLM, averaged; NaN for a constant."""
@@ -55,7 +55,7 @@ class Accuracy:
 
 
 def score_predictions(traffic: ShadowTraffic) -> tuple[Accuracy, ...]:
-    """The predictor, the history of each LLM and, known afterwards, its best constant, on the same answers."""
+    """Score the predictor, the history of each LLM, and each LLM's best constant in hindsight on the same answers."""
     predictions = traffic.predictions
     scored = traffic.settled & traffic.predicted
     if not scored.any():
@@ -68,40 +68,41 @@ def score_predictions(traffic: ShadowTraffic) -> tuple[Accuracy, ...]:
     )
 
 
-def _score(who: str, predictions: RequestPredictions, rows: NDArray[np.bool_]) -> Accuracy:
+def _score(label: str, predictions: RequestPredictions, rows: NDArray[np.bool_]) -> Accuracy:
     mu, sigma, cap = predictions.mu[rows], predictions.sigma[rows], predictions.cap[rows]
     true = predictions.truth[rows]
     covered = []
     for level in _LEVELS:
-        reach = student.isf((1 - level) / 2, TIE_NU) * sigma
-        low, high = (np.minimum(np.exp(mu + side * reach), cap) for side in (-1, 1))
+        half_width = student.isf((1 - level) / 2, TIE_NU) * sigma
+        low, high = (np.minimum(np.exp(mu + sign * half_width), cap) for sign in (-1, 1))
         covered.append(float(((low <= true) & (true <= high)).mean()))
     medians = np.minimum(np.exp(mu), cap)
     tau = tau_within(predictions.llms[rows], medians, true)
-    return Accuracy(who, int(rows.sum()), tau, mae(medians, true), *covered)
+    return Accuracy(label, int(rows.sum()), tau, mae(medians, true), *covered)
 
 
 def _constant(predictions: RequestPredictions, rows: NDArray[np.bool_]) -> Accuracy:
     true, llms = predictions.truth[rows], predictions.llms[rows]
     medians, covered = np.empty(len(true)), np.empty((len(_LEVELS), len(true)))
     for llm in set(llms.tolist()):
-        mine = llms == llm
-        medians[mine] = np.median(true[mine])
+        of_llm = llms == llm
+        lengths = true[of_llm]
+        medians[of_llm] = np.median(lengths)
         for row, level in enumerate(_LEVELS):
-            low, high = np.quantile(true[mine], [(1 - level) / 2, (1 + level) / 2])
-            covered[row, mine] = (low <= true[mine]) & (true[mine] <= high)
-    shares = (float(each.mean()) for each in covered)
+            low, high = np.quantile(lengths, [(1 - level) / 2, (1 + level) / 2])
+            covered[row, of_llm] = (low <= lengths) & (lengths <= high)
+    shares = (float(row.mean()) for row in covered)
     return Accuracy("constant, known afterwards", len(true), math.nan, mae(medians, true), *shares)
 
 
 LOGGED: Final = "as logged"
 TRUE: Final = "true lengths"
-_WORTH: Final = 0.01  # of FCFS's mean: a smaller gain of true lengths is none to take a share of
+_LEAST_GAIN: Final = 0.01  # of FCFS's mean, with true lengths: below it the captured share is not defined
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """One policy on the logged arrivals and lengths; ratios are over FCFS's, below 1 is better."""
+    """One policy on the logged arrivals and lengths; ratios are to FCFS, below 1 is better."""
 
     policy: str
     predictions: str
@@ -110,13 +111,13 @@ class Replayed:
     p99_e2e: Ratio
     per_token: Ratio
     captured_e2e: float
-    """(FCFS - this) / (FCFS - the same with true lengths), on means; NaN where true lengths gain nothing."""
+    """(FCFS - this) / (FCFS - the same with true lengths), of means; NaN if true lengths gain nothing."""
     captured_per_token: float
 
 
 @dataclass(frozen=True)
 class ShadowGain:
-    """All that a log says."""
+    """The results of a replayed log."""
 
     source: str
     engine_url: str
@@ -127,21 +128,21 @@ class ShadowGain:
     guessed_prompts: int
     counted_answers: int
     unsettled: int
-    """Replayed answers of which only a part is known: no predictor is scored on them."""
+    """Replayed answers whose full length is not known: no predictor is scored on them."""
     duration_s: float
     engine: FittedEngine
     load: float
-    """Offered requests over what the replayed engine can do under backlog."""
+    """Arrival rate over the capacity of the replayed engine under backlog."""
     prediction_delay_s: float
     measured: Summary
     fcfs: Summary
-    """The replay under FCFS, TTFT and TPOT of streamed answers only, as measured."""
+    """The replay under FCFS; TTFT and TPOT of streamed answers only, as in the measurement."""
     runs: tuple[Replayed, ...]
     accuracy: tuple[Accuracy, ...]
 
     @property
     def mismatch(self) -> float:
-        """Replayed FCFS's mean E2E over the measured, less 1."""
+        """Mean E2E of the FCFS replay / measured mean E2E - 1."""
         return self.fcfs.e2e_s.mean / self.measured.e2e_s.mean - 1.0
 
 
@@ -155,7 +156,7 @@ def study_shadow(
     max_num_batched_tokens: int | None = None,
     kv_tokens: int | None = None,
 ) -> ShadowGain:
-    """Replay a log. `engine` is a name or a file; without one it is fitted to the log."""
+    """Replay a log. `engine` is a name or a file; without one an engine is fitted to the log."""
     for name in policies:
         make_policy(name)
     given = None if engine is None else find_engine(engine)
@@ -211,47 +212,47 @@ def _replay(policy: str, traffic: ShadowTraffic, fleet: Fleet, base: Outcome, de
 
 
 def _ratio(ours: Outcome, base: Outcome, measure: str, q: float | None) -> Ratio:
-    mine, theirs = ({str(k): v for k, v in latencies(each).items()}[measure] for each in (ours, base))
-    return over_requests(mine, theirs, q, seed=0)
+    numerator, denominator = ({str(k): v for k, v in latencies(run).items()}[measure] for run in (ours, base))
+    return over_requests(numerator, denominator, q, seed=0)
 
 
 def _captured(ours: Outcome, true: Outcome, base: Outcome, measure: str) -> float:
-    mine, best, before = (getattr(each.summary, measure).mean for each in (ours, true, base))
-    return (before - mine) / (before - best) if before - best > _WORTH * before else math.nan
+    policy, best, fcfs = (getattr(run.summary, measure).mean for run in (ours, true, base))
+    return (fcfs - policy) / (fcfs - best) if fcfs - best > _LEAST_GAIN * fcfs else math.nan
 
 
 def _as_measured(outcome: Outcome, traffic: ShadowTraffic) -> Summary:
-    """The replay in the same words as the measurement: a first token is known of streamed answers only."""
+    """Summarise the replay like the measurement, which knows the first token of streamed answers only."""
     first = np.where(np.isnan(traffic.first_token), np.nan, outcome.first_token)
     return summarise(
         sent=outcome.arrival, first_token=first, finish=outcome.finish, output_tokens=outcome.output_tokens
     )
 
 
-_GOOD: Final = 0.1
-_POOR: Final = 0.25
+_GOOD: Final = 0.1  # mismatch up to which ratios are quantitative
+_POOR: Final = 0.25  # and up to which they show a direction
 
 
 def tables(found: ShadowGain) -> list[Table]:
-    """Does the replay match, what would have been gained, how good were the predictions."""
-    made = [_match(found), _gain(found)]
-    return [*made, _accuracy(found)] if found.accuracy else made
+    """Return the tables of a report: match of the replay, gain, and accuracy of the predictions."""
+    gain = [_match(found), _gain(found)]
+    return [*gain, _accuracy(found)] if found.accuracy else gain
 
 
 def _match(found: ShadowGain) -> Table:
     rows = []
     measured, fcfs = found.measured, found.fcfs
-    for name, seen, played in (
+    for name, seen, replayed in (
         ("TTFT", measured.ttft_s, fcfs.ttft_s),
         ("TPOT", measured.tpot_s, fcfs.tpot_s),
         ("E2E", measured.e2e_s, fcfs.e2e_s),
         ("per token", measured.per_token_s, fcfs.per_token_s),
     ):
         rows.append(
-            [name, *_figures(seen), *_figures(played), _off(seen.mean, played.mean), _off(seen.p99, played.p99)]
+            [name, *_figures(seen), *_figures(replayed), _off(seen.mean, replayed.mean), _off(seen.p99, replayed.p99)]
         )
     columns = ["seconds", "measured mean", "p50", "p99", "replayed mean", "p50", "p99", "mean off by", "p99 off by"]
-    return Table("Does the replay match? FCFS in the simulator beside what clients saw", columns, rows, _notes(found))
+    return Table("Does the replay match? FCFS in the simulator against the measurement", columns, rows, _notes(found))
 
 
 def _notes(found: ShadowGain) -> list[str]:
@@ -268,20 +269,20 @@ def _notes(found: ShadowGain) -> list[str]:
     )
     notes += [f"left out: {rows:,} requests, {why}" for why, rows in found.left_out.items()]
     if found.guessed_prompts:
-        notes.append(f"{found.guessed_prompts:,} prompts' tokens are guessed from their size: the engine did not tell")
+        notes.append(f"{found.guessed_prompts:,} prompts: tokens estimated from their size, not reported by the engine")
     if found.counted_answers:
-        notes.append(f"{found.counted_answers:,} answers' tokens are counted by events: the engine did not tell")
+        notes.append(f"{found.counted_answers:,} answers: tokens counted by events, not reported by the engine")
     return notes
 
 
 def _verdict(found: ShadowGain) -> str:
     off = abs(found.mismatch)
-    told = f"the replayed mean E2E is {_off(found.measured.e2e_s.mean, found.fcfs.e2e_s.mean)} off"
+    mismatch = f"the replayed mean E2E is {_off(found.measured.e2e_s.mean, found.fcfs.e2e_s.mean)} off"
     if off <= _GOOD:
-        return f"{told}: the ratios below can be read as they are"
+        return f"{mismatch}: the ratios below can be read as they are"
     if off <= _POOR:
-        return f"{told}: read the ratios below as a direction, not as figures"
-    return f"{told}: the ratios below say little; fit the engine with `lengthwise engine fit` and give it by --engine"
+        return f"{mismatch}: read the ratios below as a direction, not as figures"
+    return f"{mismatch}: the ratios below say little; give an engine of `lengthwise engine fit` with --engine"
 
 
 def _gain(found: ShadowGain) -> Table:
@@ -302,10 +303,10 @@ def _gain(found: ShadowGain) -> Table:
     ]
     columns += ["of the true lengths' gain: mean", "per token"]
     notes = [
-        "ratios below 1 are better; in brackets 95 % by a bootstrap of blocks of requests, the same for both",
-        "assumed: the same arrivals whatever the latency (nobody retries or leaves sooner), and the same lengths",
-        "assumed: FCFS in the engine so far, no prefixes found in its cache, all its traffic through this proxy",
-        f"predictions come {1000 * found.prediction_delay_s:.1f} ms after their requests, as they did",
+        "ratios below 1 are better; in brackets the 95 % interval of a paired bootstrap over blocks of requests",
+        "assumed: arrivals do not depend on latency (no retries, no early aborts), and lengths are the same",
+        "assumed: the engine served FCFS, without prefix cache hits, and all its traffic passed this proxy",
+        f"predictions arrive {1000 * found.prediction_delay_s:.1f} ms after their requests, as measured",
     ]
     return Table("What would have been gained", columns, rows, notes)
 
@@ -322,10 +323,10 @@ def _accuracy(found: ShadowGain) -> Table:
         for each in found.accuracy
     ]
     notes = [
-        f"{found.accuracy[0].answers:,} answers; one that ended at its max_tokens counts so, as its prediction does"
+        f"{found.accuracy[0].answers:,} answers; those that ended at max_tokens count with it, as do their predictions"
     ]
     if found.unsettled:
-        notes.append(f"{found.unsettled:,} others were left or broke off, or their length was not told")
+        notes.append(f"{found.unsettled:,} others were aborted or broken off, or their length is not known")
     columns = ["predictions", "tau", "MAE (tokens)", "in the 50 % interval", "in the 90 % interval"]
     return Table("How good the predictions were on this traffic", columns, rows, notes)
 

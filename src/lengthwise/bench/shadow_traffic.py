@@ -38,29 +38,29 @@ if TYPE_CHECKING:
 
 
 FEWEST: Final = 20
-"""Requests below which nothing is said."""
-_BYTES_PER_TOKEN: Final = 4.0  # of English text, where the engine never tells
+"""Requests that a report needs."""
+_BYTES_PER_TOKEN: Final = 4.0  # of English text, if the engine reports no prompt tokens
 
 
 @dataclass(frozen=True, eq=False)
 class ShadowTraffic:
-    """Rows in order of arrival, times from the first of them; NaN where a time is not known."""
+    """Requests in order of arrival; times are seconds after the first arrival, NaN if unknown."""
 
     workload: Workload
     predictions: RequestPredictions
     first_token: Floats
     finish: Floats
     settled: Mask
-    """The engine told its length, and it ended by itself or at its max_tokens, which a prediction is cut at too."""
+    """The engine reported the length, and the answer ended by itself or at max_tokens, which also caps predictions."""
     predicted: Mask
-    """It was the predictor's prediction, not a hint's or the history's."""
+    """The prediction is the predictor's, not a hint or the history's."""
     left_out: Mapping[str, int]
     guessed_prompts: int
     counted_answers: int
 
     @property
     def measured(self) -> Summary:
-        """What clients saw."""
+        """The latencies that clients measured."""
         return summarise(
             sent=self.workload.arrival_s,
             first_token=self.first_token,
@@ -70,14 +70,14 @@ class ShadowTraffic:
 
 
 def shadow_traffic(logged: Logged, name: str) -> ShadowTraffic:
-    """What of a log can be replayed; the rest is counted, by the reason it is left out for."""
+    """Return the requests of a log that can be replayed; the others are counted by the reason to leave them out."""
     left_out = Counter(why for entry in logged.entries if (why := _unfit(entry)))
     kept = [entry for entry in logged.entries if not _unfit(entry)]
     if len(kept) < FEWEST:
         raise InputError(
-            f"{len(kept)} answers of known length are too few to say anything",
+            f"{len(kept)} answers of known length are too few for a report",
             source=name,
-            hint=f"let at least {FEWEST} pass, better some hundreds under the usual load",
+            hint=f"log at least {FEWEST}, better some hundreds under the usual load",
         )
     began = kept[0].arrival_s
     prompts, guessed = _prompt_tokens(kept)
@@ -115,7 +115,7 @@ def _unfit(entry: Entry) -> str | None:
 
 
 def _settled(entry: Entry) -> bool:
-    """An answer that the context's end cut short of its max_tokens is not: how long it may be is not known here."""
+    # An answer that the end of the context cut below its max_tokens does not count: its cap is not known here.
     at_limit = entry.end == "cut" and entry.max_tokens is not None and (entry.output_tokens or 0) >= entry.max_tokens
     return entry.exact and (entry.end == "whole" or at_limit)
 
@@ -125,7 +125,7 @@ def _column(entries: Sequence[Entry], name: str) -> Floats:
 
 
 def _prompt_tokens(entries: Sequence[Entry]) -> tuple[NDArray[np.int64], int]:
-    """Prompt tokens, those that the engine did not tell guessed from the size of the body; and how many were."""
+    """Return prompt tokens, estimated from the size of the body if not reported, and the number of estimates."""
     tokens, size = _column(entries, "prompt_tokens"), _column(entries, "prompt_bytes")
     known = ~np.isnan(tokens) & (size > 0)
     per_byte = float(np.median(tokens[known] / size[known])) if known.any() else 1.0 / _BYTES_PER_TOKEN
@@ -142,7 +142,7 @@ def _predictions(entries: Sequence[Entry], workload: Workload, predictor: str) -
 
 
 _FEWEST: Final = 20
-_FEWEST_TOKENS: Final = 8  # shorter answers say more of the network than of the engine
+_FEWEST_TOKENS: Final = 8  # the duration of shorter answers is mostly network latency
 _LEAST_BASE_S: Final = 1e-6
 _BATCHED_TOKENS: Final = 2048  # vLLM's default
 _BLOCK: Final = 16
@@ -150,11 +150,11 @@ _BLOCK: Final = 16
 
 @dataclass(frozen=True)
 class FittedEngine:
-    """The engine, and where its limits come from."""
+    """An engine, and the sources of its limits."""
 
     spec: EngineSpec
     answers: int
-    """That the step time was fitted to; 0 where the engine was given."""
+    """The number of answers that the step time was fitted to; 0 if the engine was given."""
     slots_from: str
     memory_from: str
 
@@ -162,14 +162,14 @@ class FittedEngine:
 def fit_engine(
     traffic: ShadowTraffic, gauges: Sequence[Gauges], memory: Memory | None, *, max_num_seqs: int | None = None
 ) -> FittedEngine:
-    """Fit step time and limits; how many run at once is taken as it is where it is given."""
+    """Fit step time and limits; `max_num_seqs` is used as it is if given."""
     cost, answers = fit_cost(traffic)
     slots, slots_from = (max_num_seqs, "given") if max_num_seqs is not None else _slots(traffic, gauges)
     longest = int((traffic.workload.input_tokens + traffic.workload.output_tokens).max())
     if memory is not None:
-        tokens, memory_from = memory.kv_tokens, "told by the engine"
+        tokens, memory_from = memory.kv_tokens, "reported by the engine"
     else:
-        tokens, memory_from = (slots + 1) * (longest + _BLOCK), "not known: never short"
+        tokens, memory_from = (slots + 1) * (longest + _BLOCK), "not known: assumed sufficient"
     spec = EngineSpec(
         "fitted to the log",
         cost,
@@ -184,7 +184,7 @@ def fit_engine(
 
 
 def fit_cost(traffic: ShadowTraffic) -> tuple[StepCost, int]:
-    """The step time, and from how many streamed answers."""
+    """Fit the step time; return it and the number of streamed answers used."""
     n = traffic.workload.output_tokens.astype(np.float64)
     streamed = ~np.isnan(traffic.first_token)
     used = streamed & (n >= _FEWEST_TOKENS) & (traffic.finish > traffic.first_token)
@@ -194,7 +194,7 @@ def fit_cost(traffic: ShadowTraffic) -> tuple[StepCost, int]:
             source=traffic.workload.name,
             hint="give one with --engine (a name, or a file of `lengthwise engine fit`)",
         )
-    # An answer in one piece tells no first token: its tokens are spread over all of its time.
+    # The first token of an answer that is not streamed is not known: its tokens are spread over its whole time.
     begin = np.where(streamed, traffic.first_token, traffic.workload.arrival_s)
     tokens = _spread(begin, traffic.finish, n)
     prompts = _started(begin, traffic.workload.input_tokens.astype(np.float64))
@@ -203,7 +203,7 @@ def fit_cost(traffic: ShadowTraffic) -> tuple[StepCost, int]:
         [n[used] - 1, tokens(finish) - tokens(first), prompts(finish) - prompts(first)],
     )
     seconds = finish - first
-    # By tokens, not by seconds: those depend on how fast the engine happened to be, and slow answers would count less.
+    # Weighted by tokens, not by seconds: slow answers would count less.
     weight = 1.0 / np.sqrt(n[used])
     base, decode, prefill = optimize.nnls(columns * weight[:, None], seconds * weight)[0]
     base = max(float(base), _LEAST_BASE_S)
@@ -211,7 +211,7 @@ def fit_cost(traffic: ShadowTraffic) -> tuple[StepCost, int]:
 
 
 class _Curve:
-    """A growing total over time, straight between its points."""
+    """A cumulative total over time, linear between its points."""
 
     def __init__(self, times: Floats, totals: Floats) -> None:
         self._times, self._totals = times, totals
@@ -221,7 +221,7 @@ class _Curve:
 
 
 def _spread(begin: Floats, end: Floats, amount: Floats) -> _Curve:
-    """The running total of amounts that each come evenly between their begin and end."""
+    """Return the cumulative total of amounts that each arrive evenly between begin and end."""
     rate = amount / np.maximum(end - begin, 1e-9)
     times = np.concatenate([begin, end])
     order = np.argsort(times, kind="stable")
@@ -231,19 +231,19 @@ def _spread(begin: Floats, end: Floats, amount: Floats) -> _Curve:
 
 
 def _started(begin: Floats, amount: Floats) -> _Curve:
-    """The running total of amounts that come at once; between two of them it grows straight, which is near enough."""
+    """Return the cumulative total of amounts that arrive at `begin`, interpolated linearly between them."""
     order = np.argsort(begin, kind="stable")
     return _Curve(begin[order], np.cumsum(amount[order]))
 
 
 def _slots(traffic: ShadowTraffic, gauges: Sequence[Gauges]) -> tuple[int, str]:
-    """How many run at once: what the engine ran while others waited, else the most that were ever generated at once."""
-    full = [each.running for each in gauges if each.waiting > 0 and each.running > 0]
+    """Return the slots: the most requests running while others waited, else the most answers generated at once."""
+    full = [gauge.running for gauge in gauges if gauge.waiting > 0 and gauge.running > 0]
     if full:
         return max(full), "the most that ran while others waited"
     streamed = ~np.isnan(traffic.first_token)
     begin = np.where(streamed, traffic.first_token, traffic.workload.arrival_s)
-    steps = np.concatenate([np.ones(len(begin)), -np.ones(len(begin))])
-    order = np.lexsort((steps, np.concatenate([begin, traffic.finish])))
-    most = max(1, int(np.cumsum(steps[order]).max()))
+    changes = np.concatenate([np.ones(len(begin)), -np.ones(len(begin))])
+    order = np.lexsort((changes, np.concatenate([begin, traffic.finish])))
+    most = max(1, int(np.cumsum(changes[order]).max()))
     return most, "the most that were answered at once; the engine was never seen with a queue"

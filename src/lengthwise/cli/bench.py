@@ -1,4 +1,4 @@
-"""`lengthwise bench engine`: policies and predictors on a real engine, paired, cell by cell."""
+"""`lengthwise bench engine`: measure policies and predictors on a real engine, paired."""
 
 from __future__ import annotations
 
@@ -30,56 +30,58 @@ def _group() -> None:
 
 @app.command()
 def engine(
-    policy: Annotated[str, typer.Option(help="Orders to compare; fcfs is stock vLLM.")] = "fcfs,sjf,tie,lengthwise",
+    policy: Annotated[str, typer.Option(help="Policies to compare; fcfs is stock vLLM.")] = "fcfs,sjf,tie,lengthwise",
     predictor: Annotated[
-        str, typer.Option(help="What they go by: fast, default, a model file; oracle is the true length.")
+        str, typer.Option(help="Their predictors: fast, default, a model file; oracle is the true length.")
     ] = "fast,default,oracle",
-    load: Annotated[str, typer.Option(help="Shares of the measured capacity that arrive.")] = "0.7,1.1",
-    settings: Annotated[str, typer.Option(help="a: a grown LLM's lengths, played; b: the LLM's own answers.")] = "a,b",
+    load: Annotated[str, typer.Option(help="Arrival rates as multiples of the measured capacity.")] = "0.7,1.1",
+    settings: Annotated[
+        str, typer.Option(help="a: forced lengths of a large LLM; b: the engine's LLM answers freely.")
+    ] = "a,b",
     only: Annotated[
-        Literal["headline"] | None, typer.Option(help="headline: nothing but what is measured several times.")
+        Literal["headline"] | None, typer.Option(help="headline: only the cells that are measured several times.")
     ] = None,
     every_load: Annotated[
-        bool, typer.Option("--every-load", help="All orders at all loads, not at the highest only.")
+        bool, typer.Option("--every-load", help="All policies at all loads, not at the highest only.")
     ] = False,
-    offline: Annotated[bool, typer.Option(help="Also drain a batch under each order.")] = True,
-    n: Annotated[int, typer.Option("--n", min=1, help="Requests of a cell in setting a.")] = 600,
-    own_n: Annotated[int, typer.Option("--own-n", min=1, help="Requests of a cell in setting b.")] = 120,
+    offline: Annotated[bool, typer.Option(help="Also measure the makespan of a batch under each policy.")] = True,
+    n: Annotated[int, typer.Option("--n", min=1, help="Requests per cell in setting a.")] = 600,
+    own_n: Annotated[int, typer.Option("--own-n", min=1, help="Requests per cell in setting b.")] = 120,
     own_lengths: Annotated[
-        int, typer.Option("--own-lengths", min=20, help="Lengths that predictors are adapted on in setting b.")
+        int, typer.Option("--own-lengths", min=20, help="Lengths to adapt predictors with in setting b.")
     ] = 500,
-    slots: Annotated[int, typer.Option(min=1, help="Requests that run at once inside the engine.")] = 4,
+    slots: Annotated[int, typer.Option(min=1, help="Requests that run at once in the engine.")] = 4,
     repeats: Annotated[int, typer.Option(min=1, help="Paired repeats of the headline cells.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of prompts, lengths, arrivals and order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of prompts, lengths, arrivals and the order of cells.")] = 0,
     compiled: Annotated[
-        bool, typer.Option("--compile", help="Let vLLM compile the LLM: faster steps, a slower start of each cell.")
+        bool, typer.Option("--compile", help="Let vLLM compile the LLM: faster steps, slower start of each cell.")
     ] = False,
     at_once: Annotated[
-        int, typer.Option("--at-once", min=1, help="Engines measured at the same time, all held to one pace.")
+        int, typer.Option("--at-once", min=1, help="Engines measured at the same time, all with the same paced steps.")
     ] = 1,
-    url: Annotated[str | None, typer.Option(help="A server of one's own instead of the embedded engine.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of results.")] = Path("out/evidence"),
-    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots here.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write the page in Markdown here, its figure beside it.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and leave.")] = False,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Only report what is there.")] = False,
+    url: Annotated[str | None, typer.Option(help="A running server instead of the embedded engine.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the results.")] = Path("out/evidence"),
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML report with plots.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Also write a Markdown page and its figure.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and exit.")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Only report the results in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Measure policies and predictors on a real engine: the same arrivals and the same true lengths for each.
+    """Measure policies and predictors on a real engine, each with the same arrivals and true lengths.
 
-    Headline cells are measured several times, every other cell once, at the highest load. Capacity comes first; then
-    it is said how many hours the cells take. Each is kept when it is over, and the same command goes on where it was.
+    Headline cells are measured several times, every other cell once, at the highest load. Capacity is measured first;
+    then the estimated hours are printed. Each finished cell is saved, and the same command resumes an interrupted run.
 
-    With --url give one --policy and one --predictor, those that the server was started with: its order cannot be
-    changed from outside. Start stock vLLM for `--policy fcfs` first, which measures capacity, then others with the same
-    --out. For setting a the server needs the option `forced_lengths` (docs/guides/engine.md); oracle is told with
-    each request.
+    With --url give the one --policy and --predictor that the server was started with: its policy cannot be changed
+    from outside. Start stock vLLM for `--policy fcfs` first, which measures capacity, then others with the same --out.
+    For setting a the server needs the option `forced_lengths` (docs/guides/engine.md); the oracle's lengths are sent
+    with each request.
 
-    Exit code 1 where cells failed, 130 after Ctrl-C.
+    Exit code 1 if cells failed, 130 after Ctrl-C.
 
     Example: `lengthwise bench engine --load 0.7,1.1 --report out.html`
     """
-    # HTTP and what predicts take a while to import, which the other commands need not pay.
+    # Imported here because HTTP and predictors are slow to import.
     from lengthwise.bench.evidence.bench import Bench, from_outside
     from lengthwise.bench.evidence.plan import Asked
     from lengthwise.bench.evidence.store import Store
@@ -124,10 +126,10 @@ def _run(bench: Bench, cells: Sequence[Cell]) -> None:
         with bench.store.alone():
             bench.run(cells)
     except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on where it was", err=True)
+        typer.echo("stopped; the same command resumes", err=True)
         raise typer.Exit(130) from None
-    for name, why in bench.failed.items():
-        typer.echo(f"missing: {name} ({why})", err=True)
+    for name, reason in bench.failed.items():
+        typer.echo(f"missing: {name} ({reason})", err=True)
 
 
 def _show_plan(bench: Bench, cells: Sequence[Cell], *, as_json: bool) -> None:
@@ -135,7 +137,7 @@ def _show_plan(bench: Bench, cells: Sequence[Cell], *, as_json: bool) -> None:
         typer.echo(to_json({"cells": [cell.id for cell in cells], "forecast": bench.forecast(cells)}))
         return
     for cell in cells:
-        typer.echo(f"{cell.said}{', there already' if bench.store.has(cell) else ''}")
+        typer.echo(f"{cell.said}{', measured' if bench.store.has(cell) else ''}")
     typer.echo(bench.forecast(cells))
 
 
@@ -166,7 +168,7 @@ def _report(store: Store, report: Path | None, page: Path | None, *, as_json: bo
 
 
 def _as_served(policies: Sequence[str], predictors: Sequence[str]) -> tuple[str, str]:
-    """The one order that a server has."""
+    """Return the one policy and predictor of a server."""
     if len(policies) != 1 or (policies[0] != "fcfs" and len(predictors) != 1):
         raise InputError(
             "a server's policy and predictor cannot be changed from outside",
@@ -179,7 +181,7 @@ def _as_served(policies: Sequence[str], predictors: Sequence[str]) -> tuple[str,
 def _names(text: str) -> list[str]:
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not names:
-        raise InputError(f"'{text}' names nothing", hint="give names with commas between them")
+        raise InputError(f"'{text}' names nothing", hint="give names separated by commas")
     return names
 
 
@@ -187,4 +189,6 @@ def _loads(text: str) -> list[float]:
     try:
         return [float(part) for part in _names(text)]
     except ValueError as error:
-        raise InputError(f"'{text}'", source="--load", hint="give shares of capacity, such as 0.7,1.1") from error
+        raise InputError(
+            f"'{text}'", source="--load", hint="give multiples of the capacity, such as 0.7,1.1"
+        ) from error

@@ -1,4 +1,4 @@
-"""`lengthwise probe`: hidden states of an LLM, and what they say of the tokens still to come."""
+"""`lengthwise probe`: collect hidden states of an LLM and train probes that predict the remaining tokens from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import share
 
-app = typer.Typer(no_args_is_help=True, help="What an LLM still has to say, from its own hidden states.")
+app = typer.Typer(no_args_is_help=True, help="Predict remaining tokens from an LLM's hidden states (TRAIL).")
 EMBEDDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -30,19 +30,21 @@ def train(
     states: Annotated[Path, typer.Argument(help="A folder that `probe collect` wrote.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Model file to write.")],
     predictor: Annotated[
-        str, typer.Option(help="What is predicted from the prompt: `default`, `fast` or a model file.")
+        str, typer.Option(help="Predictor of the prompt-only prediction: `default`, `fast` or a model file.")
     ] = "default",
-    llm: Annotated[str, typer.Option(help="The LLM whose states these are.")] = EMBEDDED,
-    bins: Annotated[BinKind, typer.Option(help="Bins to the cap that grow, or TRAIL's ten on 0 to 512.")] = BinKind.LOG,
-    epochs: Annotated[int, typer.Option(min=1, help="Times through the training states.")] = 12,
-    seed: Annotated[int, typer.Option(min=0, help="Of the networks' beginnings.")] = 0,
-    report: Annotated[Path | None, typer.Option(help="Also write a page with plots: .html.")] = None,
+    llm: Annotated[str, typer.Option(help="The LLM of the hidden states.")] = EMBEDDED,
+    bins: Annotated[
+        BinKind, typer.Option(help="log: bins that grow up to the cap; paper: TRAIL's ten on 0 to 512.")
+    ] = BinKind.LOG,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training states.")] = 12,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial weights.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML report with plots.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Train a probe: layers are compared on held-out training prompts, the best becomes one small file.
+    """Train a probe: layers are compared on held-out training prompts, and the best is written as one small file.
 
-    Prompts that are held out, official test prompts and Alpaca are not trained on. Scores are on held-out and test
-    prompts, over the tokens generated so far, beside what can be known without hidden states.
+    Held-out prompts, official test prompts and Alpaca are not trained on. Scores are on held-out and test prompts, by
+    tokens generated so far, beside baselines without hidden states.
 
     Example: `lengthwise probe train states/ -o probe.lw`
     """
@@ -70,9 +72,9 @@ def train(
 
 @app.command()
 def card(
-    probe: Annotated[str, typer.Argument(help="`default`, the one that ships, or a probe's file.")] = "default",
+    probe: Annotated[str, typer.Argument(help="`default` (packaged) or a probe file.")] = "default",
 ) -> None:
-    """What a probe was made from, how far off it is, and what it does not know, as Markdown.
+    """Print a probe's card as Markdown: training data, errors and limits.
 
     Example: `lengthwise probe card probe.lw`
     """
@@ -84,36 +86,36 @@ def card(
 
 @app.command()
 def collect(
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write; it must not be there yet.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write; it must not exist.")],
     model: Annotated[
         str, typer.Option(help="`embedded`, or a folder or hub name that transformers loads.")
     ] = "embedded",
-    prompts: Annotated[str, typer.Option(help="As of `lengthwise collect`.")] = "castillo",
+    prompts: Annotated[str, typer.Option(help="As in `lengthwise collect`.")] = "castillo",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
-    layers: Annotated[str, typer.Option(help="States after so many layers, comma-separated.")] = "10,15,20",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longer answers are cut, and marked as such.")] = 1024,
-    temperature: Annotated[float, typer.Option(min=0, help="0: the likeliest token each time.")] = 0.7,
+    layers: Annotated[str, typer.Option(help="Layers after which states are taken, separated by commas.")] = "10,15,20",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longer answers are cut and marked as such.")] = 1024,
+    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.7,
     top_p: Annotated[float, typer.Option(min=0.01, max=1)] = 0.9,
-    repetition_penalty: Annotated[float, typer.Option(min=0.01, help="Above 1 against loops.")] = 1.0,
-    frequency_penalty: Annotated[float, typer.Option(help="Above 0 against loops; of the answer's own tokens.")] = 0.3,
+    repetition_penalty: Annotated[float, typer.Option(min=0.01, help="Above 1 it prevents loops.")] = 1.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Above 0 it prevents loops.")] = 0.3,
     every: Annotated[int, typer.Option(min=1, help="Tokens between states.")] = 16,
-    positions: Annotated[int, typer.Option(min=1, help="States kept of an answer, chosen at random.")] = 8,
+    positions: Annotated[int, typer.Option(min=1, help="States stored per answer, chosen at random.")] = 8,
     batch: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
     held_out: Annotated[float, typer.Option(min=0, max=1, help="Share of the prompts never trained on.")] = 0.2,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """Let an LLM answer prompts on the CPU or a GPU, and keep its hidden states with what was still to come.
+    """Let an LLM answer prompts on the CPU or a GPU, and store its hidden states with the remaining tokens.
 
     Example: `lengthwise probe collect --model embedded --prompts castillo --limit 20 -o states/`
     """
     if out.exists():
-        raise InputError("is there already", source=out, field="--out", hint="name another folder, or remove it")
+        raise InputError("exists already", source=out, field="--out", hint="name another folder, or remove it")
     need_folder(out, "--out")
     try:
         depth = tuple(sorted({int(layer) for layer in layers.split(",")}))
     except ValueError as error:
         raise InputError(f"'{layers}' names no layers", field="--layers", hint="such as 10,15,20") from error
-    asked = read_prompts(prompts)[:limit]
+    selected = read_prompts(prompts)[:limit]
     try:
         from lengthwise.training.probe.hidden_states import AnswerSettings, collect_states
     except ModuleNotFoundError as error:
@@ -124,7 +126,7 @@ def collect(
         seed=seed,
     )  # fmt: skip
     with late_bar() as bar:
-        summary = collect_states(asked, out, model, settings, held_out, report=bar)
+        summary = collect_states(selected, out, model, settings, held_out, report=bar)
     typer.echo(
         f"{out}: {summary.answers:,} answers, {summary.rows:,} states; {share(summary.capped)} cut at "
         f"{max_tokens:,} tokens; "

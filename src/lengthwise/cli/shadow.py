@@ -1,4 +1,4 @@
-"""`lengthwise shadow`: predict and log beside a running engine, and say what would have been gained."""
+"""`lengthwise shadow`: predict and log beside a running engine, and estimate what reordering would gain."""
 
 from __future__ import annotations
 
@@ -23,50 +23,50 @@ app = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
 Engine = Annotated[
     str | None,
     typer.Option(
-        help="Replay on this engine: MODEL@GPU, or a file of `lengthwise engine fit`; else one is fitted to the log."
+        help="Engine of the replay: MODEL@GPU or a file of `lengthwise engine fit` [default: fitted to the log]."
     ),
 ]
-Policy = Annotated[str, typer.Option(help="What to replay beside FCFS, commas between (docs/reference/policies.md).")]
+Policy = Annotated[str, typer.Option(help="Policies to compare with FCFS, separated by commas.")]
 Seqs = Annotated[int | None, typer.Option("--max-num-seqs", min=1, help="Requests that run at once in the engine.")]
 
 
 @app.callback()
 def shadow(
     context: typer.Context,
-    url: Annotated[str | None, typer.Option(help="The running engine (or server) to stand in front of.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where clients come; 0 takes any free port.")] = 8081,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    url: Annotated[str | None, typer.Option(help="The running engine or server to proxy.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for clients; 0 takes any free port.")] = 8081,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     log: Annotated[
-        Path | None, typer.Option(help="The log to write (JSON lines); by default shadow-DATE-TIME.jsonl here.")
+        Path | None, typer.Option(help="Log to write (JSON lines) [default: shadow-DATE-TIME.jsonl].")
     ] = None,
     predictor: Annotated[
-        str, typer.Option(help="What predicts lengths: fast, default, none, or a model file (.lw).")
+        str, typer.Option(help="Length predictor: fast, default, none, or a model file (.lw).")
     ] = "fast",
     stream_usage: Annotated[
-        bool, typer.Option(help="Ask the engine how long streamed answers were; off where it refuses stream_options.")
+        bool, typer.Option(help="Request the token counts of streamed answers; off for engines without stream_options.")
     ] = True,
     wait: Annotated[float, typer.Option(help="Seconds to wait for an engine that does not answer yet.")] = 0.0,
     engine: Engine = None,
     policy: Policy = "lengthwise",
     max_num_seqs: Seqs = None,
 ) -> None:
-    """Stand in front of a running engine, predict and log beside it; its order is not touched.
+    """Proxy a running engine, predict and log; the engine's order is not changed.
 
-    Every request passes at once. Ctrl-C prints what would have been gained; `lengthwise shadow report LOG` prints it
-    again. Neither prompts nor answers are kept.
+    Every request is passed on at once. Ctrl-C prints what a policy would have gained; `lengthwise shadow report LOG`
+    prints it again. Neither prompts nor answers are logged.
 
     Example: `lengthwise shadow --url http://engine:8000 --port 8081`
     """
     if context.invoked_subcommand is not None:
         return
     if url is None:
-        raise InputError("no engine to stand in front of", source="--url", hint="give one like http://127.0.0.1:8000")
-    # HTTP takes a second to import, which `report` need not pay.
+        raise InputError("no engine is given", source="--url", hint="give one like http://127.0.0.1:8000")
+    # Imported here because HTTP takes a second to import, and `report` does not use it.
     from lengthwise.engines.client import engine_url
     from lengthwise.gateway.server import bind, check_engines
     from lengthwise.gateway.shadow import run_shadow
 
-    # Mistakes are told before a day's traffic is logged.
+    # Invalid options are reported before traffic is logged.
     base, known = engine_url(url), known_predictor(predictor)
     policies = [make_policy(name).name for name in split_specs(policy)]
     if engine is not None:
@@ -75,13 +75,13 @@ def shadow(
     with contextlib.closing(bind(host, port)) as sock:
         check_engines([base], wait_s=wait)
         at = f"[{host}]" if ":" in host else host
-        told = f"shadow on http://{at}:{sock.getsockname()[1]} before {base}, predictor {predictor}, log {path}"
-        run_shadow(base, sock, path, predictor=known, stream_usage=stream_usage, on_ready=lambda: typer.echo(told))
+        ready = f"shadow on http://{at}:{sock.getsockname()[1]} before {base}, predictor {predictor}, log {path}"
+        run_shadow(base, sock, path, predictor=known, stream_usage=stream_usage, on_ready=lambda: typer.echo(ready))
     typer.echo(f"log: {path}")
     try:
         found = study_shadow(read_log(path), str(path), engine=engine, policies=policies, max_num_seqs=max_num_seqs)
         print_tables(tables(found))
-    except InputError as error:  # too little traffic is no mistake here: the log is there all the same
+    except InputError as error:  # too little traffic is not an error here: the log is written
         typer.echo(str(error))
 
 
@@ -95,7 +95,7 @@ def report(
     kv_tokens: Annotated[int | None, typer.Option(min=1, help="KV memory of the engine.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """What would have been gained on the traffic of a log; it may still be written to.
+    """Estimate what a policy would have gained on the traffic of a log, which may be still open.
 
     Example: `lengthwise shadow report shadow.jsonl --engine engine.yaml --policy lengthwise,sjf`
     """

@@ -33,7 +33,7 @@ def sweep(
         typer.Option(metavar="ADDRESS", help="Run on a Ray cluster instead; `auto` finds the local one."),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Setting results are kept; ~/.cache/lengthwise/sweeps if not given.")
+        Path | None, typer.Option(help="Folder of cached results [default: ~/.cache/lengthwise/sweeps].")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write one row per cell (.parquet).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -61,9 +61,9 @@ def sweep(
 
 
 def cache_folder(given: Path | None) -> Path:
-    """Setting results are kept, made if need be."""
-    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lengthwise" / "sweeps"
-    folder = usual if given is None else given
+    """Return the folder of cached results; create it if it does not exist."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lengthwise" / "sweeps"
+    folder = default if given is None else given
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

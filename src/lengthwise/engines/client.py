@@ -179,7 +179,14 @@ class EngineClient:
         finally:
             answer.close()
 
-    async def _call(self, method: str, path: str, *, encoded: bool = False, **options: Any) -> EngineAnswer:  # noqa: ANN401
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        encoded: bool = False,
+        **options: Any,  # noqa: ANN401
+    ) -> EngineAnswer:
         if self._session is None:
             raise RuntimeError("an EngineClient is used inside `async with`")
         try:

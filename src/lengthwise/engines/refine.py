@@ -2,7 +2,7 @@
 
 The worker copies, for each request in a step, the hidden state of the last computed token and the number of tokens it
 covers. Both travel on the step's output, so that with async scheduling, where the scheduler is a step ahead, a state
-still belongs to the tokens it names. A `Refiner` reads the states with a probe. A failure never stops a step: a
+belongs to the tokens it names. A `Refiner` reads the states with a probe. A failure never stops a step: a
 request whose state the probe cannot read keeps its prediction and is not read again.
 """
 
@@ -25,9 +25,9 @@ from lengthwise.predictors.probe import Probe, Reading, load_probe
 from lengthwise.predictors.probe.bins import ENTROPY
 
 ATTRIBUTE: Final = "lengthwise_states"
-"""Of a step's output: its `StepStates`."""
+"""The attribute of a step's output that holds its `StepStates`."""
 WORKER: Final = "lengthwise.engines.vllm_worker.StatesWorker"
-"""The worker that puts them there."""
+"""The worker that sets it."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Wanted:
     layers: tuple[int, ...]
     every: int = 1
     entropy: bool = False
-    """Of the next token too."""
+    """Also the entropy of the next token."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Wanted:
@@ -99,10 +99,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Refinements:
-    """What has happened so far."""
+    """Counts of a refiner."""
 
     requests: int
-    """Read at least once."""
+    """Requests read at least once."""
     readings: int
     failed: int
     """Requests no longer read because the probe raised; they keep their prediction."""
@@ -127,7 +127,7 @@ class Refiner:
 
     @property
     def counts(self) -> Refinements:
-        """What has happened so far."""
+        """Counts so far."""
         return Refinements(self._requests, self._readings, self._failed, self._cpu_s)
 
     def due(self, key: str, generated: int) -> bool:
@@ -206,11 +206,8 @@ def check_fit(probe: Probe, llms: Iterable[str], *, hidden_size: int | None, lay
 
 
 def _bare(llm: str) -> str:
-    """A name without its owner or folder."""
+    """Return a name without its owner or folder."""
     return llm.rstrip("/").rsplit("/", 1)[-1].lower()
-
-
-_log = logging.getLogger(__name__)
 
 
 def refiner_for(options: Mapping[str, Any], config: Any, predictor: str) -> Refiner | None:  # noqa: ANN401
@@ -240,9 +237,9 @@ def refiner_for(options: Mapping[str, Any], config: Any, predictor: str) -> Refi
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "forced lengths, which the hidden states do not reflect": options.get("forced_lengths") is not None,
     }
-    for what, there in against.items():
-        if there:
-            raise InputError(f"a probe cannot be used with {what}", field="probe", hint="leave out one of them")
+    for feature, used in against.items():
+        if used:
+            raise InputError(f"a probe cannot be used with {feature}", field="probe", hint="leave out one of them")
     trained_with = probe.card.get("predictor")
     if trained_with and trained_with != Path(predictor).stem:
         _log.warning("the probe was trained with predictor '%s', and the engine uses '%s'", trained_with, predictor)

@@ -19,8 +19,8 @@ from lengthwise.errors import InputError
 FORMAT: Final = 1
 
 End = Literal["whole", "cut", "left", "refused", "broken", "unmeasured"]
-"""whole: it ended by itself. cut: by max_tokens. left: its client went away, or this proxy stopped. refused: the engine
-said no. broken: the engine was lost. unmeasured: it ended, but how long it was is not known."""
+"""whole: ended by itself. cut: by max_tokens. left: the client disconnected, or this proxy stopped. refused: an error
+status of the engine. broken: the connection to the engine was lost. unmeasured: ended, length not known."""
 Source = Literal["hint", "predictor", "history", "prior"]
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One request. None is what is not known; prediction_sigma 0 is a client's own hint."""
+    """One request. None means unknown; prediction_sigma 0 is a client's hint."""
 
     arrival_s: float
     finished_s: float
@@ -52,7 +52,7 @@ class Entry:
     """Size of the body, from which prompt_tokens are estimated if the engine does not report them."""
     output_tokens: int | None = None
     exact: bool = True
-    """False where the tokens are a count of events."""
+    """False if the tokens are a count of events."""
     one_answer: bool = True
     max_tokens: int | None = None
     source: Source = "prior"
@@ -88,7 +88,7 @@ class Account:
     dropped: int
     cpu_s: float
     mean_age_s: float
-    """From a request to its prediction."""
+    """Mean time from a request to its prediction."""
 
 
 _KINDS: Final[dict[str, type[Header | Entry | Gauges | Memory | Account]]] = {
@@ -102,7 +102,7 @@ _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 
 class ShadowLog:
-    """Open for writing inside `with`. A full disk does not stop requests: it is logged once."""
+    """A log, open for writing inside `with`. A full disk does not stop requests: it is logged once."""
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
@@ -116,7 +116,7 @@ class ShadowLog:
         try:
             self._stream = self.path.open("x", encoding="utf-8")
         except FileExistsError as error:
-            raise InputError("is there already", source=self.path, hint="name another with --log") from error
+            raise InputError("exists already", source=self.path, hint="name another with --log") from error
         except OSError as error:
             raise InputError(f"cannot be written: {error.strerror}", source=self.path) from error
         self.add(self._header)
@@ -128,9 +128,9 @@ class ShadowLog:
             self._stream = None
 
     def add(self, record: Header | Entry | Gauges | Memory | Account) -> None:
-        """Append a record at once."""
+        """Append a record and flush."""
         if self._stream is None:
-            raise RuntimeError("a ShadowLog is written inside `with`")
+            raise RuntimeError("a ShadowLog is open inside `with` only")
         try:
             self._stream.write(json.dumps({"kind": _NAMES[type(record)], **asdict(record)}) + "\n")
             self._stream.flush()
@@ -142,7 +142,7 @@ class ShadowLog:
 
 @dataclass(frozen=True)
 class Logged:
-    """A log that was read: requests in order of arrival."""
+    """The content of a log, requests in order of arrival."""
 
     header: Header
     entries: tuple[Entry, ...]
@@ -152,32 +152,32 @@ class Logged:
 
 
 def read_log(path: Path) -> Logged:
-    """Read a log; a last line cut short by a crash is forgotten, anything else that is wrong is an InputError."""
+    """Read a log; an incomplete last line is dropped, any other invalid line raises InputError."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     except (OSError, UnicodeDecodeError) as error:
-        told = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise InputError(f"cannot be read: {told}", source=path, hint="give a log of `lengthwise shadow`") from error
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise InputError(f"cannot be read: {reason}", source=path, hint="give a log of `lengthwise shadow`") from error
     records = [_record(line, row, path) for row, line in enumerate(lines, start=1)]
     if not records or not isinstance(records[0], Header):
         raise InputError("is not a log of `lengthwise shadow`", source=path, hint="its first line says so")
     if records[0].format > FORMAT:
         raise InputError(f"has format {records[0].format}, newer than {FORMAT}", source=path, hint="update lengthwise")
-    entries = sorted((each for each in records if isinstance(each, Entry)), key=lambda each: each.arrival_s)
+    entries = sorted((record for record in records if isinstance(record, Entry)), key=lambda entry: entry.arrival_s)
     return Logged(
         records[0],
         tuple(entries),
-        tuple(each for each in records if isinstance(each, Gauges)),
-        next((each for each in records if isinstance(each, Memory)), None),
-        next((each for each in reversed(records) if isinstance(each, Account)), None),
+        tuple(record for record in records if isinstance(record, Gauges)),
+        next((record for record in records if isinstance(record, Memory)), None),
+        next((record for record in reversed(records) if isinstance(record, Account)), None),
     )
 
 
 def _record(line: str, row: int, path: Path) -> Any:  # noqa: ANN401  (one of the kinds)
     try:
-        told = json.loads(line)
-        kind = _KINDS[told["kind"]]
+        record = json.loads(line)
+        kind = _KINDS[record["kind"]]
         known = {field.name for field in fields(kind)}
-        return kind(**{name: value for name, value in told.items() if name in known})
+        return kind(**{name: value for name, value in record.items() if name in known})
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError("is no record of a shadow's log", source=path, row=row, hint="remove that line") from error
+        raise InputError("is not a record of a shadow's log", source=path, row=row, hint="remove that line") from error
