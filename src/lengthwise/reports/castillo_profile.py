@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # matplotlib is an extra
 Array = NDArray[np.float64]
 
 TRIM: Final = 0.01
-"""Share of the largest values the paper's figures 2 to 4 leave out."""
+"""Share of the largest values that figures 2 to 4 of the paper leave out."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PromptTokens:
 
     @classmethod
     def of(cls, tokens: NDArray[np.int64]) -> PromptTokens:
-        """The statistics of one count per prompt."""
+        """Return the statistics of one count per prompt."""
         p25, p50, p75, p99 = (float(q) for q in np.quantile(tokens, [0.25, 0.5, 0.75, 0.99]))
         return cls(len(tokens), float(tokens.mean()), float(tokens.min()), p25, p50, p75, p99, float(tokens.max()))
 
@@ -72,35 +72,35 @@ class LengthProfile:
 
 @dataclass(frozen=True, eq=False)
 class CastilloProfile:
-    """Everything the tables and the figure need."""
+    """Data of the tables and the figure."""
 
     origin: str
     rows: int
     prompt_tokens: Mapping[str, PromptTokens]
     without_llama: int
-    """Prompts no Llama has a row of: their Llama token counts are not known, so table 1 leaves them out."""
+    """Prompts without a row of any Llama: their Llama token counts are unknown, so table 1 leaves them out."""
     by_corpus: tuple[LengthProfile, ...]
     by_llm: tuple[LengthProfile, ...]
     by_both: tuple[LengthProfile, ...]
     lengths: Mapping[str, Array]
-    """LLM -> every sampled length, degenerate ones included."""
+    """Every sampled length by LLM, degenerate ones included."""
     means: Mapping[str, Array]
-    """LLM -> mean of each row's samples, degenerate ones included, as in the paper."""
+    """Mean of each row's samples by LLM, degenerate ones included, as in the paper."""
     stds: Mapping[str, Array]
 
     def summary(self) -> dict[str, object]:
-        """Everything but the raw values the figure is drawn from."""
+        """Return all fields except the raw values of the figure."""
         raw = ("lengths", "means", "stds")
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in raw}
 
 
 def trimmed(values: Array) -> Array:
-    """Without the largest 1 %."""
+    """Return the values without the largest 1 %."""
     return values[values <= np.quantile(values, 1 - TRIM)]
 
 
 def profile_castillo(samples: LengthSamples) -> CastilloProfile:
-    """Statistics of prompts and answers, corpus by corpus and LLM by LLM."""
+    """Compute statistics of prompts and answers, by corpus and by LLM."""
     table = samples.table
     corpus, llm, prompt = (np.array(table[name].to_pylist(), object) for name in ("corpus", "llm", "prompt_id"))
     lengths = samples.lengths_matrix()
@@ -134,31 +134,31 @@ def _llama_tokens(
     llm: NDArray[np.object_],
     input_tokens: NDArray[np.int64],
 ) -> tuple[dict[str, NDArray[np.int64]], int]:
-    """One token count per prompt and corpus, from any Llama's row: they share a tokenizer and a chat template."""
+    """Return one token count per prompt, by corpus, from any Llama's row: they share tokenizer and chat template."""
     counts: dict[tuple[str, str], int] = {}
-    everyone = set(zip(corpus.tolist(), prompt.tolist(), strict=True))
+    prompts = set(zip(corpus.tolist(), prompt.tolist(), strict=True))
     is_llama = np.array(["llama" in name.lower() for name in llm.tolist()], bool)
     for key_corpus, key_prompt, count in zip(corpus[is_llama], prompt[is_llama], input_tokens[is_llama], strict=True):
         counts.setdefault((key_corpus, key_prompt), int(count))
     by_corpus: dict[str, list[int]] = {}
     for (name, _), count in sorted(counts.items()):
         by_corpus.setdefault(name, []).append(count)
-    return {name: np.array(values) for name, values in by_corpus.items()}, len(everyone) - len(counts)
+    return {name: np.array(values) for name, values in by_corpus.items()}, len(prompts) - len(counts)
 
 
 def _profile(corpus: str, llm: str, lengths: NDArray[np.int64], clean: NDArray[np.bool_]) -> LengthProfile:
     count = clean.sum(axis=1)
-    some = count > 0
-    total = np.where(clean, lengths, 0).sum(axis=1)[some]
-    mean = total / count[some]
-    deviation = np.where(clean[some], lengths[some] - mean[:, None], 0.0)
-    std = np.sqrt((deviation**2).sum(axis=1) / count[some])
+    filled = count > 0
+    total = np.where(clean, lengths, 0).sum(axis=1)[filled]
+    mean = total / count[filled]
+    deviation = np.where(clean[filled], lengths[filled] - mean[:, None], 0.0)
+    std = np.sqrt((deviation**2).sum(axis=1) / count[filled])
     return LengthProfile(
         corpus=corpus,
         llm=llm,
         rows=len(lengths),
-        mean=float(mean.mean()) if some.any() else float("nan"),
-        median_std=float(np.median(std)) if some.any() else float("nan"),
+        mean=float(mean.mean()) if filled.any() else float("nan"),
+        median_std=float(np.median(std)) if filled.any() else float("nan"),
         degenerate=float(1 - clean.mean()),
     )
 
@@ -167,7 +167,7 @@ _STATISTICS = ("Mean", "Min.", "P25", "P50", "P75", "P99", "Max.")
 
 
 def tables(profile: CastilloProfile) -> list[Table]:
-    """The paper's table 1, then answer lengths by corpus, by LLM and by both."""
+    """Return the paper's table 1, then answer lengths by corpus, by LLM and by both."""
     return [
         _prompt_tokens(profile),
         _lengths("Answer lengths by corpus", "corpus", [(row.corpus, row) for row in profile.by_corpus]),

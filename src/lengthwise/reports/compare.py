@@ -114,7 +114,9 @@ def compare(
     outcomes: list[Outcome] = [run for run in runs if isinstance(run, Outcome)]
     if len(names) == len(runs):
         if workload is None or fleet is None:
-            raise InputError("policies by name", field="workload, fleet", hint="say what they are to be simulated on")
+            raise InputError(
+                "policies by name", field="workload, fleet", hint="give a workload and a fleet to simulate them on"
+            )
         drawing = {name: options.pop(name) for name in ("rate", "load", "requests") if name in options}
         engines = as_fleet(fleet)
         drawn = as_workload(workload, engines, seed=seed, **drawing)

@@ -35,7 +35,7 @@ _COLUMNS: Final[tuple[tuple[str, Callable[[EvaluationScores], str]], ...]] = (
     ("MAE mean, raw", lambda s: _number(s.raw_mae_mean, 1)),
 )
 _IN_GROUPS: Final = ("rows", "tau", "MAE mean", "MAE std", "R² log", "CRPS", "in 50 %", "in 90 %", "MAE mean, raw")
-"""What fits beside the baselines on a terminal."""
+"""Columns that fit beside the baselines on a terminal."""
 _NOTES: Final = (
     "tau: Kendall's tau-b of the prediction's median and the mean of the clean samples, within one LLM, averaged.",
     (
@@ -113,12 +113,12 @@ def _number(value: float, digits: int) -> str:
 
 
 def write_html(found: Evaluation, path: Path) -> None:
-    """Write the report, pictures inside."""
+    """Write the report as one HTML file with embedded pictures."""
     path.write_text(html_report(found), encoding="utf-8")
 
 
 def html_report(found: Evaluation) -> str:
-    """One page: pictures as data, nothing fetched."""
+    """Return one page with embedded pictures."""
 
     return html_page(f"{found.predictor}: how well it predicts lengths", pictures(found), tables(found))
 
@@ -128,7 +128,7 @@ _MARKS: Final = (*COLOURS[:3], GREY)
 
 
 def pictures(found: Evaluation) -> dict[str, str]:
-    """Title -> PNG in base64."""
+    """Return PNGs in base64 by title."""
     with figure(1, 2, size=(13, 5.6), title=f"{found.predictor}: {found.rows:,} rows") as (drawing, axes):
         _predicted_against_true(axes[0], found)
         _calibration(axes[1], found)
@@ -145,7 +145,7 @@ def _predicted_against_true(axes: Axes, found: Evaluation) -> None:
     true, predicted = np.maximum(found.true[known], 1.0), np.maximum(found.predicted[known], 1.0)
     ends = (float(min(true.min(), predicted.min())) / 1.2, float(max(true.max(), predicted.max())) * 1.2)
     low, high = np.log10(ends)
-    # The same span on both axes, so that cells are cells even where a predictor always predicts the same length.
+    # The same range on both axes: hexbin needs an extent even if a predictor always predicts the same length.
     axes.hexbin(
         true,
         predicted,

@@ -100,7 +100,7 @@ def dots(
     *,
     colours: Sequence[str] = COLOURS,
 ) -> None:
-    """One line per label, one dot per series: many groups and few series stay readable where bars do not."""
+    """Draw a line per label and a dot per series: readable for more groups than bars."""
     places = range(len(labels))
     for place in places:
         here = [values[place] for _, values in series]
@@ -113,7 +113,7 @@ def dots(
 
 
 def boxes(axes: Axes, values: Mapping[str, Array]) -> None:
-    """One horizontal box per entry: quartiles, whiskers from the 5th to the 95th percentile, the mean as a diamond."""
+    """Draw a box per entry: quartiles, whiskers from the 5th to the 95th percentile, mean as a diamond."""
     axes.boxplot(
         list(values.values()),
         orientation="horizontal",
@@ -134,7 +134,7 @@ def boxes(axes: Axes, values: Mapping[str, Array]) -> None:
 
 
 def legend(axes: Axes, **options: Any) -> None:  # noqa: ANN401
-    """A legend with the line weights of the panel."""
+    """Draw the legend."""
     axes.legend(**{"handlelength": 1.6, "borderaxespad": 0.4, **options})
 
 
@@ -146,7 +146,7 @@ def percent_axis(axes: Axes) -> None:
 
 
 def log_tokens(axes: Axes, ticks: Sequence[float]) -> None:
-    """A logarithmic x axis with plain numbers."""
+    """Make the x axis logarithmic, with plain numbers."""
     axes.set_xscale("log")
     axes.set_xticks(list(ticks), [f"{tick:,g}" for tick in ticks])
     axes.minorticks_off()

@@ -28,7 +28,7 @@ _HEADER = (
 
 
 def tables(result: LengthFamilies) -> list[Table]:
-    """All families over all rows, the groups side by side, what few samples can show, and the tails."""
+    """Return tables of all families over all rows, of groups, of what few samples can show, and of the tails."""
     found = [_overall(result)]
     if len(result.groups) > 1:
         found += [_groups(result), _tail_by_group(result)]
@@ -131,7 +131,7 @@ def _power(powers: tuple[Power, ...]) -> Table:
         for power in powers
     ]
     return Table(
-        "What so many samples per prompt can show: simulated prompts of a known truth",
+        "What a few samples per prompt can show: simulated prompts with a known truth",
         (
             "truth",
             "prompts",

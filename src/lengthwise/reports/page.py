@@ -11,7 +11,7 @@ from lengthwise.reports.tables import Table, to_json
 
 
 def html_page(title: str, pictures: Mapping[str, str], tables: Sequence[Table]) -> str:
-    """The page; `pictures` are PNGs in base64 by what they show."""
+    """Return the page; `pictures` are PNGs in base64 by title."""
     shown = "\n".join(
         f'<figure><img alt="{html.escape(name)}" src="data:image/png;base64,{data}"></figure>'
         for name, data in pictures.items()
@@ -20,7 +20,7 @@ def html_page(title: str, pictures: Mapping[str, str], tables: Sequence[Table]) 
 
 
 def page_around(title: str, shown: str, tables: Sequence[Table]) -> str:
-    """The page; `shown` is HTML that goes before the tables."""
+    """Return the page; `shown` is HTML before the tables."""
     body = "\n".join(_table(table) for table in tables)
     return _PAGE.format(title=html.escape(title), pictures=shown, tables=body)
 
@@ -71,7 +71,7 @@ _LAYOUT: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: what it shows, in a heading and a sentence or two, its traces and its layout."""
+    """One figure: heading, explanation, traces and layout."""
 
     title: str
     text: str
@@ -101,13 +101,13 @@ class Interval(Protocol):
         """Its upper end."""
 
 
-def interval_bars(some: Sequence[Interval]) -> dict[str, Any]:
+def interval_bars(intervals: Sequence[Interval]) -> dict[str, Any]:
     """Error bars from low to high: a trace's `error_x` or `error_y`."""
     return {
         "type": "data",
         "symmetric": False,
-        "array": [each.high - each.ratio for each in some],
-        "arrayminus": [each.ratio - each.low for each in some],
+        "array": [each.high - each.ratio for each in intervals],
+        "arrayminus": [each.ratio - each.low for each in intervals],
         "thickness": 1,
     }
 
@@ -145,7 +145,7 @@ def axes(
 
 
 def interactive_page(title: str, figures: Sequence[Figure], tables: Sequence[Table]) -> str:
-    """The page: figures first, then the tables."""
+    """Return the page: figures first, then the tables."""
     from plotly.offline import get_plotlyjs  # nearly 5 MB: only where a page is written
 
     shown = "\n".join(_drawn(figure, f"figure{i}") for i, figure in enumerate(figures))
@@ -154,7 +154,7 @@ def interactive_page(title: str, figures: Sequence[Figure], tables: Sequence[Tab
 
 def _drawn(figure: Figure, name: str) -> str:
     layout = {**_LAYOUT, "height": figure.height, **figure.layout}
-    # A name that holds "</script>" must not end the script.
+    # A name that contains "</script>" must not end the script.
     call = ", ".join(to_json(part).replace("</", "<\\/") for part in (figure.data, layout, {"responsive": True}))
     heading = f"<h2>{html.escape(figure.title)}</h2><p>{html.escape(figure.text)}</p>"
     return f'{heading}<div id="{name}"></div><script>Plotly.newPlot("{name}", {call});</script>'

@@ -29,7 +29,7 @@ _HEATMAPS: Final = (PROMPT_ONLY, PROMPT_BY_AGE, JOINT_SMOOTH)
 
 
 def plain(trained: Trained) -> dict[str, Any]:
-    """Ready for `to_json`."""
+    """Return the data for `to_json`."""
     return {
         "layer": trained.probe.layer,
         "smoothing": trained.probe.smoothing,
@@ -42,7 +42,7 @@ def plain(trained: Trained) -> dict[str, Any]:
 
 
 def tables(trained: Trained) -> list[Table]:
-    """Layers, and every way of knowing what remains by the tokens generated."""
+    """Return the errors of layers, and of every predictor of the remaining length by tokens generated."""
     layers = Table(
         "Layers, on held-out training prompts",
         ("layer", "MAE", "smoothed", "carry", "trust", "start"),

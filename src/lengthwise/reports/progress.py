@@ -1,4 +1,4 @@
-"""A progress bar that only appears when the work is not over at once."""
+"""A progress bar that appears only after some seconds of work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QUIET_S: Final = 2.0
 
 @contextmanager
 def late_bar(*, after_s: float = _QUIET_S) -> Iterator[Callable[[str, float], None]]:
-    """Gives a function to call with (what is done now, share done of the whole); the bar is on stderr and goes away."""
+    """Yield a callback for (label, fraction done); the bar is on stderr and is removed at the end."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -29,13 +29,13 @@ def late_bar(*, after_s: float = _QUIET_S) -> Iterator[Callable[[str, float], No
         transient=True,
     )
     task = bar.add_task("", total=1.0)
-    began = time.monotonic()
+    started = time.monotonic()
     shown = False
 
     def report(what: str, done: float) -> None:
         nonlocal shown
         bar.update(task, description=what, completed=done)
-        if not shown and time.monotonic() - began > after_s:
+        if not shown and time.monotonic() - started > after_s:
             bar.start()
             shown = True
 

@@ -161,7 +161,7 @@ def _table(
     row: Callable[[Cell], list[str]],
     notes: Sequence[str] = (),
 ) -> Table:
-    """One row per cell; what all cells share goes into the title."""
+    """Return one row per cell; the title has what all cells share."""
     many_levels, many_predictors = len(grid.levels) > 1, len(grid.predictions) > 1
     rows, begins = [], set()
     for i, cell in enumerate(grid.cells):
@@ -194,7 +194,7 @@ def seconds(value: float) -> str:
 
 
 def facts(grid: Grid) -> dict[str, Any]:
-    """Everything that tables and figures show, and each seed, ready for `to_json`."""
+    """Return the data of tables and figures, and of each seed, for `to_json`."""
     return {
         "workload": grid.workload.name,
         "content_hash": grid.workload.content_hash,

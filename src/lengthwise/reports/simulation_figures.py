@@ -109,7 +109,7 @@ def label(grid: Grid, cell: Cell) -> str:
 
 
 def colour(grid: Grid, cell: Cell) -> str:
-    """Of a policy and router: the same in every figure, grey for the first."""
+    """Return the colour of a policy and router: the same in every figure, grey for the first."""
     compared = list(dict.fromkeys(each.label for each in grid.cells))
     return COLOURS[compared.index(cell.label) % len(COLOURS)]
 
@@ -135,7 +135,7 @@ _BINS: Final = 32
 _GROUPS: Final = 10
 _COLUMNS: Final = 3
 _SHADES: Final = ((0.0, "#e3eef7"), (0.15, "#9cc4e4"), (0.4, "#4a90c4"), (1.0, "#08306b"))
-"""The more requests the darker; most cells hold few, so these get most of the shades."""
+"""Darker for more requests; most cells have few, so low shares get most of the shades."""
 _MEASURES: Final[tuple[Measure, ...]] = ("ttft_s", "e2e_s", "per_token_s")
 
 
@@ -178,7 +178,7 @@ def over_time(grid: Grid) -> Figure:
 
 
 def length_heatmap(grid: Grid) -> Figure:
-    """Where requests lie by output length and completion time, a panel per policy."""
+    """Distribution of requests over output length and completion time, a panel per policy."""
     cells = _shown(grid)
     x = np.concatenate([np.log10(outcome.output_tokens) for cell in cells for outcome in cell.outcomes])
     y = np.concatenate([_log_e2e(outcome) for cell in cells for outcome in cell.outcomes])
@@ -210,7 +210,7 @@ def length_heatmap(grid: Grid) -> Figure:
 
 
 def waiting_by_length(grid: Grid) -> Figure:
-    """Time in the queue by predicted length, in groups of about as many requests each."""
+    """Time in the queue by predicted length, in groups of about equal size."""
     first = next(iter(grid.predictions))
     expected = np.concatenate([predictions.expected_and_tail()[0] for predictions in grid.predictions[first]])
     edges = np.unique(np.quantile(expected, np.linspace(0, 1, _GROUPS + 1)))

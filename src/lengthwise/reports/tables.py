@@ -24,13 +24,13 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
-    """Said below the table: what was left out, what a column means."""
+    """Sentences below the table: what was left out, what a column means."""
     rule_before: frozenset[int] = frozenset()
     """Rows that begin a new section."""
 
 
 def print_tables(tables: Sequence[Table], console: Console | None = None) -> None:
-    """Print to stdout, as wide as it needs where that is not a terminal."""
+    """Print to stdout; 200 columns wide if it is not a terminal."""
     console = Console() if console is None else console
     if not console.is_terminal:
         console.width = 200
@@ -51,21 +51,21 @@ def _rich(table: Table) -> RichTable:
 
 
 def share(value: float) -> str:
-    """A share as a percentage."""
+    """Format a share as a percentage."""
     return "–" if math.isnan(value) else f"{100 * value:.1f} %"
 
 
 def signed(value: float, digits: int = 3) -> str:
-    """A difference, with its sign."""
+    """Format a difference with its sign."""
     return "–" if math.isnan(value) else f"{value:+.{digits}f}"
 
 
 def to_json(result: object) -> str:
-    """Dataclasses, arrays and numbers as JSON; what is not a number (NaN, infinity) becomes null."""
+    """Return dataclasses, arrays and numbers as JSON; NaN and infinity become null."""
     return json.dumps(_plain(result), indent=2, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  (any tree of values goes in, plain ones come out)
+def _plain(value: Any) -> Any:  # noqa: ANN401  (any tree of values)
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):

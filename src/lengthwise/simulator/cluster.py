@@ -53,7 +53,7 @@ def simulate(
 
     `workload` and `fleet` are objects or names: "castillo", a trace or a file, with `rate` or `load`, `requests` and
     `seed`; "8*llama-3-8b@a100". Without `predictor`, `fast` predicts where the workload has text and `history` where it
-    has none; "oracle" knows the TRUE LENGTHS, and the outcome says so. `accelerate=False` runs the readable engine
+    has none; "oracle" uses the TRUE LENGTHS, which the outcome states. `accelerate=False` runs the readable engine
     (`simulator.engine`) in place of the compiled one, for the same outcome; None compiles where Numba is installed.
     `router` is a spec of `make_router` or a fresh router. `predictor` is a name, or the result of `predict_workload`,
     which several policies can share. Predictions arrive `prediction_delay_s` after their requests; until then policies

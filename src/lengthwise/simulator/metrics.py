@@ -2,7 +2,7 @@
 
 TTFT = first token - sent. E2E = finish - sent. TPOT = (finish - first token) / (output tokens - 1), undefined
 for one token. Per-token latency = E2E / output tokens. Queueing = started - sent. All in seconds.
-A request whose finish is NaN was not served: it counts as refused and enters no mean.
+A finish of NaN marks a refused request, which is in no mean.
 """
 
 from __future__ import annotations

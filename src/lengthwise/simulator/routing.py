@@ -108,7 +108,7 @@ def engine_info(number: int, spec: EngineSpec, block_tokens: int) -> EngineInfo:
 
 def speed_of(cost: CostModel) -> Speed:
     """Return the five numbers of a router's speed model: slopes of the cost model between small and large batches."""
-    alone, many = cost.step_s(contexts=[1]), cost.step_s(contexts=[1] * _BATCH)
+    alone, batch = cost.step_s(contexts=[1]), cost.step_s(contexts=[1] * _BATCH)
     far = cost.step_s(contexts=[_CONTEXT] * _BATCH)
     near_s, far_s = (cost.step_s(chunks=[(begin, begin + _PROMPT)]) for begin in (0, _FAR))
     pair_s = max(0.0, far_s - near_s) / (2 * _FAR * _PROMPT)
@@ -116,8 +116,8 @@ def speed_of(cost: CostModel) -> Speed:
     return Speed(
         prefill_token_s=max(0.0, prompt_s - pair_s * (_PROMPT**2 - 1)) / (_PROMPT - 1),
         step_s=alone,
-        sequence_s=max(0.0, many - alone) / (_BATCH - 1),
-        kv_token_s=max(0.0, far - many) / (_BATCH * (_CONTEXT - 1)),
+        sequence_s=max(0.0, batch - alone) / (_BATCH - 1),
+        kv_token_s=max(0.0, far - batch) / (_BATCH * (_CONTEXT - 1)),
         prefill_pair_s=pair_s,
     )
 

@@ -122,7 +122,7 @@ def read_sweep(path: Path) -> SweepConfig:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A row for each cell and seed, in the order of the file, and how many results came from the cache."""
+    """A row for each cell and seed, in the order of the file, and the number of results from the cache."""
 
     rows: list[dict[str, Any]]
     from_cache: int

@@ -53,7 +53,7 @@ Workers = Callable[[Sequence[Task]], Iterator[tuple[int, dict[str, Any]]]]
 
 
 class WorkloadSource(Hashable, Protocol):
-    """Where a workload comes from: a small value that can be compared, hashed and sent to a worker."""
+    """The source of a workload: a small value that can be compared, hashed and sent to a worker."""
 
     @property
     def name(self) -> str:
@@ -238,7 +238,7 @@ class ResultCache:
 
 @dataclass
 class TaskRunner:
-    """Runs tasks through the cache and counts how many results it took from there and how many it computed."""
+    """Runs tasks through the cache and counts the results found there and those computed."""
 
     cache: ResultCache
     workers: Workers
@@ -296,7 +296,7 @@ def content_key(**parts: object) -> str:
 
 
 def workload_digest(workload: Workload) -> str:
-    """Digest of all columns, independent of the file they came from."""
+    """Digest of all columns, independent of the file format."""
     sink = pa.BufferOutputStream()
     table = workload.table.combine_chunks().replace_schema_metadata(None)
     with pa.ipc.new_stream(sink, table.schema) as writer:

@@ -20,23 +20,23 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
 
 
 def in_rounds(items: int, n: int, rng: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """n picks out of `items`: every item once in random order, then all again in another order, and so on."""
+    """Return n indices below `items`: a random permutation, then another one, and so on."""
     rounds = -(-n // items)
     picks = np.concatenate([rng.permutation(items) for _ in range(rounds)])[:n]
     return picks.astype(np.int64)
 
 
 _EVEN = 1e-6
-"""Below this CV the shape of the Gamma overflows; gaps are then taken as even."""
+"""Below this CV the shape of the Gamma overflows; gaps are then equal."""
 
 
 def poisson(n: int, rate: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """n arrival times with independent exponential gaps, `rate` requests per second on average."""
+    """Return n arrival times with independent exponential gaps, `rate` requests per second on average."""
     return gamma(n, rate, 1.0, rng)
 
 
 def gamma(n: int, rate: float, cv: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """n arrival times with independent Gamma gaps whose coefficient of variation is `cv`.
+    """Return n arrival times with independent Gamma gaps of coefficient of variation `cv`.
 
     1 is Poisson, above 1 is bursty, below 1 is more even, 0 has equal gaps.
     """
@@ -50,7 +50,7 @@ def gamma(n: int, rate: float, cv: float, rng: np.random.Generator) -> NDArray[n
 
 
 def rescale(workload: Workload, rate: float) -> Workload:
-    """The workload's own arrivals, sped up or slowed down to `rate`, beginning at 0; bursts stay."""
+    """Return the workload with its own arrivals scaled to `rate` requests per second, from 0 on; bursts stay."""
     _check_rate(rate)
     if not workload.has_arrivals:
         raise InputError(

@@ -23,25 +23,25 @@ BLOCK_TOKENS = 64
 """Tokens of a block where token ids are known."""
 
 BYTES_PER_TOKEN = 4
-"""Of ordinary text, where no tokenizer is known."""
+"""Bytes per token of ordinary text, where no tokenizer is known."""
 
 BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
 """Bytes of a block where only the text is known: 256."""
 
 
 def hash_tokens(token_ids: Sequence[int] | NDArray[np.integer], block_size: int = BLOCK_TOKENS) -> NDArray[np.uint64]:
-    """Chained hashes of the full blocks of a prompt's token ids."""
+    """Return the chained hashes of the full blocks of a prompt's token ids."""
     data = np.ascontiguousarray(token_ids, dtype="<i8").tobytes()
     return hash_chunks(_full_chunks(data, 8 * block_size))
 
 
 def hash_text(text: str, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint64]:
-    """Chained hashes of the full blocks of a prompt's UTF-8 bytes, where no tokenizer is known."""
+    """Return the chained hashes of the full blocks of a prompt's UTF-8 bytes, where no tokenizer is known."""
     return hash_chunks(_full_chunks(text.encode(), block_bytes))
 
 
 def hash_chunks(chunks: Iterable[bytes | memoryview], before: int = 0) -> NDArray[np.uint64]:
-    """Chained hashes of given pieces; `before` is the hash of what they follow."""
+    """Return the chained hashes of chunks; `before` is the hash of the block before the first."""
     hashes = []
     for chunk in chunks:
         before = xxhash.xxh3_64_intdigest(chunk, before)
@@ -62,12 +62,12 @@ def stream_block_lists(stream_ids: NDArray[np.integer], counts: NDArray[np.integ
 
 
 def rechain(values: NDArray[np.uint64], before: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The hashes of the same blocks when each stands behind another beginning (`before`, one hash each)."""
+    """Return the hashes of the same blocks behind other prefixes, given by their hashes in `before`."""
     return _mix(before, values)
 
 
 def block_lists(values: NDArray[np.uint64], counts: NDArray[np.integer]) -> pa.ListArray:
-    """A flat array of hashes cut into one list per request."""
+    """Split a flat array of hashes into one list per request."""
     import pyarrow as pa
 
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
@@ -75,10 +75,10 @@ def block_lists(values: NDArray[np.uint64], counts: NDArray[np.integer]) -> pa.L
 
 
 def text_block_lists(texts: Sequence[str], input_tokens: NDArray[np.integer]) -> pa.ListArray:
-    """`hash_text` for many prompts whose token counts are known too, as blocks of BLOCK_TOKENS.
+    """Return `hash_text` of each prompt, as blocks of BLOCK_TOKENS tokens.
 
     Where a text has more bytes per token than the usual four, its last blocks would lie beyond its tokens;
-    they are cut, so that no prompt claims more cached tokens than it has.
+    they are dropped, so that no prompt has more cached tokens than tokens.
     """
     hashes = [hash_text(text)[: n // BLOCK_TOKENS] for text, n in zip(texts, input_tokens, strict=True)]
     counts = np.array([len(row) for row in hashes], np.int64)

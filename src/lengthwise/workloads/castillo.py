@@ -42,10 +42,10 @@ _HUB_FIELDS = {**_LOCAL_FIELDS, "prompt_id": "prompt_id", "prompt_text": "prompt
 def load_castillo(
     where: str | Path | None = None, config: str = "original", split: str | Collection[str] | None = None
 ) -> LengthSamples:
-    """CASTILLO's length samples, all splits or some.
+    """Return CASTILLO's length samples, of all splits or of the given ones.
 
     `where` is a folder (lengths.parquet and prompts.parquet, or the hub's own layout) or a hub name such as
-    "danfperam/castillo". Without it: $LENGTHWISE_DATA/castillo if there, else the packaged slice; `origin`
+    "danfperam/castillo". Without it: $LENGTHWISE_DATA/castillo if it exists, else the packaged slice; `origin`
     of the result names it.
     """
     if config not in CONFIGS:
@@ -64,7 +64,7 @@ def castillo_workload(
     cv: float = 1.0,
     max_tokens: int | None = None,
 ) -> Workload:
-    """Requests with CASTILLO's prompts for one LLM; each true length is one of the prompt's clean samples.
+    """Return requests with CASTILLO's prompts for one LLM; each true length is one of the prompt's clean samples.
 
     Prompts are drawn in random order, and again in another order when there are more requests than prompts.
     Order, lengths and arrivals each have their own stream of the seed. `max_tokens` cuts the lengths.
@@ -101,7 +101,7 @@ def castillo_workload(
 def _one_clean_sample(
     lengths: NDArray[np.int64], clean: NDArray[np.bool_], rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """One uniformly chosen clean sample of each row."""
+    """Draw one clean sample of each row, uniformly."""
     rank = np.where(clean, rng.random(clean.shape), np.inf)
     return np.take_along_axis(lengths, rank.argmin(axis=1)[:, None], axis=1)[:, 0]
 
@@ -158,7 +158,7 @@ def _only_original(config: str, source: str | Path) -> None:
 
 
 def _join(lengths: Path, prompts: Path) -> pa.Table:
-    """The rows of `lengths` in their order, with the texts of `prompts`."""
+    """Return the rows of `lengths` in their order, with the texts of `prompts`."""
     rows = read_parquet_table(lengths)
     texts = read_parquet_table(prompts)
     where = pc.index_in(_prompt_key(rows, lengths), value_set=_prompt_key(texts, prompts).combine_chunks())
@@ -188,10 +188,10 @@ def _hub_rows(path: Path, split: str) -> LengthSamples:
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON array or of JSON lines."""
+    """Read the records of a JSON array or of JSON lines."""
     with open_text(path) as stream:
         text = stream.read().strip()
-    # Not splitlines: prompts hold other signs that Python takes for the end of a line.
+    # Not splitlines: prompts contain other characters that it treats as line ends.
     pieces = [text] if text.startswith("[") else text.split("\n")
     records: list[Any] = []
     for row, piece in enumerate(pieces, start=1):

@@ -23,7 +23,7 @@ def conform(
     hints: Mapping[str, str],
     source: Source = None,
 ) -> pa.Table:
-    """The schema's columns in its order and types, in one chunk; absent optional ones become null.
+    """Return the schema's columns in its order and types, in one chunk; absent optional ones become null.
 
     Other columns are dropped.
     """
@@ -50,7 +50,7 @@ def refuse_twice(names: Sequence[str], source: Source) -> None:
 
 
 def first_row(bad: NDArray[np.bool_]) -> int | None:
-    """The first true position, counted from 1."""
+    """Return the index of the first true value, counted from 1."""
     return int(np.argmax(bad)) + 1 if bad.any() else None
 
 
@@ -83,7 +83,7 @@ def _require(table: pa.Table, required: Collection[str], hints: Mapping[str, str
 
 
 def cast_column(column: pa.ChunkedArray, field: pa.Field, *, hint: str | None, source: Source) -> pa.Array:
-    """The column in the field's type, in one chunk; the first value that does not fit is named."""
+    """Cast a column to the field's type, in one chunk; an InputError names the first value that does not fit."""
     try:
         cast = column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

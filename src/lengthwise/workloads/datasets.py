@@ -19,7 +19,7 @@ from lengthwise.workloads.length_samples import LengthSamples
 from lengthwise.workloads.workload import LeftOut, Workload
 
 ALPACA: Final = "alpaca52k"
-"""What its rows are called as a corpus of lengths, and as a source in a training's settings."""
+"""Name of the corpus in length samples and of the source in training settings."""
 ALPACA_LLM: Final = "openai/text-davinci-003"
 """The model that wrote the reference answers."""
 _FILE = "alpaca52k.parquet"
@@ -27,19 +27,19 @@ _COLUMNS = ("instruction", "input", "prompt_tokens", "out_tokens")
 
 
 def load_alpaca(where: str | Path | None = None) -> Workload:
-    """All of Alpaca in its original order as one batch; `redraw` gives it arrivals.
+    """Return all of Alpaca in its original order as one batch; `redraw` draws arrivals for it.
 
     `where` is the folder that holds alpaca52k.parquet, $LENGTHWISE_DATA/alpaca52k if not given. The prompt is
     the instruction, or instruction, line break and input. Rows with an empty answer are left out and counted.
     """
-    path, kept, empty = _answered(where)
-    prompts = _prompts(kept)
-    tokens = kept["prompt_tokens"].to_numpy()
+    path, rows, empty = _answered(where)
+    prompts = _prompts(rows)
+    tokens = rows["prompt_tokens"].to_numpy()
     return Workload.from_table(
         {
-            "arrival_s": np.zeros(len(kept)),
+            "arrival_s": np.zeros(len(rows)),
             "input_tokens": tokens,
-            "output_tokens": kept["out_tokens"],
+            "output_tokens": rows["out_tokens"],
             "prompt": prompts,
             "block_hashes": text_block_lists(prompts, tokens),
         },
@@ -51,19 +51,19 @@ def load_alpaca(where: str | Path | None = None) -> Workload:
 
 
 def load_alpaca_lengths(where: str | Path | None = None, *, test: float = 0.2, seed: int = 1) -> LengthSamples:
-    """All of Alpaca as lengths to learn from: one LLM, one answer per prompt, a random share as split `test`.
+    """Return all of Alpaca as length samples: one LLM, one answer per prompt, a random share as split `test`.
 
     Rows with an empty answer are left out. A prompt's id is its number in the original order.
     """
-    path, kept, _ = _answered(where)
+    path, rows, _ = _answered(where)
     samples = LengthSamples.from_table(
         {
-            "corpus": [ALPACA] * len(kept),
-            "prompt_id": kept["idx"].cast(pa.string()),
-            "llm": [ALPACA_LLM] * len(kept),
-            "input_tokens": pc.max_element_wise(kept["prompt_tokens"], 1),
-            "lengths": [[length] for length in kept["out_tokens"].to_pylist()],
-            "prompt": _prompts(kept),
+            "corpus": [ALPACA] * len(rows),
+            "prompt_id": rows["idx"].cast(pa.string()),
+            "llm": [ALPACA_LLM] * len(rows),
+            "input_tokens": pc.max_element_wise(rows["prompt_tokens"], 1),
+            "lengths": [[length] for length in rows["out_tokens"].to_pylist()],
+            "prompt": _prompts(rows),
         },
         origin=str(path),
     )
@@ -76,7 +76,7 @@ def load_alpaca_lengths(where: str | Path | None = None, *, test: float = 0.2, s
 
 
 def _answered(where: str | Path | None) -> tuple[Path, pa.Table, int]:
-    """The file, its rows that have an answer, and how many have none."""
+    """Return the file, its rows with an answer, and the number of rows without one."""
     path = _folder(where) / _FILE
     table = read_parquet_table(path)
     for field in _COLUMNS:
@@ -107,7 +107,7 @@ def _folder(where: str | Path | None) -> Path:
 
 SENTENCE: Final = "Think step by step."
 LIMIT: Final = 512
-"""Tokens at which the packaged answers were cut off."""
+"""Maximum tokens of the packaged answers."""
 
 Key = tuple[str, str, str]
 """Corpus, prompt id, LLM."""
@@ -115,24 +115,24 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True, eq=False)
 class ReasoningPairs:
-    """Row i of both is the same prompt to the same LLM; `steps` has the sentence appended."""
+    """Length samples of the same prompts and LLMs, row by row; the prompts of `steps` end in the sentence."""
 
     plain: LengthSamples
     steps: LengthSamples
     max_tokens: int
-    """Where answers were cut off."""
+    """Maximum tokens of an answer."""
 
     def __len__(self) -> int:
         return len(self.plain)
 
 
 def with_sentence(prompt: str, sentence: str) -> str:
-    """The prompt, a blank line and the sentence; the bare prompt where there is none."""
+    """Return the prompt, a blank line and the sentence; without a sentence, the prompt."""
     return f"{prompt}\n\n{sentence}" if sentence else prompt
 
 
 def load_reasoning() -> ReasoningPairs:
-    """The packaged pairs: SmolLM2-135M-Instruct on test prompts of CASTILLO (see samples/CREDITS.md)."""
+    """Return the packaged pairs: SmolLM2-135M-Instruct on test prompts of CASTILLO (see samples/CREDITS.md)."""
     table = read_parquet_table(sample("reasoning.parquet"))
     texts = _packaged_texts()
     halves = []
@@ -145,12 +145,12 @@ def load_reasoning() -> ReasoningPairs:
 
 
 def read_reasoning(plain: Path, steps: Path, max_tokens: int) -> ReasoningPairs:
-    """Pairs from two files of `lengthwise collect`, the second collected with a suffix."""
+    """Read pairs from two files of `lengthwise collect`, the second collected with a suffix."""
     return pair(LengthSamples.read(plain), LengthSamples.read(steps), max_tokens=max_tokens)
 
 
 def pair(plain: LengthSamples, steps: LengthSamples, *, max_tokens: int) -> ReasoningPairs:
-    """Put both in one order; prompts that only one of them has are left out."""
+    """Match the rows of both; prompts that only one of them has are left out."""
     ours, theirs = _places(plain), _places(steps)
     both = [key for key in ours if key in theirs]
     if not both:

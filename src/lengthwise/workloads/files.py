@@ -21,7 +21,7 @@ VARIABLE = "LENGTHWISE_DATA"
 
 
 def data_home() -> Path | None:
-    """The folder LENGTHWISE_DATA names, None where the variable is not set."""
+    """Return the folder that LENGTHWISE_DATA names, or None if it is not set."""
     given = os.environ.get(VARIABLE)
     if not given:
         return None
@@ -32,12 +32,12 @@ def data_home() -> Path | None:
 
 
 def sample(name: str) -> Path:
-    """A file of the samples that ship with the package (see samples/CREDITS.md)."""
+    """Return the path of a packaged sample file (see samples/CREDITS.md)."""
     return Path(str(resources.files("lengthwise.workloads") / "samples" / name))
 
 
 def check_readable(path: str | Path) -> Path:
-    """The path, if it is a file with something in it."""
+    """Return the path; raises InputError unless it is a file that is not empty."""
     path = Path(path)
     if path.is_dir():
         raise InputError("is a folder", source=path, hint="name a file in it")
@@ -80,7 +80,7 @@ def read_parquet_table(path: str | Path) -> pa.Table:
 
 
 def stem(path: Path) -> str:
-    """The file's name without its endings."""
+    """Return the file's name without its endings."""
     return path.name.removesuffix(".gz").rsplit(".", 1)[0]
 
 
@@ -100,7 +100,7 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        # mkstemp makes files for their owner only; a data file follows the usual mask.
+        # mkstemp makes files readable by the owner only; a data file follows the umask.
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(target)
     finally:

@@ -44,20 +44,20 @@ _TYPES = {field.name: field.type for field in _IN_CSV} | dict(
 def read_parquet(path: Path) -> Parsed:
     """Read a Parquet file; one written by Lengthwise also has name, block size and rows left out."""
     table = read_parquet_table(path)
-    kept = json.loads((table.schema.metadata or {}).get(_METADATA, b"{}"))
-    left_out = tuple(LeftOut(**entry) for entry in kept.pop("left_out", ()))
+    metadata = json.loads((table.schema.metadata or {}).get(_METADATA, b"{}"))
+    left_out = tuple(LeftOut(**entry) for entry in metadata.pop("left_out", ()))
     azure = _from_azure(table, path)
-    return azure if azure is not None else Parsed(table, left_out=left_out, **kept)
+    return azure if azure is not None else Parsed(table, left_out=left_out, **metadata)
 
 
 def write_parquet(workload: Workload, path: Path) -> None:
-    """All columns, with name, block size and rows left out in the schema's metadata."""
-    kept = {
+    """Write all columns, with name, block size and rows left out in the schema's metadata."""
+    metadata = {
         "name": workload.name,
         "block_size": workload.block_size,
         "left_out": [{"rule": entry.rule, "rows": entry.rows} for entry in workload.left_out],
     }
-    table = workload.table.replace_schema_metadata({_METADATA: json.dumps(kept).encode()})
+    table = workload.table.replace_schema_metadata({_METADATA: json.dumps(metadata).encode()})
     pq.write_table(table, path, compression="zstd")
 
 
@@ -70,7 +70,7 @@ def read_csv(path: Path) -> Parsed:
     try:
         table = pyarrow.csv.read_csv(
             path,
-            # Only prompts hold line breaks, and looking out for them costs a third of the time.
+            # Only prompts contain line breaks, and checking for them takes a third of the time.
             parse_options=pyarrow.csv.ParseOptions(newlines_in_values="prompt" in wanted),
             convert_options=pyarrow.csv.ConvertOptions(
                 column_types={name: _TYPES[name] for name in wanted},
@@ -87,7 +87,7 @@ def read_csv(path: Path) -> Parsed:
 
 
 def write_csv(workload: Workload, path: Path) -> None:
-    """The columns that hold something. Block hashes do not go into CSV: it has no lists."""
+    """Write the columns that are not empty, without block hashes: CSV has no lists."""
     table = workload.table.drop_columns(["block_hashes"])
     empty = [name for name in table.column_names if table[name].null_count == len(table)]
     if not workload.priority.any():
@@ -96,7 +96,7 @@ def write_csv(workload: Workload, path: Path) -> None:
 
 
 def _from_azure(table: pa.Table, source: Path) -> Parsed | None:
-    """Azure's columns under our names, times as seconds since the first; None for any other table."""
+    """Convert a table with Azure's columns, times to seconds since the first; None for any other table."""
     if not set(AZURE) <= set(table.column_names):
         return None
     time, context, generated = (table[name] for name in AZURE)
@@ -179,7 +179,7 @@ def read_workload(
     columns: Mapping[str, str] | None = None,
     need_arrivals: bool = True,
 ) -> Workload:
-    """The requests of a file.
+    """Read the requests of a file.
 
     `block_size` overrides the tokens per block hash (Mooncake's hash_ids: 512). `jitter_seed` moves each
     arrival to a random moment of Mooncake's three-second tick. `count_tokens` counts ShareGPT's tokens in
@@ -218,13 +218,13 @@ def write_workload(workload: Workload, path: str | Path) -> None:
     writer = _WRITERS.get(path.suffix)
     if writer is None:
         known = ", ".join(_WRITERS)
-        raise InputError(f"cannot tell the format from '{path.suffix}'", source=path, hint=f"end it in {known}")
+        raise InputError(f"cannot infer the format from '{path.suffix}'", source=path, hint=f"end it in {known}")
     with atomic_path(path) as temporary:
         writer(workload, temporary)
 
 
 def detect_format(path: Path) -> Format:
-    """The format by ending, and by the first line where the ending leaves it open."""
+    """Return the format by the file's ending, or by the first line if the ending is ambiguous."""
     with path.open("rb") as stream:
         if stream.read(4) == b"PAR1" or path.suffix == ".parquet":
             return "parquet"
@@ -270,20 +270,20 @@ def _with_hash_ids(table: pa.Table, block_size: int | None) -> tuple[pa.Table, i
 def _answered(
     table: pa.Table, *, name: str, block_size: int | None, left_out: tuple[LeftOut, ...], source: Path
 ) -> Workload:
-    """The workload without unanswered requests; errors still count rows as the file does."""
-    kept = np.arange(len(table))
+    """Return the workload without unanswered requests; errors name rows by their number in the file."""
+    rows = np.arange(len(table))
     if "output_tokens" in table.column_names and pa.types.is_integer(table["output_tokens"].type):
         answered = pc.fill_null(pc.not_equal(table["output_tokens"], 0), True).to_numpy()
         if not answered.all():
-            kept = np.flatnonzero(answered)
-            left_out = (*left_out, LeftOut(_UNANSWERED, len(table) - len(kept)))
-            table = table.take(pa.array(kept))
+            rows = np.flatnonzero(answered)
+            left_out = (*left_out, LeftOut(_UNANSWERED, len(table) - len(rows)))
+            table = table.take(pa.array(rows))
     try:
         return Workload.from_table(table, name=name, block_size=block_size, left_out=left_out, source=source)
     except InputError as error:
         if error.row is None:
             raise
-        raise _in_file_terms(error, row=int(kept[error.row - 1]) + 1) from error
+        raise _in_file_terms(error, row=int(rows[error.row - 1]) + 1) from error
 
 
 def _in_file_terms(error: InputError, *, row: int | None = None, field: str | None = None) -> InputError:

@@ -36,14 +36,14 @@ _SUM_TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class DiscreteLengths:
-    """Lengths in tokens and their probabilities. Half 1 and half the limit has the most variance there is."""
+    """Lengths in tokens and their probabilities. Half 1 and half the limit has the largest possible variance."""
 
     lengths: tuple[int, ...]
     probabilities: tuple[float, ...]
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From "length:probability" pairs with commas between; anything else is an InputError."""
+        """Parse "length:probability" pairs separated by commas; anything else is an InputError."""
         pairs = [_pair(piece) for piece in text.split(",")]
         total = math.fsum(probability for _, probability in pairs)
         if abs(total - 1) > _SUM_TOLERANCE:
@@ -71,11 +71,11 @@ class DiscreteLengths:
 
     @property
     def max(self) -> int:
-        """The largest length: what a client would set as max_tokens."""
+        """The largest length, which clients set as max_tokens."""
         return max(self.lengths)
 
     def sample(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """n independent lengths."""
+        """Draw n independent lengths."""
         shares = np.array(self.probabilities)
         drawn = rng.choice(np.array(self.lengths, np.int64), size=n, p=shares / shares.sum())
         return cast("NDArray[np.int64]", drawn)
@@ -125,13 +125,13 @@ _SENTENCES = (
 
 
 def system_prefix(index: int, tokens: int) -> str:
-    """A system prompt of `tokens` tokens (four bytes each, its blank line counted), one per index."""
+    """Return the system prompt of an index: `tokens` tokens of four bytes each, with its blank line."""
     size = tokens * BYTES_PER_TOKEN - len(_BETWEEN)
     text = f"You are assistant number {index + 1} of a company with many services."
     for turn in count():
         if len(text) >= size:
             break
-        # A step prime to the number of sentences visits all of them, in an order of the index's own.
+        # A step prime to the number of sentences visits all of them, in a different order for each index.
         text += " " + _SENTENCES[(index + turn * (1, 5, 7, 11)[index % 4]) % len(_SENTENCES)]
     return text[: size - 1] + "."
 
@@ -144,7 +144,7 @@ def behind_prefixes(
     popularity: Popularity = "zipf",
     seed: int,
 ) -> Workload:
-    """The workload with one of `prefixes` system prompts before each prompt, the same within a session.
+    """Return the workload with one of `prefixes` system prompts before each prompt, the same within a session.
 
     Popularity: Zipf (the i-th is 1/i as frequent as the first) or uniform. Prompt = prefix, blank
     line, prompt; blocks are hashed from that text. Where the blocks are not those of the text (traces,
@@ -214,7 +214,7 @@ _N = TypeVar("_N", np.int64, np.float64)
 
 
 def into_sessions(workload: Workload, *, turns: float, think_s: float, seed: int) -> Workload:
-    """The workload's requests as the turns of sessions.
+    """Return the workload's requests as the turns of sessions.
 
     Turns per session are geometric with mean `turns`. A session starts with its first request; the next
     turn follows after an exponential time with mean `think_s`, counted from arrival to arrival (open loop:
@@ -237,8 +237,8 @@ def into_sessions(workload: Workload, *, turns: float, think_s: float, seed: int
     think = generator(seed, "think").exponential(think_s, len(workload))
     think[first] = 0.0
     arrival = workload.arrival_s[first][session] + _running(think, first, session)
-    said = _running(workload.input_tokens + workload.output_tokens, first, session)
-    input_tokens = said - workload.output_tokens
+    context = _running(workload.input_tokens + workload.output_tokens, first, session)
+    input_tokens = context - workload.output_tokens
     lap, arrival = _into_window(arrival, workload)
     streams = session + lap * len(workload) + int(generator(seed, "streams").integers(2**62))
     order = np.argsort(arrival, kind="stable")
@@ -253,7 +253,7 @@ def into_sessions(workload: Workload, *, turns: float, think_s: float, seed: int
 
 
 def _into_window(arrival: NDArray[np.float64], workload: Workload) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return how many windows each arrival is late, and its time within the window."""
+    """Return by how many windows each arrival is late, and its time within the window."""
     if not workload.has_arrivals:
         return np.zeros(len(arrival), np.int64), arrival
     window_s = workload.arrival_s[-1] + 1 / workload.rate
@@ -272,7 +272,7 @@ def _session_of_each(n: int, turns: float, rng: np.random.Generator) -> NDArray[
 
 
 def _running(values: NDArray[_N], first: NDArray[np.int64], session: NDArray[np.int64]) -> NDArray[_N]:
-    """The sum of a session's values up to and with each turn."""
+    """Return the sum of a session's values up to each turn, that turn included."""
     total = np.cumsum(values)
     before = total[first] - values[first]
     return (total - before[session]).astype(values.dtype)
@@ -310,10 +310,10 @@ def react_workload(
     seed: int,
     cv: float = 1.0,
 ) -> Workload:
-    """`requests` requests of `workloads` workloads in turn; all of one workload share all but the tail.
+    """Return requests of `workloads` workloads in turn; those of one workload share everything but the tail.
 
-    Every request sets max_tokens to the largest length of the distribution. Block hashes agree inside a
-    workload on what is shared, and nowhere across workloads, whose numbers come first.
+    Every request sets max_tokens to the largest length of the distribution. Requests of one workload
+    have the block hashes of their shared text in common; workloads share none, because prompts begin with their number.
     """
     for field, value in (("workloads", workloads), ("examples", examples), ("requests", requests)):
         if value < 1:
@@ -339,7 +339,7 @@ def react_workload(
 
 
 def examples_text(groups: int) -> str:
-    """The first `groups` groups of in-context examples; more than four repeat."""
+    """Return the first `groups` groups of in-context examples; after four they repeat."""
     single = _single_examples()
     ends = np.cumsum(GROUP_SIZES).tolist()
     texts = ["".join(single[end - size : end]) for end, size in zip(ends, GROUP_SIZES, strict=True)]
@@ -347,7 +347,7 @@ def examples_text(groups: int) -> str:
 
 
 class _Shared:
-    """What the requests of one workload have in common: text, tokens, and the hashes of its full blocks."""
+    """The shared part of a workload's prompts: text, tokens, and the hashes of its full blocks."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -360,10 +360,10 @@ class _Shared:
         self._rest = self._bytes[edges[-1] :]
 
     def blocks_with(self, tail: str) -> NDArray[np.uint64]:
-        """The hashes of this and a tail: the blocks the tail reaches into are its own."""
-        own = (self.tokens + TAIL_TOKENS) // BLOCK_TOKENS - len(self._hashes)
+        """Return the hashes with a tail; blocks that contain a part of the tail are not shared."""
+        unshared = (self.tokens + TAIL_TOKENS) // BLOCK_TOKENS - len(self._hashes)
         left = BLOCK_TOKENS - self.tokens % BLOCK_TOKENS
-        ends = [round((left + i * BLOCK_TOKENS) * TAIL_CHARACTERS / TAIL_TOKENS) for i in range(own)]
+        ends = [round((left + i * BLOCK_TOKENS) * TAIL_CHARACTERS / TAIL_TOKENS) for i in range(unshared)]
         pieces = [tail[a:b].encode() for a, b in pairwise([0, *ends])]
         if pieces:
             pieces[0] = self._rest + pieces[0]

@@ -50,7 +50,7 @@ _READ_BLOCK_BYTES = 16 << 20
 
 
 def read_mooncake(path: Path) -> Parsed:
-    """Mooncake's columns under our names, seconds for milliseconds."""
+    """Read Mooncake's lines; milliseconds become seconds."""
     try:
         with pa.input_stream(str(path), compression="detect") as stream:
             table = pyarrow.json.read_json(
@@ -76,10 +76,10 @@ def read_mooncake(path: Path) -> Parsed:
 
 
 def write_mooncake(workload: Workload, path: Path) -> None:
-    """One line per request: Mooncake's four keys first, then the columns that hold something.
+    """Write one line per request: Mooncake's four keys first, then the columns that are not empty.
 
-    Arrivals are kept to the nanosecond. Blocks of another size than Mooncake's say so in every line, so that
-    any part of the file can be read by itself.
+    Arrivals are exact to the nanosecond. A block size other than Mooncake's is written to every line, so that any part
+    of the file can be read by itself.
     """
     with path.open("w", encoding="utf-8") as stream:
         stream.writelines(f"{json.dumps(record, ensure_ascii=False)}\n" for record in _records(workload))
@@ -89,7 +89,7 @@ def _records(workload: Workload) -> Iterator[dict[str, Any]]:
     milliseconds = [round(value, 6) for value in (workload.arrival_s * 1e3).tolist()]
     ids = _dense(workload.block_values).tolist()
     offsets = workload.block_offsets.tolist()
-    extra = {name: workload.table[name].to_pylist() for name in _EXTRA if _holds_something(workload, name)}
+    extra = {name: workload.table[name].to_pylist() for name in _EXTRA if _is_filled(workload, name)}
     if workload.block_size not in (None, MOONCAKE_BLOCK_TOKENS):
         extra["block_size"] = [workload.block_size] * len(workload)
     lengths = zip(workload.input_tokens.tolist(), workload.output_tokens.tolist(), strict=True)
@@ -105,14 +105,14 @@ def _records(workload: Workload) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _holds_something(workload: Workload, name: str) -> bool:
+def _is_filled(workload: Workload, name: str) -> bool:
     if name == "priority":
         return bool(workload.priority.any())
     return bool(workload.table[name].null_count < len(workload))
 
 
 def _dense(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The same hashes renumbered 0, 1, 2, ... in order of first appearance."""
+    """Renumber the hashes 0, 1, 2, ... in order of first appearance."""
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
@@ -132,7 +132,7 @@ def _check(table: pa.Table, source: Path) -> None:
 
 
 def _read_slowly(path: Path) -> pa.Table:
-    """Line by line in Python: reads what Arrow would not, or names the line and key that are wrong."""
+    """Read line by line in Python: accepts more than Arrow does, and names the line and key that are wrong."""
     columns: dict[str, list[Any]] = {name: [] for name in _FILE_SCHEMA.names}
     with open_text(path) as stream:
         for row, line in enumerate((line for line in stream if line.strip()), start=1):
@@ -175,12 +175,12 @@ _UNANSWERED = "human turns without an answer"
 
 
 def estimate_tokens(text: str) -> int:
-    """Tokens of a text where no tokenizer is known: a token for every four bytes of UTF-8, rounded up."""
+    """Estimate the tokens of a text without a tokenizer: one per four bytes of UTF-8, rounded up."""
     return -(-len(text.encode()) // BYTES_PER_TOKEN)
 
 
 def read_sharegpt(path: Path, count_tokens: Callable[[str], int] | None = None) -> Parsed:
-    """One request per answered human turn, the conversation's id as its session."""
+    """Read one request per answered human turn, with the conversation's id as its session."""
     count = count_tokens or estimate_tokens
     columns: dict[str, list[Any]] = {name: [] for name in ("prompt", "input_tokens", "output_tokens", "session")}
     left_out: Counter[str] = Counter()
@@ -207,7 +207,7 @@ def read_sharegpt(path: Path, count_tokens: Callable[[str], int] | None = None) 
 
 
 def _pairs(turns: Any, path: Path, row: int, left_out: Counter[str]) -> Iterator[tuple[str, str]]:  # noqa: ANN401
-    """Each answered human turn: the conversation up to it, and the answer."""
+    """Yield each answered human turn: the conversation up to it, and the answer."""
     history = ""
     asked = False
     for role, text in _turns(turns, path, row):
@@ -258,7 +258,7 @@ def _conversations(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _row_at(text: str) -> int:
-    """The number of the list entry at which broken JSON breaks."""
+    """Return the number of the list entry in which the JSON is invalid."""
     decoder = json.JSONDecoder()
     row, at = 1, text.find("[") + 1
     while True:

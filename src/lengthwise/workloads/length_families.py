@@ -91,7 +91,7 @@ def look_at_tails(
     params: Mapping[Family, Array],
     rng: np.random.Generator,
 ) -> TailLook:
-    """Pool the present lengths; `params` are the rows' own fits, to simulate from."""
+    """Pool the present lengths; `params` are the fits of the rows, from which lengths are simulated."""
     by_llm = [_tail(name, lengths[llm == name][present[llm == name]]) for name in sorted(set(llm.tolist()))]
     pooled = [_tail("data", _over_median(lengths, present))]
     for family, fitted in params.items():
@@ -102,8 +102,8 @@ def look_at_tails(
 
 
 def _over_median(lengths: Array, present: Mask) -> Array:
-    kept = present.any(axis=1)
-    lengths, present = lengths[kept], present[kept]
+    filled = present.any(axis=1)
+    lengths, present = lengths[filled], present[filled]
     middle = np.nanmedian(np.where(present, lengths, np.nan), axis=1, keepdims=True)
     return np.asarray((lengths / middle)[present], np.float64)
 
@@ -126,7 +126,7 @@ REPEAT_COUNT, REPEAT_SPREAD = 4, 20.0
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is simulated; the figures get less noisy with it, not different."""
+    """How much is simulated: more of it makes the figures less noisy."""
 
     critical_draws: int = 2000
     """Rows simulated for each critical value of KS."""
@@ -154,7 +154,7 @@ class FamilyResult:
     loglik_gain: float
     """Log probability per sample by a fit to the same samples, minus log-normal's."""
     median_shape: float
-    """Median of nu, k or xi where the family has one; NaN else."""
+    """Median of the shape nu, k or xi; NaN if the family has none."""
     converged: float
 
 
@@ -168,14 +168,14 @@ class GroupResult:
     families: tuple[FamilyResult, ...]
     repeats: float
     """Share of rows with a spread above 20 tokens in which four or more samples are equal: an LLM that repeats itself.
-    Such atoms look like a heavy tail (a sharp peak with outliers) to every family here, but are not one."""
+    Every family here fits such repeats as a heavy tail (a sharp peak with outliers), which they are not."""
     evidence_rows: int
     evidence: tuple[ConfidenceInterval, ...]
     """Integrated log-likelihood per row of log-t minus log-normal's, for each nu of `NUS`."""
 
     @property
     def best_nu(self) -> float:
-        """The nu of `NUS` under which the group's rows are most likely together."""
+        """The nu of `NUS` with the largest likelihood of all rows of the group."""
         return NUS[int(np.argmax([gain.estimate for gain in self.evidence]))]
 
 
@@ -188,10 +188,10 @@ class LengthFamilies:
     rows: int
     samples_per_row: int
     left_out: Mapping[str, int]
-    """Rule -> how many it left out."""
+    """Number of samples or rows left out, by rule."""
     nus: tuple[float, ...]
     groups: tuple[GroupResult, ...]
-    """`all` first."""
+    """Groups of rows, `all` first."""
     power: tuple[Power, ...]
     tails: TailLook
 
@@ -264,7 +264,7 @@ def study_families(
 
 
 def sample_prompts(samples: LengthSamples, count: int, seed: int) -> LengthSamples:
-    """All rows of `count` prompts drawn at random; all prompts where there are no more."""
+    """Select all rows of `count` prompts drawn at random, or of all prompts if there are fewer."""
     prompt = _prompts(samples)
     prompts = np.unique(prompt)
     drawn = np.random.default_rng(seed).permutation(prompts)[:count]
@@ -311,7 +311,7 @@ def _select(samples: LengthSamples, by: By) -> tuple[_Rows, dict[str, int]]:
 
 
 def _prompts(samples: LengthSamples) -> NDArray[np.int64]:
-    """A number per row, the same for all rows of one prompt; ids are unique inside a corpus only."""
+    """Return a number per row, equal for all rows of a prompt; ids are unique inside a corpus only."""
     columns = (samples.table[name].to_pylist() for name in ("corpus", "prompt_id"))
     keys = np.array(["\n".join(key) for key in zip(*columns, strict=True)])
     return np.unique(keys, return_inverse=True)[1]
@@ -338,7 +338,7 @@ def _fit(
 
 
 def _evidence(rows: _Rows, centre: RowFits, rng: np.random.Generator, most: int) -> tuple[Array, NDArray[np.intp]]:
-    """(chosen rows, nus) of integrated log-likelihood minus log-normal's."""
+    """Return the integrated log-likelihood minus log-normal's, as (chosen rows, nus)."""
     chosen = np.sort(rng.permutation(len(rows.lengths))[:most])
     x, present = unround(rows.lengths[chosen], rng), rows.present[chosen]
     part = RowFits(

@@ -60,7 +60,7 @@ class LengthSamples:
 
     @classmethod
     def from_table(cls, table: pa.Table | Mapping[str, Any], *, origin: str, source: str | Path | None = None) -> Self:
-        """Check and adopt a table; without a column `capped` no sample is."""
+        """Validate a table; without a column `capped` no sample is capped."""
         raw = table if isinstance(table, pa.Table) else pa.table(dict(table))
         source = origin if source is None else source
         if "capped" not in raw.column_names and "lengths" in raw.column_names:
@@ -71,7 +71,7 @@ class LengthSamples:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """The rows `write` wrote."""
+        """Read a file of `write`."""
         return cls.from_table(read_parquet_table(path), origin=str(path))
 
     def write(self, path: str | Path) -> None:
@@ -84,7 +84,7 @@ class LengthSamples:
 
     @cached_property
     def llms(self) -> tuple[str, ...]:
-        """The LLMs there are rows of, sorted."""
+        """Names of the LLMs, sorted."""
         return self._distinct("llm")
 
     @cached_property
@@ -94,7 +94,7 @@ class LengthSamples:
 
     @cached_property
     def splits(self) -> tuple[str, ...]:
-        """The source's own splits, sorted."""
+        """Names of the splits, sorted."""
         return self._distinct("split")
 
     def lengths_matrix(self) -> NDArray[np.int64]:
@@ -119,7 +119,7 @@ class LengthSamples:
         return clean
 
     def clean_mean(self) -> NDArray[np.float64]:
-        """Mean of each row's clean samples; NaN where none is."""
+        """Mean of each row's clean samples; NaN for a row without any."""
         clean = self.clean_mask()
         count = clean.sum(axis=1)
         total = np.where(clean, self.lengths_matrix(), 0).sum(axis=1)
@@ -134,7 +134,7 @@ class LengthSamples:
         corpus: str | Collection[str] | None = None,
         split: str | Collection[str] | None = None,
     ) -> LengthSamples:
-        """The rows of these LLMs, corpora and splits. An unknown one is an InputError."""
+        """Return the rows of these LLMs, corpora and splits. An unknown name is an InputError."""
         keep = np.ones(len(self), bool)
         if llm is not None:
             keep &= self._is_in("llm", [resolve_llm(name, self.llms) for name in _several(llm)])
@@ -144,7 +144,7 @@ class LengthSamples:
         return self._rows(keep)
 
     def split_by_prompt(self, fractions: Mapping[str, float], seed: int) -> dict[str, LengthSamples]:
-        """A random split in which all rows of one prompt, over all LLMs, fall on the same side.
+        """Split at random so that all rows of one prompt, over all LLMs, fall on the same side.
 
         The split of a prompt is a hash of the seed and its id: it does not move when prompts are added or LLMs
         left out. Shares of prompts are therefore the fractions up to chance.
@@ -193,7 +193,7 @@ class LengthSamples:
 
 
 def _nowhere(lengths: pa.ChunkedArray) -> pa.Array:
-    """As many False as there are lengths, in lists of the same shape."""
+    """Return lists of False in the shape of the lengths."""
     lists = lengths.combine_chunks()
     flags = pa.array(np.zeros(len(lists.flatten()), bool))
     offsets = np.concatenate([[0], np.cumsum(pc.fill_null(pc.list_value_length(lists), 0).to_numpy())])

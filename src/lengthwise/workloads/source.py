@@ -14,13 +14,13 @@ from lengthwise.workloads.castillo import PACKAGED
 
 CASTILLO: Final = "castillo"
 _CASTILLO_REQUESTS: Final = 1000
-_REQUESTS_PER_SLOT: Final = 20  # fewer do not make a queue, even above capacity
+_REQUESTS_PER_SLOT: Final = 20  # with fewer no queue forms, even above capacity
 _SAMPLE_ONLY: Final = "LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`castillo`, a name of `lengthwise traces list`, or a file; how many of its requests, and how bursty."""
+    """A workload by name: `castillo`, a trace or a file, with the number of requests and the CV of arrivals."""
 
     name: str
     llm: str = "llama-3.1-8b"
@@ -55,7 +55,7 @@ class Source:
                 )
             replayed = replay(workload, requests=self.requests, rate=None if own_arrivals else 1.0)
             return lambda _: replayed
-        self._check_arrivals(own_arrivals, anew=workload.has_arrivals)
+        self._check_arrivals(own_arrivals, redrawn=workload.has_arrivals)
         n = len(workload) if self.requests is None else self.requests
         cv = 1.0 if self.cv is None else self.cv
         return lambda seed: redraw(workload, requests=n, rate=1.0, seed=seed, cv=cv)
@@ -71,13 +71,13 @@ class Source:
 
         def draw(seed: int) -> Workload:
             workload = castillo_workload(samples, self.llm, requests=n, rate=1.0, seed=seed, cv=cv)
-            if notes and on_note is not None:  # once, and not before a mistake
+            if notes and on_note is not None:  # once, and only if the workload could be drawn
                 on_note(notes.pop())
             return workload
 
         return draw
 
-    def _check_arrivals(self, own_arrivals: bool, *, anew: bool = False) -> None:
+    def _check_arrivals(self, own_arrivals: bool, *, redrawn: bool = False) -> None:
         if own_arrivals:
-            what = "drawn arrivals need a rate" if anew else "has no arrivals of its own"
+            what = "drawn arrivals need a rate" if redrawn else "has no arrivals of its own"
             raise InputError(what, source=self.name, hint="give --rate or --load")

@@ -31,7 +31,7 @@ class Trace:
 
     @property
     def path(self) -> Path | None:
-        """Where it is now, None where it is not here."""
+        """Path of the file, or None if it is not available."""
         if self.packaged:
             return sample(self.file)
         home = data_home()
@@ -115,7 +115,7 @@ TRACES: Mapping[str, Trace] = {trace.name: trace for trace in _CATALOGUE}
 
 
 def find_trace(name: str) -> Trace:
-    """The catalogue's entry; an unknown name is an InputError with the nearest ones."""
+    """Return the catalogue's entry; an unknown name is an InputError that suggests similar names."""
     if name in TRACES:
         return TRACES[name]
     near = get_close_matches(name, TRACES, n=3, cutoff=0.4) or TRACES

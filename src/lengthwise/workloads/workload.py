@@ -20,7 +20,7 @@ from lengthwise.workloads.columns import conform, refuse_where
 
 
 def fingerprint(table: pa.Table, *, salt: str = "") -> str:
-    """First 16 hex digits of a SHA-256 over names, types and every cell; nulls differ from zeros."""
+    """Return the first 16 hex digits of a SHA-256 over names, types and every cell; nulls differ from zeros."""
     digest = hashlib.sha256(salt.encode())
     for column in table.schema:
         digest.update(f"\0{column.name}\0{column.type}\0{len(table)}\0".encode())
@@ -44,7 +44,7 @@ def _parts(array: pa.Array) -> Iterator[bytes | memoryview]:
         yield pc.binary_length(filled).to_numpy().tobytes()
         yield _text(filled)
     else:
-        # Adding zero makes -0.0 and 0.0, which are equal, one and the same.
+        # Adding zero turns -0.0 into 0.0, which it equals.
         yield (pc.fill_null(array, 0).to_numpy() + 0).tobytes()
 
 
@@ -56,7 +56,7 @@ def _text(array: pa.LargeStringArray) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class LengthStatistics:
-    """Tokens."""
+    """Statistics of lengths, in tokens."""
 
     mean: float
     p50: float
@@ -66,7 +66,7 @@ class LengthStatistics:
 
     @classmethod
     def of(cls, tokens: NDArray[np.int64]) -> LengthStatistics:
-        """The statistics of some lengths; all zero where there are none."""
+        """Return the statistics of lengths; zeros without any."""
         if not len(tokens):
             return cls(0.0, 0.0, 0.0, 0.0, 0)
         p50, p90, p99 = np.quantile(tokens, [0.5, 0.9, 0.99])
@@ -75,11 +75,11 @@ class LengthStatistics:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadStatistics:
-    """A workload in a few numbers.
+    """Summary of a workload.
 
     `rate` is requests per second, None for a batch. `arrival_cv` is the coefficient of variation of the gaps
-    (1 for Poisson). `repeated_prefix` is the share of prompt tokens that an unlimited cache would have seen
-    before, in order of arrival; None where prefixes are not known.
+    (1 for Poisson). `repeated_prefix` is the share of prompt tokens that an unlimited prefix cache
+    would hold, in order of arrival; None where prefixes are not known.
     """
 
     requests: int
@@ -92,7 +92,7 @@ class WorkloadStatistics:
 
 
 def describe(workload: Workload) -> WorkloadStatistics:
-    """Rate, burstiness, lengths and the repeated share of the prompts."""
+    """Return rate, burstiness, lengths and the repeated share of the prompts."""
     return WorkloadStatistics(
         requests=len(workload),
         duration_s=workload.duration_s,
@@ -117,8 +117,8 @@ def _repeated_prefix(workload: Workload) -> float | None:
     counts = np.diff(offsets)
     new = np.zeros(len(values), bool)
     new[np.unique(values, return_index=True)[1]] = True
-    # Only what stands before a prompt's first new block is a repeated prefix. `next_new[i]` is the first new
-    # block at or after i, whatever row it is in; cutting it at the end of the row makes it the row's own.
+    # Only the blocks before a prompt's first new block are a repeated prefix. `next_new[i]` is the first new
+    # block at or after i, in any row; the minimum with the end of the row limits it to the row.
     where_new = np.append(np.flatnonzero(new), len(values))
     next_new = where_new[np.searchsorted(where_new, offsets[:-1])]
     repeated_blocks = np.minimum(next_new, offsets[1:]) - offsets[:-1]
@@ -133,7 +133,7 @@ SCHEMA = pa.schema(
         pa.field("input_tokens", pa.int64(), nullable=False),
         pa.field("output_tokens", pa.int64(), nullable=False),
         pa.field("block_hashes", pa.list_(pa.uint64())),
-        # Growing conversations together pass the 2 GiB that a plain string column can hold.
+        # Long conversations exceed the 2 GiB limit of a plain string column.
         pa.field("prompt", pa.large_string()),
         pa.field("sample_mean", pa.float64()),
         pa.field("llm", pa.string()),
@@ -187,7 +187,7 @@ class Workload:
         left_out: tuple[LeftOut, ...] = (),
         source: str | Path | None = None,
     ) -> Self:
-        """Check and adopt a table (or a mapping of columns); the first bad row is named in an InputError."""
+        """Validate a table or a mapping of columns; an InputError names the first bad row."""
         raw = table if isinstance(table, pa.Table) else pa.table(dict(table))
         if "priority" not in raw.column_names:
             raw = raw.append_column("priority", pa.array(np.zeros(len(raw), np.int32)))
@@ -253,22 +253,22 @@ class Workload:
         return cast("NDArray[np.uint64]", flat.to_numpy(zero_copy_only=False))
 
     def blocks(self, row: int) -> NDArray[np.uint64]:
-        """The block hashes of one request, counted from 0; empty where none are known."""
+        """Return the block hashes of one request; empty where none are known."""
         return self.block_values[self.block_offsets[row] : self.block_offsets[row + 1]]
 
     @property
     def has_blocks(self) -> bool:
-        """Whether any request knows its prefix."""
+        """Whether any request has block hashes."""
         return self.block_size is not None
 
     @property
     def has_arrivals(self) -> bool:
-        """False where everything arrives at one moment: a list of lengths, or an offline batch."""
+        """False if all requests arrive at the same time: a list of lengths, or an offline batch."""
         return self.duration_s > 0
 
     @property
     def duration_s(self) -> float:
-        """From the first arrival to the last."""
+        """Seconds from the first arrival to the last."""
         return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
 
     @property
@@ -278,29 +278,29 @@ class Workload:
 
     @cached_property
     def content_hash(self) -> str:
-        """16 hex digits that any changed cell changes; the name and the chunking of the table do not."""
+        """Digest of all cells, 16 hex digits; independent of the name and of the chunking of the table."""
         return fingerprint(self.table, salt=f"block_size={self.block_size}")
 
     def describe(self) -> WorkloadStatistics:
-        """Rate, burstiness, lengths and how much of the prompts repeats."""
+        """Return rate, burstiness, lengths and the repeated share of the prompts."""
         return describe(self)
 
     def head(self, n: int) -> Workload:
-        """The first n requests."""
+        """Return the first n requests."""
         return Workload.from_table(
             self.table.slice(0, n), name=self.name, block_size=self.block_size, left_out=self.left_out
         )
 
     def take(self, rows: NDArray[np.int64], **columns: Any) -> Workload:  # noqa: ANN401
-        """These rows in this order, with `columns` put in at once: reordering usually means new arrivals."""
+        """Return these rows in this order, with `columns` replaced: reordering usually means new arrivals."""
         return self._with(self.table.take(pa.array(rows)), columns)
 
     def replace(self, **columns: Any) -> Workload:  # noqa: ANN401
-        """The same requests with some columns (arrays or one value for all) or `block_size` changed."""
+        """Return the same requests with other columns (arrays or one value for all) or another `block_size`."""
         return self._with(self.table, columns)
 
     def limited_to(self, max_tokens: int | None) -> Workload:
-        """The same requests with `max_tokens` limited, which truncates true lengths; None changes nothing."""
+        """Return the same requests with `max_tokens` limited, which truncates true lengths; None changes nothing."""
         if max_tokens is None:
             return self
         return self.replace(max_tokens=max_tokens, output_tokens=np.minimum(self.output_tokens, max(1, max_tokens)))
@@ -334,7 +334,7 @@ def _check_arrivals(table: pa.Table, source: str | Path) -> None:
     arrival = column.to_numpy()
     for bad, wrong, hint in (
         (~np.isfinite(arrival), "is not a time", _HINTS["arrival_s"]),
-        (_falls(arrival), "comes before the arrival of the row above", "sort the requests by arrival"),
+        (_falls(arrival), "is before the arrival of the row above", "sort the requests by arrival"),
         (arrival < 0, "is before the start", _HINTS["arrival_s"]),
     ):
         refuse_where(bad, column, field="arrival_s", wrong=wrong, hint=hint, source=source)

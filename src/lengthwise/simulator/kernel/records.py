@@ -18,7 +18,7 @@ Record = Any
 # Why `advance` returns. From ASK_LEVEL on these are questions, which the host answers before it calls again.
 GO_ON: Final = 0  # never returned: continue
 DONE: Final = 1  # nothing begins before the given time
-PAUSED: Final = 2  # as many requests as asked for are settled
+PAUSED: Final = 2  # the requested number of requests is settled
 ASK_LEVEL: Final = 3  # which column of keys is valid, given the numbers of waiting and running requests
 ASK_KEYS: Final = 4  # keys of all waiting requests, which go stale with time
 ASK_KEY: Final = 5  # the key of a preempted request
