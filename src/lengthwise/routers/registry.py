@@ -26,7 +26,7 @@ ROUTERS: Final[Mapping[str, tuple[str, str]]] = {
     "dynamo": ("load_aware", "Dynamo"),
     "e2": ("e2", "E2"),
     "e2_length": ("e2", "E2Length"),
-    "lengthwise": ("lengthwise", "Lengthwise"),
+    "lengthwise": ("lengthwise", "LengthwiseRouter"),
 }
 """Built-in names, with module and class. Imported when used, because all but the first two need Numba."""
 
