@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lengthwise.engines.embedded import EmbeddedEngine
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run all tests of real engines in one process: two engines at a time only slow each other down."""
     for item in items:

@@ -55,7 +55,7 @@ def test_weights_trained_elsewhere_are_exported(settings: Path, tmp_path: Path) 
 def test_weights_that_do_not_fit_are_named(settings: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pt"
     wrong.write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"wrong\.pt: .*; give its own config"):
+    with pytest.raises(InputError, match=r"wrong\.pt: .*; give the settings of that training"):
         runner.invoke(app, [str(settings), "--weights", str(wrong)], catch_exceptions=False)
 
 
