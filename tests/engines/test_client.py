@@ -1,4 +1,4 @@
-"""The client of one engine tells apart what its callers must treat differently."""
+"""The client of one engine: its URL, its errors by kind, and the model that it serves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from lengthwise.engines.client import (
     EngineBrokenError,
@@ -15,6 +18,7 @@ from lengthwise.engines.client import (
     EngineTimeoutError,
     EngineUnreachableError,
     engine_url,
+    served_model,
 )
 from lengthwise.errors import InputError
 from tests.gateway.engine import RawEngine, StandIn, free_port, served
@@ -29,22 +33,22 @@ def with_client(url: str, use: Callable[[EngineClient], Awaitable[Any]], **optio
 
 
 @pytest.mark.parametrize("text", ["http://h:8000", "http://h:8000/", "http://h:8000/v1", " http://h:8000/v1/ "])
-def test_the_url_of_an_engine_is_taken_with_or_without_v1(text: str) -> None:
+def test_an_engines_url_may_end_in_v1(text: str) -> None:
     assert engine_url(text) == "http://h:8000"
 
 
 @pytest.mark.parametrize("text", ["", "h:8000", "ftp://h", "http://", "http://h:port", "http://h?x=1"])
-def test_what_is_no_url_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_url_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InputError, match=r"give one like http://127\.0\.0\.1:8000"):
         engine_url(text)
 
 
-def test_an_engine_that_is_not_there_has_seen_nothing() -> None:
+def test_a_refused_connection_is_unreachable() -> None:
     with pytest.raises(EngineUnreachableError):
         with_client(f"http://127.0.0.1:{free_port()}", lambda client: client.post("/v1/completions", b"{}", {}))
 
 
-def test_an_engine_that_hangs_up_is_broken() -> None:
+def test_a_closed_connection_is_broken() -> None:
     with RawEngine(b"") as engine, pytest.raises(EngineBrokenError):
         with_client(engine.url, lambda client: client.post("/v1/completions", b"{}", {}))
 
@@ -55,16 +59,36 @@ def test_a_silent_engine_times_out() -> None:
         with_client(url, lambda client: client.post("/v1/completions", b"{}", {}), silence_timeout_s=0.1)
 
 
-def test_a_server_without_a_health_path_counts_as_there() -> None:
+def test_a_server_without_a_health_path_counts_as_up() -> None:
     with RawEngine(b"") as engine:
         with_client(engine.url, lambda client: client.check())
     with served(lambda: None) as url, pytest.raises(EngineBrokenError, match="answers 500 to /health"):
         with_client(url, lambda client: client.check())
 
 
-def test_models_that_are_refused_or_no_list_are_told_apart() -> None:
+def test_refused_and_malformed_model_lists_are_different_errors() -> None:
     reply = b"HTTP/1.1 401 No\r\ncontent-length: 2\r\n\r\n{}"
     with RawEngine(reply) as engine, pytest.raises(EngineRefusedError, match="answers 401 to /v1/models"):
         with_client(engine.url, lambda client: client.models())
     with RawEngine(reply.replace(b"401", b"200")) as engine, pytest.raises(EngineBrokenError, match="without a list"):
         with_client(engine.url, lambda client: client.models())
+
+
+def models_app(*names: str) -> Starlette:
+    return Starlette(routes=[Route("/v1/models", lambda _: JSONResponse({"data": [{"id": name} for name in names]}))])
+
+
+def test_the_served_model_is_the_first_unless_one_is_named() -> None:
+    with served(models_app("a", "b")) as url:
+        assert with_client(url, lambda client: served_model(client, None)) == "a"
+        assert with_client(url, lambda client: served_model(client, "b")) == "b"
+
+
+def test_a_missing_model_or_engine_is_reported_with_a_remedy() -> None:
+    with (
+        served(models_app()) as url,
+        pytest.raises(InputError, match="serves no model; name one with --model"),
+    ):
+        with_client(url, lambda client: served_model(client, None))
+    with pytest.raises(InputError, match="cannot be reached; start one with `lengthwise engine` or `lengthwise serve`"):
+        with_client(f"http://127.0.0.1:{free_port()}", lambda client: served_model(client, None))

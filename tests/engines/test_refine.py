@@ -1,20 +1,33 @@
-"""Requests that a probe follows: what is read when, and that nothing of it can hurt a host."""
+"""Hidden states on a step's output, when a probe reads them, and that a failing probe never stops a step."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+import pickle
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.engines.refine import Refiner, State, check_fit, probe_prior
+from lengthwise.engines.refine import (
+    Refiner,
+    State,
+    StepStates,
+    Wanted,
+    attach,
+    attached,
+    check_fit,
+    generated_by,
+    probe_prior,
+)
 from lengthwise.errors import InputError
 from lengthwise.lengths import After, LogT, Point
-from lengthwise.predictors.probe import Probe
+from lengthwise.predictors.probe import Probe, write_probe
 from tests.predictors.test_probe import PREDICTION, made_probe
 
 CAP = 1024
@@ -142,3 +155,63 @@ def test_a_probe_of_another_llm_is_refused(llm: str, hidden_size: int, layers: i
 def test_a_probe_whose_llm_is_not_said_fits_none() -> None:
     with pytest.raises(InputError, match="an LLM without a name"):
         check_fit(replace(made_probe(), llm=""), [], hidden_size=None, layers=None)
+
+
+@dataclass
+class Output:
+    """Like vLLM's ModelRunnerOutput, a plain dataclass."""
+
+    req_ids: list[str]
+
+
+class AsyncOutput:
+    """Like vLLM's asynchronous output, which resolves to the plain one."""
+
+    def __init__(self, output: Output) -> None:
+        self._model_runner_output = output
+
+    def get_output(self) -> Any:
+        return self._model_runner_output
+
+
+STATES = StepStates(("a", "b"), (7, 30), {20: np.arange(8, dtype=np.float32).reshape(2, 4)})
+
+
+def test_states_attached_to_an_output_survive_pickling() -> None:
+    output = Output(["a", "b"])
+    assert attached(output) is None
+    attach(output, STATES)
+    found = attached(pickle.loads(pickle.dumps(output)))  # noqa: S301  (our own)
+    assert found is not None
+    rows = {name: (state.tokens, state.layers[20].tolist(), state.entropy) for name, state in found}
+    assert rows == {"a": (7, [0.0, 1.0, 2.0, 3.0], None), "b": (30, [4.0, 5.0, 6.0, 7.0], None)}
+
+
+def test_each_state_has_the_entropy_of_its_row() -> None:
+    states = StepStates(STATES.requests, STATES.tokens, STATES.layers, (0.5, 2.5))
+    assert {name: state.entropy for name, state in states} == {"a": 0.5, "b": 2.5}
+
+
+def test_states_are_attached_to_the_output_that_an_async_one_resolves_to() -> None:
+    output = AsyncOutput(Output(["a", "b"]))
+    attach(output, STATES)
+    assert attached(output.get_output()) is STATES
+
+
+def test_the_worker_copies_the_layers_and_tokens_that_the_probe_reads(tmp_path: Path) -> None:
+    plain, entropic = tmp_path / "plain.lw", tmp_path / "entropic.lw"
+    write_probe(plain, made_probe())
+    write_probe(entropic, made_probe(("prompt", "entropy"), told=6))
+    assert Wanted.of({}) == Wanted(())
+    assert Wanted.of({"layers": [4, 9], "entropy": True}) == Wanted((4, 9), entropy=True)
+    assert Wanted.of({"probe": str(plain)}) == Wanted((3,), every=16)
+    assert Wanted.of({"probe": str(entropic)}) == Wanted((3,), every=16, entropy=True)
+    assert Wanted.of({"probe": str(plain), "layers": [9]}) == Wanted((3, 9)), (
+        "explicit layers are copied at every token"
+    )
+
+
+def test_a_state_during_prefill_covers_no_token_of_the_answer() -> None:
+    assert generated_by(9, 10) is None
+    assert generated_by(10, 10) == 0
+    assert generated_by(13, 10) == 3
