@@ -1,4 +1,4 @@
-"""DynoSim's replay of a trace, run by a Python that has ai-dynamo; nothing of ours is imported here.
+"""Replay a trace with DynoSim, in a Python with ai-dynamo; imports nothing of Lengthwise.
 
 python dynosim.py TRACE.jsonl ENGINES KV_BLOCKS BLOCK_SIZE MAX_NUM_SEQS MAX_NUM_BATCHED_TOKENS
 """

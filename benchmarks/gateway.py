@@ -1,9 +1,9 @@
-"""What a small request costs the gateway: CPU-ms of its process, at concurrency 32, by what predicts lengths.
+"""CPU time of the gateway for a small request, in ms of its process at concurrency 32, by predictor.
 
     python -m benchmarks.gateway [--requests 3000] [--predictors none,fast]
 
-The engine is the tests' stand-in, which answers at once, in a process of its own; gateway and client have theirs.
-Requests per second are of all three together on this machine, so CPU-ms is the figure to compare. Linux only.
+Engine (the stand-in of the tests, which answers at once), gateway and client run in separate processes. Requests per
+second depend on all three and on the machine, so CPU-ms is the figure to compare. Linux only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Accuracy and speed of predictions: `python -m benchmarks.lengths [--json]`.
+"""Accuracy and speed of length distributions: `python -m benchmarks.lengths [--json]`.
 
 Accuracy against adaptive quadrature over mu in [0, 9.5], sigma in [0.01, 2.5], cap in [16, 131072], the
 corners of that box included. Speed in CPU time (process_time), the median of several rounds.
@@ -30,7 +30,7 @@ def density(t: float) -> float:
 
 
 def t_at_risk(level: float) -> float:
-    """The quantile of T by root-finding on its adaptively integrated density."""
+    """Return the quantile of T by root-finding on its adaptively integrated density."""
     return float(
         optimize.brentq(lambda t: integrate.quad(density, t, math.inf, epsrel=1e-12)[0] - 1 + level, 0, 50, xtol=1e-14)
     )
@@ -60,7 +60,7 @@ def box(draws: int, rng: np.random.Generator) -> LogTColumns:
 
 
 def accuracy(draws: int = 1_000) -> dict[str, float]:
-    """Largest relative errors of one prediction's and of the columns' figures."""
+    """Return the largest relative errors of single predictions and of columns."""
     many = box(draws, np.random.default_rng(1))
     at_risk = t_at_risk(0.9)
     exact = np.empty((len(many), 3))
@@ -96,8 +96,8 @@ def cpu_seconds(call: Callable[[], object], rounds: int = 7) -> float:
 
 def speed(count: int = 1_000_000) -> dict[str, float]:
     """CPU time of one prediction's mean and CVaR, and predictions per CPU second as columns."""
-    some = box(2_000, np.random.default_rng(2))
-    predictions = [some[i] for i in range(len(some))]
+    columns = box(2_000, np.random.default_rng(2))
+    predictions = [columns[i] for i in range(len(columns))]
     one = cpu_seconds(lambda: [prediction.mean_and_cvar(0.9) for prediction in predictions]) / len(predictions)
     many = box(count, np.random.default_rng(3))
     both = cpu_seconds(lambda: many.mean_and_cvar(0.9))
@@ -116,7 +116,7 @@ def main() -> None:
     if as_json:
         print(json.dumps({"machine": machine, "largest relative error": errors, "CPU": times}, indent=2))
         return
-    print(f"Predictions about length (log-t, nu {TIE_NU}; {machine})")
+    print(f"Length distributions (log-t, nu {TIE_NU}; {machine})")
     for name, error in errors.items():
         print(f"  {name + ', largest relative error':<44} {error:.1e}")
     for name, value in times.items():

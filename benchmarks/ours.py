@@ -1,4 +1,4 @@
-"""What `lengthwise`, the policy, gains and what it costs: `python -m benchmarks.ours [--seeds 20] [--json]`.
+"""Gain and cost of the policy `lengthwise`: `python -m benchmarks.ours [--seeds 20] [--json]`.
 
 One engine of 8 slots (Llama-3-8B on an A100, simulated), CASTILLO's lengths of Llama-3.1-8B cut at 4,096, Poisson,
 n = 2,000 to drain, loads of the capacity under backlog, the same arrivals, lengths and predictions for every policy
@@ -6,10 +6,10 @@ of a
 seed. Ratios: FCFS over the policy for means (above 1 is better), the policy over FCFS for the p99 of E2E; 95 %
 intervals over seeds.
 
-Beside it: shortest first, TIE, and shortest first aged at many fixed rates (e-folds of the score per so many mean
-answers' time), the curve that `lengthwise` is to lie above. Then, on CASTILLO's test prompts, the share of the
-true-length gain that it keeps with the shipped predictors; with `ceiling`, the mean of the prompt's other answers, the
-most that reading a prompt can tell; and who gains by it, by the length of the answer.
+Compared with SJF, TIE, and SJF aged at several fixed rates (an e-fold of the score per 1 to 40 mean answer times), a
+curve that `lengthwise` should lie above. Then, on CASTILLO's test prompts, the share of the true-length gain that it
+keeps with the shipped predictors and with `ceiling` (the mean of the prompt's other answers, the best that a prompt can
+predict), and the gain by length of the answer.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ FLEET = Fleet.parse("1*llama-3-8b@a100").limited_to(max_num_seqs=SLOTS)
 
 
 def traffic(samples: LengthSamples, seed: int, load: float) -> Workload:
-    """The requests of a seed at a load of their own capacity."""
+    """Return the requests of a seed at a load relative to the capacity for them."""
     drawn = castillo_workload(samples, LLM, requests=N, rate=1.0, seed=seed, max_tokens=CUT)
     rate = load * measure_capacity(drawn, FLEET).requests_per_s
     return drawn.replace(arrival_s=drawn.arrival_s / rate)
 
 
 def latencies(outcome: Outcome) -> tuple[float, float, float]:
-    """Mean E2E, mean per-token latency, p99 of E2E."""
+    """Return mean E2E, mean per-token latency and p99 of E2E."""
     e2e = outcome.finish - outcome.arrival
     return float(e2e.mean()), float((e2e / outcome.output_tokens).mean()), float(np.quantile(e2e, 0.99))
 
 
 def policies(mean_s: float) -> dict[str, str]:
-    """The policies by what they are called here."""
+    """Return the specs of the policies by label."""
     aged = {f"aged {age}": f"tie:beta=0,gamma={math.exp(-1):.6f},tau={age * mean_s:.6f}" for age in AGES}
     return {"lengthwise": "lengthwise", "sjf": "sjf", "tie": "tie", **aged}
 
 
 def compare(samples: LengthSamples, load: float, seeds: int, predictor: str) -> dict[str, Any]:
-    """Ratios to FCFS of every policy, a row per seed."""
+    """Compute the ratios to FCFS of every policy over the seeds."""
     rows: dict[str, list[tuple[float, float, float]]] = {}
     tau = []
     for seed in range(seeds):
@@ -70,14 +70,14 @@ def compare(samples: LengthSamples, load: float, seeds: int, predictor: str) -> 
 
 
 def summary(rows: np.ndarray[Any, Any]) -> dict[str, list[float]]:
-    """Mean and 95 % interval of each ratio."""
+    """Return mean and 95 % interval of each ratio."""
     half = 1.96 * rows.std(axis=0, ddof=1) / math.sqrt(len(rows)) if len(rows) > 1 else rows.mean(axis=0) * math.nan
     named = zip(("mean_e2e", "per_token", "p99_e2e"), rows.mean(axis=0), half, strict=True)
     return {name: [float(mid), float(mid - h), float(mid + h)] for name, mid, h in named}
 
 
 def other_answers(samples: LengthSamples, seed: int) -> RequestPredictions:
-    """What is predicted of each request of a seed: the mean of the prompt's other clean answers."""
+    """Predict for each request of a seed the mean of the prompt's other clean answers."""
     drawn = castillo_workload(samples, LLM, requests=N, rate=1.0, seed=seed)
     rows = samples.where(llm=LLM)
     answers = dict(zip(rows.table["prompt"].to_pylist(), rows.clean_mask().sum(axis=1).tolist(), strict=True))
@@ -90,7 +90,7 @@ def other_answers(samples: LengthSamples, seed: int) -> RequestPredictions:
 
 
 def captured(samples: LengthSamples, seeds: int, predictor: str) -> dict[str, Any]:
-    """The share of the true-length gain that the policy keeps with a predictor (DESIGN.md's definition), by load."""
+    """Return the share of the true-length gain that the policy keeps with a predictor, by load."""
     found: dict[str, dict[str, list[Any]]] = {
         str(load): {name: [] for name in ("mean_e2e", "per_token", "p99_e2e", "tau", "saved_s", "saved_s_if_true")}
         for load in LOADS[1:]
@@ -100,17 +100,17 @@ def captured(samples: LengthSamples, seeds: int, predictor: str) -> dict[str, An
         predictions = (
             other_answers(samples, seed) if ceiling else predict_workload(traffic(samples, seed, 1.0), predictor)
         )
-        for load in LOADS[1:]:  # what is predicted does not depend on it
+        for load in LOADS[1:]:  # predictions do not depend on the load
             requests = traffic(samples, seed, load)
             runs = [
                 simulate(requests, FLEET, policy, predictor=known)
                 for policy, known in (("fcfs", "oracle"), ("lengthwise", predictions), ("lengthwise", "oracle"))
             ]
-            base, told, true = (latencies(run) for run in runs)
+            base, predicted, true = (latencies(run) for run in runs)
             row = found[str(load)]
-            row["mean_e2e"].append((base[0] - told[0]) / (base[0] - true[0]))
-            row["per_token"].append((base[1] - told[1]) / (base[1] - true[1]))
-            row["p99_e2e"].append(told[2] / base[2])
+            row["mean_e2e"].append((base[0] - predicted[0]) / (base[0] - true[0]))
+            row["per_token"].append((base[1] - predicted[1]) / (base[1] - true[1]))
+            row["p99_e2e"].append(predicted[2] / base[2])
             row["tau"].append(predictions.tau)
             row["saved_s"].append(saved(runs[0], runs[1]))
             row["saved_s_if_true"].append(saved(runs[0], runs[2]))
@@ -118,7 +118,7 @@ def captured(samples: LengthSamples, seeds: int, predictor: str) -> dict[str, An
 
 
 def saved(base: Outcome, other: Outcome) -> list[float]:
-    """Seconds of E2E that each band of true lengths saves, over all requests: they add up to the gain in the mean."""
+    """Return the seconds of mean E2E that each band of true lengths saves; they add up to the gain in the mean."""
     gain = (base.finish - other.finish) / len(base.finish)
     return [
         float(gain[(base.output_tokens >= low) & (base.output_tokens < high)].sum()) for low, high in pairwise(BANDS)
@@ -130,7 +130,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--predictor", default="noisy:0.55")
-    parser.add_argument("--shipped", default="fast,default,ceiling", help="predictors to count the kept gain of")
+    parser.add_argument(
+        "--shipped", default="fast,default,ceiling", help="predictors for which to compute the share of the gain"
+    )
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     everything, test = load_castillo(), load_castillo(split="test")
@@ -142,8 +144,8 @@ def main() -> None:
     for load, result in found.items():
         print(f"load {load}, n {N}, {SLOTS} slots, {asked.seeds} seeds, {asked.predictor} (tau {result['tau']:.3f})")
         for name, ratios in result["policies"].items():
-            said = "  ".join(f"{key} {mid:.3f} ({low:.3f} to {high:.3f})" for key, (mid, low, high) in ratios.items())
-            print(f"  {name:12} {said}")
+            text = "  ".join(f"{key} {mid:.3f} ({low:.3f} to {high:.3f})" for key, (mid, low, high) in ratios.items())
+            print(f"  {name:12} {text}")
     for name, loads in kept.items():
         for load, row in loads.items():
             print(
@@ -151,7 +153,7 @@ def main() -> None:
                 f"mean E2E {row['mean_e2e']:.2f}, per token {row['per_token']:.2f} (p99 {row['p99_e2e']:.3f} of FCFS)"
             )
             bands = zip(pairwise(BANDS), row["saved_s"], row["saved_s_if_true"], strict=True)
-            each = [f"{low} to {high - 1} tokens {told:.2f} of {true:.2f} s" for (low, high), told, true in bands]
+            each = [f"{low} to {high - 1} tokens {saving:.2f} of {true:.2f} s" for (low, high), saving, true in bands]
             print(f"  saved of the mean E2E by answers of {'; '.join(each)}")
 
 

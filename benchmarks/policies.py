@@ -1,7 +1,7 @@
 """Speed of policies: `python -m benchmarks.policies [--json]`.
 
-CPU time of one `key`, of the `keys` of 1,000 waiting jobs (none of which has begun, and all of which have), and of
-one question to 64 running jobs who yields to a waiting one; the fastest of several rounds. In microseconds.
+CPU time of one `key`, of the `keys` of 1,000 waiting jobs (before their first token, and preempted after some tokens),
+and of one `find_victim` among 64 running jobs; the fastest of several rounds. In microseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VIEW = QueueView(1000, 64, 64)
 
 
 def microseconds(work: Callable[[], object], repeats: int) -> float:
-    """The fastest of nine rounds, per call."""
+    """Return the time of a call in the fastest of nine rounds."""
     rounds = []
     for _ in range(9):
         start = time.process_time_ns()
@@ -36,16 +36,16 @@ def measure(spec: str, jobs: list[Job]) -> dict[str, float]:
     policy, one = make_policy(spec), jobs[0]
     fresh = JobColumns.of(jobs)
     ages = np.random.default_rng(1).integers(1, 1500, len(jobs)).astype(float)
-    begun = JobColumns.filled(
+    preempted = JobColumns.filled(
         **{name: getattr(fresh, name) for name in JobColumns.__dataclass_fields__ if name != "generated"},
         generated=ages,
     )
-    running = begun.take(np.arange(64))
+    running = preempted.take(np.arange(64))
     return {
         "key": microseconds(lambda: policy.key(one, VIEW, 2000.0), 2000),
         "keys_1000": microseconds(lambda: policy.keys(fresh, VIEW, 2000.0), 100),
-        "keys_1000_begun": microseconds(lambda: policy.keys(begun, VIEW, 2000.0), 50),
-        "makes_room_64": microseconds(lambda: policy.find_victim(running, one, 2000.0), 100),
+        "keys_1000_preempted": microseconds(lambda: policy.keys(preempted, VIEW, 2000.0), 50),
+        "find_victim_64": microseconds(lambda: policy.find_victim(running, one, 2000.0), 100),
     }
 
 
@@ -62,10 +62,12 @@ def main() -> None:
     if as_json:
         print(json.dumps({"python": platform.python_version(), "microseconds": figures}))
         return
-    print(f"{'':18} {'key':>8} {'keys, 1,000':>12} {'all begun':>10} {'makes room, 64':>15}   microseconds of CPU time")
+    print(
+        f"{'':18} {'key':>8} {'keys, 1,000':>12} {'preempted':>10} {'find_victim, 64':>15}   microseconds of CPU time"
+    )
     for spec, row in figures.items():
-        key, fresh, begun, room = row.values()
-        print(f"{spec:18} {key:8.2f} {fresh:12.1f} {begun:10.1f} {room:15.1f}")
+        key, fresh, preempted, victim = row.values()
+        print(f"{spec:18} {key:8.2f} {fresh:12.1f} {preempted:10.1f} {victim:15.1f}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
-"""Speed and accuracy of the shipped predictors, together: `python -m benchmarks.predictors [--json] [--no-accuracy]`.
+"""Speed and accuracy of the shipped predictors: `python -m benchmarks.predictors [--json] [--no-accuracy]`.
 
 Speed: CPU time of all threads (process_time) from text to prediction, per prompt of 64 and 256 WordPiece tokens, one
-prompt
-per call and 32 together; the least of several rounds, because others may be at work on the machine. WordPiece alone and
-splitting into words alone are timed in the same rounds: what any reading of a text costs here. A prediction is read
-off by
-its median. No predictor reads a text twice, so nothing can be remembered.
+prompt per call and in batches of 32; the minimum over several rounds, because other processes only add to it. WordPiece
+alone and splitting into words alone are timed in the same rounds, as a reference for the machine. Of a prediction the
+median is computed. No predictor reads a text twice, so no cache helps.
 
-Accuracy: CASTILLO's official test prompts, the six corpora and Alpaca (never trained on) apart, degenerate samples out,
-beside a constant per LLM, a constant per LLM and corpus, and the noise ceiling. Needs LENGTHWISE_DATA; without it the
-package's own sample of the six corpora is used, and said.
+Accuracy: CASTILLO's official test prompts without degenerate samples, separately for the six corpora and for Alpaca
+(never trained on), with a constant per LLM, a constant per LLM and corpus, and the noise ceiling. Without
+LENGTHWISE_DATA the packaged sample of the six corpora is used; the tables name the data.
 """
 
 from __future__ import annotations
@@ -40,18 +38,18 @@ TEXTS = 64
 LLM = "meta-llama/Llama-3.1-8B-Instruct"
 UNSEEN = "Alpaca"
 LIMITS = {("default", 64): 6.0, ("default", 256): 35.0, ("fast", 256): 0.3}
-"""CPU-ms per prompt that the tiers are meant to stay within."""
+"""Target CPU-ms per prompt."""
 _WORD = re.compile(r"\w+")
 _LOAD = """
-import time; began = time.process_time()
+import time; start = time.process_time()
 from lengthwise.predictors.resolve import load_predictor
 ready = time.process_time(); load_predictor({name!r}).predict(["Hello"], [{llm!r}])
-print(ready - began, time.process_time() - ready)
+print(ready - start, time.process_time() - ready)
 """
 
 
 def texts_of(tokenizer: Tokenizer, size: int, prompts: Sequence[str], count: int) -> list[str]:
-    """Different texts of `size` WordPiece tokens, cut from real prompts, the short ones joined with what follows."""
+    """Return different texts of `size` WordPiece tokens, cut from prompts; short prompts are joined with the next."""
     made: dict[str, None] = {}
     at = 0
     while len(made) < count:
@@ -65,15 +63,15 @@ def texts_of(tokenizer: Tokenizer, size: int, prompts: Sequence[str], count: int
 
 
 def cpu_ms(calls: dict[str, Callable[[list[str]], object]], texts: list[str], rounds: int) -> dict[str, float]:
-    """The least CPU-ms per text of each call over the rounds, the calls by turns, texts dealt out among the rounds."""
+    """Return the minimum CPU-ms per text of each call over the rounds, each with other texts, calls alternating."""
     least = dict.fromkeys(calls, float("inf"))
     for round_ in range(rounds + 1):
-        some = texts[round_ :: rounds + 1]
+        batch = texts[round_ :: rounds + 1]
         for name, call in calls.items():
-            began = time.process_time()
-            call(some)
-            if round_:  # the first is to warm up
-                least[name] = min(least[name], 1000 * (time.process_time() - began) / len(some))
+            start = time.process_time()
+            call(batch)
+            if round_:  # the first round warms up
+                least[name] = min(least[name], 1000 * (time.process_time() - start) / len(batch))
     return least
 
 
@@ -84,15 +82,15 @@ def one_by_one(predictor: LoadedPredictor) -> Callable[[list[str]], object]:
 def in_batches(predictor: LoadedPredictor) -> Callable[[list[str]], object]:
     def call(texts: list[str]) -> object:
         return [
-            predictor.predict(some, [LLM] * len(some)).quantile(0.5)
-            for some in (texts[start : start + TOGETHER] for start in range(0, len(texts), TOGETHER))
+            predictor.predict(batch, [LLM] * len(batch)).quantile(0.5)
+            for batch in (texts[start : start + TOGETHER] for start in range(0, len(texts), TOGETHER))
         ]
 
     return call
 
 
 def speed(prompts: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
-    """CPU-ms per prompt, by what was called and tokens."""
+    """Return CPU-ms per prompt, by call and number of tokens."""
     tokenizer = Tokenizer.from_str(read_model_file(packaged_predictors()["default"]).part("tokenizer.json").decode())
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -110,7 +108,7 @@ def speed(prompts: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
 
 
 def files(paths: dict[str, Path]) -> dict[str, dict[str, float]]:
-    """Size of each file, and the CPU it takes a fresh process to import, and to load and predict once."""
+    """Return the size of each file, and the CPU time of a fresh process to import, and to load and predict once."""
     found = {}
     for name, path in paths.items():
         program = _LOAD.format(name=name, llm=LLM)
@@ -121,7 +119,7 @@ def files(paths: dict[str, Path]) -> dict[str, dict[str, float]]:
 
 
 def accuracy(predictors: dict[str, LoadedPredictor], samples: LengthSamples) -> dict[str, dict[str, Any]]:
-    """tau, MAE and coverage of each predictor and each baseline, on the six corpora and on Alpaca."""
+    """Return tau, MAE and coverage of each predictor and each baseline, on the six corpora and on Alpaca."""
     found: dict[str, dict[str, Any]] = {}
     for title, corpora in (
         ("six corpora", [corpus for corpus in samples.corpora if corpus != UNSEEN]),
@@ -134,7 +132,7 @@ def accuracy(predictors: dict[str, LoadedPredictor], samples: LengthSamples) -> 
             result = evaluate(predictor, rows, name=name, reference=reference)
             for subject, figures in _subjects(result).items():
                 found.setdefault(subject, {})[title] = figures
-    # The baselines are the same whoever stands beside them: predictors first, then each baseline once.
+    # The baselines are the same for every predictor: predictors first, then each baseline once.
     return {name: found[name] for name in (*predictors, *(name for name in found if name not in predictors))}
 
 
@@ -154,13 +152,13 @@ def _figures(scores: EvaluationScores) -> dict[str, float]:
 
 def tables(found: dict[str, Any]) -> list[Table]:
     speed_rows = [(name, *(f"{times[str(size)]:.3f}" for size in SIZES)) for name, times in found["CPU-ms"].items()]
-    kept = ", ".join(f"{name} {limit:g} at {size}" for (name, size), limit in LIMITS.items())
+    targets = ", ".join(f"{name} {limit:g} at {size}" for (name, size), limit in LIMITS.items())
     shown = [
         Table(
             "CPU-ms per prompt, text to prediction",
             ("", *(f"{size} tokens" for size in SIZES)),
             speed_rows,
-            [f"Wanted: at most {kept}. On a slower machine compare with WordPiece. Here: {found['machine']}."],
+            [f"Target: at most {targets}. On a slower machine compare with WordPiece. Here: {found['machine']}."],
         ),
         Table(
             "Files",
@@ -175,9 +173,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
         ]
         if rows:
             title = f"Accuracy, {place}, test prompts of {found['data']}"
-            note = (
-                "Constants are fitted to other prompts of the same corpora: of Alpaca too, which no predictor here saw."
-            )
+            note = "Constants are fitted to other prompts of the same corpora; no predictor was trained on Alpaca."
             columns = ("", "rows", "tau", "MAE of the mean", "in 50 %", "in 90 %")
             shown.append(Table(title, columns, rows, [note]))
     return shown
@@ -192,7 +188,7 @@ def _cells(figures: dict[str, float]) -> list[str]:
 
 
 def measure(*, rounds: int, with_accuracy: bool) -> dict[str, Any]:
-    samples = load_castillo()  # the package's own sample where LENGTHWISE_DATA is not set
+    samples = load_castillo()  # the packaged sample where LENGTHWISE_DATA is not set
     six = samples.where(corpus=[corpus for corpus in samples.corpora if corpus != UNSEEN])
     prompts = list(dict.fromkeys(text for text in six.table["prompt"].to_pylist() if text))
     order = np.random.default_rng(0).permutation(len(prompts))

@@ -1,13 +1,12 @@
-"""What reading hidden states and the probe adds to a real engine: `python -m benchmarks.probe [--json] [--batch 1,8]`.
+"""CPU time that hidden states and the probe add to a real engine: `python -m benchmarks.probe [--json] [--batch 1,8]`.
 
-Three engines with the embedded LLM, each in a process of its own, in turns: vLLM as it is (`stock`), our scheduler
-(`srpt:c=0.8`, nothing predicted), and the same with the probe (`probe`). All answer the same prompts with as many
-tokens (`ignore_eos`), a batch at once, in short blocks; the order of the three changes from block to block. Counted is
-the CPU time of the whole process, all threads, over the tokens generated. Ratios are of the means of the fastest half
-of the blocks, because others on the machine make blocks slower and never faster, with 95 % intervals (blocks drawn
-again, the same for all three). Beside that, from within the engine with the probe: the CPU time of the hook, of
-handing over and of reading, over all its other CPU time, which a busy machine disturbs less. vLLM's CPU build schedules
-no step ahead, whatever it is told, so that this is without async scheduling.
+Three engines with the embedded LLM, each in its own process, alternate: unmodified vLLM (`stock`), the plug-in
+(`srpt:c=0.8`, no predictor), and the plug-in with the probe (`probe`). All answer the same prompts with equally many
+tokens (`ignore_eos`), a batch at once, in short blocks; the order of the three changes from block to block. The figure
+is the CPU time of the whole process, all threads, per generated token. Ratios are of the means of the fastest half of
+the blocks, because other processes on the machine only make blocks slower, with 95 % intervals (paired bootstrap over
+blocks). In addition, inside the engine with the probe: the CPU time of hook, transfer and reading over all other CPU
+time, which a busy machine disturbs less. vLLM's CPU build has no async scheduling.
 """
 
 from __future__ import annotations
@@ -35,44 +34,44 @@ PROMPT_TOKENS: Final = 64
 
 @dataclass
 class Clock:
-    """CPU seconds of this thread inside what is timed; what is timed inside that counts once."""
+    """CPU seconds of this thread inside timed calls; nested calls count once."""
 
     spent_s: float = 0.0
     inside: bool = False
 
     def timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """The same work, its time counted."""
+        """Return a function that does the same and counts its time."""
 
         def counting(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if self.inside:
                 return work(*args, **kwargs)
-            self.inside, began = True, time.thread_time()
+            self.inside, start = True, time.thread_time()
             try:
                 return work(*args, **kwargs)
             finally:
-                self.inside, self.spent_s = False, self.spent_s + time.thread_time() - began
+                self.inside, self.spent_s = False, self.spent_s + time.thread_time() - start
 
         return counting
 
 
 def host(kind: str, probe: str, pipe: Connection) -> None:
-    """An engine; answers (block, batch, tokens) with its CPU seconds and those of the probe, until the pipe ends."""
-    own = Clock()
-    engine = start(kind, probe, own)
+    """Run an engine: for each (block, batch, tokens) send its CPU seconds, those of the probe, and the readings."""
+    probe_clock = Clock()
+    engine = start(kind, probe, probe_clock)
     pipe.send("ready")
-    while (asked := pipe.recv()) is not None:
-        block, batch, tokens = asked
+    while (message := pipe.recv()) is not None:
+        block, batch, tokens = message
         add(engine, block, batch, tokens)
-        began, before = time.process_time(), own.spent_s
+        began, before = time.process_time(), probe_clock.spent_s
         while engine.has_unfinished_requests():
             engine.step()
         took = time.process_time() - began
         refiner = getattr(engine.engine_core.engine_core.scheduler, "refiner", None)
-        pipe.send((took, own.spent_s - before, 0 if refiner is None else refiner.counts.readings))
+        pipe.send((took, probe_clock.spent_s - before, 0 if refiner is None else refiner.counts.readings))
 
 
-def start(kind: str, probe: str, own: Clock) -> Any:  # noqa: ANN401
-    """The engine in this process, one thread, as `lengthwise engine` starts it."""
+def start(kind: str, probe: str, probe_clock: Clock) -> Any:  # noqa: ANN401
+    """Start the engine in this process, with the options of `lengthwise engine`."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm import LLM
 
@@ -92,25 +91,25 @@ def start(kind: str, probe: str, own: Clock) -> Any:  # noqa: ANN401
         if kind == PROBE:
             chosen["probe"] = probe
             options["worker_cls"] = WORKER
-            time_apart(own)
+            time_probe(probe_clock)
     return LLM(str(model_folder()), **options).llm_engine
 
 
-def time_apart(own: Clock) -> None:
-    """Count what the probe adds: the hook in the layer, the states taken from the step, and what is done with them."""
+def time_probe(clock: Clock) -> None:
+    """Time what the probe adds: the hook in the layer, the states of the step, and their use in the scheduler."""
     from lengthwise.engines.vllm import LengthwiseSyncScheduler
     from lengthwise.engines.vllm_worker import StatesWorker
 
     worker: Any = StatesWorker
-    catch = worker._catch  # noqa: SLF001
-    worker._catch = lambda self, layer: own.timed(catch(self, layer))  # noqa: SLF001
-    worker._states = own.timed(worker._states)  # noqa: SLF001
+    capture = worker._capture  # noqa: SLF001
+    worker._capture = lambda self, layer: clock.timed(capture(self, layer))  # noqa: SLF001
+    worker._states = clock.timed(worker._states)  # noqa: SLF001
     scheduler: Any = LengthwiseSyncScheduler
-    scheduler._tell_states = own.timed(scheduler._tell_states)  # noqa: SLF001
+    scheduler._pass_states = clock.timed(scheduler._pass_states)  # noqa: SLF001
 
 
 def add(engine: Any, block: int, batch: int, tokens: int) -> None:  # noqa: ANN401
-    """Let a batch of requests come, the same for every engine."""
+    """Add a batch of requests, the same for every engine."""
     from vllm import SamplingParams
 
     for number in range(batch):
@@ -121,20 +120,20 @@ def add(engine: Any, block: int, batch: int, tokens: int) -> None:  # noqa: ANN4
 
 @dataclass
 class Engine:
-    """One of the three, in its process."""
+    """One of the three engines, in its process."""
 
     pipe: Connection
     process: Any
     ms_per_token: list[float] = field(default_factory=list)
-    own_s: float = 0.0
+    probe_s: float = 0.0
     other_s: float = 0.0
     readings: int = 0
 
     def run(self, block: int, batch: int, tokens: int) -> None:
-        """One block."""
+        """Run one block."""
         self.pipe.send((block, batch, tokens))
-        took, own, self.readings = self.pipe.recv()
-        self.own_s, self.other_s = self.own_s + own, self.other_s + took - own
+        took, probe_s, self.readings = self.pipe.recv()
+        self.probe_s, self.other_s = self.probe_s + probe_s, self.other_s + took - probe_s
         self.ms_per_token.append(1e3 * took / (batch * tokens))
 
 
@@ -151,7 +150,7 @@ def engines(probe: str) -> dict[str, Engine]:
 
 
 def measure(all_three: dict[str, Engine], batch: int, tokens: int, blocks: int) -> dict[str, Any]:
-    """The three in turns, a block to warm up first."""
+    """Measure the three engines in turns, after one block to warm up."""
     for block in range(blocks + 1):
         order = KINDS[block % 3 :] + KINDS[: block % 3]
         for kind in order:
@@ -159,15 +158,15 @@ def measure(all_three: dict[str, Engine], batch: int, tokens: int, blocks: int) 
         if block == 0:
             for engine in all_three.values():
                 engine.ms_per_token.clear()
-                engine.own_s = engine.other_s = 0.0
+                engine.probe_s = engine.other_s = 0.0
     costs = {kind: np.array(engine.ms_per_token) for kind, engine in all_three.items()}
     probed = all_three[PROBE]
     found = {
         "batch": batch,
-        "ms_per_token": {kind: fastest(some) for kind, some in costs.items()},
+        "ms_per_token": {kind: fastest(cost) for kind, cost in costs.items()},
         "over_plugin": ratio(costs[PROBE], costs[PLUGIN]),
         "over_stock": ratio(costs[PROBE], costs[STOCK]),
-        "apart": probed.own_s / probed.other_s,
+        "probe_share": probed.probe_s / probed.other_s,
         "readings": probed.readings,
     }
     for engine in all_three.values():
@@ -176,19 +175,19 @@ def measure(all_three: dict[str, Engine], batch: int, tokens: int, blocks: int) 
 
 
 def fastest(costs: NDArray[np.float64]) -> float:
-    """The mean of the fastest half."""
+    """Return the mean of the fastest half."""
     return float(np.sort(costs)[: max(1, len(costs) // 2)].mean())
 
 
 def ratio(ours: NDArray[np.float64], base: NDArray[np.float64]) -> Ratio:
-    """Of the fastest halves, and where 95 % of such ratios lie with the blocks drawn again."""
+    """Return the ratio of the fastest halves with its 95 % interval by a paired bootstrap over blocks."""
     rows = np.random.default_rng(0).integers(0, len(ours), (2000, len(ours)))
-    drawn = [fastest(ours[some]) / fastest(base[some]) for some in rows]
+    drawn = [fastest(ours[row]) / fastest(base[row]) for row in rows]
     return Ratio(fastest(ours) / fastest(base), *(float(each) for each in np.quantile(drawn, (0.025, 0.975))))
 
 
-def said(one: Ratio) -> str:
-    return f"{100 * (one.ratio - 1):+.1f} % [{100 * (one.low - 1):+.1f}, {100 * (one.high - 1):+.1f}]"
+def change(ratio: Ratio) -> str:
+    return f"{100 * (ratio.ratio - 1):+.1f} % [{100 * (ratio.low - 1):+.1f}, {100 * (ratio.high - 1):+.1f}]"
 
 
 def main() -> None:
@@ -207,11 +206,10 @@ def main() -> None:
             continue
         costs = ", ".join(f"{kind} {cost:.2f}" for kind, cost in found["ms_per_token"].items())
         print(f"batch {batch}: CPU ms per token: {costs}; {found['readings']:,} readings so far")
-        print(
-            f"  the probe adds {said(found['over_plugin'])} to the plug-in, {said(found['over_stock'])} to stock vLLM"
-        )
-        print(f"  its own CPU time, taken apart: {100 * found['apart']:.2f} % of the engine's other")
-        print(f"  at most {100 * (TARGET - 1):.0f} % wanted; {asked.blocks} blocks", flush=True)
+        over_plugin, over_stock = change(found["over_plugin"]), change(found["over_stock"])
+        print(f"  the probe adds {over_plugin} to the plug-in, {over_stock} to stock vLLM")
+        print(f"  CPU time of the probe: {100 * found['probe_share']:.2f} % of the engine's other CPU time")
+        print(f"  at most {100 * (TARGET - 1):.0f} % is the target; {asked.blocks} blocks", flush=True)
     for engine in all_three.values():
         engine.pipe.send(None)
         engine.process.join()

@@ -1,16 +1,16 @@
 """Routers over a grid of traffic, load and fleet: `python -m benchmarks.router_grid [--quick] [--json]`.
 
 ReAct (lengths 1 or 300), Mooncake's and Azure's conversations and CASTILLO's test prompts behind ten shared system
-prompts, at loads 0.5 to 1.1 of what FCFS behind round robin can do, on 4, 8 and 16 engines of 16 sequences. FCFS inside
-engines; each router is charged the time it was measured to take. Five seeds, paired: ReAct and CASTILLO are drawn anew
-with each, of a trace each seed has consecutive requests of its own with their own arrivals, at another speed.
+prompts, at loads 0.5 to 1.1 of the capacity (FCFS, round robin), on 4, 8 and 16 engines of 16 sequences. FCFS inside
+engines; each router is charged its measured time. Five seeds, paired: ReAct and CASTILLO are drawn with each seed; of a
+trace each seed has other consecutive requests, with their arrivals scaled to the load.
 
-Routers that look at lengths predict what can be known: CASTILLO's by the shipped `fast`, the others' by the history of
-answers so far (traces have no prompts to read, and ReAct's lengths are coins that were flipped).
+Routers that use lengths get predictions of the shipped `fast` on CASTILLO and of `history` on the others (traces have
+no prompts, and ReAct's lengths are random).
 
 Of every cell: mean E2E of `lengthwise`, the best other router, and ours over it with its 95 % interval over seeds;
-below 1 is better. Then what was to be reached. Results are kept in the cache of `lengthwise sweep`: a second run
-computes nothing, an interrupted one goes on where it was. Traces are read from LENGTHWISE_DATA.
+below 1 is better. Then the targets. Results are stored in the cache of `lengthwise sweep`: a second run computes
+nothing, an interrupted one continues where it stopped. Traces are read from LENGTHWISE_DATA.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NAMES = ("castillo", "react", "mooncake", "azure")
 OURS = "lengthwise"
 BASELINES = ("round_robin", "least_outstanding", "least_load", "cache_aware", "dynamo", "e2", "e2_length")
 ON_CASTILLO = ("e2", "least_load", "cache_aware", "dynamo")
-"""Whom ours is to beat there, from load 0.7 up."""
+"""Routers that `lengthwise` should beat on CASTILLO from load 0.7 on."""
 SLOTS = 16
 MOST_BEHIND = 1.02
 MOST_TTFT = 1.05
@@ -54,13 +54,13 @@ MOST_TTFT = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Consecutive requests of a trace, for each seed the next ones, with their own arrivals."""
+    """Consecutive requests of a trace, other ones for each seed, with their own arrivals."""
 
     name: str
     requests: int
 
     def draws(self, *, own_arrivals: bool, slots: int) -> Callable[[int], Workload]:
-        """At one request per second, bursts as they were."""
+        """Return a function from seed to workload, at one request per second with the bursts of the trace."""
         trace = load_trace(self.name)
 
         def draw(seed: int) -> Workload:
@@ -75,7 +75,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Traffic:
-    """A workload, the engine that serves it, and what is predicted of its lengths."""
+    """A workload, the engine that serves it, and the predictor of its lengths."""
 
     source: WorkloadSource
     engine: str
@@ -83,7 +83,7 @@ class Traffic:
 
 
 def traffics(requests: int) -> dict[str, Traffic]:
-    """All four, under the names that are printed."""
+    """Return the four workloads by name."""
     return {
         "castillo": Traffic(Shared("llama-3.1-8b", requests), "llama-3-8b@a100", "fast"),
         "react": Traffic(React(VARIED, requests), "mistral-7b@a6000", "history"),
@@ -94,7 +94,7 @@ def traffics(requests: int) -> dict[str, Traffic]:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is simulated; the quick one shows that it works, not who wins."""
+    """How much is simulated; QUICK is only a check that everything runs."""
 
     requests: int = 600
     loads: tuple[float, ...] = (0.5, 0.7, 0.9, 1.1)
@@ -108,24 +108,24 @@ QUICK = Effort(300, (0.7, 1.1), (4,), (0, 1))
 def run(
     pieces: TaskRunner, effort: Effort, traffic: Mapping[str, Traffic], routers: Sequence[str] = (*BASELINES, OURS)
 ) -> tuple[Cell, ...]:
-    """A cell for each place and router."""
-    wheres = {
+    """Return a cell for each place and router."""
+    settings = {
         (name, engines, seed): Setting(each.source, fleet(each, engines), seed, own_arrivals=False)
         for name, each in traffic.items()
         for engines in effort.engines
         for seed in effort.seeds
     }
-    found = pieces.results("capacity", [CapacityTask(where) for where in wheres.values()])
+    found = pieces.results("capacity", [CapacityTask(setting) for setting in settings.values()])
     tasks: list[CellTask] = []
     names: list[tuple[Place, Routing]] = []
-    for ((name, engines, _), where), can in zip(wheres.items(), found, strict=True):
+    for ((name, engines, _), setting), capacity in zip(settings.items(), found, strict=True):
         for load in effort.loads:  # loads and routers last: they share a workload and its predictions
             for router in routers:
                 names.append((Place(name, engines, load, "load"), Routing(router)))
                 tasks.append(
                     CellTask(
-                        where,
-                        load * can["requests_per_s"],
+                        setting,
+                        load * capacity["requests_per_s"],
                         policy="fcfs",
                         router=router,
                         predictor=traffic[name].predictor,
@@ -144,7 +144,7 @@ def fleet(traffic: Traffic, engines: int) -> Fleet:
 
 @dataclass(frozen=True)
 class Compared:
-    """Ours against everybody in one place."""
+    """`lengthwise` and the other routers in one place."""
 
     place: Place
     ours: Cell
@@ -156,19 +156,19 @@ class Compared:
         return min(self.others, key=lambda router: self.others[router].mean("e2e_s"))
 
     def e2e(self, router: str) -> Ratio:
-        """Ours over another's mean."""
+        """Return the ratio of mean E2E to another router."""
         return self.ours.over(self.others[router], "e2e_s")
 
     @property
     def ttft(self) -> Ratio:
-        """Ours over least_load's p99."""
+        """The ratio of p99 TTFT to least_load."""
         return self.ours.over(self.others["least_load"], "ttft_s", "p99")
 
     def __str__(self) -> str:
         return f"{self.place.workload} load {self.place.at:g} engines {self.place.engines}"
 
     def facts(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the figures for JSON."""
         cells = {**self.others, OURS: self.ours}
         return {
             **asdict(self.place),
@@ -180,7 +180,7 @@ class Compared:
 
 
 def compared(cells: Sequence[Cell]) -> list[Compared]:
-    """By place, in the order of the workloads, then loads, then engines."""
+    """Return comparisons by place, in the order of workloads, loads and engines."""
     found = []
     order = list(dict.fromkeys(place.workload for place in places(cells)))
     for place in sorted(places(cells), key=lambda each: (order.index(each.workload), each.at, each.engines)):
@@ -190,7 +190,7 @@ def compared(cells: Sequence[Cell]) -> list[Compared]:
 
 
 def verdicts(found: Sequence[Compared]) -> list[str]:
-    """What was to be reached, and whether it was."""
+    """Return the targets and whether they are reached."""
     pairs = [
         (each, router)
         for each in found
@@ -248,8 +248,8 @@ def main() -> None:
     arguments.add_argument("--quick", action="store_true")
     arguments.add_argument("--json", action="store_true")
     arguments.add_argument("--jobs", type=int, default=2, help="processes")
-    arguments.add_argument("--workload", nargs="+", choices=NAMES, default=NAMES, help="some of them")
-    arguments.add_argument("--engines", nargs="+", type=int, help="fleets of so many")
+    arguments.add_argument("--workload", nargs="+", choices=NAMES, default=NAMES, help="workloads to run")
+    arguments.add_argument("--engines", nargs="+", type=int, help="sizes of fleets")
     arguments.add_argument("--requests", type=int, help=f"a run; at least 2 for each of {SLOTS} sequences an engine")
     asked = arguments.parse_args()
     effort = QUICK if asked.quick else Effort()

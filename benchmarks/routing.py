@@ -1,14 +1,13 @@
-"""What a routing decision costs: `python -m benchmarks.routing [--quick] [--write]`.
+"""CPU time of a routing decision: `python -m benchmarks.routing [--quick] [--write]`.
 
-Microseconds of CPU time, the clock's own cost taken off: of hashing a prompt of 2,000 tokens, and of one choice with
-everything a router does at it (look-up, cost, book-keeping). Prompts share 29 of their 31 blocks with one of the
-prefixes, all of which are held somewhere; a job finishes for each that is sent, so that about as many stay live.
-The best of three rounds: what else goes on in a machine only adds. `lengthwise` is to be as cheap as a hash look-up;
-E2, read off Preble's code, and least outstanding are in the same run.
+Microseconds of CPU time, less the cost of reading the clock: of hashing a prompt of 2,000 tokens, and of one choice
+with all its work (look-up, cost, update). Prompts share 29 of their 31 blocks with one of the prefixes, all of them
+cached on an engine; for each job that is sent another finishes, so that the number of live jobs is constant. The best
+of three rounds, because other processes only add. E2, after Preble's code, and least_outstanding are in the same run.
 
-Last, what each router takes for a request of the paper's ReAct traffic (10 workloads, lengths 1 or 300, 128 requests
-per second for 30 s), with 4 to 32 engines: the mean of the choice and of all it is told of the request later, in the
-better of two rounds. `--write` measures that alone and keeps it as what `lengthwise simulate` charges each router
+Last, the time of each router per request of the paper's ReAct traffic (10 workloads, lengths 1 or 300, 128 requests
+per second for 30 s), with 4 to 32 engines: the mean of the choice and of all later events of the request, in the better
+of two rounds. `--write` measures only that and writes the times that `lengthwise simulate` charges each router
 (src/lengthwise/simulator/routing_times.json).
 """
 
@@ -34,7 +33,7 @@ from lengthwise.simulator.routing import ROUTING_TIMES_FILE
 from lengthwise.workloads.blocks import BLOCK_TOKENS, hash_tokens
 
 TOKENS = 2000
-SHARED, OWN = 29, 2  # blocks of a prompt
+SHARED, UNSHARED = 29, 2  # blocks of a prompt
 LIVE_PER_ENGINE = 32
 RATE_PER_ENGINE = 4.0
 ROUNDS = 3
@@ -44,7 +43,7 @@ REACT_RATE, REACT_S, REACT_ROUNDS = 128.0, 30.0, 2
 
 @dataclass(frozen=True)
 class Figure:
-    """Something measured, and the most that it should be."""
+    """A measured time and its target."""
 
     name: str
     microseconds: float
@@ -58,7 +57,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Setting:
-    """Engines, the prefixes they hold, and the choices that are timed."""
+    """Engines, the prefixes that they cache, and the number of timed choices."""
 
     engines: int
     prefixes: int
@@ -66,30 +65,30 @@ class Setting:
 
     @property
     def info(self) -> str:
-        """In words."""
-        blocks = self.prefixes * (SHARED + OWN)
+        """Description of the setting."""
+        blocks = self.prefixes * (SHARED + UNSHARED)
         return f"{self.engines:,} engines, {self.prefixes:,} prefixes, {blocks:,} blocks"
 
     def kv_tokens(self) -> int:
-        """Of one engine: enough for its share of the prefixes and for who is live."""
+        """Return the KV tokens of one engine: enough for its share of the prefixes and its live jobs."""
         prompts = self.prefixes / self.engines + 4 * LIVE_PER_ENGINE
-        return int(1.2 * prompts * (SHARED + OWN) * BLOCK_TOKENS)
+        return int(1.2 * prompts * (SHARED + UNSHARED) * BLOCK_TOKENS)
 
 
 def hashing() -> Figure:
-    """The fastest of several rounds."""
+    """Time the hashing of a prompt, in the fastest of several rounds."""
     ids = np.random.default_rng(0).integers(0, 128_000, TOKENS).astype(np.uint32)
     rounds = []
     for _ in range(9):
-        begun = time.process_time_ns()
+        start = time.process_time_ns()
         for _ in range(2000):
             hash_tokens(ids)
-        rounds.append((time.process_time_ns() - begun) / 2000 / 1e3)
+        rounds.append((time.process_time_ns() - start) / 2000 / 1e3)
     return Figure(f"hash {TOKENS:,} tokens in blocks of {BLOCK_TOKENS}", min(rounds), 15)
 
 
 def choices(spec: str, setting: Setting) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Microseconds of each timed choice, after every prefix has been sent somewhere once."""
+    """Return the microseconds of each timed choice, after every prefix was sent once."""
     rng = np.random.default_rng(0)
     prefixes = rng.integers(0, 2**64, (setting.prefixes, SHARED), dtype=np.uint64)
     router = make_router(spec)
@@ -101,12 +100,12 @@ def choices(spec: str, setting: Setting) -> np.ndarray[tuple[int], np.dtype[np.f
     took = np.zeros(len(order))
     for number, prefix in enumerate(order.tolist()):
         now = number / (RATE_PER_ENGINE * setting.engines)
-        blocks = np.concatenate([prefixes[prefix], rng.integers(0, 2**64, OWN, dtype=np.uint64)])
+        blocks = np.concatenate([prefixes[prefix], rng.integers(0, 2**64, UNSHARED, dtype=np.uint64)])
         job = Job(str(number), now, TOKENS, predictions[number % 64], 4096, blocks=blocks)
-        among = [number % setting.engines] if number < setting.prefixes else None  # spread at first
-        begun = time.process_time_ns()
+        among = [number % setting.engines] if number < setting.prefixes else None  # spread the prefixes at first
+        start = time.process_time_ns()
         decision = router.choose(job, now, among)
-        took[number] = time.process_time_ns() - begun
+        took[number] = time.process_time_ns() - start
         live.append((job.id, decision.engine))
         if len(live) > LIVE_PER_ENGINE * setting.engines:
             name, engine = live.popleft()
@@ -115,9 +114,9 @@ def choices(spec: str, setting: Setting) -> np.ndarray[tuple[int], np.dtype[np.f
 
 
 def clock_ns() -> float:
-    """What it costs to look at the clock."""
-    looks = [-time.process_time_ns() + time.process_time_ns() for _ in range(10_000)]
-    return float(np.median(looks))
+    """Return the cost of reading the clock."""
+    readings = [-time.process_time_ns() + time.process_time_ns() for _ in range(10_000)]
+    return float(np.median(readings))
 
 
 def measured(spec: str, setting: Setting, median: float | None, p99: float | None = None) -> list[Figure]:
@@ -130,7 +129,7 @@ def measured(spec: str, setting: Setting, median: float | None, p99: float | Non
 
 
 class TimedRouter:
-    """A router with the CPU time of its choices and events."""
+    """A router that measures the CPU time of its choices and events."""
 
     def __init__(self, spec: str) -> None:
         self._router = make_router(spec)
@@ -155,7 +154,7 @@ class TimedRouter:
 
 
 def per_request(spec: str, engines: int, requests: int) -> float:
-    """Microseconds of a router for a request of the paper's traffic, its choice and its events together."""
+    """Return the microseconds of a router per request of the paper's traffic, for its choice and its events."""
     workload = React(VARIED, requests).draws(own_arrivals=False, slots=0)(0)
     workload = workload.replace(arrival_s=workload.arrival_s / REACT_RATE)
     fleet = Fleet.parse(f"{engines}*mistral-7b@a6000")
@@ -165,13 +164,13 @@ def per_request(spec: str, engines: int, requests: int) -> float:
 
 
 def on_react(*, quick: bool) -> dict[str, dict[str, float]]:
-    """Of every router by number of engines, printed as they come."""
+    """Measure and print every router, by number of engines."""
     requests = int(REACT_RATE * REACT_S) // (16 if quick else 1)
     print(f"microseconds for a request of ReAct traffic, {REACT_RATE:g} requests/s, {requests:,} requests")
     print(f"{'engines':<20}" + "".join(f"{engines:>10}" for engines in REACT_ENGINES))
     found: dict[str, dict[str, float]] = {}
     for spec in ROUTERS:
-        per_request(spec, 2, 100)  # compiled, or loaded
+        per_request(spec, 2, 100)  # compile or load the kernels
         found[spec] = {
             str(engines): round(min(per_request(spec, engines, requests) for _ in range(REACT_ROUNDS)), 1)
             for engines in REACT_ENGINES
@@ -181,19 +180,19 @@ def on_react(*, quick: bool) -> dict[str, dict[str, float]]:
 
 
 def write(us: dict[str, dict[str, float]]) -> None:
-    """Keep what was measured as what routers are charged."""
-    kept = {
+    """Write the times that routers are charged."""
+    measured_times = {
         "command": "python -m benchmarks.routing --write",
         "processor": processor(),
         "traffic": f"ReAct, lengths {VARIED}, {REACT_RATE:g} requests/s for {REACT_S:g} s, mistral-7b@a6000",
         "us": us,
     }
-    ROUTING_TIMES_FILE.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    ROUTING_TIMES_FILE.write_text(json.dumps(measured_times, indent=2) + "\n", encoding="utf-8")
     print(f"written: {ROUTING_TIMES_FILE.name}")
 
 
 def processor() -> str:
-    """What this machine calls it."""
+    """Return the name of the processor."""
     about = Path("/proc/cpuinfo")
     lines = about.read_text(encoding="utf-8").splitlines() if about.exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -206,11 +205,11 @@ def main() -> None:
         write(on_react(quick=quick))
         return
     small = Setting(8, 1_000 if quick else 10_000, 2_000 if quick else 10_000)
-    few = Setting(8, small.prefixes, 300)  # E2 takes its time
+    few = Setting(8, small.prefixes, 300)  # E2 is slow
     large = Setting(1024, 3_300 if quick else 33_000, 2_000 if quick else 10_000)
     for spec in ("lengthwise", "least_outstanding"):
-        choices(spec, Setting(2, 100, 100))  # compiled, or loaded
-    print("microseconds of CPU time, and the most that is wanted")
+        choices(spec, Setting(2, 100, 100))  # compile or load the kernels
+    print("microseconds of CPU time, and the target")
     print(hashing())
     for figures in (
         measured("lengthwise", small, 20, 60),

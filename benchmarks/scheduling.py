@@ -1,11 +1,11 @@
-"""What the plug-in adds to an engine's step: `python -m benchmarks.scheduling [--json] [--waiting 1000]`.
+"""CPU time that the plug-in adds to an engine's step: `python -m benchmarks.scheduling [--json] [--waiting 1000]`.
 
 Schedulers of vLLM without a model (as the tests build them), the stock one and ours under each policy, side by side in
-one process: 1,000 requests waiting all the time, blocks of steps in turn. Counted is the CPU time of the scheduling
-thread in add_request, schedule and update_from_output. Answers have as many tokens as there are slots, whatever is
-predicted of them: one request comes and one goes in a step, under every order. Lengths are predicted by `fast`, whose
-own thread is not counted. In microseconds; the mean of the fastest quarter of blocks, because others on the machine
-make blocks slower and never faster.
+one process: always 1,000 waiting requests, blocks of steps in turn. The figure is the CPU time of the scheduling thread
+in add_request, schedule and update_from_output. Answers have as many tokens as there are slots, whatever their
+prediction: one request arrives and one finishes per step, in every order. `fast` predicts lengths in another thread,
+which is not counted. In microseconds; the mean of the fastest quarter of blocks, because other processes on the machine
+only make blocks slower.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.engines.scheduling import Run, make_request, make_scheduler, step, ti
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-TARGET_US = 200.0  # for those named first
+TARGET_US = 200.0  # for the policies in NAMED
 NAMED = ("lengthwise", "sjf", "tie")
 POLICY_NAMES = (*NAMED, *(name for name in POLICIES if name not in NAMED))
 BLOCK = 25  # steps
@@ -37,21 +37,21 @@ BLOCK = 25  # steps
 
 @dataclass
 class Host:
-    """A scheduler that always has as many waiting as it had at first."""
+    """A scheduler with a constant number of waiting requests."""
 
     scheduler: Any
     waiting: int
     slots: int
-    came: int = 0
+    added: int = 0
     step_us: list[float] = field(default_factory=list)
 
     def fill(self) -> None:
-        """Let as many come as have gone."""
+        """Add requests up to the number that should wait."""
         while len(self.scheduler.waiting) < self.waiting:
             self.scheduler.add_request(self.request())
 
     def settle(self) -> None:
-        """Wait until all that can be predicted is: a thousand that come at once are not what is measured."""
+        """Wait for the predictions of the first thousand requests, which are not part of the measurement."""
         if isinstance(self.scheduler, LengthwiseScheduler):
             while (
                 counts := self.scheduler.predictions.counts
@@ -59,28 +59,28 @@ class Host:
                 time.sleep(0.01)
 
     def block(self) -> None:
-        """Run some steps, and count their CPU time."""
-        began = time.thread_time_ns()
+        """Run a block of steps and record their CPU time."""
+        start = time.thread_time_ns()
         requests = self.prepared()
-        making = time.thread_time_ns() - began
+        making = time.thread_time_ns() - start
         for _ in range(BLOCK):
             while requests and len(self.scheduler.waiting) < self.waiting:
                 self.scheduler.add_request(requests.pop())
             step(self.scheduler, Run())
-        self.step_us.append((time.thread_time_ns() - began - making) / BLOCK / 1e3)
+        self.step_us.append((time.thread_time_ns() - start - making) / BLOCK / 1e3)
 
     def prepared(self) -> list[Request]:
-        """Requests for a block; making them is the API server's work."""
+        """Return requests for a block; making them is the API server's work and is not counted."""
         return [self.request() for _ in range(4 * BLOCK)][::-1]
 
     def request(self) -> Request:
-        """The next to come, with a prompt of its own."""
-        self.came += 1
-        return make_request(str(self.came), 24, self.slots, arrival=float(self.came))
+        """Return the next request, with a prompt that no other has."""
+        self.added += 1
+        return make_request(str(self.added), 24, self.slots, arrival=float(self.added))
 
 
 def measure(waiting: int, slots: int, blocks: int, policies: tuple[str, ...]) -> dict[str, list[float]]:
-    """The CPU time of a step under each and of the stock scheduler, block by block."""
+    """Return the CPU time of a step under each policy and of the stock scheduler, by block."""
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_model(Path(folder))
         limits: dict[str, Any] = {"slots": slots, "budget": 2048, "blocks": 20_000, "tokenizer": model_folder()}
@@ -102,7 +102,7 @@ def measure(waiting: int, slots: int, blocks: int, policies: tuple[str, ...]) ->
 
 
 def fastest(step_us: list[float]) -> float:
-    """The mean of the fastest quarter."""
+    """Return the mean of the fastest quarter."""
     return statistics.fmean(sorted(step_us)[: max(1, len(step_us) // 4)])
 
 
@@ -122,7 +122,7 @@ def main() -> None:
     stock = figures.pop("stock")
     print(f"{asked.waiting:,} waiting, {asked.slots} slots; a step of the stock scheduler: {stock:.0f} us of CPU time")
     for name, took in figures.items():
-        target = f", at most {TARGET_US:.0f} wanted" if name in NAMED else ""
+        target = f", target {TARGET_US:.0f}" if name in NAMED else ""
         print(f"{name:12} adds {took - stock:6.0f} us{target}")
 
 

@@ -1,11 +1,10 @@
-"""Requests simulated per CPU second, beside what was asked for and, where it is there, DynoSim.
+"""Requests simulated per CPU second, with targets and, if it is installed, DynoSim.
 
     LENGTHWISE_DATA=... python -m benchmarks.simulator [--quick]
-    LENGTHWISE_DYNOSIM_PYTHON=/elsewhere/bin/python ...      # a Python that has `ai-dynamo`: the peer, in the same run
+    LENGTHWISE_DYNOSIM_PYTHON=/elsewhere/bin/python ...      # a Python with `ai-dynamo`: DynoSim in the same run
 
-CPU time of one process, everything on: prefix cache, timeline, predictions, the policy's own `keys`. "simulation" is
-`simulate` and its summary, best of three, loading of the file not counted; "process" is a fresh Python from its start
-to its end.
+CPU time of one process with prefix cache, timeline, predictions and the policy's `keys`. "simulation" is `simulate` and
+its summary, best of three, without loading the file; "process" is a fresh Python from start to end.
 """
 
 from __future__ import annotations
@@ -53,28 +52,28 @@ def per_second(
     predictions: str | RequestPredictions = "oracle",
     rounds: int = ROUNDS,
 ) -> tuple[float, Outcome]:
-    """Requests per CPU second of the simulation and its summary, the best of some rounds."""
+    """Return requests per CPU second of a simulation with its summary, the best of several rounds, and the outcome."""
     best, outcome = float("inf"), None
     for _ in range(rounds):
-        began = time.process_time()
+        start = time.process_time()
         outcome = simulate(workload, fleet, policy, predictor=predictions)
         assert outcome.summary.requests == len(workload)
-        best = min(best, time.process_time() - began)
+        best = min(best, time.process_time() - start)
     assert outcome is not None
     return len(workload) / best, outcome
 
 
 def child(*arguments: str, **environment: str) -> tuple[float, float, str]:
-    """CPU seconds and peak megabytes of a fresh Python, and what it said before its peak, which it prints last.
+    """Return CPU seconds and peak megabytes of a fresh Python, and the line it prints before its peak, the last line.
 
-    Its peak by its own account: what the parent is told counts the parent's memory at the fork too.
+    The child reports its peak, because the one that the parent sees includes the parent's memory at the fork.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(arguments, check=True, capture_output=True, text=True, env={**os.environ, **environment})  # noqa: S603
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    *_, told, peak_kb = done.stdout.split("\n")[:-1]
-    return seconds, int(peak_kb) / 1024, told
+    *_, result, peak_kb = done.stdout.split("\n")[:-1]
+    return seconds, int(peak_kb) / 1024, result
 
 
 _CHILD = f"""
@@ -82,21 +81,19 @@ import time
 from lengthwise.simulator import Fleet, simulate
 from lengthwise.workloads import load_trace
 workload = load_trace("{TRACE}")
-began = time.process_time()
+start = time.process_time()
 simulate(workload.head(REQUESTS), Fleet.parse("8*{ENGINE}")).summary
-print(time.process_time() - began)
+print(time.process_time() - start)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
 
 def compilation() -> None:
-    """What the compiler costs: once on a machine, and then at each start."""
+    """Print the time of compilation, once per machine, and of loading compiled code at each start."""
     program = _CHILD.replace("REQUESTS", "10")
     with tempfile.TemporaryDirectory() as folder:
         cold, warm = (float(child(sys.executable, "-c", program, NUMBA_CACHE_DIR=folder)[2]) for _ in range(2))
-    print(
-        f"compiling, once on a machine: {cold - warm:.1f} CPU s; loading what is compiled, each start: {warm:.2f} CPU s"
-    )
+    print(f"compiling, once per machine: {cold - warm:.1f} CPU s; loading compiled code, each start: {warm:.2f} CPU s")
 
 
 def process(requests: int) -> list[Figure]:
@@ -125,7 +122,7 @@ def simulations(workload: Workload) -> list[Figure]:
 
 
 def flatness(workload: Workload, counts: tuple[int, ...], engines: tuple[int, ...]) -> None:
-    """Microseconds per request at the same load per engine; the largest over the smallest is to stay below 1.5."""
+    """Microseconds per request at the same load per engine; the ratio of largest to smallest should stay below 1.5."""
     for what, cases in (
         ("requests", [(n, 8) for n in counts]),
         ("engines", [(counts[1], number) for number in engines]),
@@ -133,21 +130,21 @@ def flatness(workload: Workload, counts: tuple[int, ...], engines: tuple[int, ..
         costs = []
         for n, number in cases:
             drawn = redraw(workload, requests=n, rate=RATE_PER_ENGINE * number, seed=1)
-            rounds = max(2, 300_000 // n)  # short ones are easily disturbed
+            rounds = max(2, 300_000 // n)  # short runs are noisy
             costs.append(1e6 / per_second(drawn, Fleet.parse(f"{number}*{ENGINE}"), "fcfs", rounds=rounds)[0])
         sizes = (n if what == "requests" else number for n, number in cases)
-        told = ", ".join(f"{size:,}: {cost:.1f}" for size, cost in zip(sizes, costs, strict=True))
+        text = ", ".join(f"{size:,}: {cost:.1f}" for size, cost in zip(sizes, costs, strict=True))
         spread = max(costs) / min(costs)
         print(
-            f"microseconds per request by {what}: {told}; spread {spread:.2f} ({'ok' if spread <= 1.5 else 'MISSED'})"
+            f"microseconds per request by {what}: {text}; spread {spread:.2f} ({'ok' if spread <= 1.5 else 'MISSED'})"
         )
 
 
 def peer(workload: Workload) -> list[Figure]:
-    """DynoSim on the same requests; its process from start to end, as it has no other way in."""
+    """Run DynoSim on the same requests; its process from start to end, as it has no Python API for less."""
     python = os.environ.get(PEER)
     if python is None:
-        print(f"DynoSim is not in this run: {PEER} names no Python that has ai-dynamo")
+        print(f"DynoSim is not in this run: {PEER} names no Python with ai-dynamo")
         return []
     spec = Fleet.parse(ENGINE).engines[0]
     with tempfile.TemporaryDirectory() as folder:
@@ -161,7 +158,7 @@ def peer(workload: Workload) -> list[Figure]:
 
 
 def _write_trace(workload: Workload, path: Path) -> None:
-    """Mooncake's lines with hashes that nobody shares, which DynoSim asks for."""
+    """Write Mooncake's lines with hashes that no two requests share; DynoSim requires hashes."""
     blocks = -(-workload.input_tokens // 512)
     firsts = np.cumsum(blocks) - blocks
     columns = (workload.arrival_s * 1e3, workload.input_tokens, workload.output_tokens, firsts, blocks)
@@ -176,8 +173,8 @@ def main() -> None:
     workload = load_trace(TRACE)
     if quick:
         workload = workload.head(20_000)
-    simulate(workload.head(100), Fleet.parse(ENGINE))  # compiled, or loaded
-    print(f"{len(workload):,} requests of {workload.name}, {ENGINE}; requests per CPU second, and what is wanted")
+    simulate(workload.head(100), Fleet.parse(ENGINE))  # compile or load the kernel
+    print(f"{len(workload):,} requests of {workload.name}, {ENGINE}; requests per CPU second, and the target")
     for figure in (*simulations(workload), *process(len(workload)), *peer(workload)):
         print(figure)
     compilation()

@@ -1,4 +1,4 @@
-"""How much CPU a 100,000-request trace costs to load and to write, per format.
+"""CPU time to load and to write a trace of 100,000 requests, by format.
 
     python -m benchmarks.workloads
 
