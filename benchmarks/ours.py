@@ -2,8 +2,7 @@
 
 One engine of 8 slots (Llama-3-8B on an A100, simulated), CASTILLO's lengths of Llama-3.1-8B cut at 4,096, Poisson,
 n = 2,000 to drain, loads of the capacity under backlog, the same arrivals, lengths and predictions for every policy
-of a
-seed. Ratios: FCFS over the policy for means (above 1 is better), the policy over FCFS for the p99 of E2E; 95 %
+of a seed. Ratios: FCFS over the policy for means (above 1 is better), the policy over FCFS for the p99 of E2E; 95 %
 intervals over seeds.
 
 Compared with SJF, TIE, and SJF aged at several fixed rates (an e-fold of the score per 1 to 40 mean answer times), a

@@ -95,9 +95,7 @@ class Prompts:
 
 @dataclass(frozen=True, eq=False)
 class KnownPredictions:
-    """Predictions for an LLM's prompts by a predictor trained without it: for each LLM it knows, and for an unknown
-    one.
-    """
+    """Predictions for an LLM's prompts by a predictor trained without it: for each known LLM and an unknown one."""
 
     llms: tuple[str, ...]
     mu: Floats

@@ -168,9 +168,7 @@ _ALL: Final = 1 << 29  # tokens; more than any job has
 
 @dataclass(frozen=True)
 class PreemptiveSjf(Preemptive):
-    """Shortest prediction first, preemptive: a running job is preempted by a shorter one; predictions do not shrink
-    with age.
-    """
+    """Shortest prediction first, preemptive; predictions do not shrink with age."""
 
     kind = "preemptive-sjf"
     margin = 1.0

@@ -2,9 +2,9 @@
 
     python scripts/collect_reasoning.py
 
-Starts the embedded engine, asks it with `lengthwise collect`, and packs what came into the package's samples: about a
-quarter of an hour on two CPU cores; stopped, it goes on where it was. Answers have seeds of their own, but an engine's
-batches are not the same twice: a second run gives other lengths of the same kind.
+Starts the embedded engine, runs `lengthwise collect` and writes the result to the packaged samples: about a quarter of
+an hour on two CPU cores; an interrupted run continues where it stopped. Answers have fixed seeds, but the batches of an
+engine differ from run to run, and with them the lengths.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SAMPLES = Path(__file__).parents[1] / "src" / "lengthwise" / "workloads" / "samp
 WORK = Path("build/reasoning")
 PROMPTS_PER_CORPUS = 12
 CHARACTERS_AT_MOST = 2_000
-"""Longer prompts cost a CPU minutes and say little more; about half of Apps' are longer."""
+"""Longer prompts take minutes on a CPU; about half of those of Apps are longer."""
 AT_ONCE = 32
 ASK = ["--samples", "4", "--max-tokens", str(LIMIT), "--temperature", "0.7", "--top-p", "0.9"]
-"""The settings of the lengths that the shipped predictors know SmolLM2 from: only the sentence is new to them."""
+"""Settings of the SmolLM2 lengths on which the shipped predictors are trained: only the sentence is new to them."""
 
 
 def prompts() -> list[dict[str, str]]:
-    """Test prompts of the packaged slice, of each corpus those with the lowest hash: no shipped predictor saw them."""
+    """Return test prompts of the packaged slice, of each corpus those with the lowest hash; none was trained on."""
     table = LengthSamples.read(SAMPLES / "castillo.parquet").where(split="test").table
     texts = {
         (corpus, prompt_id): text
@@ -54,16 +54,25 @@ def prompts() -> list[dict[str, str]]:
 
 
 def main() -> None:
-    """Collect both halves and pack them."""
+    """Collect both halves and write them as one file."""
     WORK.mkdir(parents=True, exist_ok=True)
-    asked = WORK / "prompts.jsonl"
-    asked.write_text("".join(json.dumps(each) + "\n" for each in prompts()), encoding="utf-8")
+    prompts_file = WORK / "prompts.jsonl"
+    prompts_file.write_text("".join(json.dumps(each) + "\n" for each in prompts()), encoding="utf-8")
     halves = {"": WORK / "plain.parquet", SENTENCE: WORK / "steps.parquet"}
-    if not all(whole(out) for out in halves.values()):
+    if not all(is_complete(out) for out in halves.values()):
         with EmbeddedEngine(EngineOptions(policy="fcfs", max_num_seqs=AT_ONCE)) as engine:
             for suffix, out in halves.items():
-                if not whole(out):
-                    where = ["--url", engine.url, "--prompts", str(asked), "--at-once", str(AT_ONCE), "-o", str(out)]
+                if not is_complete(out):
+                    where = [
+                        "--url",
+                        engine.url,
+                        "--prompts",
+                        str(prompts_file),
+                        "--at-once",
+                        str(AT_ONCE),
+                        "-o",
+                        str(out),
+                    ]
                     command = [sys.executable, "-m", "lengthwise", "collect", *where, *ASK, "--suffix", suffix]
                     subprocess.run(command, check=True)  # noqa: S603  (our own command line)
     parts = []
@@ -73,8 +82,8 @@ def main() -> None:
     pq.write_table(pa.concat_tables(parts).combine_chunks(), SAMPLES / "reasoning.parquet", compression="zstd")
 
 
-def whole(out: Path) -> bool:
-    """Whether a half has been collected to its end."""
+def is_complete(out: Path) -> bool:
+    """Whether a half is completely collected."""
     return out.exists() and not out.with_name(out.name + ".partial").exists()
 
 

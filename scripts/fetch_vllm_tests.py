@@ -1,8 +1,8 @@
-"""Fetch vLLM's own scheduler tests beside the project: `python scripts/fetch_vllm_tests.py FOLDER`.
+"""Fetch vLLM's scheduler tests: `python scripts/fetch_vllm_tests.py FOLDER`.
 
-They are in the source distribution of the release that the plug-in is written against. pip will not download that
-without building it, so its file is taken from pip's own index by hand, checked against the index's hash, and only
-the tests are unpacked. They are never committed.
+They are in the source distribution of the release that the plug-in supports. pip does not download that without
+building it, so the file is fetched from pip's index and checked against its hash. Only the tests are unpacked; they are
+never committed.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ RELEASE = "0.32.0"
 
 
 def index_url() -> str:
-    """The index that pip uses here."""
+    """Return the index that pip uses."""
     command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    asked = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (our own command)
-    return (asked.stdout.strip() or str(PyPI.simple_url)).rstrip("/")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (our own command)
+    return (result.stdout.strip() or str(PyPI.simple_url)).rstrip("/")
 
 
 def get(url: str, accept: str = "*/*") -> bytes:
-    """What the index answers."""
+    """Return the index's response."""
     request = urllib.request.Request(url, headers={"Accept": accept})  # noqa: S310  (pip's own index)
-    with urllib.request.urlopen(request, timeout=300) as answer:  # noqa: S310
-        return bytes(answer.read())
+    with urllib.request.urlopen(request, timeout=300) as response:  # noqa: S310
+        return bytes(response.read())
 
 
 def source_distribution() -> bytes:
-    """The release's source distribution, as the index vouches for it."""
+    """Return the release's source distribution, checked against the hash of the index."""
     page = f"{index_url()}/vllm/"
     found = re.search(
         rf'href="([^"]*vllm-{re.escape(RELEASE)}\.tar\.gz)#sha256=([0-9a-f]+)"', get(page, "text/html").decode()
@@ -51,7 +51,7 @@ def source_distribution() -> bytes:
 
 
 def main() -> None:
-    """Fetch and unpack."""
+    """Fetch and unpack the tests."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(source_distribution())) as archive:

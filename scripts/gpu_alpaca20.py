@@ -4,8 +4,9 @@
     python -m scripts.gpu_alpaca20 train --variant a: --variant b:epochs=6,lr=5e-5   # there: Python, torch, NumPy
     python -m experiments run alpaca20 --set predictions=alpaca20.npz                # here again
 
-Variants are scored on held-out prompts; the best one's settings are trained once more on bins of equal width, and what
-both say of the test prompts is written to alpaca20.npz. Alpaca's licence is non-commercial: no weights are kept.
+Variants are scored on held-out prompts; the best settings are trained once more on bins of equal width, and the
+predictions of both for the test prompts are written to alpaca20.npz. Alpaca's licence is non-commercial, so no weights
+are stored.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FILES = ("pack.npz", "config.json", "backbone.json", "weights.pt")
 
 
 def pack(arguments: argparse.Namespace) -> None:
-    """Write what a training needs into one folder."""
+    """Write the data of a training into one folder."""
     import torch
 
     from lengthwise.training.encoder.backbones import load_backbone
@@ -46,7 +47,7 @@ def pack(arguments: argparse.Namespace) -> None:
 
 
 def bare() -> None:
-    """As in gpu_train.py, and the experiments' folder too."""
+    """Make the package, as in gpu_train.py, and `experiments` importable without dependencies."""
     bare_package()
     module = types.ModuleType("experiments")
     module.__path__ = [str(SOURCE.parent / "experiments")]
@@ -122,14 +123,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=["pack", "train"])
     parser.add_argument("--folder", type=Path, default=Path(".device/alpaca20"))
-    parser.add_argument("--weights", type=Path, help="the encoder's weights lie here [default: --folder]")
+    parser.add_argument("--weights", type=Path, help="folder of the encoder's weights [default: --folder]")
     parser.add_argument("--config", type=Path, default=Path("configs/alpaca20.yaml"))
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out/alpaca20")))
     parser.add_argument("--variant", action="append", help="name:key=value,...; repeatable, as in gpu_train.py")
     parser.add_argument("--together", action="store_true", help="the mean of all variants, not the best alone")
     parser.add_argument("--parallel", type=int, default=6)
     parser.add_argument("--budget", type=float, default=400.0, help="seconds for all of it")
-    parser.add_argument("--limit", type=int, default=0, help="only this many prompts of each part, to try things out")
+    parser.add_argument("--limit", type=int, default=0, help="only this many prompts of each part, for a trial")
     arguments = parser.parse_args()
     arguments.variant = arguments.variant or ["a:"]
     {"pack": pack, "train": train}[arguments.mode](arguments)

@@ -1,11 +1,11 @@
-"""Train many variants of the encoder at once on a bare GPU machine, then one student of the best.
+"""Train variants of the encoder in parallel on a bare GPU machine, then one student of the best.
 
     pack     here: tokenise, and write everything a run needs into one folder (needs the package and its data)
     unpack   there: join the weights of a Llama
     invent   there: prompts that the Llama generates, for the teachers to predict
     more     here: these prompts as token ids for a pack (more.npz beside it)
     explore  there: variants side by side, scored on held-out prompts
-    distil   there: an ensemble over folds, then students taught by it; the best one's weights are kept
+    distil   there: an ensemble over folds, then students trained on it; the weights of the best are written
     left_out there: variants trained without one LLM
     join     here: the weights as one file, for `lengthwise train --weights`
 

@@ -2,7 +2,7 @@
 
     LENGTHWISE_DATA=/path/to/data python scripts/make_samples.py
 
-Only corpora whose licence allows it are in: see src/lengthwise/workloads/samples/CREDITS.md.
+Only corpora with a permissive licence are included: see src/lengthwise/workloads/samples/CREDITS.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def castillo_slice() -> LengthSamples:
     llms = len(full.llms)
     candidates = defaultdict(list)
     for (corpus, prompt_id, split), n in rows.items():
-        # A few prompts are in two splits upstream, or twice for one LLM: better none of them in a sample.
+        # A few prompts are in two splits upstream, or twice for one LLM: the sample has none of them.
         if len(splits[corpus, prompt_id]) == 1 and LLMS_AT_LEAST <= n <= llms:
             candidates[corpus, split].append(prompt_id)
     chosen = {
@@ -65,7 +65,7 @@ def react_text(home: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the samples and say how large they are."""
+    """Write the samples and print their sizes."""
     home = data_home()
     if home is None:
         sys.exit("set LENGTHWISE_DATA to the folder that holds the full data")

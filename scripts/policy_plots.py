@@ -1,9 +1,9 @@
-"""Draw the figures of docs/reference/policies.md, one for each policy, by asking the policy itself.
+"""Draw the figures of docs/reference/policies.md, one for each policy, from the policy's own keys.
 
     python scripts/policy_plots.py            # writes docs/figures/policy_NAME.svg
 
-Left: who goes first, by what the policy looks at. Right: the same 160 requests through a queue that is too slow for
-them, in the order in which they are admitted: on the line nobody overtakes anybody.
+Left: the order of requests by the inputs of the policy. Right: the order of admission of the same 160 requests in an
+overloaded queue; on the line no request overtakes another.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 SIZE = (8.8, 3.2)
 CAP = 8192
-SPREAD = 0.6  # sigma of the predictions, where nothing else is said
+SPREAD = 0.6  # default sigma of the predictions
 SLOTS = 4
 NOW = 300.0
 TICKS = (30, 100, 300, 1000, 3000)
@@ -42,7 +42,7 @@ OF_TWO = ("tie",)  # drawn for a short and for a long queue
 
 
 def main() -> None:
-    """Draw them all."""
+    """Draw all figures."""
     FIGURES.mkdir(exist_ok=True)
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lengthwise"})
     for name in POLICIES:
@@ -55,36 +55,36 @@ def main() -> None:
 
 
 def draw(name: str, spec: str, columns: int = 2) -> None:
-    """One figure."""
+    """Draw one figure."""
     with figure(1, columns, size=SIZE, title=spec) as (drawing, panels):
         left = LEFT.get(name, by_length_and_waiting)
         if name in OF_TWO:
             by_length_and_waiting(panels[0], spec, SHORT)
             by_length_and_waiting(panels[1], spec, LONG)
-            panels[0].set_title("half as many wait as run")
-            panels[1].set_title("ten times as many wait")
+            panels[0].set_title("2 waiting, 4 running")
+            panels[1].set_title("40 waiting, 4 running")
         else:
             left(panels[0], spec)
         order_of_service(panels[-1], name, spec)
         path = FIGURES / f"policy_{name}.svg"
         text = io.StringIO()
         drawing.savefig(text, format="svg", metadata={"Date": None})
-        # Half the size: a hundredth of a point is more than anybody sees.
+        # Half the size: a hundredth of a point is precise enough.
         path.write_text(re.sub(r"(\d\.\d\d)\d+", r"\1", text.getvalue()))
         print(path)  # noqa: T201
 
 
 def predictions(median: Array, sigma: float | Array = SPREAD) -> dict[str, Any]:
-    """The columns that log-t predictions fill."""
+    """Return the columns of log-t predictions."""
     predicted = LogTColumns.of(np.log(median), sigma, CAP)
     expected, tail = predicted.mean_and_cvar()
     return {"expected": expected, "tail": tail, "mu": predicted.mu, "sigma": predicted.sigma, "cap": predicted.cap}
 
 
-def places(axes: Axes, x: Array, y: Array, keys: Array) -> None:
-    """Bands of equal place, from the first tenth to the last."""
+def draw_ranks(axes: Axes, x: Array, y: Array, keys: Array) -> None:
+    """Draw the rank of keys as bands, from the first tenth to the last."""
     order = np.argsort(np.argsort(keys.ravel(), kind="stable")) / keys.size
-    # Equal keys have an equal place: the middle of theirs.
+    # Equal keys have an equal rank, the mean of theirs.
     _, same = np.unique(keys.ravel(), return_inverse=True)
     order = (np.bincount(same, order) / np.bincount(same))[same].reshape(keys.shape)
     bands = axes.contourf(x, y, order, levels=np.linspace(0, 1, 11), cmap="YlGnBu_r")
@@ -94,18 +94,18 @@ def places(axes: Axes, x: Array, y: Array, keys: Array) -> None:
 
 
 def by_length_and_waiting(axes: Axes, spec: str, view: QueueView = LONG) -> None:
-    """Who goes first, by median length and time waited."""
+    """Draw the order by median length and time waited."""
     medians, waited = np.geomspace(20, 5000, 40), np.linspace(0, 240, 40)
     grid = np.meshgrid(medians, waited)
     jobs = JobColumns.filled(arrival=NOW - grid[1].ravel(), **predictions(grid[0].ravel()))
-    places(axes, medians, waited, make_policy(spec).keys(jobs, view, NOW).reshape(grid[0].shape))
+    draw_ranks(axes, medians, waited, make_policy(spec).keys(jobs, view, NOW).reshape(grid[0].shape))
     log_tokens(axes, TICKS)
     axes.set_xlabel("predicted median, tokens")
     axes.set_ylabel("waited, s")
 
 
 def by_spread(axes: Axes, spec: str) -> None:
-    """What a policy makes of predictions of the same median and growing spread, beside others."""
+    """Draw the scores of several policies for predictions of the same median and growing spread."""
     sigma = np.linspace(0.05, 1.6, 80)
     jobs = JobColumns.filled(arrival=0.0, **predictions(np.full(80, 300.0), sigma))
     series = {
@@ -123,9 +123,9 @@ def by_spread(axes: Axes, spec: str) -> None:
 
 
 def by_lane(axes: Axes, spec: str) -> None:
-    """How far a job is set back behind who comes later, by its length and by how much waits; the fast lane apart."""
+    """Draw how far a job is set back, by its length and by the waiting work, and the fast lane."""
     rng = np.random.default_rng(0)
-    seen = [
+    past = [
         Job(str(n), float(n), prediction=LogT(float(mu), SPREAD, CAP))
         for n, mu in enumerate(rng.normal(5.5, 1.0, 2000))
     ]
@@ -134,13 +134,13 @@ def by_lane(axes: Axes, spec: str) -> None:
         back = []
         for median in medians:
             lanes = Lanes(lambda: SLOTS)
-            for job in seen[-300:]:
+            for job in past[-300:]:
                 lanes.enter(job)
             lanes.served = lanes.clock - wait
             job = Job("one", 0.0, prediction=LogT(float(np.log(median)), SPREAD, CAP))
-            turn = lanes.enter(job)
-            back.append(np.nan if turn == FAST_ROUND else max(0.0, 16.0 * (turn - 1) - lanes.clock))
-        axes.plot(medians, back, color=colour, label=f"newcomers wait {wait:g}")
+            number = lanes.enter(job)
+            back.append(np.nan if number == FAST_ROUND else max(0.0, 16.0 * (number - 1) - lanes.clock))
+        axes.plot(medians, back, color=colour, label=f"wait of new requests {wait:g}")
     fast = medians[np.isnan(back)]
     axes.axvspan(medians[0], fast.max(), color=GREY, alpha=0.25, label="fast lane")
     log_tokens(axes, TICKS)
@@ -151,11 +151,13 @@ def by_lane(axes: Axes, spec: str) -> None:
 
 
 def by_age(axes: Axes, spec: str) -> None:
-    """Rank against tokens generated, by spread."""
+    """Draw the key against tokens generated, by spread."""
     policy, ages = make_policy(spec), np.arange(0.0, 1200.0, 8.0)
     for colour, sigma in zip(COLOURS, (0.0, 0.3, 0.6, 1.2), strict=False):
-        about = {"expected": np.full(len(ages), 300.0)} if sigma == 0 else predictions(np.full(len(ages), 300.0), sigma)
-        jobs = JobColumns.filled(arrival=0.0, generated=ages, **about)
+        columns = (
+            {"expected": np.full(len(ages), 300.0)} if sigma == 0 else predictions(np.full(len(ages), 300.0), sigma)
+        )
+        jobs = JobColumns.filled(arrival=0.0, generated=ages, **columns)
         ranks = policy.keys(jobs, LONG, NOW)
         axes.plot(ages, ranks, color=colour, label=f"sigma {sigma:g}" if sigma else "certain")
     if "srpt" in spec:
@@ -168,18 +170,18 @@ def by_age(axes: Axes, spec: str) -> None:
 
 
 def by_prompt(axes: Axes, spec: str) -> None:
-    """Who goes first, by prompt length and time waited."""
+    """Draw the order by prompt length and time waited."""
     prompts, waited = np.geomspace(20, 8000, 40), np.linspace(0, 120, 40)
     grid = np.meshgrid(prompts, waited)
     jobs = JobColumns.filled(arrival=NOW - grid[1].ravel(), expected=300.0, prompt_tokens=grid[0].ravel())
-    places(axes, prompts, waited, make_policy(spec).keys(jobs, LONG, NOW).reshape(grid[0].shape))
+    draw_ranks(axes, prompts, waited, make_policy(spec).keys(jobs, LONG, NOW).reshape(grid[0].shape))
     log_tokens(axes, TICKS)
     axes.set_xlabel("prompt not cached, tokens")
     axes.set_ylabel("waited, s")
 
 
 def by_hit_group(axes: Axes, spec: str) -> None:
-    """Which hit-ratio group is served when, if all of them have plenty waiting."""
+    """Draw which hit-ratio group is served when, if all of them have waiting requests."""
     queue = PolicyQueue(make_policy(spec))
     for number in range(2500):
         group = number % 10
@@ -188,12 +190,12 @@ def by_hit_group(axes: Axes, spec: str) -> None:
     starts = [0, *[n for n in range(1, len(served)) if served[n] != served[n - 1]], len(served)]
     for start, end in pairwise(starts):
         axes.plot([start, end], [served[start]] * 2, color=COLOURS[0], linewidth=4, solid_capstyle="butt")
-    axes.set_xlabel("place in the order of service")
+    axes.set_xlabel("order of service")
     axes.set_ylabel("hit-ratio group")
 
 
 def by_tenant(axes: Axes, spec: str) -> None:
-    """Work admitted of two tenants who both always wait, with and without the wrapper."""
+    """Draw the admitted work of two tenants that always have waiting requests, with and without the wrapper."""
     for inside, style in ((spec, "-"), ("sjf", ":")):
         queue = PolicyQueue(make_policy(inside))
         rng = np.random.default_rng(1)
@@ -215,32 +217,32 @@ def by_tenant(axes: Axes, spec: str) -> None:
 
 
 def by_overtakers(axes: Axes, spec: str) -> None:
-    """How many who came later went before each request."""
+    """Draw the number of later requests that overtake each request."""
     for inside, colour in (("sjf", GREY), (spec, COLOURS[0])):
-        came = [int(job.id) for job in admitted("bounded", inside)]
-        overtakers = {number: sum(other > number for other in came[:place]) for place, number in enumerate(came)}
-        axes.plot([overtakers[number] for number in range(len(came))], ".", color=colour, label=inside)
+        order = [int(job.id) for job in admitted("bounded", inside)]
+        overtakers = {number: sum(other > number for other in order[:place]) for place, number in enumerate(order)}
+        axes.plot([overtakers[number] for number in range(len(order))], ".", color=colour, label=inside)
     axes.axhline(20, color=COLOURS[1], linewidth=0.8)
-    axes.set_xlabel("order of coming")
+    axes.set_xlabel("order of arrival")
     axes.set_ylabel("overtaken by")
     legend(axes)
 
 
 def by_class(axes: Axes, spec: str) -> None:
-    """How readily running jobs of three classes yield, by what they have still to come."""
+    """Draw the eviction scores of running jobs of three classes, by their expected length."""
     expected = np.geomspace(30, 3000, 40)
     for colour, priority in zip(COLOURS, (0, 1, 2), strict=False):
         jobs = JobColumns.filled(arrival=0.0, expected=np.tile(expected, 3), priority=np.repeat([0, 1, 2], 40))
-        readiness = make_policy(spec).eviction_scores(jobs, NOW)[jobs.priority == priority]
-        axes.plot(expected, readiness, ".", color=colour, label=f"priority {priority}")
+        scores = make_policy(spec).eviction_scores(jobs, NOW)[jobs.priority == priority]
+        axes.plot(expected, scores, ".", color=colour, label=f"priority {priority}")
     log_tokens(axes, TICKS)
     axes.set_xlabel("expected, tokens")
-    axes.set_ylabel("place in yielding, of 120")
+    axes.set_ylabel("eviction score, rank of 120")
     legend(axes)
 
 
 def admitted(name: str, spec: str) -> list[Job]:
-    """The same requests under any policy, in the order in which they are admitted."""
+    """Return the same requests for every policy, in the order of admission."""
     rng = np.random.default_rng(0)
     queue = PolicyQueue(make_policy(spec), SLOTS)
     medians = np.exp(rng.normal(math.log(300), 1.0, 160)).clip(20, 5000)
@@ -258,13 +260,13 @@ def admitted(name: str, spec: str) -> list[Job]:
     for job in jobs:
         job.cached_tokens = int(job.prompt_tokens * rng.random())
     served: list[Job] = []
-    coming = iter([*jobs, None])
-    after = next(coming)
-    for turn in range(10_000):
-        now = 3.0 * turn  # one is admitted every 3 s, one comes every 2 s
+    arriving = iter([*jobs, None])
+    after = next(arriving)
+    for number in range(10_000):
+        now = 3.0 * number  # one is admitted every 3 s, one arrives every 2 s
         while after is not None and after.arrival <= now:
             queue.push(after, now)
-            after = next(coming)
+            after = next(arriving)
         first = queue.pop(now)
         if first is None:
             break
@@ -273,18 +275,24 @@ def admitted(name: str, spec: str) -> list[Job]:
 
 
 def order_of_service(axes: Axes, name: str, spec: str) -> None:
-    """Order of coming against order of admission."""
+    """Draw the order of arrival against the order of admission."""
     served = admitted(name, spec)
-    came = [int(job.id) for job in served]
+    arrivals = [int(job.id) for job in served]
     colour = np.log10([job.prompt_tokens - job.cached_tokens if name == "boost" else job.expected for job in served])
     axes.plot([0, 160], [0, 160], color=GREY, linewidth=0.8)
     dots = axes.scatter(
-        came, np.arange(len(came)), c=colour, s=9, cmap=mpl.colormaps["plasma_r"].resampled(8), vmin=1.5, vmax=3.5
+        arrivals,
+        np.arange(len(arrivals)),
+        c=colour,
+        s=9,
+        cmap=mpl.colormaps["plasma_r"].resampled(8),
+        vmin=1.5,
+        vmax=3.5,
     )
     bar = axes.figure.colorbar(dots, ax=axes, ticks=[2, 3])
     bar.ax.set_yticklabels(["100", "1,000"])
     bar.ax.set_title("tokens", fontsize=8)
-    axes.set_xlabel("order of coming")
+    axes.set_xlabel("order of arrival")
     axes.set_ylabel("order of admission")
 
 

@@ -1,8 +1,7 @@
-"""Put a trained probe into the package, and write its card: `python scripts/ship_probe.py probe.lw`.
+"""Put a trained probe into the package and write its card: `python scripts/ship_probe.py probe.lw`.
 
-The file becomes src/lengthwise/predictors/models/probe.lw, which `--probe default` names, and
-docs/studies/probe-card.md is
-written from what it records. Without a file, only the card is written anew.
+The file becomes src/lengthwise/predictors/models/probe.lw, which `--probe default` names, and its card
+docs/studies/probe-card.md. Without a file, only the card is written.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "studies" / "probe-card.md"
 
 
 def main() -> None:
-    """Check it, copy it, write its card."""
+    """Check and copy the probe, and write its card."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, nargs="?", default=SHIPPED)
     given: Path = parser.parse_args().file

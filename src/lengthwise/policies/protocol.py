@@ -96,8 +96,9 @@ class Policy(Protocol):
         """
 
     def level(self, queue: QueueView) -> int:
-        """Return the level that keys depend on, a function of the view only; an `on_level` policy's keys are stale
-        when it changes.
+        """Return the level that keys depend on, a function of the view only.
+
+        The keys of an `on_level` policy are stale when it changes.
         """
 
     def key(self, job: Job, queue: QueueView, now: float) -> float:

@@ -101,9 +101,8 @@ def fit_calibration(
 
     `present` masks the samples that count, `censored` those that were cut off and are lower bounds. `weights` is the
     weight of each row within its LLM. `cautious` takes the largest factor over the levels instead of the mean:
-    traffic is
-    less like the training data than held-out prompts are. An LLM with n prompts has n/(n + shrink) of its own estimate,
-    none where n is too small for a level (below 9 at 90 %).
+    traffic is less like the training data than held-out prompts are. An LLM with n prompts has n/(n + shrink) of its
+    own estimate, none where n is too small for a level (below 9 at 90 %).
     """
     logt = as_logt(predictions)
     rows = _Rows.of(logt, len(llms), lengths, present, censored, weights)
@@ -165,9 +164,7 @@ class _Rows:
         return _Rows(self.errors[rows], self.sigma[rows], self.present[rows], self.censored[rows], self.weight[rows])
 
     def spread(self, levels: Sequence[float]) -> _Spread | None:
-        """Return None if there are too few prompts for the levels; a level beyond all uncensored answers is left
-        out.
-        """
+        """Return None if there are too few prompts; levels beyond all uncensored answers are left out."""
         counts = self.present.sum(axis=1)
         prompts = int((counts > 0).sum())
         if not prompts or max(levels) * (prompts + 1) > prompts:

@@ -73,9 +73,8 @@ class PredictionService:
 
     `load` is called by the worker, at `warm` or the first question; None means no predictor, only history. At most
     `max_waiting` questions wait, none longer than `deadline_s`: enough for a batch that arrives at once. A predictor
-    that
-    has not returned for `patience_s` hangs, and gets no questions until it returns. `process` is the subprocess that it
-    runs in, if any: its CPU time is counted, and it ends with the service.
+    that has not returned for `patience_s` hangs, and gets no questions until it returns. `process` is the subprocess
+    that it runs in, if any: its CPU time is counted, and it ends with the service.
     """
 
     def __init__(

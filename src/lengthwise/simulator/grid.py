@@ -36,8 +36,9 @@ _PREDICTOR_COLUMNS: Final = ("input_tokens", "output_tokens", "max_tokens", "sam
 
 @dataclass(frozen=True)
 class Plan:
-    """The axes and options of a grid, validated. Rates or loads, not both; with neither, the workload's own
-    arrivals.
+    """The axes and options of a grid, validated.
+
+    Rates or loads, not both; with neither, the workload's own arrivals.
     """
 
     fleet: Fleet

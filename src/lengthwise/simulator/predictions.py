@@ -54,8 +54,10 @@ class RequestPredictions:
 
     @cached_property
     def tau(self) -> float:
-        """Kendall's tau-b of the medians with the means of the prompts' clean samples (where unknown, with the true
-        lengths), within one LLM, averaged; NaN where all medians are equal or there is no prediction."""
+        """Kendall's tau-b of the medians with `truth`, within each LLM, averaged.
+
+        NaN where all medians are equal or there is no prediction.
+        """
         return math.nan if np.isnan(self.mu).all() else tau_within(self.llms, self.mu, self.truth)
 
     def __len__(self) -> int:

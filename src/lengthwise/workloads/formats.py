@@ -1,5 +1,6 @@
-"""Read and write workloads as Parquet, CSV, Mooncake JSON lines and ShareGPT; the format follows from ending and
-first bytes.
+"""Read and write workloads as Parquet, CSV, Mooncake JSON lines and ShareGPT.
+
+The format follows from the file's ending and, where that is ambiguous, from its first line.
 """
 
 from __future__ import annotations

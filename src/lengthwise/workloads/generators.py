@@ -1,6 +1,4 @@
-"""Synthetic workloads: discrete length distributions, shared system prompts, multi-turn sessions, the ReAct
-workload.
-"""
+"""Synthetic workloads: discrete length distributions, shared system prompts, multi-turn sessions, ReAct."""
 
 from __future__ import annotations
 

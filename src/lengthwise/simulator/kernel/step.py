@@ -140,9 +140,7 @@ def schedule_running(engine: Record) -> int:
 
 @compiled
 def admit(engine: Record) -> int:
-    """Admit in the policy's order until budget, slots or memory run out; a request that does not fit is not
-    overtaken.
-    """
+    """Admit in the policy's order until budget, slots or memory run out; the head is never overtaken."""
     if engine.blocked_steps and engine.decoding and engine.rekey != ON_TIME:
         return 0
     while engine.budget > 0 and engine.n_running < engine.max_num_seqs and engine.n_waiting:
