@@ -50,16 +50,14 @@ def pacer(machine: Machine) -> Pacer:
 
 
 @pytest.mark.parametrize("spans", [PROMPT, DECODES, PROMPT + DECODES])
-def test_a_step_takes_what_the_simulator_says_it_takes(
-    machine: Machine, pacer: Pacer, spans: list[tuple[int, int]]
-) -> None:
+def test_a_step_takes_its_simulated_time(machine: Machine, pacer: Pacer, spans: list[tuple[int, int]]) -> None:
     chunks = [(begin, begin + new) for begin, new in spans if new > 1]
     contexts = [begin + new for begin, new in spans if new == 1]
     began = machine.now
     assert machine.step(pacer, 0.001, spans) - began == pytest.approx(COST.step_s(chunks, contexts))
 
 
-def test_a_late_step_is_made_up_for_and_counted(machine: Machine, pacer: Pacer) -> None:
+def test_the_delay_of_a_late_step_is_recovered_and_counted(machine: Machine, pacer: Pacer) -> None:
     wanted = COST.step_s((), [101, 51])
     began = machine.now
     machine.step(pacer, wanted + 0.01, DECODES)
@@ -73,7 +71,7 @@ def test_a_late_step_is_made_up_for_and_counted(machine: Machine, pacer: Pacer) 
     assert kept.behind_s == pytest.approx(0.005)
 
 
-def test_what_the_engine_does_between_steps_is_not_made_up_for(machine: Machine, pacer: Pacer) -> None:
+def test_work_between_steps_is_not_recovered(machine: Machine, pacer: Pacer) -> None:
     wanted = COST.step_s((), [101, 51])
     began = machine.now
     machine.step(pacer, wanted + 0.01, DECODES)
@@ -82,7 +80,7 @@ def test_what_the_engine_does_between_steps_is_not_made_up_for(machine: Machine,
     assert machine.now - began == pytest.approx(2 * wanted + 0.005)
 
 
-def test_nobody_makes_up_for_time_once_there_was_nothing_to_do(machine: Machine, pacer: Pacer) -> None:
+def test_no_delay_remains_after_idle_time(machine: Machine, pacer: Pacer) -> None:
     wanted = COST.step_s((), [101, 51])
     machine.step(pacer, wanted + 1.0, DECODES)
     machine.now += 3.0
@@ -90,7 +88,7 @@ def test_nobody_makes_up_for_time_once_there_was_nothing_to_do(machine: Machine,
     assert machine.step(pacer, 0.001, PROMPT) - began == pytest.approx(COST.step_s([(0, 100)], ()))
 
 
-def test_a_machine_that_was_away_between_steps_lets_nobody_off(machine: Machine, pacer: Pacer) -> None:
+def test_a_delay_remains_after_a_stall_between_steps(machine: Machine, pacer: Pacer) -> None:
     wanted = COST.step_s((), [101, 51])
     began = machine.now
     machine.step(pacer, wanted + 0.01, DECODES)
@@ -106,7 +104,7 @@ def test_a_step_without_tokens_takes_no_time(machine: Machine, pacer: Pacer) -> 
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.08), st.floats(0, 0.5)), min_size=1, max_size=60))
-def test_no_step_is_shorter_than_its_time_in_the_long_run_and_none_behind_without_cause(
+def test_paced_steps_take_their_time_in_the_long_run_and_late_ones_have_a_cause(
     work: list[tuple[float, float]],
 ) -> None:
     """The time of all steps is at least what they were to take, and more only by what the last is behind."""
@@ -123,17 +121,17 @@ def test_no_step_is_shorter_than_its_time_in_the_long_run_and_none_behind_withou
     assert pacer.kept.most_behind_s <= sum(each for each, _ in work)
 
 
-def test_how_well_it_was_kept_is_written_and_read(tmp_path: Path, machine: Machine, pacer: Pacer) -> None:
+def test_the_accuracy_of_a_pace_is_written_and_read(tmp_path: Path, machine: Machine, pacer: Pacer) -> None:
     path = tmp_path / "pace.json"
     assert read_kept(path) is None
     machine.step(pacer, 0.001, DECODES)
-    PaceLog(path).tell(pacer)
+    PaceLog(path).update(pacer)
     assert read_kept(path) == pacer.kept
     path.write_text("{")
     assert read_kept(path) is None
 
 
-def test_a_pace_travels_by_the_engines_configuration(tmp_path: Path) -> None:
+def test_a_pace_is_passed_in_the_engines_configuration(tmp_path: Path) -> None:
     options = Pace(COST, tmp_path / "pace.json").options()
     assert pace_cost(options["pace"]) == COST
     assert options["pace_log"] == str(tmp_path / "pace.json")
@@ -141,11 +139,11 @@ def test_a_pace_travels_by_the_engines_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, {}, {"decode": 1}, {**asdict(COST), "decode": "fast"}, {"pace": 1}])
-def test_what_is_no_pace_is_refused(wrong: Any) -> None:
+def test_an_invalid_pace_is_refused(wrong: Any) -> None:
     with pytest.raises(InputError, match="cannot read pace"):
         pace_cost(wrong)
 
 
-def test_a_pace_of_no_time_is_refused() -> None:
+def test_a_pace_of_zero_time_is_refused() -> None:
     with pytest.raises(InputError):
         pace_cost({**asdict(COST), "decode_base": 0.0})

@@ -56,7 +56,7 @@ SharedPrefixes = Annotated[
 PrefixTokens = Annotated[int, typer.Option(help="Length of a shared system prompt, in tokens.")]
 Popularity = Annotated[Literal["zipf", "uniform"], typer.Option(help="Popularity of the shared system prompts.")]
 Turns = Annotated[float | None, typer.Option(help="Group requests into sessions with this mean number of turns.")]
-Think = Annotated[float, typer.Option("--think", help="Mean seconds from one turn's arrival to the next one's.")]
+Think = Annotated[float, typer.Option("--think", help="Mean seconds between the arrivals of two turns.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

@@ -240,7 +240,7 @@ _CPU_DEFAULTS: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    "VLLM_USE_AOT_COMPILE": "0",  # 0.32 cannot read such a file again on a CPU, and compiles anew at each start
+    "VLLM_USE_AOT_COMPILE": "0",  # 0.32 cannot load such a file on a CPU and recompiles at each start
 }
 
 

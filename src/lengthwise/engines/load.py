@@ -39,9 +39,9 @@ class LoadPlan:
 
     url: str
     model: str | None = None
-    """None: the first that the endpoint serves."""
+    """None: the first model that the endpoint serves."""
     speed: float = 1.0
-    """2 sends twice as fast as the workload's own arrivals."""
+    """2 sends twice as fast as the workload's arrivals."""
     free: bool = False
     """Let answers end by themselves, instead of at the workload's length."""
     hints: Hints = "none"
@@ -76,7 +76,7 @@ class Sample:
 
 @dataclass
 class LoadReport:
-    """What was measured so far; whole once the load has run to its end."""
+    """The measurements so far; complete when the load has ended."""
 
     requests: int
     plan: LoadPlan
@@ -96,7 +96,7 @@ class LoadReport:
 
     @property
     def lengths_differ(self) -> int:
-        """Answers that did not have the length they were asked to have."""
+        """The number of answers that do not have the requested length."""
         return sum(sample.output_tokens != sample.asked_tokens for sample in self.served)
 
     @property
@@ -144,7 +144,7 @@ async def run_load(workload: Workload, report: LoadReport, on_end: Callable[[], 
 
 
 def request_of(workload: Workload, row: int, model: str, plan: LoadPlan) -> tuple[str, bytes]:
-    """The path and body of one request: chat where the workload has the prompt, else made-up words."""
+    """Return path and body of a request: a chat if the workload has the prompt, else generated words."""
     length = int(workload.output_tokens[row])
     body: dict[str, Any] = {
         "model": model,
@@ -204,13 +204,13 @@ async def _read(answer: EngineAnswer, sample: Sample, began: float) -> str | Non
     """
     rest = b""
     events = 0
-    told: int | None = None
+    reported: int | None = None
     while data := await answer.chunk():
         now = time.perf_counter() - began
         *lines, rest = (rest + data).split(b"\n")
         for payload in (line[5:].strip() for line in lines if line.startswith(b"data:")):
             if payload == b"[DONE]":
-                sample.output_tokens = events if told is None else told
+                sample.output_tokens = events if reported is None else reported
                 return None if sample.output_tokens else "empty"
             # After the first token, only events that may hold more than a token are parsed.
             started = not math.isnan(sample.first_token_s)
@@ -223,7 +223,7 @@ async def _read(answer: EngineAnswer, sample: Sample, began: float) -> str | Non
             if "error" in event:
                 return "stream_error"
             usage = event.get("usage") or {}
-            told = usage.get("completion_tokens", told)
+            reported = usage.get("completion_tokens", reported)
             sample.prompt_tokens = usage.get("prompt_tokens", sample.prompt_tokens)
             if _has_token(event):
                 events += 1

@@ -1,9 +1,9 @@
-"""Steps of a steady length, on a machine that is not steady.
+"""Pace an engine's steps, for measurements on a machine whose speed varies.
 
-A machine that others use too is a tenth faster or slower from one quarter of an hour to the next, and near capacity a
-tenth moves every latency several times over. So each step of the LLM is held to the time that a cost model says for
-what is in it: one that is over sooner waits, and one that took longer is made up for by those after it. What the engine
-does between steps, scheduling above all, is not held: it costs what it costs. Knows no vLLM.
+The speed of a shared machine varies by a tenth within a quarter of an hour, and near capacity a tenth changes every
+latency severalfold. So each step of the LLM takes the time that a cost model gives for its content: a step that ends
+sooner waits, and the delay of one that takes longer is recovered by the steps after it. Work between steps, scheduling
+above all, is not paced. Imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -21,49 +21,50 @@ from lengthwise.simulator.costs import StepCost
 from lengthwise.workloads.files import atomic_path
 
 WORKER: Final = "lengthwise.engines.vllm_paced.PacedWorker"
-"""The worker of vLLM whose steps are held so."""
+"""The vLLM worker with paced steps."""
 _IDLE_S: Final = 0.1
-"""Longer than this before a step of new requests only, and the engine had nothing to do: it is behind no longer."""
-_TOLD_S: Final = 2.0
+"""If a step has new requests only and starts longer than this after the last one, the engine was idle: no delay
+remains to be recovered."""
+_WRITE_INTERVAL_S: Final = 2.0
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long steps take, and where it is written how well that is kept."""
+    """The cost model of paced steps, and the file to which its accuracy is logged."""
 
     cost: StepCost
     log: Path | None = None
 
     def options(self) -> dict[str, Any]:
-        """For the engine's configuration."""
+        """Return the options for the engine's configuration."""
         return {"pace": asdict(self.cost), "pace_log": None if self.log is None else str(self.log)}
 
 
-def pace_cost(said: Any) -> StepCost:  # noqa: ANN401  (whatever the engine's configuration holds)
-    """The cost model that the option `pace` names."""
+def pace_cost(option: Any) -> StepCost:  # noqa: ANN401  (any JSON value)
+    """Return the cost model in the option `pace`."""
     try:
-        return StepCost(**{str(key): float(value) for key, value in said.items()})
+        return StepCost(**{str(key): float(value) for key, value in option.items()})
     except (AttributeError, TypeError, ValueError) as error:
-        hint = "give the six seconds of a linear cost model, such as `lengthwise engine fit` writes"
-        raise InputError(f"cannot read pace {said!r}", source="additional_config", hint=hint) from error
+        hint = "give the six coefficients of a linear cost model, as `lengthwise engine fit` writes them"
+        raise InputError(f"cannot read pace {option!r}", source="additional_config", hint=hint) from error
 
 
 @dataclass(frozen=True)
 class Kept:
-    """How well a pace was kept."""
+    """How closely a pace was followed."""
 
     steps: int
     late_steps: int
-    """That ended more than a tenth of their time behind."""
+    """Steps that ended late by more than a tenth of their duration."""
     seconds: float
-    """That the steps were to take."""
+    """Total duration of the steps under the cost model."""
     behind_s: float
-    """Mean, at the end of a step."""
+    """Mean delay at the end of a step."""
     most_behind_s: float
 
 
 class Pacer:
-    """Holds steps: `begin` before one, `end` after it."""
+    """Paces steps: call `begin` before a step and `end` after it."""
 
     def __init__(
         self,
@@ -79,17 +80,17 @@ class Pacer:
         self._seconds = self._behind = self._most = 0.0
 
     def begin(self, *, goes_on: bool) -> None:
-        """A step begins. What the engine did since the last counts as it was.
+        """Start a step; the time since the last step is not paced.
 
-        `goes_on`: some request was in a step before. Then there was something to do all the while, however long ago the
-        last step was: a machine that was away for a while must not let one engine off what the next has to make up for.
+        `goes_on`: a request of this step was in an earlier one. Then the engine was not idle, however long ago the last
+        step was, and its delay remains to be recovered: a stall of the machine must not favour one engine.
         """
         now = self._clock()
         idle = not goes_on and now - self._ended > _IDLE_S
         self._due = now if idle else now - (self._ended - self._due)
 
     def end(self, spans: Iterable[tuple[int, int]]) -> None:
-        """The step's work is done: wait for its end. `spans`: see `steps.held`."""
+        """Wait until the step's time is over. `spans`: see `steps.held`."""
         cost, step = self._cost, held(spans)
         if not step.tokens:
             self._ended = self._due = self._clock()
@@ -115,31 +116,31 @@ class Pacer:
 
     @property
     def kept(self) -> Kept:
-        """How well it went so far."""
+        """How closely the pace was followed so far."""
         mean = self._behind / self._steps if self._steps else 0.0
         return Kept(self._steps, self._late, self._seconds, mean, self._most)
 
 
 class PaceLog:
-    """Writes how well a pace is kept, now and then."""
+    """Writes a pacer's accuracy to a file, every few seconds."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._told_s = 0.0
+        self._written_s = 0.0
 
-    def tell(self, pacer: Pacer) -> None:
-        """Write it where that was not done for a while."""
+    def update(self, pacer: Pacer) -> None:
+        """Write the file unless it was written within the last seconds."""
         now = time.monotonic()
-        if now - self._told_s > _TOLD_S:
-            self._told_s = now
+        if now - self._written_s > _WRITE_INTERVAL_S:
+            self._written_s = now
             with atomic_path(self._path) as path:
                 path.write_text(json.dumps(asdict(pacer.kept)), encoding="utf-8")
 
 
 def read_kept(path: Path) -> Kept | None:
-    """What a `PaceLog` wrote; None where it did not."""
+    """Read the file of a `PaceLog`; None if there is none."""
     try:
-        told: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Kept(**told)
+        fields: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Kept(**fields)
     except (OSError, ValueError, TypeError):
         return None

@@ -1,9 +1,9 @@
-"""The plug for vLLM's CPU worker that holds its steps to a pace, for measurements on a machine that is not steady.
+"""A subclass of vLLM's CPU worker with paced steps, for measurements on a machine whose speed varies.
 
     --worker-cls lengthwise.engines.vllm_paced.PacedWorker
     --additional-config '{"lengthwise": {"pace": {"prefill_base": ..., "decode_base": ..., ...}}}'
 
-It works under vLLM's own scheduler too, and changes nothing but how long execute_model takes (`engines.pace`).
+It works under vLLM's scheduler too, and changes only the duration of execute_model (`engines.pace`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lengthwise.engines.steps import spans
 
 
 class PacedWorker(CPUWorker):
-    """vLLM's CPU worker, whose steps take as long as a cost model says."""
+    """vLLM's CPU worker, with steps that take the time of a cost model."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (passed on to vLLM as they are)
         """Load the LLM and read the pace."""
@@ -29,10 +29,10 @@ class PacedWorker(CPUWorker):
         return super().load_model(*args, **kwargs)
 
     def execute_model(self, scheduler_output: Any) -> Any:  # noqa: ANN401
-        """Compute a step, and let it take its time."""
+        """Compute a step, and wait until its time is over."""
         self._pacer.begin(goes_on=bool(scheduler_output.scheduled_cached_reqs.req_ids))
         output = super().execute_model(scheduler_output)
         self._pacer.end(spans(scheduler_output))
         if self._log is not None:
-            self._log.tell(self._pacer)
+            self._log.update(self._pacer)
         return output
