@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lengthwise.engines.steps import held
+from lengthwise.engines.steps import step_content
 from lengthwise.errors import InputError
 from lengthwise.simulator.costs import StepCost
 from lengthwise.workloads.files import atomic_path
@@ -90,8 +90,8 @@ class Pacer:
         self._due = now if idle else now - (self._ended - self._due)
 
     def end(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Wait until the step's time is over. `spans`: see `steps.held`."""
-        cost, step = self._cost, held(spans)
+        """Wait until the step's time is over. `spans`: see `steps.step_content`."""
+        cost, step = self._cost, step_content(spans)
         if not step.tokens:
             self._ended = self._due = self._clock()
             return

@@ -59,7 +59,7 @@ class EngineFacts:
     chunked_prefill: bool
 
 
-class Held(NamedTuple):
+class StepContent(NamedTuple):
     """The content of a step, in the order of the columns."""
 
     prompt_tokens: int
@@ -73,7 +73,7 @@ class Held(NamedTuple):
         return self.prompt_tokens + self.decodes
 
 
-def held(spans: Iterable[tuple[int, int]]) -> Held:
+def step_content(spans: Iterable[tuple[int, int]]) -> StepContent:
     """Return the content of a step from, for each request, the tokens computed before it and in it."""
     prompt = pairs = decodes = context = 0
     for before, new in spans:
@@ -84,7 +84,7 @@ def held(spans: Iterable[tuple[int, int]]) -> Held:
         else:
             prompt += new
             pairs += end * end - before * before
-    return Held(prompt, pairs, decodes, context)
+    return StepContent(prompt, pairs, decodes, context)
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class StepLog:
         self, spans: Iterable[tuple[int, int]], *, waiting: int, running: int, began_s: float, cpu_s: float
     ) -> None:
         """Record a scheduled step: for each request, the tokens computed before it and in it."""
-        step = held(spans)
+        step = step_content(spans)
         if step.tokens:
             self._open.append(_Open(began_s, (*step, waiting, running, cpu_s)))
         elif not self._open:

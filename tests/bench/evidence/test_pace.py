@@ -14,7 +14,7 @@ from lengthwise.bench.evidence.cell import CellFailedError
 from lengthwise.bench.evidence.pace import SLACK, known_pace, write_pace
 from lengthwise.bench.evidence.store import Store
 from lengthwise.bench.evidence.traffic import Sizes
-from lengthwise.engines.steps import EngineFacts, held, write_steps
+from lengthwise.engines.steps import EngineFacts, step_content, write_steps
 from lengthwise.errors import InputError
 from lengthwise.simulator.costs import StepCost
 
@@ -30,7 +30,7 @@ def busy(folder: Path, seed: int) -> Path:
     for _ in range(400):
         contexts = rng.integers(10, 900, rng.integers(0, 5)).tolist()
         prompts = rng.integers(10, 900, rng.integers(0 if contexts else 1, 3)).tolist()
-        step = held([(each - 1, 1) for each in contexts] + [(0, each) for each in prompts])
+        step = step_content([(each - 1, 1) for each in contexts] + [(0, each) for each in prompts])
         seconds = COST.step_s([(0, each) for each in prompts], contexts)
         rows.append((0.0, seconds, *step, 0, len(contexts), 0.0))
     write_steps(folder / "steps.parquet", np.array(rows), FACTS)
