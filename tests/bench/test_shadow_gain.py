@@ -117,7 +117,7 @@ def test_an_engine_that_is_given_is_taken_as_it_is(tmp_path: Path) -> None:
 def test_predictions_are_scored_beside_history_and_the_best_constant() -> None:
     found = study_shadow(logged(served(), noise=0.3), "log")
     fast, history, constant = found.accuracy
-    assert (fast.who, constant.who) == ("fast", "constant, known afterwards")
+    assert (fast.predictor, constant.predictor) == ("fast", "constant, known afterwards")
     assert fast.tau > 0.6
     assert math.isnan(constant.tau)
     assert abs(history.tau) < 0.15

@@ -44,7 +44,7 @@ _LEVELS: Final = (0.5, 0.9)
 class Accuracy:
     """Accuracy of predictions on answers that ended by themselves or at max_tokens, which also caps predictions."""
 
-    who: str
+    predictor: str
     """The predictor or baseline."""
     answers: int
     tau: float
@@ -314,7 +314,7 @@ def _gain(found: ShadowGain) -> Table:
 def _accuracy(found: ShadowGain) -> Table:
     rows = [
         [
-            each.who,
+            each.predictor,
             "–" if math.isnan(each.tau) else f"{each.tau:.3f}",
             f"{each.mae:.1f}",
             share(each.covered_50),

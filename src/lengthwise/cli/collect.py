@@ -154,7 +154,7 @@ def facts(report: CollectReport, plan: CollectPlan) -> dict[str, Any]:
         "resumed": report.resumed,
         "capped": report.capped,
         "errors": dict(sorted(report.errors.items())),
-        "said": {kind: text for kind, text in sorted(report.messages.items()) if kind in report.errors},
+        "messages": {kind: text for kind, text in sorted(report.messages.items()) if kind in report.errors},
         "interrupted": report.interrupted,
         "gave_up": report.gave_up,
         "out": str(plan.out) if report.whole_prompts else None,
@@ -172,7 +172,7 @@ def _show(report: CollectReport, plan: CollectPlan, *, as_json: bool) -> None:
         typer.echo(f"{report.resumed:,} of them are from earlier runs")
     if report.errors:
         typer.echo("failed: " + ", ".join(f"{n:,} {kind}" for kind, n in sorted(report.errors.items())))
-    for kind, message in summary["said"].items():
+    for kind, message in summary["messages"].items():
         if message:
             typer.echo(f"{kind}: {message}")
     if report.gave_up:
