@@ -93,8 +93,9 @@ def run(
     limit: int = 0,
     progress: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Run one training; return a row per epoch: {"epoch", "watched": {llm: {"train": figures, "held_out":
-    figures}}}.
+    """Run one training; return a row per epoch.
+
+    A row is {"epoch", "watched": {llm: {"train": figures, "held_out": figures}}}.
     """
     import torch
 
@@ -104,7 +105,8 @@ def run(
     class Watcher(Trainer):
         """Evaluates training and held-out prompts with the weights that would be saved."""
 
-        def _watch(self) -> dict[str, Any]:
+        def evaluate(self) -> dict[str, Any]:
+            """Return the figures of each watched LLM."""
             current = copy.deepcopy(self.network.state_dict())
             self.network.load_state_dict(self.average or current)
             looks: dict[str, dict[str, Any]] = {llm: {} for llm in training.watched}

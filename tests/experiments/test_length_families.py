@@ -113,7 +113,7 @@ def test_the_figure_is_a_picture(result: LengthFamilies, tmp_path: Path) -> None
 def test_a_figure_in_no_folder_or_of_no_kind_is_refused(result: LengthFamilies, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
         draw(result, tmp_path / "missing" / "fit.png")
-    with pytest.raises(InputError, match="is no picture"):
+    with pytest.raises(InputError, match="is not a picture format"):
         draw(result, tmp_path / "fit.xyz")
 
 

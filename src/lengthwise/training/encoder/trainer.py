@@ -207,7 +207,7 @@ class Trainer:
             began = time.monotonic()
             loss = self._one_epoch()
             self.epoch += 1
-            row = {"epoch": self.epoch, "train_loss": round(loss, 4), **self._evaluate()}
+            row = {"epoch": self.epoch, "train_loss": round(loss, 4), **self.evaluate()}
             self._record({**row, "seconds": round(time.monotonic() - began, 2)})
         if stopping.keep_best and self.best is not None:
             self.network.load_state_dict(self.best)
@@ -292,7 +292,7 @@ class Trainer:
             [self.average[name] for name in floats], [current[name] for name in floats], 1.0 - decay
         )
 
-    def _evaluate(self) -> dict[str, Any]:
+    def evaluate(self) -> dict[str, Any]:
         """Score the held-out prompts with the weights that would be returned."""
         if not len(self.task.held_out):
             return {}
