@@ -253,7 +253,7 @@ def _tail(axes: Axes, found: OnePromptResult) -> None:
     n = len(found.lengths)
     whole = np.sort(found.lengths[~found.capped])
     beyond = 1.0 - np.arange(1, len(whole) + 1) / n
-    # Nobody knows how far those go that were cut off: the staircase ends where they do.
+    # The lengths of truncated answers are not known: the empirical curve ends there.
     ends = np.append(whole, found.limit) if found.capped.any() else whole
     axes.plot(*_steps(ends, beyond), color="#22282d", linewidth=1.6, label="answers")
     x = np.geomspace(max(1.0, whole[0] * 0.7), found.limit, 400)

@@ -10,7 +10,7 @@
 `parse_spec` reads one spec, `split_specs` a comma-separated list of them, and `find` looks up the class that a spec
 names: among the built-ins, then among the entry points (groups `lengthwise.policies`, `lengthwise.routers` and
 `lengthwise.predictors`), then by dotted path. `Spec.arguments` returns the parameters once their names are checked.
-Whoever calls these makes the object.
+The caller constructs the object.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a body to a job: what is checked at the door, what is predicted, and what the engine is told."""
+"""Request bodies: validation, the prediction input and job made from them, and the body sent to the engine."""
 
 from __future__ import annotations
 
