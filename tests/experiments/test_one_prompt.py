@@ -108,6 +108,7 @@ def test_an_endpoint_that_does_not_answer_is_an_input_error(tmp_path: Path) -> N
         measure(Run(ResultCache(tmp_path / "cache")), grid)
 
 
+@pytest.mark.engine
 def test_the_embedded_llm_answers_one_prompt_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_vllm()
     cache = tmp_path / "cache"
