@@ -267,35 +267,49 @@ async def test_nothing_is_predicted_for_a_request_that_is_refused(
 
 
 async def test_an_engine_with_our_scheduler_gets_the_prediction_that_the_gateway_has(
-    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
+    http: aiohttp.ClientSession, guess: Guess
 ) -> None:
-    options: dict[str, Any] = {"policy": "sjf", "predictor": "fast", "forward_predictions": True}
-    with gateway(engine_url, prediction_wait_s=30.0, **options) as url:
-        await post(http, url, asking("predicted", "about 300"))
-        await post(http, url, asking("merged", "about 20", vllm_xargs={"other": 1}))
-        await post(http, url, hinted("hinted", 7))
-    predicted, merged, hint = (sent["vllm_xargs"] for sent in engine.bodies)
-    assert math.exp(predicted["length_mu"]) == pytest.approx(300, rel=0.01)
-    assert predicted["length_sigma"] == pytest.approx(0.1)
-    assert merged["other"] == 1
-    assert math.exp(merged["length_mu"]) == pytest.approx(20, rel=0.5), "calibrated by the first answer"
-    assert hint == {"expected_tokens": 7.0}
+    engine = StandIn(lengths=dict.fromkeys(["blocker", "predicted", "merged", "hinted"], 1))
+    options: dict[str, Any] = {"policy": "sjf", "predictor": "fast", "forward_predictions": True, "in_flight": 1}
+    with served(engine.app()) as engine_url, gateway(engine_url, **options) as url:
+        waiting = [
+            asking("predicted", "about 300"),
+            asking("merged", "about 20", vllm_xargs={"other": 1}),
+            hinted("hinted", 7),
+        ]
+        answers = await hold(http, url, engine, waiting)
+        await events(http, url, answered=2, failed=1)  # the blocker's prompt ends with no number
+        engine.gate.set()
+        await answers
+    xargs: dict[str, Any] = dict(zip(engine.names(), (sent.get("vllm_xargs") for sent in engine.bodies), strict=True))
+    assert xargs["blocker"] is None
+    assert math.exp(xargs["predicted"]["length_mu"]) == pytest.approx(300, rel=0.01)
+    assert xargs["predicted"]["length_sigma"] == pytest.approx(0.1)
+    assert xargs["merged"]["other"] == 1
+    assert math.exp(xargs["merged"]["length_mu"]) == pytest.approx(20, rel=0.01)
+    assert xargs["hinted"] == {"expected_tokens": 7.0}
 
 
-async def test_a_request_waits_for_its_prediction_no_longer_than_configured_and_the_prior_is_sent(
+async def test_a_request_never_waits_for_its_prediction_and_is_sent_without_one(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
 ) -> None:
     guess.gate.clear()
     options: dict[str, Any] = {"policy": "sjf", "predictor": "fast", "forward_predictions": True}
-    with gateway(engine_url, prediction_wait_s=0.01, **options) as url:
+    with gateway(engine_url, **options) as url:
         assert (await post(http, url, asking("a", "about 300")))[0] == 200
-    assert engine.bodies[0]["vllm_xargs"]["length_sigma"] >= 1, "the wide prior"
+    assert "vllm_xargs" not in engine.bodies[0], "the engine predicts it"
 
 
 @pytest.mark.parametrize("options", [{"forward_predictions": False}, {"policy": "fcfs"}, {"predictor": "none"}])
-async def test_nothing_is_sent_where_engines_are_unknown_or_nothing_is_predicted(
-    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess, options: dict[str, Any]
+async def test_no_prediction_is_forwarded_to_unknown_engines_or_where_none_is_made(
+    http: aiohttp.ClientSession, guess: Guess, options: dict[str, Any]
 ) -> None:
-    with gateway(engine_url, **{"policy": "sjf", "predictor": "fast", "forward_predictions": True, **options}) as url:
-        await post(http, url, asking("a", "about 300"))
-    assert "vllm_xargs" not in engine.bodies[0]
+    engine = StandIn(lengths=dict.fromkeys(["blocker", "a"], 1))
+    settings = {"policy": "sjf", "predictor": "fast", "forward_predictions": True, "in_flight": 1, **options}
+    with served(engine.app()) as engine_url, gateway(engine_url, **settings) as url:
+        answers = await hold(http, url, engine, [asking("a", "about 300")])
+        if options == {"forward_predictions": False}:
+            await events(http, url, answered=1)
+        engine.gate.set()
+        await answers
+    assert not any("vllm_xargs" in sent for sent in engine.bodies)

@@ -52,7 +52,7 @@ def _engines(urls: list[str], config: GatewayConfig) -> Iterator[dict[str, Any]]
     from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 
     typer.echo("starting the embedded engine ...", err=True)
-    # The gateway sends its predictions along, so the engine's predictor process starts only if one is missing.
+    # The gateway forwards its predictions: the engine's predictor process starts at the first request without one.
     options = EngineOptions(policy=config.policy, predictor=config.predictor, warm_predictor=False)
     with EmbeddedEngine(options) as engine:
         yield {"engines": (engine.url,), "forward_predictions": True}

@@ -143,13 +143,7 @@ class CompletionBody(_Part):
         return self._with_xargs(raw, {"expected_tokens": round(job.expected, 1)})
 
     def with_prediction(self, raw: bytes, job: Job) -> bytes:
-        """Return the body with the job's prediction as `vllm_xargs.length_mu` and `length_sigma` (a log-t).
-
-        A client's hint is sent by `with_hint` instead. Without a prediction the wide prior is sent, so that the engine
-        does not predict a second time.
-        """
-        if self.hint is not None:
-            return raw
+        """Return the body with the job's prediction as `vllm_xargs.length_mu` and `length_sigma` (a log-t)."""
         return self._with_xargs(raw, {"length_mu": round(job.mu, 4), "length_sigma": round(job.sigma, 4)})
 
     def _with_xargs(self, raw: bytes, xargs: Mapping[str, float]) -> bytes:

@@ -28,7 +28,7 @@ _job_numbers: Final = itertools.count()  # a client's request id need not be uni
 
 @dataclass(slots=True)
 class _Call:
-    """One request and its answer. `ttft_s`: seconds from its slot on an engine to the first token; None if unknown."""
+    """One request and its answer."""
 
     job: Job
     body: CompletionBody
@@ -36,7 +36,19 @@ class _Call:
     caller: Caller
     request_id: bytes
     measure: Measure
+    history: LengthDistribution | None
+    """The prediction at its arrival, before the predictor has run: the client's hint, or the LLM's history."""
     ttft_s: float | None = None
+    """Seconds from its slot on an engine to the first token; None if unknown."""
+
+    @property
+    def source(self) -> Source:
+        """The source of its prediction."""
+        if self.body.hint is not None:
+            return "hint"
+        if self.job.prediction is not self.history:
+            return "predictor"
+        return "prior" if self.history is None else "history"
 
 
 class Completions:
@@ -57,8 +69,6 @@ class Completions:
         self._dispatcher = dispatcher
         self._predictions = predictions
         self._metrics = metrics
-        self._forward_predictions = config.forward_predictions and predictions.predicts
-        self._prediction_wait_s = config.prediction_wait_s if self._forward_predictions else 0.0
         self._first_byte = metrics.first_byte_seconds.labels(path)
         self._whole = metrics.request_seconds.labels(path)
 
@@ -95,13 +105,12 @@ class Completions:
             raw = body.with_usage(raw)
         measure = Measure(hide_usage=hide_usage)
         self._predict(job, body)
-        call = _Call(job, body, raw, caller, request_id, measure)
-        first = job.prediction
+        call = _Call(job, body, raw, caller, request_id, measure, job.prediction)
         try:
             return await self._hold_and_run(call)
         finally:
             if job.started is not None:
-                self._metrics.predictions.labels(_source(body, first, job)).inc()
+                self._metrics.predictions.labels(call.source).inc()
             tokens, cut = (measure.length if body.one_answer else None) or (None, False)
             self._predictions.ended(job.id, tokens, censored=cut)
             if tokens is not None or job.started is None:
@@ -118,7 +127,7 @@ class Completions:
     async def _hold_and_run(self, call: _Call) -> Outcome:
         job = call.job
         while True:
-            engine = await self._dispatcher.place(job, self._prediction_wait_s)
+            engine = await self._dispatcher.place(job)
             self._metrics.queue_seconds.observe(self._dispatcher.clock() - job.arrival)
             try:
                 return await self._run(engine, call)
@@ -139,8 +148,8 @@ class Completions:
         """Send the request to an engine and pass its answer on; mark the engine as down if the connection fails."""
         headers = call.caller.forwarded_headers(call.request_id.decode("latin-1"))
         try:
-            # Under a policy that uses no predictions none was made: then the engine predicts for itself.
-            forward = self._forward_predictions and self._dispatcher.uses_predictions
+            # A prediction that has not arrived is not waited for: the engine then predicts.
+            forward = self._config.forward_predictions and call.source == "predictor"
             raw = call.body.with_prediction(call.raw, call.job) if forward else call.raw
             answer = await engine.client.post(self._path, raw, headers)
 
@@ -163,15 +172,6 @@ class Completions:
                 self._dispatcher.set_down(engine, error)
             raise
         return _answered(answer)
-
-
-def _source(body: CompletionBody, first: LengthDistribution | None, job: Job) -> Source:
-    """Return the source of the prediction that the job was dispatched with."""
-    if body.hint is not None:
-        return "hint"
-    if job.prediction is not first:
-        return "predictor"
-    return "prior" if first is None else "history"
 
 
 def _answered(answer: EngineAnswer) -> Outcome:

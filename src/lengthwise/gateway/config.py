@@ -63,10 +63,8 @@ class GatewayConfig(BaseModel):
     forward_hints: bool = True
     """Send a client's hint to the engine as `vllm_xargs.expected_tokens`; off for engines that reject it."""
     forward_predictions: bool = False
-    """Send the predicted length to engines that run our scheduler, as `vllm_xargs.length_mu` and `length_sigma`; so
-    they predict nothing themselves; always on for the embedded engine."""
-    prediction_wait_s: Annotated[float, Field(ge=0)] = 0.02
-    """With --forward-predictions: seconds a request may wait for its prediction once an engine has a free slot."""
+    """Send the predicted length to engines that run our scheduler, as `vllm_xargs.length_mu` and `length_sigma`; they
+    predict only the requests that carry none. Always on for the embedded engine."""
     stream_usage: bool = True
     """Ask engines for the length of streamed answers (`stream_options`); removed for clients that did not ask."""
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1
-_POLL_S: Final = 0.001
 
 
 @dataclass(eq=False, slots=True)
@@ -88,8 +87,7 @@ class Dispatcher:
             routes.up(engine)
         self._queue = PolicyQueue(policy)
         self._predictions = predictions
-        self._turns: dict[str, asyncio.Future[GatewayEngine]] = {}
-        self._placing: dict[str, Job] = {}
+        self._turns: dict[str, tuple[Job, asyncio.Future[GatewayEngine]]] = {}
         self._none_up_since: float | None = None
         self._update_load()
 
@@ -123,30 +121,24 @@ class Dispatcher:
                 headers={"retry-after": str(_RETRY_AFTER_S)},
             )
 
-    async def place(self, job: Job, prediction_wait_s: float = 0.0) -> GatewayEngine:
+    async def place(self, job: Job) -> GatewayEngine:
         """Wait for the job's turn and take a slot of an engine; `release` gives it back.
 
-        With `prediction_wait_s`, then wait up to that long for a prediction that is being made. If cancelled, the job
-        leaves the queue or gives back its slot.
+        If cancelled, the job leaves the queue or gives back its slot.
         """
         self.refuse_if_full()
         turn: asyncio.Future[GatewayEngine] = asyncio.get_running_loop().create_future()
-        self._turns[job.id] = turn
-        self._placing[job.id] = job
+        self._turns[job.id] = job, turn
         self._queue.push(job, self.clock())
         self._dispatch()
         try:
-            engine = await turn
-            if prediction_wait_s:
-                await self._await_prediction(job, prediction_wait_s)
-            return engine
+            return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self.release(turn.result(), job)
             raise
         finally:
             self._turns.pop(job.id, None)
-            self._placing.pop(job.id, None)
             self._queue.remove(job.id)
 
     def on_first_byte(self, engine: GatewayEngine, job: Job) -> None:
@@ -197,7 +189,7 @@ class Dispatcher:
         for job in list(self._queue):
             if now - max(job.arrival, self._none_up_since) >= after_s:
                 self._queue.remove(job.id)
-                turn = self._turns[job.id]
+                _, turn = self._turns[job.id]
                 if not turn.done():
                     turn.set_exception(ApiError(503, "no engine is up", code="no_engine"))
 
@@ -209,20 +201,13 @@ class Dispatcher:
         return [engine for engine in free if engine.admits(job, self.admission_quantile)]
 
     def _apply_prediction(self, job_id: str, prediction: LengthDistribution) -> bool:
-        """Update a job that has not been sent yet, and its key; False if it has been sent."""
-        job = self._placing.get(job_id)
-        if job is None:
+        """Update a waiting job and its key; False if it no longer waits."""
+        if job_id not in self._queue:
             return False
+        job, _ = self._turns[job_id]
         job.update_prediction(prediction)
-        if job_id in self._queue:
-            self._queue.update(job, self.clock())
+        self._queue.update(job, self.clock())
         return True
-
-    async def _await_prediction(self, job: Job, wait_s: float) -> None:
-        until = self.clock() + wait_s
-        while self._predictions.is_open(job.id) and self.clock() < until:
-            await asyncio.sleep(_POLL_S)
-            self._predictions.deliver(self._apply_prediction)
 
     def _dispatch(self) -> None:
         self._predictions.deliver(self._apply_prediction)
@@ -231,7 +216,7 @@ class Dispatcher:
             job = self._queue.peek(now)
             if job is None:
                 return
-            turn = self._turns[job.id]
+            _, turn = self._turns[job.id]
             free = self._free(job)
             if not free and not turn.done():
                 return  # the head waits for KV memory, as in an engine

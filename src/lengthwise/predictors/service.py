@@ -65,7 +65,6 @@ class _Open:
     llm: str
     ticket: tuple[str, int]  # identifies it in the worker: a host may use a key again
     asked: bool = False
-    delivered: bool = False
 
 
 class PredictionService:
@@ -146,11 +145,6 @@ class PredictionService:
         state.asked = True
         self._worker.put(Question(state.ticket, read, self._clock()))
 
-    def is_open(self, key: str) -> bool:
-        """Whether a prediction was asked for and has not been delivered yet."""
-        state = self._open.get(key)
-        return state is not None and state.asked and not state.delivered
-
     def deliver(self, take: Callable[[str, LengthDistribution], bool]) -> None:
         """Pass finished predictions to `take`, which returns whether the request was waiting."""
         if self._worker is None:
@@ -159,8 +153,6 @@ class PredictionService:
         while (arrived := self._worker.next_arrived()) is not None:
             key, _ = ticket = arrived.ticket
             state = self._open.get(key)
-            if state is not None and state.ticket == ticket:
-                state.delivered = True
             # A request that ended before its prediction arrived has no further use for it.
             if state is None or state.ticket != ticket or not take(key, arrived.prediction):
                 self._late += 1
