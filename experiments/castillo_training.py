@@ -7,7 +7,6 @@ runs all trainings, and experiments/castillo/curves.json holds what it measured.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -107,14 +106,11 @@ def run(
 
         def evaluate(self) -> dict[str, Any]:
             """Return the figures of each watched LLM."""
-            current = copy.deepcopy(self.network.state_dict())
-            self.network.load_state_dict(self.average or current)
             looks: dict[str, dict[str, Any]] = {llm: {} for llm in training.watched}
             for part, prompts in (("train", looked_at), ("held_out", held_out)):
-                predicted, _ = self.predict(prompts)
+                predicted, _ = self.predict(prompts, self.kept)
                 for llm, look in looks.items():
                     look[part] = self._figures(predicted, prompts, next(i for i, n in enumerate(pack.llms) if llm in n))
-            self.network.load_state_dict(current)
             return {"watched": looks}
 
         def _figures(self, predicted: NDArray[Any], prompts: NDArray[np.int64], number: int) -> dict[str, float]:

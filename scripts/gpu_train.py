@@ -32,10 +32,10 @@ CARRIED = 33_000_000  # bytes of a Llama's weights per file
 SHORT = {
     "lr": "optimiser.lr", "head_lr": "optimiser.head_lr", "epochs": "optimiser.epochs", "batch": "optimiser.batch",
     "ema": "optimiser.ema", "decay": "optimiser.layer_decay", "wd": "optimiser.weight_decay",
-    "dropout": "regularisation.dropout", "mask": "regularisation.token_mask", "rdrop": "regularisation.rdrop",
-    "passes": "regularisation.passes", "weight": "regularisation.row_weight", "head_dropout": "head.dropout",
+    "dropout": "regularisation.dropout", "mask": "regularisation.token_mask",
+    "weight": "regularisation.row_weight", "head_dropout": "head.dropout",
     "hidden": "head.hidden", "nll": "loss.nll", "log_mean": "loss.log_mean", "mean": "loss.mean",
-    "log_std": "loss.log_std", "pairwise": "loss.pairwise", "sigma_prior": "loss.sigma_prior", "soft": "loss.soft",
+    "log_std": "loss.log_std", "pairwise": "loss.pairwise", "soft": "loss.soft",
     "drop": "identity.drop", "pooling": "pooling", "layers": "layers",
 }  # fmt: skip
 PARTS = ("predictors", "predictors.encoder", "training", "training.encoder")
@@ -306,7 +306,7 @@ def work(arguments: argparse.Namespace) -> None:
     seed = int(settings.get("seed", 0))
     torch.manual_seed(seed)
     backbone = load_packed_backbone(folder)
-    backbone.reshape(config)
+    backbone.keep_layers(config.layers)
     network = LengthNetwork(backbone, config, data.features)
     task, everything = make_task(arguments, settings, data)
     left = arguments.until - time.time()

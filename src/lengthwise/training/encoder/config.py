@@ -41,8 +41,6 @@ class HeadConfig(_Part):
     bin_cap: int = Field(default=4000, ge=1)
     """End of the bins of equal width; the last bin takes longer answers."""
     bin_target: Literal["mean", "p99", "samples"] = "mean"
-    blur: Weight = 0.0
-    """Standard deviation, in bins, of the target around the true bin, so that a near miss costs less; 0: none."""
 
 
 class LossConfig(_Part):
@@ -58,8 +56,6 @@ class LossConfig(_Part):
     fitted_sigma: Weight = 3.0
     pairwise: Weight = 0.0
     """Logistic loss on the order of each pair of prompts of a batch, within an LLM."""
-    sigma_prior: Weight = 0.0
-    """Penalty that pulls log sigma towards the spread of all lengths of an LLM, against overconfidence."""
     soft: Weight = 1.0
     """Distance to the predictions of an ensemble, for a student."""
 
@@ -86,10 +82,6 @@ class RegularisationConfig(_Part):
     dropout: Share = 0.1
     token_mask: Share = 0.0
     """Share of tokens masked in training."""
-    rdrop: Weight = 0.0
-    """Weight of the distance between two passes with different dropout (R-Drop)."""
-    passes: int = Field(default=1, ge=1)
-    """Passes through the head with different dropout per pass through the encoder (multi-sample dropout)."""
     row_weight: Literal["equal", "corpus", "sqrt_corpus"] = "equal"
     """Whether prompts of small corpora have more weight."""
 
@@ -128,14 +120,6 @@ class DistilConfig(_Part):
     """Factor on the variance of mu between teachers, which is added to the squared target sigma."""
 
 
-class FunnelConfig(_Part):
-    """Replace tokens by means of neighbours after some layers, which makes later layers cheaper."""
-
-    after: int = Field(default=1, ge=0)
-    """Layers that read every token."""
-    stride: int = Field(default=4, ge=2)
-
-
 class TrainingConfig(_Part):
     """All settings of a training."""
 
@@ -144,10 +128,6 @@ class TrainingConfig(_Part):
     """A hub name, a folder, or the installed package of MiniLM."""
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Layers of the encoder to use, counted from 0; by default all. Fewer are faster."""
-    funnel: FunnelConfig | None = None
-    """Only for a BERT."""
-    activation: Literal["gelu", "relu"] | None = None
-    """Activation of the layers of a BERT; by default that of its configuration."""
     max_tokens: int = Field(default=512, ge=8)
     pooling: Literal["cls", "mean", "max", "all", "last_all"] = "all"
     identity: IdentityConfig = IdentityConfig()
@@ -187,12 +167,9 @@ def parse_config(tree: object, *, source: str | Path = "settings") -> TrainingCo
         raise InputError(str(first["msg"]), source=source, field=field) from None
 
 
-_OPTIONAL: dict[int | str, type[BaseModel]] = {"distil": DistilConfig, "funnel": FunnelConfig}
-
-
 def _settings_beside(place: tuple[int | str, ...]) -> str:
     model: type[BaseModel] = TrainingConfig
     for part in place[:-1]:
-        inner = model.model_fields[str(part)].annotation
-        model = _OPTIONAL[part] if part in _OPTIONAL else inner if isinstance(inner, type) else model
+        inner = DistilConfig if part == "distil" else model.model_fields[str(part)].annotation
+        model = inner if isinstance(inner, type) else model
     return f"known there: {', '.join(model.model_fields)}"

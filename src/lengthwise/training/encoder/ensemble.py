@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from scipy import stats
 
 from lengthwise.predictors.encoder.readout import log_sigma, places_and_spreads
 from lengthwise.predictors.scores import kendall_tau
-from lengthwise.training.encoder import student_t
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST
+from lengthwise.training.encoder.student_t import NU
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,7 @@ def score(
     prompts: NDArray[np.int64],
     *,
     leave_out: tuple[str, ...] = (),
-    nu: float = student_t.NU,
+    nu: float = NU,
 ) -> Scores:
     """Score medians exp(mu) and spreads (P, LLMs or more) of these prompts, within each LLM with lengths for them.
 
@@ -65,18 +66,10 @@ def score(
         taus[llm] = kendall_tau(mu[at, number], mean)
         errors.append(float(np.abs(np.exp(mu[at, number]) - mean).mean()))
         if sigma is not None:
-            covered.append(coverage(lengths, mu[at, number], sigma[at, number], nu))
+            t = np.abs((np.log(np.maximum(lengths, 1.0)) - mu[at, number, None]) / sigma[at, number, None])
+            covered.append([(t <= stats.t.ppf(0.5 + level / 2, nu))[lengths > 0].mean() for level in _LEVELS])
     coverages = {f"{level:g}": float(np.mean([c[i] for c in covered])) for i, level in enumerate(_LEVELS) if covered}
     return Scores(_mean(list(taus.values())), _mean(errors), coverages, taus)
-
-
-def coverage(lengths: Array, mu: Array, sigma: Array, nu: float = student_t.NU) -> list[float]:
-    """Share of single samples inside the central 50 and 90 % intervals; 0 marks a missing sample."""
-    t = np.abs((np.log(np.maximum(lengths, 1.0)) - mu[:, None]) / sigma[:, None])
-    inside: list[float] = [
-        float((t <= student_t.quantile(0.5 + level / 2, nu))[lengths > 0].mean()) for level in _LEVELS
-    ]
-    return inside
 
 
 def as_row(scores: Scores) -> dict[str, Any]:
@@ -143,7 +136,7 @@ def _factor(mu: Array, sigma: Array, pack: Pack, prompts: Array, llms: slice) ->
     if here.sum() < _LEAST_SAMPLES:
         return 1.0
     t = np.abs(np.log(np.maximum(lengths, 1.0)) - mu[prompts, llms, None]) / sigma[prompts, llms, None]
-    needed = [np.quantile(t[here], level) / student_t.quantile(0.5 + level / 2) for level in (0.5, 0.9)]
+    needed = [np.quantile(t[here], level) / stats.t.ppf(0.5 + level / 2, NU) for level in _LEVELS]
     return float(np.mean(needed))
 
 

@@ -65,8 +65,6 @@ def _logt(outputs: Any, targets: Targets, weights: LossConfig) -> Any:  # noqa: 
         loss = loss + weights.fitted * _fitted(mu, spread, targets, weights.fitted_sigma)
     if weights.pairwise:
         loss = loss + weights.pairwise * _pairwise(mu, targets)
-    if weights.sigma_prior:
-        loss = loss + weights.sigma_prior * spread**2  # sigma 1: the spread of all lengths of an LLM
     return loss
 
 
@@ -125,10 +123,8 @@ def _list_mle(score: Any, targets: Targets) -> Any:  # noqa: ANN401
 
 
 def _bins(logits: Any, targets: Targets, head: HeadConfig, edges: Any) -> Any:  # noqa: ANN401
-    """Cross-entropy with the bin of the mean, of the P99, or with shares of samples; blurred over neighbours."""
+    """Cross-entropy with the bin of the mean, of the P99, or with shares of samples."""
     kind, log_p = head.bin_target, functional.log_softmax(logits, dim=-1)
-    if head.blur:
-        log_p = (log_p.unsqueeze(-1) * _blurring(log_p.shape[-1], head.blur).to(log_p)).sum(-2)
     lengths = torch.exp(targets.log_lengths)
     if kind == "samples":
         place = torch.bucketize(lengths, edges[1:-1])
@@ -142,13 +138,6 @@ def _bins(logits: Any, targets: Targets, head: HeadConfig, edges: Any) -> Any:  
     return -torch.gather(log_p, -1, place.unsqueeze(-1)).squeeze(-1)
 
 
-def _blurring(bins: int, spread: float) -> Any:  # noqa: ANN401
-    """(bins, bins): column j is the target where bin j is true, a normal distribution over bins."""
-    place = torch.arange(bins)
-    weight = torch.exp(-0.5 * ((place[:, None] - place) / spread) ** 2)
-    return weight / weight.sum(0)
-
-
 def soft_loss(outputs: Any, soft: Any) -> Any:  # noqa: ANN401
     """Return the distance to the outputs of a teacher per pair, 0 where there are none, and the mask of pairs."""
     known = torch.isfinite(soft).all(-1)
@@ -158,8 +147,3 @@ def soft_loss(outputs: Any, soft: Any) -> Any:  # noqa: ANN401
         compared = torch.stack([outputs[..., 0], log_sigma(outputs[..., 1]), outputs[..., 2], outputs[..., 3]], dim=-1)
     each = functional.smooth_l1_loss(compared, aim, beta=0.1, reduction="none").sum(-1)
     return torch.where(known, each, 0.0), known
-
-
-def agreement(first: Any, second: Any) -> Any:  # noqa: ANN401
-    """Return the distance between two passes with different dropout (R-Drop)."""
-    return functional.smooth_l1_loss(first, second, beta=0.1, reduction="none").sum(-1)

@@ -123,7 +123,7 @@ class LengthNetwork(nn.Module):  # type: ignore[misc]
     def encode(self, ids: Any, mask: Any, log_size: Any) -> Any:  # noqa: ANN401
         """Return the prompts' vectors (batch, width)."""
         hidden = self.backbone(ids, mask)
-        pooled = self.pooling(hidden, self.backbone.output_mask(mask))
+        pooled = self.pooling(hidden, mask)
         return torch.cat([pooled, log_size.unsqueeze(-1).to(pooled.dtype)], dim=-1)
 
     def all_llms(self, prompts: Any, drop: float = 0.0) -> tuple[Any, Any]:  # noqa: ANN401

@@ -24,7 +24,6 @@ from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.predictors.encoder.predictor import KIND, UNKNOWN, EncoderPredictor
 from lengthwise.predictors.encoder.readout import mu_and_sigma, places_and_spreads
 from lengthwise.predictors.model_file import ModelFile, write_model_file
-from lengthwise.training.encoder.backbones import BertBackbone
 from lengthwise.training.encoder.ensemble import as_row, score
 from lengthwise.training.encoder.network import LengthNetwork
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
@@ -227,7 +226,7 @@ class _Fused(torch.autograd.Function):  # type: ignore[misc]
 def to_onnx(network: LengthNetwork, *, int8: bool) -> bytes:
     """Export the forward pass over pairs; with int8, weights of the encoder are 8-bit integers per channel."""
     network = copy.deepcopy(network).cpu().eval()
-    if isinstance(network.backbone, BertBackbone):
+    if network.backbone.model.config.model_type == "bert":
         embeddings = network.backbone.model.embeddings
         if int8:
             embeddings.word_embeddings = RowEmbedding(embeddings.word_embeddings.weight.detach())

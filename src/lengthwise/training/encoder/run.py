@@ -44,7 +44,7 @@ class Prepared:
     def network(self) -> LengthNetwork:
         """Return a network with a new head, drawn from torch's generator."""
         backbone = copy.deepcopy(self.loaded.module)
-        backbone.reshape(self.config)
+        backbone.keep_layers(self.config.layers)
         bins = 0 if self.edges is None else len(self.edges) - 1
         return LengthNetwork(backbone, self.config, self.pack.features, bins)
 

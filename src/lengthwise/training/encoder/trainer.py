@@ -123,10 +123,7 @@ def _prompt_weights(pack: Pack, kind: str) -> NDArray[np.float32]:
 
 
 def make_optimiser(network: LengthNetwork, config: TrainingConfig, *, fused: bool) -> Any:  # noqa: ANN401
-    """Return AdamW with a rate for the head and rates that fall towards the encoder's bottom layer.
-
-    `peak` of a parameter group is the rate that its warm-up leads to.
-    """
+    """Return AdamW with a rate for the head and rates that fall towards the encoder's bottom layer."""
     settings = config.optimiser
     layers = network.backbone.groups()
     rates = [settings.lr * settings.layer_decay ** (len(layers) - 1 - depth) for depth in range(len(layers))]
@@ -139,7 +136,7 @@ def make_optimiser(network: LengthNetwork, config: TrainingConfig, *, fused: boo
             (0.0, [p for p in parameters if p.ndim <= 1]),
         ):
             if chosen:
-                groups.append({"params": chosen, "lr": rate, "peak": rate, "weight_decay": decay})
+                groups.append({"params": chosen, "lr": rate, "weight_decay": decay})
     return torch.optim.AdamW(groups, fused=fused)
 
 
@@ -188,7 +185,8 @@ class Trainer:
         self.step = 0
         self.steps_per_epoch = -(-len(self.task.train) // config.optimiser.batch)
         self.optimiser = make_optimiser(self.network, config, fused=self.device.startswith("cuda"))
-        self.average = copy.deepcopy(self.network.state_dict()) if config.optimiser.ema else None
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, self._rate_share)
+        self.average = copy.deepcopy(self.network) if config.optimiser.ema else None
         self.best: dict[str, Any] | None = None
         self.best_score = -math.inf
         self.since_best = 0
@@ -212,8 +210,13 @@ class Trainer:
         if stopping.keep_best and self.best is not None:
             self.network.load_state_dict(self.best)
         elif self.average is not None:
-            self.network.load_state_dict(self.average)
+            self.network.load_state_dict(self.average.state_dict())
         return self.curves
+
+    @property
+    def kept(self) -> LengthNetwork:
+        """The network that is evaluated and returned: the running mean of the weights, if there is one."""
+        return self.network if self.average is None else self.average
 
     def _one_epoch(self) -> float:
         self.network.train()
@@ -223,13 +226,13 @@ class Trainer:
         rng = np.random.default_rng([self.seed, self.epoch])
         losses_seen = []
         for prompts in self.tensors.shuffled(self.task.train, self.config.optimiser.batch, rng):
-            self._set_rate()
             with self._autocast():
                 loss = self._loss(prompts)
             self.optimiser.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimiser.clip)
             self.optimiser.step()
+            self.schedule.step()
             self.step += 1
             self._update_average()
             losses_seen.append(loss.detach())
@@ -241,26 +244,15 @@ class Trainer:
 
     def _loss(self, prompts: NDArray[np.int64]) -> Any:  # noqa: ANN401  (tensors are Any without torch's types)
         batch = self.tensors.batch(prompts)
-        ids, settings = batch.ids, self.config.regularisation
-        if settings.token_mask:
-            spare = torch.rand(ids.shape, device=ids.device) < settings.token_mask
+        ids, share = batch.ids, self.config.regularisation.token_mask
+        if share:
+            spare = torch.rand(ids.shape, device=ids.device) < share
             spare[:, 0] = False
             ids = torch.where(spare, self.task.pack.mask_id, ids)
         vectors = self.network.encode(ids, batch.mask, batch.log_size)
-        total = 0.0
-        for _ in range(settings.passes):
-            outputs, hidden = self.network.all_llms(vectors, self.config.identity.drop)
-            total = total + self._compare(outputs, hidden, batch.targets)
-        total = total / settings.passes
-        if settings.rdrop:
-            first, _ = self.network.all_llms(vectors)
-            again, _ = self.network.all_llms(self.network.encode(ids, batch.mask, batch.log_size))
-            total = total + settings.rdrop * losses.agreement(first, again).mean()
-        return total
-
-    def _compare(self, outputs: Any, hidden: Any, targets: Any) -> Any:  # noqa: ANN401
+        outputs, hidden = self.network.all_llms(vectors, self.config.identity.drop)
         outputs, hidden = outputs[:, :-1], hidden[:, :-1]  # the unknown LLM has no lengths
-        weight = targets.weight
+        targets, weight = batch.targets, batch.targets.weight
         each = losses.label_loss(outputs, targets, self.config, self._edges)
         total = (each * weight).sum() / weight.sum().clamp(min=1.0)
         if targets.soft is not None:
@@ -270,53 +262,45 @@ class Trainer:
             total = total + self.config.loss.soft * (distance * known).sum() / known.sum().clamp(min=1)
         return total
 
-    def _set_rate(self) -> None:
+    def _rate_share(self, at: int) -> float:
+        """Share of the full learning rate at a step: linear warm-up, then cosine decay, in each phase."""
         settings = self.config.optimiser
-        total = max(1, settings.epochs * self.steps_per_epoch)
-        at, of = self.step, total
-        if self.step >= total:  # the phase of the head starts from its full rate
-            at, of = self.step - total, max(1, settings.head_epochs * self.steps_per_epoch)
+        of = max(1, settings.epochs * self.steps_per_epoch)
+        if at >= of:
+            at, of = at - of, max(1, settings.head_epochs * self.steps_per_epoch)
         warm = max(1, round(settings.warmup * of))
-        share = (at + 1) / warm if at < warm else 0.5 * (1 + math.cos(math.pi * (at - warm) / max(1, of - warm)))
-        for group in self.optimiser.param_groups:
-            group["lr"] = group["peak"] * share
+        return (at + 1) / warm if at < warm else 0.5 * (1 + math.cos(math.pi * (at - warm) / max(1, of - warm)))
 
     def _update_average(self) -> None:
         """Update the running mean of the weights; it starts as a plain mean, so that it does not lag at first."""
         if self.average is None:
             return
         decay = min(self.config.optimiser.ema, self.step / (self.step + 10))
-        current = self.network.state_dict()
-        floats = [name for name, value in self.average.items() if value.is_floating_point()]
-        torch._foreach_lerp_(  # one launch for all
-            [self.average[name] for name in floats], [current[name] for name in floats], 1.0 - decay
-        )
+        with torch.no_grad():  # one launch for all
+            torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1.0 - decay)
 
     def evaluate(self) -> dict[str, Any]:
         """Score the held-out prompts with the weights that would be returned."""
         if not len(self.task.held_out):
             return {}
-        current = None
-        if self.average is not None:
-            current = copy.deepcopy(self.network.state_dict())
-            self.network.load_state_dict(self.average)
-        outputs, loss = self.predict(self.task.held_out, with_loss=True)
-        if current is not None:
-            self.network.load_state_dict(current)
+        outputs, loss = self.predict(self.task.held_out, self.kept, with_loss=True)
         mu, sigma = places_and_spreads(outputs, self.config.head.kind, self.task.edges)
         scores = score(mu, sigma, self.task.pack, self.task.held_out, leave_out=self.task.unscored)
         return {"held_out_loss": round(loss, 4), **as_row(scores)}
 
-    def predict(self, prompts: NDArray[np.int64], *, with_loss: bool = False) -> tuple[NDArray[np.float32], float]:
+    def predict(
+        self, prompts: NDArray[np.int64], network: LengthNetwork | None = None, *, with_loss: bool = False
+    ) -> tuple[NDArray[np.float32], float]:
         """Return outputs (P, L + 1, outputs), NaN for prompts not in `prompts`, and the mean loss."""
-        self.network.eval()
+        network = self.network if network is None else network
+        network.eval()
         found: NDArray[np.float32] | None = None
         total = weight = 0.0
         with torch.no_grad():
             for at in self.tensors.in_order(prompts, _EVALUATION_BATCH):
                 batch = self.tensors.batch(at)
                 with self._autocast():
-                    outputs, _ = self.network.all_llms(self.network.encode(batch.ids, batch.mask, batch.log_size))
+                    outputs, _ = network.all_llms(network.encode(batch.ids, batch.mask, batch.log_size))
                 if found is None:
                     found = np.full((len(self.task.pack), *outputs.shape[1:]), np.nan, np.float32)
                 found[at] = outputs.float().cpu().numpy()
@@ -334,31 +318,35 @@ class Trainer:
         if better > self.best_score or not len(self.task.held_out):
             self.best_score, self.since_best = better, 0
             if self.config.early_stopping.keep_best and len(self.task.held_out):
-                source = self.average if self.average is not None else self.network.state_dict()
-                self.best = {name: value.detach().clone() for name, value in source.items()}
+                self.best = copy.deepcopy(self.kept.state_dict())
         if self.folder is not None:
             with (self.folder / _CURVES).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps({"seed": self.seed, **row}) + "\n")
             self._save(self.folder / _CHECKPOINT)
         self.progress(row)
 
+    @property
+    def _stateful(self) -> dict[str, Any]:
+        found = {"network": self.network, "optimiser": self.optimiser, "schedule": self.schedule}
+        return found if self.average is None else {**found, "average": self.average}
+
     def _save(self, path: Path) -> None:
         state = {name: getattr(self, name) for name in _RESUMED}
+        state |= {name: part.state_dict() for name, part in self._stateful.items()}
         cuda = torch.cuda.get_rng_state() if self.device.startswith("cuda") else None
-        weights = {"network": self.network.state_dict(), "optimiser": self.optimiser.state_dict()}
         partial = path.with_suffix(".partial")
-        torch.save({**state, **weights, "rng": torch.get_rng_state(), "cuda": cuda}, partial)
+        torch.save({**state, "rng": torch.get_rng_state(), "cuda": cuda}, partial)
         partial.replace(path)
 
     def _restore(self, path: Path) -> None:
         state = torch.load(path, map_location=self.device, weights_only=True)
         for name in _RESUMED:
             setattr(self, name, state[name])
-        self.network.load_state_dict(state["network"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        for name, part in self._stateful.items():
+            part.load_state_dict(state[name])
         torch.set_rng_state(state["rng"].cpu())
         if state["cuda"] is not None:
             torch.cuda.set_rng_state(state["cuda"].cpu())
 
 
-_RESUMED = ("epoch", "step", "average", "best", "best_score", "since_best", "curves")
+_RESUMED = ("epoch", "step", "best", "best_score", "since_best", "curves")
