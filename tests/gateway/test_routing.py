@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -14,7 +15,7 @@ from lengthwise.cli.model_options import validated
 from lengthwise.gateway import GatewayConfig
 from lengthwise.gateway.bodies import ChatBody, CompletionBody
 from lengthwise.routers import ROUTERS, Router, make_router
-from lengthwise.routers.ledger import Load
+from lengthwise.routers.ledger import FOREIGN, KV_TOKENS, KV_USE
 from lengthwise.routers.tracking import LedgerRouter
 from tests.gateway.engine import StandIn, free_port, served
 from tests.gateway.helpers import CHAT, PLAIN, body, gateway, metric, post, until, until_true
@@ -142,11 +143,25 @@ async def test_what_an_engine_says_of_itself_is_told_to_the_router(
     http: aiohttp.ClientSession, made: list[LedgerRouter]
 ) -> None:
     with fleet(2, (None, GAUGES), router="lengthwise") as (engines, url):
-        await until_true(lambda: made[0].ledger.loads[1, Load.FOREIGN] == 5)
-        assert made[0].ledger.loads[1, Load.KV_USE] == 0.25
-        assert made[0].ledger.loads[:2, Load.KV_TOKENS].tolist() == [400_000, 1024]
+        await until_true(lambda: made[0].ledger.loads[1, FOREIGN] == 5)
+        assert made[0].ledger.loads[1, KV_USE] == 0.25
+        assert made[0].ledger.loads[:2, KV_TOKENS].tolist() == [400_000, 1024]
         await post(http, url, body())
         assert [len(engine.bodies) for engine in engines] == [1, 0], "five who came another way are there"
+
+
+@pytest.mark.parametrize("named_by", ["a dotted path", "an entry point"])
+async def test_a_router_of_another_package_serves_requests(
+    http: aiohttp.ClientSession, named_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "tests.conformance.outside_router:Alternate"
+    registered = EntryPoint("alternate", path, "lengthwise.routers")
+    monkeypatch.setattr("lengthwise.specs.entry_points", lambda group: [registered] * (group == registered.group))
+    router = path if named_by == "a dotted path" else registered.name
+    with fleet(2, router=f"{router}:repeat=2") as (engines, url):
+        for n in range(4):
+            assert (await post(http, url, body(str(n))))[0] == 200
+    assert [engine.names() for engine in engines] == [["0", "1"], ["2", "3"]]
 
 
 async def test_an_engine_without_figures_is_asked_once(http: aiohttp.ClientSession) -> None:

@@ -5,41 +5,40 @@ from __future__ import annotations
 import numpy as np
 
 from lengthwise.routers import Router
-from lengthwise.routers import ledger_kernel as kernel
-from lengthwise.routers.ledger import Load
+from lengthwise.routers import ledger as columns
 from lengthwise.routers.tracking import LedgerRouter
 
 SUMS = [
-    Load.LIVE,
-    Load.RUNNING,
-    Load.ENDS,
-    Load.STARTS,
-    Load.WAITING_TOKENS,
-    Load.UNCACHED,
-    Load.PROMPT_S,
-    Load.CONTEXT,
-    Load.PRIVATE,
-    Load.SPREAD,
+    columns.LIVE,
+    columns.RUNNING,
+    columns.ENDS,
+    columns.STARTS,
+    columns.WAITING_TOKENS,
+    columns.UNCACHED,
+    columns.PROMPT_S,
+    columns.CONTEXT,
+    columns.PRIVATE,
+    columns.SPREAD,
 ]
 
 
 def recounted(router: LedgerRouter, slot: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Return the sums of one engine, from the rows of its jobs."""
     arrays = router.ledger._arrays
-    rows = np.flatnonzero(arrays.links[:, kernel.SLOT] == slot)
-    jobs, runs = arrays.jobs[rows], arrays.links[rows, kernel.PLACE] != kernel.NONE
+    rows = np.flatnonzero(arrays.links[:, columns.SLOT] == slot)
+    jobs, runs = arrays.jobs[rows], arrays.links[rows, columns.PLACE] != columns.NONE
     return np.array(
         [
             len(rows),
             runs.sum(),
-            jobs[runs, kernel.END].sum(),
-            jobs[runs, kernel.START].sum(),
-            jobs[~runs, kernel.TOKENS].sum(),
-            jobs[:, kernel.OWN_UNCACHED].sum(),
-            jobs[:, kernel.OWN_PROMPT_S].sum(),
-            jobs[:, kernel.OWN_CONTEXT].sum(),
-            jobs[:, kernel.OWN_PRIVATE].sum(),
-            jobs[:, kernel.OWN_SPREAD].sum(),
+            jobs[runs, columns.END].sum(),
+            jobs[runs, columns.START].sum(),
+            jobs[~runs, columns.TOKENS].sum(),
+            jobs[:, columns.OWN_UNCACHED].sum(),
+            jobs[:, columns.OWN_PROMPT_S].sum(),
+            jobs[:, columns.OWN_CONTEXT].sum(),
+            jobs[:, columns.OWN_PRIVATE].sum(),
+            jobs[:, columns.OWN_SPREAD].sum(),
         ]
     )
 
@@ -49,17 +48,17 @@ def check_ledger(router: Router) -> None:
     if not isinstance(router, LedgerRouter):
         return
     arrays, ledger = router.ledger._arrays, router.ledger
-    live = np.flatnonzero(arrays.links[:, kernel.SLOT] != kernel.NONE)
-    assert sorted(ledger._rows.values()) == live.tolist() == sorted(ledger._by_news(kernel.FIRST, kernel.NEWS_AFTER))
-    assert {arrays.links[row, kernel.SLOT] for row in live} <= set(router.slots.values())
+    live = np.flatnonzero(arrays.links[:, columns.SLOT] != columns.NONE)
+    assert sorted(ledger._rows.values()) == live.tolist() == sorted(ledger._by_news(columns.FIRST, columns.NEWS_AFTER))
+    assert {arrays.links[row, columns.SLOT] for row in live} <= set(router.slots.values())
     for slot in range(len(arrays.loads)):
         np.testing.assert_allclose(arrays.loads[slot, SUMS], recounted(router, slot), rtol=1e-6, atol=1e-3)
-        running = int(arrays.loads[slot, Load.RUNNING])
+        running = int(arrays.loads[slot, columns.RUNNING])
         for place, job in enumerate(arrays.heaps[slot, :running].tolist()):
-            assert arrays.links[job, kernel.PLACE] == place
+            assert arrays.links[job, columns.PLACE] == place
             assert (
-                arrays.jobs[arrays.heaps[slot, (place - 1) // 2 if place else 0], kernel.END]
-                <= arrays.jobs[job, kernel.END]
+                arrays.jobs[arrays.heaps[slot, (place - 1) // 2 if place else 0], columns.END]
+                <= arrays.jobs[job, columns.END]
             )
 
 

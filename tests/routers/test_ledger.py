@@ -9,8 +9,8 @@ from lengthwise.lengths import LogT, Point
 from lengthwise.policies import Job
 from lengthwise.policies.residual import expected_remaining
 from lengthwise.routers import EngineInfo, Scraped, Speed
-from lengthwise.routers.ledger import SILENCE_S, SURVIVAL_CURVE, Ledger, Load
-from lengthwise.routers.ledger_kernel import rest_of_log_t
+from lengthwise.routers import ledger as columns
+from lengthwise.routers.ledger import SILENCE_S, Ledger, rest_of_log_t
 
 NO_BLOCKS = np.zeros(0, np.uint64)
 STEADY = Speed(prefill_token_s=0.001, step_s=0.1, sequence_s=0.0, kv_token_s=0.0, prefill_pair_s=0.0)
@@ -30,14 +30,14 @@ def job(name: str, tokens: int = 100, prompt: int = 1000, **more: object) -> Job
 def left(arrays: Ledger, slot: int = 0) -> float:
     """Return the tokens left to decode, from the ledger's sums."""
     row = arrays.loads[slot]
-    return float(row[Load.ENDS] - row[Load.RUNNING] * row[Load.CLOCK] + row[Load.WAITING_TOKENS])
+    return float(row[columns.ENDS] - row[columns.RUNNING] * row[columns.CLOCK] + row[columns.WAITING_TOKENS])
 
 
 @given(st.floats(2, 8), st.floats(0.1, 2.0), st.integers(1, 8000), st.integers(16, 8192))
 def test_the_compiled_remaining_length_is_that_of_the_policies_and_of_the_distribution(
     mu: float, sigma: float, age: int, cap: int
 ) -> None:
-    compiled = rest_of_log_t(SURVIVAL_CURVE, mu, sigma, float(cap), float(age))
+    compiled = rest_of_log_t(mu, sigma, float(cap), float(age))
     if age >= cap:
         assert compiled == 0
         return
@@ -62,9 +62,9 @@ def test_a_job_without_a_slot_waits_until_one_is_free() -> None:
     arrays = ledger(seqs=1)
     arrays.sent(job("a"), 0, 0.0, 1000.0, NO_BLOCKS)
     arrays.sent(job("b"), 0, 0.0, 1000.0, NO_BLOCKS)
-    assert arrays.loads[0, Load.RUNNING] == 1
+    assert arrays.loads[0, columns.RUNNING] == 1
     arrays.finished("a", 0, 5.0)
-    assert arrays.loads[0, Load.RUNNING] == 1
+    assert arrays.loads[0, columns.RUNNING] == 1
     assert left(arrays) == 100  # b has no token yet
 
 
@@ -89,7 +89,7 @@ def test_a_retried_job_counts_only_on_its_last_engine() -> None:
     arrays = ledger(engines=2)
     arrays.sent(job("a"), 0, 0.0, 0.0, NO_BLOCKS)
     arrays.sent(job("a"), 1, 1.0, 0.0, NO_BLOCKS)
-    assert arrays.loads[:2, Load.LIVE].tolist() == [0, 1]
+    assert arrays.loads[:2, columns.LIVE].tolist() == [0, 1]
     assert arrays.finished("a", 0, 2.0) is None  # an event of the first engine is ignored
     assert len(arrays) == 1
 
@@ -116,7 +116,7 @@ def test_a_scrape_with_fewer_jobs_drops_those_silent_for_longest() -> None:
     assert {name for name in ("a", "b", "c", "d", "new", "newer", "elsewhere") if name in arrays} == {
         "a", "d", "new", "newer", "elsewhere",
     }  # fmt: skip
-    assert arrays.loads[0, Load.FOREIGN] == 0
+    assert arrays.loads[0, columns.FOREIGN] == 0
 
 
 def test_a_scrape_with_more_jobs_adds_foreign_load_and_an_older_one_changes_nothing() -> None:
@@ -124,15 +124,15 @@ def test_a_scrape_with_more_jobs_adds_foreign_load_and_an_older_one_changes_noth
     arrays.sent(job("a"), 0, 0.0, 0.0, NO_BLOCKS)
     arrays.scraped(0, Scraped(0, 10.0, running=5, waiting=3, kv_use=0.5))
     arrays.scraped(0, Scraped(0, 9.0, running=0, waiting=0))
-    assert arrays.loads[0, Load.FOREIGN] == 7
-    assert arrays.loads[0, Load.KV_USE] == 0.5
+    assert arrays.loads[0, columns.FOREIGN] == 7
+    assert arrays.loads[0, columns.KV_USE] == 0.5
     assert "a" in arrays
 
 
 def test_a_job_with_generated_tokens_is_prefilled_with_them() -> None:
     arrays = ledger()
     arrays.sent(job("a", generated=40), 0, 0.0, 0.0, NO_BLOCKS)
-    assert arrays.loads[0, Load.UNCACHED] == 1040
+    assert arrays.loads[0, columns.UNCACHED] == 1040
     assert left(arrays) == 60
     arrays.progressed("a", 0, 0.0, generated=50)
     assert left(arrays) == 50

@@ -3,9 +3,10 @@
 Routers are pure: time and events are arguments, and no router knows a clock, a socket or a simulator.
 """
 
-from lengthwise.routers.base import BaseRouter
-from lengthwise.routers.contract import (
+from lengthwise.routers.base import (
+    ROUTERS,
     Admitted,
+    BaseRouter,
     Costs,
     Decision,
     EngineId,
@@ -20,8 +21,8 @@ from lengthwise.routers.contract import (
     Scraped,
     Speed,
     StaticRouter,
+    make_router,
 )
-from lengthwise.routers.registry import ROUTERS, make_router
 
 __all__ = [
     "ROUTERS",

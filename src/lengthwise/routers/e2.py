@@ -9,8 +9,7 @@ from statistics import median
 from typing import ClassVar, Final
 
 from lengthwise.policies import Job
-from lengthwise.routers.base import Choice, Parameter, Slots
-from lengthwise.routers.contract import EngineId, EngineInfo, Finished
+from lengthwise.routers.base import Choice, EngineId, EngineInfo, Finished, Parameter, Slots
 from lengthwise.routers.tracking import LedgerRouter
 
 _DEFAULT_OUTPUT: Final = 45.0  # tokens; Preble's, for a request without max_tokens

@@ -11,67 +11,359 @@ adds to each sum, and exactly these are subtracted when it leaves; events about 
 ignored. Without `Admitted`, jobs are assumed to run as soon as a slot is free, in order of arrival. A job without
 events for `SILENCE_S` is dropped; a scrape that reports fewer jobs than the ledger has drops those silent for longest,
 and one that reports more adds the difference as foreign load.
+
+Jobs are rows of numbers, linked into lists and heaps by their row numbers. What runs for every event is compiled; row
+numbers and slots are int64 there, so that each function is compiled once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from enum import IntEnum
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
+from lengthwise.compiled import compiled, inlined
 from lengthwise.lengths import TIE_NU
 from lengthwise.policies import Job
 from lengthwise.policies.residual import expected_remaining
-from lengthwise.routers import ledger_kernel as kernel
-from lengthwise.routers.contract import EngineInfo, Scraped
-from lengthwise.routers.ledger_kernel import FIRST, FREE, LAST, NEWS_AFTER, NEWS_BEFORE, NONE, SLOT, LedgerArrays
+from lengthwise.routers.base import EngineInfo, Scraped
 
 Number = TypeVar("Number", bound=np.generic)
+Int = Any
+"""A NumPy integer of any width."""
 
 SILENCE_S: Final = 3600.0
 """A job without events for this long is dropped."""
 GRACE_S: Final = 5.0
 """A scrape may not yet include a job with an event this shortly before it."""
 _TAIL_SIGMAS: Final = 1.755  # CVaR at 0.9 of a normal distribution, in standard deviations above the mean
-SURVIVAL_CURVE = stdtr(TIE_NU, -np.sinh(np.arange(-kernel.CURVE_REACH, kernel.CURVE_REACH, kernel.CURVE_STEP)))
+
+# Columns of `loads`. Sums are over live jobs: those sent to the engine and not finished. `lengthwise.py` repeats the
+# numbers, because Numba's cache notices changes of the defining file only.
+UP = 0  # 1 or 0
+LIVE = 1  # jobs
+RUNNING = 2  # live jobs that are assumed to run
+ENDS = 3  # sum over running jobs of the decode step at which each is expected to end
+WAITING_TOKENS = 4  # expected output tokens of waiting jobs
+CLOCK = 5  # decode steps taken, as far as can be known
+STARTS = 6  # sum over running jobs of the decode step at which each started its answer
+BUSY_UNTIL = 7  # seconds: when the prompts sent so far are computed; the clock stops until then
+UNCACHED = 8  # prompt tokens that had to be computed
+PROMPT_S = 9  # seconds of prefill for these
+CONTEXT = 10  # tokens of prompts and expected answers
+PRIVATE = 11  # the same without cached prompt tokens: what is not shared
+SPREAD = 12  # variance of PRIVATE, tokens squared
+FOREIGN = 13  # requests that the engine reports and that this router did not send
+SCRAPED_AT = 14  # seconds
+KV_USE = 15  # share of KV memory as scraped; NaN if unknown
+PREFILL_TOKEN_S = 16
+PREFILL_PAIR_S = 17
+STEP_S = 18
+SEQUENCE_S = 19
+KV_TOKEN_S = 20
+MAX_NUM_SEQS = 21
+KV_TOKENS = 22
+BLOCK_TOKENS = 23
+LOAD_COLUMNS: Final = 24
+
+# Columns of `jobs`.
+SENT, NEWS, TOKENS, MU, SIGMA, CAP, EXPECTED, BEFORE = 0, 1, 2, 3, 4, 5, 6, 7
+OWN_UNCACHED, OWN_CONTEXT, OWN_PRIVATE, OWN_SPREAD, START, END, REPORTED, OWN_PROMPT_S = 8, 9, 10, 11, 12, 13, 14, 15
+JOB_COLUMNS: Final = 16
+# Columns of `links`: slot, or NONE for a free row; position in the heap, or NONE for a waiting job; two lists.
+SLOT, PLACE, QUEUE_BEFORE, QUEUE_AFTER, NEWS_BEFORE, NEWS_AFTER = 0, 1, 2, 3, 4, 5
+LINK_COLUMNS: Final = 6
+FIRST, LAST, FREE = 0, 1, 2
+NONE: Final = -1
+
+CURVE_REACH: Final = 7.0  # asinh z of the curve's ends
+CURVE_STEP: Final = 0.02
+SURVIVAL_CURVE = stdtr(TIE_NU, -np.sinh(np.arange(-CURVE_REACH, CURVE_REACH, CURVE_STEP)))
 """P(Z > z) of the standard t distribution, at equal steps of asinh z."""
+_OUTLIVED: Final = 1e-9  # as lengths.OUTLIVED_BELOW
+_CLOCK_SLACK: Final = 0.1  # of a certain length that the clock, which is not exact, says is outlived
+_NODES = np.polynomial.legendre.leggauss(16)[0]
+_WEIGHTS = np.polynomial.legendre.leggauss(16)[1]
 
 
-class Load(IntEnum):
-    """The columns of `Ledger.loads`. Sums are over live jobs: those sent to the engine and not finished.
+class LedgerArrays(NamedTuple):
+    """The memory of a ledger."""
 
-    Compiled modules repeat the numbers, because Numba's cache notices changes of the defining file only.
+    loads: NDArray[np.float64]  # [slot, column]
+    jobs: NDArray[np.float64]  # [job, column]
+    links: NDArray[np.int32]  # [job, column]
+    heaps: NDArray[np.int32]  # [slot, position]: running jobs as a heap, the one that ends first at 0
+    queues: NDArray[np.int32]  # [slot, FIRST or LAST]: waiting jobs, in order of arrival
+    news: NDArray[np.int32]  # FIRST and LAST of all jobs by their last event, the oldest first; then the first free row
+
+
+@inlined
+def survival(z: float) -> float:
+    """Return P(Z > z)."""
+    at = (math.asinh(z) + CURVE_REACH) / CURVE_STEP
+    at = min(max(at, 0.0), len(SURVIVAL_CURVE) - 1.001)
+    cell = int(at)
+    return SURVIVAL_CURVE[cell] + (at - cell) * (SURVIVAL_CURVE[cell + 1] - SURVIVAL_CURVE[cell])
+
+
+@inlined
+def panel(mu: float, sigma: float, start: float, end: float) -> float:
+    """Return the integral of the survival over lengths from e^start to e^end, by Gauss-Legendre in the logarithm."""
+    total = 0.0
+    if end > start:
+        for number in range(len(_NODES)):
+            x = 0.5 * ((end - start) * _NODES[number] + end + start)
+            total += _WEIGHTS[number] * survival((x - mu) / sigma) * math.exp(x)
+    return total * 0.5 * (end - start)
+
+
+@compiled
+def rest_of_log_t(mu: float, sigma: float, cap: float, age: float) -> float:
+    """Return E[min(X, cap) - age | X > age] for a log-t X: the integral of its survival from `age` to `cap`.
+
+    The fast path of `policies.residual.expected_remaining`, to which the tests compare it.
     """
+    if age >= cap:
+        return 0.0
+    reached = survival((math.log(age) - mu) / sigma) if sigma > 0.0 else 0.0
+    if reached < _OUTLIVED:  # the contract of `remaining`: a log-t with median `age` and sigma 1
+        start, end, mu, sigma, reached = -8.0, math.log(cap - age), math.log(age), 1.0, 1.0
+    else:
+        start, end = math.log(age), math.log(cap)
+    middle = min(max(mu, start), end)  # the survival is steepest there: one panel on each side
+    total = panel(mu, sigma, start, middle) + panel(mu, sigma, middle, end)
+    return total / reached
 
-    UP = 0  # 1 or 0
-    LIVE = 1  # jobs
-    RUNNING = 2  # live jobs that are assumed to run
-    ENDS = 3  # sum over running jobs of the decode step at which each is expected to end
-    WAITING_TOKENS = 4  # expected output tokens of waiting jobs
-    CLOCK = 5  # decode steps taken, as far as can be known
-    STARTS = 6  # sum over running jobs of the decode step at which each started its answer
-    BUSY_UNTIL = 7  # seconds: when the prompts sent so far are computed; the clock stops until then
-    UNCACHED = 8  # prompt tokens that had to be computed
-    PROMPT_S = 9  # seconds of prefill for these
-    CONTEXT = 10  # tokens of prompts and expected answers
-    PRIVATE = 11  # the same without cached prompt tokens: what is not shared
-    SPREAD = 12  # variance of PRIVATE, tokens squared
-    FOREIGN = 13  # requests that the engine reports and that this router did not send
-    SCRAPED_AT = 14  # seconds
-    KV_USE = 15  # share of KV memory as scraped; NaN if unknown
-    PREFILL_TOKEN_S = 16
-    PREFILL_PAIR_S = 17
-    STEP_S = 18
-    SEQUENCE_S = 19
-    KV_TOKEN_S = 20
-    MAX_NUM_SEQS = 21
-    KV_TOKENS = 22
-    BLOCK_TOKENS = 23
+
+@inlined
+def remaining_after(job: Any, generated: float, observed: Int) -> float:  # noqa: ANN401
+    """Return the expected tokens after `generated`, at least one."""
+    if generated <= 0.0:
+        return max(1.0, job[TOKENS])
+    age = job[BEFORE] + generated
+    if job[SIGMA] <= 0.0:
+        if age < job[EXPECTED]:
+            return max(1.0, job[EXPECTED] - age)
+        if not observed:
+            return max(1.0, _CLOCK_SLACK * job[EXPECTED])
+    return max(1.0, rest_of_log_t(job[MU], job[SIGMA], job[CAP], age))
+
+
+@inlined
+def rise(jobs: NDArray[np.float64], links: NDArray[np.int32], heap: Any, place: Int) -> None:  # noqa: ANN401
+    """Move a job up its heap."""
+    job = heap[place]
+    while place > 0:
+        above = (place - 1) >> 1
+        if jobs[heap[above], END] <= jobs[job, END]:
+            break
+        heap[place] = heap[above]
+        links[heap[place], PLACE] = place
+        place = above
+    heap[place] = job
+    links[job, PLACE] = place
+
+
+@inlined
+def sink(jobs: NDArray[np.float64], links: NDArray[np.int32], heap: Any, place: Int, size: Int) -> None:  # noqa: ANN401
+    """Move a job down its heap."""
+    job = heap[place]
+    while 2 * place + 1 < size:
+        below = 2 * place + 1
+        if below + 1 < size and jobs[heap[below + 1], END] < jobs[heap[below], END]:
+            below += 1
+        if jobs[job, END] <= jobs[heap[below], END]:
+            break
+        heap[place] = heap[below]
+        links[heap[place], PLACE] = place
+        place = below
+    heap[place] = job
+    links[job, PLACE] = place
+
+
+@inlined
+def list_append(links: NDArray[np.int32], ends: Any, job: Int, before: Int, after: Int) -> None:  # noqa: ANN401
+    """Append a job to a doubly linked list, whose links are two columns of `links`."""
+    links[job, before], links[job, after] = ends[LAST], NONE
+    if ends[LAST] == NONE:
+        ends[FIRST] = job
+    else:
+        links[ends[LAST], after] = job
+    ends[LAST] = job
+
+
+@inlined
+def list_remove(links: NDArray[np.int32], ends: Any, job: Int, before: Int, after: Int) -> None:  # noqa: ANN401
+    """Remove a job from a list."""
+    if links[job, before] == NONE:
+        ends[FIRST] = links[job, after]
+    else:
+        links[links[job, before], after] = links[job, after]
+    if links[job, after] == NONE:
+        ends[LAST] = links[job, before]
+    else:
+        links[links[job, after], before] = links[job, before]
+
+
+@inlined
+def stop(ledger: LedgerArrays, job: Int) -> None:
+    """Remove a job from the running or the waiting ones."""
+    jobs, links = ledger.jobs, ledger.links
+    slot, place = np.int64(links[job, SLOT]), np.int64(links[job, PLACE])
+    load = ledger.loads[slot]
+    if place == NONE:
+        list_remove(links, ledger.queues[slot], job, QUEUE_BEFORE, QUEUE_AFTER)
+        load[WAITING_TOKENS] -= jobs[job, TOKENS]
+        return
+    load[ENDS] -= jobs[job, END]
+    load[STARTS] -= jobs[job, START]
+    load[RUNNING] -= 1.0
+    heap, size = ledger.heaps[slot], int(load[RUNNING])
+    links[job, PLACE] = NONE
+    if place < size:
+        other = heap[size]
+        heap[place] = other
+        links[other, PLACE] = place
+        rise(jobs, links, heap, place)
+        sink(jobs, links, heap, np.int64(links[other, PLACE]), size)
+
+
+@inlined
+def run(ledger: LedgerArrays, job: Int, generated: float, observed: Int) -> None:
+    """Let a job run with `generated` tokens, which an event reports (`observed` 1) or the clock implies (0)."""
+    stop(ledger, job)
+    slot = np.int64(ledger.links[job, SLOT])
+    load, row, heap = ledger.loads[slot], ledger.jobs[job], ledger.heaps[slot]
+    if observed:
+        row[REPORTED] = max(row[REPORTED], generated)
+    row[START] = load[CLOCK] - generated
+    row[END] = load[CLOCK] + remaining_after(row, generated, observed)
+    place = int(load[RUNNING])
+    load[ENDS] += row[END]
+    load[STARTS] += row[START]
+    load[RUNNING] += 1.0
+    heap[place] = job
+    rise(ledger.jobs, ledger.links, heap, place)
+
+
+@inlined
+def admit_waiting(ledger: LedgerArrays, slot: Int) -> None:
+    """Let waiting jobs run while slots are free, in order of arrival."""
+    load, queue = ledger.loads[slot], ledger.queues[slot]
+    while queue[FIRST] != NONE and load[RUNNING] < load[MAX_NUM_SEQS]:
+        run(ledger, np.int64(queue[FIRST]), 0.0, 0)
+
+
+@inlined
+def settle(ledger: LedgerArrays, slot: Int, now: float) -> None:
+    """Advance an engine's clock to `now` and give jobs that outlived their prediction a new end."""
+    load = ledger.loads[slot]
+    elapsed = now - load[BUSY_UNTIL]
+    if elapsed <= 0.0:
+        return
+    load[BUSY_UNTIL] = now
+    running = load[RUNNING]
+    if running == 0.0:
+        return
+    context = load[CONTEXT] * running / load[LIVE]
+    load[CLOCK] += elapsed / (load[STEP_S] + load[SEQUENCE_S] * running + load[KV_TOKEN_S] * context)
+    while True:
+        job = np.int64(ledger.heaps[slot, 0])
+        if ledger.jobs[job, END] > load[CLOCK]:
+            return
+        run(ledger, job, load[CLOCK] - ledger.jobs[job, START], 0)
+
+
+@compiled
+def send(
+    slot: int,
+    now: float,
+    tokens: float,
+    mu: float,
+    sigma: float,
+    cap: float,
+    expected: float,
+    before: float,
+    prompt: float,
+    cached: float,
+    spread: float,
+    *arrays: NDArray[Any],
+) -> int:
+    """Enter a job and return its row.
+
+    Functions that Python calls take the arrays one by one: Numba reads a named tuple twice as slowly.
+    """
+    ledger = LedgerArrays(*arrays)
+    settle(ledger, slot, now)
+    links, news = ledger.links, ledger.news
+    job = np.int64(news[FREE])
+    news[FREE] = links[job, NEWS_AFTER]
+    load, row = ledger.loads[slot], ledger.jobs[job]
+    uncached = max(1.0, prompt - cached)
+    prompt_s = uncached * (load[PREFILL_TOKEN_S] + load[PREFILL_PAIR_S] * (prompt + prompt - uncached))
+    row[SENT] = row[NEWS] = now
+    row[TOKENS], row[MU], row[SIGMA], row[CAP] = tokens, mu, sigma, cap
+    row[EXPECTED], row[BEFORE], row[REPORTED] = expected, before, 0.0
+    row[OWN_UNCACHED], row[OWN_CONTEXT] = uncached, prompt + tokens
+    row[OWN_PRIVATE], row[OWN_SPREAD], row[OWN_PROMPT_S] = uncached + tokens, spread, prompt_s
+    links[job, SLOT], links[job, PLACE] = slot, NONE
+    load[BUSY_UNTIL] = max(now, load[BUSY_UNTIL]) + prompt_s
+    load[LIVE] += 1.0
+    load[UNCACHED] += uncached
+    load[PROMPT_S] += prompt_s
+    load[CONTEXT] += prompt + tokens
+    load[PRIVATE] += uncached + tokens
+    load[SPREAD] += spread
+    load[WAITING_TOKENS] += tokens
+    list_append(links, news, job, NEWS_BEFORE, NEWS_AFTER)
+    list_append(links, ledger.queues[slot], job, QUEUE_BEFORE, QUEUE_AFTER)
+    admit_waiting(ledger, slot)
+    return int(job)
+
+
+@compiled
+def on_progress(job: int, now: float, generated: float, *arrays: NDArray[Any]) -> None:
+    """Record that a job started (0) or has `generated` tokens; fewer than known before is out of date."""
+    ledger = LedgerArrays(*arrays)
+    links, row = ledger.links, ledger.jobs[job]
+    slot = np.int64(links[job, SLOT])
+    row[NEWS] = max(row[NEWS], now)
+    list_remove(links, ledger.news, job, NEWS_BEFORE, NEWS_AFTER)
+    list_append(links, ledger.news, job, NEWS_BEFORE, NEWS_AFTER)
+    generated -= row[BEFORE] if generated > 0.0 else 0.0
+    runs_or_fits = links[job, PLACE] != NONE or ledger.loads[slot, RUNNING] < ledger.heaps.shape[1]
+    if runs_or_fits and (generated > row[REPORTED] or (generated == 0.0 and row[REPORTED] == 0.0)):
+        settle(ledger, slot, now)
+        run(ledger, job, generated, 1)
+
+
+@compiled
+def leave(job: int, now: float, *arrays: NDArray[Any]) -> None:
+    """Remove a job and subtract everything it added."""
+    ledger = LedgerArrays(*arrays)
+    links, news = ledger.links, ledger.news
+    slot = np.int64(links[job, SLOT])
+    settle(ledger, slot, now)
+    stop(ledger, job)
+    load, row = ledger.loads[slot], ledger.jobs[job]
+    load[LIVE] -= 1.0
+    load[UNCACHED] -= row[OWN_UNCACHED]
+    load[PROMPT_S] -= row[OWN_PROMPT_S]
+    load[CONTEXT] -= row[OWN_CONTEXT]
+    load[PRIVATE] -= row[OWN_PRIVATE]
+    load[SPREAD] -= row[OWN_SPREAD]
+    list_remove(links, news, job, NEWS_BEFORE, NEWS_AFTER)
+    links[job, SLOT], links[job, NEWS_AFTER] = NONE, news[FREE]
+    news[FREE] = job
+    if load[LIVE] == 0.0:  # sums of floats need not return to exactly 0
+        load[LIVE : SPREAD + 1] = 0.0
+        load[BUSY_UNTIL] = -math.inf
+    else:
+        admit_waiting(ledger, slot)
 
 
 def variance(job: Job) -> float:
@@ -88,18 +380,17 @@ class Ledger:
         self._ids: list[str | None] = []
         self._blocks: list[NDArray[np.uint64] | None] = []
         self._arrays = LedgerArrays(
-            loads=np.zeros((8, len(Load))),
-            jobs=np.zeros((0, kernel.JOB_COLUMNS)),
-            links=np.zeros((0, kernel.LINK_COLUMNS), np.int32),
+            loads=np.zeros((8, LOAD_COLUMNS)),
+            jobs=np.zeros((0, JOB_COLUMNS)),
+            links=np.zeros((0, LINK_COLUMNS), np.int32),
             heaps=np.zeros((8, 8), np.int32),
             queues=np.full((8, 2), NONE, np.int32),
             news=np.array([NONE, NONE, 0], np.int32),
-            curve=SURVIVAL_CURVE,
         )
 
     @property
     def loads(self) -> NDArray[np.float64]:
-        """One row per slot, in the columns of `Load`; read only."""
+        """One row per slot, in the columns above; read only."""
         return self._arrays.loads
 
     def __len__(self) -> int:
@@ -118,16 +409,16 @@ class Ledger:
         width = max(width, engine.max_num_seqs)
         if (size, width) != arrays.heaps.shape:
             self._arrays = arrays._replace(
-                loads=_grown(arrays.loads, (size, len(Load))),
+                loads=_grown(arrays.loads, (size, LOAD_COLUMNS)),
                 heaps=_grown(arrays.heaps, (size, width)),
                 queues=_grown(arrays.queues, (size, 2), NONE),
             )
         row, speed = self.loads[slot], engine.speed
-        if not row[Load.UP]:
-            row[Load.BUSY_UNTIL] = row[Load.SCRAPED_AT] = -math.inf
-            row[Load.KV_USE] = math.nan
-        row[Load.UP] = 1.0
-        row[Load.PREFILL_TOKEN_S :] = (
+        if not row[UP]:
+            row[BUSY_UNTIL] = row[SCRAPED_AT] = -math.inf
+            row[KV_USE] = math.nan
+        row[UP] = 1.0
+        row[PREFILL_TOKEN_S:] = (
             speed.prefill_token_s,
             speed.prefill_pair_s,
             speed.step_s,
@@ -150,8 +441,7 @@ class Ledger:
             self._drop(self._rows[job.id], now)
         if self._arrays.news[FREE] >= len(self._ids):
             self._grow()
-        row = kernel.send(
-            *self._arrays,
+        row = send(
             slot,
             float(now),  # always a float: an int would be compiled as a second specialisation
             float(expected_remaining(job)),
@@ -163,6 +453,7 @@ class Ledger:
             float(job.prompt_tokens + job.generated),
             cached,
             variance(job),
+            *self._arrays,
         )
         self._rows[job.id] = row
         self._ids[row], self._blocks[row] = job.id, blocks
@@ -171,7 +462,7 @@ class Ledger:
         """Record that a job started (0) or has `generated` tokens; fewer than known before is out of date."""
         row = self._row(job, slot)
         if row is not None:
-            kernel.on_progress(*self._arrays, row, float(now), float(generated))
+            on_progress(row, float(now), float(generated), *self._arrays)
 
     def finished(self, job: str, slot: int, now: float) -> NDArray[np.uint64] | None:
         """Remove a finished job and return the blocks of its prompt; None for an unknown job."""
@@ -181,20 +472,20 @@ class Ledger:
     def scraped(self, slot: int, metrics: Scraped) -> None:
         """Reconcile with an engine's metrics: drop silent jobs if it reports fewer, add foreign load if more."""
         load = self.loads[slot]
-        if metrics.now < load[Load.SCRAPED_AT]:
+        if metrics.now < load[SCRAPED_AT]:
             return
-        load[Load.SCRAPED_AT] = metrics.now
-        load[Load.KV_USE] = math.nan if metrics.kv_use is None else metrics.kv_use
+        load[SCRAPED_AT] = metrics.now
+        load[KV_USE] = math.nan if metrics.kv_use is None else metrics.kv_use
         jobs, links = self._arrays.jobs, self._arrays.links
-        known = int(load[Load.LIVE])
+        known = int(load[LIVE])
         for row in self._by_news(LAST, NEWS_BEFORE):
-            if jobs[row, kernel.NEWS] <= metrics.now:
+            if jobs[row, NEWS] <= metrics.now:
                 break
-            known -= int(links[row, SLOT] == slot and jobs[row, kernel.SENT] > metrics.now)
+            known -= int(links[row, SLOT] == slot and jobs[row, SENT] > metrics.now)
         excess = known - metrics.running - metrics.waiting
-        load[Load.FOREIGN] = max(0, -excess)
+        load[FOREIGN] = max(0, -excess)
         for row in self._by_news(FIRST, NEWS_AFTER) if excess > 0 else ():
-            if excess == 0 or jobs[row, kernel.NEWS] > metrics.now - GRACE_S:
+            if excess == 0 or jobs[row, NEWS] > metrics.now - GRACE_S:
                 return
             if links[row, SLOT] == slot:
                 self._drop(row, metrics.now)
@@ -203,7 +494,7 @@ class Ledger:
     def drop_silent(self, now: float) -> None:
         """Drop jobs without events for `SILENCE_S`."""
         arrays = self._arrays
-        while (row := int(arrays.news[FIRST])) != NONE and arrays.jobs[row, kernel.NEWS] < now - SILENCE_S:
+        while (row := int(arrays.news[FIRST])) != NONE and arrays.jobs[row, NEWS] < now - SILENCE_S:
             self._drop(row, now)
 
     def _row(self, job: str, slot: int) -> int | None:
@@ -211,7 +502,7 @@ class Ledger:
         return row if row is not None and self._arrays.links[row, SLOT] == slot else None
 
     def _drop(self, row: int, now: float) -> NDArray[np.uint64] | None:
-        kernel.leave(*self._arrays, row, float(now))
+        leave(row, float(now), *self._arrays)
         job, blocks = self._ids[row], self._blocks[row]
         self._ids[row] = self._blocks[row] = None
         if job is not None:
@@ -230,10 +521,10 @@ class Ledger:
         """Double the capacity for jobs; free rows are chained."""
         arrays, before = self._arrays, len(self._ids)
         after = max(256, 2 * before)
-        links = _grown(arrays.links, (after, kernel.LINK_COLUMNS))
+        links = _grown(arrays.links, (after, LINK_COLUMNS))
         links[before:, SLOT] = NONE
         links[before:, NEWS_AFTER] = np.arange(before + 1, after + 1)
-        self._arrays = arrays._replace(jobs=_grown(arrays.jobs, (after, kernel.JOB_COLUMNS)), links=links)
+        self._arrays = arrays._replace(jobs=_grown(arrays.jobs, (after, JOB_COLUMNS)), links=links)
         self._ids += [None] * (after - before)
         self._blocks += [None] * (after - before)
 

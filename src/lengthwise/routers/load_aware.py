@@ -7,8 +7,8 @@ from typing import ClassVar, Final
 import numpy as np
 
 from lengthwise.policies import Job
+from lengthwise.routers import ledger
 from lengthwise.routers.base import Choice, Parameter, Slots
-from lengthwise.routers.ledger import Load
 from lengthwise.routers.tracking import LedgerRouter, PrefixRouter
 
 _MATCH_THRESHOLD: Final = 0.3  # SGLang's
@@ -70,11 +70,13 @@ class LeastLoad(LedgerRouter):
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
         """Return the minimum."""
-        answers = self.column(Load.RUNNING, slots) * self.column(Load.CLOCK, slots) - self.column(Load.STARTS, slots)
-        tokens = self.column(Load.UNCACHED, slots) + answers  # this router enters nothing as cached
-        queue = (tokens + job.prompt_tokens) * self.column(Load.PREFILL_TOKEN_S, slots)
-        scraped = self.column(Load.KV_USE, slots)
-        use = np.minimum(np.where(np.isnan(scraped), tokens / self.column(Load.KV_TOKENS, slots), scraped), 0.99)
+        answers = self.column(ledger.RUNNING, slots) * self.column(ledger.CLOCK, slots) - self.column(
+            ledger.STARTS, slots
+        )
+        tokens = self.column(ledger.UNCACHED, slots) + answers  # this router enters nothing as cached
+        queue = (tokens + job.prompt_tokens) * self.column(ledger.PREFILL_TOKEN_S, slots)
+        scraped = self.column(ledger.KV_USE, slots)
+        use = np.minimum(np.where(np.isnan(scraped), tokens / self.column(ledger.KV_TOKENS, slots), scraped), 0.99)
         memory = self.values["pressure"] * use / (1.0 - use)
         best = int(np.argmin(queue + memory))
         return int(slots[best]), {"queue": float(queue[best]), "memory": float(memory[best])}
@@ -123,13 +125,13 @@ class Dynamo(PrefixRouter):
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
         """Return the minimum."""
-        size = self.column(Load.BLOCK_TOKENS, slots)
-        backlog_s = np.maximum(0.0, self.column(Load.BUSY_UNTIL, slots) - now)
-        active = backlog_s / np.maximum(1e-12, self.column(Load.PREFILL_TOKEN_S, slots))
+        size = self.column(ledger.BLOCK_TOKENS, slots)
+        backlog_s = np.maximum(0.0, self.column(ledger.BUSY_UNTIL, slots) - now)
+        active = backlog_s / np.maximum(1e-12, self.column(ledger.PREFILL_TOKEN_S, slots))
         new = job.prompt_tokens - self.cached_tokens(job, slots)
         prefill = self.values["prefill"] * np.maximum(0.0, active + new) / size
-        decode = (self.column(Load.UNCACHED, slots) + new) / size
-        outstanding = self.values["active"] * self.column(Load.LIVE, slots)
+        decode = (self.column(ledger.UNCACHED, slots) + new) / size
+        outstanding = self.values["active"] * self.column(ledger.LIVE, slots)
         best = int(np.argmin(prefill + decode + outstanding))
         terms = {"prefill": float(prefill[best]), "decode": float(decode[best]), "active": float(outstanding[best])}
         return int(slots[best]), terms

@@ -6,27 +6,270 @@ events, where an engine sends them, correct that. A lookup costs O(blocks of the
 
 Memory is bounded by the engines' KV memory: about 70 bytes for each block that all of them together can hold, and a bit
 per engine (in words of 64) for each such block. The system commits it as it is used.
+
+All data is in flat arrays. A *row* is a block that at least one engine has: its hash, and a bit for each such engine. A
+*node* is one block on one engine, a link in that engine's list from the most to the least recently used. Two hash
+tables with open addressing find them: rows by hash, nodes by row and engine. Cache misses dominate the cost, so the
+blocks of a prompt, which are inserted together, are adjacent in memory and lead to each other.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lengthwise.routers import prefix_kernel as kernel
-from lengthwise.routers.prefix_kernel import HELD, LOST, MISSED, NEWER, NEXT_ROW, NONE, VALUE, Tables
+from lengthwise.compiled import compiled, inlined
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+Int = Any
+"""A NumPy integer of any width."""
+Blocks = Sequence[int] | NDArray[np.uint64]
 
-    from numpy.typing import NDArray
 
-    Blocks = Sequence[int] | NDArray[np.uint64]
+class Tables(NamedTuple):
+    """The memory of an index. A table has two columns: KEY, and VALUE plus one, 0 for an empty position."""
 
+    hashes: NDArray[np.uint64]  # table of rows by hash
+    pairs: NDArray[np.uint64]  # table of nodes by row and engine
+    names: NDArray[np.uint64]  # of each row, its hash
+    bits: NDArray[np.uint64]  # of each row, words with a bit for each engine
+    rows: NDArray[np.int32]
+    nodes: NDArray[np.int32]
+    engines: NDArray[np.int64]
+    free: NDArray[np.int64]  # the first free row and the first free node
+
+
+KEY, VALUE = 0, 1
+HOLDERS, NEXT_ROW = 0, 1  # columns of `rows`
+ROW, ENGINE, OLDER, NEWER, HITS = 0, 1, 2, 3, 4  # of `nodes`; free ones are chained by NEWER
+OLDEST, NEWEST, HELD, LOST, MISSED = 0, 1, 2, 3, 4  # of `engines`
+FREE_ROW, FREE_NODE = 0, 1  # positions in `free`
+NONE: Final = -1
 _INITIAL_BLOCKS: Final = 1024
 _WORD: Final = 64
-_NO_BLOCKS: Final = np.zeros(0, np.uint64)
+NO_BLOCKS: Final = np.zeros(0, np.uint64)
+_EVICTION_WINDOW: Final = 2048  # evictions, after which older ones count half
+
+
+@inlined
+def mix(number: Int) -> Int:
+    """Return 64 well-mixed bits (splitmix64), of which the last ones serve as a position."""
+    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return number ^ (number >> np.uint64(31))
+
+
+@inlined
+def place(table: NDArray[np.uint64], key: Int) -> Int:
+    """Return the position of a key in a table, or where it would be."""
+    mask = np.uint64(len(table) - 1)
+    at = mix(key) & mask
+    while table[at, VALUE] and table[at, KEY] != key:
+        at = (at + np.uint64(1)) & mask
+    return at
+
+
+@inlined
+def value_of(table: NDArray[np.uint64], key: Int) -> Int:
+    """Return the value of a key, or NONE."""
+    return np.int64(table[place(table, key), VALUE]) - 1
+
+
+@inlined
+def put(table: NDArray[np.uint64], key: Int, value: Int) -> None:
+    """Insert a new key."""
+    at = place(table, key)
+    table[at, KEY], table[at, VALUE] = key, np.uint64(value + 1)
+
+
+@inlined
+def delete(table: NDArray[np.uint64], key: Int) -> None:
+    """Remove a key and close the gap, so that every other key is still found."""
+    mask = np.uint64(len(table) - 1)
+    gap = place(table, key)
+    at = (gap + np.uint64(1)) & mask
+    while table[at, VALUE]:
+        home = mix(table[at, KEY]) & mask
+        if ((at - home) & mask) >= ((at - gap) & mask):
+            table[gap, KEY], table[gap, VALUE] = table[at, KEY], table[at, VALUE]
+            gap = at
+        at = (at + np.uint64(1)) & mask
+    table[gap, VALUE] = np.uint64(0)
+
+
+@inlined
+def pair(row: Int, engine: Int) -> Int:
+    """Return a row and an engine as one key."""
+    return (np.uint64(row) << np.uint64(20)) | np.uint64(engine)
+
+
+@inlined
+def find_node(index: Tables, engine: Int, block: Int, near: Int) -> Int:
+    """Return the node of a block on an engine, or NONE; `near` is the most likely one."""
+    row = value_of(index.hashes, block)
+    if row == NONE or not index.bits[row, engine >> 6] >> np.uint64(engine & 63) & np.uint64(1):
+        return NONE
+    if near != NONE and index.nodes[near, ROW] == row:
+        return near
+    return value_of(index.pairs, pair(row, engine))
+
+
+@inlined
+def unlink(index: Tables, node: Int) -> None:
+    """Remove a node from its engine's list."""
+    nodes, engine = index.nodes, index.engines[index.nodes[node, ENGINE]]
+    older, newer = nodes[node, OLDER], nodes[node, NEWER]
+    if older == NONE:
+        engine[OLDEST] = newer
+    else:
+        nodes[older, NEWER] = newer
+    if newer == NONE:
+        engine[NEWEST] = older
+    else:
+        nodes[newer, OLDER] = older
+
+
+@inlined
+def link(index: Tables, node: Int) -> None:
+    """Append a node at the recent end of its engine's list."""
+    nodes, engine = index.nodes, index.engines[index.nodes[node, ENGINE]]
+    newest = engine[NEWEST]
+    nodes[node, OLDER], nodes[node, NEWER] = newest, NONE
+    if newest == NONE:
+        engine[OLDEST] = node
+    else:
+        nodes[newest, NEWER] = node
+    engine[NEWEST] = node
+
+
+@inlined
+def remove(index: Tables, node: Int) -> None:
+    """Remove a block from an engine, and from the index if no other engine has it."""
+    row, engine = index.nodes[node, ROW], index.nodes[node, ENGINE]
+    unlink(index, node)
+    delete(index.pairs, pair(row, engine))
+    index.nodes[node, ROW], index.nodes[node, NEWER] = NONE, index.free[FREE_NODE]
+    index.free[FREE_NODE] = node
+    index.engines[engine, HELD] -= 1
+    index.bits[row, engine >> 6] &= ~(np.uint64(1) << np.uint64(engine & 63))
+    index.rows[row, HOLDERS] -= 1
+    if index.rows[row, HOLDERS] == 0:
+        delete(index.hashes, index.names[row])
+        index.rows[row, NEXT_ROW] = index.free[FREE_ROW]
+        index.free[FREE_ROW] = row
+
+
+@inlined
+def insert(index: Tables, engine: Int, block: Int) -> None:
+    """Add a new block to an engine, as its most recently used."""
+    row = value_of(index.hashes, block)
+    if row == NONE:
+        row = index.free[FREE_ROW]
+        index.free[FREE_ROW] = index.rows[row, NEXT_ROW]
+        put(index.hashes, block, row)
+        index.names[row] = block
+        index.bits[row, :] = np.uint64(0)
+        index.rows[row, HOLDERS] = 0
+    index.rows[row, HOLDERS] += 1
+    index.bits[row, engine >> 6] |= np.uint64(1) << np.uint64(engine & 63)
+    node = index.free[FREE_NODE]
+    index.free[FREE_NODE] = index.nodes[node, NEWER]
+    index.nodes[node, ROW], index.nodes[node, ENGINE], index.nodes[node, HITS] = row, engine, 0
+    put(index.pairs, pair(row, engine), node)
+    link(index, node)
+    index.engines[engine, HELD] += 1
+
+
+@compiled
+def leading(
+    hashes: NDArray[np.uint64],
+    bits: NDArray[np.uint64],
+    blocks: NDArray[np.uint64],
+    live: NDArray[np.uint64],
+    depths: NDArray[np.int64],
+) -> None:
+    """Write for each engine how many leading blocks of a prompt it has.
+
+    Scans the prompt's blocks until no engine has the next one, 64 engines per machine word.
+    """
+    depths[:] = 0
+    alive = live.copy()
+    for number in range(len(blocks)):
+        row = value_of(hashes, blocks[number])
+        any_engine = np.uint64(0)
+        for word in range(len(alive)):
+            before = alive[word]
+            alive[word] = before & bits[row, word] if row != NONE else np.uint64(0)
+            any_engine |= alive[word]
+            gone = before & ~alive[word]
+            if number and gone:
+                for bit in range(64):
+                    if gone >> np.uint64(bit) & np.uint64(1):
+                        depths[64 * word + bit] = number
+        if not any_engine:
+            return
+    for engine in range(len(depths)):
+        if alive[engine >> 6] >> np.uint64(engine & 63) & np.uint64(1):
+            depths[engine] = len(blocks)
+
+
+@compiled
+def touch(slot: int, blocks: NDArray[np.uint64], capacity: int, *tables: NDArray[Any]) -> None:
+    """Make a prompt's blocks the most recently used of an engine, which can hold `capacity` blocks.
+
+    The last block is inserted first and so evicted first, as in engines: the cached part is always a prefix.
+    """
+    index = Tables(*tables)
+    nodes, engine = index.nodes, index.engines[slot]
+    wanted = min(len(blocks), capacity)
+    missing, near = 0, NONE
+    for number in range(wanted - 1, -1, -1):
+        node = find_node(index, slot, blocks[number], near)
+        if node == NONE:
+            missing += 1
+        else:
+            near = nodes[node, NEWER]  # the block before this one was inserted after it
+            nodes[node, HITS] += 1
+            unlink(index, node)
+            link(index, node)
+    while engine[HELD] + missing > capacity and engine[HELD]:
+        engine[LOST] += 1
+        engine[MISSED] += nodes[engine[OLDEST], HITS] > 0
+        remove(index, engine[OLDEST])
+    if engine[LOST] > _EVICTION_WINDOW:
+        engine[LOST] //= 2
+        engine[MISSED] //= 2
+    if missing == 0:
+        return
+    near = NONE
+    for number in range(wanted - 1, -1, -1):
+        node = find_node(index, slot, blocks[number], near)
+        if node == NONE:
+            insert(index, slot, blocks[number])
+        else:
+            near = nodes[node, NEWER]
+            unlink(index, node)
+            link(index, node)
+
+
+@compiled
+def lose(slot: int, blocks: NDArray[np.uint64], *tables: NDArray[Any]) -> None:
+    """Remove blocks from an engine."""
+    index = Tables(*tables)
+    for block in blocks:
+        node = find_node(index, slot, block, NONE)
+        if node != NONE:
+            remove(index, node)
+
+
+@compiled
+def copy_entries(table: NDArray[np.uint64], old: NDArray[np.uint64]) -> None:
+    """Copy all entries of a table into a larger one."""
+    for at in range(len(old)):
+        if old[at, VALUE]:
+            put(table, old[at, KEY], np.int64(old[at, VALUE]) - 1)
 
 
 class PrefixIndex:
@@ -45,28 +288,28 @@ class PrefixIndex:
         self._capacity[slot] = blocks
         self._reserve()
         self._live[slot // _WORD] |= np.uint64(1 << slot % _WORD)
-        self.touch(slot, _NO_BLOCKS)  # evicts at once if the capacity is smaller than before
+        self.touch(slot, NO_BLOCKS)  # evicts at once if the capacity is smaller than before
 
     def remove(self, slot: int) -> None:
         """Remove an engine and its blocks."""
         self._capacity[slot] = 0
-        self.touch(slot, _NO_BLOCKS)  # evicts everything
+        self.touch(slot, NO_BLOCKS)  # evicts everything
         self.engines[slot, [LOST, MISSED]] = 0
         self._live[slot // _WORD] &= ~np.uint64(1 << slot % _WORD)
 
     def leading(self, blocks: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return how many leading blocks of a prompt each engine has, by slot. Valid until the next call."""
         tables = self._tables
-        kernel.leading(tables.hashes, tables.bits, blocks, self._live, self._depths)
+        leading(tables.hashes, tables.bits, blocks, self._live, self._depths)
         return self._depths
 
     def touch(self, slot: int, blocks: NDArray[np.uint64], reserved: int = 0) -> None:
         """Mark a prompt as used on an engine, where `reserved` blocks of memory hold answers, which have no hash."""
-        kernel.touch(*self._tables, slot, blocks, max(0, self._capacity[slot] - reserved))
+        touch(slot, blocks, max(0, self._capacity[slot] - reserved), *self._tables)
 
     def lose(self, slot: int, blocks: NDArray[np.uint64]) -> None:
         """Remove blocks that an engine reports as evicted."""
-        kernel.lose(*self._tables, slot, blocks)
+        lose(slot, blocks, *self._tables)
 
     @property
     def held(self) -> NDArray[np.int64]:
@@ -98,7 +341,7 @@ class PrefixIndex:
 def as_blocks(blocks: Blocks) -> NDArray[np.uint64]:
     """Return a job's hashes as one type of array, contiguous and writable: one specialisation of compiled code."""
     if not isinstance(blocks, np.ndarray):
-        return np.array(blocks, np.uint64) if blocks else _NO_BLOCKS
+        return np.array(blocks, np.uint64) if blocks else NO_BLOCKS
     return blocks if blocks.flags.carray and blocks.dtype == np.uint64 else np.array(blocks, np.uint64)
 
 
@@ -122,8 +365,8 @@ def _empty_tables(size: int, words: int) -> Tables:
 
 def _copied(old: Tables, new: Tables) -> Tables:
     """Copy everything into larger tables; the chains of free rows and nodes continue into the new ones."""
-    kernel.copy_entries(new.hashes, old.hashes)
-    kernel.copy_entries(new.pairs, old.pairs)
+    copy_entries(new.hashes, old.hashes)
+    copy_entries(new.pairs, old.pairs)
     for name in ("names", "rows", "nodes"):
         getattr(new, name)[: len(old.names)] = getattr(old, name)
     new.bits[: len(old.bits), : old.bits.shape[1]] = old.bits

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.policies import Job
-from lengthwise.routers.base import BaseRouter, Slots
-from lengthwise.routers.contract import (
+from lengthwise.routers.base import (
     Admitted,
+    BaseRouter,
     Costs,
     Decision,
     EngineId,
@@ -21,13 +21,12 @@ from lengthwise.routers.contract import (
     Finished,
     Progress,
     Scraped,
+    Slots,
 )
-from lengthwise.routers.ledger import Ledger, Load
-from lengthwise.routers.prefix_index import PrefixIndex, as_blocks
+from lengthwise.routers.ledger import BLOCK_TOKENS, FOREIGN, LIVE, PRIVATE, UNCACHED, Ledger
+from lengthwise.routers.prefix_index import NO_BLOCKS, PrefixIndex, as_blocks
 
 _SILENCE_CHECK_INTERVAL: Final = 64  # choices
-_NO_BLOCKS: Final = np.zeros(0, np.uint64)
-_PRIVATE, _UNCACHED, _BLOCK_TOKENS = int(Load.PRIVATE), int(Load.UNCACHED), int(Load.BLOCK_TOKENS)  # plain ints: faster
 
 
 class LedgerRouter(BaseRouter):
@@ -67,7 +66,7 @@ class LedgerRouter(BaseRouter):
 
     def send(self, job: Job, slot: int, now: float) -> None:
         """Enter the job in the ledger."""
-        self.ledger.sent(job, slot, now, 0.0, _NO_BLOCKS)
+        self.ledger.sent(job, slot, now, 0.0, NO_BLOCKS)
 
     def observe(self, event: Event) -> None:
         """Update the ledger; events about engines that are not up are ignored."""
@@ -92,13 +91,13 @@ class LedgerRouter(BaseRouter):
     def evict(self, event: Evicted, slot: int) -> None:
         """Remove evicted blocks; nothing for a router without a prefix index."""
 
-    def column(self, load: Load, slots: Slots) -> NDArray[np.float64]:
+    def column(self, column: int, slots: Slots) -> NDArray[np.float64]:
         """Return one column of the ledger for these engines."""
-        return np.asarray(self.ledger.loads[slots, load])
+        return np.asarray(self.ledger.loads[slots, column])
 
     def outstanding(self, slots: Slots) -> NDArray[np.float64]:
         """Return the requests sent and not finished, with those that others sent as far as scrapes report them."""
-        return self.column(Load.LIVE, slots) + self.column(Load.FOREIGN, slots)
+        return self.column(LIVE, slots) + self.column(FOREIGN, slots)
 
 
 class PrefixRouter(LedgerRouter):
@@ -137,12 +136,12 @@ class PrefixRouter(LedgerRouter):
 
     def cached_tokens(self, job: Job, slots: Slots) -> NDArray[np.float64]:
         """Return the prompt tokens that each of these engines has cached; the last token is always computed."""
-        cached = self.depths[slots] * self.column(Load.BLOCK_TOKENS, slots)
+        cached = self.depths[slots] * self.column(BLOCK_TOKENS, slots)
         return np.asarray(np.maximum(0.0, np.minimum(cached, job.prompt_tokens - 1.0)))
 
     def send(self, job: Job, slot: int, now: float) -> None:
         """Enter the job in the ledger and its prompt in the index."""
-        cached = self.depths.item(slot) * self.ledger.loads.item(slot, _BLOCK_TOKENS)
+        cached = self.depths.item(slot) * self.ledger.loads.item(slot, BLOCK_TOKENS)
         self.ledger.sent(job, slot, now, max(0.0, min(cached, job.prompt_tokens - 1.0)), self.blocks)
         self._touch(slot, self.blocks)
 
@@ -158,5 +157,5 @@ class PrefixRouter(LedgerRouter):
 
     def _touch(self, slot: int, blocks: NDArray[np.uint64]) -> None:
         number = self.ledger.loads.item
-        answers = 0.5 * (number(slot, _PRIVATE) - number(slot, _UNCACHED))  # half of each answer, on average
-        self.index.touch(slot, blocks, int(answers / number(slot, _BLOCK_TOKENS)))
+        answers = 0.5 * (number(slot, PRIVATE) - number(slot, UNCACHED))  # half of each answer, on average
+        self.index.touch(slot, blocks, int(answers / number(slot, BLOCK_TOKENS)))

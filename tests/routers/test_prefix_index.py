@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lengthwise.routers.prefix_index import PrefixIndex, as_blocks
-from lengthwise.routers.prefix_kernel import FREE_NODE, FREE_ROW, NEWER, NEXT_ROW
+from lengthwise.routers.prefix_index import FREE_NODE, FREE_ROW, NEWER, NEXT_ROW, PrefixIndex, as_blocks
 
 Chain = list[int]
 
