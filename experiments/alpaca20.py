@@ -2,17 +2,14 @@
 
 The paper does not say how its bins are cut. Accuracy 0.24 with a Matthews correlation of 0.20 implies balanced classes,
 so bins of equal mass are compared; bins of equal width, where a constant is mostly right, are shown beside them.
-Trains here on a GPU, or for hours on a CPU, unless a file of predictions is given. Alpaca is for non-commercial use:
+Scores a file of predictions, which `python -m scripts.gpu_studies alpaca20` writes. Alpaca is for non-commercial use:
 weights are not saved.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import pickle
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,26 +18,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from experiments.alpaca20_training import (
-    BINNINGS,
-    BinPredictions,
-    fast_half,
-    read_predictions,
-    thinned,
-    together,
-    train_bins,
-    width_settings,
-    write_predictions,
-)
-from experiments.study import Claim, Run, Study
+from experiments.alpaca20_training import BINNINGS, BinPredictions, read_predictions
+from experiments.study import Run, Study
 from lengthwise.errors import InputError
 from lengthwise.predictors import scores
 from lengthwise.predictors.scores import ClassScores
 from lengthwise.reports.figures import COLOURS, figure, legend, png
 from lengthwise.reports.tables import Table
-from lengthwise.simulator.paired import Ratio
-from lengthwise.training.encoder.config import TrainingConfig, read_config
-from lengthwise.training.encoder.run import Prepared
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.datasets import load_alpaca_lengths
 
@@ -127,102 +111,12 @@ def _binned(
 
 
 def load_predictions(path: Path) -> dict[str, BinPredictions]:
-    """Read the predictions of a training elsewhere (scripts/gpu_alpaca20.py)."""
+    """Read the file that scripts/gpu_studies.py writes."""
     try:
         return read_predictions(path)
     except (OSError, ValueError) as error:
-        hint = "give the alpaca20.npz that scripts/gpu_alpaca20.py or --set save=FILE wrote"
+        hint = "give the alpaca20.npz that `python -m scripts.gpu_studies alpaca20` wrote"
         raise InputError("is not a file of predictions", source=path, hint=hint) from error
-
-
-_TRAINING_OVER_READING: Final = 3.0  # a backward pass costs two forward passes
-_LOOK: Final = 64
-
-
-def train_here(
-    config: TrainingConfig,
-    *,
-    limit: int = 0,
-    start: Path | None = None,
-    progress: Callable[[str], None] = lambda _: None,
-) -> dict[str, BinPredictions]:
-    """Train a network of each seed for each binning on the GPU, or the CPU where there is none.
-
-    `start`: weights of a network with the same encoder (`lengthwise train`), from which the encoder is initialised.
-    """
-    try:
-        import torch
-
-        from lengthwise.training.encoder.pack import bin_edges
-        from lengthwise.training.encoder.run import Prepared, prepare
-    except ModuleNotFoundError as error:
-        raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
-    if config.head.kind != "bins":
-        raise InputError(f"has a head of kind '{config.head.kind}'", field="head.kind", hint="classes need 'bins'")
-    whole = prepare(config)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    made = {}
-
-    def on_row(row: dict[str, Any]) -> None:
-        progress("  ".join(f"{key} {value:g}" for key, value in row.items()))
-
-    for name in BINNINGS:
-        changes = width_settings(whole.pack) if name == "width" else {}
-        settings = config.model_copy(update={"head": config.head.model_copy(update=changes)})
-        pack = thinned(whole.pack, limit)
-        ready = Prepared(settings, whole.loaded, pack, bin_edges(settings.head, whole.pack))
-        found: list[BinPredictions] = []
-        for seed in settings.seeds:
-            torch.manual_seed(seed)
-            network = ready.network()
-            if start is not None:
-                start_from(network, start)
-            if not found:
-                took = _seconds(ready, network, device)
-                times = f", {len(settings.seeds)} times" if len(settings.seeds) > 1 else ""
-                progress(f"{BINNINGS[name]}: {device}, {_duration(took)}{times} estimated")
-            edges = np.asarray(ready.edges, np.float64)
-            found.append(train_bins(network, pack, settings, edges, seed=seed, device=device, progress=on_row))
-        made[name] = together(found)
-        made[name] = replace(made[name], about={**made[name].about, "settings": settings.model_dump(mode="json")})
-    return made
-
-
-def start_from(network: Any, path: Path) -> None:  # noqa: ANN401  (torch's types are not seen)
-    """Take the encoder of another training's weights."""
-    import torch
-
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        encoder = {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
-        network.backbone.load_state_dict(encoder)
-    except (OSError, RuntimeError, AttributeError, LookupError, EOFError, pickle.UnpicklingError) as error:
-        problem = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"cannot be started from: {problem}", source=path, hint="give weights of the same encoder"
-        ) from error
-
-
-def _seconds(ready: Prepared, network: Any, device: str) -> float:  # noqa: ANN401  (torch's types are not seen)
-    """Estimate the time of all epochs from one forward pass over a few training prompts."""
-    from lengthwise.training.encoder.pack import TRAIN
-    from lengthwise.training.encoder.trainer import Trainer, TrainingTask
-
-    learns = np.flatnonzero(ready.pack.part == TRAIN)
-    subset = learns[:: max(1, len(learns) // _LOOK)]
-    trainer = Trainer(network, TrainingTask(ready.pack, subset, subset, edges=ready.edges), ready.config, 0, device)
-    trainer.half = fast_half(device)
-    began = time.monotonic()
-    trainer.predict(subset)
-    each = (time.monotonic() - began) / len(subset)
-    return _TRAINING_OVER_READING * each * len(learns) * ready.config.optimiser.epochs
-
-
-def _duration(seconds: float) -> str:
-    minutes = seconds / 60
-    if minutes < 2:
-        return f"about {max(seconds, 1):.0f} s"
-    return f"about {minutes:.0f} minutes" if minutes < 120 else f"about {minutes / 60:.1f} hours"
 
 
 _HEADINGS: Final = ("accuracy", "F1", "precision", "recall", "AUROC", "MCC")
@@ -336,44 +230,21 @@ def _curves(axes: Axes, binned: Binned) -> None:
 
 @dataclass(frozen=True)
 class Alpaca20Grid:
-    """The training, or the file of its predictions."""
+    """The file of predictions."""
 
-    predictions: Path | None = None
-    """Score this file (of scripts/gpu_alpaca20.py, or of `save`) instead of training."""
-    config: Path = Path("configs/alpaca20.yaml")
-    limit: int = 0
-    """Prompts to train, validate and test on; 0 for all."""
-    start: Path | None = None
-    """Weights (weights.pt of `lengthwise train`) from which the encoder is initialised."""
-    save: Path | None = None
-    """File for the predictions, for `predictions`."""
+    predictions: Path = Path("out/alpaca20.npz")
 
 
 def measure(run: Run, grid: Alpaca20Grid) -> Alpaca20Result:
-    """Train, or read predictions, and score them."""
-    if grid.predictions is not None:
-        made = load_predictions(grid.predictions)
-    else:
-        config = read_config(grid.config)
-        made = train_here(config, limit=grid.limit, start=grid.start, progress=lambda line: run.report(line, 0.0))
-    if grid.save is not None:
-        write_predictions(grid.save, made)
-    return compare(made, load_alpaca_lengths(), source=str(grid.predictions or "the training"))
-
-
-def claims(found: Alpaca20Result) -> list[Claim]:
-    """The scores of table 1; single values, without an interval."""
-    binned = found.binned.get("equal_mass")
-    if binned is None:
-        return []
-    ours = {name: float(getattr(binned.ours, name)) for name in FIGURES}
-    return [Claim(name, PAPER[name], Ratio(*[ours[name]] * 3), "equal mass", neutral=None) for name in FIGURES]
+    """Read the predictions and score them."""
+    run.report("scores", 0.0)
+    return compare(load_predictions(grid.predictions), load_alpaca_lengths(), source=str(grid.predictions))
 
 
 def _needs(grid: Alpaca20Grid) -> str | None:
-    if grid.predictions is None and importlib.util.find_spec("torch") is None:
-        return "needs torch, or a file of predictions: --set predictions=alpaca20.npz"
-    return None
+    if grid.predictions.exists():
+        return None
+    return f"needs {grid.predictions}: `python -m scripts.gpu_studies alpaca20`, or --set predictions=FILE"
 
 
 STUDY: Study[Alpaca20Grid, Alpaca20Result] = Study(
@@ -383,12 +254,11 @@ STUDY: Study[Alpaca20Grid, Alpaca20Result] = Study(
     paper="length-aware Preble, appendix A.1, table 1",
     source="Alpaca",
     grid=Alpaca20Grid(),
-    quick=Alpaca20Grid(limit=200),
-    minutes=(600, 10),
+    quick=Alpaca20Grid(),
+    minutes=(1, 1),
     measure=measure,
     tables=tables,
     facts=facts,
-    claims=claims,
     images=images,
     needs=_needs,
 )

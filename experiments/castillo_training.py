@@ -1,7 +1,7 @@
 """Loss curves as in figures 6 and 9 and the appendix of the BERT-on-CASTILLO paper, of trainings here.
 
 Each training uses MiniLM in one way; after every epoch it is evaluated on training prompts and on held-out prompts
-(dropout off), so that the gap between the two shows overfitting. Needs torch and NumPy only: scripts/gpu_curves.py
+(dropout off), so that the gap between the two shows overfitting. Needs torch and NumPy only: scripts/gpu_studies.py
 runs all trainings, and experiments/castillo/curves.json holds what it measured.
 """
 

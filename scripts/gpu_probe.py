@@ -13,14 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from scripts.gpu_train import bare_package, llama_weights, pack_llama
+
 PIECE_BYTES = 12_000_000  # of states in one file
 
 
@@ -35,7 +33,6 @@ def pack(arguments: argparse.Namespace) -> None:
     from lengthwise.engines.smollm2 import model_folder
     from lengthwise.training.probe.hidden_states import hash_fraction, prompt_ids
     from lengthwise.training.probe.states import NOT_TRAINED
-    from scripts.gpu_train import pack_llama
 
     arguments.folder.mkdir(parents=True, exist_ok=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(model_folder()))
@@ -71,8 +68,6 @@ def load_packed(folder: Path) -> Any:  # noqa: ANN401
     import torch
     import transformers
 
-    from scripts.gpu_train import llama_weights
-
     llm = transformers.LlamaForCausalLM(transformers.LlamaConfig(**json.loads((folder / "config.json").read_text())))
     missing, unexpected = llm.load_state_dict(llama_weights(folder), strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
@@ -80,14 +75,6 @@ def load_packed(folder: Path) -> Any:  # noqa: ANN401
     llm.tie_weights()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return llm.to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
-
-
-def bare_package() -> None:
-    """Make `lengthwise.training.probe` importable without the dependencies of the package."""
-    for name in ("lengthwise", "lengthwise.training", "lengthwise.training.probe"):
-        module = types.ModuleType(name)
-        module.__path__ = [str(ROOT / "src" / name.replace(".", "/"))]
-        sys.modules[name] = module
 
 
 def collect(arguments: argparse.Namespace) -> None:

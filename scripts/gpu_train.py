@@ -25,7 +25,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).resolve().parent.parent / "src"
+ROOT = Path(__file__).resolve().parent.parent
 WORK = Path("/tmp/lengthwise-training")  # noqa: S108  (a rented machine)
 PIECE = 8_000_000  # fp16 numbers per file: 16 MB
 CARRIED = 33_000_000  # bytes of a Llama's weights per file
@@ -38,16 +38,30 @@ SHORT = {
     "log_std": "loss.log_std", "pairwise": "loss.pairwise", "soft": "loss.soft",
     "drop": "identity.drop", "pooling": "pooling", "layers": "layers",
 }  # fmt: skip
-PARTS = ("predictors", "predictors.encoder", "training", "training.encoder")
+PACKAGES = (
+    "experiments", "lengthwise", "lengthwise.predictors", "lengthwise.predictors.encoder", "lengthwise.training",
+    "lengthwise.training.encoder", "lengthwise.training.probe",
+)  # fmt: skip
 JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without")
 
 
 def bare_package() -> None:
-    """Make `lengthwise.training.encoder` importable without the dependencies of the package."""
-    for name in ("lengthwise", *(f"lengthwise.{part}" for part in PARTS)):
+    """Make the modules for training importable without the dependencies of their packages."""
+    for name in PACKAGES:
         module = types.ModuleType(name)
-        module.__path__ = [str(SOURCE / name.replace(".", "/"))]
+        module.__path__ = [str((ROOT if name == "experiments" else ROOT / "src") / name.replace(".", "/"))]
         sys.modules[name] = module
+
+
+def prepare_torch(seed: int) -> str:
+    """Set torch up for one of several parallel trainings; return its device."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.set_num_threads(1 if device == "cpu" else 2)
+    torch.manual_seed(seed)
+    return device
 
 
 def pack(arguments: argparse.Namespace) -> None:
@@ -61,7 +75,8 @@ def pack(arguments: argparse.Namespace) -> None:
     config = read_config(arguments.config)
     loaded = load_backbone(config.backbone, config.max_tokens)
     samples = load_samples(config.data)
-    packed = make_pack(samples, config.data, loaded.text, more_prompts(samples, config.data))
+    unlabelled = [] if config.head.kind == "bins" else more_prompts(samples, config.data)  # students learn from them
+    packed = make_pack(samples, config.data, loaded.text, unlabelled)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     packed.write(arguments.folder / "pack.npz")
     (arguments.folder / "config.json").write_text(config.model_dump_json(indent=1))
@@ -300,11 +315,8 @@ def work(arguments: argparse.Namespace) -> None:
         data = data.without(settings["without"])
     if not settings.get("smollm2", True):
         data.lengths[:, [i for i, llm in enumerate(data.llms) if "SmolLM2" in llm]] = 0
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.set_num_threads(1 if device == "cpu" else 2)
     seed = int(settings.get("seed", 0))
-    torch.manual_seed(seed)
+    device = prepare_torch(seed)
     backbone = load_packed_backbone(folder)
     backbone.keep_layers(config.layers)
     network = LengthNetwork(backbone, config, data.features)

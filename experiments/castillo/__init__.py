@@ -20,7 +20,7 @@ class CastilloGrid:
 
     predictor: str = "default"
     curves: Path | None = None
-    """Other loss curves: a file of scripts/gpu_curves.py or gpu_train.py."""
+    """Other loss curves: a file of scripts/gpu_studies.py or gpu_train.py."""
 
 
 @dataclass(frozen=True)

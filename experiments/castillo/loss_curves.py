@@ -79,14 +79,14 @@ class Curves:
 
 
 def load_curves(path: Path | None = None) -> Curves | None:
-    """Read a file of scripts/gpu_curves.py, or metrics.json of scripts/gpu_train.py; else the packaged one, or None."""
+    """Read a file of scripts/gpu_studies.py or metrics.json of scripts/gpu_train.py; by default the packaged one."""
     if path is None:
         packaged = resources.files("experiments.castillo") / _PACKAGED
         return _read(packaged.read_text(encoding="utf-8"), _PACKAGED) if packaged.is_file() else None
     try:
         return _read(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError("cannot be read", source=path, hint="give a file that scripts/gpu_curves.py wrote") from error
+        raise InputError("cannot be read", source=path, hint="give a file that scripts/gpu_studies.py wrote") from error
 
 
 def _read(text: str, source: str) -> Curves:
@@ -105,7 +105,7 @@ def _read(text: str, source: str) -> Curves:
         return Curves(tree["about"], tuple(lines), tuple(trainings))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            "holds no loss curves", source=source, hint="give a file that scripts/gpu_curves.py wrote"
+            "holds no loss curves", source=source, hint="give a file that scripts/gpu_studies.py wrote"
         ) from error
 
 
@@ -182,7 +182,7 @@ def _studies(curves: Curves) -> Table:
         "Rise: of the held-out loss from its best epoch to the last. Gap: held-out over training loss at the end.",
         "The paper on its figure 6 (classes): overfits, and dropout was no cure; on figures 9 and A.3: no overfitting.",
         "Its curves are pictures without numbers; ours are measured.",
-        f"Measured on {about.get('machine', 'a machine')} in {about.get('seconds', 0)} s by scripts/gpu_curves.py.",
+        f"Measured on {about.get('machine', 'a machine')} in {about.get('seconds', 0)} s by scripts/gpu_studies.py.",
     ]
     if about.get("limit"):
         notes.append(f"A small version: {about['limit']:,} short prompts.")
