@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lengthwise.bench.shadow_gain import LOGGED, TRUE, study_shadow, tables
-from lengthwise.bench.shadow_traffic import fit_cost, shadow_traffic
+from lengthwise.bench.shadow_gain import LOGGED, TRUE, fit_cost, shadow_traffic, study_shadow, tables
 from lengthwise.engines.shadow_log import Account, Entry, Gauges, Header, Logged, Memory
 from lengthwise.errors import InputError
 from lengthwise.simulator import EngineSpec, Fleet, Outcome, StepCost, simulate

@@ -1,28 +1,45 @@
 """Estimate the gain of a policy: a shadow's log is replayed in the simulator under FCFS and under the policy.
 
 The report first compares the FCFS replay with the measurement: without a match, a simulated gain is meaningless.
+
+The engine of the replay is given, or fitted to the log. While answer i is generated, one step is taken for each of its
+n_i - 1 further tokens, so that
+
+    finish_i - first_i = base * (n_i - 1) + decode * T_i + prefill_token * P_i
+
+with T_i the tokens that all answers together received in that time (each spread evenly over its duration), and P_i
+the prompt tokens of the requests that started in it. Non-negative least squares, each answer weighted by 1/sqrt(n_i).
+Coarser than `lengthwise engine fit`, which reads the engine's steps: attention over long contexts, cached prefixes
+and chunked prefill are not modelled.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from scipy import optimize
 
-from lengthwise.bench.shadow_traffic import FittedEngine, ShadowTraffic, fit_engine, shadow_traffic
-from lengthwise.engines.shadow_log import Logged
-from lengthwise.lengths import TIE_NU, student
+from lengthwise.engines.shadow_log import Entry, Gauges, Logged, Memory
+from lengthwise.errors import InputError
+from lengthwise.lengths import DEFAULT_CAP, TIE_NU, student
 from lengthwise.policies import make_policy
 from lengthwise.predictors.scores import mae, tau_within
-from lengthwise.reports.tables import Table, share
+from lengthwise.reports.simulation import NAMES
+from lengthwise.reports.tables import Table, number, share
 from lengthwise.simulator import (
+    EngineSpec,
     Fleet,
     Outcome,
     RequestPredictions,
+    Spread,
+    StepCost,
     Summary,
     find_engine,
     measure_capacity,
@@ -30,11 +47,199 @@ from lengthwise.simulator import (
     simulate,
     summarise,
 )
-from lengthwise.simulator.grid_result import latencies
+from lengthwise.simulator.grid_result import Measure, latencies
 from lengthwise.simulator.paired import Ratio, over_requests
+from lengthwise.workloads import Workload
 
-if TYPE_CHECKING:
-    from lengthwise.simulator import Spread
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+_FEWEST: Final = 20  # requests that a report needs, and streamed answers that the fit needs
+_BYTES_PER_TOKEN: Final = 4.0  # of English text, if the engine reports no prompt tokens
+
+
+@dataclass(frozen=True, eq=False)
+class ShadowTraffic:
+    """Requests in order of arrival; times are seconds after the first arrival, NaN if unknown."""
+
+    workload: Workload
+    predictions: RequestPredictions
+    first_token: Floats
+    finish: Floats
+    settled: Mask
+    """The engine reported the length, and the answer ended by itself or at max_tokens, which also caps predictions."""
+    predicted: Mask
+    """The prediction is the predictor's, not a hint or the history's."""
+    left_out: Mapping[str, int]
+    guessed_prompts: int
+    counted_answers: int
+
+    @property
+    def streamed(self) -> Mask:
+        """Whether the first token of an answer is known."""
+        return ~np.isnan(self.first_token)
+
+    @property
+    def begin(self) -> Floats:
+        """The first token, or the arrival where it is not known: those tokens are spread over the whole time."""
+        return np.where(self.streamed, self.first_token, self.workload.arrival_s)
+
+
+def shadow_traffic(logged: Logged, name: str) -> ShadowTraffic:
+    """Return the requests of a log that can be replayed; the others are counted by the reason to leave them out."""
+    left_out = Counter(why for entry in logged.entries if (why := _unfit(entry)))
+    kept = [entry for entry in logged.entries if not _unfit(entry)]
+    if len(kept) < _FEWEST:
+        raise InputError(
+            f"{len(kept)} answers of known length are too few for a report",
+            source=name,
+            hint=f"log at least {_FEWEST}, better some hundreds under the usual load",
+        )
+    began = kept[0].arrival_s
+    prompts, guessed = _prompt_tokens(kept)
+    workload = Workload.from_table(
+        {
+            "arrival_s": _column(kept, "arrival_s") - began,
+            "input_tokens": prompts,
+            "output_tokens": pa.array([max(1, entry.output_tokens or 1) for entry in kept], pa.int64()),
+            "llm": [entry.llm for entry in kept],
+            "max_tokens": pa.array([entry.max_tokens for entry in kept], pa.int64()),
+        },
+        name=name,
+    )
+    return ShadowTraffic(
+        workload,
+        _predictions(kept, workload, logged.header.predictor),
+        _column(kept, "first_token_s") - began,
+        _column(kept, "finished_s") - began,
+        settled=np.array([_settled(entry) for entry in kept]),
+        predicted=np.array([entry.source == "predictor" for entry in kept]),
+        left_out=dict(left_out),
+        guessed_prompts=guessed,
+        counted_answers=sum(not entry.exact for entry in kept),
+    )
+
+
+def _unfit(entry: Entry) -> str | None:
+    if entry.end == "refused":
+        return "refused by the engine"
+    if not entry.one_answer:
+        return "several answers or prompts in one request, or a body that could not be read"
+    if entry.output_tokens is None:
+        return "length not known: the client left or the engine was lost before the end"
+    return None
+
+
+def _settled(entry: Entry) -> bool:
+    # An answer that the end of the context cut below its max_tokens does not count: its cap is not known here.
+    at_limit = entry.end == "cut" and entry.max_tokens is not None and (entry.output_tokens or 0) >= entry.max_tokens
+    return entry.exact and (entry.end == "whole" or at_limit)
+
+
+def _column(entries: Sequence[Entry], name: str) -> Floats:
+    return np.array([math.nan if (value := getattr(entry, name)) is None else value for entry in entries], np.float64)
+
+
+def _prompt_tokens(entries: Sequence[Entry]) -> tuple[NDArray[np.int64], int]:
+    """Return prompt tokens, estimated from the size of the body if not reported, and the number of estimates."""
+    tokens, size = _column(entries, "prompt_tokens"), _column(entries, "prompt_bytes")
+    known = ~np.isnan(tokens) & (size > 0)
+    per_byte = float(np.median(tokens[known] / size[known])) if known.any() else 1.0 / _BYTES_PER_TOKEN
+    filled = np.where(np.isnan(tokens), np.rint(size * per_byte), tokens)
+    return np.maximum(filled, 1).astype(np.int64), int(np.isnan(tokens).sum())
+
+
+def _predictions(entries: Sequence[Entry], workload: Workload, predictor: str) -> RequestPredictions:
+    caps = [DEFAULT_CAP if entry.max_tokens is None else entry.max_tokens for entry in entries]
+    llms = np.array([entry.llm for entry in entries], dtype=object)
+    truth = workload.output_tokens.astype(np.float64)
+    mu, sigma = _column(entries, "prediction_mu"), _column(entries, "prediction_sigma")
+    return RequestPredictions(predictor, mu, sigma, np.array(caps, np.float64), llms, truth)
+
+
+_FEWEST_TOKENS: Final = 8  # the duration of shorter answers is mostly network latency
+_LEAST_BASE_S: Final = 1e-6
+_BATCHED_TOKENS: Final = 2048  # vLLM's default
+_BLOCK: Final = 16
+
+
+@dataclass(frozen=True)
+class FittedEngine:
+    """An engine, and the sources of its limits."""
+
+    spec: EngineSpec
+    answers: int
+    """The number of answers that the step time was fitted to; 0 if the engine was given."""
+    slots_from: str
+    memory_from: str
+
+
+def fit_engine(
+    traffic: ShadowTraffic, gauges: Sequence[Gauges], memory: Memory | None, *, max_num_seqs: int | None = None
+) -> FittedEngine:
+    """Fit step time and limits; `max_num_seqs` is used as it is if given."""
+    cost, answers = fit_cost(traffic)
+    slots, slots_from = (max_num_seqs, "given") if max_num_seqs is not None else _slots(traffic, gauges)
+    longest = int((traffic.workload.input_tokens + traffic.workload.output_tokens).max())
+    memory_from = "reported by the engine"
+    if memory is None:
+        memory, memory_from = Memory((slots + 1) * (longest + _BLOCK), _BLOCK), "not known: assumed sufficient"
+    spec = EngineSpec(
+        "fitted to the log",
+        cost,
+        memory.kv_tokens,
+        max_model_len=max(longest, memory.kv_tokens),
+        max_num_seqs=slots,
+        max_num_batched_tokens=max(_BATCHED_TOKENS, slots),
+        block_size=min(memory.block_size, memory.kv_tokens),
+        prefix_caching=False,
+    )
+    return FittedEngine(spec, answers, slots_from, memory_from)
+
+
+def fit_cost(traffic: ShadowTraffic) -> tuple[StepCost, int]:
+    """Fit the step time; return it and the number of streamed answers used."""
+    n = traffic.workload.output_tokens.astype(np.float64)
+    used = traffic.streamed & (n >= _FEWEST_TOKENS) & (traffic.finish > traffic.first_token)
+    if used.sum() < _FEWEST:
+        raise InputError(
+            f"{int(used.sum())} streamed answers of {_FEWEST_TOKENS} or more tokens are too few to fit an engine",
+            source=traffic.workload.name,
+            hint="give one with --engine (a name, or a file of `lengthwise engine fit`)",
+        )
+    first, finish = traffic.first_token[used], traffic.finish[used]
+    # Cumulative totals over time, linear between their points: tokens of all answers, and prompt tokens started.
+    tokens = _spread(traffic.begin, traffic.finish, n)
+    order = np.argsort(traffic.begin, kind="stable")
+    prompts = traffic.begin[order], np.cumsum(traffic.workload.input_tokens[order].astype(np.float64))
+    during = [np.interp(finish, *curve) - np.interp(first, *curve) for curve in (tokens, prompts)]
+    columns, seconds = np.column_stack([n[used] - 1, *during]), finish - first
+    # Weighted by tokens, not by seconds: slow answers would count less.
+    weight = 1.0 / np.sqrt(n[used])
+    base, decode, prefill = optimize.nnls(columns * weight[:, None], seconds * weight)[0]
+    base = max(float(base), _LEAST_BASE_S)
+    return StepCost(base, base, float(prefill), 0.0, float(decode), 0.0), int(used.sum())
+
+
+def _spread(begin: Floats, end: Floats, amount: Floats) -> tuple[Floats, Floats]:
+    """Return times and the cumulative totals of amounts that each arrive evenly between begin and end."""
+    rate = amount / np.maximum(end - begin, 1e-9)
+    times = np.concatenate([begin, end])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    rates = np.cumsum(np.concatenate([rate, -rate])[order])
+    return times, np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(times))])
+
+
+def _slots(traffic: ShadowTraffic, gauges: Sequence[Gauges]) -> tuple[int, str]:
+    """Return the slots: the most requests running while others waited, else the most answers generated at once."""
+    full = [gauge.running for gauge in gauges if gauge.waiting > 0 and gauge.running > 0]
+    if full:
+        return max(full), "the most that ran while others waited"
+    changes = np.repeat([1.0, -1.0], len(traffic.finish))
+    order = np.lexsort((changes, np.concatenate([traffic.begin, traffic.finish])))
+    most = max(1, int(np.cumsum(changes[order]).max()))
+    return most, "the most that were answered at once; the engine was never seen with a queue"
 
 
 _LEVELS: Final = (0.5, 0.9)
@@ -68,9 +273,10 @@ def score_predictions(traffic: ShadowTraffic) -> tuple[Accuracy, ...]:
     )
 
 
-def _score(label: str, predictions: RequestPredictions, rows: NDArray[np.bool_]) -> Accuracy:
-    mu, sigma, cap = predictions.mu[rows], predictions.sigma[rows], predictions.cap[rows]
-    true = predictions.truth[rows]
+def _score(label: str, predictions: RequestPredictions, rows: Mask) -> Accuracy:
+    mu, sigma, cap, true = (
+        column[rows] for column in (predictions.mu, predictions.sigma, predictions.cap, predictions.truth)
+    )
     covered = []
     for level in _LEVELS:
         half_width = student.isf((1 - level) / 2, TIE_NU) * sigma
@@ -81,7 +287,7 @@ def _score(label: str, predictions: RequestPredictions, rows: NDArray[np.bool_])
     return Accuracy(label, int(rows.sum()), tau, mae(medians, true), *covered)
 
 
-def _constant(predictions: RequestPredictions, rows: NDArray[np.bool_]) -> Accuracy:
+def _constant(predictions: RequestPredictions, rows: Mask) -> Accuracy:
     true, llms = predictions.truth[rows], predictions.llms[rows]
     medians, covered = np.empty(len(true)), np.empty((len(_LEVELS), len(true)))
     for llm in set(llms.tolist()):
@@ -187,8 +393,9 @@ def study_shadow(
         engine=fitted,
         load=capacity.load(traffic.workload.rate),
         prediction_delay_s=delay,
-        measured=traffic.measured,
-        fcfs=_as_measured(base, traffic),
+        measured=_summary(traffic, traffic.first_token, traffic.finish),
+        # As in the measurement, which knows the first token of streamed answers only.
+        fcfs=_summary(traffic, np.where(traffic.streamed, base.first_token, np.nan), base.finish),
         runs=tuple(run for name in policies for run in _replay(name, traffic, fleet, base, delay)),
         accuracy=score_predictions(traffic),
     )
@@ -202,30 +409,29 @@ def _replay(policy: str, traffic: ShadowTraffic, fleet: Fleet, base: Outcome, de
             policy,
             name,
             outcome.summary,
-            _ratio(outcome, base, "e2e_s", None),
+            _ratio(outcome, base, "e2e_s"),
             _ratio(outcome, base, "e2e_s", 0.99),
-            _ratio(outcome, base, "per_token_s", None),
-            *(_captured(outcome, true, base, measure) for measure in ("e2e_s", "per_token_s")),
+            _ratio(outcome, base, "per_token_s"),
+            _captured(outcome, true, base, "e2e_s"),
+            _captured(outcome, true, base, "per_token_s"),
         )
         for name, outcome in ((LOGGED, logged), (TRUE, true))
     ]
 
 
-def _ratio(ours: Outcome, base: Outcome, measure: str, q: float | None) -> Ratio:
-    numerator, denominator = ({str(k): v for k, v in latencies(run).items()}[measure] for run in (ours, base))
-    return over_requests(numerator, denominator, q, seed=0)
+def _ratio(ours: Outcome, base: Outcome, measure: Measure, q: float | None = None) -> Ratio:
+    return over_requests(latencies(ours)[measure], latencies(base)[measure], q, seed=0)
 
 
-def _captured(ours: Outcome, true: Outcome, base: Outcome, measure: str) -> float:
+def _captured(ours: Outcome, true: Outcome, base: Outcome, measure: Measure) -> float:
     policy, best, fcfs = (getattr(run.summary, measure).mean for run in (ours, true, base))
     return (fcfs - policy) / (fcfs - best) if fcfs - best > _LEAST_GAIN * fcfs else math.nan
 
 
-def _as_measured(outcome: Outcome, traffic: ShadowTraffic) -> Summary:
-    """Summarise the replay like the measurement, which knows the first token of streamed answers only."""
-    first = np.where(np.isnan(traffic.first_token), np.nan, outcome.first_token)
+def _summary(traffic: ShadowTraffic, first_token: Floats, finish: Floats) -> Summary:
+    workload = traffic.workload
     return summarise(
-        sent=outcome.arrival, first_token=first, finish=outcome.finish, output_tokens=outcome.output_tokens
+        sent=workload.arrival_s, first_token=first_token, finish=finish, output_tokens=workload.output_tokens
     )
 
 
@@ -241,16 +447,10 @@ def tables(found: ShadowGain) -> list[Table]:
 
 def _match(found: ShadowGain) -> Table:
     rows = []
-    measured, fcfs = found.measured, found.fcfs
-    for name, seen, replayed in (
-        ("TTFT", measured.ttft_s, fcfs.ttft_s),
-        ("TPOT", measured.tpot_s, fcfs.tpot_s),
-        ("E2E", measured.e2e_s, fcfs.e2e_s),
-        ("per token", measured.per_token_s, fcfs.per_token_s),
-    ):
-        rows.append(
-            [name, *_figures(seen), *_figures(replayed), _off(seen.mean, replayed.mean), _off(seen.p99, replayed.p99)]
-        )
+    for measure, name in NAMES.items():
+        seen, replayed = (getattr(summary, measure) for summary in (found.measured, found.fcfs))
+        off = _off(seen.mean, replayed.mean), _off(seen.p99, replayed.p99)
+        rows.append([name, *_figures(seen), *_figures(replayed), *off])
     columns = ["seconds", "measured mean", "p50", "p99", "replayed mean", "p50", "p99", "mean off by", "p99 off by"]
     return Table("Does the replay match? FCFS in the simulator against the measurement", columns, rows, _notes(found))
 
@@ -292,15 +492,8 @@ def _gain(found: ShadowGain) -> Table:
         ratios = [_interval(each) for each in (run.mean_e2e, run.p99_e2e, run.per_token)]
         captured = [share(each) for each in (run.captured_e2e, run.captured_per_token)]
         rows.append([run.policy, run.predictions, _seconds(e2e.mean), _seconds(e2e.p99), *ratios, *captured])
-    columns = [
-        "policy",
-        "predictions",
-        "mean E2E s",
-        "p99 E2E s",
-        "mean over FCFS",
-        "p99 over FCFS",
-        "per token over FCFS",
-    ]
+    columns = ["policy", "predictions", "mean E2E s", "p99 E2E s"]
+    columns += ["mean over FCFS", "p99 over FCFS", "per token over FCFS"]
     columns += ["of the true lengths' gain: mean", "per token"]
     notes = [
         "ratios below 1 are better; in brackets the 95 % interval of a paired bootstrap over blocks of requests",
@@ -313,13 +506,7 @@ def _gain(found: ShadowGain) -> Table:
 
 def _accuracy(found: ShadowGain) -> Table:
     rows = [
-        [
-            each.predictor,
-            "–" if math.isnan(each.tau) else f"{each.tau:.3f}",
-            f"{each.mae:.1f}",
-            share(each.covered_50),
-            share(each.covered_90),
-        ]
+        [each.predictor, number(each.tau, 3), number(each.mae, 1), share(each.covered_50), share(each.covered_90)]
         for each in found.accuracy
     ]
     notes = [

@@ -79,7 +79,7 @@ class ShadowProxy:
             raw = await caller.body(_MOST_BYTES)
             async with caller.present():
                 if model is None:
-                    await self._forward(scope, caller, raw, Measure(), None)
+                    await self._forward(scope, caller, raw, _Seen("", arrival_s, None, Measure(), len(raw)))
                 else:
                     await self._watch(scope, caller, raw, model, arrival_s)
         except ApiError as error:
@@ -90,14 +90,17 @@ class ShadowProxy:
     async def _watch(
         self, scope: Scope, caller: Caller, raw: bytes, model: type[CompletionBody], arrival_s: float
     ) -> None:
-        body = _read(model, raw)
+        try:
+            body = parse(model, raw)
+        except ApiError:  # the engine reports it to the client
+            body = None
         hide_usage = self.stream_usage and body is not None and body.lacks_usage
         if hide_usage:
             raw = CompletionBody.with_usage(raw)
         seen = _Seen(str(next(self._numbers)), arrival_s, body, Measure(hide_usage=hide_usage), len(raw))
         self._predict(seen)
         try:
-            await self._forward(scope, caller, raw, seen.measure, seen)
+            await self._forward(scope, caller, raw, seen)
         finally:
             self._ended(seen)
 
@@ -115,28 +118,25 @@ class ShadowProxy:
         self._open[key].predicted = prediction
         return True
 
-    async def _forward(self, scope: Scope, caller: Caller, raw: bytes, measure: Measure, seen: _Seen | None) -> None:
+    async def _forward(self, scope: Scope, caller: Caller, raw: bytes, seen: _Seen) -> None:
         query: bytes = scope["query_string"]
         path = scope["raw_path"].decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
         try:
             answer = await self.client.forward(scope["method"], path, raw, caller.passed_headers())
             try:
-                if seen is not None:
-                    seen.streamed = answer.is_stream
-                await relay(answer, caller, None, measure, lambda: self._first(seen))
+                seen.streamed = answer.is_stream
+                await relay(answer, caller, None, seen.measure, lambda: self._first(seen))
             finally:
                 answer.close()
         except EngineError as error:
-            if seen is not None:
-                seen.end = "broken"
+            seen.end = "broken"
             if not caller.answered:
                 raise from_engine(error) from error
             return
-        if seen is not None:
-            seen.end = "refused" if answer.status >= 400 else _end(measure)
+        seen.end = "refused" if answer.status >= 400 else _end(seen.measure)
 
-    def _first(self, seen: _Seen | None) -> None:
-        if seen is not None and seen.streamed:
+    def _first(self, seen: _Seen) -> None:
+        if seen.streamed:
             seen.first_token_s = self.clock() - self.began
 
     def _ended(self, seen: _Seen) -> None:
@@ -147,14 +147,6 @@ class ShadowProxy:
         tokens, cut = seen.measure.length or (None, False)
         self.predictions.ended(seen.key, tokens if one and seen.end != "refused" else None, censored=cut)
         self.log.add(_entry(seen, finished_s, tokens))
-
-
-def _read(model: type[CompletionBody], raw: bytes) -> CompletionBody | None:
-    """Return the body; None if it is invalid, which the engine reports to the client."""
-    try:
-        return parse(model, raw)
-    except ApiError:
-        return None
 
 
 def _end(measure: Measure) -> End:
@@ -188,12 +180,12 @@ def _entry(seen: _Seen, finished_s: float, tokens: int | None) -> Entry:
 def _prediction(seen: _Seen) -> tuple[Source, float | None, float | None]:
     """Return the prediction a scheduler would have used: the client's hint, else the predictor's, else history."""
     hint = None if seen.body is None else seen.body.prediction()
-    known: tuple[tuple[Source, LengthDistribution | None], ...] = (
-        ("hint", hint),
-        ("predictor", seen.predicted),
-        ("history", seen.history),
-    )
-    for source, prediction in known:
+    known: dict[Source, LengthDistribution | None] = {
+        "hint": hint,
+        "predictor": seen.predicted,
+        "history": seen.history,
+    }
+    for source, prediction in known.items():
         if isinstance(prediction, LogT):
             return source, prediction.mu, prediction.sigma
         if isinstance(prediction, Point):
@@ -229,7 +221,10 @@ def create_shadow(
             finally:
                 scrape.cancel()
                 await asyncio.wait([scrape])
-                log.add(_account(predictions))
+                counts = predictions.counts
+                age_s = round(counts.age_s / max(1, counts.answered), 6)
+                figures = (counts.asked, counts.answered, counts.failed, counts.dropped, round(counts.cpu_s, 6))
+                log.add(Account(*figures, mean_age_s=age_s))
                 predictions.close()
 
     return Starlette(
@@ -270,9 +265,3 @@ async def _scrape(client: EngineClient, proxy: ShadowProxy, every_s: float) -> N
             last = gauges.running, gauges.waiting
             proxy.log.add(Gauges(round(proxy.clock() - proxy.began, 3), *last, gauges.kv_use))
         await asyncio.sleep(every_s)
-
-
-def _account(predictions: PredictionService) -> Account:
-    counts = predictions.counts
-    age = counts.age_s / counts.answered if counts.answered else 0.0
-    return Account(counts.asked, counts.answered, counts.failed, counts.dropped, round(counts.cpu_s, 6), round(age, 6))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,27 +11,27 @@ import numpy as np
 from lengthwise.predictors.evaluation import Breakdown, Evaluation, EvaluationScores
 from lengthwise.reports.figures import COLOURS, GREY, dots, figure, legend, log_tokens, percent_axis, png, short_name
 from lengthwise.reports.page import html_page
-from lengthwise.reports.tables import Table, share
+from lengthwise.reports.tables import Table, number, share
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
 
 _COLUMNS: Final[tuple[tuple[str, Callable[[EvaluationScores], str]], ...]] = (
     ("rows", lambda s: f"{s.rows:,}"),
-    ("tau", lambda s: _number(s.tau, 3)),
-    ("MAE mean", lambda s: _number(s.mae_mean, 1)),
-    ("MSE mean", lambda s: _number(s.mse_mean, 0)),
-    ("MAE median", lambda s: _number(s.mae_median, 1)),
-    ("MAE std", lambda s: _number(s.mae_std, 1)),
-    ("MSE std", lambda s: _number(s.mse_std, 0)),
-    ("MAE sample", lambda s: _number(s.mae_sample, 1)),
-    ("R² log", lambda s: _number(s.r2_log, 3)),
-    ("CRPS", lambda s: _number(s.crps, 1)),
+    ("tau", lambda s: number(s.tau, 3)),
+    ("MAE mean", lambda s: number(s.mae_mean, 1)),
+    ("MSE mean", lambda s: number(s.mse_mean, 0)),
+    ("MAE median", lambda s: number(s.mae_median, 1)),
+    ("MAE std", lambda s: number(s.mae_std, 1)),
+    ("MSE std", lambda s: number(s.mse_std, 0)),
+    ("MAE sample", lambda s: number(s.mae_sample, 1)),
+    ("R² log", lambda s: number(s.r2_log, 3)),
+    ("CRPS", lambda s: number(s.crps, 1)),
     ("in 50 %", lambda s: share(s.coverage_50)),
     ("in 90 %", lambda s: share(s.coverage_90)),
-    ("width 50 %", lambda s: _number(s.width_50, 2)),
-    ("width 90 %", lambda s: _number(s.width_90, 2)),
-    ("MAE mean, raw", lambda s: _number(s.raw_mae_mean, 1)),
+    ("width 50 %", lambda s: number(s.width_50, 2)),
+    ("width 90 %", lambda s: number(s.width_90, 2)),
+    ("MAE mean, raw", lambda s: number(s.raw_mae_mean, 1)),
 )
 _IN_GROUPS: Final = ("rows", "tau", "MAE mean", "MAE std", "R² log", "CRPS", "in 50 %", "in 90 %", "MAE mean, raw")
 """Columns that fit beside the baselines on a terminal."""
@@ -74,7 +73,7 @@ def _class_table(found: Evaluation) -> Table:
         for i, (name, subject) in enumerate(found.subjects.items()):
             s = subject.overall.classes[scheme]
             figures = (s.precision, s.recall, s.f1, s.mcc, s.auroc)
-            rows.append((scheme if i == 0 else "", name, share(s.accuracy), *(_number(value, 3) for value in figures)))
+            rows.append((scheme if i == 0 else "", name, share(s.accuracy), *(number(value, 3) for value in figures)))
     columns = ("classes", "", "accuracy", "precision", "recall", "F1", "MCC", "AUROC")
     note = (
         "Class of the mean of the clean samples; precision, recall, F1 and AUROC (one against the rest) are weighted."
@@ -97,7 +96,7 @@ def _groups(
             (
                 group,
                 *(figure(scores) for _, figure in columns),
-                *(f"{_number(s.tau, 3)} / {_number(s.mae_mean, 1)}" for s in beside),
+                *(f"{number(s.tau, 3)} / {number(s.mae_mean, 1)}" for s in beside),
             )
         )
     note = "Baselines: tau / MAE mean."
@@ -106,10 +105,6 @@ def _groups(
 
 def _figures(scores: EvaluationScores) -> list[str]:
     return [figure(scores) for _, figure in _COLUMNS]
-
-
-def _number(value: float, digits: int) -> str:
-    return "–" if math.isnan(value) else f"{value:,.{digits}f}"
 
 
 def write_html(found: Evaluation, path: Path) -> None:

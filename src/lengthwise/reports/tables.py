@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as RichTable
 
-__all__ = ["Table", "print_tables", "share", "signed", "to_json"]
+__all__ = ["Table", "number", "print_tables", "share", "signed", "to_json"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ def _rich(table: Table) -> RichTable:
 def share(value: float) -> str:
     """Format a share as a percentage."""
     return "–" if math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def number(value: float, digits: int) -> str:
+    """Format a number with thousands separated; a dash for NaN."""
+    return "–" if math.isnan(value) else f"{value:,.{digits}f}"
 
 
 def signed(value: float, digits: int = 3) -> str:
