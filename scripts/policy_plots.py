@@ -123,30 +123,28 @@ def by_spread(axes: Axes, spec: str) -> None:
 
 
 def by_lane(axes: Axes, spec: str) -> None:
-    """Draw how far a job is set back, by its length and by the waiting work, and the fast lane."""
+    """Draw the waiting work ahead of a new job, by its length, and the fast lane."""
     rng = np.random.default_rng(0)
     past = [
         Job(str(n), float(n), prediction=LogT(float(mu), SPREAD, CAP))
         for n, mu in enumerate(rng.normal(5.5, 1.0, 2000))
     ]
     medians = np.geomspace(5, 5000, 200)
-    for colour, wait in zip(COLOURS, (0.0, 200.0, 2000.0), strict=False):
-        back = []
-        for median in medians:
-            lanes = Lanes(lambda: SLOTS)
-            for job in past[-300:]:
-                lanes.enter(job)
-            lanes.served = lanes.clock - wait
-            job = Job("one", 0.0, prediction=LogT(float(np.log(median)), SPREAD, CAP))
-            number = lanes.enter(job)
-            back.append(np.nan if number == FAST_ROUND else max(0.0, 16.0 * (number - 1) - lanes.clock))
-        axes.plot(medians, back, color=colour, label=f"wait of new requests {wait:g}")
-    fast = medians[np.isnan(back)]
-    axes.axvspan(medians[0], fast.max(), color=GREY, alpha=0.25, label="fast lane")
+    lanes = Lanes(lambda: SLOTS)
+    for job in past:
+        lanes.enter(job)
+    fast = []
+    for median in medians:
+        lanes.credit = 1e9
+        number = lanes.enter(Job("one", 0.0, prediction=LogT(float(np.log(median)), SPREAD, CAP)))
+        fast.append(number == FAST_ROUND)
+    for colour, wait in zip(COLOURS, (100.0, 500.0, 1000.0), strict=False):
+        axes.plot(medians, np.where(fast, 0.0, wait), color=colour, label=f"waiting work {wait:g}")
+    axes.axvspan(medians[0], medians[fast].max(), color=GREY, alpha=0.25, label="fast lane")
     log_tokens(axes, TICKS)
     axes.set_ylim(-20, 1200)
     axes.set_xlabel("predicted median, tokens")
-    axes.set_ylabel("set back by, tokens per slot")
+    axes.set_ylabel("work ahead, tokens per slot")
     legend(axes)
 
 

@@ -27,7 +27,6 @@ FAST_ROUND: Final = 0
 """The round number of the fast lane."""
 _SHORT_WORK_FRACTION: Final = 0.1  # the shortest jobs that make up this fraction of the work are short, however many
 _MAX_OF_MEAN: Final = 0.9  # a short job has at most this fraction of the mean: longer ones would gain little
-_MAX_SETBACK: Final = 1 / 3  # of the current wait: how far a longer job is set back behind shorter ones
 _MAX_CREDIT_JOBS: Final = 6.0  # mean jobs: the most credit
 _WINDOW_JOBS: Final = 4096  # the length statistics fade over so many jobs
 _TOKENS_PER_ROUND: Final = 16.0  # per slot
@@ -40,24 +39,22 @@ _PRIOR: Final = wide_prior()  # the prediction of a job without one
 class Lengthwise(BasePolicy):
     """First come, first served, with a fast lane for the shortest third.
 
-    round = 0                                         in the fast lane
-            1 + (A + min(median, wait / 3)) / 16      in the ordinary lane   (tokens per slot)
-    key   = median                                    (tokens: the prediction as a single number, at most its cap)
-    A = work that has arrived so far, by medians / slots, a clock that advances with the work; wait = A - what has been
-    served, by the same clock: the wait of a new job. Medians, because the mean of a heavy tail hides short jobs.
+    round = 0               in the fast lane
+            1 + A / 16      in the ordinary lane   (tokens per slot)
+    key   = median          (tokens: the prediction as a single number, at most its cap)
+    A = work that has arrived so far, by medians / slots, a clock that advances with the work: the ordinary lane is in
+    order of arrival, and shortest first among jobs that arrive within 16 tokens of work per slot. Medians, because the
+    mean of a heavy tail hides short jobs.
 
     In the fast lane: a job among the shortest third of recent jobs, or among the shortest that make up a tenth of the
     work, and clearly shorter than the mean. A third of the jobs and not a share of the work, because predictions that
     are drawn to the middle would fill a share of the predicted work with few jobs, and noisy ones with many long ones.
 
-    While few jobs wait, `wait` is near 0 and this is first come, first served, except for the shortest. When many wait,
-    a job is overtaken by jobs that arrive later but would finish before it, up to a third of the wait.
-
     Bound. A job enters the fast lane only against credit: a quarter of the work of each job that arrives, at most six
-    mean jobs. In the ordinary lane at most slots * median tokens of later work overtake a job. So where work arrives r
-    times as fast as it is served, a job waits at most (its wait under FCFS + the time of its own length + that of six
-    mean jobs) / (1 - r / 4), all by medians. No job starves, and there is nothing to tune. If short jobs take longer
-    than predicted by more than the others do, they use more credit.
+    mean jobs. In the ordinary lane at most 16 tokens per slot of later work overtake a job. So where work arrives r
+    times as fast as it is served, a job waits at most (its wait under FCFS + the time of 16 tokens + that of six mean
+    jobs) / (1 - r / 4), all by medians. No job starves, and there is nothing to tune. If short jobs take longer than
+    predicted by more than the others do, they use more credit.
 
     Memory short: the last admitted is preempted. The wide prior, used without a prediction, is never short.
     """
@@ -92,7 +89,6 @@ class Lanes:
 
     slots: Slots
     clock: float = 0.0
-    served: float = 0.0
     unit: float = 1.0
     """The weight of a job that arrives now: it grows, so that earlier jobs fade without being updated."""
     count: float = 0.0
@@ -110,13 +106,14 @@ class Lanes:
         self.clock += job.median / self.slots()
         self._count(job.median, self.unit)
         job.credited = self._add_credit(job.median)
-        return self._round(job, self.clock)
+        return self._round(job, 1 + int(self.clock / _TOKENS_PER_ROUND))
 
     def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
-        """Return the round as if the job had arrived with the new prediction, but no later than its old one.
+        """Return the fast lane if the job may use it by its new prediction, else its round in the ordinary lane.
 
         The job takes back the credit that it added, which may be less than its share, and adds that of its new length.
-        The clock is unchanged: the rounds of waiting jobs are relative to it.
+        The clock is unchanged: the rounds of waiting jobs are relative to it. A job that loses the fast lane joins the
+        ordinary lane as if it arrived now.
         """
         self._count(old_median, -self.unit)
         self._count(job.median, self.unit)
@@ -124,13 +121,11 @@ class Lanes:
         if round_number == FAST_ROUND:
             self.credit += old_median
         job.credited = self._add_credit(job.median)
-        if round_number == FAST_ROUND:
-            return self._round(job, self.clock)
-        return min(self._round(job, self._arrival_clock(round_number, old_median)), round_number)
+        ordinary = 1 + int(self.clock / _TOKENS_PER_ROUND) if round_number == FAST_ROUND else round_number
+        return self._round(job, ordinary)
 
     def admitted(self, round_number: int) -> None:
-        """Advance what has been served; a preempted job of an earlier round does not move it back."""
-        self.served = max(self.served, round_number * _TOKENS_PER_ROUND)
+        """Do nothing: rounds do not depend on what is served."""
 
     def finished(self, job: Job) -> None:
         """Record the true length: where short jobs exceed their predictions, they use more credit."""
@@ -140,19 +135,14 @@ class Lanes:
             totals.predicted += self.unit * job.median
             totals.true += self.unit * job.generated
 
-    def _arrival_clock(self, round_number: int, median: float) -> float:
-        """Return the clock when a job arrived, from its round: the inverse of `_round`."""
-        place = (round_number - 1) * _TOKENS_PER_ROUND
-        return max(place - median, (place + _MAX_SETBACK * self.served) / (1.0 + _MAX_SETBACK))
-
-    def _round(self, job: Job, arrival_clock: float) -> int:
+    def _round(self, job: Job, ordinary: int) -> int:
+        """Return the fast lane's round if the job is short and credit covers it, else the ordinary one."""
         median, predicted = job.median, (job.mu, job.sigma) != (_PRIOR.mu, _PRIOR.sigma)
         price = median * max(1.0, self.short.ratio / self.all.ratio)
         if predicted and price <= self.credit and self._is_short(median):
             self.credit -= price
             return FAST_ROUND
-        wait = max(0.0, arrival_clock - self.served)
-        return 1 + int((arrival_clock + min(median, _MAX_SETBACK * wait)) / _TOKENS_PER_ROUND)
+        return ordinary
 
     def _is_short(self, tokens: float) -> bool:
         """Return whether a length is in the shortest third of jobs or tenth of work; half of its own bin counts."""
