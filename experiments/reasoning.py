@@ -84,7 +84,7 @@ class Answers:
 
     def take(self, rows: Rows) -> Answers:
         """The given prompts only."""
-        columns, inputs = self.predictions.columns, [self.inputs[row] for row in rows]
+        columns, inputs = self.predictions, [self.inputs[row] for row in rows]
         predictions = LogTPredictions.of(columns.mu[rows], columns.sigma[rows], columns.cap[rows], nu=columns.nu)
         return Answers(inputs, self.lengths[rows], self.capped[rows], predictions)
 
@@ -98,7 +98,7 @@ class _Recorded:
             for half in halves.values()
             for each, mu, sigma in zip(half.inputs, half.predictions.mu, half.predictions.sigma, strict=True)
         }
-        self._nu = next(iter(halves.values())).predictions.columns.nu
+        self._nu = next(iter(halves.values())).predictions.nu
 
     def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         known = np.array([self._known[each] for each in inputs]).reshape(-1, 2)
@@ -147,7 +147,7 @@ def _score(
 def _inside(half: Answers, predictions: LogTPredictions) -> list[tuple[float, float]]:
     """Of each central interval, the share of answers inside and the share that the predictions expect there."""
     everything = np.ones(half.lengths.shape, bool)
-    lengths, cap, below = half.lengths.astype(np.float64), predictions.columns.cap, 1.0 - _reach(predictions)
+    lengths, cap, below = half.lengths.astype(np.float64), predictions.cap, 1.0 - _reach(predictions)
     found = []
     for level in CENTRAL:
         low, high = predictions.quantile((1 - level) / 2), predictions.quantile((1 + level) / 2)
@@ -160,14 +160,14 @@ def _inside(half: Answers, predictions: LogTPredictions) -> list[tuple[float, fl
 def _tail(half: Answers, predictions: LogTPredictions) -> tuple[float, float, float, float]:
     quantile = predictions.quantile(TAIL)
     above = float(np.mean(half.lengths > quantile[:, None]))
-    allowed = float(np.mean(np.where(quantile < predictions.columns.cap, 1 - TAIL, 0.0)))
+    allowed = float(np.mean(np.where(quantile < predictions.cap, 1 - TAIL, 0.0)))
     return above, allowed, float(half.capped.mean()), float(_reach(predictions).mean())
 
 
 def _reach(predictions: LogTPredictions) -> NDArray[np.float64]:
     """P(an answer reaches the limit)."""
-    columns = predictions.columns
-    return np.asarray(special.stdtr(columns.nu, (columns.mu - np.log(columns.cap)) / columns.sigma))
+    standard = (np.log(predictions.cap) - predictions.mu) / predictions.sigma
+    return np.asarray(special.stdtr(predictions.nu, -standard))
 
 
 Floats = NDArray[np.float64]
@@ -238,7 +238,7 @@ def compare(
     samples = {"plain": pairs.plain, "steps": pairs.steps}
     halves: dict[Asked, Answers] = {asked: Answers.of(predictor, samples[asked], pairs.max_tokens) for asked in ASKED}
     means: dict[Asked, Floats] = {asked: halves[asked].lengths.mean(axis=1) for asked in ASKED}
-    predicted: dict[Asked, Floats] = {asked: halves[asked].predictions.columns.mean() for asked in ASKED}
+    predicted: dict[Asked, Floats] = {asked: halves[asked].predictions.mean() for asked in ASKED}
     llms = column(pairs.plain, "llm")
     return ReasoningResult(
         predictor=name,

@@ -156,7 +156,7 @@ def _joined(parts: Sequence[LogTPredictions]) -> LogTPredictions:
     mu, sigma, mean, std = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("mu", "sigma", "sample_mean", "sample_std")
     )
-    return LogTPredictions.of(mu, sigma, parts[0].columns.cap[0], sample_mean=mean, sample_std=std)
+    return LogTPredictions.of(mu, sigma, parts[0].cap[0], sample_mean=mean, sample_std=std)
 
 
 def _card(data: DistillationSet, found: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.engines.refine import WORKER, StepStates, attach
-from lengthwise.predictors.probe import Probe, paper_bins, write_probe
-from lengthwise.predictors.probe.bins import NONE
-from lengthwise.predictors.probe.probe import ProbeNetwork
+from lengthwise.predictors.probe import NONE, Probe, ProbeNetwork, paper_bins, write_probe
 from tests.engines.overlap import Host
 from tests.engines.scheduling import make_scheduler
 

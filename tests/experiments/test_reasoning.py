@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,7 +33,8 @@ class Seeing(Blind):
 
     def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         longer = [np.log(2.0) if each.text.endswith("Think.") else 0.0 for each in inputs]
-        return super().predict(inputs).adjusted(longer, 1.0)
+        blind = super().predict(inputs)
+        return replace(blind, mu=blind.mu + longer)
 
 
 def made_up(factor: float, limit: int = 100_000, *, prompts: int = PROMPTS) -> ReasoningPairs:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import LogT, LogTColumns, tail_inflated_expectation
+from lengthwise.lengths import LogT, LogTColumns
 from tests.lengths.strategies import logts
 
 
@@ -21,7 +21,8 @@ def test_columns_agree_with_single_predictions(predictions: list[LogT]) -> None:
     assert mean == pytest.approx([b.mean() for b in predictions], rel=1e-4)
     assert cvar == pytest.approx([b.cvar(0.9) for b in predictions], rel=1e-4)
     assert many.quantile(0.5) == pytest.approx([b.quantile(0.5) for b in predictions], rel=1e-9)
-    assert many.tie(0.3) == pytest.approx([tail_inflated_expectation(b, 0.3) for b in predictions], rel=1e-4)
+    lengths = [0, 1, 57.5, 300, 131_072]
+    assert many.survival(lengths) == pytest.approx(np.array([[b.survival(n) for n in lengths] for b in predictions]))
     assert [many[i] for i in range(len(many))] == predictions
 
 
@@ -50,8 +51,8 @@ def test_one_cap_serves_all() -> None:
 
 def test_levels_at_the_ends_are_the_mean_and_the_longest() -> None:
     many = LogTColumns.of([4, 5], [1, 0.3], 512)
-    assert many.cvar(0.0) == pytest.approx(many.mean(), rel=1e-4)
-    assert many.cvar(1.0).tolist() == [512, 512]
+    assert many.mean_and_cvar(0.0)[1] == pytest.approx(many.mean(), rel=1e-4)
+    assert many.mean_and_cvar(1.0)[1].tolist() == [512, 512]
 
 
 def test_a_bad_prediction_is_named_by_its_row() -> None:

@@ -20,18 +20,20 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.predictors import LengthPredictor, PredictionInput
 from lengthwise.predictors.calibration import Adjustment, Calibration
-from lengthwise.predictors.fast import FastPredictor, load_fast
-from lengthwise.predictors.fast.predictor import CLIP, FastNetwork
-from lengthwise.predictors.fast.text import (
+from lengthwise.predictors.fast import (
     CLASSES,
+    CLIP,
     EDGE,
     FEATURES,
     MOST_WORDS,
     PAIRS,
     RESERVED,
+    FastNetwork,
+    FastPredictor,
     Reader,
     WordTables,
     excerpt,
+    load_fast,
     split,
     terms,
 )
@@ -302,7 +304,7 @@ def test_calibration_shifts_medians_and_widens_spreads_of_its_llm_and_of_strange
     np.testing.assert_allclose(found.mu - plain.mu, [-0.25, 0.5, 0.5], rtol=1e-6)
     np.testing.assert_allclose(found.sigma / plain.sigma, [2.0, 3.0, 3.0], rtol=1e-6)
     np.testing.assert_array_equal(found.sample_mean, plain.sample_mean)
-    assert found.columns.nu == 5.0
+    assert found.nu == 5.0
 
 
 def test_a_predictor_comes_back_from_its_file(tmp_path: Path) -> None:

@@ -11,9 +11,22 @@ from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import Histogram, LengthDistribution, LogT, Point
-from lengthwise.predictors.probe import Bins, Probe, Smoothing, load_probe, log_bins, paper_bins, write_probe
-from lengthwise.predictors.probe.bins import NONE, PAPER, left_by_age, mass_by_age, mass_of, of_prediction
-from lengthwise.predictors.probe.probe import ProbeNetwork
+from lengthwise.predictors.probe import (
+    NONE,
+    PAPER,
+    Bins,
+    Probe,
+    ProbeNetwork,
+    Smoothing,
+    left_by_age,
+    load_probe,
+    log_bins,
+    mass_by_age,
+    mass_of,
+    of_prediction,
+    paper_bins,
+    write_probe,
+)
 
 
 def test_the_papers_bins_and_transition_are_as_written() -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lengthwise.lengths import BaseDistribution, tail_inflated_expectation
+from lengthwise.lengths import BaseDistribution
 from lengthwise.predictors.castillo_api import BIN_WIDTH, p99_class
 from lengthwise.predictors.contract import PredictionInput
 from lengthwise.predictors.resolve import resolve_predictor
@@ -57,7 +57,8 @@ def _facts(prediction: Any, mean: float, std: float, bin_width: int) -> dict[str
         **p99_class(mean, std, bin_width),
     }
     if isinstance(prediction, BaseDistribution):
-        facts["tie"] = {f"{beta:g}": tail_inflated_expectation(prediction, beta) for beta in BETAS}
+        mean, cvar = prediction.mean_and_cvar(0.9)
+        facts["tie"] = {f"{beta:g}": mean + beta * cvar for beta in BETAS}
     return facts
 
 

@@ -68,7 +68,7 @@ class ForcedLengthPredictor:
             predictions.mu + math.log(scale),
             predictions.sigma,
             [float(each.cap) for each in inputs],
-            nu=predictions.columns.nu,
+            nu=predictions.nu,
             sample_mean=predictions.sample_mean * scale,
             sample_std=predictions.sample_std * scale,
         )

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import After, LengthDistribution, LogT, Point, wide_prior
-from lengthwise.predictors.probe import Probe, Reading, load_probe
-from lengthwise.predictors.probe.bins import ENTROPY
+from lengthwise.predictors.probe import ENTROPY, Probe, Reading, load_probe
 
 ATTRIBUTE: Final = "lengthwise_states"
 """The attribute of a step's output that holds its `StepStates`."""

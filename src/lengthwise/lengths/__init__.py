@@ -1,6 +1,6 @@
 """Length distributions of answers: values, fitting and goodness of fit. Pure mathematics, no files."""
 
-from lengthwise.lengths.columns import LogTColumns, tail_inflated_expectation
+from lengthwise.lengths.columns import LogTColumns
 from lengthwise.lengths.distributions import (
     DEFAULT_CAP,
     OUTLIVED_BELOW,
@@ -32,6 +32,5 @@ __all__ = [
     "Remaining",
     "fit_logt",
     "fit_rows",
-    "tail_inflated_expectation",
     "wide_prior",
 ]

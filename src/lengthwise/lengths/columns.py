@@ -20,7 +20,7 @@ from scipy import ndimage, special
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import student
-from lengthwise.lengths.distributions import TIE_NU, BaseDistribution, LogT, check_probability
+from lengthwise.lengths.distributions import TIE_NU, LogT, check_probability
 
 _STEP: Final = 0.1
 _MARGIN: Final = 12  # grid steps beyond the range, so that the spline's ends do not show
@@ -62,7 +62,7 @@ class LogTColumns:
         return len(self.mu)
 
     def __repr__(self) -> str:
-        return f"LogTColumns({len(self)} predictions)"
+        return f"{type(self).__name__}({len(self)} predictions)"
 
     def __getitem__(self, index: int) -> LogT:
         return LogT(float(self.mu[index]), float(self.sigma[index]), int(self.cap[index]), self.nu)
@@ -71,9 +71,12 @@ class LogTColumns:
         """Return each prediction's expected length."""
         return self.mean_and_cvar()[0]
 
-    def cvar(self, alpha: float = 0.9) -> NDArray[np.float64]:
-        """Return the mean of each prediction's worst 1 - alpha."""
-        return self.mean_and_cvar(alpha)[1]
+    def survival(self, tokens: ArrayLike) -> NDArray[np.float64]:
+        """Return P(length > tokens) as (n, k); `tokens` are (k,), the same for all predictions, or (n, k)."""
+        length = np.asarray(tokens, np.float64)
+        standard = (np.log(np.maximum(length, 1e-9)) - self.mu[:, None]) / self.sigma[:, None]
+        above = np.where(length > 0.0, special.stdtr(self.nu, -standard), 1.0)
+        return np.where(length < self.cap[:, None], above, 0.0)
 
     def quantile(self, q: float) -> NDArray[np.float64]:
         """Return the length that each answer does not exceed with probability q."""
@@ -97,20 +100,9 @@ class LogTColumns:
         mean[~covered], cvar[~covered] = self._one_by_one(np.flatnonzero(~covered), alpha)
         return mean, cvar
 
-    def tie(self, beta: float | NDArray[np.float64], alpha: float = 0.9) -> NDArray[np.float64]:
-        """Return TIE's score, mean + beta * CVaR_alpha, of each prediction."""
-        mean, cvar = self.mean_and_cvar(alpha)
-        return mean + beta * cvar
-
     def _one_by_one(self, rows: NDArray[np.intp], alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         both = np.array([self[int(row)].mean_and_cvar(alpha) for row in rows]).reshape(-1, 2)
         return both[:, 0], both[:, 1]
-
-
-def tail_inflated_expectation(prediction: BaseDistribution, beta: float, alpha: float = 0.9) -> float:
-    """TIE's score of one prediction: E[X] + beta * CVaR_alpha[X] (arXiv 2604.00499), in tokens."""
-    mean, cvar = prediction.mean_and_cvar(alpha)
-    return mean + beta * cvar
 
 
 @dataclass(frozen=True)

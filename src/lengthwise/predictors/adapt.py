@@ -222,10 +222,8 @@ class AdaptedPredictor:
             if mixture is not None:
                 known = table[:, None, start : start + len(self.base.llms)]
                 out[:, number] = mixed(mixture, known, kinds([asked[number].text]))[:, 0]
-        caps = predictions.columns.cap[starts]
-        return LogTPredictions.of(
-            out[0], out[1], caps, nu=predictions.columns.nu, sample_mean=out[2], sample_std=out[3]
-        )
+        caps = predictions.cap[starts]
+        return LogTPredictions.of(out[0], out[1], caps, nu=predictions.nu, sample_mean=out[2], sample_std=out[3])
 
     def _mixture_of(self, name: str) -> Mixture | None:
         """Return the mixture of an adapted LLM; None for other names, which the base predicts."""
@@ -398,7 +396,7 @@ def predict_known_llms(
             if progress is not None:
                 progress("reading prompts", min(1.0, (start + _BATCH) / len(texts)))
     mu, sigma = np.concatenate(found, axis=1)
-    return mu, sigma, predictions.columns.nu
+    return mu, sigma, predictions.nu
 
 
 def _unseen(

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import TIE_NU, LogTColumns, student
+from lengthwise.lengths import TIE_NU, student
 from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, Predictions, as_logt
 from lengthwise.predictors.history import Tracker, remember
 
@@ -70,8 +70,7 @@ class Calibration:
     def apply(self, predictions: Predictions, llms: Sequence[str]) -> LogTPredictions:
         """Return the calibrated predictions; `llms` names the LLM of each."""
         logt, (shift, factor) = as_logt(predictions), self.columns(llms)
-        columns = LogTColumns.of(logt.mu + shift, logt.sigma * factor, logt.columns.cap, self.nu)
-        return replace(logt, columns=columns)
+        return replace(logt, mu=logt.mu + shift, sigma=logt.sigma * factor, nu=self.nu)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, for a model file."""
@@ -112,7 +111,7 @@ def fit_calibration(
         raise InputError(f"{len(logt)} prompts are too few to calibrate", hint="give at least 9 for 90 % intervals")
     own = {llm: rows.take(names == llm).spread(levels) for llm in sorted(set(llms))}
     known = {llm: each for llm, each in own.items() if each is not None}
-    nu = logt.columns.nu
+    nu = logt.nu
     others = pooled.adjustment(nu, cautious)
     by_llm = {llm: _blend(each.adjustment(nu, cautious), others, shrink) for llm, each in known.items()}
     return Calibration(others, by_llm, nu)
@@ -236,7 +235,8 @@ class OnlineCalibrated:
         for each, mu, sigma in zip(inputs, predictions.mu.tolist(), predictions.sigma.tolist(), strict=True):
             self._remember(each, mu, sigma)
         found = [self.adjustment(each.llm) for each in inputs]
-        return predictions.adjusted([each.shift for each in found], [each.factor for each in found])
+        shift, factor = np.array([each.shift for each in found]), np.array([each.factor for each in found])
+        return replace(predictions, mu=predictions.mu + shift, sigma=predictions.sigma * factor)
 
     def observe(self, request: PredictionInput, length: int, *, censored: bool = False) -> None:
         """Observe an answer's length; `censored` if it was cut off or is running, so that the length is a lower bound.

@@ -6,8 +6,8 @@ tools named. A bare prompt is one user turn and is unchanged: predictors are tra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -65,11 +65,10 @@ class Predictions(Protocol):
         """Return the length that each prediction stays within with probability q."""
 
 
-@dataclass(frozen=True, eq=False)
-class LogTPredictions:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class LogTPredictions(LogTColumns):
     """Predictions as log-t columns."""
 
-    columns: LogTColumns
     sample_mean: NDArray[np.float64]
     sample_std: NDArray[np.float64]
 
@@ -79,50 +78,15 @@ class LogTPredictions:
         mu: ArrayLike,
         sigma: ArrayLike,
         cap: ArrayLike,
-        *,
         nu: float = TIE_NU,
+        *,
         sample_mean: ArrayLike | None = None,
         sample_std: ArrayLike | None = None,
     ) -> LogTPredictions:
         """Check the columns. Sampling mean and std may be unknown."""
         columns = LogTColumns.of(mu, sigma, cap, nu)
-        return cls(columns, _known(sample_mean, len(columns)), _known(sample_std, len(columns)))
-
-    @property
-    def mu(self) -> NDArray[np.float64]:
-        """Logs of the medians."""
-        return self.columns.mu
-
-    @property
-    def sigma(self) -> NDArray[np.float64]:
-        """Spreads of the logs."""
-        return self.columns.sigma
-
-    def __repr__(self) -> str:
-        return f"LogTPredictions({len(self)} predictions)"
-
-    def __len__(self) -> int:
-        return len(self.columns)
-
-    def __getitem__(self, index: int) -> LengthDistribution:
-        return self.columns[index]
-
-    def __iter__(self) -> Iterator[LengthDistribution]:
-        return (self[i] for i in range(len(self)))
-
-    def quantile(self, q: float) -> NDArray[np.float64]:
-        """Return the length that each prediction stays within with probability q."""
-        return self.columns.quantile(q)
-
-    def adjusted(self, shift: ArrayLike, scale: ArrayLike) -> LogTPredictions:
-        """Return the predictions with medians times exp(shift) and spreads times scale, as calibration does."""
-        columns = LogTColumns.of(
-            self.mu + np.asarray(shift, np.float64),
-            self.sigma * np.asarray(scale, np.float64),
-            self.columns.cap,
-            self.columns.nu,
-        )
-        return replace(self, columns=columns)
+        mean, std = (_known(values, len(columns)) for values in (sample_mean, sample_std))
+        return cls(columns.mu, columns.sigma, columns.cap, nu, sample_mean=mean, sample_std=std)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from lengthwise.errors import InputError
 from lengthwise.predictors import scores
@@ -371,9 +370,7 @@ def _quantiles(predictions: Predictions, levels: Sequence[float]) -> Floats:
 def _below(predictions: Predictions, edges: Floats) -> Floats:
     """P(length < edge), (rows, edges); the mass at a cap counts as just below it."""
     if isinstance(predictions, LogTPredictions):
-        columns = predictions.columns
-        t = (np.log(np.maximum(edges, 1e-9))[None, :] - columns.mu[:, None]) / columns.sigma[:, None]
-        return np.where(edges[None, :] >= columns.cap[:, None], 1.0, special.stdtr(columns.nu, t))
+        return 1.0 - predictions.survival(edges)
     rows = [
         [1.0 - prediction.survival(edge) for edge in edges]
         for prediction in (predictions[i] for i in range(len(predictions)))

@@ -221,8 +221,8 @@ class Hint:
         return LogTPredictions.of(
             np.where(known, np.log(np.where(known, hints, 1.0)), predictions.mu),
             np.where(known, self.sigma, predictions.sigma),
-            predictions.columns.cap,
-            nu=predictions.columns.nu,
+            predictions.cap,
+            nu=predictions.nu,
             sample_mean=predictions.sample_mean,
             sample_std=predictions.sample_std,
         )

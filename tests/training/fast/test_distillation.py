@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors import LogTPredictions
-from lengthwise.predictors.fast.text import FEATURES, Reader
+from lengthwise.predictors.fast import FEATURES, Reader
 from lengthwise.training.fast.distillation_set import DistillationSet, PromptTable, TeacherOutputs, calibration, figures
 from lengthwise.training.fast.word_tables import FOLDS, TOPICS, learn_tables
 

@@ -18,7 +18,7 @@ from scipy import stats
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Calibration, fit_calibration
 from lengthwise.predictors.encoder.readout import log_sigma
-from lengthwise.predictors.fast.predictor import OUTPUTS
+from lengthwise.predictors.fast import OUTPUTS
 from lengthwise.training.encoder.data import noise, piece
 from lengthwise.workloads.files import read_parquet_table
 
@@ -131,7 +131,7 @@ def figures(table: PromptTable, predictions: LogTPredictions, leave_out: str) ->
     columns = (predictions.mu, predictions.sigma, predictions.sample_mean, predictions.sample_std)
     mu, sigma, mean, std = (column.reshape(has.shape) for column in columns)
     z = np.abs(np.log(table.lengths) - mu[..., None]) / sigma[..., None]
-    inside = {share: z <= stats.t.ppf(0.5 + share / 2.0, predictions.columns.nu) for share in (0.5, 0.9)}
+    inside = {share: z <= stats.t.ppf(0.5 + share / 2.0, predictions.nu) for share in (0.5, 0.9)}
     count = np.maximum(table.clean.sum(axis=2), 1)
     off = np.where(table.clean, table.lengths - true[..., None], 0.0)
     spread = np.sqrt(np.square(off).sum(axis=2) / count)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lengthwise.lengths import TIE_NU
-from lengthwise.predictors.fast.predictor import CLIP, OUTPUTS, SIGMA_AT_ZERO, STD_BELOW_MEAN, FastNetwork
+from lengthwise.predictors.fast import CLIP, OUTPUTS, SIGMA_AT_ZERO, STD_BELOW_MEAN, FastNetwork
 from lengthwise.training.encoder import student_t
 
 if TYPE_CHECKING:

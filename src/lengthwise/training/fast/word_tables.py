@@ -15,7 +15,7 @@ from scipy import sparse
 from scipy.sparse.linalg import lsqr
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.fast.text import (
+from lengthwise.predictors.fast import (
     FEATURES,
     PAIRS,
     RESERVED,
@@ -28,7 +28,7 @@ from lengthwise.predictors.fast.text import (
 )
 
 if TYPE_CHECKING:
-    from lengthwise.predictors.fast.text import PromptText
+    from lengthwise.predictors.fast import PromptText
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.probe.bins import ENTROPY, NONE, PAPER, PROMPT, log_bins
+from lengthwise.predictors.probe import ENTROPY, NONE, PAPER, PROMPT, log_bins
 from lengthwise.predictors.scores import kendall_tau
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from lengthwise.predictors.probe.probe import Probe
+    from lengthwise.predictors.probe import Probe
     from lengthwise.training.probe.states import States
 
     Floats = NDArray[np.float64]

@@ -16,8 +16,7 @@ from scipy.special import gammaln, stdtr
 from torch import nn
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.probe.bins import ENTROPY, NONE, PAPER, PROMPT, Smoothing, features
-from lengthwise.predictors.probe.probe import CLIP, Probe, ProbeNetwork
+from lengthwise.predictors.probe import CLIP, ENTROPY, NONE, PAPER, PROMPT, Probe, ProbeNetwork, Smoothing, features
 from lengthwise.training.probe.compare import read_states_with
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lengthwise.predictors.probe.bins import Bins
+    from lengthwise.predictors.probe import Bins
     from lengthwise.training.probe.states import States
 
     Floats = NDArray[np.float32]

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lengthwise.predictors.probe.bins import Bins
-    from lengthwise.predictors.probe.probe import Probe
+    from lengthwise.predictors.probe import Bins, Probe
     from lengthwise.training.probe.states import States
 
     Report = Callable[[str, float], None]

@@ -19,7 +19,7 @@ import xxhash
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.contract import LogTPredictions
-from lengthwise.predictors.probe.bins import left_by_age, mass_by_age
+from lengthwise.predictors.probe import left_by_age, mass_by_age
 from lengthwise.predictors.resolve import load_predictor
 from lengthwise.workloads import load_castillo
 from lengthwise.workloads.files import read_parquet_table
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from lengthwise.predictors.probe.bins import Bins
+    from lengthwise.predictors.probe import Bins
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
@@ -155,7 +155,7 @@ def read_states(folder: Path, predictor: str, llm: str) -> States:
         split=_column(table, "split", "castillo_split")[row],
         mu=predictions.mu[prompt][row],
         sigma=predictions.sigma[prompt][row],
-        nu=predictions.columns.nu,
+        nu=predictions.nu,
         predictor=Path(predictor).stem,
     )
 
