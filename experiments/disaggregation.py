@@ -31,7 +31,6 @@ from lengthwise.simulator import (
     measure_capacity,
     predict_workload,
     simulate,
-    simulate_disaggregated,
 )
 from lengthwise.simulator.grid_result import Measure, Statistic
 from lengthwise.simulator.paired import Ratio, over_seeds
@@ -113,14 +112,9 @@ class FleetTask:
         drawn = draw(self.case, self.requests, self.seed)
         workload = drawn.replace(arrival_s=drawn.arrival_s / (self.load * capacity.requests_per_s))
         known = _predicted(self.case, self.requests, self.seed, self.predictor)
-        if not self.prefill:
-            outcome = simulate(workload, fleet, POLICY, router=ROUTER, predictor=known)
-        else:
-            pools = Pools(self.prefill, len(fleet) - self.prefill, KvLink(self.gb_per_s))
-            refreshed = None if self.refresh is None else _predicted(self.case, self.requests, self.seed, self.refresh)
-            outcome = simulate_disaggregated(
-                workload, fleet, pools, POLICY, router=ROUTER, predictor=known, refresh=refreshed
-            )
+        pools = Pools(self.prefill, len(fleet) - self.prefill, KvLink(self.gb_per_s)) if self.prefill else None
+        refreshed = None if self.refresh is None else _predicted(self.case, self.requests, self.seed, self.refresh)
+        outcome = simulate(workload, fleet, POLICY, router=ROUTER, predictor=known, pools=pools, refresh=refreshed)
         return {
             "capacity_per_s": capacity.requests_per_s,
             "steady": capacity.steady,

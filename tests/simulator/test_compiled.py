@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lengthwise.simulator import Fleet, Outcome, Pools, simulate, simulate_disaggregated
+from lengthwise.simulator import Fleet, Outcome, Pools, simulate
 from lengthwise.simulator.fleet import parse_fleet_events
 from lengthwise.workloads import Workload
 from tests.simulator.builders import UNEVEN, engine, requests
@@ -100,17 +100,6 @@ def test_the_compiled_engine_is_the_readable_engine(case: Case) -> None:
     agree(run(case), run(case, accelerate=False))
 
 
-@settings(max_examples=50)
-@given(cases())
-def test_without_jumps_even_what_is_sampled_is_the_same(case: Case) -> None:
-    compiled, readable = run(case, jump=False), run(case, accelerate=False)
-    agree(compiled, readable)
-    for ours, theirs in zip(compiled.engines, readable.engines, strict=True):
-        assert (ours.busy_s, ours.kv_mean) == (theirs.busy_s, theirs.kv_mean)
-        for name in ("time", "waiting", "running", "kv_use"):
-            assert getattr(ours.timeline, name).tolist() == getattr(theirs.timeline, name).tolist()
-
-
 @settings(max_examples=60)
 @given(cases(), st.sampled_from(["least_load", "e2", "lengthwise"]), st.sampled_from([0.0, 0.004]))
 def test_behind_a_router_both_engines_report_the_same(case: Case, router: str, routing_s: float) -> None:
@@ -130,8 +119,14 @@ def test_with_separate_prefill_and_decode_pools_both_engines_agree() -> None:
     workload = requests(lengths, np.sort(rng.uniform(0, 1, n)).tolist(), blocks=hashes, block_size=4)
     spec = engine(UNEVEN, seqs=4, blocks=60, caching=True, kv_bytes_per_token=1 << 20)
     compiled, readable = (
-        simulate_disaggregated(
-            workload, Fleet((spec,) * 4), Pools(2, 2), "sjf", router="lengthwise", predictor="oracle", accelerate=on
+        simulate(
+            workload,
+            Fleet((spec,) * 4),
+            "sjf",
+            router="lengthwise",
+            predictor="oracle",
+            pools=Pools(2, 2),
+            accelerate=on,
         )
         for on in (None, False)
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
 from lengthwise.routers import ROUTERS
-from lengthwise.simulator import Fleet, KvLink, Outcome, Pools, simulate, simulate_disaggregated
+from lengthwise.simulator import Fleet, KvLink, Outcome, Pools, simulate
 from lengthwise.simulator.disaggregated import Transfers
 from lengthwise.workloads import Workload
 from tests.simulator.builders import TICK, UNEVEN, fleet, requests
@@ -28,6 +28,10 @@ def sent(**limits: Any) -> Fleet:
     """Return engines with a known KV size."""
     made = fleet(**limits)
     return Fleet(tuple(replace(spec, kv_bytes_per_token=BYTES) for spec in made.engines))
+
+
+def disaggregated(workload: Workload, fleet: Fleet, pools: Pools, policy: str = "fcfs", **options: Any) -> Outcome:
+    return simulate(workload, fleet, policy, pools=pools, **options)
 
 
 def small(engines: int = 4) -> Fleet:
@@ -74,7 +78,7 @@ def test_where_nothing_queues_latency_is_the_sum_of_its_parts(
     n = len(lengths)
     workload, engines = requests(lengths, [0.1 * row for row in range(n)]), {"seqs": 1, "budget": budget}
     pools = Pools(n, n, KvLink(1e-3, latency_s))
-    outcome = simulate_disaggregated(workload, sent(cost=UNEVEN, engines=2 * n, **engines), pools)
+    outcome = disaggregated(workload, sent(cost=UNEVEN, engines=2 * n, **engines), pools)
     check_laws(outcome, workload, pools)
     for row, (prompt, answer) in enumerate(lengths):
         prefill, decode = parts(prompt, answer, budget)
@@ -88,7 +92,7 @@ def test_where_nothing_queues_latency_is_the_sum_of_its_parts(
 def test_a_single_request_with_a_free_transfer_is_served_as_on_one_engine(lengths: list[tuple[int, int]]) -> None:
     n = len(lengths)
     workload = requests(lengths, 0.0)
-    apart = simulate_disaggregated(workload, sent(cost=UNEVEN, engines=2 * n), Pools(n, n, FREE))
+    apart = disaggregated(workload, sent(cost=UNEVEN, engines=2 * n), Pools(n, n, FREE))
     mixed = simulate(workload, sent(cost=UNEVEN, engines=n))
     np.testing.assert_allclose(apart.finish, mixed.finish, rtol=1e-12)
     np.testing.assert_allclose(apart.first_token, mixed.first_token, rtol=1e-12)
@@ -100,30 +104,23 @@ def test_a_single_request_with_a_free_transfer_is_served_as_on_one_engine(length
     st.sampled_from(["round_robin", "lengthwise", "e2_length"]),
     st.sampled_from(["prompt", "peak", "reserve"]),
     st.booleans(),
-    st.booleans(),
 )
 @settings(max_examples=40)
 def test_every_request_is_served_once_however_short_memory_is(
-    drawn: list[tuple[int, int, float]], policy: str, router: str, admission: str, caching: bool, jump: bool
+    drawn: list[tuple[int, int, float]], policy: str, router: str, admission: str, caching: bool
 ) -> None:
     drawn = sorted(drawn, key=lambda each: each[2])
     workload = requests([each[:2] for each in drawn], [each[2] for each in drawn])
     engines = sent(cost=UNEVEN, engines=3, seqs=4, blocks=26, caching=caching, admission=admission)
     pools = Pools(1, 2, KvLink(1e-3, 0.002))
-    served = [
-        simulate_disaggregated(
-            workload, engines, pools, policy, router=router, predictor="oracle", refresh="none", jump=leap
-        )
-        for leap in (jump, True)
-    ]
-    check_laws(served[0], workload, pools)
-    assert served[0].finish.tobytes() == served[1].finish.tobytes()
+    served = disaggregated(workload, engines, pools, policy, router=router, predictor="oracle", refresh="none")
+    check_laws(served, workload, pools)
 
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_every_router_serves_both_pools_deterministically(router: str) -> None:
     workload, pools = shared_prefixes(), Pools(1, 3)
-    first, again = (simulate_disaggregated(workload, small(), pools, router=router) for _ in range(2))
+    first, again = (disaggregated(workload, small(), pools, router=router) for _ in range(2))
     check_laws(first, workload, pools)
     assert first.finish.tobytes() == again.finish.tobytes()
     assert first.handover is not None
@@ -132,7 +129,7 @@ def test_every_router_serves_both_pools_deterministically(router: str) -> None:
 
 def test_a_request_without_memory_to_decode_waits_until_all_of_it_fits() -> None:
     workload = requests([(16, 3), (16, 3)])
-    apart = simulate_disaggregated(workload, sent(cost=TICK, engines=2, blocks=6, seqs=8, budget=16), Pools(1, 1, FREE))
+    apart = disaggregated(workload, sent(cost=TICK, engines=2, blocks=6, seqs=8, budget=16), Pools(1, 1, FREE))
     assert apart.handover is not None
     assert apart.first_token.tolist() == [1.0, 2.0]
     assert apart.finish.tolist() == [3.0, 5.0], "5 of 6 blocks were taken until 3"
@@ -143,7 +140,7 @@ def test_a_request_without_memory_to_decode_waits_until_all_of_it_fits() -> None
 
 def test_a_request_preempted_while_decoding_recomputes_its_prompt_on_the_decode_engine() -> None:
     workload = requests([(8, 12), (8, 12)])
-    apart = simulate_disaggregated(workload, sent(cost=TICK, engines=2, blocks=6), Pools(1, 1, FREE))
+    apart = disaggregated(workload, sent(cost=TICK, engines=2, blocks=6), Pools(1, 1, FREE))
     assert apart.first_token.tolist() == [1.0, 1.0]
     assert apart.preemptions.tolist() == [0, 1]
     assert apart.recomputed_tokens.tolist() == [0, 12]
@@ -155,7 +152,7 @@ def test_only_kv_that_is_not_cached_is_sent() -> None:
     head = [1, 2, 3, 4]
     workload = requests([(17, 4), (17, 4)], [0.0, 30.0], blocks=[head, head], block_size=4)
     link = KvLink(BYTES * 1e-9, 0.0)  # a token a second
-    apart = simulate_disaggregated(workload, sent(cost=TICK, engines=2, caching=True), Pools(1, 1, link))
+    apart = disaggregated(workload, sent(cost=TICK, engines=2, caching=True), Pools(1, 1, link))
     assert apart.handover is not None
     assert apart.handover.sent_tokens.tolist() == [17, 1]
     np.testing.assert_allclose(apart.handover.arrived, [1 + 17, 31 + 1])
@@ -168,7 +165,7 @@ def test_cached_kv_that_is_evicted_before_the_transfer_is_recomputed() -> None:
         [(17, 2), (60, 20), (17, 4)], [0.0, 5.0, 13.0], blocks=[head, list(range(10, 25)), head], block_size=4
     )
     engines = sent(cost=TICK, engines=2, caching=True, blocks=20, budget=8)
-    apart = simulate_disaggregated(workload, engines, Pools(1, 1, FREE))
+    apart = disaggregated(workload, engines, Pools(1, 1, FREE))
     assert apart.handover is not None
     assert apart.handover.sent_tokens.tolist() == [17, 60, 1]
     assert apart.first_token.tolist() == [3.0, 13.0, 14.0]
@@ -189,22 +186,22 @@ def test_order_in_the_decode_pool_is_by_the_refreshed_prediction() -> None:
     engines = sent(cost=UNEVEN, engines=2, seqs=1)
     slow = Fleet((engines.engines[0], replace(engines.engines[1], cost=TICK)))
     for refresh, order in ((None, [0, 1, 2, 3]), ("oracle", [0, 1, 3, 2])):
-        apart = simulate_disaggregated(workload, slow, Pools(1, 1, FREE), "sjf", predictor="none", refresh=refresh)
+        apart = disaggregated(workload, slow, Pools(1, 1, FREE), "sjf", predictor="none", refresh=refresh)
         assert apart.engines[1].admissions.tolist() == order
 
 
 def test_a_length_aware_router_decodes_sooner_than_round_robin() -> None:
     workload = shared_prefixes(400, rate=24.0)
     pools = Pools(2, 2)
-    ours = simulate_disaggregated(workload, small(), pools, router="lengthwise")
-    blind = simulate_disaggregated(workload, small(), replace(pools, decode_router="random"), router="lengthwise")
+    ours = disaggregated(workload, small(), pools, router="lengthwise")
+    blind = disaggregated(workload, small(), replace(pools, decode_router="random"), router="lengthwise")
     assert ours.first_token.tobytes() == blind.first_token.tobytes(), "the first pool is the same"
     assert ours.summary.e2e_s.mean < blind.summary.e2e_s.mean
 
 
 def test_a_slow_link_delays_the_second_token_and_not_the_first() -> None:
     quick, slow = (
-        simulate_disaggregated(shared_prefixes(), small(), Pools(2, 2, KvLink(gb_per_s))) for gb_per_s in (25.0, 0.05)
+        disaggregated(shared_prefixes(), small(), Pools(2, 2, KvLink(gb_per_s))) for gb_per_s in (25.0, 0.05)
     )
     assert quick.first_token.tobytes() == slow.first_token.tobytes()
     assert quick.summary.e2e_s.mean + 0.1 < slow.summary.e2e_s.mean
@@ -214,7 +211,7 @@ def test_a_request_that_no_engine_can_decode_is_refused_before_prefill() -> None
     engines = sent(cost=UNEVEN, engines=3, blocks=8)
     large = replace(engines.engines[0], kv_tokens=4000)
     workload = requests([(10, 5), (10, 400), (20, 5)], [0.0, 1.0, 2.0])
-    apart = simulate_disaggregated(workload, Fleet((large, *engines.engines[1:])), Pools(1, 2))
+    apart = disaggregated(workload, Fleet((large, *engines.engines[1:])), Pools(1, 2))
     assert np.isnan(apart.finish).tolist() == [False, True, False]
     assert np.isnan(apart.first_token).tolist() == [False, True, False]
     assert apart.summary.refused == 1
@@ -224,7 +221,7 @@ def test_only_engines_that_fit_the_answer_decode_it() -> None:
     engines = sent(cost=UNEVEN, engines=3, blocks=8)
     large = replace(engines.engines[0], kv_tokens=4000)
     workload = requests([(10, 100), (10, 5)] * 6, [0.1 * row for row in range(12)])
-    apart = simulate_disaggregated(workload, Fleet((*engines.engines[1:], large)), Pools(1, 2))
+    apart = disaggregated(workload, Fleet((*engines.engines[1:], large)), Pools(1, 2))
     assert apart.handover is not None
     assert not np.isnan(apart.finish).any()
     assert (apart.handover.engine[::2] == 2).all()
@@ -232,7 +229,7 @@ def test_only_engines_that_fit_the_answer_decode_it() -> None:
 
 def test_the_table_has_the_decode_engine_and_the_tokens_sent() -> None:
     workload = requests([(10, 5), (10, 1)])
-    table = simulate_disaggregated(workload, sent(cost=UNEVEN, engines=2), Pools(1, 1)).to_table()
+    table = disaggregated(workload, sent(cost=UNEVEN, engines=2), Pools(1, 1)).to_table()
     assert table["decode_engine"].to_pylist() == [1, None]
     assert table["sent_tokens"].to_pylist() == [10, 0]
     assert table["kv_arrived_s"].null_count == table["decode_started_s"].null_count == 1
@@ -253,16 +250,16 @@ def test_a_malformed_split_is_an_error(text: str) -> None:
 
 def test_pools_that_do_not_add_up_are_an_error() -> None:
     with pytest.raises(InputError, match="2:6 are 8 engines of a fleet of 4") as error:
-        simulate_disaggregated(requests([(10, 5)]), small(4), Pools.parse("2:6"))
+        disaggregated(requests([(10, 5)]), small(4), Pools.parse("2:6"))
     assert "add up to 4" in str(error.value)
 
 
 def test_kv_of_unknown_or_different_size_is_an_error() -> None:
     with pytest.raises(InputError, match="kv_bytes_per_token"):
-        simulate_disaggregated(requests([(10, 5)]), fleet(engines=2), Pools(1, 1))
+        disaggregated(requests([(10, 5)]), fleet(engines=2), Pools(1, 1))
     two = Fleet.parse("1*llama-3-8b@a100,1*qwen2.5-7b@a100")
     with pytest.raises(InputError, match="one model for all"):
-        simulate_disaggregated(requests([(10, 5)]), two, Pools(1, 1))
+        disaggregated(requests([(10, 5)]), two, Pools(1, 1))
 
 
 @pytest.mark.parametrize("gb_per_s", [0.0, -1.0, math.nan])

@@ -213,13 +213,6 @@ def test_engine_blocks_that_do_not_match_the_hashes_are_refused() -> None:
         simulate(requests([(9, 1)], blocks=[[1]], block_size=6), fleet(caching=True))
 
 
-def test_steps_singly_are_the_same_steps() -> None:
-    workload = requests([(3, 50), (5, 20), (2, 90)], [0.0, 0.1, 0.2])
-    leapt, singly = (serve(engine(UNEVEN), workload, jump=jump) for jump in (True, False))
-    assert leapt.finish.tolist() == singly.finish.tolist()
-    assert leapt.engines[0].steps == singly.engines[0].steps
-
-
 def test_the_cost_model_of_each_engine_counts() -> None:
     fast, slow = engine(UNEVEN), engine(TICK)
     outcome = simulate(requests([(2, 2), (2, 2)]), Fleet((fast, slow)))

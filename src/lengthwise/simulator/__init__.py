@@ -5,7 +5,7 @@ No wall clock, no randomness of its own: the same inputs give the same outcome, 
 
 from lengthwise.simulator.cluster import Capacity, measure_capacity, simulate
 from lengthwise.simulator.costs import CostModel, CostSegment, Piecewise, Roofline, StepCost
-from lengthwise.simulator.disaggregated import KvLink, Pools, simulate_disaggregated
+from lengthwise.simulator.disaggregated import KvLink, Pools
 from lengthwise.simulator.fleet import ENGINES, EngineSpec, Fleet, find_engine
 from lengthwise.simulator.metrics import Spread, Summary, summarise
 from lengthwise.simulator.outcome import EngineOutcome, Handover, Outcome, Timeline
@@ -35,6 +35,5 @@ __all__ = [
     "measure_capacity",
     "predict_workload",
     "simulate",
-    "simulate_disaggregated",
     "summarise",
 ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.policies import Policy
 from lengthwise.routers import Router, StaticRouter
-from lengthwise.simulator.engine import SimulatedEngine, accelerated, engine_factory
+from lengthwise.simulator.engine import MakeEngine, SimulatedEngine, accelerated, engine_factory
 from lengthwise.simulator.fleet import Fleet, FleetEvent, initially_absent, sorted_events
 from lengthwise.simulator.inputs import as_fleet, as_policy, as_predictions, as_workload, uses_predictions
 from lengthwise.simulator.outcome import EngineOutcome, Outcome
@@ -23,6 +23,9 @@ from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.simulator.routing import FleetRouter, RoutingTrace
 from lengthwise.simulator.traffic import Traffic
 from lengthwise.workloads import Workload
+
+if TYPE_CHECKING:
+    from lengthwise.simulator.disaggregated import Pools
 
 Progress = Callable[[float], None]
 
@@ -44,8 +47,9 @@ def simulate(
     decision_s: float = 0.0,
     routing_s: float = 0.0,
     fleet_events: Sequence[FleetEvent] = (),
+    pools: Pools | None = None,
+    refresh: str | RequestPredictions | None = None,
     explain: bool = False,
-    jump: bool = True,
     accelerate: bool | None = None,
     on_progress: Progress | None = None,
 ) -> Outcome:
@@ -59,13 +63,24 @@ def simulate(
     which several policies can share. Predictions arrive `prediction_delay_s` after their requests; until then policies
     and routers use the wide prior. Each admission and each preemption delays its engine by `decision_s`. The router
     takes `routing_s` for each request, one after the other: a measured time, never that of this machine.
-    `fleet_events` are engines that fail, join and drain. With `explain` the outcome records the costs that the router
-    compared. `jump=False` simulates every step singly, with the same outcome. `on_progress` receives the share of
-    settled requests from time to time.
+    `fleet_events` are engines that fail, join and drain. With `pools`, the first engines compute prompts and the others
+    decode, each pool behind a router of its own; `refresh` predicts again at the end of prefill. With `explain` the
+    outcome records the costs that the router compared. `on_progress` receives the share of settled requests from time
+    to time.
     """
     fleet, policy = as_fleet(fleet), as_policy(policy)
     workload = as_workload(workload, fleet, rate=rate, load=load, requests=requests, seed=seed)
     check_seconds(prediction_delay_s=prediction_delay_s, decision_s=decision_s, routing_s=routing_s)
+    accelerate = accelerated() if accelerate is None else accelerate
+    report = on_progress or (lambda _share: None)
+    if pools is not None:
+        from lengthwise.simulator.disaggregated import serve_pools  # imports `simulate`
+
+        pools.check(fleet, fleet_events=fleet_events, explain=explain, prediction_delay_s=prediction_delay_s)
+        predictions = as_predictions(workload, predictor)
+        decoded = predictions if refresh is None else as_predictions(workload, refresh)
+        options: dict[str, Any] = {"decision_s": decision_s, "routing_s": routing_s, "accelerate": accelerate}
+        return serve_pools(workload, fleet, pools, policy, router, (predictions, decoded), report, **options)
     events = sorted_events(fleet_events, len(fleet))
     check_any_fits(workload, fleet)
     used = uses_predictions(policy, router, fleet)
@@ -73,62 +88,40 @@ def simulate(
     traffic = Traffic.of(
         workload, predictions, prediction_delay_s=prediction_delay_s, quantile=admission_quantile(fleet)
     )
+    make = engine_factory(policy, traffic, decision_s=decision_s, accelerate=accelerate)
     routed = FleetRouter(router, fleet, workload, explain=explain)
-
-    accelerate = accelerated() if accelerate is None else accelerate
-    make = engine_factory(policy, traffic, decision_s=decision_s, jump=jump, accelerate=accelerate)
-
-    def engine(number: int) -> SimulatedEngine:
-        return make(fleet.engines[number])
-
-    report = _Report(len(workload), on_progress)
+    known: dict[str, Any] = {"predictor": predictions.predictor if used else None, "accelerated": accelerate}
     if isinstance(routed.router, StaticRouter) and not events:
         if routing_s:
             traffic.requests["arrival"] = decision_times(workload.arrival_s, routing_s)
-        outcome = _serve_statically(routed.router, fleet, engine, traffic, report, policy.name)
-        return replace(outcome, predictor=predictions.predictor if used else None, accelerated=accelerate)
-    run = ClusterRun(routed, len(fleet), engine, traffic, events=events, routing_s=routing_s)
-    engines = run.serve(report, report.every)
-    outcome = Outcome.of(workload, policy.name, traffic.requests, run.chosen, engines, run.resubmissions)
-    outcome = replace(outcome, predictor=predictions.predictor if used else None, accelerated=accelerate)
-    return outcome if routed.costs is None else replace(outcome, trace=RoutingTrace.of(routed.costs, len(workload)))
-
-
-class _Report:
-    """Converts the number of settled requests to a share."""
-
-    def __init__(self, requests: int, on_progress: Progress | None) -> None:
-        self.every = None if on_progress is None else _REPORT_EVERY
-        self._requests = requests
-        self._on_progress = on_progress
-
-    def __call__(self, settled: int) -> None:
-        if self._on_progress is not None:
-            self._on_progress(settled / max(1, self._requests))
+        chosen, engines = _serve_statically(routed.router, fleet, make, traffic, report)
+        return Outcome.of(workload, policy.name, traffic.requests, chosen, engines, **known)
+    run = ClusterRun(routed, fleet, make, traffic, events=events, routing_s=routing_s)
+    engines = run.serve(enumerate(workload.arrival_s.tolist()), report)
+    if routed.costs is not None:
+        known["trace"] = RoutingTrace.of(routed.costs, len(workload))
+    known["resubmissions"] = run.resubmissions
+    return Outcome.of(workload, policy.name, traffic.requests, run.chosen, engines, **known)
 
 
 def _serve_statically(
-    router: StaticRouter,
-    fleet: Fleet,
-    engine: Callable[[int], SimulatedEngine],
-    traffic: Traffic,
-    report: _Report,
-    policy: str,
-) -> Outcome:
+    router: StaticRouter, fleet: Fleet, make_engine: MakeEngine, traffic: Traffic, report: Progress
+) -> tuple[NDArray[np.int64], list[EngineOutcome]]:
     """Assign all requests, then simulate one engine after the other: no choice depends on what engines do."""
-    chosen = np.array(router.assign(len(traffic.requests)), np.int64)
+    n = len(traffic.requests)
+    chosen = np.array(router.assign(n), np.int64)
     order = np.argsort(chosen, kind="stable")
     ends = np.searchsorted(chosen[order], np.arange(len(fleet)), side="right")
     outcomes, settled = [], 0
-    for number in range(len(fleet)):
-        one = engine(number)
-        one.submit(order[ends[number - 1] if number else 0 : ends[number]])
-        while not one.advance(settle=report.every):
-            report(settled + one.settled)
-        settled += one.settled
-        report(settled)
-        outcomes.append(one.outcome())
-    return Outcome.of(traffic.workload, policy, traffic.requests, chosen, outcomes)
+    for number, spec in enumerate(fleet.engines):
+        engine = make_engine(spec)
+        engine.submit(order[ends[number - 1] if number else 0 : ends[number]])
+        while not engine.advance(settle=_REPORT_EVERY):
+            report((settled + engine.settled) / n)
+        settled += engine.settled
+        report(settled / n)
+        outcomes.append(engine.outcome())
+    return chosen, outcomes
 
 
 def check_seconds(**given: float) -> None:
@@ -183,7 +176,7 @@ def decision_times(arrival: NDArray[np.float64], routing_s: float) -> NDArray[np
 
 
 class ClusterRun:
-    """One run. `make_engine` returns an empty engine for an index of the fleet.
+    """One run of a fleet behind a router.
 
     The router is a single server: it decides for one request after the other, which takes `routing_s` each, by what it
     knows at the start of the decision. The request reaches its engine at the end of it.
@@ -192,66 +185,59 @@ class ClusterRun:
     def __init__(
         self,
         router: FleetRouter,
-        size: int,
-        make_engine: Callable[[int], SimulatedEngine],
+        fleet: Fleet,
+        make_engine: MakeEngine,
         traffic: Traffic,
         *,
         events: Sequence[FleetEvent] = (),
         routing_s: float = 0.0,
     ) -> None:
-        self._router, self._make_engine, self._traffic, self._routing_s = router, make_engine, traffic, routing_s
+        self._router, self._fleet, self._make_engine, self._traffic = router, fleet, make_engine, traffic
+        self._routing_s = routing_s
         self._events = deque(events)
         absent = initially_absent(events)
-        self._engines: list[SimulatedEngine | None] = [
-            None if number in absent else make_engine(number) for number in range(size)
-        ]
+        self._engines = [None if number in absent else make_engine(spec) for number, spec in enumerate(fleet.engines)]
         for number in absent:
             router.down(number)
         self._draining: set[int] = set()
-        self._past: list[list[EngineOutcome]] = [[] for _ in range(size)]
-        self._resubmitted: deque[tuple[float, int]] = deque()  # when their engine failed, and the request
+        self._past: list[list[EngineOutcome]] = [[] for _ in fleet.engines]
+        self._resubmitted: deque[tuple[int, float]] = deque()  # requests, and when their engine failed
         self._router_free_at = 0.0
         n = len(traffic.requests)
         self.chosen = np.full(n, -1, np.int64)
         self.resubmissions = np.zeros(n, np.int64)
 
-    @property
-    def settled(self) -> int:
-        """Requests that are finished or refused, without those of engines that failed."""
-        return sum(engine.settled for engine in self._engines if engine is not None)
-
-    def serve(self, report: Callable[[int], None], every: int | None) -> list[EngineOutcome]:
-        """Serve all requests; call `report` with the number settled after each `every` decisions."""
-        arrivals: list[float] = self._traffic.requests["arrival"].tolist()
-        row = routed = 0
-        while True:
-            arrival = arrivals[row] if row < len(arrivals) else np.inf
-            if not self._resubmitted and arrival == np.inf and not self._events:
-                break
-            resubmitted = self._resubmitted[0][0] if self._resubmitted else np.inf
-            if self._events and self._events[0].at_s <= min(arrival, resubmitted):
+    def serve(self, arrivals: Iterable[tuple[int, float]], report: Progress) -> list[EngineOutcome]:
+        """Serve requests, given as rows and arrivals in order of time, and report the share that is settled."""
+        arriving, routed = deque(arrivals), 0
+        while arriving or self._resubmitted or self._events:
+            queues = [queue for queue in (self._resubmitted, arriving) if queue]
+            first = min(queues, key=lambda queue: queue[0][1], default=None)
+            if first is None or (self._events and self._events[0].at_s <= first[0][1]):
                 self._apply_event()
-            elif self._resubmitted and resubmitted <= arrival:
-                self._route(*self._resubmitted.popleft())
             else:
-                self._route(arrival, row)
-                row += 1
+                self._route(*first.popleft())
             routed += 1
-            if every and routed % every == 0:
-                report(self.settled)
+            if routed % _REPORT_EVERY == 0:
+                report(self._settled)
         for engine in self._engines:
             if engine is not None:
                 engine.advance()
-                report(self.settled)
+                report(self._settled)
         for number, engine in enumerate(self._engines):
             if engine is not None:
                 self._past[number].append(engine.outcome())
         return [
-            reduce(EngineOutcome.then, past) if past else self._make_engine(number).outcome()
-            for number, past in enumerate(self._past)
+            reduce(EngineOutcome.then, past) if past else self._make_engine(spec).outcome()
+            for spec, past in zip(self._fleet.engines, self._past, strict=True)
         ]
 
-    def _route(self, arrival: float, row: int) -> None:
+    @property
+    def _settled(self) -> float:
+        """Share of requests that are finished or refused, without those of engines that failed."""
+        return sum(engine.settled for engine in self._engines if engine is not None) / len(self.chosen)
+
+    def _route(self, row: int, arrival: float) -> None:
         """Route one request as soon as the router is free and an engine accepts requests."""
         now = max(arrival, self._router_free_at)
         while self._events and (self._events[0].at_s <= now or not self._accepting()):
@@ -260,15 +246,23 @@ class ClusterRun:
         for number, engine in enumerate(self._engines):
             if engine is not None and not engine.idle:
                 self._router.report(number, engine, self._traffic, now)
-        number = self._router.choose(self._traffic.job(row), now, self._accepting() if self._draining else None)
-        self._router_free_at = now + self._routing_s
-        self._traffic.requests["arrival"][row] = self._router_free_at
-        self.chosen[row] = number
+        number = self._router.choose(self._traffic.job(row), now, self._candidates(row))
         chosen = self._engines[number]
         if chosen is None:
             raise InputError(f"chose engine {number}, which is not up", source=self._router.router.name)
         chosen.advance(now)
+        self._router_free_at = now + self._routing_s
+        self.chosen[row] = number
+        self._traffic.requests["arrival"][row] = self._reaches_at(row, number, chosen)
         chosen.submit(np.array([row]))
+
+    def _candidates(self, row: int) -> list[int] | None:
+        """Engines among which the router chooses; None: all that are up."""
+        return self._accepting() if self._draining else None
+
+    def _reaches_at(self, row: int, number: int, engine: SimulatedEngine) -> float:
+        """When a request reaches the engine that has just been chosen."""
+        return self._router_free_at
 
     def _accepting(self) -> list[int]:
         return [n for n, engine in enumerate(self._engines) if engine is not None and n not in self._draining]
@@ -281,7 +275,7 @@ class ClusterRun:
             return
         self._draining.discard(number)
         if event.kind == "up" and engine is None:
-            self._engines[number] = self._make_engine(number)
+            self._engines[number] = self._make_engine(self._fleet.engines[number])
             self._router.up(number)
         elif event.kind == "down" and engine is not None:
             self._router.report(number, engine, self._traffic, event.at_s)
@@ -300,7 +294,7 @@ class ClusterRun:
             requests[name][rows] = 0
         requests["heap_index"][rows] = -1
         self.resubmissions[rows] += 1
-        self._resubmitted.extend((now, row) for row in rows.tolist())
+        self._resubmitted.extend((row, now) for row in rows.tolist())
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,35 +8,24 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import Point
-from lengthwise.policies import make_policy
+from lengthwise.policies import Job, Policy
 from lengthwise.routers import Decision, EngineId, EngineInfo, Event, Router, StaticRouter, make_router
-from lengthwise.simulator.cluster import admission_quantile, check_any_fits, check_seconds, simulate
+from lengthwise.simulator.cluster import ClusterRun, Progress, admission_quantile, check_any_fits, simulate
 from lengthwise.simulator.engine import SimulatedEngine, engine_factory
 from lengthwise.simulator.fleet import Fleet
-from lengthwise.simulator.inputs import as_predictions
-from lengthwise.simulator.outcome import Handover
-from lengthwise.simulator.predictions import RequestPredictions, predict_workload
+from lengthwise.simulator.outcome import Handover, Outcome
+from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.simulator.routing import FleetRouter
 from lengthwise.simulator.traffic import Traffic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from lengthwise.policies import Job, Policy
-    from lengthwise.simulator.outcome import Outcome
-    from lengthwise.workloads import Workload
-
-    Progress = Callable[[float], None]
-
-_REPORT_EVERY: Final = 1024  # requests
+from lengthwise.workloads import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +106,18 @@ class Pools:
             )
         return size / (1e9 * self.link.gb_per_s)
 
+    def check(self, fleet: Fleet, **unsupported: object) -> None:
+        """Raise InputError if the pools do not match a fleet, or for a set option that needs engines that do both."""
+        self.of(fleet)
+        self.token_s(fleet)
+        if self.decode_router is not None:
+            make_router(self.decode_router)
+        for name, value in unsupported.items():
+            if value:
+                raise InputError(
+                    "is not supported with separate prefill and decode pools", field=name, hint="leave it out"
+                )
+
     def __str__(self) -> str:
         return f"{self.prefill}:{self.decode}"
 
@@ -136,61 +137,51 @@ class Transfers:
         return float(self._receiving_until[target] + self._latency_s)
 
 
-def simulate_disaggregated(
+def serve_pools(
     workload: Workload,
     fleet: Fleet,
     pools: Pools,
-    policy: Policy | str = "fcfs",
+    policy: Policy,
+    router: Router | str,
+    predictions: tuple[RequestPredictions, RequestPredictions],
+    report: Progress,
     *,
-    router: str = "round_robin",
-    predictor: str | RequestPredictions | None = None,
-    refresh: str | RequestPredictions | None = None,
-    decision_s: float = 0.0,
-    routing_s: float = 0.0,
-    jump: bool = True,
-    accelerate: bool | None = None,
-    on_progress: Progress | None = None,
+    decision_s: float,
+    routing_s: float,
+    accelerate: bool,
 ) -> Outcome:
-    """Serve the workload to the last request: prompts in one pool, answers from the second token on in the other.
+    """Serve prompts in one pool, and answers from the second token on in the other: `simulate` with `pools`.
 
-    `refresh` predicts again at the end of prefill; without it the prediction of `predictor` stays. The other options
-    are those of `simulate`; each pool's router takes `routing_s` for each request. The outcome's `engine` is the one
-    that computed the prompt; `handover` has the one that decoded.
+    `predictions` are those before and after prefill. Each pool's router takes `routing_s` for each request. The
+    outcome's `engine` is the one that computed the prompt; `handover` has the one that decoded.
     """
-    policy = make_policy(policy) if isinstance(policy, str) else policy
-    check_seconds(decision_s=decision_s, routing_s=routing_s)
+    if not isinstance(router, str):
+        raise InputError("one router object for two pools", field="router", hint="give a name: each pool makes one")
     before, after = pools.of(fleet)
     token_s = pools.token_s(fleet)
     check_any_fits(workload, after)
-    report = on_progress or (lambda _share: None)
-    predictions = as_predictions(workload, predictor)
     first = simulate(
         _prompts(workload, before, after),
         # Answers take no memory here, whatever their predicted length.
-        Fleet(tuple(replace(spec, admission="prompt") for spec in before.engines)),
+        before.limited_to(admission="prompt"),
         policy,
         router=_prefill_router(router),
-        predictor=predictions,
+        predictor=predictions[0],
         decision_s=decision_s,
         routing_s=routing_s,
-        jump=jump,
         accelerate=accelerate,
         on_progress=lambda share: report(0.5 * share),
     )
-    refreshed = (
-        predictions if refresh is None else predict_workload(workload, refresh) if isinstance(refresh, str) else refresh
-    )
-    traffic = Traffic.of(workload, refreshed, quantile=admission_quantile(after), generated=1)
-    make = engine_factory(policy, traffic, decision_s=decision_s, jump=jump, accelerate=accelerate)
-    decoding = _Decoding(
-        [make(spec) for spec in after.engines],
-        FleetRouter(_DecodeRouter(make_router(pools.decode_router or router), token_s), after, workload),
-        Transfers(pools, token_s),
+    traffic = Traffic.of(workload, predictions[1], quantile=admission_quantile(after), generated=1)
+    decode_router = _DecodeRouter(make_router(pools.decode_router or router), token_s)
+    decoding = _DecodeRun(
+        FleetRouter(decode_router, after, workload),
+        after,
+        engine_factory(policy, traffic, decision_s=decision_s, accelerate=accelerate),
         traffic,
-        [spec.can_hold(workload.input_tokens, workload.output_tokens) for spec in after.engines],
+        routing_s=routing_s,
     )
-    decoding.serve(first, routing_s, lambda share: report(0.5 + 0.5 * share))
-    return decoding.outcome(first, pools)
+    return decoding.outcome(first, Transfers(pools, token_s), lambda share: report(0.5 + 0.5 * share))
 
 
 def _prompts(workload: Workload, before: Fleet, after: Fleet) -> Workload:
@@ -246,67 +237,40 @@ class _DecodeRouter(_WrappedRouter):
         super().engine_up(replace(engine, speed=speed))
 
 
-class _Decoding:
-    """The decode pool. `fits`: for each engine, which requests fit into it."""
+class _DecodeRun(ClusterRun):
+    """The decode pool: a request reaches its engine when the KV that the engine has not cached is transferred."""
 
-    def __init__(
-        self,
-        engines: list[SimulatedEngine],
-        router: FleetRouter,
-        transfers: Transfers,
-        traffic: Traffic,
-        fits: list[NDArray[np.bool_]],
-    ) -> None:
-        self._engines, self._router, self._transfers = engines, router, transfers
-        self._traffic, self._fits = traffic, np.array(fits)
-        n = len(traffic.requests)
-        self._chosen, self._sent = np.full(n, -1, np.int64), np.zeros(n, np.int64)
-
-    def serve(self, first: Outcome, routing_s: float, report: Progress) -> None:
-        """Route every request with more than one output token after its prefill, and decode to the last token."""
-        more = np.flatnonzero((self._traffic.requests["output"] > 1) & ~np.isnan(first.finish))
+    def outcome(self, first: Outcome, transfers: Transfers, report: Progress) -> Outcome:
+        """Decode the requests with more than one output token, in the order of their prefill, and join both pools."""
+        requests, workload = self._traffic.requests, self._traffic.workload
+        self._transfers, self._sources = transfers, first.engine
+        self._fits = [spec.can_hold(workload.input_tokens, workload.output_tokens) for spec in self._fleet.engines]
+        more = np.flatnonzero((workload.output_tokens > 1) & ~np.isnan(first.finish))
         rows = more[np.argsort(first.finish[more], kind="stable")]
-        router_free_at = 0.0
-        for done, row in enumerate(rows.tolist()):
-            now = max(float(first.finish[row]), router_free_at)
-            router_free_at = now + routing_s
-            self._route(row, int(first.engine[row]), now, router_free_at)
-            if done % _REPORT_EVERY == 0:
-                report(done / len(rows))
-        for engine in self._engines:
-            engine.advance()
+        engines = self.serve(zip(rows.tolist(), first.finish[rows].tolist(), strict=True), report)
         report(1.0)
-
-    def _route(self, row: int, source: int, now: float, ready: float) -> None:
-        """Choose by what is known at `now`; send the KV that the engine has not cached at `ready`."""
-        for number, engine in enumerate(self._engines):
-            if not engine.idle:
-                self._router.report(number, engine, self._traffic, now)
-        fitting = np.flatnonzero(self._fits[:, row])
-        among = None if len(fitting) == len(self._engines) else fitting.tolist()
-        number = self._router.choose(self._traffic.job(row), now, among)
-        engine, requests = self._engines[number], self._traffic.requests
-        engine.advance(now)
-        prompt, cached = int(requests["prompt"][row]), engine.cached_tokens(row)
-        requests["transferred_kv_tokens"][row], requests["missing_kv_tokens"][row] = prompt, cached
-        requests["arrival"][row] = self._transfers.send(source, number, prompt - cached, ready)
-        self._chosen[row], self._sent[row] = number, prompt - cached
-        engine.submit(np.array([row]))
-
-    def outcome(self, first: Outcome, pools: Pools) -> Outcome:
-        """Return the outcome of both pools."""
-        requests, decoded = self._traffic.requests, self._chosen >= 0
+        decoded = self.chosen >= 0
         return replace(
             first,
-            output_tokens=self._traffic.workload.output_tokens,
+            output_tokens=workload.output_tokens,
             finish=np.where(decoded, requests["finish"], first.finish),
             preemptions=first.preemptions + requests["preemptions"],
             recomputed_tokens=first.recomputed_tokens + requests["recomputed"],
-            engines=(*first.engines, *(engine.outcome() for engine in self._engines)),
+            engines=(*first.engines, *engines),
             handover=Handover(
-                engine=np.where(decoded, self._chosen + pools.prefill, -1),
-                sent_tokens=self._sent,
+                engine=np.where(decoded, self.chosen + len(first.engines), -1),
+                sent_tokens=np.where(decoded, requests["prompt"] - requests["missing_kv_tokens"], 0).astype(np.int64),
                 arrived=np.where(decoded, requests["arrival"], np.nan),
                 started=requests["started"].copy(),
             ),
         )
+
+    def _candidates(self, row: int) -> list[int] | None:
+        fitting = [number for number, fits in enumerate(self._fits) if fits[row]]
+        return None if len(fitting) == len(self._fleet) else fitting
+
+    def _reaches_at(self, row: int, number: int, engine: SimulatedEngine) -> float:
+        request, cached = self._traffic.requests[row], engine.cached_tokens(row)
+        prompt = int(request["prompt"])
+        request["transferred_kv_tokens"], request["missing_kv_tokens"] = prompt, cached
+        return self._transfers.send(int(self._sources[row]), number, prompt - cached, self._router_free_at)

@@ -72,21 +72,17 @@ class SimulatedEngine(Protocol):
         """Return what this engine has done so far."""
 
 
-def engine_factory(
-    policy: Policy, traffic: Traffic, *, decision_s: float = 0.0, jump: bool = True, accelerate: bool | None = None
-) -> Callable[[EngineSpec], SimulatedEngine]:
-    """Return a function that makes empty engines for one simulation, compiled unless `accelerate` is False.
+MakeEngine = Callable[[EngineSpec], SimulatedEngine]
 
-    None compiles where Numba is installed.
-    """
-    if accelerate is None:
-        accelerate = accelerated()
+
+def engine_factory(policy: Policy, traffic: Traffic, *, decision_s: float = 0.0, accelerate: bool) -> MakeEngine:
+    """Return a function that makes empty engines for one simulation, compiled or readable."""
     if not accelerate:
         return lambda spec: Engine(spec, policy, traffic, decision_s=decision_s)
     from lengthwise.simulator.kernel.host import CompiledEngine, PolicyKeys  # loads Numba
 
     keys = PolicyKeys(policy, traffic.jobs)
-    return lambda spec: CompiledEngine(spec, keys, traffic, decision_s=decision_s, jump=jump)
+    return lambda spec: CompiledEngine(spec, keys, traffic, decision_s=decision_s)
 
 
 @cache

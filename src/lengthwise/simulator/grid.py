@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,14 +16,13 @@ from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.resolve import parse_predictor_spec
 from lengthwise.routers import make_router
-from lengthwise.simulator.cluster import Capacity, check_seconds, measure_capacity
+from lengthwise.simulator.cluster import Capacity, check_seconds, measure_capacity, simulate
 from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent, sorted_events
 from lengthwise.simulator.grid_result import BASELINE, USUAL_ROUTER, Cell, Grid, Level
 from lengthwise.simulator.metrics import Slo
-from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, predict_workload
-from lengthwise.simulator.tasks import Report, run_cell
+from lengthwise.simulator.tasks import Report
 from lengthwise.specs import parse_spec
 from lengthwise.workloads import Workload
 
@@ -89,19 +88,21 @@ class Plan:
                     "predictions are refreshed only between prefill and decode pools", field="refresh", hint=hint
                 )
             return
-        self.pools.of(self.fleet)
-        self.pools.token_s(self.fleet)
-        if self.pools.decode_router is not None:
-            make_router(self.pools.decode_router)
-        for name, value in (
-            ("down", self.fleet_events),
-            ("explain", self.explain),
-            ("prediction-delay", self.prediction_delay_s),
-        ):
-            if value:
-                raise InputError(
-                    "is not supported with separate prefill and decode pools", field=name, hint="leave it out"
-                )
+        self.pools.check(
+            self.fleet,
+            down=self.fleet_events,
+            explain=self.explain,
+            **{"prediction-delay": self.prediction_delay_s},
+        )
+
+    def options(self, router: str) -> dict[str, Any]:
+        """Return the options of `simulate` that every cell behind a router shares."""
+        return {
+            "prediction_delay_s": self.prediction_delay_s,
+            "decision_s": self.decision_s,
+            "routing_s": self.routing_s.get(parse_spec(router).base, 0.0),
+            "fleet_events": tuple(self.fleet_events),
+        }
 
     def with_predictors(self, workload: Workload) -> Plan:
         """Return the plan with the default predictor for this workload, if it names none."""
@@ -165,37 +166,23 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
         for router, predictor, policy in plan.runs:
             known = predictions[plan.predictors[0] if predictor is None else predictor]
             outcomes = tuple(
-                _run(plan, router, policy, each, steps.next(f"{policy} {router} {level.load:.2f}"))
-                for each in zip(workloads, known, refreshed or [None] * len(drawn), strict=True)
+                simulate(
+                    workload,
+                    plan.fleet,
+                    policy,
+                    router=router,
+                    predictor=predicted,
+                    refresh=again,
+                    pools=plan.pools,
+                    explain=plan.explain,
+                    on_progress=steps.next(f"{policy} {router} {level.load:.2f}"),
+                    **plan.options(router),
+                )
+                for workload, predicted, again in zip(workloads, known, refreshed or [None] * len(drawn), strict=True)
             )
             cells.append(Cell(level, predictor, outcomes[0].policy, outcomes, make_router(router).name))
     given = plan.fleet, tuple(plan.seeds), plan.slo, drawn[0], capacities, predictions, tuple(cells)
     return Grid(*given, pools=plan.pools, refresh=plan.refresh)
-
-
-def _run(
-    plan: Plan,
-    router: str,
-    policy: str,
-    seed: tuple[Workload, RequestPredictions, RequestPredictions | None],
-    on_progress: Callable[[float], None],
-) -> Outcome:
-    workload, predictions, refreshed = seed
-    return run_cell(
-        workload,
-        plan.fleet,
-        policy,
-        router,
-        predictions,
-        prediction_delay_s=plan.prediction_delay_s,
-        decision_s=plan.decision_s,
-        routing_s=plan.routing_s.get(parse_spec(router).base, 0.0),
-        fleet_events=plan.fleet_events,
-        explain=plan.explain,
-        pools=plan.pools,
-        refreshed=refreshed,
-        on_progress=on_progress,
-    )
 
 
 def _levels(plan: Plan) -> int:

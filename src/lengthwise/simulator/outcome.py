@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,12 +37,8 @@ class Timeline:
 
     def then(self, later: Timeline) -> Timeline:
         """Append a later timeline."""
-        return Timeline(
-            np.concatenate([self.time, later.time]),
-            np.concatenate([self.waiting, later.waiting]),
-            np.concatenate([self.running, later.running]),
-            np.concatenate([self.kv_use, later.kv_use]),
-        )
+        columns = ((getattr(self, field.name), getattr(later, field.name)) for field in fields(self))
+        return Timeline(*map(np.concatenate, columns))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,9 +128,11 @@ class Outcome:
         workload: Workload,
         policy: str,
         requests: Records,
-        engine: NDArray[np.integer],
+        engine: NDArray[np.int64],
         engines: Sequence[EngineOutcome],
-        resubmissions: NDArray[np.integer] | None = None,
+        *,
+        resubmissions: NDArray[np.int64] | None = None,
+        **known: Any,  # noqa: ANN401  (further fields)
     ) -> Outcome:
         """Take the columns from the engines' records."""
         return cls(
@@ -148,9 +146,10 @@ class Outcome:
             cached_tokens=requests["initial_cached"].astype(np.int64),
             preemptions=requests["preemptions"].astype(np.int64),
             recomputed_tokens=requests["recomputed"].astype(np.int64),
-            resubmissions=(np.zeros(len(requests)) if resubmissions is None else resubmissions).astype(np.int64),
-            engine=engine.astype(np.int64),
+            resubmissions=np.zeros(len(requests), np.int64) if resubmissions is None else resubmissions,
+            engine=engine,
             engines=tuple(engines),
+            **known,
         )
 
     def __len__(self) -> int:

@@ -15,7 +15,6 @@ from lengthwise.simulator.fleet import Fleet, parse_fleet_events
 from lengthwise.simulator.grid import Plan
 from lengthwise.simulator.routing import charged_times_s
 from lengthwise.simulator.tasks import CapacityTask, CellTask, Report, ResultCache, Setting, TaskRunner, Workers
-from lengthwise.specs import parse_spec
 from lengthwise.workloads.source import Source
 
 __all__ = ["SweepConfig", "SweepResult", "read_sweep", "run_sweep"]
@@ -181,9 +180,6 @@ def _cells(
             policy,
             router,
             plan.predictors[0] if predictor is None else predictor,
-            plan.prediction_delay_s,
-            plan.decision_s,
-            plan.routing_s.get(parse_spec(router).base, 0.0),
-            tuple(plan.fleet_events),
+            **plan.options(router),
         )
         yield labels, task

@@ -23,9 +23,7 @@ import lengthwise
 from lengthwise.errors import InputError
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
 from lengthwise.simulator.cluster import measure_capacity, simulate
-from lengthwise.simulator.disaggregated import Pools, simulate_disaggregated
 from lengthwise.simulator.fleet import Fleet, FleetEvent
-from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.workloads import Workload
 from lengthwise.workloads.files import atomic_path
@@ -107,10 +105,7 @@ class CapacityTask:
 
 @dataclass(frozen=True, slots=True)
 class CellTask:
-    """One simulation. `rate` is in requests per second; None keeps the workload's own arrivals.
-
-    With `pools`, prefill and decode run on different engines, and `refresh` names the predictor used between them.
-    """
+    """One simulation. `rate` is in requests per second; None keeps the workload's own arrivals."""
 
     setting: Setting
     rate: float | None
@@ -121,8 +116,6 @@ class CellTask:
     decision_s: float = 0.0
     routing_s: float = 0.0
     fleet_events: tuple[FleetEvent, ...] = ()
-    pools: Pools | None = None
-    refresh: str | None = None
 
     @property
     def key(self) -> str:
@@ -134,78 +127,26 @@ class CellTask:
             rate=self.rate,
             policy=self.policy,
             router=self.router,
-            predictors=[_predictor_key(name) for name in (self.predictor, self.refresh) if name is not None],
+            predictor=_predictor_key(self.predictor),
             times=(self.prediction_delay_s, self.decision_s, self.routing_s),
             fleet_events=self.fleet_events,
-            pools=self.pools,
-        )
-
-    def simulate(self) -> Outcome:
-        """Run the simulation."""
-        refreshed = None if self.refresh is None else _predictions(self.setting, self.refresh)
-        return run_cell(
-            self.setting.workload_at(self.rate),
-            self.setting.fleet,
-            self.policy,
-            self.router,
-            _predictions(self.setting, self.predictor),
-            prediction_delay_s=self.prediction_delay_s,
-            decision_s=self.decision_s,
-            routing_s=self.routing_s,
-            fleet_events=self.fleet_events,
-            pools=self.pools,
-            refreshed=refreshed,
         )
 
     def run(self) -> dict[str, Any]:
         """The offered rate and the summary of the simulation."""
-        offered = self.setting.workload_at(self.rate).rate
-        return {"offered_per_s": offered, **self.simulate().summary.to_dict()}
-
-
-def run_cell(
-    workload: Workload,
-    fleet: Fleet,
-    policy: str,
-    router: str,
-    predictions: RequestPredictions,
-    *,
-    prediction_delay_s: float = 0.0,
-    decision_s: float = 0.0,
-    routing_s: float = 0.0,
-    fleet_events: Sequence[FleetEvent] = (),
-    explain: bool = False,
-    pools: Pools | None = None,
-    refreshed: RequestPredictions | None = None,
-    on_progress: Callable[[float], None] | None = None,
-) -> Outcome:
-    """Simulate one cell of a grid: on pools for prefill and decode where they are given, else on the whole fleet."""
-    if pools is not None:
-        return simulate_disaggregated(
+        workload = self.setting.workload_at(self.rate)
+        outcome = simulate(
             workload,
-            fleet,
-            pools,
-            policy,
-            router=router,
-            predictor=predictions,
-            refresh=refreshed,
-            decision_s=decision_s,
-            routing_s=routing_s,
-            on_progress=on_progress,
+            self.setting.fleet,
+            self.policy,
+            router=self.router,
+            predictor=_predictions(self.setting, self.predictor),
+            prediction_delay_s=self.prediction_delay_s,
+            decision_s=self.decision_s,
+            routing_s=self.routing_s,
+            fleet_events=self.fleet_events,
         )
-    return simulate(
-        workload,
-        fleet,
-        policy,
-        router=router,
-        predictor=predictions,
-        prediction_delay_s=prediction_delay_s,
-        decision_s=decision_s,
-        routing_s=routing_s,
-        fleet_events=fleet_events,
-        explain=explain,
-        on_progress=on_progress,
-    )
+        return {"offered_per_s": workload.rate, **outcome.summary.to_dict()}
 
 
 class ResultCache:

@@ -133,9 +133,7 @@ class CompiledEngine:
     It writes to `traffic.requests`, which engines share, but only to the rows sent to it.
     """
 
-    def __init__(
-        self, spec: EngineSpec, keys: PolicyKeys, traffic: Traffic, *, decision_s: float = 0.0, jump: bool = True
-    ) -> None:
+    def __init__(self, spec: EngineSpec, keys: PolicyKeys, traffic: Traffic, *, decision_s: float = 0.0) -> None:
         _announce_compiling()
         self._keys = keys
         self._spec = spec
@@ -146,7 +144,7 @@ class CompiledEngine:
         self._rounds_seen = self._reported = 0
         self._keys_changed = keys.changed
         self._engine = _engine_record(spec, keys.policy, traffic)
-        self._engine["decision_s"], self._engine["jumps"] = decision_s, jump
+        self._engine["decision_s"] = decision_s
         self._arrays: dict[str, NDArray[Any]] = {}
         arrays = _engine_arrays(spec, traffic, by_level=keys.policy.rekey == "on_level")
         self._use(**arrays, **traffic.arrays(), keys=keys.keys)

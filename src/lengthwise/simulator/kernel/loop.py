@@ -98,7 +98,7 @@ def _receive(engine: Record) -> int:
 def _max_jump(engine: Record) -> int:
     """Number of decode steps in which no request can finish, run out of memory or be admitted."""
     batch = engine.n_running
-    if not (engine.jumps and engine.decoding and batch):
+    if not (engine.decoding and batch):
         return 0
     # A sequence takes at most one block in as many steps as a block has tokens.
     most = engine.free // batch * engine.block_size

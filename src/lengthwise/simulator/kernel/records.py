@@ -210,7 +210,6 @@ ENGINE: Final = np.dtype(
         ),  # engine blocks in a block of the workload's hashes, 0 where several of those make one
         ("hashes_per_block", "i8"),
         ("admission", "i8"),
-        ("jumps", "i8"),
         ("chunked_prefill", "i8"),  # whether a prompt may be computed in several steps
         ("prediction_delay", "f8"),
         ("decision_s", "f8"),
