@@ -21,7 +21,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # No test depends on the speed of the machine.
 settings.register_profile(
-    "lengthwise", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "lengthwise",
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("lengthwise")
 

@@ -1,16 +1,12 @@
 """One policy object gives the same order in the simulator, in the gateway's queue and inside vLLM.
 
-The same 200 requests of known length, all queued before the first step, run in the simulator and in a real vLLM with a
+The same 40 requests of known length, all queued before the first step, run in the simulator and in a real vLLM with a
 real LLM. A preempted request keeps its arrival, and with it its key, in all three hosts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,57 +19,22 @@ from lengthwise.predictors.contract import render_chat
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.workloads import Workload
 from tests.engines.need import need_vllm
+from tests.engines.vllm_host import CHATS, REQUESTS, SLOTS, SRPT
 
 need_vllm()
 pytestmark = pytest.mark.engine
 
-COUNT = 200
-SLOTS = 4
-SRPT = "srpt:c=0.8,times=2"
-QUESTIONS = [
-    "Hi",
-    "Write a long story about a dragon who learns to cook.",
-    "Is 7 a prime number? Answer yes or no.",
-    "def add(a, b):\n    # Add two numbers.\n",
-    "Write a Python class for a binary search tree with insert, delete and tests.",
-    "Translate 'good morning' into French.",
-    "Explain, step by step and in detail, how a compiler turns source code into machine code.",
-    "What is the capital of France?",
-]
-CHATS = [
-    *([{"role": "user", "content": question}] for question in QUESTIONS),
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Summarise the French revolution."}],
-]
+COUNT = len(REQUESTS)
 
 
-def known_requests() -> list[dict[str, Any]]:
-    """Short prompts; lengths a tenth of which hold half of the tokens."""
-    rng = random.Random(11)
-    return [
-        {
-            "id": str(number),
-            "prompt": f"{number} is a number. Tell me " + "more about " * rng.randrange(1, 12) + "it.",
-            "output_tokens": rng.randrange(20, 40) if rng.random() < 0.12 else rng.randrange(1, 6),
-        }
-        for number in range(COUNT)
-    ]
+@pytest.fixture
+def vllm(vllm_runs: dict[str, Any]) -> dict[str, Any]:
+    return vllm_runs
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def requests() -> list[dict[str, Any]]:
-    return known_requests()
-
-
-@pytest.fixture(scope="module")
-def vllm(requests: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder: Path = tmp_path_factory.mktemp("vllm")
-    given, chats, out = (folder / f"{name}.json" for name in ("requests", "chats", "out"))
-    given.write_text(json.dumps(requests))
-    chats.write_text(json.dumps(CHATS))
-    command = [sys.executable, "-m", "tests.engines.vllm_host", str(given), str(chats), str(out), "fcfs", "sjf"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(out.read_text()))
+    return REQUESTS
 
 
 def simulated(requests: list[dict[str, Any]], vllm: dict[str, Any], policy: str) -> Outcome:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.engines.need import need_vllm
+from tests.engines.vllm_host import ANSWER
 
-need_vllm()
 pytestmark = pytest.mark.engine
 
-from pathlib import Path
 
-ANSWER = 12
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out: Path = tmp_path_factory.mktemp("vllm") / "out.json"
-    command = [sys.executable, "-m", "tests.engines.states_host", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(out.read_text()))
+@pytest.fixture
+def served(vllm_runs: dict[str, Any]) -> dict[str, Any]:
+    return dict(vllm_runs["states"])
 
 
 def test_steps_mixed_prompts_with_decoding(served: dict[str, Any]) -> None:
@@ -34,10 +22,10 @@ def test_steps_mixed_prompts_with_decoding(served: dict[str, Any]) -> None:
 
 
 def test_every_token_of_every_request_has_its_state(served: dict[str, Any]) -> None:
-    heard = {(row["name"], row["generated"], row["layer"]) for row in served["rows"]}
+    reported = {(row["name"], row["generated"], row["layer"]) for row in served["rows"]}
     for name in served["requests"]:
         for layer in (10, 20):
-            assert {generated for one, generated, of in heard if (one, of) == (name, layer)} == set(range(ANSWER))
+            assert {generated for one, generated, of in reported if (one, of) == (name, layer)} == set(range(ANSWER))
 
 
 def test_every_state_is_what_transformers_computes_of_that_requests_tokens(served: dict[str, Any]) -> None:
@@ -49,11 +37,11 @@ def test_every_state_is_what_transformers_computes_of_that_requests_tokens(serve
 
 def test_every_state_comes_with_the_entropy_of_the_token_drawn_from_it(served: dict[str, Any]) -> None:
     entropies = [row["entropy"] for row in served["rows"]]
-    assert [row["entropy_told"] for row in served["rows"]] == pytest.approx(entropies, abs=0.02)
+    assert [row["entropy_reported"] for row in served["rows"]] == pytest.approx(entropies, abs=0.02)
     assert max(entropies) - min(entropies) > 1.0
 
 
-def test_a_preempted_request_is_not_told_of_twice(served: dict[str, Any]) -> None:
+def test_a_preempted_request_is_not_reported_twice(served: dict[str, Any]) -> None:
     (name,) = served["preempted"]
-    told = [row["generated"] for row in served["rows"] if row["name"] == name and row["layer"] == 20]
-    assert told == list(range(ANSWER))
+    reported = [row["generated"] for row in served["rows"] if row["name"] == name and row["layer"] == 20]
+    assert reported == list(range(ANSWER))

@@ -1,35 +1,64 @@
-"""A real vLLM engine with a real LLM, in a process of its own: what it admits, when it finishes, what it says.
+"""A real vLLM engine with a real LLM, in a process of its own: the runs that several test modules read.
 
-    python -m tests.engines.vllm_host REQUESTS.json CHATS.json OUT.json POLICY...
+    python -m tests.engines.vllm_host OUT.json
 
-All requests of the first file, which tell their lengths, are queued before the first step; once per policy, on the same
-engine. Then the chats of the second, which do not: they are ordered under sjf by what the predictor predicts. At
-last long requests
-fill the slots and short ones arrive while they run, under fcfs and under a policy that preempts.
+One engine serves all runs. REQUESTS, which declare their lengths, are queued before the first step, once per policy.
+CHATS declare nothing and are ordered under sjf by what the predictor predicts. Then long requests fill the slots and
+short ones arrive while they run, under fcfs and under a policy that preempts. At last prompts of many lengths arrive
+while others are decoded, some longer than a step computes, and the hidden states of every token are compared with
+those of transformers.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-os.environ.update(
-    VLLM_CPU_KVCACHE_SPACE="1",
-    VLLM_CPU_OMP_THREADS_BIND="nobind",
-    OMP_NUM_THREADS="1",
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",  # the scheduler in this process, where it can be asked
-    VLLM_NO_USAGE_STATS="1",
-    HF_HUB_OFFLINE="1",
-)
+import numpy as np
 
+POLICIES = ("fcfs", "sjf")
 SLOTS = 4
 LONG, SHORT = 40, 4
 SRPT = "srpt:c=0.8,times=2"
 MOST = 400  # tokens of an answer whose length is predicted
+BUDGET = 64  # tokens of a step: prompts of the last run are computed in chunks
+LAYERS = (10, 20)
+ANSWER = 12  # tokens of each answer of the last run
+_QUESTIONS = [
+    "Hi",
+    "Write a long story about a dragon who learns to cook.",
+    "Is 7 a prime number? Answer yes or no.",
+    "def add(a, b):\n    # Add two numbers.\n",
+    "Write a Python class for a binary search tree with insert, delete and tests.",
+    "Translate 'good morning' into French.",
+    "Explain, step by step and in detail, how a compiler turns source code into machine code.",
+    "What is the capital of France?",
+]
+CHATS = [
+    *([{"role": "user", "content": question}] for question in _QUESTIONS),
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Summarise the French revolution."}],
+]
+
+
+def known_requests(count: int) -> list[dict[str, Any]]:
+    """Short prompts; lengths a tenth of which hold half of the tokens."""
+    rng = random.Random(11)
+    return [
+        {
+            "id": str(number),
+            "prompt": f"{number} is a number. Tell me " + "more about " * rng.randrange(1, 12) + "it.",
+            "output_tokens": rng.randrange(20, 40) if rng.random() < 0.12 else rng.randrange(1, 6),
+        }
+        for number in range(count)
+    ]
+
+
+REQUESTS = known_requests(40)
 
 
 def start() -> Any:
@@ -38,15 +67,19 @@ def start() -> Any:
     from lengthwise.engines.embedded import SCHEDULER
     from lengthwise.engines.smollm2 import model_folder
 
-    options = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": SLOTS, "enforce_eager": True}
-    return LLM(str(model_folder()), scheduler_cls=SCHEDULER, disable_log_stats=True, **options).llm_engine
+    return LLM(
+        str(model_folder()), scheduler_cls=SCHEDULER, worker_cls="lengthwise.engines.vllm_worker.StatesWorker",
+        additional_config={"lengthwise": {"policy": "fcfs", "layers": list(LAYERS), "entropy": True}}, dtype="float32",
+        max_model_len=512, max_num_seqs=SLOTS, max_num_batched_tokens=BUDGET, enable_chunked_prefill=True,
+        enforce_eager=True, disable_log_stats=True, enable_prefix_caching=False,
+    ).llm_engine  # fmt: skip
 
 
-def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
+def serve(engine: Any) -> dict[str, Any]:
     """Queue everything, run to drain, and note what happened."""
     from vllm import SamplingParams
 
-    for request in requests:
+    for request in REQUESTS:
         length = request["output_tokens"]
         said = {"expected_tokens": length}
         params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True, extra_args=said)
@@ -67,22 +100,22 @@ def serve(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
     return {"admitted": list(admitted), "finished": finished}
 
 
-def serve_predicted(engine: Any, chats: list[list[dict[str, str]]]) -> dict[str, Any]:
+def serve_predicted(engine: Any) -> dict[str, Any]:
     """Queue everything, and once all predictions are there admit a few at a time; answers are cut after a token."""
     from vllm import SamplingParams
 
     scheduler = engine.engine_core.engine_core.scheduler
     tokenizer = engine.get_tokenizer()
-    for number, chat in enumerate(chats):
+    for number, chat in enumerate(CHATS):
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         prompt = {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
         engine.add_request(str(number), prompt, SamplingParams(max_tokens=MOST, temperature=0.0))
-    while scheduler.predictions.counts.answered < len(chats):
+    while scheduler.predictions.counts.answered < len(CHATS):
         time.sleep(0.01)
     admitted = _note_admissions(scheduler)
     while engine.has_unfinished_requests():
         engine.abort_request([output.request_id for output in engine.step()])
-    while scheduler.predictions.counts.observed < len(chats):
+    while scheduler.predictions.counts.observed < len(CHATS):
         time.sleep(0.01)
     return {
         "admitted": list(admitted),
@@ -134,18 +167,101 @@ def _note_admissions(scheduler: Any) -> list[str]:
     return admitted
 
 
+def serve_states(engine: Any) -> dict[str, Any]:
+    """Let prompts arrive while others are decoded, preempt one request, and compare every hidden state."""
+    from vllm import SamplingParams
+
+    scheduler = engine.engine_core.engine_core.scheduler
+    scheduler.use_policy("fcfs")
+    states: list[Any] = []
+    steps: list[tuple[int, int]] = []  # prompts and decodes in each step
+    preempted: list[str] = []
+    scheduler.on_state = lambda request, generated, state: states.append(
+        (request.request_id.rsplit("-", 1)[0], generated, state)
+    )
+    update = scheduler.update_from_output
+
+    def noting(step: Any, output: Any) -> Any:
+        counts = list(step.num_scheduled_tokens.values())
+        steps.append((sum(count > 1 for count in counts), sum(count == 1 for count in counts)))
+        return update(step, output)
+
+    scheduler.update_from_output = noting
+    sizes = [5, 90, 17, 140, 3, 41, 8, 70]
+    tokens: dict[str, list[int]] = {}
+    for number in range(400):
+        if number % 2 == 0 and number // 2 < len(sizes):
+            name = f"r{number // 2}"
+            rng = np.random.default_rng(number)
+            tokens[name] = rng.integers(100, 20_000, sizes[number // 2]).tolist()
+            params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
+            engine.add_request(name, {"prompt_token_ids": tokens[name]}, params)
+        if number == 9:
+            victim = max(scheduler.running, key=lambda request: request.num_output_tokens)
+            scheduler._preempt(victim)
+            preempted.append(victim.request_id.rsplit("-", 1)[0])
+        for output in engine.step():
+            if output.finished:
+                tokens[output.request_id] = tokens[output.request_id] + list(output.outputs[0].token_ids)
+        if number // 2 >= len(sizes) and not engine.has_unfinished_requests():
+            break
+    rows = compare_with_transformers(states, tokens)
+    return {"rows": rows, "requests": list(tokens), "steps": steps, "preempted": preempted}
+
+
+def compare_with_transformers(states: list[Any], tokens: dict[str, list[int]]) -> list[dict[str, Any]]:
+    """Return the distance of each state from that of transformers for the same tokens, and for another request's."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from lengthwise.engines.smollm2 import model_folder
+
+    llm = AutoModelForCausalLM.from_pretrained(str(model_folder()), dtype=torch.float32).eval()
+    with torch.inference_mode():
+        output = {name: llm(torch.tensor([ids]), output_hidden_states=True) for name, ids in tokens.items()}
+    true = {name: one.hidden_states for name, one in output.items()}
+    rows = []
+    for name, generated, state in states:
+        log_share = torch.log_softmax(output[name].logits[0, len(tokens[name]) - ANSWER + generated - 1], dim=-1)
+        entropy = float(-(log_share.exp() * log_share).sum())
+        prompt = len(tokens[name]) - ANSWER
+        for layer in LAYERS:
+            right = true[name][layer][0, prompt + generated - 1].numpy()
+            others = [
+                true[other][layer][0, len(ids) - ANSWER + generated - 1].numpy()
+                for other, ids in tokens.items()
+                if other != name
+            ]
+            off, *from_others = (_off(state.layers[layer], one) for one in (right, *others))
+            found = {"name": name, "generated": generated, "layer": layer, "off": off, "others": min(from_others)}
+            rows.append({**found, "entropy": entropy, "entropy_reported": state.entropy})
+    return rows
+
+
+def _off(state: Any, true: Any) -> float:
+    return float(np.linalg.norm(state - true) / np.linalg.norm(true))
+
+
 def main() -> None:
-    requests, chats = (json.loads(Path(name).read_text()) for name in sys.argv[1:3])
+    os.environ.update(
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        OMP_NUM_THREADS="1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",  # the scheduler in this process, where it can be asked
+        VLLM_NO_USAGE_STATS="1",
+        HF_HUB_OFFLINE="1",
+    )
     engine = start()
     scheduler = engine.engine_core.engine_core.scheduler
-    outcome = {"budget": scheduler.max_num_scheduled_tokens, "block_size": scheduler.block_size}
-    for policy in sys.argv[4:]:
+    outcome = {"budget": scheduler.max_num_scheduled_tokens}
+    for policy in POLICIES:
         scheduler.use_policy(policy)
-        outcome[policy] = serve(engine, requests)
+        outcome[policy] = serve(engine)
     scheduler.use_policy("sjf")
-    outcome["predicted"] = serve_predicted(engine, chats)
+    outcome["predicted"] = serve_predicted(engine)
     outcome["preempting"] = {policy: serve_preempting(engine, policy) for policy in ("fcfs", SRPT)}
-    Path(sys.argv[3]).write_text(json.dumps(outcome))
+    outcome["states"] = serve_states(engine)
+    Path(sys.argv[1]).write_text(json.dumps(outcome))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,13 @@ from numpy.typing import NDArray
 
 from experiments.one_prompt import STUDY, OnePromptGrid, analyse, draw, facts, measure, tables
 from experiments.study import Run
-from lengthwise.engines.smollm2 import MODEL_NAME, model_folder
+from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+from lengthwise.engines.smollm2 import MODEL_NAME
 from lengthwise.errors import InputError
 from lengthwise.lengths.families import LOGNORMAL, LOGT, logt_family
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.tasks import ResultCache
 from lengthwise.workloads import LengthSamples
-from tests.engines.need import need_vllm
 from tests.experiments.samples import check_output
 
 LIMIT = 2000
@@ -109,13 +110,21 @@ def test_an_endpoint_that_does_not_answer_is_an_input_error(tmp_path: Path) -> N
 
 
 @pytest.mark.engine
-def test_the_embedded_llm_answers_one_prompt_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    need_vllm()
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    (cache / MODEL_NAME).symlink_to(model_folder())
-    monkeypatch.setenv("LENGTHWISE_CACHE", str(cache))
-    grid = OnePromptGrid("Say hello.", generations=24, max_tokens=64, temperature=1.2)
+def test_the_embedded_llm_answers_one_prompt_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded_engine: EmbeddedEngine
+) -> None:
+    started: list[EngineOptions] = []
+
+    def shared(options: EngineOptions) -> AbstractContextManager[EmbeddedEngine]:
+        started.append(options)
+        return nullcontext(embedded_engine)
+
+    monkeypatch.setattr("lengthwise.engines.embedded.EmbeddedEngine", shared)
+    answers = tmp_path / "answers.parquet"
+    grid = OnePromptGrid(
+        "Say hello.", generations=16, max_tokens=48, temperature=1.2, max_concurrency=4, answers=answers
+    )
     found = measure(Run(ResultCache(tmp_path / "results")), grid)
-    assert (len(found.lengths), found.llm) == (24, MODEL_NAME)
-    assert found.lengths.max() <= 64
+    assert started == [EngineOptions(policy="fcfs", predictor="none", max_num_seqs=4)]
+    assert (len(found.lengths), found.llm) == (16, MODEL_NAME)
+    assert found.lengths.max() <= 48

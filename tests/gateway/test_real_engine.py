@@ -150,9 +150,9 @@ LATENCY: dict[str, float] = {}
 
 
 @pytest.mark.parametrize("gateway", ["fcfs", "sjf"], indirect=True)
-async def test_sixty_requests_are_served_under_each_policy(gateway: str, request: pytest.FixtureRequest) -> None:
+async def test_thirty_requests_are_served_under_each_policy(gateway: str, request: pytest.FixtureRequest) -> None:
     rng = random.Random(11)
-    lengths = [rng.randrange(20, 40) if rng.random() < 0.12 else rng.randrange(1, 6) for _ in range(60)]
+    lengths = [rng.randrange(20, 40) if rng.random() < 0.12 else rng.randrange(1, 6) for _ in range(30)]
     LATENCY[request.node.callspec.params["gateway"]] = await latency_in_tokens(gateway, lengths)
 
 

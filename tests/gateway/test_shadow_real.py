@@ -21,7 +21,7 @@ from tests.engines.need import need_vllm
 
 pytestmark = pytest.mark.engine
 
-SLOTS, REQUESTS = 3, 48
+SLOTS, REQUESTS = 3, 24
 APART_S = 0.02
 """Between two requests: what comes at the same moment has no order that an engine could keep."""
 
