@@ -30,8 +30,8 @@ from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.predictors.mixture import Answers, fit_mixture, kinds, likeness
 from lengthwise.predictors.resolve import LoadedPredictor
 from lengthwise.reports.tables import Table, share, signed
+from lengthwise.training.data import PromptTable, load_samples
 from lengthwise.training.encoder.config import parse_config
-from lengthwise.training.encoder.data import load_samples, prompt_table
 from lengthwise.training.encoder.pack import HELD_OUT, Pack
 from lengthwise.training.encoder.package import calibrate
 from lengthwise.workloads import LengthSamples
@@ -200,8 +200,8 @@ def read_outputs(folder: Path, pack_folder: Path, prompts: Mapping[str, Prompts]
     `folder` holds left_out.npz and NAME.json beside it, `pack_folder` the pack they were trained from.
     """
     pack, config = Pack.read(pack_folder / "pack.npz"), json.loads((pack_folder / "config.json").read_text())
-    table, _ = prompt_table(load_samples(parse_config({"data": config["data"]}).data))
-    keys = zip(table["corpus"].to_pylist(), table["prompt_id"].to_pylist(), strict=True)
+    table = PromptTable.of(load_samples(parse_config({"data": config["data"]}).data))
+    keys = zip(table.column("corpus"), table.column("prompt_id"), strict=True)
     places = {key: place for place, key in enumerate(keys)}
     found = {}
     with np.load(folder / "left_out.npz") as archive:

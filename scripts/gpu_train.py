@@ -68,14 +68,16 @@ def pack(arguments: argparse.Namespace) -> None:
     """Write pack.npz, config.json, backbone.json and the weights."""
     import torch
 
+    from lengthwise.training.data import load_samples, make_pack, unlabelled_prompts
     from lengthwise.training.encoder.backbones import load_backbone
     from lengthwise.training.encoder.config import read_config
-    from lengthwise.training.encoder.data import load_samples, make_pack, more_prompts
 
     config = read_config(arguments.config)
     loaded = load_backbone(config.backbone, config.max_tokens)
     samples = load_samples(config.data)
-    unlabelled = [] if config.head.kind == "bins" else more_prompts(samples, config.data)  # students learn from them
+    unlabelled = (
+        [] if config.head.kind == "bins" else unlabelled_prompts(samples, config.data)
+    )  # students learn from them
     packed = make_pack(samples, config.data, loaded.text, unlabelled)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     packed.write(arguments.folder / "pack.npz")

@@ -27,15 +27,14 @@ from lengthwise.predictors.fast import KIND, FastPredictor
 from lengthwise.predictors.llm_names import identify
 from lengthwise.predictors.model_file import write_model_file
 from lengthwise.predictors.resolve import load_predictor, packaged_predictors
+from lengthwise.training.data import PIECES, SMOLLM2, PromptTable, load_samples
 from lengthwise.training.encoder.config import DataConfig
-from lengthwise.training.encoder.data import SMOLLM2, load_samples
 from lengthwise.training.fast.distillation_set import (
-    PIECES,
     DistillationSet,
-    PromptTable,
     TeacherOutputs,
     calibration,
     figures,
+    levels,
 )
 from lengthwise.training.fast.fit import Examples, FastRecipe, fit_network
 from lengthwise.training.fast.word_tables import FOLDS as GUESS_FOLDS
@@ -62,11 +61,12 @@ def main() -> None:
     """Train, calibrate, write, and print the figures."""
     options = _options()
     table = PromptTable.of(load_samples(DataConfig(source=options.data, smollm2=True)).where(corpus=CORPORA))
-    test = table.rows([i for i, part in enumerate(table.splits) if part == "test"])
-    unseen = set(test.texts)
-    train = table.rows([i for i, part in enumerate(table.splits) if part != "test" and table.texts[i] not in unseen])
+    tested = np.array([split == "test" for split in table.column("split")])
+    test = table.rows(np.flatnonzero(tested))
+    unseen = set(test.column("prompt"))
+    train = table.rows(np.flatnonzero(~tested & [text not in unseen for text in table.column("prompt")]))
     data = DistillationSet.of(train, lambda texts: _teach(texts, options.outputs), SEED)
-    vocabulary = Vocabulary.of(train.texts, options.encoder)
+    vocabulary = Vocabulary.of(train.column("prompt"), options.encoder)
     _print(f"{len(train)} prompts, {len(data.pieces)} pieces, {len(test)} test prompts, {vocabulary.reader.size} words")
 
     held, adjustments = _cross_fit(data, vocabulary)
@@ -104,25 +104,24 @@ def _teach(texts: Sequence[str], stored: Path | None) -> TeacherOutputs:
 
 def _fit(data: DistillationSet, vocabulary: Vocabulary, adjustments: Calibration, seed: int) -> FastPredictor:
     train, read = data.prompts, vocabulary.reader.read
-    levels = train.levels()
+    usual = levels(train)
     folds = np.random.default_rng(seed).integers(0, GUESS_FOLDS, len(train) + 1)  # the last one is for noise
-    texts = (*train.texts, *data.pieces)
+    texts = (*train.column("prompt"), *data.pieces)
     soft = data.outputs.select(texts, train.llms)
-    effect = np.asarray((soft[: len(train), :, 0] - levels[:-1]).mean(axis=1), np.float64)
+    effect = np.asarray((soft[: len(train), :, 0] - usual[:-1]).mean(axis=1), np.float64)
     pages = [read(text) for text in texts]
     learned = learn_tables(pages[: len(train)], effect, vocabulary.meaning, folds[:-1], seed)
-    spare = np.zeros((len(data.pieces), *train.clean.shape[1:]), bool)
+    spare = np.zeros((len(data.pieces), *train.lengths.shape[1:]), bool)
     examples = Examples(
         description=learned.describe(pages, np.concatenate([folds[:-1], folds[data.origins]])),
-        lengths=np.concatenate([train.lengths, np.ones(spare.shape)]),
-        clean=np.concatenate([train.clean, spare]),
-        cut=np.concatenate([train.cut, spare]),
+        lengths=np.concatenate([train.lengths, spare]),
+        censored=np.concatenate([train.censored, spare]),
         soft=soft,
         name_features=np.array([identify(llm).features() for llm in train.llms], np.float32),
-        levels=levels[:-1],
+        levels=usual[:-1],
     )
     network = fit_network(examples, FastRecipe(), seed)
-    return FastPredictor(vocabulary.reader, learned.tables, network, train.llms, levels, adjustments)
+    return FastPredictor(vocabulary.reader, learned.tables, network, train.llms, usual, adjustments)
 
 
 def _cross_fit(data: DistillationSet, vocabulary: Vocabulary) -> tuple[dict[str, Any], Calibration]:
@@ -132,16 +131,16 @@ def _cross_fit(data: DistillationSet, vocabulary: Vocabulary) -> tuple[dict[str,
     """
     train = data.prompts
     fold = np.random.default_rng(SEED).integers(0, FOLDS, len(train))
-    like_test = np.array([part == "validate" for part in train.splits])
-    tables, known, unknown = [], [], []
+    like_test = np.array([split == "validate" for split in train.column("split")])
+    rows, known, unknown = [], [], []
     for number in range(FOLDS):
         predictor = _fit(data.rows(np.flatnonzero(fold != number)), vocabulary, Calibration(), number)
-        held = train.rows(np.flatnonzero((fold == number) & like_test))
-        tables.append(held)
+        rows.append(np.flatnonzero((fold == number) & like_test))
+        held = train.rows(rows[-1])
         known.append(_predictions(predictor, held))
         unknown.append(_predictions(predictor, held, [""] * len(held.llms)))
         _print(f"fold {number + 1} of {FOLDS}: tau {figures(held, known[-1], SMOLLM2)['tau']:.4f}")
-    table, out_of_fold = PromptTable.joined(tables), _joined(known)
+    table, out_of_fold = train.rows(np.concatenate(rows)), _joined(known)
     adjustments = calibration(table, out_of_fold, _joined(unknown))
     return figures(table, adjustments.apply(out_of_fold, list(table.llms) * len(table)), SMOLLM2), adjustments
 
@@ -149,7 +148,7 @@ def _cross_fit(data: DistillationSet, vocabulary: Vocabulary) -> tuple[dict[str,
 def _predictions(predictor: FastPredictor, table: PromptTable, llms: Sequence[str] | None = None) -> LogTPredictions:
     """Return predictions of prompts x LLMs, row by row."""
     names = table.llms if llms is None else llms
-    return predictor.predict([text for text in table.texts for _ in names], list(names) * len(table))
+    return predictor.predict([text for text in table.column("prompt") for _ in names], list(names) * len(table))
 
 
 def _joined(parts: Sequence[LogTPredictions]) -> LogTPredictions:

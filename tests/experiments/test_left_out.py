@@ -20,8 +20,8 @@ from experiments.left_out import (
 )
 from lengthwise.errors import InputError
 from lengthwise.predictors import load_predictor
+from lengthwise.training.data import PromptTable, parts
 from lengthwise.training.encoder.config import DataConfig
-from lengthwise.training.encoder.data import _parts, prompt_table
 from lengthwise.training.encoder.pack import TRAIN
 from lengthwise.workloads import LengthSamples
 from tests.experiments.samples import check_output
@@ -54,9 +54,9 @@ def said(prompts: Prompts) -> KnownPredictions:
 def test_the_pool_is_what_the_training_did_not_see_and_the_test_is_neither() -> None:
     rows = samples()
     prompts = Prompts.of(rows, "llama-3.1-8B")
-    table, _ = prompt_table(rows)
-    keys = list(zip(table["corpus"].to_pylist(), table["prompt_id"].to_pylist(), strict=True))
-    seen = {key for key, part in zip(keys, _parts(table, DataConfig()), strict=True) if part == TRAIN}
+    table = PromptTable.of(rows)
+    keys = list(zip(table.column("corpus"), table.column("prompt_id"), strict=True))
+    seen = {key for key, part in zip(keys, parts(table, DataConfig()), strict=True) if part == TRAIN}
     assert len(seen) > 800
     pool = {key for key, test in zip(prompts.keys, prompts.test, strict=True) if not test}
     assert 20 <= len(pool) <= 90

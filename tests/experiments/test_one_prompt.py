@@ -88,7 +88,7 @@ def test_tables_page_and_figure_are_complete(tmp_path: Path) -> None:
     assert len(to_json(facts(found))) > 500
 
 
-def test_what_has_no_spread_or_more_prompts_is_refused() -> None:
+def test_what_has_no_spread_or_unlabelled_prompts_is_refused() -> None:
     with pytest.raises(InputError, match="2 prompts"):
         analyse(asked(heavy(), prompts=2), LIMIT)
     with pytest.raises(InputError, match="have no spread to fit"):

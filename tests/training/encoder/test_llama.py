@@ -14,12 +14,12 @@ transformers = pytest.importorskip("transformers")
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 from lengthwise.errors import InputError  # noqa: E402
+from lengthwise.training.data import make_pack  # noqa: E402
 from lengthwise.training.encoder.backbones import (  # noqa: E402
     ChatText,
     load_backbone,
     wrap,
 )
-from lengthwise.training.encoder.data import make_pack  # noqa: E402
 from lengthwise.training.encoder.network import Pooling  # noqa: E402
 from lengthwise.training.encoder.pack import UNLABELLED  # noqa: E402
 from tests.training.encoder.tiny import config, samples  # noqa: E402

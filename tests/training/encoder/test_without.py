@@ -10,7 +10,7 @@ from lengthwise.predictors import load_predictor
 from lengthwise.predictors.adapt import Observed, adapt_file
 from tests.training.encoder import tiny
 
-from lengthwise.training.encoder.data import load_samples  # isort: skip
+from lengthwise.training.data import load_samples  # isort: skip
 from tests.training.encoder.test_serve import predictor_file  # isort: skip
 
 from pathlib import Path

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors import LogTPredictions
 from lengthwise.predictors.fast import FEATURES, Reader
-from lengthwise.training.fast.distillation_set import DistillationSet, PromptTable, TeacherOutputs, calibration, figures
+from lengthwise.training.data import PromptTable
+from lengthwise.training.fast.distillation_set import DistillationSet, TeacherOutputs, calibration, figures, levels
 from lengthwise.training.fast.word_tables import FOLDS, TOPICS, learn_tables
 
 LLMS = ("a/one-7B", "b/two-1B")
@@ -37,9 +40,9 @@ def table(prompts: int = 300, seed: int = 0) -> PromptTable:
         texts.append(b" ".join([*rng.choice(WORDS[4:], 6), kind, b"%d" % number]).decode())
         usual = {b"long": 800.0, b"short": 20.0, b"story": 200.0}[kind]
         lengths[number] = usual * np.array([[1.0], [2.0]]) * np.exp(0.15 * rng.standard_t(3.5, (2, 10)))
-    clean = np.ones(lengths.shape, bool)
-    keys = tuple(("invented", str(number)) for number in range(prompts))
-    return PromptTable(keys, ("train",) * prompts, tuple(texts), LLMS, lengths, clean, np.zeros_like(clean))
+    return PromptTable(
+        pa.table({"prompt": texts}), LLMS, np.rint(lengths).astype(np.int16), np.zeros(lengths.shape, bool)
+    )
 
 
 def taught(texts: Sequence[str]) -> TeacherOutputs:
@@ -65,9 +68,6 @@ def test_outputs_that_lack_a_prompt_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_without_outputs_is_refused(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     pq.write_table(pa.table({"prompt": ["one"]}), tmp_path / "plain.parquet")
     with pytest.raises(InputError, match=r"plain\.parquet: has no outputs of a teacher"):
         TeacherOutputs.read(tmp_path / "plain.parquet")
@@ -75,17 +75,18 @@ def test_a_file_without_outputs_is_refused(tmp_path: Path) -> None:
 
 def test_selected_prompts_have_their_pieces_and_all_noise() -> None:
     data = DistillationSet.of(table(30), taught, seed=0)
-    assert np.isfinite(data.outputs.select((*data.prompts.texts, *data.pieces), LLMS)).all()
+    texts = data.prompts.column("prompt")
+    assert np.isfinite(data.outputs.select((*texts, *data.pieces), LLMS)).all()
     part = data.rows(np.array([4, 9]))
     origin = dict(zip(data.pieces, data.origins, strict=True))
-    assert part.prompts.texts == (data.prompts.texts[4], data.prompts.texts[9])
+    assert part.prompts.column("prompt") == [texts[4], texts[9]]
     assert {origin[text] for text in part.pieces} <= {4, 9, 30}
     assert set(part.origins.tolist()) == {0, 1, 2}
 
 
 def test_training_descriptions_equal_served_ones_except_for_an_out_of_fold_guess() -> None:
     prompts, reader = table(), Reader.of(WORDS)
-    pages = [reader.read(text) for text in prompts.texts]
+    pages = [reader.read(text) for text in prompts.column("prompt")]
     effect = np.random.default_rng(1).normal(size=len(pages))  # nothing to learn
     folds = np.arange(len(pages)) % FOLDS
     meaning = np.random.default_rng(2).normal(size=(reader.size, 3)).astype(np.float32)
@@ -101,8 +102,8 @@ def test_training_descriptions_equal_served_ones_except_for_an_out_of_fold_guess
 
 def test_the_first_guess_separates_long_from_short() -> None:
     prompts, reader = table(), Reader.of(WORDS)
-    pages = [reader.read(text) for text in prompts.texts]
-    effect = prompts.effect(prompts.levels())
+    pages = [reader.read(text) for text in prompts.column("prompt")]
+    effect = (np.log(prompts.mean()) - levels(prompts)[:-1]).mean(axis=1)
     folds = np.arange(len(pages)) % FOLDS
     learned = learn_tables(pages, effect, np.zeros((reader.size, 1), np.float32), folds, seed=0)
     assert np.corrcoef(learned.describe(pages, folds)[:, FEATURES + TOPICS], effect)[0, 1] > 0.9
@@ -111,7 +112,7 @@ def test_the_first_guess_separates_long_from_short() -> None:
 def test_calibrated_predictions_cover_their_nominal_share_and_figures_report_it() -> None:
     prompts = table()
     n = len(prompts) * len(LLMS)
-    mu = np.log(prompts.clean_mean()).ravel() + 0.3
+    mu = np.log(prompts.mean()).ravel() + 0.3
     off = LogTPredictions.of(mu, np.full(n, 0.05), 10_000, sample_mean=np.exp(mu), sample_std=np.ones(n))
     unknown = LogTPredictions.of(mu - 1.0, np.full(n, 0.05), 10_000)
     adjustments = calibration(prompts, off, unknown)
@@ -132,14 +133,13 @@ def test_a_network_learns_from_labels_from_a_teacher_and_from_capped_answers() -
     x = rng.normal(size=(600, 3)).astype(np.float32)
     true = 5.0 + x[:, :1] + np.array([0.0, 1.0, 0.0])
     lengths = np.exp(true[..., None] + rng.normal(0.0, 0.1, (600, 3, 10)))
-    clean = np.ones(lengths.shape, bool)
-    clean[:, 1] = False  # the second LLM is known from the teacher only
+    lengths[:, 1] = 0.0  # the second LLM is known from the teacher only
     soft = np.full((600, 3, 4), np.nan, np.float32)
     soft[:, 1] = np.stack([true[:, 1], np.full(600, -2.0), true[:, 1], true[:, 1] - 2.0], axis=1)
-    cut = np.zeros_like(clean)
+    cut = np.zeros(lengths.shape, bool)
     cut[:, 2] = lengths[:, 2] > 150.0  # the third LLM is capped at 150 tokens
     lengths[:, 2] = np.minimum(lengths[:, 2], 150.0)
-    examples = Examples(x, lengths, clean, cut, soft, np.eye(3, NAMES, dtype=np.float32), np.full(3, 5.0))
+    examples = Examples(x, lengths, cut, soft, np.eye(3, NAMES, dtype=np.float32), np.full(3, 5.0))
     network = fit_network(examples, FastRecipe(hidden=32, joint=16, dropout=0.0, input_dropout=0.0, epochs=20), seed=0)
     for llm in range(3):
         who = network.llm_bias(llm, examples.name_features[llm])

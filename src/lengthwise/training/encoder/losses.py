@@ -39,6 +39,34 @@ class Targets:
     """(B, L, 4): a teacher's outputs, NaN where there are none."""
 
 
+def make_targets(
+    lengths: Any,  # noqa: ANN401  (tensors are Any without torch's types)
+    censored: Any,  # noqa: ANN401
+    *,
+    fitted: Any = None,  # noqa: ANN401
+    prompt_weight: Any = 1.0,  # noqa: ANN401
+    soft: Any = None,  # noqa: ANN401
+) -> Targets:
+    """Return the targets of lengths (B, L, K), 0 where missing; `prompt_weight` is (B, 1)."""
+    present = lengths > 0
+    count = present.sum(-1).clamp(min=1)
+    mean = lengths.sum(-1) / count
+    variance = (torch.where(present, lengths - mean.unsqueeze(-1), 0.0) ** 2).sum(-1) / count
+    known = present.any(-1)
+    return Targets(
+        log_lengths=torch.log(lengths.clamp(min=1.0)),
+        present=present,
+        censored=censored,
+        mean=mean,
+        log_mean=torch.log(mean.clamp(min=1.0)),
+        log_std=torch.log1p(variance.sqrt()),
+        fitted=fitted,
+        weight=known * prompt_weight,
+        whole=known & ~(censored & present).any(-1),
+        soft=soft,
+    )
+
+
 def label_loss(outputs: Any, targets: Targets, config: TrainingConfig, edges: Any) -> Any:  # noqa: ANN401
     """Return the loss of each pair (B, L) against the sampled lengths."""
     kind = config.head.kind

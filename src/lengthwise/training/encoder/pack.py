@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.predictors.scores import MU_SERVE_CUTS
+from lengthwise.predictors import scores
 
 if TYPE_CHECKING:
     from lengthwise.training.encoder.config import HeadConfig
@@ -129,14 +129,13 @@ def bin_edges(config: HeadConfig, pack: Pack) -> NDArray[Any] | None:
     """
     if config.kind != "bins":
         return None
-    if config.bins == "width":
-        inner = np.arange(config.bin_width, config.bin_cap + 1, config.bin_width, dtype=np.float64)
-        return np.array([0.0, *inner, max(_LONGEST, inner[-1] + 1.0)])
     lengths = pack.lengths[pack.part == TRAIN].astype(np.float64)
     rows = lengths[(lengths > 0).any(-1)]
     target = rows.max(-1) if config.bin_target == "p99" else rows.sum(-1) / (rows > 0).sum(-1)
-    shares = MU_SERVE_CUTS if config.bins == "mu_serve" else np.linspace(0, 1, config.bin_count + 1)[1:-1]
-    # Bins are (low, high]. mu-Serve's are [low, high), with separate edges for each LLM. In small data two edges can
-    # coincide.
-    inner = np.unique(np.quantile(target, shares))
+    # Bins are (low, high]. mu-Serve's are [low, high), with separate edges for each LLM.
+    inner = {
+        "width": lambda: scores.equal_width(config.bin_width, config.bin_cap),
+        "equal_mass": lambda: scores.equal_mass(target, config.bin_count),
+        "mu_serve": lambda: scores.mu_serve(target),
+    }[config.bins]()
     return np.array([0.0, *inner, max(_LONGEST, inner[-1] + 1.0)])

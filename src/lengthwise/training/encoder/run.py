@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from lengthwise.errors import InputError
+from lengthwise.training.data import SMOLLM2, load_samples, make_pack, unlabelled_prompts
 from lengthwise.training.encoder.backbones import load_backbone
-from lengthwise.training.encoder.data import SMOLLM2, load_samples, make_pack, more_prompts
 from lengthwise.training.encoder.ensemble import Member, soft_targets
 from lengthwise.training.encoder.network import LengthNetwork
 from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, UNLABELLED, bin_edges
@@ -53,7 +53,7 @@ def prepare(config: TrainingConfig) -> Prepared:
     """Load the encoder and the data."""
     loaded = load_backbone(config.backbone, config.max_tokens)
     samples = load_samples(config.data)
-    extra = more_prompts(samples, config.data) if config.distil is not None else []
+    extra = unlabelled_prompts(samples, config.data) if config.distil is not None else []
     pack = make_pack(samples, config.data, loaded.text, extra)
     return Prepared(config, loaded, pack, bin_edges(config.head, pack))
 

@@ -15,7 +15,7 @@ import torch
 from lengthwise.predictors.encoder.readout import log_size, places_and_spreads
 from lengthwise.training.encoder import losses
 from lengthwise.training.encoder.ensemble import as_row, score
-from lengthwise.training.encoder.losses import Targets
+from lengthwise.training.encoder.losses import Targets, make_targets
 from lengthwise.training.encoder.pack import TRAIN, Pack
 
 if TYPE_CHECKING:
@@ -70,27 +70,14 @@ class Tensors:
         step = 1 if self.device == "cpu" else _ROUND_TO
         width = min(-(-widest // step) * step, self.ids.shape[1])
         mask = torch.arange(width, device=self.device) < self.count[at].unsqueeze(1)
-        return Batch(self.ids[at, :width], mask, self.log_size[at], self._targets(at))
-
-    def _targets(self, at: Any) -> Targets:  # noqa: ANN401  (tensors are Any without torch's types)
-        lengths, censored = self._lengths[at], self._censored[at]
-        present = lengths > 0
-        count = present.sum(-1).clamp(min=1)
-        mean = lengths.sum(-1) / count
-        variance = (torch.where(present, lengths - mean.unsqueeze(-1), 0.0) ** 2).sum(-1) / count
-        known = present.any(-1)
-        return Targets(
-            log_lengths=torch.log(lengths.clamp(min=1.0)),
-            present=present,
-            censored=censored,
-            mean=mean,
-            log_mean=torch.log(mean.clamp(min=1.0)),
-            log_std=torch.log1p(variance.sqrt()),
+        targets = make_targets(
+            self._lengths[at],
+            self._censored[at],
             fitted=self._fitted[at],
-            weight=known * self._prompt_weight[at].unsqueeze(1),
-            whole=known & ~(censored & present).any(-1),
+            prompt_weight=self._prompt_weight[at].unsqueeze(1),
             soft=None if self._soft is None else self._soft[at],
         )
+        return Batch(self.ids[at, :width], mask, self.log_size[at], targets)
 
     def shuffled(self, prompts: NDArray[np.int64], size: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
         """Yield every prompt once, in random batches of prompts of similar length."""

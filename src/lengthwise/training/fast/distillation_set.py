@@ -19,95 +19,23 @@ from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Calibration, fit_calibration
 from lengthwise.predictors.encoder.readout import log_sigma
 from lengthwise.predictors.fast import OUTPUTS
-from lengthwise.training.encoder.data import noise, piece
+from lengthwise.predictors.scores import kendall_tau, mae
+from lengthwise.training.data import PromptTable, pieces_and_noise
 from lengthwise.workloads.files import read_parquet_table
 
 if TYPE_CHECKING:
     from lengthwise.predictors.contract import LogTPredictions
-    from lengthwise.workloads import LengthSamples
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 
-PIECES: Final = 2
-"""Pieces cut from each prompt."""
 _FIELDS: Final = ("prompt", "outputs")
 
 
-@dataclass(frozen=True, eq=False)
-class PromptTable:
-    """One row per prompt; lengths (prompts, LLMs, samples) are `clean` where present and valid, `cut` where capped."""
-
-    keys: tuple[tuple[str, str], ...]
-    splits: tuple[str, ...]
-    texts: tuple[str, ...]
-    llms: tuple[str, ...]
-    lengths: Doubles
-    clean: NDArray[np.bool_]
-    cut: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, samples: LengthSamples) -> PromptTable:
-        """Arrange length samples by prompt and LLM."""
-        lengths, clean, cut = samples.lengths_matrix(), samples.clean_mask(), samples.capped_matrix()
-        columns = (samples.table[name].to_pylist() for name in ("corpus", "prompt_id", "split", "prompt", "llm"))
-        places: dict[tuple[str, str, str], int] = {}
-        texts: list[str] = []
-        cells = []
-        for corpus, prompt_id, split, text, llm in zip(*columns, strict=True):
-            key = (corpus, prompt_id, split)
-            if key not in places:
-                places[key] = len(places)
-                texts.append(text)
-            cells.append((places[key], samples.llms.index(llm)))
-        shape = (len(places), len(samples.llms), lengths.shape[1])
-        all_lengths, all_clean, all_cut = np.ones(shape), np.zeros(shape, bool), np.zeros(shape, bool)
-        where = tuple(np.array(cells).T)
-        all_lengths[where], all_clean[where], all_cut[where] = lengths, clean, cut & clean
-        keys = tuple((corpus, prompt_id) for corpus, prompt_id, _ in places)
-        splits = tuple(split for _, _, split in places)
-        return cls(keys, splits, tuple(texts), samples.llms, all_lengths, all_clean, all_cut)
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def rows(self, keep: Sequence[int] | NDArray[np.intp]) -> PromptTable:
-        """Return the selected prompts."""
-        keys, splits, texts = (tuple(column[i] for i in keep) for column in (self.keys, self.splits, self.texts))
-        index = np.asarray(keep, np.intp)
-        arrays = (self.lengths[index], self.clean[index], self.cut[index])
-        return PromptTable(keys, splits, texts, self.llms, *arrays)  # type: ignore[arg-type]
-
-    @classmethod
-    def joined(cls, parts: Sequence[PromptTable]) -> PromptTable:
-        """Concatenate tables of the same LLMs."""
-        keys, splits, texts = (
-            tuple(x for part in parts for x in getattr(part, n)) for n in ("keys", "splits", "texts")
-        )
-        arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "clean", "cut"))
-        return cls(keys, splits, texts, parts[0].llms, *arrays)
-
-    @property
-    def has(self) -> NDArray[np.bool_]:
-        """Mask (prompts, LLMs) of pairs with a clean sample."""
-        return np.asarray(self.clean.any(axis=2))
-
-    def clean_mean(self) -> Doubles:
-        """Return the mean of the clean samples; NaN without one."""
-        count = self.clean.sum(axis=2)
-        total = np.where(self.clean, self.lengths, 0.0).sum(axis=2)
-        return np.asarray(np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0))
-
-    def levels(self) -> Doubles:
-        """Return the median over prompts of the log mean length of each LLM, and last the mean of these."""
-        each = np.nanmedian(np.log(self.clean_mean()), axis=0)
-        return np.append(each, np.mean(each))
-
-    def effect(self, levels: Doubles) -> Doubles:
-        """Return the log ratio of a prompt's answers to the levels, averaged over the LLMs that answered it."""
-        excess = np.log(self.clean_mean()) - levels[:-1]
-        known = np.isfinite(excess)
-        return np.asarray(np.where(known, excess, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1))
+def levels(table: PromptTable) -> Doubles:
+    """Return the median over prompts of the log mean length of each LLM, and last the mean of these."""
+    each = np.nanmedian(np.log(table.mean()), axis=0)
+    return np.append(each, np.mean(each))
 
 
 def calibration(table: PromptTable, known: LogTPredictions, unknown: LogTPredictions) -> Calibration:
@@ -116,9 +44,9 @@ def calibration(table: PromptTable, known: LogTPredictions, unknown: LogTPredict
     The adjustment of the unknown LLM is fitted on all LLMs, each predicted as if unknown.
     """
     shape = (-1, table.lengths.shape[2])
-    lengths, clean, cut = (each.reshape(shape) for each in (table.lengths, table.clean, table.cut))
+    lengths, cut = table.lengths.reshape(shape), table.censored.reshape(shape)
     names = list(table.llms) * len(table)
-    each, others = (fit_calibration(one, names, lengths, clean, censored=cut) for one in (known, unknown))
+    each, others = (fit_calibration(one, names, lengths, lengths > 0, censored=cut) for one in (known, unknown))
     return Calibration(others.others, each.by_llm, each.nu)
 
 
@@ -127,28 +55,26 @@ def figures(table: PromptTable, predictions: LogTPredictions, leave_out: str) ->
 
     Definitions as in `evaluation`. `leave_out` names an LLM that does not count in the mean over LLMs.
     """
-    true, has = table.clean_mean(), table.has
+    true, clean = table.mean(), table.lengths > 0
     columns = (predictions.mu, predictions.sigma, predictions.sample_mean, predictions.sample_std)
-    mu, sigma, mean, std = (column.reshape(has.shape) for column in columns)
-    z = np.abs(np.log(table.lengths) - mu[..., None]) / sigma[..., None]
+    mu, sigma, mean, std = (column.reshape(true.shape) for column in columns)
+    z = np.abs(np.log(np.maximum(table.lengths, 1.0)) - mu[..., None]) / sigma[..., None]
     inside = {share: z <= stats.t.ppf(0.5 + share / 2.0, predictions.nu) for share in (0.5, 0.9)}
-    count = np.maximum(table.clean.sum(axis=2), 1)
-    off = np.where(table.clean, table.lengths - true[..., None], 0.0)
-    spread = np.sqrt(np.square(off).sum(axis=2) / count)
     by_llm = {}
     for llm, name in enumerate(table.llms):
-        rows, clean = has[:, llm], table.clean[:, llm]
+        rows = clean[:, llm].any(axis=1)
+        spread = np.std(table.lengths[rows, llm], axis=1, where=clean[rows, llm], dtype=np.float64)
         by_llm[name] = {
-            "tau": float(stats.kendalltau(mu[rows, llm], true[rows, llm]).statistic),
-            "mae_median": float(np.abs(np.exp(mu) - true)[rows, llm].mean()),
-            "mae_mean": float(np.abs(mean - true)[rows, llm].mean()),
-            "mae_std": float(np.abs(std - spread)[rows, llm].mean()),
-            "cover50": float(inside[0.5][:, llm][clean].mean()),
-            "cover90": float(inside[0.9][:, llm][clean].mean()),
+            "tau": kendall_tau(mu[rows, llm], true[rows, llm]),
+            "mae_median": mae(np.exp(mu[rows, llm]), true[rows, llm]),
+            "mae_mean": mae(mean[rows, llm], true[rows, llm]),
+            "mae_std": mae(std[rows, llm], spread),
+            "cover50": float(inside[0.5][:, llm][clean[:, llm]].mean()),
+            "cover90": float(inside[0.9][:, llm][clean[:, llm]].mean()),
         }
     counted = [found for name, found in by_llm.items() if name != leave_out]
     overall = {name: float(np.mean([found[name] for found in counted])) for name in counted[0]}
-    return {"prompts": int(has.any(axis=1).sum()), **overall, "by_llm": by_llm}
+    return {"prompts": int(clean.any(axis=(1, 2)).sum()), **overall, "by_llm": by_llm}
 
 
 class Teacher(Protocol):
@@ -236,11 +162,10 @@ class DistillationSet:
     @classmethod
     def of(cls, prompts: PromptTable, teach: Callable[[Sequence[str]], TeacherOutputs], seed: int) -> DistillationSet:
         """Cut pieces, add noise, and compute the outputs of `teach` for all texts."""
-        rng = np.random.default_rng(seed)
-        cut = [(piece(text, rng), number) for _ in range(PIECES) for number, text in enumerate(prompts.texts)]
-        cut += [(text, len(prompts)) for text in noise(rng)]
+        texts = prompts.column("prompt")
+        cut = pieces_and_noise(texts, seed)
         pieces = tuple(text for text, _ in cut)
-        outputs = teach(list(dict.fromkeys((*prompts.texts, *pieces))))
+        outputs = teach(list(dict.fromkeys((*texts, *pieces))))
         return cls(prompts, pieces, np.array([origin for _, origin in cut]), outputs)
 
     def rows(self, keep: NDArray[np.intp]) -> DistillationSet:

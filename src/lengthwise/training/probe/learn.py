@@ -18,6 +18,7 @@ from torch import nn
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import CLIP, ENTROPY, NONE, PAPER, PROMPT, Probe, ProbeNetwork, Smoothing, features
 from lengthwise.training.probe.compare import read_states_with
+from lengthwise.training.small_network import Recipe, arrays, standardise, train_network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,17 +44,9 @@ _HEAVIEST: Final = 8.0  # states that one row may represent, so that no answer d
 
 
 @dataclass(frozen=True)
-class ProbeRecipe:
+class ProbeRecipe(Recipe):
     """Hyperparameters, chosen on held-out training prompts."""
 
-    hidden: int = 256
-    dropout: float = 0.4
-    input_dropout: float = 0.2
-    epochs: int = 12
-    batch: int = 128
-    rate: float = 1e-3
-    decay: float = 0.1
-    networks: int = 3
     held_out: float = 0.2
     """Share of the training prompts on which layers and smoothing are chosen, before all are trained on."""
     seed: int = 0
@@ -107,11 +100,10 @@ def fit(states: States, rows: Mask, layer: int, bins: Bins, inputs: Sequence[str
             "no state to train on", hint="every prompt is held out, a test prompt or of an excluded corpus"
         )
     some = states.where(rows)
-    raw = some.layers[layer].astype(np.float32)
-    centre, spread = raw.mean(axis=0), raw.std(axis=0) + 1e-3
+    state, scale = standardise(some.layers[layer].astype(np.float32), CLIP)
     entropy = np.zeros(len(some)) if some.entropy is None else some.entropy
     extra = features(inputs, some.generated, mu=some.mu, sigma=some.sigma, left=some.left(), entropy=entropy)
-    x = torch.from_numpy(np.concatenate([np.clip((raw - centre) / spread, -CLIP, CLIP), extra], axis=1))
+    x = torch.from_numpy(np.concatenate([state, extra], axis=1))
     target = torch.from_numpy(bins.of(some.remaining))
     weight = torch.from_numpy(np.minimum(some.weight, _HEAVIEST).astype(np.float32))
     cut = torch.from_numpy(some.capped)
@@ -119,8 +111,13 @@ def fit(states: States, rows: Mask, layer: int, bins: Bins, inputs: Sequence[str
     for number in range(recipe.networks):
         torch.manual_seed(recipe.seed * 100 + number)
         net = _Net(x.shape[1], extra.shape[1], len(bins), recipe)
-        _train(net, x, target, cut, weight, recipe)
-        networks.append(ProbeNetwork.of({"centre": centre, "spread": spread, **net.arrays()}))
+
+        def loss(batch: Any, net: _Net = net) -> Any:  # noqa: ANN401
+            each = _negative_log_likelihood(net(x[batch]), target[batch], cut[batch])
+            return (each * weight[batch]).sum() / weight[batch].sum()
+
+        train_network(net, len(x), loss, recipe)
+        networks.append(ProbeNetwork.of({**scale, **net.arrays()}))
     return Probe(layer, bins, ProbeNetwork.mean(networks), tuple(inputs))
 
 
@@ -138,25 +135,9 @@ class _Net(nn.Module):  # type: ignore[misc]  # the type checker does not see to
         return self.b(self.drop(hidden)) + self.skip(extra)
 
     def arrays(self) -> dict[str, Floats]:
-        found = {
-            "a": self.a.weight.T, "a_bias": self.a.bias, "b": self.b.weight.T, "b_bias": self.b.bias,
-            "skip": self.skip.weight.T,
-        }  # fmt: skip
-        return {name: value.detach().numpy().copy() for name, value in found.items()}
-
-
-def _train(net: _Net, x: Any, target: Any, cut: Any, weight: Any, recipe: ProbeRecipe) -> None:  # noqa: ANN401
-    optimiser = torch.optim.AdamW(net.parameters(), recipe.rate, weight_decay=recipe.decay)
-    steps = recipe.epochs * -(-len(x) // recipe.batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, recipe.rate, total_steps=steps, pct_start=0.1)
-    for _ in range(recipe.epochs):
-        for some in torch.randperm(len(x)).split(recipe.batch):
-            each = _negative_log_likelihood(net(x[some]), target[some], cut[some])
-            loss = (each * weight[some]).sum() / weight[some].sum()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
+        return arrays(
+            a=self.a.weight.T, a_bias=self.a.bias, b=self.b.weight.T, b_bias=self.b.bias, skip=self.skip.weight.T
+        )  # fmt: skip
 
 
 def _negative_log_likelihood(logits: Any, target: Any, cut: Any) -> Any:  # noqa: ANN401

@@ -1,12 +1,13 @@
-"""Length samples as a pack: rows of the data, prompts as token ids, and further prompts without lengths.
+"""Training data of all predictors: length samples by prompt and LLM, the parts of a training, unlabelled prompts.
 
-Prompts without lengths are pieces of training prompts, and noise. A student that sees only its training prompts is
-sure everywhere; on these it learns from an ensemble, which disagrees on noise, other scripts and empty prompts.
+Unlabelled prompts are pieces of training prompts, and noise. A student that sees only its training prompts is sure
+everywhere; on these it learns from a teacher, which is unsure on noise, other scripts and empty prompts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, fit_rows
 from lengthwise.lengths.families import logt_family
-from lengthwise.predictors.llm_names import FEATURES, identify, resolve_llm
+from lengthwise.predictors.llm_names import identify, resolve_llm
 from lengthwise.training.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST, TRAIN, UNLABELLED, Pack
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.datasets import ALPACA, load_alpaca_lengths
@@ -44,6 +45,8 @@ _SCRIPTS: Final = {
     "control": (0x01, 0x1F),
 }
 _NOISE_EACH: Final = 12
+PIECES: Final = 2
+"""Pieces cut from each training prompt."""
 
 
 def load_samples(config: DataConfig) -> LengthSamples:
@@ -88,29 +91,84 @@ def _with_smollm2(samples: LengthSamples, source: str | None) -> LengthSamples:
     return LengthSamples(pa.concat_tables([samples.table, more.table]).combine_chunks(), samples.origin)
 
 
+@dataclass(frozen=True, eq=False)
+class PromptTable:
+    """P prompts, L LLMs, up to K answers each."""
+
+    about: pa.Table
+    """One row per prompt: corpus, split, prompt_id, prompt."""
+    llms: tuple[str, ...]
+    lengths: NDArray[np.int16]
+    """(P, L, K): tokens of an answer, 0 where it is missing or degenerate."""
+    censored: NDArray[np.bool_]
+    """(P, L, K): the answer was cut off and is at least that long."""
+
+    @classmethod
+    def of(cls, samples: LengthSamples) -> PromptTable:
+        """Arrange length samples by prompt and LLM; raises InputError where a prompt has no text."""
+        keys = pc.binary_join_element_wise(samples.table["corpus"], samples.table["prompt_id"], "\n").combine_chunks()
+        coded = keys.dictionary_encode()
+        prompt = coded.indices.to_numpy()
+        first = np.full(len(coded.dictionary), len(samples), np.int64)
+        np.minimum.at(first, prompt, np.arange(len(samples)))
+        about = samples.table.select(["corpus", "split", "prompt_id", "prompt"]).take(pa.array(first))
+        if about["prompt"].null_count:
+            raise InputError("has prompts without text", source=samples.origin, field="prompt")
+        raw, clean = samples.lengths_matrix(), samples.clean_mask()
+        numbers = {name: number for number, name in enumerate(samples.llms)}
+        llm = np.array([numbers[name] for name in samples.table["llm"].to_pylist()])
+        lengths = np.zeros((len(about), len(numbers), raw.shape[1]), np.int16)
+        censored = np.zeros(lengths.shape, bool)
+        lengths[prompt, llm] = np.where(clean, raw, 0)
+        censored[prompt, llm] = samples.capped_matrix() & clean
+        return cls(about, samples.llms, lengths, censored)
+
+    def __len__(self) -> int:
+        return len(self.about)
+
+    def column(self, name: str) -> list[str]:
+        """Return a column of `about`."""
+        return list(self.about[name].to_pylist())
+
+    def rows(self, selected: NDArray[np.intp]) -> PromptTable:
+        """Return the selected prompts."""
+        about = self.about.take(pa.array(selected))
+        return replace(self, about=about, lengths=self.lengths[selected], censored=self.censored[selected])
+
+    def mean(self) -> NDArray[np.float64]:
+        """Return the mean length of each pair (P, L); NaN without one."""
+        count = (self.lengths > 0).sum(axis=2)
+        total = self.lengths.sum(axis=2, dtype=np.float64)
+        return np.asarray(np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0))
+
+
 def make_pack(
     samples: LengthSamples, config: DataConfig, encoder: TextEncoder, unlabelled: Sequence[tuple[str, str | None]] = ()
 ) -> Pack:
     """Tokenise each prompt once and arrange its lengths by LLM; held-out prompts are drawn from the training splits."""
-    table, prompt = prompt_table(samples)
+    table = PromptTable.of(samples)
     corpora = tuple(samples.corpora)
-    corpus = np.array([corpora.index(name) for name in table["corpus"].to_pylist()], np.int8)
-    texts = [*table["prompt"].to_pylist(), *(text for text, _ in unlabelled)]
-    spare_corpus = [-1 if name is None else corpora.index(name) for _, name in unlabelled]
-    lengths, censored, fitted = _by_llm(samples, prompt, len(table))
+    corpus = [corpora.index(name) for name in table.column("corpus")]
+    corpus += [-1 if name is None else corpora.index(name) for _, name in unlabelled]
+    texts = [*table.column("prompt"), *(text for text, _ in unlabelled)]
     tokens, offsets, sizes = encoder.encode_all(texts)
+    has = (table.lengths > 0).any(axis=2)
+    lengths = table.lengths[has].astype(np.int64)
+    fits = fit_rows(logt_family(TIE_NU), lengths, lengths > 0, table.censored[has])
+    fitted = np.full((*has.shape, 2), np.nan, np.float16)
+    fitted[has] = np.where(fits.degenerate[:, None], np.nan, fits.params[:, :2])
     spare = len(unlabelled)
     return Pack(
         tokens=tokens,
         offsets=offsets,
         sizes=sizes,
-        lengths=_padded(lengths, spare, 0),
-        censored=_padded(censored, spare, False),
+        lengths=_padded(table.lengths, spare, 0),
+        censored=_padded(table.censored, spare, False),
         fitted=_padded(fitted, spare, np.nan),
-        corpus=np.concatenate([corpus, np.array(spare_corpus, np.int8)]),
-        part=_padded(_parts(table, config), spare, UNLABELLED),
+        corpus=np.array(corpus, np.int8),
+        part=_padded(parts(table, config), spare, UNLABELLED),
         fold=np.random.default_rng(config.split_seed).integers(0, _FOLDS, len(texts)).astype(np.int8),
-        features=np.array([*(identify(llm).features() for llm in samples.llms), unknown_features()], np.float32),
+        features=np.array([identify(llm).features() for llm in (*samples.llms, "")], np.float32),
         llms=samples.llms,
         corpora=corpora,
         pad_id=encoder.pad_id,
@@ -118,39 +176,11 @@ def make_pack(
     )
 
 
-def trained_texts(samples: LengthSamples, config: DataConfig) -> list[tuple[str, str]]:
-    """Return the training texts with their corpora, without held-out prompts and test splits."""
-    table, _ = prompt_table(samples)
-    pairs = list(zip(table["prompt"].to_pylist(), table["corpus"].to_pylist(), strict=True))
-    return [pairs[i] for i in np.flatnonzero(_parts(table, config) == TRAIN)]
-
-
-def prompt_table(samples: LengthSamples) -> tuple[pa.Table, NDArray[Any]]:
-    """Return one row per prompt, and the prompt number of each row of the samples."""
-    keys = pc.binary_join_element_wise(samples.table["corpus"], samples.table["prompt_id"], "\n").combine_chunks()
-    coded = keys.dictionary_encode()
-    prompt = coded.indices.to_numpy()
-    first = np.full(len(coded.dictionary), len(samples), np.int64)
-    np.minimum.at(first, prompt, np.arange(len(samples)))
-    table = samples.table.select(["corpus", "split", "prompt_id", "prompt"]).take(pa.array(first))
-    if table["prompt"].null_count:
-        raise InputError("has prompts without text", source=samples.origin, field="prompt")
-    return table, prompt
-
-
-def unknown_features() -> list[float]:
-    """Return the features of a name that reveals neither family nor size."""
-    features = identify("").features()
-    assert len(features) == FEATURES  # noqa: S101
-    return features
-
-
-def _parts(table: pa.Table, config: DataConfig) -> NDArray[np.int8]:
-    """The part of each prompt: TRAIN, HELD_OUT, TEST, ELSEWHERE or ASIDE."""
-    corpus, split = table["corpus"].to_pylist(), table["split"].to_pylist()
+def parts(table: PromptTable, config: DataConfig) -> NDArray[np.int8]:
+    """Return the part of each prompt: TRAIN, HELD_OUT, TEST, ELSEWHERE or ASIDE."""
     place = _uniforms(table, config.split_seed)
     part = np.full(len(table), ASIDE, np.int8)
-    for i, (name, which) in enumerate(zip(corpus, split, strict=True)):
+    for i, (name, which) in enumerate(zip(table.column("corpus"), table.column("split"), strict=True)):
         if name in config.corpora and which in config.splits:
             part[i] = HELD_OUT if place[i] < config.held_out else TRAIN
         elif which == "test":
@@ -166,28 +196,12 @@ def _parts(table: pa.Table, config: DataConfig) -> NDArray[np.int8]:
     return part
 
 
-def _uniforms(table: pa.Table, seed: int) -> NDArray[np.float64]:
+def _uniforms(table: PromptTable, seed: int) -> NDArray[np.float64]:
     """A number in [0, 1) per prompt by hash: it does not change when rows are added."""
     import xxhash
 
-    keys = zip(table["corpus"].to_pylist(), table["prompt_id"].to_pylist(), strict=True)
+    keys = zip(table.column("corpus"), table.column("prompt_id"), strict=True)
     return np.array([xxhash.xxh3_64_intdigest(f"{a}\n{b}".encode(), seed) for a, b in keys]) / 2.0**64
-
-
-def _by_llm(samples: LengthSamples, prompt: NDArray[Any], prompts: int) -> tuple[Any, Any, Any]:
-    """Lengths (P, L, K), 0 where degenerate or missing, which are cut off, and log-t fits."""
-    raw, clean, cut = samples.lengths_matrix(), samples.clean_mask(), samples.capped_matrix()
-    llms = {name: number for number, name in enumerate(samples.llms)}
-    llm = np.array([llms[name] for name in samples.table["llm"].to_pylist()])
-    fits = fit_rows(logt_family(TIE_NU), raw, clean, cut)
-    params = np.where(fits.degenerate[:, None], np.nan, fits.params[:, :2])
-    lengths = np.zeros((prompts, len(llms), raw.shape[1]), np.int16)
-    censored = np.zeros(lengths.shape, bool)
-    fitted = np.full((prompts, len(llms), 2), np.nan, np.float16)
-    lengths[prompt, llm] = np.where(clean, raw, 0)
-    censored[prompt, llm] = cut & clean
-    fitted[prompt, llm] = params
-    return lengths, censored, fitted
 
 
 def _padded(array: NDArray[Any], more: int, value: object) -> NDArray[Any]:
@@ -195,14 +209,22 @@ def _padded(array: NDArray[Any], more: int, value: object) -> NDArray[Any]:
     return np.concatenate([array, np.full((more, *array.shape[1:]), value, array.dtype)])
 
 
-def more_prompts(samples: LengthSamples, config: DataConfig, seed: int = 0) -> list[tuple[str, str | None]]:
-    """Return two pieces of each training prompt with its corpus, and noise with none."""
+def unlabelled_prompts(samples: LengthSamples, config: DataConfig, seed: int = 0) -> list[tuple[str, str | None]]:
+    """Return pieces of each training prompt with its corpus, and noise with none."""
+    table = PromptTable.of(samples)
+    train = table.rows(np.flatnonzero(parts(table, config) == TRAIN))
+    corpora = [*train.column("corpus"), None]
+    return [(text, corpora[origin]) for text, origin in pieces_and_noise(train.column("prompt"), seed)]
+
+
+def pieces_and_noise(texts: Sequence[str], seed: int) -> list[tuple[str, int]]:
+    """Return PIECES pieces of each text with its number, and noise with the number after the last."""
     rng = np.random.default_rng(seed)
-    pieces = [(piece(text, rng), corpus) for text, corpus in trained_texts(samples, config) for _ in range(2)]
-    return [*pieces, *((text, None) for text in noise(rng))]
+    pieces = [(_piece(text, rng), number) for _ in range(PIECES) for number, text in enumerate(texts)]
+    return [*pieces, *((text, len(texts)) for text in _noise(rng))]
 
 
-def piece(text: str, rng: np.random.Generator) -> str:
+def _piece(text: str, rng: np.random.Generator) -> str:
     """Return neighbouring lines, sentences or words of a prompt, between a quarter and all of it."""
     units = text.splitlines(keepends=True)
     if len(units) < 4:
@@ -215,7 +237,7 @@ def piece(text: str, rng: np.random.Generator) -> str:
     return "".join(units[start : start + count]).strip()
 
 
-def noise(rng: np.random.Generator) -> list[str]:
+def _noise(rng: np.random.Generator) -> list[str]:
     """Return texts of random characters of many scripts, short and long, and empty ones."""
     texts = ["", " ", "?", "a"]
     for low, high in _SCRIPTS.values():
