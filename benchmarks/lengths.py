@@ -1,4 +1,4 @@
-"""Accuracy and speed of length distributions: `python -m benchmarks.lengths [--json]`.
+"""Accuracy and speed of length distributions: `python -m benchmarks.lengths`.
 
 Accuracy against adaptive quadrature over mu in [0, 9.5], sigma in [0.01, 2.5], cap in [16, 131072], the
 corners of that box included. Speed in CPU time (process_time), the median of several rounds.
@@ -6,9 +6,7 @@ corners of that box included. Speed in CPU time (process_time), the median of se
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
 import platform
 import statistics
@@ -108,14 +106,8 @@ def speed(count: int = 1_000_000) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    as_json = parser.parse_args().json
     machine = f"{platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__}"
     errors, times = accuracy(), speed()
-    if as_json:
-        print(json.dumps({"machine": machine, "largest relative error": errors, "CPU": times}, indent=2))
-        return
     print(f"Length distributions (log-t, nu {TIE_NU}; {machine})")
     for name, error in errors.items():
         print(f"  {name + ', largest relative error':<44} {error:.1e}")

@@ -1,4 +1,4 @@
-"""Gain and cost of the policy `lengthwise`: `python -m benchmarks.ours [--seeds 20] [--json]`.
+"""Gain and cost of the policy `lengthwise`: `python -m benchmarks.ours [--seeds 20]`.
 
 One engine of 8 slots (Llama-3-8B on an A100, simulated), CASTILLO's lengths of Llama-3.1-8B cut at 4,096, Poisson,
 n = 2,000 to drain, loads of the capacity under backlog, the same arrivals, lengths and predictions for every policy
@@ -14,7 +14,6 @@ predict), and the gain by length of the answer.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -132,14 +131,10 @@ def main() -> None:
     parser.add_argument(
         "--shipped", default="fast,default,ceiling", help="predictors for which to compute the share of the gain"
     )
-    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     everything, test = load_castillo(), load_castillo(split="test")
     found: dict[str, Any] = {str(load): compare(everything, load, asked.seeds, asked.predictor) for load in LOADS}
     kept = {name: captured(test, min(asked.seeds, 5), name) for name in filter(None, asked.shipped.split(","))}
-    if asked.json:
-        print(json.dumps({"ratios": found, "captured": kept}))
-        return
     for load, result in found.items():
         print(f"load {load}, n {N}, {SLOTS} slots, {asked.seeds} seeds, {asked.predictor} (tau {result['tau']:.3f})")
         for name, ratios in result["policies"].items():

@@ -1,4 +1,4 @@
-"""Speed of policies: `python -m benchmarks.policies [--json]`.
+"""Speed of policies: `python -m benchmarks.policies`.
 
 CPU time of one `key`, of the `keys` of 1,000 waiting jobs (before their first token, and preempted after some tokens),
 and of one `find_victim` among 64 running jobs; the fastest of several rounds. In microseconds.
@@ -6,9 +6,6 @@ and of one `find_victim` among 64 running jobs; the fastest of several rounds. I
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import time
 from collections.abc import Callable
 
@@ -50,18 +47,12 @@ def measure(spec: str, jobs: list[Job]) -> dict[str, float]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--json", action="store_true")
-    as_json = arguments.parse_args().json
     rng = np.random.default_rng(0)
     jobs = [
         Job(str(n), float(n), 100, prediction=LogT(rng.normal(5.7, 1), rng.uniform(0.2, 1.2), 8192))
         for n in range(1000)
     ]
     figures = {spec: measure(spec, jobs) for spec in SPECS}
-    if as_json:
-        print(json.dumps({"python": platform.python_version(), "microseconds": figures}))
-        return
     print(
         f"{'':18} {'key':>8} {'keys, 1,000':>12} {'preempted':>10} {'find_victim, 64':>15}   microseconds of CPU time"
     )

@@ -1,4 +1,4 @@
-"""CPU time that hidden states and the probe add to a real engine: `python -m benchmarks.probe [--json] [--batch 1,8]`.
+"""CPU time that hidden states and the probe add to a real engine: `python -m benchmarks.probe [--batch 1,8]`.
 
 Three engines with the embedded LLM, each in its own process, alternate: unmodified vLLM (`stock`), the plug-in
 (`srpt:c=0.8`, no predictor), and the plug-in with the probe (`probe`). All answer the same prompts with equally many
@@ -12,12 +12,11 @@ time, which a busy machine disturbs less. vLLM's CPU build has no async scheduli
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -192,7 +191,6 @@ def change(ratio: Ratio) -> str:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--json", action="store_true")
     arguments.add_argument("--batch", default="1,8,16")
     arguments.add_argument("--tokens", type=int, default=32)
     arguments.add_argument("--blocks", type=int, default=40)
@@ -201,9 +199,6 @@ def main() -> None:
     all_three = engines(asked.probe)
     for batch in map(int, asked.batch.split(",")):
         found = measure(all_three, batch, asked.tokens, asked.blocks)
-        if asked.json:
-            print(json.dumps(found, default=asdict), flush=True)
-            continue
         costs = ", ".join(f"{kind} {cost:.2f}" for kind, cost in found["ms_per_token"].items())
         print(f"batch {batch}: CPU ms per token: {costs}; {found['readings']:,} readings so far")
         over_plugin, over_stock = change(found["over_plugin"]), change(found["over_stock"])

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import Figure
 from experiments.preble.study import VARIED, React
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
@@ -39,20 +40,6 @@ RATE_PER_ENGINE = 4.0
 ROUNDS = 3
 REACT_ENGINES = (4, 8, 16, 32)
 REACT_RATE, REACT_S, REACT_ROUNDS = 128.0, 30.0, 2
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A measured time and its target."""
-
-    name: str
-    microseconds: float
-    most: float | None = None
-
-    def __str__(self) -> str:
-        verdict = "ok" if self.most is None or self.microseconds <= self.most else "MISSED"
-        wanted = "" if self.most is None else f"{self.most:>12,.0f}  {verdict}"
-        return f"{self.name:<64}{self.microseconds:>10,.1f}{wanted}"
 
 
 @dataclass(frozen=True)

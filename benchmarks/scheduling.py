@@ -1,4 +1,4 @@
-"""CPU time that the plug-in adds to an engine's step: `python -m benchmarks.scheduling [--json] [--waiting 1000]`.
+"""CPU time that the plug-in adds to an engine's step: `python -m benchmarks.scheduling [--waiting 1000]`.
 
 Schedulers of vLLM without a model (as the tests build them), the stock one and ours under each policy, side by side in
 one process: always 1,000 waiting requests, blocks of steps in turn. The figure is the CPU time of the scheduling thread
@@ -11,7 +11,6 @@ only make blocks slower.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -108,7 +107,6 @@ def fastest(step_us: list[float]) -> float:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--json", action="store_true")
     arguments.add_argument("--waiting", type=int, default=1000)
     arguments.add_argument("--slots", type=int, default=16)
     arguments.add_argument("--blocks", type=int, default=40)
@@ -116,9 +114,6 @@ def main() -> None:
     asked = arguments.parse_args()
     found = measure(asked.waiting, asked.slots, asked.blocks, tuple(asked.policy.split(",")))
     figures = {name: fastest(step_us) for name, step_us in found.items()}
-    if asked.json:
-        print(json.dumps({"waiting": asked.waiting, "slots": asked.slots, "step_us": figures}))
-        return
     stock = figures.pop("stock")
     print(f"{asked.waiting:,} waiting, {asked.slots} slots; a step of the stock scheduler: {stock:.0f} us of CPU time")
     for name, took in figures.items():

@@ -16,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks import Figure
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
 from lengthwise.workloads import Workload, load_trace, redraw
 
@@ -29,20 +29,6 @@ ENGINE = "llama-3-8b@a100"
 RATE_PER_ENGINE = 5.0
 PEER = "LENGTHWISE_DYNOSIM_PYTHON"
 ROUNDS = 3
-
-
-@dataclass(frozen=True)
-class Figure:
-    name: str
-    per_s: float
-    wanted: float | None = None
-    remark: str = ""
-
-    def __str__(self) -> str:
-        verdict = (
-            "" if self.wanted is None else f"{self.wanted:>10,.0f}  {'ok' if self.per_s >= self.wanted else 'MISSED'}"
-        )
-        return f"{self.name:<44}{self.per_s:>10,.0f}{verdict:<20}{self.remark}"
 
 
 def per_second(
@@ -76,6 +62,18 @@ def child(*arguments: str, **environment: str) -> tuple[float, float, str]:
     return seconds, int(peak_kb) / 1024, result
 
 
+_DYNOSIM = """
+import sys
+from importlib.metadata import version
+import dynamo._core as core
+trace, *limits = sys.argv[1:]
+names = ("num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
+engine = {"backend": "vllm", **dict(zip(names, map(int, limits), strict=True))}
+config = core._normalize_mocker_config({"engine": engine})
+core.run_mocker_trace_replay([trace], extra_engine_args=config, num_workers=8, trace_block_size=512)
+print(version("ai-dynamo"))
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
 _CHILD = f"""
 import time
 from lengthwise.simulator import Fleet, simulate
@@ -99,12 +97,12 @@ def compilation() -> None:
 def process(requests: int) -> list[Figure]:
     seconds, megabytes, _ = child(sys.executable, "-c", _CHILD.replace("REQUESTS", str(requests)))
     name = "fcfs, 8 engines, process from start to end"
-    return [Figure(name, requests / seconds, 35_000, f"{megabytes:.0f} MB, at most 400")]
+    return [Figure(name, requests / seconds, least=35_000, remark=f"{megabytes:.0f} MB, at most 400")]
 
 
 def simulations(workload: Workload) -> list[Figure]:
     fleet = Fleet.parse(f"8*{ENGINE}")
-    figures = [Figure("fcfs, 8 engines, simulation", per_second(workload, fleet, "fcfs")[0], 50_000)]
+    figures = [Figure("fcfs, 8 engines, simulation", per_second(workload, fleet, "fcfs")[0], least=50_000)]
     small = fleet.limited_to(kv_tokens=fleet.engines[0].kv_tokens // 4)
     busy = workload.replace(
         arrival_s=workload.arrival_s * (workload.rate / (1.1 * measure_capacity(workload, small).requests_per_s))
@@ -113,11 +111,13 @@ def simulations(workload: Workload) -> list[Figure]:
     for policy, wanted, rounds in (("tie", 15_000, ROUNDS), ("lengthwise", None, 1)):
         rate, outcome = per_second(busy, small, policy, predictions, rounds)
         remark = f"{outcome.summary.preemptions:,} preemptions, mean {outcome.summary.e2e_s.mean:.0f} s"
-        figures.append(Figure(f"{policy}, load 1.1, a quarter of the KV memory", rate, wanted, remark))
+        figures.append(Figure(f"{policy}, load 1.1, a quarter of the KV memory", rate, least=wanted, remark=remark))
     conversations = load_trace("mooncake_conversation")
     rate, outcome = per_second(conversations, fleet, "fcfs")
     cached = outcome.cached_tokens.sum() / outcome.input_tokens.sum()
-    figures.append(Figure("Mooncake conversation with its hashes", rate, 5_000, f"{cached:.0%} of prompts cached"))
+    figures.append(
+        Figure("Mooncake conversation with its hashes", rate, least=5_000, remark=f"{cached:.0%} of prompts cached")
+    )
     return figures
 
 
@@ -151,10 +151,9 @@ def peer(workload: Workload) -> list[Figure]:
         trace = Path(folder) / "trace.jsonl"
         _write_trace(workload, trace)
         limits = (spec.kv_blocks, spec.block_size, spec.max_num_seqs, spec.max_num_batched_tokens)
-        script = Path(__file__).with_name("dynosim.py")
-        seconds, megabytes, version = child(python, str(script), str(trace), "8", *map(str, limits))
+        seconds, megabytes, version = child(python, "-c", _DYNOSIM, str(trace), *map(str, limits))
     remark = f"{megabytes:.0f} MB, ai-dynamo {version}"
-    return [Figure("DynoSim, fcfs, 8 engines, process", len(workload) / seconds, None, remark)]
+    return [Figure("DynoSim, fcfs, 8 engines, process", len(workload) / seconds, remark=remark)]
 
 
 def _write_trace(workload: Workload, path: Path) -> None:

@@ -14,6 +14,7 @@ NAMES: Final = (
     "left_out",
     "simulator_error",
     "one_prompt",
+    "router_grid",
     "preble",
     "disaggregation",
     "alpaca20",

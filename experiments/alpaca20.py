@@ -175,17 +175,6 @@ def _training(what: str, binned: Binned) -> str:
     return text + "."
 
 
-def facts(found: Alpaca20Result) -> dict[str, Any]:
-    """Everything that the table shows, for JSON."""
-    return {
-        "origin": found.origin,
-        "test_prompts": found.test_prompts,
-        "paper": dict(PAPER),
-        "binned": dict(found.binned),
-        "beaten": {name: list(binned.beaten) for name, binned in found.binned.items() if name == "equal_mass"},
-    }
-
-
 def images(found: Alpaca20Result) -> dict[str, str]:
     """Title -> PNG in base64."""
     shown = list(found.binned.values())
@@ -258,7 +247,6 @@ STUDY: Study[Alpaca20Grid, Alpaca20Result] = Study(
     minutes=(1, 1),
     measure=measure,
     tables=tables,
-    facts=facts,
     images=images,
     needs=_needs,
 )

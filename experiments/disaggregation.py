@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from experiments.study import Run, Study
+from experiments.study import Line, Run, Study, line_figure
 from lengthwise.errors import InputError
-from lengthwise.reports.page import COLOURS, Figure, axes, axis, interval_bars, panel
+from lengthwise.reports.page import Figure, axis
 from lengthwise.reports.simulation import NAMES, multiple, seconds
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import (
@@ -148,9 +148,6 @@ def _predicted(case: str, requests: int, seed: int, predictor: str) -> RequestPr
 @lru_cache(maxsize=256)
 def _digest(case: str, requests: int, seed: int) -> str:
     return workload_digest(draw(case, requests, seed))
-
-
-Report = Callable[[str, float], None]
 
 
 What = tuple[Measure, Statistic]
@@ -447,30 +444,16 @@ def figures(found: DisaggregationResult) -> list[Figure]:
 
 def _over_load(found: DisaggregationResult, what: What, name: str) -> Figure:
     """Ratio of each split to the mixed fleet, with intervals."""
-    data: list[dict[str, Any]] = []
-    for place, case in enumerate(found.sources):
-        for number, prefill in enumerate(found.grid.prefills):
-            arrangements = [one for one in found.split if (one.case, one.prefill) == (case, prefill)]
-            name_of_split = f"{prefill}:{found.grid.engines - prefill}"
-            line = {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": name_of_split,
-                "legendgroup": name_of_split,
-                "showlegend": place == 0,
-                "line": {"color": COLOURS[number + 1]},
-                "x": [one.load for one in arrangements],
-            }
-            data.append({**line, **_interval_line(arrangements, what), **panel(place)})
-    both = (axis("load of the mixed fleet"), axis("split over mixed", type="log"))
-    layout = axes([both] * len(found.sources), columns=2, titles=list(found.sources.values()))
+    panels: dict[str, list[Line]] = {}
+    for case, source in found.sources.items():
+        for prefill in found.grid.prefills:
+            here = [one for one in found.split if (one.case, one.prefill) == (case, prefill)]
+            ratios = [one.ratios[what] for one in here]
+            line = Line(_split_name(found, here[0]), [one.load for one in here], ratios=ratios)
+            panels.setdefault(source, []).append(line)
     caption = "Below 1 the split fleet is better. Bars: 95 % intervals over seeds. Logarithmic."
-    return Figure(f"{name}, split over mixed".capitalize(), caption, data, layout, height=760)
-
-
-def _interval_line(arrangements: list[Arrangement], what: What) -> dict[str, Any]:
-    ratios = [one.ratios[what] for one in arrangements]
-    return {"y": [ratio.ratio for ratio in ratios], "error_y": interval_bars(ratios)}
+    both = axis("load of the mixed fleet"), axis("split over mixed", type="log")
+    return line_figure(f"{name}, split over mixed".capitalize(), caption, panels, *both, 760)
 
 
 STUDY: Study[DisaggregationGrid, DisaggregationResult] = Study(

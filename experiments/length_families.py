@@ -44,6 +44,5 @@ STUDY: Study[LengthFamiliesGrid, LengthFamilies] = Study(
     minutes=(10, 1),
     measure=measure,
     tables=tables,
-    facts=lambda result: result,
     draw=draw,
 )

@@ -465,6 +465,5 @@ STUDY: Study[ReasoningGrid, ReasoningResult] = Study(
     minutes=(0.5, 0.5),
     measure=measure,
     tables=tables,
-    facts=lambda found: found,
     images=images,
 )

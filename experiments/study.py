@@ -15,11 +15,12 @@ A study answers one question or repeats one paper. It is a module `experiments.N
     STUDY = Study(
         name="preble", title="...", question="...", paper="Arango et al., ICLR 2025 workshop", source="CASTILLO",
         grid=Grid(), quick=Grid(seeds=2, loads=(0.9,)), minutes=(60, 3),
-        measure=measure, tables=tables, figures=figures, facts=facts, claims=claims,
+        measure=measure, tables=tables, figures=figures, claims=claims,
     )
 
-and a line in `experiments.NAMES`. `tables`, `figures`, `facts` (for JSON) and `claims` are functions of the result.
-A `Claim` holds the paper's value and ours with its interval; all claims of a study are shown in one table.
+and a line in `experiments.NAMES`. `tables`, `figures`, `claims` and `facts` (for JSON; by default the result itself)
+are functions of the result. A `Claim` holds the paper's value and ours with its interval; all claims of a study are
+shown in one table.
 
 The runner needs nothing else: `--set loads=0.7,0.9` replaces a field of the grid, the finished output is cached under
 the content of grid, code and data, and `run.results` caches each simulation, so that an interrupted study resumes.
@@ -43,7 +44,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
-from lengthwise.reports.page import Figure, html_page, interactive_page
+from lengthwise.reports.page import COLOURS, Figure, axes, html_page, interactive_page, interval_bars, panel
 from lengthwise.reports.simulation import multiple
 from lengthwise.reports.tables import Table, to_json
 from lengthwise.simulator.paired import Ratio
@@ -180,7 +181,7 @@ class Study(Generic[GridT, ResultT]):
     """Of the grid and of the quick one, on two cores, before this machine's own time is known."""
     measure: Callable[[Run, GridT], ResultT]
     tables: Callable[[ResultT], Sequence[Table]]
-    facts: Callable[[ResultT], Any]
+    facts: Callable[[ResultT], Any] = field(default=lambda result: result)
     figures: Callable[[ResultT], Sequence[Figure]] = _nothing
     images: Callable[[ResultT], Mapping[str, str]] = field(default=lambda _: {})
     claims: Callable[[ResultT], Sequence[Claim]] = _nothing
@@ -264,6 +265,52 @@ def claims_table(claims: Sequence[Claim], notes: Sequence[str] = ()) -> Table:
         rows.append([statement, "–" if theirs is None else f"{theirs:.3f}", *(text for cell in cells for text in cell)])
     columns = ["claim", "paper", *(text for setting in settings for text in (setting, ""))]
     return Table("What can be compared", columns, rows, notes)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a figure, with values or with ratios and their intervals; `markers` are drawn as crosses."""
+
+    name: str
+    x: Sequence[Any]
+    y: Sequence[float] = ()
+    ratios: Sequence[Ratio] = ()
+    dash: str = "solid"
+    mode: str = "lines+markers"
+
+    def trace(self, colour: str, place: int, *, in_legend: bool) -> dict[str, Any]:
+        """For Plotly, in a panel."""
+        values = (
+            {"y": self.y}
+            if not self.ratios
+            else {"y": [r.ratio for r in self.ratios], "error_y": interval_bars(self.ratios)}
+        )
+        symbol = {"symbol": "x", "size": 11} if self.mode == "markers" else {}
+        return {
+            "type": "scatter",
+            "mode": self.mode,
+            "name": self.name,
+            "legendgroup": self.name,
+            "showlegend": in_legend,
+            "line": {"color": colour, "dash": self.dash},
+            "marker": {"color": colour, **symbol},
+            "x": self.x,
+            **values,
+            **panel(place),
+        }
+
+
+def line_figure(
+    title: str, text: str, panels: Mapping[str, Sequence[Line]], x: dict[str, Any], y: dict[str, Any], height: int = 420
+) -> Figure:
+    """One panel per title, all with the same axes; lines of one name share a colour and an entry of the legend."""
+    names = list(dict.fromkeys(line.name for lines in panels.values() for line in lines))
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    data: list[dict[str, Any]] = []
+    for place, lines in enumerate(panels.values()):
+        data += [line.trace(colours[line.name], place, in_legend=place == 0) for line in lines]
+    layout = axes([(x, y)] * len(panels), columns=min(2, len(panels)), titles=list(panels))
+    return Figure(title, text, data, layout, height=height)
 
 
 def _value(ours: Ratio) -> str:

@@ -10,20 +10,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from experiments.study import Claim, Report, Run, Study
+from experiments.study import Report, Run, Study
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, JobColumns, Policy, make_policy
 from lengthwise.policies.base import Numbers
 from lengthwise.policies.preemptive import Preemptive, Srpt
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import EngineSpec, Fleet, RequestPredictions, StepCost, simulate
-from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import Workload
 
 Array = NDArray[np.float64]
@@ -392,26 +391,6 @@ def tables(findings: Sequence[Finding]) -> list[Table]:
     return [Table(f"One server at load {rate:g}: theory beside the simulator", columns, rows, notes=notes)]
 
 
-def facts(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """The table's content for JSON."""
-    return [
-        {
-            "order": found.formula.name,
-            "policy": found.formula.policy.name,
-            "sizes": found.formula.queue.sizes,
-            "predictions": found.formula.queue.predictions,
-            "load": found.formula.queue.rate,
-            "formula": found.formula.expected,
-            "simulated": found.mean,
-            "half_width_95": found.half_width,
-            "off_by": found.error,
-            "runs": found.runs,
-            "jobs": found.jobs,
-        }
-        for found in findings
-    ]
-
-
 def measure(run: Run, grid: TheoryGrid) -> list[Finding]:
     """Simulate every formula."""
     every = formulas(grid.load)
@@ -426,20 +405,6 @@ def measure(run: Run, grid: TheoryGrid) -> list[Finding]:
     return findings
 
 
-def claims(findings: Sequence[Finding]) -> list[Claim]:
-    """Each formula as a claim: the simulated mean should include it."""
-    return [
-        Claim(
-            f"{found.formula.name}, {found.formula.queue.sizes} sizes, {found.formula.queue.predictions} predictions",
-            found.formula.expected,
-            Ratio(found.mean, found.mean - found.half_width, found.mean + found.half_width),
-            "simulated",
-            neutral=None,
-        )
-        for found in findings
-    ]
-
-
 STUDY: Study[TheoryGrid, list[Finding]] = Study(
     name="theory",
     title="One server: theory beside the simulator",
@@ -451,6 +416,4 @@ STUDY: Study[TheoryGrid, list[Finding]] = Study(
     minutes=(5, 0.5),
     measure=measure,
     tables=tables,
-    facts=facts,
-    claims=claims,
 )

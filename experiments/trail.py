@@ -13,22 +13,22 @@ refined predictions of that error would do to scheduling, not that a probe reach
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from experiments.study import Claim, Run, Study
+from experiments.study import Claim, Line, Run, Study, line_figure
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, JobColumns, Policy
 from lengthwise.policies.base import Numbers
 from lengthwise.policies.preemptive import Srpt
 from lengthwise.policies.residual import expected_remaining
 from lengthwise.predictors.probe import DEFAULT, load_probe
-from lengthwise.reports.page import COLOURS, Figure, axes, axis, interval_bars, panel
+from lengthwise.reports.page import Figure, axis
 from lengthwise.reports.simulation import multiple, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
@@ -134,9 +134,6 @@ def _ages(workload: Workload, cap: int, predictions: RequestPredictions | None =
 def _mean_off(predicted: Floats, ages: JobColumns, workload: Workload) -> float:
     rows = np.searchsorted(workload.arrival_s, ages.arrival)
     return float(np.abs(predicted - (workload.output_tokens[rows] - ages.generated)).mean())
-
-
-Report = Callable[[str, float], None]
 
 
 LLM: Final = "llama-3.1-8b"
@@ -335,35 +332,17 @@ def _runs(setting: Setting, traffic: Sequence[_Traffic], kind: str, limits: Sequ
 
 
 def tables(found: TrailResult) -> list[Table]:
-    """Errors of predictions, latency over c, where preemption pays, the paper beside ours, and the verdict."""
+    """Errors of predictions, latency over c, where preemption pays, and the verdict."""
     return [
         _errors(found),
         *(_over_c(found, caching) for caching in (False, True)),
         _where(found),
-        _beside(found),
         Table(
             "Does preemption pay?",
             ("setting", "verdict"),
             [[name, verdicts] for name, verdicts in verdict(found).items()],
         ),
     ]
-
-
-def facts(found: TrailResult) -> dict[str, Any]:
-    """Everything that the tables show, for JSON."""
-    return {
-        "origin": found.origin,
-        "corpus": found.corpus,
-        "predictor": found.predictor,
-        "tau": found.tau,
-        "mean_error_tokens": found.errors,
-        "stand_ins": list(PROBES),
-        "grid": found.grid,
-        "paper": {"rate": PAPER_RATE, "c": PAPER_C, "e2e_gain": PAPER_E2E_GAIN, "ttft_gain": PAPER_TTFT_GAIN},
-        "over_c": [_facts(run) for run in found.over_c],
-        "where": [_facts(run) for run in found.where],
-        "verdict": verdict(found),
-    }
 
 
 def verdict(found: TrailResult) -> dict[str, str]:
@@ -383,10 +362,6 @@ def _judged(best: Cell) -> str:
     pays = best.over_none.low > 1
     change = f"{100 * (best.over_none.ratio - 1):+.1f} % against c = 0, {multiple(best.over_none)}"
     return f"{'yes' if pays else 'not beyond chance'}: c = {best.c:g}, {change}"
-
-
-def _facts(run: Cell) -> dict[str, Any]:
-    return {**vars(run), "setting": {**vars(run.setting), "load": run.setting.load}}
 
 
 def _cache(caching: bool) -> str:
@@ -476,33 +451,6 @@ def _where(found: TrailResult) -> Table:
     return Table("Where preemption pays", columns, rows, notes, begins)
 
 
-def _beside(found: TrailResult) -> Table:
-    rows = [["paper, over its rates", _span(*PAPER_E2E_GAIN), _span(*PAPER_TTFT_GAIN)]]
-    for caching in (False, True):
-        for kind in KINDS:
-            runs = [run for run in found.over_c if run.predictions == kind and run.setting.caching == caching]
-            gains = [[measure(run) for run in runs] for measure in (_e2e, _ttft)]
-            rows.append([f"ours, {_cache(caching)}, {kind}", *(_span(min(gain), max(gain)) for gain in gains)])
-    notes = [
-        f"Ours: the least and the most over c, at {PAPER_RATE:g} requests/s.",
-        "The paper's engine, load and lengths are not known well enough to set the two side by side number by number.",
-    ]
-    columns = ("", "mean E2E, FCFS / srpt", "mean TTFT, FCFS / srpt")
-    return Table("Beside the paper", columns, rows, notes, frozenset({1, 1 + len(KINDS)}))
-
-
-def _e2e(run: Cell) -> float:
-    return run.e2e.ratio
-
-
-def _ttft(run: Cell) -> float:
-    return run.ttft.ratio
-
-
-def _span(low: float, high: float) -> str:
-    return f"{low:.2f} to {high:.2f}"
-
-
 def figures(found: TrailResult) -> list[Figure]:
     """The poster's figure, the same as gains, and where preemption pays."""
     return [_poster(found), _gains(found), _where_figure(found)]
@@ -510,74 +458,44 @@ def figures(found: TrailResult) -> list[Figure]:
 
 def _poster(found: TrailResult) -> Figure:
     """Mean latency and TTFT over c, with and without a prefix cache."""
-    data: list[dict[str, Any]] = []
-    panels = [(caching, what) for caching in (False, True) for what in ("E2E", "TTFT")]
-    for place, (caching, what) in enumerate(panels):
-        for number, kind in enumerate(KINDS):
-            runs = _of(found, kind, caching)
-            y = [run.e2e_s if what == "E2E" else run.ttft_s for run in runs]
-            data.append({**_line(kind, number, runs, first=place == 0), "y": y, **panel(place)})
-    both = (axis("c"), axis("seconds", rangemode="tozero"))
-    titles = [f"mean {what}, {'' if caching else 'no '}prefix cache" for caching, what in panels]
+    panels = {
+        f"mean {name}, {_cache(caching)}": _lines(found, caching, field)
+        for caching in (False, True)
+        for name, field in (("E2E", "e2e_s"), ("TTFT", "ttft_s"))
+    }
     caption = f"The poster's figure: mean latency and TTFT over c at {PAPER_RATE:g} requests/s. Lower is better."
-    layout = axes([both] * len(panels), columns=2, titles=titles)
-    return Figure("Over c", caption, data, layout, height=760)
+    return line_figure("Over c", caption, panels, axis("c"), axis("seconds", rangemode="tozero"), 760)
 
 
 def _gains(found: TrailResult) -> Figure:
     """What preemption adds to the order: c = 0 over each c, with intervals."""
-    data: list[dict[str, Any]] = []
-    for place, caching in enumerate((False, True)):
-        for number, kind in enumerate(KINDS):
-            runs = _of(found, kind, caching)
-            line = _line(kind, number, runs, first=place == 0)
-            data.append({**line, **_with_interval(runs, lambda run: run.over_none), **panel(place)})
-    both = (axis("c"), axis("mean E2E, c = 0 over this c"))
-    layout = axes([both] * 2, columns=2, titles=["no prefix cache", "prefix cache"])
-    return Figure("Does preemption pay?", "Above 1 it does. Bars: 95 % intervals over seeds.", data, layout)
+    panels = {_cache(caching): _lines(found, caching) for caching in (False, True)}
+    text = "Above 1 it does. Bars: 95 % intervals over seeds."
+    return line_figure("Does preemption pay?", text, panels, axis("c"), axis("mean E2E, c = 0 over this c"))
+
+
+def _lines(found: TrailResult, caching: bool, field: str = "") -> list[Line]:
+    """Over c, by kind of prediction: a field of the cell, or c = 0 over this c with its interval."""
+    lines = []
+    for kind in KINDS:
+        runs = [run for run in found.over_c if run.predictions == kind and run.setting.caching == caching]
+        ratios = [] if field else [run.over_none for run in runs]
+        y = [getattr(run, field) for run in runs] if field else []
+        lines.append(Line(kind, [run.c for run in runs], y, ratios, dash="dot" if kind in PROBES else "solid"))
+    return lines
 
 
 def _where_figure(found: TrailResult) -> Figure:
     """What preemption adds, by slots and load."""
-    data: list[dict[str, Any]] = []
-    preempting = found.where[1::2]
-    for place, caching in enumerate((False, True)):
-        for number, slots in enumerate(found.grid.slots):
-            runs = [run for run in preempting if run.setting.slots == slots and run.setting.caching == caching]
-            line = {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": f"{slots} slots",
-                "legendgroup": str(slots),
-                "showlegend": place == 0,
-                "line": {"color": COLOURS[number + 1]},
-                "x": [run.setting.load for run in runs],
-            }
-            data.append({**line, **_with_interval(runs, lambda run: run.over_none), **panel(place)})
-    both = (axis("load"), axis(f"mean E2E, c = 0 over c = {PAPER_C:g}"))
-    layout = axes([both] * 2, columns=2, titles=["no prefix cache", "prefix cache"])
-    return Figure("Where preemption pays", "Few slots: a place is seldom free by itself.", data, layout)
-
-
-def _of(found: TrailResult, kind: str, caching: bool) -> list[Cell]:
-    return [run for run in found.over_c if run.predictions == kind and run.setting.caching == caching]
-
-
-def _line(name: str, number: int, runs: list[Cell], *, first: bool) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": name,
-        "legendgroup": name,
-        "showlegend": first,
-        "line": {"color": COLOURS[number + 1], "dash": "dot" if "stand-in" in name else "solid"},
-        "x": [run.c for run in runs],
-    }
-
-
-def _with_interval(runs: list[Cell], measure: Callable[[Cell], Ratio]) -> dict[str, Any]:
-    ratios = [measure(run) for run in runs]
-    return {"y": [ratio.ratio for ratio in ratios], "error_y": interval_bars(ratios)}
+    panels: dict[str, list[Line]] = {}
+    for caching in (False, True):
+        for slots in found.grid.slots:
+            settings = (slots, caching)
+            runs = [run for run in found.where[1::2] if (run.setting.slots, run.setting.caching) == settings]
+            line = Line(f"{slots} slots", [run.setting.load for run in runs], ratios=[run.over_none for run in runs])
+            panels.setdefault(_cache(caching), []).append(line)
+    y = axis(f"mean E2E, c = 0 over c = {PAPER_C:g}")
+    return line_figure("Where preemption pays", "Few slots: one is seldom free.", panels, axis("load"), y)
 
 
 def claims(found: TrailResult) -> list[Claim]:
@@ -607,7 +525,8 @@ STUDY: Study[TrailGrid, TrailResult] = Study(
     measure=measure,
     tables=tables,
     figures=figures,
-    facts=facts,
     claims=claims,
-    claim_notes=lambda _: ["The paper's value is its least gain over FCFS (vLLM) over the rates it tried."],
+    claim_notes=lambda _: [
+        f"Paper: its least gain; the most is {PAPER_E2E_GAIN[1]:g} (E2E) and {PAPER_TTFT_GAIN[1]:g} (TTFT)."
+    ],
 )

@@ -7,11 +7,10 @@ from typing import Any
 from experiments.castillo.figures import images
 from experiments.castillo.loss_curves import Curves, curve_tables, load_curves
 from experiments.castillo.paper import UNSEEN, PaperComparison, compare, tables
-from experiments.study import Claim, Run, Study
+from experiments.study import Run, Study
 from lengthwise.predictors.evaluation import evaluated_rows
 from lengthwise.predictors.resolve import resolve_predictor
 from lengthwise.reports.tables import Table
-from lengthwise.simulator.paired import Ratio
 
 
 @dataclass(frozen=True)
@@ -48,21 +47,6 @@ def _facts(found: CastilloResult) -> dict[str, Any]:
     return {**vars(found.comparison), **({} if found.curves is None else {"curves": found.curves})}
 
 
-def _claims(found: CastilloResult) -> list[Claim]:
-    """Every cell of the paper's tables by its class of the mean; single values, without an interval."""
-    return [
-        Claim(
-            f"table {cell.table}, {cell.llm}, {cell.what}",
-            cell.paper,
-            Ratio(cell.ours, cell.ours, cell.ours),
-            found.comparison.predictor,
-            neutral=None,
-        )
-        for cell in found.comparison.cells
-        if cell.reading in ("", "mean")
-    ]
-
-
 STUDY: Study[CastilloGrid, CastilloResult] = Study(
     name="castillo",
     title="BERT on CASTILLO: the paper's tables and figures, ours beside",
@@ -75,6 +59,5 @@ STUDY: Study[CastilloGrid, CastilloResult] = Study(
     measure=measure,
     tables=_tables,
     facts=_facts,
-    claims=_claims,
     images=lambda found: images(found.comparison, found.curves),
 )

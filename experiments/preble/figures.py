@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,153 +12,118 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from experiments.preble import paper
 from experiments.preble.study import Cell, Measure, PrebleResult, Routing, find, places
 from experiments.preble.tables import E2, E2_TRUE, OURS_TRUE, by_true_lengths, length_name, overheads
-from lengthwise.reports.figures import COLOURS as STATIC_COLOURS
-from lengthwise.reports.figures import figure, legend, log_tokens, save
-from lengthwise.reports.page import COLOURS, Figure, axes, axis, panel
+from experiments.study import Line, line_figure
+from lengthwise.reports.figures import COLOURS, figure, legend, log_tokens, save
+from lengthwise.reports.page import Figure, axes, axis, panel
 
 _LOG: Final[dict[str, Any]] = {"type": "log"}
+_PER_TOKEN: Final = axis("seconds per token", **_LOG)
+_LOWER: Final = "Lower is better."
 
 
 def figures(found: PrebleResult) -> list[Figure]:
     """The paper's three figures, and CASTILLO."""
+    react = found.react
+    by_engines = {f"{n} engines": [cell for cell in react if cell.place.engines == n] for n in found.grid.engines}
+    high = [rate for rate in found.grid.rates if rate >= 16.0] or found.grid.rates
+    by_rate = {f"{rate:g} requests/s": [cell for cell in react if cell.place.at == rate] for rate in high}
+    spots = [(engines, rate) for engines in found.grid.varied_engines for rate in found.grid.varied_rates]
+    varied = {cell.run for cell in found.varied}
+    by_spot = {
+        f"{engines} engines, {rate:g} requests/s": [
+            cell
+            for cell in (*found.varied, *react)
+            if (cell.place.engines, cell.place.at) == (engines, rate) and cell.run in varied
+        ]
+        for engines, rate in spots
+    }
+    lengths = f"Lengths 1 or 300, mean over {found.grid.seeds} seeds. {_LOWER}"
+    rate, seconds, loads = axis("requests/s", **_LOG), axis("seconds", **_LOG), axis("load")
     return [
-        _rates_figure(found, "per_token_s", "Figure 1A: normalized latency over the rate"),
-        _rates_figure(found, "e2e_s", "Mean E2E over the rate"),
-        _over_engines(found),
+        line_figure("Figure 1A: normalized latency over the rate", lengths, _by_run(by_engines), rate, seconds, 820),
+        line_figure("Mean E2E over the rate", lengths, _by_run(by_engines, measure="e2e_s"), rate, seconds, 820),
+        line_figure(
+            "Figure 1B: normalized latency over engines",
+            _LOWER,
+            _by_run(by_rate, lambda cell: cell.place.engines),
+            axis("engines", **_LOG),
+            _PER_TOKEN,
+            820,
+        ),
         _overhead_figure(found),
-        _variance_figure(found),
+        line_figure(
+            "Figure 1D: variance of lengths",
+            f"Normalized latency. {_LOWER}",
+            _by_run(by_spot, lambda cell: length_name(cell.place.workload)),
+            axis("lengths, of the same mean"),
+            axis("seconds per token", rangemode="tozero"),
+            820,
+        ),
         _figure_2_figure(found),
         _figure_3_figure(found),
-        _shared_figure(found),
+        line_figure(
+            "CASTILLO behind ten shared prefixes",
+            _LOWER,
+            {
+                **_by_run({"mean E2E": found.shared}, measure="e2e_s"),
+                **_by_run({"p99 TTFT": found.shared}, measure="ttft_s", statistic="p99"),
+            },
+            loads,
+            axis("seconds", rangemode="tozero"),
+            520,
+        ),
     ]
 
 
-def _runs(cells: Sequence[Cell]) -> list[Routing]:
-    return list(dict.fromkeys(cell.run for cell in cells))
-
-
-def _line(run: Routing, number: int, *, first: bool) -> dict[str, Any]:
+def _by_run(
+    panels: Mapping[str, Sequence[Cell]],
+    x: Callable[[Cell], float | str] = lambda cell: cell.place.at,
+    measure: Measure = "per_token_s",
+    statistic: str = "mean",
+) -> dict[str, list[Line]]:
+    """A line for each router in each panel; dotted without a prediction."""
     return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": str(run),
-        "legendgroup": str(run),
-        "showlegend": first,
-        "line": {"color": COLOURS[number % len(COLOURS)], "dash": "dot" if run.predictor == "none" else "solid"},
+        title: [
+            Line(
+                str(run),
+                [x(cell) for cell in cells if cell.run == run],
+                [cell.mean(measure, statistic) for cell in cells if cell.run == run],
+                dash="dot" if run.predictor == "none" else "solid",
+            )
+            for run in dict.fromkeys(cell.run for cell in cells)
+        ]
+        for title, cells in panels.items()
     }
-
-
-def _rates_figure(found: PrebleResult, measure: Measure, title: str) -> Figure:
-    data: list[dict[str, Any]] = []
-    for place, engines in enumerate(found.grid.engines):
-        cells = [cell for cell in found.react if cell.place.engines == engines]
-        for number, run in enumerate(_runs(cells)):
-            here = [cell for cell in cells if cell.run == run]
-            x, y = [cell.place.at for cell in here], [cell.mean(measure) for cell in here]
-            data.append({**_line(run, number, first=place == 0), "x": x, "y": y, **panel(place)})
-    both = (axis("requests/s", **_LOG), axis("seconds", **_LOG))
-    titles = [f"{engines} engines" for engines in found.grid.engines]
-    caption = f"Lengths 1 or 300, mean over {found.grid.seeds} seeds. Lower is better."
-    return Figure(title, caption, data, axes([both] * len(titles), columns=2, titles=titles), height=820)
-
-
-def _over_engines(found: PrebleResult) -> Figure:
-    rates = [rate for rate in found.grid.rates if rate >= 16.0] or list(found.grid.rates)
-    data: list[dict[str, Any]] = []
-    for place, rate in enumerate(rates):
-        cells = [cell for cell in found.react if cell.place.at == rate]
-        for number, run in enumerate(_runs(cells)):
-            here = [cell for cell in cells if cell.run == run]
-            x, y = [cell.place.engines for cell in here], [cell.mean("per_token_s") for cell in here]
-            data.append({**_line(run, number, first=place == 0), "x": x, "y": y, **panel(place)})
-    both = (axis("engines", **_LOG), axis("seconds per token", **_LOG))
-    titles = [f"{rate:g} requests/s" for rate in rates]
-    layout = axes([both] * len(rates), columns=2, titles=titles)
-    return Figure("Figure 1B: normalized latency over engines", "Lower is better.", data, layout, height=820)
 
 
 def _overhead_figure(found: PrebleResult) -> Figure:
     counts = found.grid.engines
-    data: list[dict[str, Any]] = []
-    for number, (router, ours, _) in enumerate(overheads(counts)):
-        data.append({**_line(Routing(router), number, first=True), "x": list(counts), "y": ours, **panel(0)})
-    for router, symbol in (("e2", "x"), ("least_outstanding", "cross")):
-        for rate, size in ((8.0, 8), (128.0, 13)):
+    lines = [Line(router, counts, ours) for router, ours, _ in overheads(counts)]
+    for router in ("e2", "least_outstanding"):
+        for rate in (8.0, 128.0):
             at = [count for count, of in paper.OVERHEAD_S.items() if rate in of[router]]
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": f"paper: {router}, {rate:g}/s",
-                    "marker": {"symbol": symbol, "size": size, "color": "#23292e"},
-                    "x": at,
-                    "y": [1e6 * paper.OVERHEAD_S[count][router][rate] for count in at],
-                    **panel(0),
-                }
-            )
-    layout = axes([(axis("engines", **_LOG), axis("microseconds", **_LOG))], columns=1, titles=["of a request"])
+            theirs = [1e6 * paper.OVERHEAD_S[count][router][rate] for count in at]
+            lines.append(Line(f"paper: {router}, {rate:g}/s", at, theirs, mode="markers"))
     caption = "Time of a router per request. Ours as measured on ReAct traffic; crosses: the paper's, the choice only."
-    return Figure("Figure 1C: routing time", caption, data, layout, height=520)
-
-
-def _variance_figure(found: PrebleResult) -> Figure:
-    grid = found.grid
-    both = (*found.varied, *found.react)
-    spots = [(engines, rate) for engines in grid.varied_engines for rate in grid.varied_rates]
-    data: list[dict[str, Any]] = []
-    for place, (engines, rate) in enumerate(spots):
-        cells = [cell for cell in both if (cell.place.engines, cell.place.at) == (engines, rate)]
-        for number, run in enumerate(_runs(found.varied)):
-            here = [cell for cell in cells if cell.run == run]
-            x, y = [length_name(cell.place.workload) for cell in here], [cell.mean("per_token_s") for cell in here]
-            data.append({**_line(run, number, first=place == 0), "x": x, "y": y, **panel(place)})
-    each = (axis("lengths, of the same mean"), axis("seconds per token", rangemode="tozero"))
-    titles = [f"{engines} engines, {rate:g} requests/s" for engines, rate in spots]
-    layout = axes([each] * len(spots), columns=2, titles=titles)
-    return Figure("Figure 1D: variance of lengths", "Normalized latency. Lower is better.", data, layout, height=820)
+    both = axis("engines", **_LOG), axis("microseconds", **_LOG)
+    return line_figure("Figure 1C: routing time", caption, {"of a request": lines}, *both, 520)
 
 
 def _figure_2_figure(found: PrebleResult) -> Figure:
     rates = list(by_true_lengths(found))
-    data: list[dict[str, Any]] = []
-    for number, run in enumerate((E2, E2_TRUE, OURS_TRUE)):
-        y = [find(found.react, run, paper.COMPARED, rate).mean("per_token_s") for rate in rates]
-        data.append({**_line(run, number, first=True), "x": rates, "y": y, **panel(0)})
+    at = {run: [find(found.react, run, paper.COMPARED, rate) for rate in rates] for run in (E2, E2_TRUE, OURS_TRUE)}
+    lines = [Line(str(run), rates, [cell.mean("per_token_s") for cell in cells]) for run, cells in at.items()]
     for number, name in enumerate(("paper: Preble", "paper: with true lengths")):
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": name,
-                "marker": {"symbol": "x", "size": 11, "color": COLOURS[number]},
-                "x": list(paper.LATENCY_S),
-                "y": [both[number] for both in paper.LATENCY_S.values()],
-                **panel(0),
-            }
-        )
-    layout = axes([(axis("requests/s", **_LOG), axis("seconds per token", **_LOG))], columns=1, titles=[""])
-    return Figure(
-        f"Figure 2: {paper.COMPARED} engines", "Normalized latency. Lower is better.", data, layout, height=480
-    )
+        theirs = [both[number] for both in paper.LATENCY_S.values()]
+        lines.append(Line(name, list(paper.LATENCY_S), theirs, mode="markers"))
+    title, text = f"Figure 2: {paper.COMPARED} engines", f"Normalized latency. {_LOWER}"
+    return line_figure(title, text, {"": lines}, axis("requests/s", **_LOG), _PER_TOKEN, 480)
 
 
 def _figure_3_figure(found: PrebleResult) -> Figure:
     bars = {"type": "bar", "x": [f"{length}" for length in found.drawn], "y": list(found.drawn.values()), **panel(0)}
     layout = axes([(axis("output tokens", type="category"), axis("share of requests"))], columns=1, titles=[""])
     return Figure("Figure 3: lengths of the most variance", "As drawn, first seed.", [bars], layout, height=320)
-
-
-def _shared_figure(found: PrebleResult) -> Figure:
-    data: list[dict[str, Any]] = []
-    measures: tuple[tuple[Measure, str], ...] = (("e2e_s", "mean"), ("ttft_s", "p99"))
-    for place, what in enumerate(measures):
-        for number, run in enumerate(_runs(found.shared)):
-            here = [cell for cell in found.shared if cell.run == run]
-            x, y = [cell.place.at for cell in here], [cell.mean(*what) for cell in here]
-            data.append({**_line(run, number, first=place == 0), "x": x, "y": y, **panel(place)})
-    both = (axis("load"), axis("seconds", rangemode="tozero"))
-    layout = axes([both] * 2, columns=2, titles=["mean E2E", "p99 TTFT"])
-    return Figure("CASTILLO behind ten shared prefixes", "Lower is better.", data, layout, height=520)
 
 
 _OURS: Final = "#23292e"
@@ -196,7 +161,7 @@ def _lines(axes: Axes, cells: Sequence[Cell], measure: Measure, runs: Sequence[R
         here = [cell for cell in cells if cell.run == run]
         x = [cell.place.at for cell in here]
         y = [cell.mean(measure) for cell in here]
-        colour = _OURS if run.router == "lengthwise" else STATIC_COLOURS[number % len(STATIC_COLOURS)]
+        colour = _OURS if run.router == "lengthwise" else COLOURS[number % len(COLOURS)]
         style = "--" if run.predictor == "none" else "-"
         axes.plot(x, y, style, marker="o", markersize=3.5, color=colour, label=str(run))
     axes.set_ylabel("seconds")

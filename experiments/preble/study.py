@@ -371,12 +371,13 @@ def _cells(
         for seed in range(grid.seeds):
             where, rate = at(seed)
             for routing in runs:
-                tasks.append(_task(where, rate, routing))
+                tasks.append(routing_task(where, rate, routing))
                 names.append((place, routing))
     return group_by_seed(names, run.results(what, tasks))
 
 
-def _task(where: Setting, rate: float, run: Routing) -> CellTask:
+def routing_task(where: Setting, rate: float, run: Routing) -> CellTask:
+    """A router at a rate, FCFS inside engines, charged its measured time."""
     return CellTask(
         where,
         rate,

@@ -1,9 +1,9 @@
-"""Claims, tables and facts of the Preble study."""
+"""Claims and tables of the Preble study."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from experiments.preble import paper
 from experiments.preble.study import (
@@ -93,7 +93,6 @@ def tables(found: PrebleResult) -> list[Table]:
     """One table per figure, the comparison with E2, and CASTILLO."""
     return [
         *(_over_rates(found, engines, measure) for measure in COMPARED for engines in found.grid.engines),
-        _claims(found),
         _overhead(found),
         _variance(found),
         _figure_2(found),
@@ -104,33 +103,7 @@ def tables(found: PrebleResult) -> list[Table]:
     ]
 
 
-def facts(found: PrebleResult) -> dict[str, Any]:
-    """Everything that the tables show, for JSON."""
-    return {
-        "grid": found.grid,
-        "predictor": found.grid.predictor,
-        "origin": found.origin,
-        "engine_per_s": found.engine_per_s,
-        "routing_times": routing_times(),
-        "paper": {"latency_s": paper.LATENCY_S, "overhead_s": paper.OVERHEAD_S},
-        "react": [_facts(cell) for cell in found.react],
-        "varied": [_facts(cell) for cell in found.varied],
-        "castillo": [_facts(cell) for cell in found.shared],
-        "true_lengths_in_e2": {f"{rate:g}": ratio for rate, ratio in by_true_lengths(found).items()},
-        "diagnosis": {f"{rate:g}": each for rate, each in found.diagnosis.items()},
-        "lengths_drawn": found.drawn,
-    }
-
-
-_FACTS: Final[tuple[tuple[Measure, str], ...]] = (
-    ("per_token_s", "mean"), ("e2e_s", "mean"), ("ttft_s", "mean"), ("ttft_s", "p99"),
-)  # fmt: skip
-_MEASURE_NAMES = {"per_token_s": "normalized latency (E2E over output tokens), mean", "e2e_s": "mean E2E"}
-
-
-def _facts(cell: Cell) -> dict[str, Any]:
-    by_seed = {f"{measure}_{statistic}": cell.values(measure, statistic) for measure, statistic in _FACTS}
-    return {"place": cell.place, "router": cell.run.router, "predictor": cell.run.predictor, **by_seed}
+_MEASURE_NAMES: Final = {"per_token_s": "normalized latency (E2E over output tokens), mean", "e2e_s": "mean E2E"}
 
 
 def _setting(found: PrebleResult) -> str:
@@ -157,18 +130,6 @@ def _over_rates(found: PrebleResult, engines: int, measure: Measure) -> Table:
     ]
     title = f"{what}: {_MEASURE_NAMES[measure]}, {engines} engines"
     return Table(title, ("requests/s", *(f"{rate:g}" for rate in rates)), rows, notes, frozenset({1}))
-
-
-def _claims(found: PrebleResult) -> Table:
-    rows = [
-        [claim, "–" if theirs is None else f"{theirs:g}", *(multiple(ratio) for ratio in ratios.values())]
-        for claim, theirs, ratios in behind_naive(found)
-    ]
-    notes = [
-        "E2's mean normalized latency over each router's: above 1 it is slower. Brackets: 95 % interval over seeds."
-    ]
-    columns = ("statement", "paper", *(f"/ {name}" for name in paper.NAIVE))
-    return Table("Figures 1A and 1B: statements", columns, rows, notes)
 
 
 def _overhead(found: PrebleResult) -> Table:
@@ -254,7 +215,7 @@ def _diagnosis(found: PrebleResult) -> Table:
         "sent elsewhere: requests routed to another engine with true lengths. short among live: one-token answers.",
         "moves: how often a workload continues on another engine, per run.",
     ]
-    return Table(f"Diagnosis true lengths change little in E2, {paper.COMPARED} engines", columns, rows, notes)
+    return Table(f"Why true lengths change little in E2, {paper.COMPARED} engines", columns, rows, notes)
 
 
 def _figure_3(found: PrebleResult) -> Table:

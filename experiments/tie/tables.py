@@ -172,10 +172,6 @@ def claim_notes(found: TieResult) -> list[str]:
             "GPU, and a rate that is known as a load only by inference."
         ),
         (
-            "The verdict is decided by the 95 % interval: the side of 1 on which it lies, then whether it holds the "
-            "paper's value."
-        ),
-        (
             f"Order by latency per token, best first: the paper {' < '.join(theirs)}; "
             f"CASTILLO {order(found.online, found.predictor, POLICIES)}; "
             f"synthetic {order(found.synthetic, AS_IN_PAPER, POLICIES)} (= where the interval shows no difference)."
@@ -214,7 +210,7 @@ def _reasons_table(found: TieResult) -> Table:
         (f"CASTILLO: sjf over fcfs with {each.predictor} (tau {each.tau:.2f})", multiple(each.ratio))
         for each in weaker(found)
     ]
-    return Table("What explains the differences", ("", "measured"), rows, _reasons(found))
+    return Table("What explains the differences", ("", "measured"), rows)
 
 
 def _tie_over_sjf(grid: Grid, predictor: str) -> Ratio:
@@ -225,70 +221,6 @@ def _same_order(grid: Grid, predictor: str) -> list[tuple[str, str]]:
     pairs = zip(find(grid, "sjf", predictor).outcomes, find(grid, "ltr", predictor).outcomes, strict=True)
     same = all(np.array_equal(one.finish, other.finish, equal_nan=True) for one, other in pairs)
     return [("sjf and ltr, given the same predictions, finish every request at the same time", "yes" if same else "no")]
-
-
-def _reasons(found: TieResult) -> list[str]:
-    """Sentences that follow from the measured values."""
-    main = paper.ONLINE[paper.MAIN]
-    notes = []
-    beaten = {
-        name: over(find(grid, "tie", predictor), find(grid, "sjf", predictor))
-        for name, grid, predictor in _traffics(found)
-    }
-    text = "; ".join(f"{name} {multiple(ratio)}" for name, ratio in beaten.items())
-    if all(ratio.low > 1 for ratio in beaten.values()):
-        notes.append(
-            f"Given the same predictions TIE has a higher latency per token than SSJF ({text}), so the paper's gain "
-            f"({main['tie'] / main['sjf']:.2f}) is not the score's alone: there SSJF and LTR have other predictors."
-        )
-    elif all(ratio.high < 1 for ratio in beaten.values()):
-        notes.append(
-            f"Given the same predictions TIE has a lower latency per token than SSJF, as in the paper ({text})."
-        )
-    else:
-        notes.append(f"Given the same predictions TIE and SSJF do not differ in one direction everywhere ({text}).")
-    found_orders = [
-        orders(found.online.predictions[found.predictor][0]),
-        orders(found.synthetic.predictions[AS_IN_PAPER][0]),
-    ]
-    if all(each.median_and_best > each.tie_and_best for each in found_orders):
-        notes.append(
-            "Latency per token weighs a wait by 1 / length, so the best order by predictions is E[X] / "
-            "E[1/X] (weighted "
-            "shortest expected first). Where a prediction is symmetric in the logarithm that is the median's order; a "
-            "tail priced in departs from it, since a request that may be long may also be very short."
-        )
-    e2e = _tie_over_sjf(found.synthetic, AS_IN_PAPER)
-    if e2e.high < 1:
-        mean = over(find(found.synthetic, UNAGED, AS_IN_PAPER), find(found.synthetic, "sjf", AS_IN_PAPER), "e2e_s")
-        notes.append(
-            f"For mean E2E the spread of a prediction does matter: on synthetic traffic TIE is at {multiple(e2e)} of "
-            f"SSJF, the mean alone (no tail, no aging) at {multiple(mean)}."
-        )
-    level = top(found.online)
-    near = {
-        name: min(weaker(found), key=lambda each: abs(np.log(each.ratio.ratio / (main[name] / main["fcfs"]))))
-        for name in ("sjf", "ltr", "tie")
-    }
-    matched = ", ".join(
-        f"{name} {main[name] / main['fcfs']:.2f} (tau {each.tau:.2f}: {each.ratio.ratio:.2f})"
-        for name, each in near.items()
-    )
-    notes.append(
-        f"SSJF alone, with better or worse predictions, is nearest to the paper's ratios to FCFS at load "
-        f"{level.load:g} with: {matched}. The quality of predictions changes latency per token more than the score."
-        if _predictions_matter(found)
-        else f"SSJF alone is nearest to the paper's ratios to FCFS at load {level.load:g} with: {matched}."
-    )
-    return notes
-
-
-def _predictions_matter(found: TieResult) -> bool:
-    """Whether tau changes latency per token more than the score does, on CASTILLO."""
-    over_tau = [each.ratio.ratio for each in weaker(found)]
-    base = find(found.online, "fcfs", "")
-    over_score = [over(find(found.online, name, found.predictor), base).ratio for name in ("sjf", "tie")]
-    return max(over_tau) / min(over_tau) > max(over_score) / min(over_score)
 
 
 _OTHERS: Final = tuple(policy for policy in POLICIES if policy != "fcfs")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.alpaca20 import FIGURES, PAPER, STUDY, compare, facts, load_predictions, tables
+from experiments.alpaca20 import FIGURES, PAPER, STUDY, compare, load_predictions, tables
 from experiments.alpaca20_training import (
     BINS,
     BinPredictions,
@@ -122,7 +122,7 @@ def test_the_table_marks_what_is_beaten_and_the_page_shows_both_binnings(samples
     assert all(cell.endswith("*") for cell in table.rows[1][2:])
     assert not any("*" in cell for row in table.rows[2:] for cell in row)
     assert STUDY.output(found).html().count("data:image/png") == 2
-    assert '"beaten"' in to_json(facts(found))
+    assert '"confusion"' in to_json(STUDY.output(found).facts)
 
 
 def test_a_small_training_learns_both_binnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,6 @@ def test_tables_page_static_figure_and_json_are_complete(found: PrebleResult, tm
     titles = [table.title for table in tables(found)]
     for title in (
         "Figure 1A: normalized latency (E2E over output tokens), mean, 8 engines",
-        "Figures 1A and 1B: statements",
         "Figure 1C: microseconds of a router for a request",
         "Figure 1D: variance of lengths",
         "Figure 2: E2 with true lengths, 8 engines",
@@ -172,9 +171,8 @@ def test_tables_page_static_figure_and_json_are_complete(found: PrebleResult, tm
     ]
     check_output(STUDY.output(found))
     facts = json.loads(to_json(STUDY.output(found).facts))["result"]
-    assert facts["paper"]["latency_s"]["64.0"] == [0.1427, 0.1223]
     assert len(facts["react"]) == len(found.react)
-    assert len(facts["react"][0]["e2e_s_mean"]) == SMALL.seeds
+    assert len(facts["react"][0]["seeds"]) == SMALL.seeds
     draw(found, tmp_path / "preble.png")
     assert (tmp_path / "preble.png").read_bytes().startswith(b"\x89PNG")
 

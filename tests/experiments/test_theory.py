@@ -14,7 +14,6 @@ from experiments.theory import (
     Queue,
     TheoryGrid,
     examine,
-    facts,
     formulas,
     serve,
     tables,
@@ -96,11 +95,10 @@ def test_control_variates_narrow_the_interval() -> None:
     assert found.half_width < 0.5 * (max(runs) - min(runs))
 
 
-def test_a_finding_is_a_row_and_a_record() -> None:
+def test_a_finding_is_a_row() -> None:
     queue = Queue(0.7, "deterministic")
     found = examine(Formula("FCFS", make_policy("fcfs"), queue, queue.fcfs()), TheoryGrid(runs=5, jobs=500))
     assert [row[0] for row in tables([found])[0].rows] == ["FCFS"]
-    assert facts([found])[0]["formula"] == queue.fcfs()
     check_output(STUDY.output([found]))
 
 

@@ -148,4 +148,4 @@ def test_the_study_uses_the_given_curves(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.curves is not None
     assert found.curves.lines[0].held_out == (2.0, 1.5)
     assert found.comparison.cells
-    assert STUDY.claims(found)
+    check_output(STUDY.output(found))
