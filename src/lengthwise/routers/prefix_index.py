@@ -106,49 +106,49 @@ def pair(row: Int, engine: Int) -> Int:
 
 
 @inlined
-def find_node(index: Tables, engine: Int, block: Int, near: Int) -> Int:
-    """Return the node of a block on an engine, or NONE; `near` is the most likely one."""
-    row = value_of(index.hashes, block)
-    if row == NONE or not index.bits[row, engine >> 6] >> np.uint64(engine & 63) & np.uint64(1):
+def node_of(
+    pairs: NDArray[np.uint64], bits: NDArray[np.uint64], nodes: NDArray[np.int32], row: Int, engine: Int, near: Int
+) -> Int:
+    """Return the node of a row on an engine, or NONE; `near` is the most likely one."""
+    if row == NONE or not bits[row, engine >> 6] >> np.uint64(engine & 63) & np.uint64(1):
         return NONE
-    if near != NONE and index.nodes[near, ROW] == row:
+    if near != NONE and nodes[near, ROW] == row:
         return near
-    return value_of(index.pairs, pair(row, engine))
+    return value_of(pairs, pair(row, engine))
 
 
 @inlined
-def unlink(index: Tables, node: Int) -> None:
+def unlink(nodes: NDArray[np.int32], engines: NDArray[np.int64], node: Int) -> None:
     """Remove a node from its engine's list."""
-    nodes, engine = index.nodes, index.engines[index.nodes[node, ENGINE]]
-    older, newer = nodes[node, OLDER], nodes[node, NEWER]
+    engine, older, newer = nodes[node, ENGINE], nodes[node, OLDER], nodes[node, NEWER]
     if older == NONE:
-        engine[OLDEST] = newer
+        engines[engine, OLDEST] = newer
     else:
         nodes[older, NEWER] = newer
     if newer == NONE:
-        engine[NEWEST] = older
+        engines[engine, NEWEST] = older
     else:
         nodes[newer, OLDER] = older
 
 
 @inlined
-def link(index: Tables, node: Int) -> None:
+def link(nodes: NDArray[np.int32], engines: NDArray[np.int64], node: Int) -> None:
     """Append a node at the recent end of its engine's list."""
-    nodes, engine = index.nodes, index.engines[index.nodes[node, ENGINE]]
-    newest = engine[NEWEST]
+    engine = nodes[node, ENGINE]
+    newest = engines[engine, NEWEST]
     nodes[node, OLDER], nodes[node, NEWER] = newest, NONE
     if newest == NONE:
-        engine[OLDEST] = node
+        engines[engine, OLDEST] = node
     else:
         nodes[newest, NEWER] = node
-    engine[NEWEST] = node
+    engines[engine, NEWEST] = node
 
 
 @inlined
 def remove(index: Tables, node: Int) -> None:
     """Remove a block from an engine, and from the index if no other engine has it."""
     row, engine = index.nodes[node, ROW], index.nodes[node, ENGINE]
-    unlink(index, node)
+    unlink(index.nodes, index.engines, node)
     delete(index.pairs, pair(row, engine))
     index.nodes[node, ROW], index.nodes[node, NEWER] = NONE, index.free[FREE_NODE]
     index.free[FREE_NODE] = node
@@ -178,7 +178,7 @@ def insert(index: Tables, engine: Int, block: Int) -> None:
     index.free[FREE_NODE] = index.nodes[node, NEWER]
     index.nodes[node, ROW], index.nodes[node, ENGINE], index.nodes[node, HITS] = row, engine, 0
     put(index.pairs, pair(row, engine), node)
-    link(index, node)
+    link(index.nodes, index.engines, node)
     index.engines[engine, HELD] += 1
 
 
@@ -222,36 +222,36 @@ def touch(slot: int, blocks: NDArray[np.uint64], capacity: int, *tables: NDArray
     The last block is inserted first and so evicted first, as in engines: the cached part is always a prefix.
     """
     index = Tables(*tables)
-    nodes, engine = index.nodes, index.engines[slot]
+    hashes, pairs, _, bits, _, nodes, engines, _ = index
     wanted = min(len(blocks), capacity)
     missing, near = 0, NONE
     for number in range(wanted - 1, -1, -1):
-        node = find_node(index, slot, blocks[number], near)
+        node = node_of(pairs, bits, nodes, value_of(hashes, blocks[number]), slot, near)
         if node == NONE:
             missing += 1
         else:
             near = nodes[node, NEWER]  # the block before this one was inserted after it
             nodes[node, HITS] += 1
-            unlink(index, node)
-            link(index, node)
-    while engine[HELD] + missing > capacity and engine[HELD]:
-        engine[LOST] += 1
-        engine[MISSED] += nodes[engine[OLDEST], HITS] > 0
-        remove(index, engine[OLDEST])
-    if engine[LOST] > _EVICTION_WINDOW:
-        engine[LOST] //= 2
-        engine[MISSED] //= 2
+            unlink(nodes, engines, node)
+            link(nodes, engines, node)
+    while engines[slot, HELD] + missing > capacity and engines[slot, HELD]:
+        engines[slot, LOST] += 1
+        engines[slot, MISSED] += nodes[engines[slot, OLDEST], HITS] > 0
+        remove(index, engines[slot, OLDEST])
+    if engines[slot, LOST] > _EVICTION_WINDOW:
+        engines[slot, LOST] //= 2
+        engines[slot, MISSED] //= 2
     if missing == 0:
         return
     near = NONE
     for number in range(wanted - 1, -1, -1):
-        node = find_node(index, slot, blocks[number], near)
+        node = node_of(pairs, bits, nodes, value_of(hashes, blocks[number]), slot, near)
         if node == NONE:
             insert(index, slot, blocks[number])
         else:
             near = nodes[node, NEWER]
-            unlink(index, node)
-            link(index, node)
+            unlink(nodes, engines, node)
+            link(nodes, engines, node)
 
 
 @compiled
@@ -259,7 +259,7 @@ def lose(slot: int, blocks: NDArray[np.uint64], *tables: NDArray[Any]) -> None:
     """Remove blocks from an engine."""
     index = Tables(*tables)
     for block in blocks:
-        node = find_node(index, slot, block, NONE)
+        node = node_of(index.pairs, index.bits, index.nodes, value_of(index.hashes, block), slot, NONE)
         if node != NONE:
             remove(index, node)
 
