@@ -35,6 +35,8 @@ from lengthwise.routers.base import EngineInfo, Scraped
 Number = TypeVar("Number", bound=np.generic)
 Int = Any
 """A NumPy integer of any width."""
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
 
 SILENCE_S: Final = 3600.0
 """A job without events for this long is dropped."""
@@ -93,12 +95,12 @@ _WEIGHTS = np.polynomial.legendre.leggauss(16)[1]
 class LedgerArrays(NamedTuple):
     """The memory of a ledger."""
 
-    loads: NDArray[np.float64]  # [slot, column]
-    jobs: NDArray[np.float64]  # [job, column]
-    links: NDArray[np.int32]  # [job, column]
-    heaps: NDArray[np.int32]  # [slot, position]: running jobs as a heap, the one that ends first at 0
-    queues: NDArray[np.int32]  # [slot, FIRST or LAST]: waiting jobs, in order of arrival
-    news: NDArray[np.int32]  # FIRST and LAST of all jobs by their last event, the oldest first; then the first free row
+    loads: Floats  # [slot, column]
+    jobs: Floats  # [job, column]
+    links: Ints  # [job, column]
+    heaps: Ints  # [slot, position]: running jobs as a heap, the one that ends first at 0
+    queues: Ints  # [slot, FIRST or LAST]: waiting jobs, in order of arrival
+    news: Ints  # FIRST and LAST of all jobs by their last event, the oldest first; then the first free row
 
 
 @inlined
@@ -154,7 +156,7 @@ def remaining_after(job: Any, generated: float, observed: Int) -> float:  # noqa
 
 
 @inlined
-def rise(jobs: NDArray[np.float64], links: NDArray[np.int32], heap: Any, place: Int) -> None:  # noqa: ANN401
+def rise(jobs: Floats, links: Ints, heap: Any, place: Int) -> None:  # noqa: ANN401
     """Move a job up its heap."""
     job = heap[place]
     while place > 0:
@@ -169,7 +171,7 @@ def rise(jobs: NDArray[np.float64], links: NDArray[np.int32], heap: Any, place: 
 
 
 @inlined
-def sink(jobs: NDArray[np.float64], links: NDArray[np.int32], heap: Any, place: Int, size: Int) -> None:  # noqa: ANN401
+def sink(jobs: Floats, links: Ints, heap: Any, place: Int, size: Int) -> None:  # noqa: ANN401
     """Move a job down its heap."""
     job = heap[place]
     while 2 * place + 1 < size:
@@ -186,7 +188,7 @@ def sink(jobs: NDArray[np.float64], links: NDArray[np.int32], heap: Any, place: 
 
 
 @inlined
-def list_append(links: NDArray[np.int32], ends: Any, job: Int, before: Int, after: Int) -> None:  # noqa: ANN401
+def list_append(links: Ints, ends: Any, job: Int, before: Int, after: Int) -> None:  # noqa: ANN401
     """Append a job to a doubly linked list, whose links are two columns of `links`."""
     links[job, before], links[job, after] = ends[LAST], NONE
     if ends[LAST] == NONE:
@@ -197,7 +199,7 @@ def list_append(links: NDArray[np.int32], ends: Any, job: Int, before: Int, afte
 
 
 @inlined
-def list_remove(links: NDArray[np.int32], ends: Any, job: Int, before: Int, after: Int) -> None:  # noqa: ANN401
+def list_remove(links: Ints, ends: Any, job: Int, before: Int, after: Int) -> None:  # noqa: ANN401
     """Remove a job from a list."""
     if links[job, before] == NONE:
         ends[FIRST] = links[job, after]
@@ -291,18 +293,22 @@ def send(
     prompt: float,
     cached: float,
     spread: float,
-    *arrays: NDArray[Any],
+    loads: Floats,
+    jobs: Floats,
+    links: Ints,
+    heaps: Ints,
+    queues: Ints,
+    news: Ints,
 ) -> int:
     """Enter a job and return its row.
 
     Functions that Python calls take the arrays one by one: Numba reads a named tuple twice as slowly.
     """
-    ledger = LedgerArrays(*arrays)
+    ledger = LedgerArrays(loads, jobs, links, heaps, queues, news)
     settle(ledger, slot, now)
-    links, news = ledger.links, ledger.news
     job = np.int64(news[FREE])
     news[FREE] = links[job, NEWS_AFTER]
-    load, row = ledger.loads[slot], ledger.jobs[job]
+    load, row = loads[slot], jobs[job]
     uncached = max(1.0, prompt - cached)
     prompt_s = uncached * (load[PREFILL_TOKEN_S] + load[PREFILL_PAIR_S] * (prompt + prompt - uncached))
     row[SENT] = row[NEWS] = now
@@ -320,36 +326,47 @@ def send(
     load[SPREAD] += spread
     load[WAITING_TOKENS] += tokens
     list_append(links, news, job, NEWS_BEFORE, NEWS_AFTER)
-    list_append(links, ledger.queues[slot], job, QUEUE_BEFORE, QUEUE_AFTER)
+    list_append(links, queues[slot], job, QUEUE_BEFORE, QUEUE_AFTER)
     admit_waiting(ledger, slot)
     return int(job)
 
 
 @compiled
-def on_progress(job: int, now: float, generated: float, *arrays: NDArray[Any]) -> None:
+def on_progress(
+    job: int,
+    now: float,
+    generated: float,
+    loads: Floats,
+    jobs: Floats,
+    links: Ints,
+    heaps: Ints,
+    queues: Ints,
+    news: Ints,
+) -> None:
     """Record that a job started (0) or has `generated` tokens; fewer than known before is out of date."""
-    ledger = LedgerArrays(*arrays)
-    links, row = ledger.links, ledger.jobs[job]
+    ledger = LedgerArrays(loads, jobs, links, heaps, queues, news)
+    row = jobs[job]
     slot = np.int64(links[job, SLOT])
     row[NEWS] = max(row[NEWS], now)
-    list_remove(links, ledger.news, job, NEWS_BEFORE, NEWS_AFTER)
-    list_append(links, ledger.news, job, NEWS_BEFORE, NEWS_AFTER)
+    list_remove(links, news, job, NEWS_BEFORE, NEWS_AFTER)
+    list_append(links, news, job, NEWS_BEFORE, NEWS_AFTER)
     generated -= row[BEFORE] if generated > 0.0 else 0.0
-    runs_or_fits = links[job, PLACE] != NONE or ledger.loads[slot, RUNNING] < ledger.heaps.shape[1]
+    runs_or_fits = links[job, PLACE] != NONE or loads[slot, RUNNING] < heaps.shape[1]
     if runs_or_fits and (generated > row[REPORTED] or (generated == 0.0 and row[REPORTED] == 0.0)):
         settle(ledger, slot, now)
         run(ledger, job, generated, 1)
 
 
 @compiled
-def leave(job: int, now: float, *arrays: NDArray[Any]) -> None:
+def leave(
+    job: int, now: float, loads: Floats, jobs: Floats, links: Ints, heaps: Ints, queues: Ints, news: Ints
+) -> None:
     """Remove a job and subtract everything it added."""
-    ledger = LedgerArrays(*arrays)
-    links, news = ledger.links, ledger.news
+    ledger = LedgerArrays(loads, jobs, links, heaps, queues, news)
     slot = np.int64(links[job, SLOT])
     settle(ledger, slot, now)
     stop(ledger, job)
-    load, row = ledger.loads[slot], ledger.jobs[job]
+    load, row = loads[slot], jobs[job]
     load[LIVE] -= 1.0
     load[UNCACHED] -= row[OWN_UNCACHED]
     load[PROMPT_S] -= row[OWN_PROMPT_S]

@@ -216,13 +216,24 @@ def leading(
 
 
 @compiled
-def touch(slot: int, blocks: NDArray[np.uint64], capacity: int, *tables: NDArray[Any]) -> None:
+def touch(
+    slot: int,
+    blocks: NDArray[np.uint64],
+    capacity: int,
+    hashes: NDArray[np.uint64],
+    pairs: NDArray[np.uint64],
+    names: NDArray[np.uint64],
+    bits: NDArray[np.uint64],
+    rows: NDArray[np.int32],
+    nodes: NDArray[np.int32],
+    engines: NDArray[np.int64],
+    free: NDArray[np.int64],
+) -> None:
     """Make a prompt's blocks the most recently used of an engine, which can hold `capacity` blocks.
 
     The last block is inserted first and so evicted first, as in engines: the cached part is always a prefix.
     """
-    index = Tables(*tables)
-    hashes, pairs, _, bits, _, nodes, engines, _ = index
+    index = Tables(hashes, pairs, names, bits, rows, nodes, engines, free)
     wanted = min(len(blocks), capacity)
     missing, near = 0, NONE
     for number in range(wanted - 1, -1, -1):
