@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from scipy import special
@@ -31,9 +33,77 @@ from lengthwise.predictors.scores import coverage, tau_within
 from lengthwise.reports.figures import COLOURS, GREY, figure, legend, log_tokens, png
 from lengthwise.reports.tables import Table, share
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.datasets import LIMIT, ReasoningPairs, load_reasoning, read_reasoning
+from lengthwise.workloads.files import read_parquet_table, sample
 
 Rows = NDArray[np.intp]
+
+
+SENTENCE: Final = "Think step by step."
+LIMIT: Final = 512
+"""Maximum tokens of the packaged answers."""
+
+Key = tuple[str, str, str]
+"""Corpus, prompt id, LLM."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReasoningPairs:
+    """Length samples of the same prompts and LLMs, row by row; the prompts of `steps` end in the sentence."""
+
+    plain: LengthSamples
+    steps: LengthSamples
+    max_tokens: int
+    """Maximum tokens of an answer."""
+
+    def __len__(self) -> int:
+        return len(self.plain)
+
+
+def load_reasoning() -> ReasoningPairs:
+    """Return the packaged pairs: SmolLM2-135M-Instruct on test prompts of CASTILLO (see samples/CREDITS.md)."""
+    table = read_parquet_table(sample("reasoning.parquet"))
+    texts = _packaged_texts()
+    halves = []
+    for sentence in ("", SENTENCE):
+        rows = table.filter(pc.equal(pc.fill_null(table["sentence"], ""), sentence))
+        names = zip(rows["corpus"].to_pylist(), rows["prompt_id"].to_pylist(), strict=True)
+        ending = f"\n\n{sentence}" if sentence else ""
+        prompts = pa.array([texts[name] + ending for name in names], pa.string())
+        halves.append(LengthSamples.from_table(rows.append_column("prompt", prompts), origin="packaged sample"))
+    return pair(*halves, max_tokens=LIMIT)
+
+
+def read_reasoning(plain: Path, steps: Path, max_tokens: int) -> ReasoningPairs:
+    """Read pairs from two files of `lengthwise collect`, the second collected with a suffix."""
+    return pair(LengthSamples.read(plain), LengthSamples.read(steps), max_tokens=max_tokens)
+
+
+def pair(plain: LengthSamples, steps: LengthSamples, *, max_tokens: int) -> ReasoningPairs:
+    """Match the rows of both; prompts that only one of them has are left out."""
+    ours, theirs = _places(plain), _places(steps)
+    both = [key for key in ours if key in theirs]
+    if not both:
+        raise InputError(
+            f"has no prompt in common with {plain.origin}",
+            source=steps.origin,
+            hint="collect both from the same prompts and LLM",
+        )
+    return ReasoningPairs(_take(plain, [ours[k] for k in both]), _take(steps, [theirs[k] for k in both]), max_tokens)
+
+
+def _places(samples: LengthSamples) -> dict[Key, int]:
+    names = (samples.table[name].to_pylist() for name in ("corpus", "prompt_id", "llm"))
+    return {key: row for row, key in enumerate(zip(*names, strict=True))}
+
+
+def _take(samples: LengthSamples, rows: Sequence[int]) -> LengthSamples:
+    return LengthSamples(samples.table.take(pa.array(np.array(rows, np.int64))).combine_chunks(), samples.origin)
+
+
+def _packaged_texts() -> dict[tuple[str, str], str]:
+    table = read_parquet_table(sample("castillo.parquet"))
+    names = (table[name].to_pylist() for name in ("corpus", "prompt_id", "prompt"))
+    return {(corpus, prompt_id): text for corpus, prompt_id, text in zip(*names, strict=True)}
 
 
 Asked = Literal["plain", "steps"]
@@ -128,8 +198,8 @@ def _teach(online: OnlineCalibrated, half: Answers, observations: int, rng: np.r
     """Observe answers in random order, as in mixed traffic."""
     samples = half.lengths.shape[1]
     picks = rng.permutation(half.lengths.size)[:observations]
-    for row, sample in zip(*np.divmod(picks, samples), strict=True):
-        online.observe(half.inputs[row], int(half.lengths[row, sample]), censored=bool(half.capped[row, sample]))
+    for row, answer in zip(*np.divmod(picks, samples), strict=True):
+        online.observe(half.inputs[row], int(half.lengths[row, answer]), censored=bool(half.capped[row, answer]))
     return len(picks)
 
 

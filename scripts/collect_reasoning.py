@@ -1,6 +1,6 @@
 """Collect the lengths of the study `reasoning`: the same prompts with and without a request to reason.
 
-    python scripts/collect_reasoning.py
+    python -m scripts.collect_reasoning
 
 Starts the embedded engine, runs `lengthwise collect` and writes the result to the packaged samples: about a quarter of
 an hour on two CPU cores; an interrupted run continues where it stopped. Answers have fixed seeds, but the batches of an
@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from experiments.reasoning import LIMIT, SENTENCE
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.datasets import LIMIT, SENTENCE
 
 SAMPLES = Path(__file__).parents[1] / "src" / "lengthwise" / "workloads" / "samples"
 WORK = Path("build/reasoning")

@@ -8,7 +8,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.workloads import LeftOut, read_workload
-from lengthwise.workloads.json_formats import estimate_tokens
+from lengthwise.workloads.formats import estimate_tokens
 
 
 def turn(role: str, text: str) -> dict[str, str]:

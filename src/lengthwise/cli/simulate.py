@@ -23,7 +23,7 @@ from lengthwise.simulator.predictions import default_predictor
 from lengthwise.simulator.routing import charged_times_s, unmeasured_note
 from lengthwise.specs import split_specs
 from lengthwise.workloads.files import atomic_path
-from lengthwise.workloads.source import Source
+from lengthwise.workloads.traces import Source
 
 _SLO = Slo()
 _LINK = KvLink()

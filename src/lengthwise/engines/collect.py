@@ -21,7 +21,6 @@ import xxhash
 from lengthwise.engines.client import EngineClient, EngineError, served_model
 from lengthwise.errors import InputError
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.datasets import with_sentence
 from lengthwise.workloads.files import atomic_path
 
 
@@ -152,7 +151,7 @@ class CollectPlan:
 
     def text(self, prompt: Prompt) -> str:
         """The text that is sent: the prompt and the suffix."""
-        return with_sentence(prompt.text, self.suffix)
+        return f"{prompt.text}\n\n{self.suffix}" if self.suffix else prompt.text
 
 
 @dataclass

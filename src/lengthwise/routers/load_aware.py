@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.policies import Job
 from lengthwise.routers import ledger
@@ -12,6 +13,12 @@ from lengthwise.routers.base import Choice, Parameter, Slots
 from lengthwise.routers.tracking import LedgerRouter, PrefixRouter
 
 _MATCH_THRESHOLD: Final = 0.3  # SGLang's
+
+
+def least(slots: Slots, **terms: NDArray[np.float64]) -> Choice:
+    """Return the slot with the least sum of terms (ties: the first), and its terms."""
+    best = int(np.argmin(sum(terms.values())))
+    return int(slots[best]), {name: float(term[best]) for name, term in terms.items()}
 
 
 class LeastOutstanding(LedgerRouter):
@@ -26,9 +33,7 @@ class LeastOutstanding(LedgerRouter):
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
         """Return the minimum."""
-        outstanding = self.outstanding(slots)
-        best = int(np.argmin(outstanding))
-        return int(slots[best]), {"outstanding": float(outstanding[best])}
+        return least(slots, outstanding=self.outstanding(slots))
 
 
 class PowerOfTwo(LedgerRouter):
@@ -50,9 +55,7 @@ class PowerOfTwo(LedgerRouter):
         first = int(self._rng.integers(len(slots)))
         second = (first + 1 + int(self._rng.integers(len(slots) - 1))) % len(slots) if len(slots) > 1 else first
         drawn = slots[[first, second]]
-        outstanding = self.outstanding(drawn)
-        best = int(np.argmin(outstanding))
-        return int(drawn[best]), {"outstanding": float(outstanding[best])}
+        return least(drawn, outstanding=self.outstanding(drawn))
 
 
 class LeastLoad(LedgerRouter):
@@ -78,8 +81,7 @@ class LeastLoad(LedgerRouter):
         scraped = self.column(ledger.KV_USE, slots)
         use = np.minimum(np.where(np.isnan(scraped), tokens / self.column(ledger.KV_TOKENS, slots), scraped), 0.99)
         memory = self.values["pressure"] * use / (1.0 - use)
-        best = int(np.argmin(queue + memory))
-        return int(slots[best]), {"queue": float(queue[best]), "memory": float(memory[best])}
+        return least(slots, queue=queue, memory=memory)
 
 
 class CacheAware(PrefixRouter):
@@ -99,8 +101,7 @@ class CacheAware(PrefixRouter):
         outstanding = self.outstanding(slots)
         most, fewest = outstanding.max(), outstanding.min()
         if most - fewest > self.values["absolute"] and most > self.values["relative"] * fewest:
-            best = int(np.argmin(outstanding))
-            return int(slots[best]), {"outstanding": float(outstanding[best])}
+            return least(slots, outstanding=outstanding)
         match = self.cached_tokens(job, slots) / max(1, job.prompt_tokens)
         if match.max() > _MATCH_THRESHOLD:
             best = int(np.lexsort((outstanding, -match))[0])
@@ -132,6 +133,4 @@ class Dynamo(PrefixRouter):
         prefill = self.values["prefill"] * np.maximum(0.0, active + new) / size
         decode = (self.column(ledger.UNCACHED, slots) + new) / size
         outstanding = self.values["active"] * self.column(ledger.LIVE, slots)
-        best = int(np.argmin(prefill + decode + outstanding))
-        terms = {"prefill": float(prefill[best]), "decode": float(decode[best]), "active": float(outstanding[best])}
-        return int(slots[best]), terms
+        return least(slots, prefill=prefill, decode=decode, active=outstanding)

@@ -10,7 +10,7 @@ from lengthwise.routers import make_router
 from lengthwise.simulator.fleet import Fleet
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, predict_workload
 from lengthwise.workloads import Workload
-from lengthwise.workloads.source import CASTILLO, Source
+from lengthwise.workloads.traces import CASTILLO, Source
 
 _DEFAULT_LOAD: Final = 0.9
 Given = TypeVar("Given")

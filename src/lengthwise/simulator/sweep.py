@@ -15,7 +15,7 @@ from lengthwise.simulator.fleet import Fleet, parse_fleet_events
 from lengthwise.simulator.grid import Plan
 from lengthwise.simulator.routing import charged_times_s
 from lengthwise.simulator.tasks import CapacityTask, CellTask, Report, ResultCache, Setting, TaskRunner, Workers
-from lengthwise.workloads.source import Source
+from lengthwise.workloads.traces import Source
 
 __all__ = ["SweepConfig", "SweepResult", "read_sweep", "run_sweep"]
 
