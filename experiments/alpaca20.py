@@ -2,7 +2,7 @@
 
 The paper does not say how its bins are cut. Accuracy 0.24 with a Matthews correlation of 0.20 implies balanced classes,
 so bins of equal mass are compared; bins of equal width, where a constant is mostly right, are shown beside them.
-Scores a file of predictions, which `python -m scripts.gpu_studies alpaca20` writes. Alpaca is for non-commercial use:
+Scores a file of predictions, which `python -m scripts.gpu_alpaca20` writes. Alpaca is for non-commercial use:
 weights are not saved.
 """
 
@@ -111,11 +111,11 @@ def _binned(
 
 
 def load_predictions(path: Path) -> dict[str, BinPredictions]:
-    """Read the file that scripts/gpu_studies.py writes."""
+    """Read the file that scripts/gpu_alpaca20.py writes."""
     try:
         return read_predictions(path)
     except (OSError, ValueError) as error:
-        hint = "give the alpaca20.npz that `python -m scripts.gpu_studies alpaca20` wrote"
+        hint = "give the alpaca20.npz that `python -m scripts.gpu_alpaca20` wrote"
         raise InputError("is not a file of predictions", source=path, hint=hint) from error
 
 
@@ -233,7 +233,7 @@ def measure(run: Run, grid: Alpaca20Grid) -> Alpaca20Result:
 def _needs(grid: Alpaca20Grid) -> str | None:
     if grid.predictions.exists():
         return None
-    return f"needs {grid.predictions}: `python -m scripts.gpu_studies alpaca20`, or --set predictions=FILE"
+    return f"needs {grid.predictions}: `python -m scripts.gpu_alpaca20`, or --set predictions=FILE"
 
 
 STUDY: Study[Alpaca20Grid, Alpaca20Result] = Study(

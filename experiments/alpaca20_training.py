@@ -1,6 +1,6 @@
 """Train MiniLM on Alpaca's length classes and write its predictions for the test prompts to a small file.
 
-Needs torch and NumPy only, so that it also runs on a bare GPU machine (scripts/gpu_studies.py). `alpaca20.py` scores
+Needs torch and NumPy only, so that it also runs on a bare GPU machine (scripts/gpu_alpaca20.py). `alpaca20.py` scores
 the file and checks that it belongs to the data.
 """
 

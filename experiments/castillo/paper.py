@@ -1,4 +1,4 @@
-"""Tables 2 to 5 of the paper that predicts CASTILLO's lengths with BERT: the paper's values, ours, and a constant's."""
+"""Tables 2 to 5 and figure 7 of the paper that predicts CASTILLO's lengths with BERT, ours beside the paper's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lengthwise.predictors import LengthPredictor, scores
 from lengthwise.predictors.baselines import RowPredictor, clean_moments
 from lengthwise.predictors.evaluation import Forecast, forecast
 from lengthwise.predictors.llm_names import resolve_llm
+from lengthwise.reports.figures import COLOURS, GREY, figure, legend, png
 from lengthwise.reports.tables import Table
 from lengthwise.workloads import LengthSamples
 
@@ -99,16 +100,6 @@ class PaperComparison:
     prompts: Mapping[int, Mapping[str, int]]
     """Table -> LLM -> prompts with a clean sample."""
     cells: tuple[Cell, ...]
-
-    @property
-    def claimed(self) -> int:
-        """Cells that are claimed."""
-        return sum(cell.claimed for cell in self.cells)
-
-    @property
-    def open_to_claims(self) -> int:
-        """Cells in which the paper is at least as good as a constant."""
-        return sum(not cell.constant_beats_paper for cell in self.cells)
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,3 +274,33 @@ def _notes(found: PaperComparison, number: int, cells: Sequence[Cell]) -> list[s
     if not found.prompts[3] and number == 2:
         notes.append("Tables 3 and 5 are left out: there are no Alpaca rows here.")
     return notes
+
+
+def figure_7(found: PaperComparison) -> str:
+    """Accuracy by bin width as PNG in base64: ours, the paper's and a constant's."""
+    tables = [table for table in (2, 3) if found.prompts[table]]
+    title = "Figure 7: accuracy by bin width (class of the mean)"
+    with figure(len(tables), len(LLMS), size=(13, 3.6 * len(tables) + 0.6), title=title) as (drawing, axes):
+        for place, (table, llm) in enumerate((table, llm) for table in tables for llm in LLMS):
+            cells = [
+                next(
+                    cell
+                    for cell in found.cells
+                    if (cell.table, cell.llm, cell.what, cell.reading) == (table, llm, f"Acc {width}", "mean")
+                )
+                for width in WIDTHS
+            ]
+            series = (
+                (found.predictor, [cell.ours for cell in cells], COLOURS[0]),
+                ("paper", [cell.paper for cell in cells], COLOURS[1]),
+                ("constant", [cell.constant for cell in cells], GREY),
+            )
+            for name, values, colour in series:
+                axes[place].plot(range(len(WIDTHS)), values, color=colour, marker="o", markersize=4, label=name)
+            axes[place].set_xticks(range(len(WIDTHS)), [f"{width:,}" for width in WIDTHS])
+            axes[place].set_ylim(0, 100)
+            axes[place].set_xlabel("bin width (tokens)")
+            axes[place].set_ylabel("accuracy (%)")
+            axes[place].set_title(f"{llm}, {'six corpora' if table == 2 else 'Alpaca'}")
+        legend(axes[0], loc="upper left")
+        return png(drawing)
