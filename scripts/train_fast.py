@@ -27,7 +27,7 @@ from lengthwise.predictors.fast import KIND, FastPredictor
 from lengthwise.predictors.llm_names import identify
 from lengthwise.predictors.model_file import write_model_file
 from lengthwise.predictors.resolve import load_predictor, packaged_predictors
-from lengthwise.training.data import PIECES, SMOLLM2, PromptTable, load_samples
+from lengthwise.training.data import LICENCES, PIECES, SMOLLM2, PromptTable, load_samples
 from lengthwise.training.encoder.config import DataConfig
 from lengthwise.training.fast.distillation_set import (
     DistillationSet,
@@ -39,7 +39,6 @@ from lengthwise.training.fast.distillation_set import (
 from lengthwise.training.fast.fit import Examples, FastRecipe, fit_network
 from lengthwise.training.fast.word_tables import FOLDS as GUESS_FOLDS
 from lengthwise.training.fast.word_tables import MEANING, Vocabulary, learn_tables
-from lengthwise.training.licences import LICENCES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +91,7 @@ def _options() -> argparse.Namespace:
 def _teach(texts: Sequence[str], stored: Path | None) -> TeacherOutputs:
     """Return the teacher's outputs for all texts, from the stored file if there is one."""
     if stored is not None and stored.is_file():
-        return TeacherOutputs.read(stored).covering(texts, stored)
+        return TeacherOutputs.read(stored, texts)
     teacher = cast("Teacher", load_predictor(TEACHER))
     outputs = TeacherOutputs.of(
         teacher, texts, lambda n: _print(f"{n} of {len(texts)} predicted") if n % 1000 == 0 else None

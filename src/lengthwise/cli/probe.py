@@ -56,7 +56,7 @@ def train(
         raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
     from lengthwise.predictors.probe import log_bins, paper_bins, write_probe
     from lengthwise.reports.probe import html_report, plain, tables
-    from lengthwise.training.probe.run import train_probe
+    from lengthwise.training.probe.learn import train_probe
     from lengthwise.training.probe.states import read_states
 
     with late_bar() as bar:

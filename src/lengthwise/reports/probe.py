@@ -19,7 +19,7 @@ from lengthwise.training.probe.compare import (
 )
 
 if TYPE_CHECKING:
-    from lengthwise.training.probe.run import Trained
+    from lengthwise.training.probe.learn import Trained
 
 __all__ = ["html_report", "plain", "tables"]
 

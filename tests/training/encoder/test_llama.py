@@ -96,4 +96,4 @@ def test_a_pack_loses_an_llm_and_gains_prompts(tmp_path: Path) -> None:
     assert count[-2:].tolist() == [2, 3]
     assert ids[-1, :3].tolist() == [3, 2, 3]
     assert (more.part[-2:] == UNLABELLED).all()
-    assert not more.present[-2:].any()
+    assert not more.lengths[-2:].any()

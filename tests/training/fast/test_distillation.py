@@ -62,9 +62,10 @@ def test_outputs_are_read_from_their_file_and_selected_by_text_and_llm(tmp_path:
 
 def test_outputs_that_lack_a_prompt_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "outputs.parquet"
-    assert taught(["one", "two"]).covering(["two"], path).texts == ("one", "two")
+    taught(["one", "three"]).write(path)
+    assert TeacherOutputs.read(path, ["three"]).texts == ("one", "three")
     with pytest.raises(InputError, match=r"outputs\.parquet: has no outputs for 1 prompts"):
-        taught(["one"]).covering(["one", "two"], path)
+        TeacherOutputs.read(path, ["one", "two"])
 
 
 def test_a_file_without_outputs_is_refused(tmp_path: Path) -> None:

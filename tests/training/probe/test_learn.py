@@ -13,7 +13,7 @@ from tests.training.probe.made import made_states
 from lengthwise.training.probe.compare import HEAT, JOINT_SMOOTH, PROMPT_BY_AGE, heat  # isort: skip
 from lengthwise.training.probe.learn import Correction, ProbeRecipe, fit, learn_correction  # isort: skip
 from lengthwise.training.probe.learn import _negative_log_likelihood  # isort: skip
-from lengthwise.training.probe.run import train_probe  # isort: skip
+from lengthwise.training.probe.learn import train_probe  # isort: skip
 from lengthwise.training.probe.states import States  # isort: skip
 
 RECIPE = ProbeRecipe(hidden=16, dropout=0.0, input_dropout=0.0, epochs=10, networks=1, rate=1e-2)

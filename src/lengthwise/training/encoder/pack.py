@@ -61,11 +61,6 @@ class Pack:
     def __len__(self) -> int:
         return len(self.part)
 
-    @property
-    def present(self) -> NDArray[np.bool_]:
-        """(P, L, K): the answer is not missing."""
-        return self.lengths > 0
-
     def padded(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return token ids (P, longest), padded, and the token count of each prompt."""
         count = np.diff(self.offsets).astype(np.int32)

@@ -24,11 +24,11 @@ from lengthwise.predictors.contract import LogTPredictions
 from lengthwise.predictors.encoder.predictor import KIND, UNKNOWN, EncoderPredictor
 from lengthwise.predictors.encoder.readout import mu_and_sigma, places_and_spreads
 from lengthwise.predictors.model_file import ModelFile, write_model_file
+from lengthwise.training.data import LICENCES
 from lengthwise.training.encoder.ensemble import as_row, score
 from lengthwise.training.encoder.network import LengthNetwork
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
 from lengthwise.training.encoder.run import Prepared, settings_json
-from lengthwise.training.licences import LICENCES
 
 Array = NDArray[Any]
 

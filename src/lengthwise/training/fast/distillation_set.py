@@ -117,15 +117,6 @@ class TeacherOutputs:
                 found[rows >= 0, column] = self.outputs[rows[rows >= 0], self.llms.index(llm)]
         return found
 
-    def covering(self, texts: Sequence[str], source: Path) -> TeacherOutputs:
-        """Return the outputs if they include all of the texts; raises InputError otherwise."""
-        missing = len(set(texts) - set(self.texts))
-        if missing:
-            raise InputError(
-                f"has no outputs for {missing} prompts", source=source, hint="remove it to run the teacher again"
-            )
-        return self
-
     def fingerprint(self) -> str:
         """Return a hash of texts and outputs."""
         return hashlib.sha256("\x00".join(self.texts).encode("utf-8", "replace") + self.outputs.tobytes()).hexdigest()
@@ -137,14 +128,18 @@ class TeacherOutputs:
         pq.write_table(table.replace_schema_metadata({"llms": json.dumps(self.llms)}), path, compression="zstd")
 
     @classmethod
-    def read(cls, path: Path) -> TeacherOutputs:
-        """Read a file of `write`."""
+    def read(cls, path: Path, texts: Sequence[str] = ()) -> TeacherOutputs:
+        """Read a file of `write`; raises InputError if it lacks one of the texts."""
         table = read_parquet_table(path)
         metadata = table.schema.metadata or {}
         if b"llms" not in metadata or any(name not in table.column_names for name in _FIELDS):
             raise InputError(
                 "has no outputs of a teacher", source=path, hint=f"columns {', '.join(_FIELDS)}, and llms as metadata"
             )
+        missing = len(set(texts) - set(table["prompt"].to_pylist()))
+        if missing:
+            hint = "remove it to run the teacher again"
+            raise InputError(f"has no outputs for {missing} prompts", source=path, hint=hint)
         llms = tuple(json.loads(metadata[b"llms"]))
         outputs = np.asarray(table["outputs"].combine_chunks().flatten(), np.float32)
         return cls(tuple(table["prompt"].to_pylist()), llms, outputs.reshape(-1, len(llms), OUTPUTS))

