@@ -103,7 +103,9 @@ class States:
 
     def where(self, rows: Mask) -> Self:
         """Return the selected rows."""
-        columns = {name: value[rows] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        columns: dict[str, Any] = {
+            name: value[rows] for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
         return replace(self, **columns, layers={layer: states[rows] for layer, states in self.layers.items()})
 
     def left(self, q: float = 0.5) -> Floats:
