@@ -106,4 +106,4 @@ class QueueAgainstAList(RuleBasedStateMachine):
 
 
 TestQueueAgainstAList = QueueAgainstAList.TestCase
-TestQueueAgainstAList.settings = settings(max_examples=80, stateful_step_count=40)
+TestQueueAgainstAList.settings = settings(max_examples=40, stateful_step_count=40)

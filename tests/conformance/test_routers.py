@@ -165,7 +165,7 @@ class AnyRouter(RuleBasedStateMachine):
 
 
 TestAnyRouter = AnyRouter.TestCase
-TestAnyRouter.settings = settings(max_examples=150, stateful_step_count=40)
+TestAnyRouter.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_a_router_of_another_package_works_in_the_gateway() -> None:

@@ -44,7 +44,7 @@ def fill(queue: PolicyQueue, tenant: str, lengths: list[int]) -> None:
         queue.push(Job(f"{tenant} {number}", float(number), prediction=Point(length), tenant=tenant), float(number))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     plain.filter(lambda spec: spec != "preble"),
     st.integers(1, 60),

@@ -40,7 +40,7 @@ COSTS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(COSTS)
 def test_exact_steps_give_the_exact_cost(cost: StepCost) -> None:
     seen = steps(cost)
@@ -50,7 +50,7 @@ def test_exact_steps_give_the_exact_cost(cost: StepCost) -> None:
     assert fitted.shares[0].p90_error < 1e-6
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 1000))
 def test_stalls_hardly_move_what_a_token_costs(seed: int) -> None:
     seen = steps(TRUE, seed=seed)

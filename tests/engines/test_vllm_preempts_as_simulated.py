@@ -1,7 +1,11 @@
-"""Limited preemption in the simulator and inside vLLM: the same policy object, the same victims, the same steps."""
+"""A policy in the simulator and inside vLLM: the same order, the same victims, the same steps.
+
+A step takes one second in both, also for a policy whose keys change with time.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,16 +37,33 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"))
 
 
+class StepClock:
+    """The `time` module of the plug-in: the time of day is the number of the step."""
+
+    monotonic = staticmethod(time.monotonic)
+    step = 0
+
+    def time(self) -> float:
+        return float(self.step)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
+    clock = StepClock()
+    monkeypatch.setattr("lengthwise.engines.vllm.time", clock)
+    return clock
+
+
 @dataclass
 class Served:
-    """What a scheduler did: who was admitted (after a preemption again), who ended when, how often each yielded."""
+    """What a scheduler did: admissions (again after a preemption), the step of each end, preemptions of each."""
 
     admissions: list[int] = field(default_factory=list)
     finish: dict[int, int] = field(default_factory=dict)
     preemptions: list[int] = field(default_factory=list)
 
 
-def run_vllm(scheduler: Any, drawn: Drawn) -> Served:
+def run_vllm(scheduler: Any, drawn: Drawn, clock: StepClock) -> Served:
     requests = [
         make_request(str(row), len(prompt), answer, arrival=float(at), prompt=prompt, said={"expected_tokens": answer})
         for row, (prompt, answer, at) in enumerate(zip(drawn.prompts, drawn.answers, drawn.steps, strict=True))
@@ -53,6 +74,7 @@ def run_vllm(scheduler: Any, drawn: Drawn) -> Served:
             if at == now:
                 scheduler.add_request(request)
         before = {request.request_id for request in scheduler.running}
+        clock.step = now
         output = scheduler.schedule()
         preempted = set(output.preempted_req_ids or ())
         served.admissions += [
@@ -93,26 +115,48 @@ def assert_same(theirs: Served, ours: Outcome) -> None:
 @pytest.mark.parametrize("cls", [LengthwiseSyncScheduler, LengthwiseScheduler])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize(
-    "policy", [POLICY, "srpt:c=0", "srpt:c=1", "srpt:c=0.5,times=1", "gittins", "bounded(srpt:c=0.8):overtakes=5"]
+    "policy",
+    [
+        POLICY,
+        "srpt:c=0",
+        "srpt:c=1",
+        "srpt:c=0.5,times=1",
+        "gittins",
+        "bounded(srpt:c=0.8):overtakes=5",
+        "sjf",
+        "tie",
+        "hrrn",
+    ],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_are_admitted_and_yield_in_the_same_steps(
-    model: Path, seed: int, policy: str, caching: bool, cls: type[Any]
+    model: Path, clock: StepClock, seed: int, policy: str, caching: bool, cls: type[Any]
 ) -> None:
     drawn = Drawn.of(seed)
-    theirs = run_vllm(scheduler(model, policy, blocks=PLENTY, caching=caching, cls=cls), drawn)
+    theirs = run_vllm(scheduler(model, policy, blocks=PLENTY, caching=caching, cls=cls), drawn, clock)
     assert_same(theirs, simulated(drawn, policy, blocks=PLENTY, caching=caching))
     if policy == POLICY:
-        assert sum(theirs.preemptions) > 3, "somebody was to yield"
+        assert sum(theirs.preemptions) > 3, "at least one request is preempted"
 
 
 @pytest.mark.parametrize(
-    ("policy", "caching"), [(POLICY, True), (POLICY, False), ("fcfs", True), ("fcfs", False), ("boost", False)]
+    ("policy", "caching"),
+    [
+        (POLICY, True),
+        (POLICY, False),
+        ("fcfs", True),
+        ("fcfs", False),
+        ("boost", False),
+        ("tie", True),
+        ("tie", False),
+        ("hrrn", True),
+        ("hrrn", False),
+    ],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_with_memory_too_short_as_well(model: Path, seed: int, policy: str, caching: bool) -> None:
+def test_with_memory_too_short_as_well(model: Path, clock: StepClock, seed: int, policy: str, caching: bool) -> None:
     """Keys of fcfs and boost contain the arrival, which a preemption does not change in either host."""
     drawn = Drawn.of(seed)
-    theirs = run_vllm(scheduler(model, policy, blocks=16, caching=caching), drawn)
+    theirs = run_vllm(scheduler(model, policy, blocks=16, caching=caching), drawn, clock)
     assert_same(theirs, simulated(drawn, policy, blocks=16, caching=caching))
     assert theirs.preemptions != simulated(drawn, policy, blocks=PLENTY, caching=caching).preemptions.tolist()

@@ -36,9 +36,7 @@ from tests.predictors.guesses import Guess
 POLICIES = ["fcfs", "sjf", "tie", "srpt:c=0.8", "lengthwise"]
 Mood = Literal["well", "raises", "nonsense", "hangs"]
 Says = Literal["nothing", "tokens", "prediction", "rubbish"]
-SMALL = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+SMALL = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

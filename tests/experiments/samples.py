@@ -13,7 +13,7 @@ from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.length_families import Effort
 
-QUICK = Effort(critical_draws=80, evidence_rows=200, power_samples=(10,), power_prompts=50)
+QUICK = Effort(critical_draws=40, evidence_rows=100, power_samples=(10,), power_prompts=25)
 
 
 def made_up(prompts: int = 60, llms: tuple[str, ...] = ("owner/a", "owner/b"), seed: int = 0) -> LengthSamples:

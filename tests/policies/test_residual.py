@@ -25,7 +25,7 @@ def aged(prediction: LogT | Point | Histogram, generated: int) -> Job:
     return job
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(log_ts, st.floats(0, 1))
 def test_expected_remaining_is_that_of_the_prediction_within_three_percent(prediction: LogT, how_far: float) -> None:
     generated = int(prediction.cap ** (0.98 * how_far))
@@ -45,7 +45,7 @@ def brute_force_rank(prediction: LogT, generated: int) -> float:
     return float((spent[enough] / over[enough]).min())
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(log_ts, st.one_of(st.just(0.0), st.floats(0, 1)))
 def test_gittins_rank_is_the_least_cost_per_chance_to_finish_within_three_percent(
     prediction: LogT, how_far: float

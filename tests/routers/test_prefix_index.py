@@ -50,7 +50,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(steps, st.sampled_from([1, 40]))
 def test_the_index_equals_the_plain_implementation(steps: list[tuple[str, int, Chain, int]], stride: int) -> None:
     index, plain = PrefixIndex(), Plain()

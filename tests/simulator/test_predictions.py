@@ -50,7 +50,7 @@ def test_the_oracle_knows_and_none_knows_nothing() -> None:
     assert math.isnan(nothing.tau)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 2**40), min_size=1, max_size=20))
 def test_the_oracle_is_right_to_the_token_whatever_the_length(lengths: list[int]) -> None:
     told = predict_workload(requests([(1, length) for length in lengths]), "oracle")

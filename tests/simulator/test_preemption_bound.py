@@ -38,7 +38,7 @@ def served(
     return simulate(workload, Fleet((spec,)), policy, predictor=predictor)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     workloads(),
     st.sampled_from([0.0, 0.3, 0.8, 1.0, 2.0]),
@@ -64,7 +64,7 @@ def passed_over(workload: Workload, outcome: Outcome) -> int:
     return int((earlier & later).sum(axis=1).max())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(workloads(), st.integers(0, 6), st.sampled_from(["oracle", "noisy:log=0.8"]))
 def test_inside_bounded_a_preempted_request_is_not_overtaken_beyond_the_bound(
     workload: Workload, overtakes: int, predictor: str

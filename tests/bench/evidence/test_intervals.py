@@ -40,7 +40,7 @@ def test_repeats_that_differ_widen_the_interval_unless_only_requests_are_drawn()
     assert (over_requests.low, over_requests.high) == pytest.approx((0.9, 0.9))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(0.0, 1.0))
 def test_the_share_of_the_gain_is_where_ours_lies_between_the_two(part: float) -> None:
     base = draws(3, 60, 2)
