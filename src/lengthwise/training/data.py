@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, fit_rows
 from lengthwise.lengths.families import logt_family
 from lengthwise.predictors.llm_names import identify, resolve_llm
-from lengthwise.training.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST, TRAIN, UNLABELLED, Pack
+from lengthwise.training.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST, TRAIN, Pack
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.datasets import ALPACA, load_alpaca_lengths
 from lengthwise.workloads.files import data_home, read_parquet_table
@@ -165,32 +165,33 @@ def make_pack(
     """Tokenise each prompt once and arrange its lengths by LLM; held-out prompts are drawn from the training splits."""
     table = PromptTable.of(samples)
     corpora = tuple(samples.corpora)
-    corpus = [corpora.index(name) for name in table.column("corpus")]
-    corpus += [-1 if name is None else corpora.index(name) for _, name in unlabelled]
-    texts = [*table.column("prompt"), *(text for text, _ in unlabelled)]
-    tokens, offsets, sizes = encoder.encode_all(texts)
+    tokens, offsets, sizes = encoder.encode_all(table.column("prompt"))
     has = (table.lengths > 0).any(axis=2)
     lengths = table.lengths[has].astype(np.int64)
     fits = fit_rows(logt_family(TIE_NU), lengths, lengths > 0, table.censored[has])
     fitted = np.full((*has.shape, 2), np.nan, np.float16)
     fitted[has] = np.where(fits.degenerate[:, None], np.nan, fits.params[:, :2])
-    spare = len(unlabelled)
-    return Pack(
+    pack = Pack(
         tokens=tokens,
         offsets=offsets,
         sizes=sizes,
-        lengths=_padded(table.lengths, spare, 0),
-        censored=_padded(table.censored, spare, False),
-        fitted=_padded(fitted, spare, np.nan),
-        corpus=np.array(corpus, np.int8),
-        part=_padded(parts(table, config), spare, UNLABELLED),
-        fold=np.random.default_rng(config.split_seed).integers(0, _FOLDS, len(texts)).astype(np.int8),
+        lengths=table.lengths,
+        censored=table.censored,
+        fitted=fitted,
+        corpus=np.array([corpora.index(name) for name in table.column("corpus")], np.int8),
+        part=parts(table, config),
+        fold=np.random.default_rng(config.split_seed).integers(0, _FOLDS, len(table)).astype(np.int8),
         features=np.array([identify(llm).features() for llm in (*samples.llms, "")], np.float32),
         llms=samples.llms,
         corpora=corpora,
         pad_id=encoder.pad_id,
         mask_id=encoder.mask_id,
     )
+    if not unlabelled:
+        return pack
+    texts, names = zip(*unlabelled, strict=True)
+    corpus = [-1 if name is None else corpora.index(name) for name in names]
+    return pack.extended(*encoder.encode_all(texts), corpus)
 
 
 def parts(table: PromptTable, config: DataConfig) -> NDArray[np.int8]:
@@ -219,11 +220,6 @@ def _uniforms(table: PromptTable, seed: int) -> NDArray[np.float64]:
 
     keys = zip(table.column("corpus"), table.column("prompt_id"), strict=True)
     return np.array([xxhash.xxh3_64_intdigest(f"{a}\n{b}".encode(), seed) for a, b in keys]) / 2.0**64
-
-
-def _padded(array: NDArray[Any], more: int, value: object) -> NDArray[Any]:
-    """The array with `more` rows of one value after it."""
-    return np.concatenate([array, np.full((more, *array.shape[1:]), value, array.dtype)])
 
 
 def unlabelled_prompts(samples: LengthSamples, config: DataConfig, seed: int = 0) -> list[tuple[str, str | None]]:

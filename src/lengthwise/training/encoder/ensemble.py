@@ -14,8 +14,8 @@ from scipy import stats
 
 from lengthwise.predictors.encoder.readout import log_sigma, places_and_spreads
 from lengthwise.predictors.scores import kendall_tau
+from lengthwise.training.encoder.losses import NU
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST
-from lengthwise.training.encoder.student_t import NU
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,16 +30,6 @@ _LEAST_SAMPLES: Final = 50
 _LEVELS = (0.5, 0.9)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Means over the scored LLMs."""
-
-    tau: float
-    mae: float
-    coverage: dict[str, float]
-    by_llm: dict[str, float]
-
-
 def score(
     mu: Array,
     sigma: Array | None,
@@ -48,14 +38,15 @@ def score(
     *,
     leave_out: tuple[str, ...] = (),
     nu: float = NU,
-) -> Scores:
+) -> dict[str, float]:
     """Score medians exp(mu) and spreads (P, LLMs or more) of these prompts, within each LLM with lengths for them.
 
-    LLMs whose names contain one of `leave_out` are not scored.
+    Returns means over LLMs, rounded: tau, mae, and the coverage of the central intervals. LLMs whose names contain one
+    of `leave_out` are not scored.
     """
-    taus, errors, covered = {}, [], []
+    taus, errors, covered = [], [], []
     for number, llm in enumerate(pack.llms):
-        if any(word in llm for word in leave_out):
+        if any(part in llm for part in leave_out):
             continue
         lengths = pack.lengths[prompts, number].astype(np.float64)
         here = np.flatnonzero((lengths > 0).any(1))
@@ -63,22 +54,16 @@ def score(
             continue
         lengths, at = lengths[here], prompts[here]
         mean = lengths.sum(1) / (lengths > 0).sum(1)
-        taus[llm] = kendall_tau(mu[at, number], mean)
+        taus.append(kendall_tau(mu[at, number], mean))
         errors.append(float(np.abs(np.exp(mu[at, number]) - mean).mean()))
         if sigma is not None:
             t = np.abs((np.log(np.maximum(lengths, 1.0)) - mu[at, number, None]) / sigma[at, number, None])
             covered.append([(t <= stats.t.ppf(0.5 + level / 2, nu))[lengths > 0].mean() for level in _LEVELS])
-    coverages = {f"{level:g}": float(np.mean([c[i] for c in covered])) for i, level in enumerate(_LEVELS) if covered}
-    return Scores(_mean(list(taus.values())), _mean(errors), coverages, taus)
-
-
-def as_row(scores: Scores) -> dict[str, Any]:
-    """Round for a JSON line."""
-    return {
-        "tau": round(scores.tau, 4),
-        "mae": round(scores.mae, 1),
-        **{f"cover{level}": round(share, 3) for level, share in scores.coverage.items()},
-    }
+    found = {"tau": round(_mean(taus), 4), "mae": round(_mean(errors), 1)}
+    if covered:
+        shares = np.mean(covered, axis=0)
+        found |= {f"cover{level:g}": round(float(share), 3) for level, share in zip(_LEVELS, shares, strict=True)}
+    return found
 
 
 def _mean(values: list[float]) -> float:
@@ -150,7 +135,7 @@ def scores_of(outputs: Array, pack: Pack, leave_out: tuple[str, ...] = ("SmolLM2
     for label, part in (("held_out", HELD_OUT), ("test", TEST), ("alpaca", ELSEWHERE)):
         prompts = np.flatnonzero((pack.part == part) & here)
         if len(prompts) > 3:
-            raw, calibrated = (as_row(score(mu, s, pack, prompts, leave_out=leave_out)) for s in (sigma, scaled))
+            raw, calibrated = (score(mu, s, pack, prompts, leave_out=leave_out) for s in (sigma, scaled))
             rows[label] = {**raw, "calibrated": [calibrated["cover0.5"], calibrated["cover0.9"]]}
     return rows
 

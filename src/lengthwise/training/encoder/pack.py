@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.predictors import scores
 
@@ -80,15 +80,17 @@ class Pack:
             llms=tuple(self.llms[number] for number in others),
         )
 
-    def extended(self, tokens: NDArray[Any], offsets: NDArray[np.int64], sizes: NDArray[np.int32]) -> Pack:
-        """Return a pack with further prompts at the end, of no corpus and without lengths."""
-        spare = len(sizes)
-        empty = {"lengths": 0, "censored": False, "fitted": np.nan, "corpus": -1, "part": UNLABELLED, "fold": -1}
-        more = {
-            name: np.concatenate([array, np.full((spare, *array.shape[1:]), value, array.dtype)])
-            for name, value in empty.items()
-            for array in [getattr(self, name)]
-        }
+    def extended(
+        self, tokens: NDArray[Any], offsets: NDArray[np.int64], sizes: NDArray[np.int32], corpus: ArrayLike = -1
+    ) -> Pack:
+        """Return a pack with further prompts at the end, without lengths and by default of no corpus."""
+        empty = {"lengths": 0, "censored": False, "fitted": np.nan, "corpus": corpus, "part": UNLABELLED, "fold": -1}
+        more = {}
+        for name, value in empty.items():
+            array = getattr(self, name)
+            spare = np.empty((len(sizes), *array.shape[1:]), array.dtype)
+            spare[:] = value
+            more[name] = np.concatenate([array, spare])
         return replace(
             self,
             tokens=np.concatenate([self.tokens, tokens]),

@@ -25,7 +25,7 @@ from lengthwise.predictors.encoder.predictor import KIND, UNKNOWN, EncoderPredic
 from lengthwise.predictors.encoder.readout import mu_and_sigma, places_and_spreads
 from lengthwise.predictors.model_file import ModelFile, write_model_file
 from lengthwise.training.data import LICENCES
-from lengthwise.training.encoder.ensemble import as_row, score
+from lengthwise.training.encoder.ensemble import score
 from lengthwise.training.encoder.network import LengthNetwork
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
 from lengthwise.training.encoder.run import Prepared, settings_json
@@ -111,7 +111,7 @@ def _calibrate_and_score(
         shift, factor = calibration.columns([*pack.llms, UNKNOWN])
         mu, sigma = raw + shift, spread * factor
     return calibration, {
-        name: as_row(score(mu, sigma, pack, numbers, leave_out=("SmolLM2",), nu=calibration.nu))
+        name: score(mu, sigma, pack, numbers, leave_out=("SmolLM2",), nu=calibration.nu)
         for name, numbers in prompts.items()
         if len(numbers)
     }

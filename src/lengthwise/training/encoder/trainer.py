@@ -14,7 +14,7 @@ import torch
 
 from lengthwise.predictors.encoder.readout import log_size, places_and_spreads
 from lengthwise.training.encoder import losses
-from lengthwise.training.encoder.ensemble import as_row, score
+from lengthwise.training.encoder.ensemble import score
 from lengthwise.training.encoder.losses import Targets, make_targets
 from lengthwise.training.encoder.pack import TRAIN, Pack
 
@@ -273,7 +273,7 @@ class Trainer:
         outputs, loss = self.predict(self.task.held_out, self.kept, with_loss=True)
         mu, sigma = places_and_spreads(outputs, self.config.head.kind, self.task.edges)
         scores = score(mu, sigma, self.task.pack, self.task.held_out, leave_out=self.task.unscored)
-        return {"held_out_loss": round(loss, 4), **as_row(scores)}
+        return {"held_out_loss": round(loss, 4), **scores}
 
     def predict(
         self, prompts: NDArray[np.int64], network: LengthNetwork | None = None, *, with_loss: bool = False

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from lengthwise.predictors.fast import CLIP, OUTPUTS, SIGMA_AT_ZERO, STD_BELOW_MEAN, FastNetwork
-from lengthwise.training.encoder import student_t
-from lengthwise.training.encoder.losses import make_targets, negative_log_likelihood
+from lengthwise.training.encoder.losses import make_targets, negative_log_likelihood, student_logpdf
 from lengthwise.training.small_network import Recipe, arrays, standardise, train_network
 
 if TYPE_CHECKING:
@@ -120,9 +119,7 @@ def _loss(y: Any, lengths: Any, censored: Any, soft: Any, levels: Any, soft_weig
     soft = soft.nan_to_num()
     points = soft[..., :1] + torch.exp(soft[..., 1:2]) * torch.tensor(_QUARTILES)
     t = (points - mu[..., None]) * torch.exp(-log_sigma)[..., None]
-    taught = (log_sigma[..., None] - student_t.logpdf(t)).mean(dim=2) + distance(
-        soft[..., 0], soft[..., 2], soft[..., 3]
-    )
+    taught = (log_sigma[..., None] - student_logpdf(t)).mean(dim=2) + distance(soft[..., 0], soft[..., 2], soft[..., 3])
     return _mean(labelled, targets.weight) + soft_weight * _mean(taught, known)
 
 
