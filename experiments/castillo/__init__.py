@@ -6,8 +6,7 @@ from pathlib import Path
 from experiments.castillo.loss_curves import Training, curve_figure, curve_table, load_trainings
 from experiments.castillo.paper import UNSEEN, PaperComparison, compare, figure_7, tables
 from experiments.study import Run, Study
-from lengthwise.predictors.evaluation import evaluated_rows
-from lengthwise.predictors.resolve import resolve_predictor
+from lengthwise.predictors.evaluation import evaluated_predictor, evaluated_rows
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def measure(run: Run, grid: CastilloGrid) -> CastilloResult:
     trainings = load_trainings(grid.curves)
     samples = run.castillo()
     seen = samples.where(corpus=[corpus for corpus in samples.corpora if corpus != UNSEEN])
-    predictor = resolve_predictor(grid.predictor, fit_on=evaluated_rows(seen, None)[1])
+    predictor = evaluated_predictor(grid.predictor, evaluated_rows(seen, None)[1])
     return CastilloResult(compare(predictor, samples, name=grid.predictor, progress=run.report), trainings)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors import LengthPredictor, scores
-from lengthwise.predictors.baselines import RowPredictor, clean_moments
+from lengthwise.predictors.baselines import ConstantPredictor, clean_moments
 from lengthwise.predictors.evaluation import Forecast, forecast
 from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.reports.figures import COLOURS, GREY, figure, legend, png
@@ -125,7 +125,7 @@ class _Targets:
 
 
 def compare(
-    predictor: LengthPredictor | RowPredictor,
+    predictor: LengthPredictor | ConstantPredictor,
     samples: LengthSamples,
     *,
     name: str = "ours",

@@ -25,7 +25,7 @@ def test_a_family_has_the_density_cdf_and_survival_of_its_scipy_namesake(
     family: Family, params: list[float], scipy: stats.rv_continuous
 ) -> None:
     at = np.array([params])
-    np.testing.assert_allclose(family.cdf(X, at), scipy.cdf(X), rtol=1e-9, atol=1e-290)
+    np.testing.assert_allclose(family.cdf(X, at), scipy.cdf(X), rtol=1e-9, atol=1e-15)
     logpdf = np.broadcast_to(scipy.logpdf(X), X.shape)
     seen = np.isfinite(logpdf) & (logpdf > -600)
     np.testing.assert_allclose(family.logpdf(X, at)[seen], logpdf[seen], rtol=1e-9)
@@ -37,7 +37,7 @@ def test_a_family_has_the_density_cdf_and_survival_of_its_scipy_namesake(
 def test_log_t_is_student_on_the_logarithm() -> None:
     at = np.array([[5.8, 0.3, 3.5]])
     student = stats.t(3.5, loc=5.8, scale=0.3)
-    np.testing.assert_allclose(LOGT.cdf(X, at), student.cdf(np.log(X)), rtol=1e-12)
+    np.testing.assert_allclose(LOGT.cdf(X, at), student.cdf(np.log(X)), rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(LOGT.logpdf(X, at), student.logpdf(np.log(X)) - np.log(X), rtol=1e-12)
 
 

@@ -33,6 +33,23 @@ def test_expected_remaining_is_that_of_the_prediction_within_three_percent(predi
     assert expected_remaining(aged(prediction, generated)) == pytest.approx(exact, rel=0.03)
 
 
+def in_bins(prediction: LogT) -> Histogram:
+    """Return the prediction as 200 bins, with its mass beyond the cap in a bin above the cap."""
+    edges = np.append(0.0, np.geomspace(1.0, prediction.cap, 200))
+    reached = np.array([1.0, *(special.stdtr(TIE_NU, (prediction.mu - np.log(edges[1:])) / prediction.sigma)), 0.0])
+    return Histogram(np.append(edges, 2.0 * prediction.cap), -np.diff(reached), prediction.cap)
+
+
+@given(st.floats(3, 7), st.floats(0.1, 1.0), st.integers(10, 100), st.floats(0, 2))
+def test_expected_remaining_of_bins_and_of_certain_lengths_is_that_of_the_prediction(
+    mu: float, sigma: float, caps: int, medians: float
+) -> None:
+    generated = int(medians * np.exp(mu))
+    for prediction in (in_bins(LogT(mu, sigma, int(caps * np.exp(mu)))), Point(3 * np.exp(mu), 8192)):
+        exact = prediction.remaining(generated).mean()
+        assert expected_remaining(aged(prediction, generated)) == pytest.approx(exact, rel=0.05)
+
+
 def brute_force_rank(prediction: LogT, generated: int) -> float:
     ends = generated + np.geomspace(1e-3, prediction.cap - generated, 6000)
     reached = prediction.survival(generated) if generated else 1.0

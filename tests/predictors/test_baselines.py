@@ -9,50 +9,43 @@ import numpy as np
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import LengthPredictor, PredictionInput
-from lengthwise.predictors.baselines import Ceiling, ConstantPerLlm, ConstantPerLlmAndCorpus, RowPredictor
+from lengthwise.predictors.baselines import Ceiling, ConstantPredictor
 from lengthwise.predictors.scores import kendall_tau
 from lengthwise.workloads import LengthSamples, load_castillo
 from tests.predictors.rows import LLMS, known_rows
 
 
-def test_a_constant_says_the_same_for_every_prompt_of_an_llm() -> None:
+def test_a_constant_is_the_same_for_every_prompt_of_an_llm() -> None:
     samples, _ = known_rows()
-    constant = ConstantPerLlm.fit(samples)
-    predictions = constant.predict([PredictionInput(text, LLMS[0], 15_000) for text in ("a", "much longer prompt")])
-    assert isinstance(constant, LengthPredictor)
-    assert predictions[0] == predictions[1]
+    predictions = ConstantPredictor.fit(samples).predict_rows(samples.where(llm=LLMS[0]))
     mine = samples.where(llm=LLMS[0])
+    assert {predictions[row] for row in range(len(mine))} == {predictions[0]}
     assert predictions.sample_mean[0] == pytest.approx(np.median(mine.clean_mean()))
     assert predictions.quantile(0.5)[0] == pytest.approx(np.median(mine.lengths_matrix()), rel=0.3)
 
 
-def test_an_llm_never_seen_gets_the_constant_of_all() -> None:
+def test_an_unknown_llm_gets_the_constant_of_all() -> None:
     samples, _ = known_rows()
-    constant = ConstantPerLlm.fit(samples)
-    known, unknown = (constant.predict([PredictionInput("a", llm)]) for llm in (LLMS[0], "owner/new"))
-    assert unknown.quantile(0.5)[0] == pytest.approx(np.exp(constant.everything.mu))
-    assert known.quantile(0.5)[0] != unknown.quantile(0.5)[0]
+    constant = ConstantPredictor.fit(samples.where(llm=LLMS[0]))
+    medians = constant.predict_rows(samples.where(llm=LLMS[1])).quantile(0.5)
+    assert medians[0] == pytest.approx(np.exp(constant.constants[()].mu))
 
 
-def test_a_corpus_has_its_own_constant_and_a_new_one_the_llms() -> None:
+def test_a_corpus_has_its_own_constant_and_an_unknown_one_that_of_the_llm() -> None:
     samples, _ = known_rows()
-    both = ConstantPerLlmAndCorpus.fit(samples)
-    assert isinstance(both, RowPredictor)
-    medians = both.predict_rows(samples).quantile(0.5)
+    medians = ConstantPredictor.fit(samples, by_corpus=True).predict_rows(samples).quantile(0.5)
     corpus = np.array(samples.table["corpus"].to_pylist())
     assert medians[corpus == "long"].min() > 3 * medians[corpus == "short"].max()
-    only_long = ConstantPerLlmAndCorpus.fit(samples.where(corpus="long"))
+    only_long = ConstantPredictor.fit(samples.where(corpus="long"), by_corpus=True)
     fallen_back = only_long.predict_rows(samples.where(corpus="short")).quantile(0.5)
-    per_llm = {llm: np.exp(constant.mu) for llm, constant in only_long.per_llm.by_llm.items()}
-    assert fallen_back[:2] == pytest.approx([per_llm[llm] for llm in LLMS])
+    assert fallen_back[:2] == pytest.approx([np.exp(only_long.constants[(llm,)].mu) for llm in LLMS])
 
 
 def test_nothing_clean_is_nothing_to_fit() -> None:
     samples, _ = known_rows(prompts=2)
     columns = samples.table.to_pydict() | {"lengths": [[15_000] * 10] * len(samples)}
     with pytest.raises(InputError, match="no clean sample"):
-        ConstantPerLlm.fit(LengthSamples.from_table(columns, origin="made up"))
+        ConstantPredictor.fit(LengthSamples.from_table(columns, origin="made up"))
 
 
 def test_the_ceilings_halves_are_every_other_clean_sample() -> None:

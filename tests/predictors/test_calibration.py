@@ -262,7 +262,6 @@ def test_steady_traffic_is_not_disturbed(seed: int, cut_share: float) -> None:
     ratio, covered = traffic.judge(online, times=1.0)
     assert ratio == pytest.approx(1.0, abs=0.1)
     assert covered == pytest.approx(0.9, abs=0.03)
-    assert online.alarms("llm") == 0
 
 
 def test_cut_answers_are_not_taken_for_short_ones() -> None:

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.baselines import ConstantPerLlm, ConstantPerLlmAndCorpus
+from lengthwise.predictors.baselines import ConstantPredictor
 from lengthwise.predictors.evaluation import CEILING, PER_BOTH, PER_LLM, evaluate, evaluated_rows, run
-from lengthwise.predictors.resolve import resolve_predictor
 from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples
 from tests.predictors.rows import LLMS, Knows, KnowsTheBin, known_rows
@@ -100,8 +99,8 @@ def test_predictions_in_bins_are_scored_too() -> None:
 
 def test_a_baseline_as_the_predictor_equals_itself() -> None:
     samples, _ = known_rows()
-    for baseline, name in ((ConstantPerLlm, PER_LLM), (ConstantPerLlmAndCorpus, PER_BOTH)):
-        found = evaluate(baseline.fit(samples), samples, name="again")
+    for by_corpus, name in ((False, PER_LLM), (True, PER_BOTH)):
+        found = evaluate(ConstantPredictor.fit(samples, by_corpus=by_corpus), samples, name="again")
         assert to_json(found.subjects["again"]) == to_json(found.subjects[name])
 
 
@@ -151,7 +150,6 @@ def test_a_run_names_its_predictor_and_keeps_to_the_rows_asked_for(samples: Leng
 def test_a_baseline_with_nothing_to_fit_to_says_so(samples: LengthSamples) -> None:
     with pytest.raises(InputError, match="no rows to fit 'constant' to"):
         run("constant", samples.where(split="test"))
-    assert isinstance(resolve_predictor("constant", fit_on=samples), ConstantPerLlm)
 
 
 def test_an_unknown_split_is_refused(samples: LengthSamples) -> None:

@@ -285,18 +285,6 @@ def test_a_mean_of_networks_says_the_mean_of_what_they_say() -> None:
     np.testing.assert_allclose(says(FastNetwork.mean(networks[:1])), says(networks[0]), rtol=1e-6)
 
 
-def test_outputs_are_what_predictions_are_made_of() -> None:
-    predictor, prompts = tiny(), ["hello world", "a list?"]
-    raw = predictor.outputs(prompts)
-    assert raw.shape == (2, 3, 4)
-    for row, llm in enumerate((*predictor.llms, "")):
-        predictions = predictor.predict(prompts, [llm] * 2)
-        np.testing.assert_allclose(predictions.mu, raw[:, row, 0], rtol=1e-4)
-        np.testing.assert_allclose(np.log(predictions.sample_mean), raw[:, row, 2], rtol=1e-4)
-        np.testing.assert_allclose(np.log(predictions.sample_std), raw[:, row, 3], rtol=1e-4)
-    assert predictor.outputs([]).shape == (0, 3, 4)
-
-
 def test_calibration_shifts_medians_and_widens_spreads_of_its_llm_and_of_strangers() -> None:
     adjusted = Calibration(Adjustment(0.5, 3.0), {"a/one-7B": Adjustment(-0.25, 2.0)}, 5.0)
     llms = ["a/one-7B", "b/two-1B", "nobody"]

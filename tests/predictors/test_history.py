@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -92,17 +91,6 @@ def test_memory_is_bounded_whatever_names_clients_make_up() -> None:
         history.observe(f"llm {n}", 100)
     assert len(history.by_llm) == MOST_LLMS
     assert "llm 0" not in history.by_llm
-
-
-def test_a_history_survives_being_saved() -> None:
-    history = History()
-    for length in draws(4, 50):
-        history.observe("m", length, censored=length > 400)
-    again = History.from_json(json.loads(json.dumps(history.to_json())))
-    assert prediction(again, "m") == prediction(history, "m")
-    again.observe("m", 77)
-    history.observe("m", 77)
-    assert prediction(again, "m") == prediction(history, "m")
 
 
 @settings(max_examples=50)

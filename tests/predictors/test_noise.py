@@ -10,7 +10,7 @@ from scipy import stats
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogTColumns
-from lengthwise.predictors.noise import disturb_to_tau, own_sigma
+from lengthwise.predictors.noise import noisy_medians, own_sigma
 from lengthwise.predictors.resolve import PredictorSpec, parse_predictor_spec
 
 
@@ -27,7 +27,7 @@ CAPS = 1e9
 @pytest.mark.parametrize("tau", [0.15, 0.37, 0.6, 0.8, 0.95, 1.0])
 def test_noisy_medians_have_the_tau_they_are_asked_for(tau: float) -> None:
     _, means = workload()
-    medians = parse_predictor_spec(f"noisy:{tau}").medians(means, np.full(len(means), CAPS), 0)
+    medians = noisy_medians(parse_predictor_spec(f"noisy:{tau}"), means, np.full(len(means), CAPS), 0)
     assert stats.kendalltau(medians, means).statistic == pytest.approx(tau, abs=0.01)
 
 
@@ -36,7 +36,7 @@ def test_noisy_medians_have_the_tau_they_are_asked_for(tau: float) -> None:
 def test_any_seed_and_size_gives_that_tau(seed: int, tau: float, n: int) -> None:
     true, _ = workload(n, abs(seed))
     spec = PredictorSpec("noisy", tau=tau)
-    medians = spec.medians(true + np.linspace(0, 0.5, n), np.full(n, CAPS), seed)
+    medians = noisy_medians(spec, true + np.linspace(0, 0.5, n), np.full(n, CAPS), seed)
     assert stats.kendalltau(medians, true + np.linspace(0, 0.5, n)).statistic == pytest.approx(tau, abs=0.01)
 
 
@@ -44,7 +44,7 @@ def test_of_several_llms_the_tau_is_that_within_each_averaged() -> None:
     _, means = workload()
     groups = np.array(["short", "long"] * 1000, dtype=object)
     means = np.where(groups == "long", 50 * means, means)  # over both, the LLM alone would already order them
-    medians = disturb_to_tau(means, np.full(2000, CAPS), 0.5, seed=3, groups=groups)
+    medians = noisy_medians(PredictorSpec("noisy", tau=0.5), means, np.full(2000, CAPS), 3, groups=groups)
     within = [stats.kendalltau(medians[groups == llm], means[groups == llm]).statistic for llm in ("short", "long")]
     assert np.mean(within) == pytest.approx(0.5, abs=0.01)
     assert stats.kendalltau(medians, means).statistic > 0.6
@@ -54,32 +54,33 @@ def test_the_same_prompt_is_disturbed_the_same_every_time() -> None:
     _, means = workload(200)
     units = np.tile(np.arange(200), 3)
     for spec in ("noisy:0.6", "noisy:log=0.5"):
-        medians = parse_predictor_spec(spec).medians(means[units], np.full(600, CAPS), 0, units=units)
+        medians = noisy_medians(parse_predictor_spec(spec), means[units], np.full(600, CAPS), 0, units=units)
         assert medians[:200].tolist() == medians[200:400].tolist() == medians[400:].tolist()
         assert medians[:200].tolist() != means.tolist()
 
 
 def test_log_error_is_the_spread_of_the_log_error() -> None:
     _, means = workload()
-    medians = PredictorSpec("noisy", log_error=0.5).medians(means, np.full(2000, CAPS), 0)
+    medians = noisy_medians(PredictorSpec("noisy", log_error=0.5), means, np.full(2000, CAPS), 0)
     assert (np.log(medians) - np.log(means)).std() == pytest.approx(0.5, rel=0.1)
 
 
 def test_medians_stay_between_one_token_and_the_cap() -> None:
     _, means = workload()
-    medians = PredictorSpec("noisy", log_error=5.0).medians(means, np.full(2000, 300.0), 0)
+    medians = noisy_medians(PredictorSpec("noisy", log_error=5.0), means, np.full(2000, 300.0), 0)
     assert (medians.min(), medians.max()) == (1.0, pytest.approx(300.0))
 
 
 def test_the_same_seed_is_the_same_noise_and_another_is_not() -> None:
     true, _ = workload(300)
-    a, b, c = (parse_predictor_spec("noisy:0.6").medians(true, np.full(300, CAPS), seed).tolist() for seed in (1, 1, 2))
+    spec = parse_predictor_spec("noisy:0.6")
+    a, b, c = (noisy_medians(spec, true, np.full(300, CAPS), seed).tolist() for seed in (1, 1, 2))
     assert a == b != c
 
 
 def test_a_noisy_prediction_knows_how_wrong_it_is() -> None:
     true, means = workload()
-    medians = parse_predictor_spec("noisy:log=0.5").medians(means, np.full(2000, CAPS), 0)
+    medians = noisy_medians(parse_predictor_spec("noisy:log=0.5"), means, np.full(2000, CAPS), 0)
     predictions = LogTColumns.of(np.log(medians), own_sigma(true, medians), CAPS)
     inside = (predictions.quantile(0.25) <= true) & (true <= predictions.quantile(0.75))
     assert np.mean(inside) == pytest.approx(0.5, abs=0.03)
@@ -88,8 +89,8 @@ def test_a_noisy_prediction_knows_how_wrong_it_is() -> None:
 def test_lengths_so_tied_that_no_noise_has_that_tau_are_refused() -> None:
     true, caps = np.tile([1.0, 300.0], 500), np.full(1000, CAPS)
     with pytest.raises(InputError, match=r"tau of 0.9; the nearest is 0\.7"):
-        parse_predictor_spec("noisy:0.9").medians(true, caps, 0)
+        noisy_medians(parse_predictor_spec("noisy:0.9"), true, caps, 0)
     with pytest.raises(InputError, match="their lengths are all the same"):
-        parse_predictor_spec("noisy:0.5").medians(np.full(1000, 7.0), caps, 0)
-    assert len(parse_predictor_spec("noisy:0.5").medians(true, caps, 0)) == 1000
-    assert len(parse_predictor_spec("noisy:0.5").medians(np.empty(0), np.empty(0), 0)) == 0
+        noisy_medians(parse_predictor_spec("noisy:0.5"), np.full(1000, 7.0), caps, 0)
+    assert len(noisy_medians(parse_predictor_spec("noisy:0.5"), true, caps, 0)) == 1000
+    assert len(noisy_medians(parse_predictor_spec("noisy:0.5"), np.empty(0), np.empty(0), 0)) == 0

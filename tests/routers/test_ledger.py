@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.lengths import LogT, Point
+from lengthwise.lengths import Histogram, LogT, Point
 from lengthwise.policies import Job
 from lengthwise.policies.residual import expected_remaining
 from lengthwise.routers import EngineInfo, Scraped, Speed
@@ -47,6 +47,19 @@ def test_the_compiled_remaining_length_is_that_of_the_policies_and_of_the_distri
     assert compiled == pytest.approx(prediction.remaining(age).mean(), rel=0.005, abs=0.1)
     job = Job("a", 0.0, 1, prediction=prediction, generated=age)
     assert compiled == pytest.approx(float(expected_remaining(job)), rel=0.035, abs=0.5)
+
+
+@pytest.mark.parametrize("generated", [1, 20, 60, 99, 120, 250, 1000])
+@pytest.mark.parametrize("bins", [True, False], ids=["bins", "certain"])
+def test_the_ledgers_remaining_length_of_other_families_is_that_of_the_distribution(bins: bool, generated: int) -> None:
+    edges = np.append(0.0, np.geomspace(1.0, 8192.0, 200))
+    known = LogT(5.0, 0.8, 8192)
+    mass = -np.diff([known.survival(edge) for edge in edges])
+    prediction = Histogram(edges, mass / mass.sum()) if bins else Point(100)
+    arrays = ledger()
+    arrays.sent(Job("a", 0.0, 1, prediction=prediction), 0, 0.0, 999.0, NO_BLOCKS)
+    arrays.progressed("a", 0, 1.0, generated=generated)
+    assert left(arrays) == pytest.approx(prediction.remaining(generated).mean(), rel=0.05)
 
 
 def test_the_clock_stops_during_prefill_and_then_advances_with_time() -> None:

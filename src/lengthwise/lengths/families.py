@@ -21,20 +21,17 @@ shape ignores it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from lengthwise.lengths.distributions import TIE_NU
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
-
-__all__ = ["FAMILIES", "GAMMA", "GEV", "LOGNORMAL", "LOGT", "LOGT_FREE", "WEIBULL", "Family", "logt_family"]
+Array = NDArray[np.float64]
 
 _SMALLEST_LENGTH: Final = 1e-9  # where a logarithm is needed of the lower edge of the cell around length 0
 # Three-point Gauss-Legendre on a cell narrower than this (in units of the kernel's spread) is good to 1e-8, and
@@ -44,27 +41,29 @@ _LOG_DENSITY_AT_0: Final = -0.5 * float(np.log(2 * np.pi))
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(3)
 
 
-class Kernel(Protocol):
+class Kernel(ABC):
     """A standard distribution; `median` and `std` (of a typical shape) only serve to find a start for the fit."""
 
     median: float
     std: float
 
+    @abstractmethod
     def logpdf(self, z: Array, shape: Array) -> Array:
         """Log density."""
 
+    @abstractmethod
     def score(self, z: Array, shape: Array) -> Array:
         """Derivative of the log density in z."""
 
-    def cdf(self, z: Array, shape: Array) -> Array:
-        """P(Z <= z)."""
-
+    @abstractmethod
     def logsf(self, z: Array, shape: Array) -> Array:
         """Log P(Z > z), accurate far in the tail."""
 
+    @abstractmethod
     def interval(self, low: Array, high: Array, shape: Array) -> Array:
         """P(low < Z <= high), accurate in both tails."""
 
+    @abstractmethod
     def draw(self, rng: np.random.Generator, shape: Array, size: tuple[int, int]) -> Array:
         """Random values."""
 
@@ -82,64 +81,49 @@ def _narrow_interval(kernel: Kernel, low: Array, high: Array, shape: Array) -> A
     return total * half
 
 
-class Normal:
+class _Normal(Kernel):
     """Z ~ N(0, 1); the shape is ignored."""
 
     median = 0.0
     std = 1.0
 
     def logpdf(self, z: Array, shape: Array) -> Array:
-        """Log density."""
         return _LOG_DENSITY_AT_0 - 0.5 * z * z
 
     def score(self, z: Array, shape: Array) -> Array:
-        """Derivative of the log density."""
         return -z
 
-    def cdf(self, z: Array, shape: Array) -> Array:
-        """P(Z <= z)."""
-        return special.ndtr(z)
-
     def logsf(self, z: Array, shape: Array) -> Array:
-        """Log P(Z > z)."""
         return special.log_ndtr(-z)
 
     def interval(self, low: Array, high: Array, shape: Array) -> Array:
-        """P(low < Z <= high): the difference is taken in the lower tail, where nothing cancels."""
+        # The difference is taken in the lower tail, where nothing cancels.
         flip = low + high > 0
         return special.ndtr(np.where(flip, -low, high)) - special.ndtr(np.where(flip, -high, low))
 
     def draw(self, rng: np.random.Generator, shape: Array, size: tuple[int, int]) -> Array:
-        """Random values."""
         return rng.standard_normal(size)
 
 
-class Student:
+class _Student(Kernel):
     """Z ~ Student t with shape = nu degrees of freedom."""
 
     median = 0.0
     std = 1.5
 
     def logpdf(self, z: Array, shape: Array) -> Array:
-        """Log density."""
         half = 0.5 * (shape + 1)
         constant = special.gammaln(half) - special.gammaln(0.5 * shape) - 0.5 * np.log(np.pi * shape)
         return np.asarray(constant - half * np.log1p(z * z / shape))
 
     def score(self, z: Array, shape: Array) -> Array:
-        """Derivative of the log density."""
         return -z * (shape + 1) / (shape + z * z)
 
-    def cdf(self, z: Array, shape: Array) -> Array:
-        """P(Z <= z)."""
-        return special.stdtr(shape, z)
-
     def logsf(self, z: Array, shape: Array) -> Array:
-        """Log P(Z > z); the tail is a power, so it does not underflow at any length."""
+        # The tail is a power, so it does not underflow at any length.
         return np.asarray(np.log(special.stdtr(shape, -z)))
 
     def interval(self, low: Array, high: Array, shape: Array) -> Array:
-        """P(low < Z <= high)."""
         flip = low + high > 0
         low, high = np.where(flip, -high, low), np.where(flip, -low, high)
         probability = _narrow_interval(self, low, high, shape)
@@ -150,69 +134,52 @@ class Student:
         return probability
 
     def draw(self, rng: np.random.Generator, shape: Array, size: tuple[int, int]) -> Array:
-        """Random values."""
         return rng.standard_t(np.broadcast_to(shape, size))
 
 
-class LogExponential:
+class _LogExponential(Kernel):
     """Z = log E with E ~ Exp(1), so that exp(location + scale Z) is Weibull; the shape is ignored."""
 
     median = -0.37
     std = 1.28
 
     def logpdf(self, z: Array, shape: Array) -> Array:
-        """Log density."""
         return z - _exp(z)
 
     def score(self, z: Array, shape: Array) -> Array:
-        """Derivative of the log density."""
         return 1 - _exp(z)
 
-    def cdf(self, z: Array, shape: Array) -> Array:
-        """P(Z <= z)."""
-        return -np.expm1(-_exp(z))
-
     def logsf(self, z: Array, shape: Array) -> Array:
-        """Log P(Z > z)."""
         return -_exp(z)
 
     def interval(self, low: Array, high: Array, shape: Array) -> Array:
-        """P(low < Z <= high)."""
         hazard_low, hazard_high = _exp(low), _exp(high)
         return np.asarray(-np.exp(-hazard_low) * np.expm1(hazard_low - hazard_high))
 
     def draw(self, rng: np.random.Generator, shape: Array, size: tuple[int, int]) -> Array:
-        """Random values."""
         return np.log(rng.standard_exponential(size))
 
 
-class LogGamma:
+class _LogGamma(Kernel):
     """Z = log(G / k) with G ~ Gamma(k), shape = k: mean-one gamma, so that location and shape are orthogonal."""
 
     median = 0.0
     std = 1.0
 
     def logpdf(self, z: Array, shape: Array) -> Array:
-        """Log density."""
         constant = shape * np.log(shape) - special.gammaln(shape)
         return np.asarray(constant + shape * (z - _exp(z)))
 
     def score(self, z: Array, shape: Array) -> Array:
-        """Derivative of the log density."""
         return shape * (1 - _exp(z))
 
-    def cdf(self, z: Array, shape: Array) -> Array:
-        """P(Z <= z)."""
-        return special.gammainc(shape, shape * _exp(z))
-
     def logsf(self, z: Array, shape: Array) -> Array:
-        """Log P(Z > z); past underflow by Laplace's method: density over the fall of its logarithm."""
+        # Past underflow by Laplace's method: density over the fall of its logarithm.
         survival = special.gammaincc(shape, shape * _exp(z))
         far = self.logpdf(z, shape) - np.log(np.maximum(-self.score(z, shape), 1e-300))
         return np.where(survival > 1e-290, np.log(np.maximum(survival, 1e-290)), far)
 
     def interval(self, low: Array, high: Array, shape: Array) -> Array:
-        """P(low < Z <= high)."""
         probability = _narrow_interval(self, low, high, shape)
         wide = (high - low) * np.sqrt(shape) >= _NARROW
         if wide.any():
@@ -226,12 +193,11 @@ class LogGamma:
         return probability
 
     def draw(self, rng: np.random.Generator, shape: Array, size: tuple[int, int]) -> Array:
-        """Random values."""
         k = np.broadcast_to(shape, size)
         return np.asarray(np.log(rng.standard_gamma(k)) - np.log(k))
 
 
-class ExtremeValue:
+class _ExtremeValue(Kernel):
     """Z of the generalized extreme value family, shape = xi in the sign of Coles: t = (1 + xi z)^(-1/xi), cdf e^-t.
 
     xi = 0 is Gumbel, xi > 0 has a power tail (alpha = 1/xi) and a lower end, xi < 0 an upper end.
@@ -249,36 +215,29 @@ class ExtremeValue:
         return np.where(gumbel, -z, curved)
 
     def logpdf(self, z: Array, shape: Array) -> Array:
-        """Log density; -inf outside the support."""
+        # -inf outside the support
         log_t = self._log_t(z, shape)
         inside = np.isfinite(log_t)
         log_t = np.where(inside, log_t, 0.0)
         return np.where(inside, (1 + shape) * log_t - _exp(log_t), -np.inf)
 
     def score(self, z: Array, shape: Array) -> Array:
-        """Derivative of the log density; 0 outside the support, where the density is 0 as well."""
+        # 0 outside the support, where the density is 0 as well
         inside = 1 + shape * z
         t = _exp(self._log_t(z, shape))
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(inside > 0, (t - 1 - shape) / np.where(inside > 0, inside, 1.0), 0.0)
 
-    def cdf(self, z: Array, shape: Array) -> Array:
-        """P(Z <= z)."""
-        return np.exp(-_exp(self._log_t(z, shape)))
-
     def logsf(self, z: Array, shape: Array) -> Array:
-        """Log P(Z > z)."""
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(-np.expm1(-_exp(self._log_t(z, shape)))))
 
     def interval(self, low: Array, high: Array, shape: Array) -> Array:
-        """P(low < Z <= high)."""
         t_low = _exp(self._log_t(low, shape))
         t_high = _exp(self._log_t(high, shape))
         return np.asarray(-np.exp(-t_high) * np.expm1(t_high - t_low))
 
     def draw(self, rng: np.random.Generator, shape: Array, size: tuple[int, int]) -> Array:
-        """Random values."""
         log_t = np.log(rng.standard_exponential(size))
         gumbel = np.abs(shape) < 1e-8
         return np.where(gumbel, -log_t, np.expm1(-shape * log_t) / np.where(gumbel, 1.0, shape))
@@ -322,8 +281,8 @@ class Family:
         return self.kernel.logsf(self.standardize(x, params), params[:, 2:3])
 
     def cdf(self, x: Array, params: Array) -> Array:
-        """P(X <= x)."""
-        return self.kernel.cdf(self.standardize(x, params), params[:, 2:3])
+        """P(X <= x), accurate to 1e-16."""
+        return np.asarray(-np.expm1(self.logsf(x, params)))
 
     def cell_probability(self, x: Array, params: Array, width: float = 1.0) -> Array:
         """P(x - width/2 < X <= x + width/2): the probability of a count of x tokens."""
@@ -341,16 +300,16 @@ class Family:
 def logt_family(nu: float | None) -> Family:
     """The log-t family with this many degrees of freedom, or with them free (None)."""
     if nu is None:
-        return Family("log-t, nu free", Student(), True, True, True, 5.0, (0.5, 200.0))
-    return Family(f"log-t, nu={nu:g}", Student(), True, True, False, nu)
+        return Family("log-t, nu free", _Student(), True, True, True, 5.0, (0.5, 200.0))
+    return Family(f"log-t, nu={nu:g}", _Student(), True, True, False, nu)
 
 
 LOGT: Final = logt_family(TIE_NU)
 """nu as TIE fixes it."""
 LOGT_FREE: Final = logt_family(None)
-LOGNORMAL: Final = Family("log-normal", Normal(), True, True, False, 1.0)
-WEIBULL: Final = Family("Weibull", LogExponential(), True, True, False, 1.0)
-GAMMA: Final = Family("gamma", LogGamma(), True, False, True, 10.0, (0.01, 1e9))
-GEV: Final = Family("GEV", ExtremeValue(), False, True, True, 0.05, (-0.5, 2.0), shape_on_log=False)
+LOGNORMAL: Final = Family("log-normal", _Normal(), True, True, False, 1.0)
+WEIBULL: Final = Family("Weibull", _LogExponential(), True, True, False, 1.0)
+GAMMA: Final = Family("gamma", _LogGamma(), True, False, True, 10.0, (0.01, 1e9))
+GEV: Final = Family("GEV", _ExtremeValue(), False, True, True, 0.05, (-0.5, 2.0), shape_on_log=False)
 
 FAMILIES: Final = (LOGT_FREE, LOGT, LOGNORMAL, WEIBULL, GAMMA, GEV)

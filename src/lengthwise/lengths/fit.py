@@ -17,25 +17,20 @@ batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths.distributions import DEFAULT_CAP, TIE_NU, LogT
 from lengthwise.lengths.families import Family, logt_family
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import ArrayLike, NDArray
-
-    Array = NDArray[np.float64]
-    Mask = NDArray[np.bool_]
-    Rows = NDArray[np.intp]
-
-__all__ = ["RowFits", "fit_logt", "fit_rows"]
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Rows = NDArray[np.intp]
 
 _CHUNK: Final = 4096  # rows per batch: small enough to stay in cache, large enough for NumPy
 _ITERATIONS: Final = 100
@@ -89,13 +84,8 @@ def fit_rows(
     if not parts:
         none = np.zeros(0)
         return RowFits(family, np.zeros((0, 3)), none, none.astype(bool), none.astype(bool))
-    return RowFits(
-        family,
-        np.concatenate([part.params for part in parts]),
-        np.concatenate([part.loglik for part in parts]),
-        np.concatenate([part.converged for part in parts]),
-        np.concatenate([part.degenerate for part in parts]),
-    )
+    columns = ("params", "loglik", "converged", "degenerate")
+    return RowFits(family, *(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
 
 
 def fit_logt(
@@ -185,14 +175,7 @@ class Cells:
     upper: Array
 
     def __getitem__(self, rows: Rows | Mask) -> Cells:
-        return Cells(
-            low=self.low[rows],
-            high=self.high[rows],
-            present=self.present[rows],
-            censored=self.censored[rows],
-            lower=self.lower[rows],
-            upper=self.upper[rows],
-        )
+        return Cells(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
 def shape_of(family: Family, eta: Array) -> Array:

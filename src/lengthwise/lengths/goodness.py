@@ -17,22 +17,19 @@ integrated out, so summed over prompts it favours the true family, whatever the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special, stats
 
 from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT, Family
 from lengthwise.lengths.fit import RowFits, fit_rows
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
-    Mask = NDArray[np.bool_]
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 LEVEL: Final = 0.05
 

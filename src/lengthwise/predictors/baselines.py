@@ -5,38 +5,27 @@ The noise ceiling predicts a sample from the other samples of the same prompt; n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import fit_logt
 from lengthwise.predictors.contract import LogTPredictions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from lengthwise.predictors.contract import PredictionInput, Predictions
     from lengthwise.workloads import LengthSamples
 
-    Floats = NDArray[np.float64]
-    Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 CAP: Final = 15_000
 """Tokens at which CASTILLO's answers were cut off."""
 
 _FITTED: Final = 2_000
-
-
-@runtime_checkable
-class RowPredictor(Protocol):
-    """Predicts rows of length samples and may read prompt, LLM and corpus: for baselines only."""
-
-    def predict_rows(self, samples: LengthSamples, max_tokens: int = CAP) -> Predictions:
-        """Return one prediction for each row, in order."""
 
 
 @dataclass(frozen=True)
@@ -48,58 +37,43 @@ class _Constant:
 
 
 @dataclass(frozen=True, eq=False)
-class ConstantPerLlm:
-    """The same prediction for every prompt of an LLM: a log-t fitted to all its clean samples.
+class ConstantPredictor:
+    """The same prediction for every prompt of an LLM, or of an LLM and a corpus: a log-t fitted to its clean samples.
 
-    Its sampling mean and std are the medians over the prompts. An unknown LLM gets the constant of all LLMs together.
+    Its sampling mean and std are the medians over the prompts. An unknown corpus gets the constant of its LLM, an
+    unknown LLM that of all LLMs together. Requests have no corpus, so this predicts rows of length samples only.
     """
 
-    by_llm: Mapping[str, _Constant]
-    everything: _Constant
+    constants: Mapping[tuple[str, ...], _Constant]
+    """By (LLM, corpus), by (LLM,), and by () for all."""
 
     def __repr__(self) -> str:
-        return f"ConstantPerLlm({len(self.by_llm)} LLMs)"
+        return f"ConstantPredictor({len(self.constants)} constants)"
 
     @classmethod
-    def fit(cls, samples: LengthSamples) -> ConstantPerLlm:
+    def fit(cls, samples: LengthSamples, *, by_corpus: bool = False) -> ConstantPredictor:
         """Fit to the clean samples of these rows."""
-        by_llm = _fit_groups(samples, [(llm,) for llm in column(samples, "llm")])
-        everything = _fit_groups(samples, [()] * len(samples))[()]
-        return cls({llm: constant for (llm,), constant in by_llm.items()}, everything)
+        lengths, clean = samples.lengths_matrix(), samples.clean_mask()
+        mean, std = clean_moments(lengths, clean)
+        rows: dict[tuple[str, ...], list[int]] = {}
+        keys = _keys(samples)
+        for row in np.flatnonzero(clean.any(axis=1)).tolist():
+            for size in range(3 if by_corpus else 2):
+                rows.setdefault(keys[row][:size], []).append(row)
+        if not rows:
+            raise InputError("holds no clean sample to fit a constant to", source=samples.origin, field="lengths")
+        return cls({key: _constant(lengths[of][clean[of]], mean[of], std[of]) for key, of in rows.items()})
 
-    def predict(self, inputs: Sequence[PredictionInput]) -> Predictions:
-        """Return the LLM's constant for each input, whatever its text."""
-        found = [self.by_llm.get(each.llm, self.everything) for each in inputs]
-        return _predictions(found, np.array([each.cap for each in inputs], np.int64))
+    def predict_rows(self, samples: LengthSamples, max_tokens: int = CAP) -> LogTPredictions:
+        """Return the constant of each row, in order."""
+        known = self.constants
+        found = [known.get(key) or known.get(key[:1]) or known[()] for key in _keys(samples)]
+        table = np.array([(c.mu, c.sigma, c.sample_mean, c.sample_std) for c in found]).reshape(-1, 4)
+        return LogTPredictions.of(table[:, 0], table[:, 1], max_tokens, sample_mean=table[:, 2], sample_std=table[:, 3])
 
 
-@dataclass(frozen=True, eq=False)
-class ConstantPerLlmAndCorpus:
-    """The same prediction for every prompt of an LLM and a corpus; without such rows, the LLM's constant.
-
-    Requests have no corpus, so this is not a LengthPredictor.
-    """
-
-    by_both: Mapping[tuple[str, ...], _Constant]
-    per_llm: ConstantPerLlm
-
-    def __repr__(self) -> str:
-        return f"ConstantPerLlmAndCorpus({len(self.by_both)} pairs)"
-
-    @classmethod
-    def fit(cls, samples: LengthSamples) -> ConstantPerLlmAndCorpus:
-        """Fit to the clean samples of these rows."""
-        keys = list(zip(column(samples, "llm"), column(samples, "corpus"), strict=True))
-        return cls(_fit_groups(samples, keys), ConstantPerLlm.fit(samples))
-
-    def predict_rows(self, samples: LengthSamples, max_tokens: int = CAP) -> Predictions:
-        """Return the constant of each row's LLM and corpus."""
-        rest = self.per_llm
-        found = [
-            self.by_both.get((llm, corpus), rest.by_llm.get(llm, rest.everything))
-            for llm, corpus in zip(column(samples, "llm"), column(samples, "corpus"), strict=True)
-        ]
-        return _predictions(found, np.full(len(found), max_tokens))
+def _keys(samples: LengthSamples) -> list[tuple[str, str]]:
+    return list(zip(column(samples, "llm"), column(samples, "corpus"), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,17 +117,6 @@ def column(samples: LengthSamples, name: str) -> NDArray[np.object_]:
     return np.array(samples.table[name].to_pylist(), object)
 
 
-def _fit_groups(samples: LengthSamples, keys: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], _Constant]:
-    lengths, clean = samples.lengths_matrix(), samples.clean_mask()
-    mean, std = clean_moments(lengths, clean)
-    rows: dict[tuple[str, ...], list[int]] = {}
-    for row in np.flatnonzero(clean.any(axis=1)).tolist():
-        rows.setdefault(keys[row], []).append(row)
-    if not rows:
-        raise InputError("holds no clean sample to fit a constant to", source=samples.origin, field="lengths")
-    return {key: _constant(lengths[of][clean[of]], mean[of], std[of]) for key, of in rows.items()}
-
-
 def _constant(lengths: NDArray[np.int64], mean: Floats, std: Floats) -> _Constant:
     prediction = fit_logt(_thinned(lengths))
     known = std[np.isfinite(std)]
@@ -168,11 +131,6 @@ def _thinned(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     if len(ordered) <= _FITTED:
         return ordered
     return ordered[((np.arange(_FITTED) + 0.5) * len(ordered) / _FITTED).astype(np.intp)]
-
-
-def _predictions(constants: Sequence[_Constant], cap: NDArray[np.int64]) -> LogTPredictions:
-    table = np.array([(c.mu, c.sigma, c.sample_mean, c.sample_std) for c in constants]).reshape(-1, 4)
-    return LogTPredictions.of(table[:, 0], table[:, 1], cap, sample_mean=table[:, 2], sample_std=table[:, 3])
 
 
 def _from_the_others(lengths: NDArray[np.int64], clean: Mask) -> Floats:

@@ -25,7 +25,7 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -34,7 +34,7 @@ from numpy.typing import ArrayLike, NDArray
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, student
 from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, Predictions, as_logt
-from lengthwise.predictors.history import Tracker, remember
+from lengthwise.predictors.history import Running, Tracker, remember
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -253,14 +253,9 @@ class OnlineCalibrated:
         tracker = self._trackers.get(llm)
         return Adjustment() if tracker is None else Adjustment(tracker.location, tracker.scale, tracker.seen)
 
-    def alarms(self, llm: str) -> int:
-        """Return how many sudden changes of this LLM's lengths were detected."""
-        tracker = self._trackers.get(llm)
-        return 0 if tracker is None else tracker.alarms
-
     def state(self) -> str:
         """Return the learned state as JSON, without the predictor itself."""
-        trackers = {llm: tracker.to_json() for llm, tracker in self._trackers.items()}
+        trackers = {llm: asdict(tracker) for llm, tracker in self._trackers.items()}
         return json.dumps({"format": FORMAT, "llms": trackers})
 
     def restore(self, state: str, source: str = "calibration state") -> None:
@@ -298,9 +293,8 @@ def _start() -> Tracker:
 
 def _checked(state: Mapping[str, Any]) -> Tracker:
     """Return the tracker; ValueError unless every number is finite and every weight is above 0."""
-    tracker = Tracker.from_json(state)
-    for part in (tracker.slow, tracker.fast):
-        numbers = np.array([part.memory, part.location, part.scale, part.count, part.weight, part.squares])
-        if not np.isfinite(numbers).all() or min(part.memory - 1, part.scale, part.count, part.weight) <= 0:
+    slow, fast = Running(**state["slow"]), Running(**state["fast"])
+    for part in (slow, fast):
+        if not np.isfinite(astuple(part)).all() or min(part.memory - 1, part.scale, part.count, part.weight) <= 0:
             raise ValueError("not a running estimate")
-    return tracker
+    return Tracker(slow, fast, int(state["seen"]), int(state["alarms"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Final, Literal, TypedDict, overload
+from typing import Any, Final
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput
@@ -16,49 +16,17 @@ BIN_WIDTH: Final = 200
 _P99: Final = 2.3263478740408408  # of a normal distribution
 
 
-class Regression(TypedDict):
-    """Mean and std, in tokens, of repeated answers to the prompt."""
-
-    predicted_mean: float
-    predicted_std: float
-
-
-class Classification(TypedDict):
-    """Class of the P99 length of repeated answers, counted from 0, and its token range [first, end)."""
-
-    predicted_p99_class: int
-    predicted_p99_range: tuple[int, int]
-
-
-@overload
-def predict_response_length(
-    prompt: str,
-    model: str,
-    task: Literal["regression"] = "regression",
-    bin_width: int = BIN_WIDTH,
-    predictor: str | LengthPredictor | None = None,
-) -> Regression: ...
-
-
-@overload
-def predict_response_length(
-    prompt: str,
-    model: str,
-    task: Literal["classification"],
-    bin_width: int = BIN_WIDTH,
-    predictor: str | LengthPredictor | None = None,
-) -> Classification: ...
-
-
 def predict_response_length(
     prompt: str,
     model: str,
     task: str = "regression",
     bin_width: int = BIN_WIDTH,
     predictor: str | LengthPredictor | None = None,
-) -> Regression | Classification:
-    """Predict how long the LLM `model` will answer to a prompt; short names such as llama-3.2-3B resolve.
+) -> dict[str, Any]:
+    """Predict the length of the answer of the LLM `model` to a prompt; short names such as llama-3.2-3B resolve.
 
+    `regression` returns `predicted_mean` and `predicted_std`, in tokens, of repeated answers to the prompt;
+    `classification` what `p99_class` returns.
     `predictor` is a predictor object, a name or a model file; the default is the best packaged one.
     """
     if bin_width < 1:
@@ -76,8 +44,8 @@ def predict_response_length(
     raise InputError(f"'{task}' is no task", field="task", hint="regression or classification")
 
 
-def p99_class(mean: float, std: float, bin_width: int = BIN_WIDTH) -> Classification:
-    """Return the class of the P99 of a log-normal with this mean and std."""
+def p99_class(mean: float, std: float, bin_width: int = BIN_WIDTH) -> dict[str, Any]:
+    """Return the class, from 0, of the P99 of a log-normal with this mean and std, and its range [first, end)."""
     spread = math.sqrt(math.log1p((std / mean) ** 2))
     p99 = math.exp(math.log(mean) - spread**2 / 2.0 + _P99 * spread)
     number = int(p99 // bin_width)

@@ -17,15 +17,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors import scores
-from lengthwise.predictors.baselines import (
-    CAP,
-    Ceiling,
-    ConstantPerLlm,
-    ConstantPerLlmAndCorpus,
-    RowPredictor,
-    clean_moments,
-    column,
-)
+from lengthwise.predictors.baselines import CAP, Ceiling, ConstantPredictor, clean_moments, column
 from lengthwise.predictors.contract import (
     HistogramPredictions,
     LengthPredictor,
@@ -33,7 +25,7 @@ from lengthwise.predictors.contract import (
     PredictionInput,
     Predictions,
 )
-from lengthwise.predictors.resolve import resolve_predictor
+from lengthwise.predictors.resolve import CONSTANTS, parse_predictor_spec, resolve_predictor
 from lengthwise.predictors.scores import CRPS_LEVELS, ClassScores
 
 if TYPE_CHECKING:
@@ -131,7 +123,7 @@ class _Truth:
 
 
 def evaluate(
-    predictor: LengthPredictor | RowPredictor,
+    predictor: LengthPredictor | ConstantPredictor,
     samples: LengthSamples,
     *,
     name: str = "predictor",
@@ -150,7 +142,7 @@ def evaluate(
     fitted = samples if reference is None else reference
     schemes = class_schemes(truth.mean, fitted.clean_mean())
     edges = np.unique(np.concatenate(list(schemes.values())))
-    per_llm, per_both = ConstantPerLlm.fit(fitted), ConstantPerLlmAndCorpus.fit(fitted)
+    per_llm, per_both = (ConstantPredictor.fit(fitted, by_corpus=by_corpus) for by_corpus in (False, True))
     subjects, forecasts = {}, {}
     for label, each in ((name, predictor), (PER_LLM, per_llm), (PER_BOTH, per_both)):
         report = None if progress is None else partial(progress, label)
@@ -210,7 +202,7 @@ def _score(
         mae_sample=scores.mae(np.broadcast_to(median[:, None], sampled.shape), sampled),
         tau=scores.tau_within(truth.llm[rows], median, mean),
         r2_log=scores.r2_log(point, mean),
-        crps=_average(scores.crps(found.quantiles[rows], lengths, clean)),
+        crps=scores.mean(scores.crps(found.quantiles[rows], lengths, clean)),
         coverage_50=_covered(truth, found, 0.5, rows),
         coverage_90=_covered(truth, found, 0.9, rows),
         width_50=scores.sharpness(*_interval(found, 0.5, rows)),
@@ -240,10 +232,10 @@ def _score_ceiling(truth: _Truth, ceiling: Ceiling, schemes: Mapping[str, Floats
         mae_median=nothing,
         mae_std=scores.mae(ceiling.std[rows], ceiling.true_std[rows]),
         mse_std=scores.mse(ceiling.std[rows], ceiling.true_std[rows]),
-        mae_sample=_average(ceiling.from_the_others[rows]),
+        mae_sample=scores.mean(ceiling.from_the_others[rows]),
         tau=scores.tau_within(truth.llm[rows], mean, true),
         r2_log=scores.r2_log(mean, true),
-        crps=_average(ceiling.crps[rows]),
+        crps=scores.mean(ceiling.crps[rows]),
         coverage_50=nothing,
         coverage_90=nothing,
         width_50=nothing,
@@ -269,11 +261,6 @@ def _interval(found: Forecast, central: float, rows: Rows) -> tuple[Floats, Floa
 def _covered(truth: _Truth, found: Forecast, central: float, rows: Rows) -> float:
     low, high = _interval(found, central, rows)
     return scores.coverage(low, high, truth.lengths[rows].astype(np.float64), truth.clean[rows])
-
-
-def _average(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if known.size else math.nan
 
 
 CENTRAL: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -318,7 +305,7 @@ class Forecast:
 
 
 def forecast(
-    predictor: LengthPredictor | RowPredictor,
+    predictor: LengthPredictor | ConstantPredictor,
     samples: LengthSamples,
     *,
     edges: Floats | None = None,
@@ -328,7 +315,7 @@ def forecast(
 ) -> Forecast:
     """Predict every row, in batches of texts of similar length (less padding)."""
     edges = np.empty(0) if edges is None else edges
-    if isinstance(predictor, RowPredictor):
+    if isinstance(predictor, ConstantPredictor):
         return Forecast.of(predictor.predict_rows(samples, max_tokens), edges)
     inputs = prediction_inputs(samples, max_tokens)
     order = np.argsort([len(each.text) for each in inputs], kind="stable")
@@ -394,6 +381,14 @@ def evaluated_rows(samples: LengthSamples, split: str | None) -> tuple[LengthSam
     return chosen, samples.where(split=others) if others else None
 
 
+def evaluated_predictor(name: str, fit_on: LengthSamples | None) -> LengthPredictor | ConstantPredictor:
+    """Return the predictor of this name; `constant` and `constant-corpus` are fitted to the rows `fit_on`."""
+    spec = parse_predictor_spec(name)
+    if spec.kind in CONSTANTS and fit_on is not None and len(fit_on):
+        return ConstantPredictor.fit(fit_on, by_corpus=spec.kind != "constant")
+    return resolve_predictor(spec)
+
+
 def run(
     predictor: str,
     samples: LengthSamples,
@@ -415,5 +410,5 @@ def run(
     if limit is not None and limit < len(rows):
         chosen = (np.arange(limit) * len(rows) // limit).tolist()
         rows = replace(rows, table=rows.table.take(chosen))
-    resolved = resolve_predictor(predictor, fit_on=reference)
-    return evaluate(resolved, rows, name=predictor, reference=reference, max_tokens=max_tokens, progress=progress)
+    found = evaluated_predictor(predictor, reference)
+    return evaluate(found, rows, name=predictor, reference=reference, max_tokens=max_tokens, progress=progress)

@@ -384,20 +384,6 @@ class FastPredictor:
         nu, mean, std = self.calibration.nu, natural[:, 2], natural[:, 3]
         return LogTPredictions(y[:, 0], sigma, cap, nu, sample_mean=mean, sample_std=std)
 
-    def outputs(self, texts: Sequence[str]) -> Floats:
-        """Return the raw outputs for every known LLM and the unknown one: (texts, LLMs + 1, 4).
-
-        They are log median, log sigma, log mean and log std of repeated answers, before calibration and widening.
-        """
-        features = np.array([identify(name).features() for name in (*self.llms, "")], np.float32)
-        llm_bias = np.stack([self.network.llm_bias(row, each) for row, each in enumerate(features)])
-        shift = self.levels[:, None] * _RELATIVE + _AT_ZERO
-        found = np.empty((len(texts), *shift.shape), np.float32)
-        for row, text in enumerate(texts):
-            prompt = self._read(text)
-            found[row] = self.network.outputs(prompt.hidden + llm_bias, prompt.direct + shift)
-        return found
-
     def _read(self, text: str) -> _Prompt:
         page = self.reader.read(text)
         x = self.network.standardise(self.tables.describe(page))

@@ -7,9 +7,9 @@ predictions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -136,15 +136,6 @@ class Tracker:
         variance = _INFORMATION * self.slow.scale**2 * (a - b) ** 2 / (2 * (a + b))
         return (self.fast.location - self.slow.location) ** 2 > _ALARM**2 * variance
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the whole state."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> Tracker:
-        """The inverse of `to_json`."""
-        return cls(Running(**state["slow"]), Running(**state["fast"]), int(state["seen"]), int(state["alarms"]))
-
 
 def remember(trackers: dict[str, Tracker], llm: str, start: Tracker) -> Tracker:
     """Return the LLM's tracker, `start` if it has none; the dictionary is bounded and in order of last use."""
@@ -191,16 +182,6 @@ class History:
         start = Tracker.starting(self.pooled.location, self.pooled.scale, _PRIOR_WEIGHT)
         remember(self.by_llm, llm, start).observe(y, censored=censored)
         self.pooled.observe(y, censored=censored)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the whole state, to restore after a restart."""
-        return {"pooled": self.pooled.to_json(), "by_llm": {llm: t.to_json() for llm, t in self.by_llm.items()}}
-
-    @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> History:
-        """The inverse of `to_json`."""
-        by_llm = {str(llm): Tracker.from_json(each) for llm, each in state["by_llm"].items()}
-        return cls(Tracker.from_json(state["pooled"]), by_llm)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, student
+from lengthwise.predictors.resolve import PredictorSpec
 from lengthwise.predictors.scores import kendall_tau, tau_within
 
 Floats = NDArray[np.float64]
@@ -21,20 +22,24 @@ _STEPS: Final = 40
 
 
 def noisy_medians(
+    spec: PredictorSpec,
     centre: Floats,
     caps: Floats,
     seed: int,
     *,
-    tau: float | None = None,
-    log_error: float | None = None,
     units: NDArray[np.intp] | None = None,
     groups: NDArray[np.object_] | None = None,
 ) -> Floats:
-    """Return `centre` with noise: of a log spread `log_error` where given, else such that tau is reached."""
+    """Return the medians of a `noisy` predictor: `centre` with log-normal noise, between 1 token and the cap.
+
+    The spread of the noise is `spec.log_error`, or such that Kendall's tau-b with `centre` is `spec.tau` within 0.01.
+    Values of one unit (repeats of a prompt) get the same noise; tau is averaged over the groups (LLMs). Without
+    them, every value is its own unit and all are one group.
+    """
     units = np.arange(len(centre)) if units is None else units
-    if log_error is not None:
-        return disturb(centre, caps, log_error, _normals(len(centre), seed, 0)[units])
-    return disturb_to_tau(centre, caps, 1.0 if tau is None else tau, seed, units=units, groups=groups)
+    if spec.log_error is not None:
+        return _disturb(centre, caps, spec.log_error, _normals(len(centre), seed, 0)[units])
+    return _disturb_to_tau(centre, caps, 1.0 if spec.tau is None else spec.tau, seed, units, groups)
 
 
 def own_sigma(true: Floats, medians: Floats) -> float:
@@ -43,35 +48,28 @@ def own_sigma(true: Floats, medians: Floats) -> float:
     return max(_LEAST_SIGMA, error / student.isf(0.25, TIE_NU))
 
 
-def disturb(centre: Floats, caps: Floats, spread: float, normals: Floats) -> Floats:
+def _disturb(centre: Floats, caps: Floats, spread: float, normals: Floats) -> Floats:
     """Return the values with log-normal noise, clipped to between 1 token and the cap."""
     return np.asarray(np.exp(np.clip(np.log(centre) + spread * normals, 0.0, np.log(caps))))
 
 
-def disturb_to_tau(
-    centre: Floats,
-    caps: Floats,
-    tau: float,
-    seed: int,
-    *,
-    units: NDArray[np.intp] | None = None,
-    groups: NDArray[np.object_] | None = None,
+def _disturb_to_tau(
+    centre: Floats, caps: Floats, tau: float, seed: int, units: NDArray[np.intp], groups: NDArray[np.object_] | None
 ) -> Floats:
-    """Return the values with log-normal noise whose Kendall's tau-b with the true values is `tau`, within 0.01.
+    """Find the spread by bisection on these values.
 
-    The spread is found by bisection on these values. Raises InputError where ties or few requests leave no such spread
-    (lengths that are 1 or 300 have tau 0.71 as soon as noise breaks the ties).
+    Raises InputError where ties or few requests leave no spread with this tau (lengths that are 1 or 300 have tau 0.71
+    as soon as noise breaks the ties).
     """
     if tau == 1.0 or len(centre) < 2:
-        return disturb(centre, caps, 0.0, np.zeros(len(centre)))
-    units = np.arange(len(centre)) if units is None else units
+        return _disturb(centre, caps, 0.0, np.zeros(len(centre)))
     nearest = math.nan
     for draw in range(_DRAWS):
         normals = _normals(len(centre), seed, draw)[units]
         low, high = -7.0, 5.0  # logs of the spread
         for _ in range(_STEPS):
             middle = (low + high) / 2
-            values = disturb(centre, caps, math.exp(middle), normals)
+            values = _disturb(centre, caps, math.exp(middle), normals)
             reached = kendall_tau(values, centre) if groups is None else tau_within(groups, values, centre)
             if abs(reached - tau) <= TAU_WITHIN / 2:
                 return values

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, overload
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,6 @@ from lengthwise.errors import InputError
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Predictions
 from lengthwise.predictors.model_file import SUFFIX, ModelFile, read_model_file
 from lengthwise.specs import Spec, find, parse_spec, unknown_name
-
-if TYPE_CHECKING:
-    from lengthwise.predictors.baselines import RowPredictor
-    from lengthwise.workloads import LengthSamples
 
 Kind = Literal["oracle", "none", "noisy", "history", "hint", "constant", "constant-corpus", "ask", "model", "plugin"]
 Floats = NDArray[np.float64]
@@ -46,6 +42,8 @@ ADAPTED: Final = "adapted.json"
 
 _PLAIN: Final[tuple[Kind, ...]] = ("oracle", "none", "history", "hint", "constant", "constant-corpus")
 _NEED_TRUTH: Final = ("oracle", "noisy")
+CONSTANTS: Final = ("constant", "constant-corpus")
+"""Predictors that an evaluation fits to other rows of its data set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +55,6 @@ class PredictorSpec:
     log_error: float | None = None
     model: str | None = None
 
-    def medians(
-        self,
-        centre: Floats,
-        caps: Floats,
-        seed: int,
-        *,
-        units: NDArray[np.intp] | None = None,
-        groups: NDArray[np.object_] | None = None,
-    ) -> Floats:
-        """Return the medians of a noisy predictor: `centre` with noise, between 1 token and the cap.
-
-        Values of one unit (repeats of a prompt) get the same noise; tau is averaged over the groups (LLMs). Without
-        them, every value is its own unit and all are one group.
-        """
-        from lengthwise.predictors.noise import noisy_medians
-
-        return noisy_medians(centre, caps, seed, tau=self.tau, log_error=self.log_error, units=units, groups=groups)
-
 
 class LoadedPredictor(Protocol):
     """A LengthPredictor that also takes bare prompts with as many LLM names."""
@@ -82,12 +62,6 @@ class LoadedPredictor(Protocol):
     @property
     def llms(self) -> tuple[str, ...]:
         """The LLMs it knows."""
-
-    @overload
-    def predict(self, inputs: Sequence[PredictionInput], llms: None = None) -> Predictions: ...
-
-    @overload
-    def predict(self, inputs: Sequence[str], llms: Sequence[str]) -> Predictions: ...
 
     def predict(
         self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
@@ -120,40 +94,23 @@ def parse_predictor_spec(text: str) -> PredictorSpec:
     return PredictorSpec("plugin", model=name)
 
 
-@overload
-def resolve_predictor(
-    predictor: str | Path | PredictorSpec | LengthPredictor, *, fit_on: None = None
-) -> LengthPredictor: ...
-
-
-@overload
-def resolve_predictor(
-    predictor: str | Path | PredictorSpec | LengthPredictor, *, fit_on: LengthSamples | None
-) -> LengthPredictor | RowPredictor: ...
-
-
-def resolve_predictor(
-    predictor: str | Path | PredictorSpec | LengthPredictor, *, fit_on: LengthSamples | None = None
-) -> LengthPredictor | RowPredictor:
+def resolve_predictor(predictor: str | Path | PredictorSpec | LengthPredictor) -> LengthPredictor:
     """Return the predictor that a name, a parsed name or a model file means; a predictor object is returned as it is.
 
-    `fit_on` holds the rows that `constant` and `constant-corpus` are fitted to. `oracle`, `noisy` and `none` are an
-    InputError here: they are columns of a workload, not functions of a request.
+    `oracle`, `noisy` and `none` are an InputError here: they are columns of a workload, not functions of a request.
     """
-    if not isinstance(predictor, str | Path | PredictorSpec):
+    if isinstance(predictor, Path):
+        return load_predictor(predictor)
+    if not isinstance(predictor, str | PredictorSpec):
         return _checked(predictor, type(predictor).__name__)
-    if isinstance(predictor, PredictorSpec):
-        spec = predictor
-    else:
-        spec = (
-            PredictorSpec("model", model=str(predictor))
-            if isinstance(predictor, Path)
-            else parse_predictor_spec(predictor)
-        )
+    spec = parse_predictor_spec(predictor) if isinstance(predictor, str) else predictor
     if spec.kind == "model":
         return load_predictor(str(spec.model))
-    if spec.kind in ("constant", "constant-corpus"):
-        return _fit_constant(spec.kind, fit_on)
+    if spec.kind in CONSTANTS:
+        raise InputError(
+            f"no rows to fit '{spec.kind}' to",
+            hint="give a source with other splits than the evaluated one, or another split",
+        )
     if spec.kind in _MAKERS:
         return _MAKERS[spec.kind](spec)
     needs = "needs the true lengths" if spec.kind in _NEED_TRUTH else "predicts nothing"
@@ -213,17 +170,6 @@ def _parse_noisy(spec: Spec, text: str) -> PredictorSpec:
     raise InputError(
         f"'{text}' does not state the noise", hint="give noisy:0.6 for a Kendall's tau above 0, or noisy:log=0.5"
     )
-
-
-def _fit_constant(kind: str, fit_on: LengthSamples | None) -> LengthPredictor | RowPredictor:
-    from lengthwise.predictors.baselines import ConstantPerLlm, ConstantPerLlmAndCorpus
-
-    if fit_on is None or not len(fit_on):
-        raise InputError(
-            f"no rows to fit '{kind}' to",
-            hint="give a source with other splits than the evaluated one, or another split",
-        )
-    return ConstantPerLlm.fit(fit_on) if kind == "constant" else ConstantPerLlmAndCorpus.fit(fit_on)
 
 
 def _history(spec: PredictorSpec) -> LengthPredictor:

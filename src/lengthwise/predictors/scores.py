@@ -30,12 +30,12 @@ CRPS_LEVELS: Final = (np.arange(100) + 0.5) / 100
 
 def mae(predicted: ArrayLike, true: ArrayLike) -> float:
     """Mean absolute error over the pairs where both are known; NaN where there is none."""
-    return _mean(np.abs(_error(predicted, true)))
+    return mean(np.abs(_error(predicted, true)))
 
 
 def mse(predicted: ArrayLike, true: ArrayLike) -> float:
     """Mean squared error over the pairs where both are known."""
-    return _mean(_error(predicted, true) ** 2)
+    return mean(_error(predicted, true) ** 2)
 
 
 def r2_log(predicted: ArrayLike, true: ArrayLike) -> float:
@@ -62,7 +62,7 @@ def tau_within(groups: NDArray[np.object_], predicted: ArrayLike, true: ArrayLik
     """Kendall's tau within each group (one LLM), averaged over the groups where it is defined."""
     p, t = np.asarray(predicted, np.float64), np.asarray(true, np.float64)
     taus = np.array([kendall_tau(p[groups == group], t[groups == group]) for group in sorted(set(groups.tolist()))])
-    return _mean(taus)
+    return mean(taus)
 
 
 @dataclass(frozen=True)
@@ -159,12 +159,12 @@ def crps(quantiles: Floats, samples: Floats, present: NDArray[np.bool_]) -> Floa
 def coverage(low: Floats, high: Floats, samples: Floats, present: NDArray[np.bool_]) -> float:
     """Share of single present samples inside their row's interval, ends included."""
     inside = (samples >= low[:, None]) & (samples <= high[:, None])
-    return _mean(inside[present].astype(np.float64))
+    return mean(inside[present].astype(np.float64))
 
 
 def sharpness(low: Floats, high: Floats) -> float:
     """Mean width of the intervals on the log scale: log(high / low), so 0.69 is a factor of two."""
-    return _mean(np.log(np.maximum(high, 1.0)) - np.log(np.maximum(low, 1.0)))
+    return mean(np.log(np.maximum(high, 1.0)) - np.log(np.maximum(low, 1.0)))
 
 
 def _error(predicted: ArrayLike, true: ArrayLike) -> Floats:
@@ -174,7 +174,8 @@ def _error(predicted: ArrayLike, true: ArrayLike) -> Floats:
     return p - t
 
 
-def _mean(values: Floats) -> float:
+def mean(values: Floats) -> float:
+    """Mean of the finite values; NaN where there is none."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else math.nan
 

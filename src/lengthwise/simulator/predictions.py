@@ -18,7 +18,7 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, LengthDistribution, LogT, LogTColumns, Point, wide_prior
 from lengthwise.predictors.contract import PredictionInput, as_logt
 from lengthwise.predictors.history import History
-from lengthwise.predictors.noise import own_sigma
+from lengthwise.predictors.noise import noisy_medians, own_sigma
 from lengthwise.predictors.resolve import PredictorSpec, parse_predictor_spec, resolve_predictor
 from lengthwise.predictors.scores import tau_within
 
@@ -129,7 +129,7 @@ def _noisy(workload: Workload, spec: PredictorSpec, true: Floats, caps: Floats, 
     centre = _centre(workload)
     # Where only true lengths are known, two requests with the same prompt have different ones.
     units = _units(workload) if np.isfinite(workload.sample_mean).all() else np.arange(len(true))
-    medians = spec.medians(centre, caps, seed, units=units, groups=_llms(workload))
+    medians = noisy_medians(spec, centre, caps, seed, units=units, groups=_llms(workload))
     return np.log(medians), np.full(len(true), own_sigma(true, medians))
 
 

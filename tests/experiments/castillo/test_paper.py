@@ -18,7 +18,7 @@ from experiments.castillo.paper import (
     tables,
 )
 from lengthwise.errors import InputError
-from lengthwise.predictors.baselines import ConstantPerLlm
+from lengthwise.predictors.baselines import ConstantPredictor
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.files import sample
 from tests.predictors.rows import known_rows
@@ -52,7 +52,7 @@ def test_smaller_errors_and_larger_accuracies_win() -> None:
 
 
 def test_a_constant_claims_no_more_than_a_constant_can(packaged: LengthSamples) -> None:
-    constant = ConstantPerLlm.fit(packaged.where(split=["train", "validate"]))
+    constant = ConstantPredictor.fit(packaged.where(split=["train", "validate"]))
     found = compare(constant, packaged, name="constant")
     by_error = [cell for cell in found.cells if cell.what == "MAE(mean)"]
     assert [cell.ours for cell in by_error] == pytest.approx([cell.constant for cell in by_error])
@@ -60,7 +60,7 @@ def test_a_constant_claims_no_more_than_a_constant_can(packaged: LengthSamples) 
 
 
 def test_without_alpaca_its_tables_are_left_out_and_said_to_be(packaged: LengthSamples) -> None:
-    found = compare(ConstantPerLlm.fit(packaged.where(split=["train", "validate"])), packaged)
+    found = compare(ConstantPredictor.fit(packaged.where(split=["train", "validate"])), packaged)
     shown = tables(found)
     assert [table.title[:7] for table in shown] == ["Table 2", "Table 4"]
     assert any("no Alpaca rows" in note for note in shown[0].notes)
@@ -72,14 +72,14 @@ def test_without_alpaca_its_tables_are_left_out_and_said_to_be(packaged: LengthS
 def test_data_without_the_llamas_are_refused() -> None:
     samples, _ = known_rows()
     with pytest.raises(InputError, match=r"Llama-3\.2-1B"):
-        compare(ConstantPerLlm.fit(samples), samples)
+        compare(ConstantPredictor.fit(samples), samples)
 
 
 @pytest.mark.skipif("LENGTHWISE_DATA" not in os.environ, reason="the full data are not here")
 def test_on_all_of_castillo_a_constant_fills_the_widest_bins() -> None:
     samples = load_castillo()
     seen = samples.where(corpus=[corpus for corpus in samples.corpora if corpus != "Alpaca"])
-    found = compare(ConstantPerLlm.fit(seen.where(split=["train", "validate"])), samples)
+    found = compare(ConstantPredictor.fit(seen.where(split=["train", "validate"])), samples)
     assert found.prompts[2] == dict.fromkeys(LLMS, 910)
     assert found.prompts[5] == dict.fromkeys(LLMS, 600)
     widest = [cell for cell in found.cells if (cell.table, cell.what, cell.reading) == (2, "Acc 1000", "mean")]
