@@ -50,7 +50,7 @@ def test_plain_columns_in_parquet_csv_and_json_lines_are_the_same(tmp_path: Path
         assert other.llm == parquet.llm == "me/Mine"
         assert other.texts == parquet.texts
         assert other.lengths.tolist() == parquet.lengths.tolist()
-        assert other.cut_off == parquet.cut_off == 2
+        assert other.censored.sum() == parquet.censored.sum() == 2
 
 
 def test_what_collect_writes_is_read(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_what_collect_writes_is_read(tmp_path: Path) -> None:
     )
     samples.write(tmp_path / "s.parquet")
     found = read_observed(tmp_path / "s.parquet")
-    assert (found.count, len(found.texts), found.cut_off) == (90, 30, 30)
+    assert (found.count, len(found.texts), found.censored.sum()) == (90, 30, 30)
     assert found.caps.tolist() == [1024.0] * 30
 
 

@@ -54,7 +54,7 @@ def test_a_predictor_without_sampling_figures_answers_from_its_prediction() -> N
 
 def test_an_unknown_task_is_a_mistake_with_a_hint() -> None:
     with pytest.raises(InputError, match="'guess' is no task; regression or classification"):
-        predict_response_length(PROMPT, "llama-3.2-3B", task="guess")  # type: ignore[call-overload]
+        predict_response_length(PROMPT, "llama-3.2-3B", task="guess")
 
 
 def test_a_class_has_at_least_one_token() -> None:

@@ -97,16 +97,17 @@ class BaseDistribution(ABC):
         """P(length > tokens)."""
 
     @abstractmethod
-    def censored_at(self, max_tokens: int | None) -> LengthDistribution:
-        """The prediction for a request that allows at most `max_tokens`; None changes nothing."""
-
-    @abstractmethod
     def upper_quantile(self, p: float) -> float:
         """The length exceeded with probability p, at most the cap."""
 
     @abstractmethod
     def nodes_above(self, tokens: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Lengths above `tokens` and weights: sum(w * g(x)) is E[g(min(L, cap)); L > tokens]."""
+
+    def censored_at(self, max_tokens: int | None) -> LengthDistribution:
+        """The same law with a cap of at most `max_tokens`; None changes nothing."""
+        changed: Any = self
+        return self if max_tokens is None or max_tokens >= self.cap else replace(changed, cap=max_tokens)
 
     def quantile(self, q: float) -> float:
         """The smallest length that the answer does not exceed with probability at least q."""
@@ -192,10 +193,6 @@ class Point(BaseDistribution):
             return Point(self.tokens - generated, self.cap - generated)
         return super().remaining(generated)
 
-    def censored_at(self, max_tokens: int | None) -> Point:
-        """The same length with a cap of at most `max_tokens`."""
-        return self if max_tokens is None or max_tokens >= self.cap else replace(self, cap=max_tokens)
-
     def upper_quantile(self, p: float) -> float:
         """The length itself, whatever p."""
         return self.mean()
@@ -249,10 +246,6 @@ class LogT(BaseDistribution):
         """Mean and CVaR in one pass over fixed quadrature panels."""
         both = student.mean_and_cvar(self.mu, self.sigma, self.cap, self.nu, alpha)
         return both if both is not None else (super().mean(), super().cvar(alpha))
-
-    def censored_at(self, max_tokens: int | None) -> LogT:
-        """The same law with a cap of at most `max_tokens`."""
-        return self if max_tokens is None or max_tokens >= self.cap else replace(self, cap=max_tokens)
 
     def _standard(self, tokens: float) -> float:
         return (math.log(tokens) - self.mu) / self.sigma
@@ -346,10 +339,6 @@ class Histogram(BaseDistribution):
         if tokens >= self.cap:
             return 0.0
         return float(np.interp(tokens, self._edges, self._edge_survival))
-
-    def censored_at(self, max_tokens: int | None) -> Histogram:
-        """The same bins with a cap of at most `max_tokens`."""
-        return self if max_tokens is None or max_tokens >= self.cap else replace(self, cap=max_tokens)
 
     @cached_property
     def _edges(self) -> NDArray[np.float64]:

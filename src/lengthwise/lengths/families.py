@@ -286,8 +286,7 @@ class Family:
 
     def cell_probability(self, x: Array, params: Array, width: float = 1.0) -> Array:
         """P(x - width/2 < X <= x + width/2): the probability of a count of x tokens."""
-        low = self.standardize(x - width / 2, params)
-        high = self.standardize(x + width / 2, params)
+        low, high = (self.standardize(x + side, params) for side in (-width / 2, width / 2))
         return self.kernel.interval(low, high, params[:, 2:3])
 
     def draw(self, rng: np.random.Generator, params: Array, count: int) -> Array:

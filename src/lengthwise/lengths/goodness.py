@@ -35,6 +35,7 @@ LEVEL: Final = 0.05
 
 SLIP: Final = 1e-3
 """Share of a log-uniform distribution mixed into every family before it is scored on samples it has not seen."""
+_RESAMPLES: Final = 1000
 _RESAMPLES_AT_ONCE: Final = 100  # 100 x 8,000 prompts are 6 MB
 _LONGEST: Final = 131_072.0  # tokens up to which that log-uniform reaches
 _CONFIDENCE: Final = 1.96
@@ -130,12 +131,7 @@ class ConfidenceInterval:
 
 
 def means_by_cluster(
-    totals: Array,
-    count: NDArray[np.int64],
-    cluster: NDArray[np.int64],
-    rng: np.random.Generator,
-    *,
-    resamples: int = 1000,
+    totals: Array, count: NDArray[np.int64], cluster: NDArray[np.int64], rng: np.random.Generator
 ) -> list[ConfidenceInterval]:
     """Sum of each column of `totals` (n, m) over the sum of `count`, with intervals by bootstrap over clusters.
 
@@ -145,9 +141,9 @@ def means_by_cluster(
     counts = np.bincount(index, weights=count.astype(np.float64))
     sums = np.column_stack([np.bincount(index, weights=column) for column in totals.T])
     share = np.full(len(counts), 1 / len(counts))
-    means = np.empty((resamples, sums.shape[1]))
-    for first in range(0, resamples, _RESAMPLES_AT_ONCE):
-        drawn = rng.multinomial(len(counts), share, size=min(_RESAMPLES_AT_ONCE, resamples - first)).astype(float)
+    means = np.empty((_RESAMPLES, sums.shape[1]))
+    for first in range(0, _RESAMPLES, _RESAMPLES_AT_ONCE):
+        drawn = rng.multinomial(len(counts), share, size=_RESAMPLES_AT_ONCE).astype(float)
         means[first : first + len(drawn)] = (drawn @ sums) / (drawn @ counts)[:, None]
     low, high = np.quantile(means, [0.025, 0.975], axis=0)
     middle = sums.sum(axis=0) / counts.sum()
@@ -241,14 +237,14 @@ class Hill:
         return float(self.alpha[i]), float(self.low[i]), float(self.high[i])
 
 
-def hill(values: Array, *, largest_share: float = 0.1, points: int = 80) -> Hill:
-    """alpha(k) = k / sum over the k largest of log(x / x_(k+1)), band alpha (1 +- 1.96/sqrt(k)), k >= 10.
+def hill(values: Array) -> Hill:
+    """alpha(k) = k / sum over the k largest of log(x / x_(k+1)), band alpha (1 +- 1.96/sqrt(k)), k from 10 to a tenth.
 
     The band takes the values as independent; samples of one prompt are not quite, so it is a little too narrow.
     """
     logs = np.log(np.sort(values)[::-1])
-    most = max(int(len(logs) * largest_share), 11)
-    k = np.unique(np.geomspace(10, min(most, len(logs) - 1), points).astype(np.int64))
+    most = max(int(len(logs) * 0.1), 11)
+    k = np.unique(np.geomspace(10, min(most, len(logs) - 1), 80).astype(np.int64))
     excess = np.cumsum(logs)[k - 1] / k - logs[k]
     alpha = 1 / np.maximum(excess, 1e-12)
     margin = _CONFIDENCE * alpha / np.sqrt(k)

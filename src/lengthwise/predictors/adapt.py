@@ -100,11 +100,6 @@ class Observed:
         """Number of lengths."""
         return int(self.present.sum())
 
-    @property
-    def cut_off(self) -> int:
-        """Number of censored lengths."""
-        return int(self.censored.sum())
-
 
 def read_observed(path: Path, llm: str | None = None) -> Observed:
     """Read a Parquet, CSV or JSON lines file of `prompt` and `lengths` or `length`, perhaps `capped` and `llm`.
@@ -346,7 +341,7 @@ def adapt_file(
         replaced=llm in adapted or llm in base.llms,
         lengths=observed.count,
         prompts=len(observed.texts),
-        cut_off=observed.cut_off,
+        cut_off=int(observed.censored.sum()),
         shift=mixture.shift,
         factor=mixture.factor,
         weights=dict(zip(base.llms, mixture.weights.tolist(), strict=True)),

@@ -41,8 +41,7 @@ Mask = NDArray[np.bool_]
 
 LEVELS: Final = (0.5, 0.9)
 """Central intervals whose coverage is calibrated."""
-SHRINK: Final = 20.0
-"""Number of prompts at which an LLM's own estimate and the pooled one have equal weight."""
+_SHRINK: Final = 20.0  # prompts at which the estimate of an LLM and the pooled one have equal weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +92,13 @@ def fit_calibration(
     censored: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     levels: Sequence[float] = LEVELS,
-    shrink: float = SHRINK,
     cautious: bool = False,
 ) -> Calibration:
     """Calibrate on held-out prompts: row i of `lengths` (n, k) are answers to the prompt of prediction i.
 
     `present` masks the samples that count, `censored` those that were cut off and are lower bounds. `weights` is the
     weight of each row within its LLM. `cautious` takes the largest factor over the levels instead of the mean:
-    traffic is less like the training data than held-out prompts are. An LLM with n prompts has n/(n + shrink) of its
+    traffic is less like the training data than held-out prompts are. An LLM with n prompts has n/(n + 20) of its
     own estimate, none where n is too small for a level (below 9 at 90 %).
     """
     logt = as_logt(predictions)
@@ -113,7 +111,7 @@ def fit_calibration(
     known = {llm: each for llm, each in own.items() if each is not None}
     nu = logt.nu
     others = pooled.adjustment(nu, cautious)
-    by_llm = {llm: _blend(each.adjustment(nu, cautious), others, shrink) for llm, each in known.items()}
+    by_llm = {llm: _blend(each.adjustment(nu, cautious), others) for llm, each in known.items()}
     return Calibration(others, by_llm, nu)
 
 
@@ -204,8 +202,8 @@ def _quantile(values: Floats, weights: Floats, wanted: float) -> float:
     return float(values[order][place]) if place < len(values) else math.inf
 
 
-def _blend(own: Adjustment, others: Adjustment, shrink: float) -> Adjustment:
-    share = own.prompts / (own.prompts + shrink)
+def _blend(own: Adjustment, others: Adjustment) -> Adjustment:
+    share = own.prompts / (own.prompts + _SHRINK)
     return Adjustment(
         share * own.shift + (1 - share) * others.shift,
         math.exp(share * math.log(own.factor) + (1 - share) * math.log(others.factor)),

@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.predictors import scores
 from lengthwise.predictors.baselines import CAP, Ceiling, ConstantPredictor, clean_moments, column
-from lengthwise.predictors.contract import (
-    HistogramPredictions,
-    LengthPredictor,
-    LogTPredictions,
-    PredictionInput,
-    Predictions,
-)
+from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, Predictions
 from lengthwise.predictors.resolve import CONSTANTS, parse_predictor_spec, resolve_predictor
 from lengthwise.predictors.scores import CRPS_LEVELS, ClassScores
 
@@ -42,7 +36,7 @@ PER_BOTH: Final = "constant per LLM and corpus"
 CEILING: Final = "noise ceiling"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationScores:
     """All scores over a set of rows; NaN where a score is not defined (tau of a constant)."""
 
@@ -50,7 +44,7 @@ class EvaluationScores:
     samples: int
     mae_mean: float
     mse_mean: float
-    mae_median: float
+    mae_median: float = math.nan
     """Of the prediction's median against the mean of the samples, as `mae_mean` is where there is no predicted mean."""
     mae_std: float
     mse_std: float
@@ -59,11 +53,11 @@ class EvaluationScores:
     tau: float
     r2_log: float
     crps: float
-    coverage_50: float
-    coverage_90: float
-    width_50: float
-    width_90: float
-    raw_mae_mean: float
+    coverage_50: float = math.nan
+    coverage_90: float = math.nan
+    width_50: float = math.nan
+    width_90: float = math.nan
+    raw_mae_mean: float = math.nan
     """Against the mean of all samples, degenerate ones included: they dominate it."""
     classes: Mapping[str, ClassScores]
 
@@ -223,24 +217,17 @@ def _score_ceiling(truth: _Truth, ceiling: Ceiling, schemes: Mapping[str, Floats
     """Half of a prompt's samples against the other half; a single sample against all the others."""
     mean, true = ceiling.mean[rows], ceiling.true_mean[rows]
     some = np.flatnonzero(np.isfinite(mean) & np.isfinite(true))
-    nothing = math.nan
     return EvaluationScores(
         rows=len(some),
         samples=int(truth.clean[rows].sum()),
         mae_mean=scores.mae(mean, true),
         mse_mean=scores.mse(mean, true),
-        mae_median=nothing,
         mae_std=scores.mae(ceiling.std[rows], ceiling.true_std[rows]),
         mse_std=scores.mse(ceiling.std[rows], ceiling.true_std[rows]),
         mae_sample=scores.mean(ceiling.from_the_others[rows]),
         tau=scores.tau_within(truth.llm[rows], mean, true),
         r2_log=scores.r2_log(mean, true),
         crps=scores.mean(ceiling.crps[rows]),
-        coverage_50=nothing,
-        coverage_90=nothing,
-        width_50=nothing,
-        width_90=nothing,
-        raw_mae_mean=nothing,
         classes={
             name: scores.classification(scores.classes(true[some], inner), scores.classes(mean[some], inner))
             for name, inner in schemes.items()
@@ -278,13 +265,13 @@ class Forecast:
     low: Floats
     high: Floats
     at_edges: Floats
-    """P(length < edge), a column for each edge of any class."""
+    """P(length < edge), a column for each edge of any class; the mass at a cap counts as just below it."""
 
     @classmethod
     def of(cls, predictions: Predictions, edges: Floats) -> Forecast:
         """Compute all quantiles and probabilities that the scores need."""
         levels = [0.5, *CRPS_LEVELS, *((1 - c) / 2 for c in CENTRAL), *((1 + c) / 2 for c in CENTRAL)]
-        table = _quantiles(predictions, levels)
+        table, survival = _quantiles_and_survival(predictions, levels, edges)
         first, low = 1 + len(CRPS_LEVELS), 1 + len(CRPS_LEVELS) + len(CENTRAL)
         has_mean = np.isfinite(predictions.sample_mean)
         return cls(
@@ -294,7 +281,7 @@ class Forecast:
             quantiles=table[:, 1:first],
             low=table[:, first:low],
             high=table[:, low:],
-            at_edges=_below(predictions, edges),
+            at_edges=1.0 - survival,
         )
 
     @classmethod
@@ -343,26 +330,14 @@ def prediction_inputs(samples: LengthSamples, max_tokens: int | None = CAP) -> l
     ]
 
 
-def _quantiles(predictions: Predictions, levels: Sequence[float]) -> Floats:
-    """(rows, levels). A prediction in bins is built once for all its levels, not once for each."""
-    if isinstance(predictions, HistogramPredictions):
-        rows = [
-            [prediction.quantile(level) for level in levels]
-            for prediction in (predictions[i] for i in range(len(predictions)))
-        ]
-        return np.array(rows, np.float64).reshape(len(predictions), len(levels))
-    return np.stack([predictions.quantile(level) for level in levels], axis=1)
-
-
-def _below(predictions: Predictions, edges: Floats) -> Floats:
-    """P(length < edge), (rows, edges); the mass at a cap counts as just below it."""
+def _quantiles_and_survival(predictions: Predictions, levels: Sequence[float], edges: Floats) -> tuple[Floats, Floats]:
+    """Return quantiles (rows, levels) and P(length > edge) (rows, edges)."""
     if isinstance(predictions, LogTPredictions):
-        return 1.0 - predictions.survival(edges)
-    rows = [
-        [1.0 - prediction.survival(edge) for edge in edges]
-        for prediction in (predictions[i] for i in range(len(predictions)))
-    ]
-    return np.array(rows, np.float64).reshape(len(predictions), len(edges))
+        return np.stack([predictions.quantile(level) for level in levels], axis=1), predictions.survival(edges)
+    each = [predictions[row] for row in range(len(predictions))]
+    quantiles = np.array([[one.quantile(level) for level in levels] for one in each], np.float64)
+    survival = np.array([[one.survival(edge) for edge in edges] for one in each], np.float64)
+    return quantiles.reshape(len(each), len(levels)), survival.reshape(len(each), len(edges))
 
 
 TEST: Final = "test"

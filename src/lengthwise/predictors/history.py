@@ -104,10 +104,10 @@ class Tracker:
     alarms: int = 0
 
     @classmethod
-    def starting(cls, location: float, scale: float, count: float, memory: float = MEMORY) -> Tracker:
+    def starting(cls, location: float, scale: float, count: float) -> Tracker:
         """Start at this location and scale, with the weight of `count` observations."""
         fast = Running.starting(_FAST_MEMORY, location, scale, min(count, _FAST_MEMORY))
-        return cls(Running.starting(memory, location, scale, count), fast)
+        return cls(Running.starting(MEMORY, location, scale, count), fast)
 
     @property
     def location(self) -> float:
@@ -192,7 +192,6 @@ class Hint:
     """
 
     otherwise: LengthPredictor
-    sigma: float = HINT_SIGMA
 
     def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         """Return one prediction for each input, in order."""
@@ -201,7 +200,7 @@ class Hint:
         known = np.isfinite(hints)
         return LogTPredictions.of(
             np.where(known, np.log(np.where(known, hints, 1.0)), predictions.mu),
-            np.where(known, self.sigma, predictions.sigma),
+            np.where(known, HINT_SIGMA, predictions.sigma),
             predictions.cap,
             nu=predictions.nu,
             sample_mean=predictions.sample_mean,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Self
@@ -302,11 +302,6 @@ class Reading:
         self._at = 0
         self._remaining: BaseDistribution | None = None
 
-    @property
-    def prompt(self) -> LengthDistribution:
-        """The prediction from the prompt."""
-        return self._prompt
-
     def set_prompt_prediction(self, prediction: LengthDistribution) -> None:
         """Replace the prediction from the prompt, if it arrives late; used from the next reading on."""
         self._prompt = prediction
@@ -345,9 +340,7 @@ def write_probe(path: Path, probe: Probe) -> None:
         "layer": probe.layer,
         "edges": probe.bins.edges,
         "inputs": probe.inputs,
-        "carry": probe.smoothing.carry,
-        "trust": probe.smoothing.trust,
-        "start": probe.smoothing.start,
+        **asdict(probe.smoothing),
         "every": probe.every,
         "llm": probe.llm,
     }

@@ -15,7 +15,7 @@ NAME                       an entry point of the group `lengthwise.predictors`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -111,8 +111,16 @@ def resolve_predictor(predictor: str | Path | PredictorSpec | LengthPredictor) -
             f"no rows to fit '{spec.kind}' to",
             hint="give a source with other splits than the evaluated one, or another split",
         )
-    if spec.kind in _MAKERS:
-        return _MAKERS[spec.kind](spec)
+    if spec.kind == "plugin":
+        return _plugin(spec)
+    if spec.kind == "ask":
+        from lengthwise.predictors.ask import AskPredictor
+
+        return AskPredictor(str(spec.model))
+    if spec.kind in ("history", "hint"):
+        from lengthwise.predictors.history import Hint, History
+
+        return History() if spec.kind == "history" else Hint(load_predictor(DEFAULT_PREDICTOR))
     needs = "needs the true lengths" if spec.kind in _NEED_TRUTH else "predicts nothing"
     raise InputError(f"predictor '{spec.kind}' {needs}", hint="use it in a simulation, or give fast, default or a file")
 
@@ -124,12 +132,22 @@ def load_predictor(name: str | Path) -> LoadedPredictor:
     """
     path = model_path(name)
     file = read_model_file(path)
-    loader = LOADERS.get(file.kind)
-    if loader is None:
-        known = ", ".join(sorted(LOADERS))
-        raise InputError(f"holds a predictor of kind '{file.kind}'", source=path, field="kind", hint=f"known: {known}")
-    loaded = loader(file, path)
+    loaded = _load(file, path)
     return _with_adapted(loaded, file, path) if ADAPTED in file.parts else loaded
+
+
+def _load(file: ModelFile, path: Path) -> LoadedPredictor:
+    """Load by the kind that a model file states, importing only what that kind needs."""
+    if file.kind == "fast":
+        from lengthwise.predictors.fast import load_fast
+
+        return load_fast(file, path)
+    if file.kind == "encoder":
+        from lengthwise.predictors.encoder.predictor import EncoderPredictor
+
+        return EncoderPredictor.load(file)
+    kind, hint = file.kind, "known: encoder, fast"
+    raise InputError(f"holds a predictor of kind '{kind}'", source=path, field="kind", hint=hint)
 
 
 def packaged_predictors() -> dict[str, Path]:
@@ -172,24 +190,6 @@ def _parse_noisy(spec: Spec, text: str) -> PredictorSpec:
     )
 
 
-def _history(spec: PredictorSpec) -> LengthPredictor:
-    from lengthwise.predictors.history import History
-
-    return History()
-
-
-def _hint(spec: PredictorSpec) -> LengthPredictor:
-    from lengthwise.predictors.history import Hint
-
-    return Hint(load_predictor(DEFAULT_PREDICTOR))
-
-
-def _ask(spec: PredictorSpec) -> LengthPredictor:
-    from lengthwise.predictors.ask import AskPredictor
-
-    return AskPredictor(str(spec.model))
-
-
 def _plugin(spec: PredictorSpec) -> LengthPredictor:
     parsed = parse_spec(str(spec.model), "predictor")
     found: Any = find(parsed, "predictor", {})
@@ -207,31 +207,7 @@ def _checked(predictor: object, name: str) -> LengthPredictor:
     return predictor
 
 
-_MAKERS: Final[Mapping[str, Callable[[PredictorSpec], LengthPredictor]]] = {
-    "history": _history,
-    "hint": _hint,
-    "ask": _ask,
-    "plugin": _plugin,
-}
-
-
-def _fast(file: ModelFile, path: Path) -> LoadedPredictor:
-    from lengthwise.predictors.fast import load_fast
-
-    return load_fast(file, path)
-
-
-def _encoder(file: ModelFile, path: Path) -> LoadedPredictor:
-    from lengthwise.predictors.encoder.predictor import EncoderPredictor
-
-    return EncoderPredictor.load(file)
-
-
 def _with_adapted(base: LoadedPredictor, file: ModelFile, path: Path) -> LoadedPredictor:
     from lengthwise.predictors.adapt import AdaptedPredictor, from_part
 
     return AdaptedPredictor(base, from_part(file.part(ADAPTED), base.llms, path), file.card)
-
-
-LOADERS: Final[Mapping[str, Callable[[ModelFile, Path], LoadedPredictor]]] = {"encoder": _encoder, "fast": _fast}
-"""Loaders by the kind that a model file states. A loader imports what it needs when it is called."""

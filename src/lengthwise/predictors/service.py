@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,11 +25,7 @@ from lengthwise.lengths import LengthDistribution
 from lengthwise.predictors.calibration import OnlineCalibrated
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput
 from lengthwise.predictors.history import History
-from lengthwise.predictors.resolve import (
-    packaged_predictors,
-    parse_predictor_spec,
-    resolve_predictor,
-)
+from lengthwise.predictors.resolve import packaged_predictors, parse_predictor_spec, resolve_predictor
 from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
 
 Ticket = tuple[str, int]
@@ -39,31 +35,31 @@ NO_PREDICTOR: Final = "none"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counts:
     """Counters. asked = answered + failed + dropped + open."""
 
-    asked: int
-    answered: int
-    failed: int
+    asked: int = 0
+    answered: int = 0
+    failed: int = 0
     """The predictor raised, or the prompt could not be read."""
-    dropped: int
+    dropped: int = 0
     """Not predicted: the queue was full, the predictor hung, or the deadline had passed."""
-    late: int
+    late: int = 0
     """Of the answered: the request was no longer waiting when its prediction arrived."""
-    hung: int
+    hung: int = 0
     """Times the predictor was detected to hang."""
-    observed: int
+    observed: int = 0
     """Lengths that updated the predictor's calibration."""
-    cpu_s: float
-    age_s: float
+    cpu_s: float = 0.0
+    age_s: float = 0.0
     """Sum over the answered of the seconds from request to prediction."""
 
 
 @dataclass(slots=True)
 class _Open:
     llm: str
-    ticket: tuple[str, int]  # identifies it in the worker: a host may use a key again
+    ticket: Ticket  # identifies it in the worker: a host may use a key again
     asked: bool = False
 
 
@@ -93,7 +89,7 @@ class PredictionService:
         self._patience_s = patience_s
         self._clock = clock
         self._hangs = False
-        self._asked = self._dropped = self._late = self._hung = 0
+        self._counts = Counts()
         self._process = process
         self._worker = None if load is None else Worker(lambda: OnlineCalibrated(load()), clock, deadline_s)
 
@@ -104,19 +100,11 @@ class PredictionService:
 
     @property
     def counts(self) -> Counts:
-        """The counters so far."""
-        work = self._worker
-        return Counts(
-            asked=self._asked,
-            answered=0 if work is None else work.answered,
-            failed=0 if work is None else work.failed,
-            dropped=self._dropped + (0 if work is None else work.expired),
-            late=self._late,
-            hung=self._hung,
-            observed=0 if work is None else work.observed,
-            cpu_s=(0.0 if work is None else work.cpu_s) + (0.0 if self._process is None else self._process.cpu_s),
-            age_s=0.0 if work is None else work.age_s,
-        )
+        """The counters so far: those of the host's thread and those of the worker."""
+        work = Counts() if self._worker is None else self._worker.counts
+        cpu_s = 0.0 if self._process is None else self._process.cpu_s
+        both = {name: value + getattr(work, name) for name, value in asdict(self._counts).items()}
+        return Counts(**both | {"cpu_s": both["cpu_s"] + cpu_s})
 
     def warm(self) -> None:
         """Load the predictor now instead of at the first question."""
@@ -138,9 +126,9 @@ class PredictionService:
         state = self._open.get(key)
         if self._worker is None or state is None or state.asked:
             return
-        self._asked += 1
+        self._counts.asked += 1
         if self._found_hanging(self._worker) or self._worker.waiting >= self._max_waiting:
-            self._dropped += 1
+            self._counts.dropped += 1
             return
         state.asked = True
         self._worker.put(Question(state.ticket, read, self._clock()))
@@ -151,11 +139,12 @@ class PredictionService:
             return
         self._found_hanging(self._worker)
         while (arrived := self._worker.next_arrived()) is not None:
-            key, _ = ticket = arrived.ticket
+            ticket, prediction = arrived
+            key, _ = ticket
             state = self._open.get(key)
             # A request that ended before its prediction arrived has no further use for it.
-            if state is None or state.ticket != ticket or not take(key, arrived.prediction):
-                self._late += 1
+            if state is None or state.ticket != ticket or not take(key, prediction):
+                self._counts.late += 1
 
     def ended(self, key: str, tokens: int | None, *, censored: bool = False) -> None:
         """Report that an admitted request ended, with its length (None if unknown). A second report is ignored.
@@ -183,8 +172,8 @@ class PredictionService:
         since = worker.busy_since
         hangs = since is not None and self._clock() - since > self._patience_s
         if hangs and not self._hangs:
-            self._hung += 1
-            if self._hung == 1:
+            self._counts.hung += 1
+            if self._counts.hung == 1:
                 _log.warning(
                     "the predictor has not returned for %.0f s: it gets no requests until it does; predictions "
                     "come from the history of each LLM",
@@ -224,8 +213,6 @@ _AT_ONCE_S: Final = 0.002
 _PAUSE_S: Final = 50e-6  # long enough for a waiting thread to take over, which sleep(0) is not
 _JOIN_S: Final = 1.0
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -245,14 +232,6 @@ class Ended:
     censored: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A finished prediction."""
-
-    ticket: Ticket
-    prediction: LengthDistribution
-
-
 class Worker:
     """The thread that calls the predictor, in small batches. It survives every exception.
 
@@ -269,14 +248,13 @@ class Worker:
         self._logged = False
         self._stopping = False
         self._inbox: queue.SimpleQueue[Question | Ended | None] = queue.SimpleQueue()
-        self._outbox: deque[Arrived] = deque()
+        self._outbox: deque[tuple[Ticket, LengthDistribution]] = deque()
         self._inputs: dict[Ticket, PredictionInput] = {}
         self._thread: threading.Thread | None = None
         self._prompt_cpu_s = _AT_ONCE_S
         self.busy_since: float | None = None
         """When the predictor was called, while it has not returned."""
-        self.answered = self.failed = self.expired = self.observed = 0
-        self.cpu_s = self.age_s = 0.0
+        self.counts = Counts()
 
     @property
     def waiting(self) -> int:
@@ -288,7 +266,7 @@ class Worker:
         self._inbox.put(message)
         self.start()
 
-    def next_arrived(self) -> Arrived | None:
+    def next_arrived(self) -> tuple[Ticket, LengthDistribution] | None:
         """Return the next finished prediction; None if there is none."""
         return self._outbox.popleft() if self._outbox else None
 
@@ -318,7 +296,7 @@ class Worker:
                 self._observe(message)
         self.busy_since = None
         spent = time.thread_time() - began
-        self.cpu_s += spent
+        self.counts.cpu_s += spent
         if questions:
             self._prompt_cpu_s += 0.2 * (spent / len(questions) - self._prompt_cpu_s)
 
@@ -346,7 +324,7 @@ class Worker:
         read: list[tuple[Question, PredictionInput]] = []
         for question in questions:
             if now - question.at > self._deadline_s:
-                self.expired += 1
+                self.counts.dropped += 1
                 continue
             try:
                 read.append((question, question.read()))
@@ -371,9 +349,9 @@ class Worker:
         now = self._clock()
         for (question, request), prediction in zip(read, found, strict=True):
             self._inputs[question.ticket] = request
-            self.answered += 1
-            self.age_s += now - question.at
-            self._outbox.append(Arrived(question.ticket, prediction))
+            self.counts.answered += 1
+            self.counts.age_s += now - question.at
+            self._outbox.append((question.ticket, prediction))
 
     def _observe(self, ended: Ended) -> None:
         request = self._inputs.pop(ended.ticket, None)
@@ -384,28 +362,25 @@ class Worker:
         except Exception as error:  # the prediction itself succeeded
             self._log_once("an answer's length could not be observed", error)
         else:
-            self.observed += 1
+            self.counts.observed += 1
 
     def _loaded(self) -> OnlineCalibrated:
         if self._unloadable is not None:
             raise self._unloadable
         if self._predictor is None:
             try:
-                self._predictor = self._load_patiently()
+                with contextlib.suppress(SystemError):
+                    # Python 3.11 now and then fails to compile in two threads at once (cpython issue 106905).
+                    self._predictor = self._load()
+                self._predictor = self._predictor or self._load()
             except Exception as error:
                 self._unloadable = error
                 self._log_once("the predictor cannot be loaded", error)
                 raise
         return self._predictor
 
-    def _load_patiently(self) -> OnlineCalibrated:
-        try:
-            return self._load()
-        except SystemError:  # Python 3.11 now and then fails to compile in two threads at once (cpython issue 106905)
-            return self._load()
-
     def _fail(self, what: str, error: Exception) -> None:
-        self.failed += 1
+        self.counts.failed += 1
         self._log_once(what, error)
 
     def _log_once(self, what: str, error: Exception) -> None:

@@ -69,17 +69,15 @@ class EncoderPredictor:
         self, inputs: Sequence[PredictionInput] | Sequence[str], llms: Sequence[str] | None = None
     ) -> LogTPredictions | HistogramPredictions:
         """Return one prediction for each input, in order; bare prompts need as many LLM names."""
-        return self._predict(as_inputs(inputs, llms))
-
-    def _predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions | HistogramPredictions:
-        rows = np.array([self.row(each.llm) for each in inputs], np.int64)
-        caps = [each.cap for each in inputs]
-        raw = self._pairs([each.text for each in inputs], rows, [each.llm for each in inputs])
+        asked = as_inputs(inputs, llms)
+        rows = np.array([self.row(each.llm) for each in asked], np.int64)
+        caps = np.array([each.cap for each in asked], np.int64)
+        raw = self._pairs([each.text for each in asked], rows, [each.llm for each in asked])
         if self.edges is not None:
-            return HistogramPredictions.of(self.edges, probabilities(raw), np.array(caps, np.int64))
+            return HistogramPredictions.of(self.edges, probabilities(raw), caps)
         mean, std = _statistics(raw, self.head)
         mu, sigma = mu_and_sigma(raw, self.head, self.knots)
-        predictions = LogTPredictions.of(mu, sigma, np.array(caps, np.int64), sample_mean=mean, sample_std=std)
+        predictions = LogTPredictions.of(mu, sigma, caps, sample_mean=mean, sample_std=std)
         names = [*self.llms, UNKNOWN]
         return self.calibration.apply(predictions, [names[row] for row in rows])
 
