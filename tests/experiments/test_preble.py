@@ -201,8 +201,10 @@ def test_react_has_ten_workloads_in_random_order_without_prompts() -> None:
 
 def test_lengths_have_one_mean_and_increasing_variance() -> None:
     known = [DiscreteLengths.parse(lengths) for lengths in LENGTHS]
-    assert np.ptp([each.mean for each in known]) < 1
-    assert known[0].std < known[1].std < known[2].std
+    means = np.array([np.dot(each.lengths, each.probabilities) for each in known])
+    squares = np.array([np.dot(np.square(each.lengths), each.probabilities) for each in known])
+    assert np.ptp(means) < 1
+    assert (np.diff(squares - means**2) > 0).all()
     assert LENGTHS[-1] == VARIED
 
 

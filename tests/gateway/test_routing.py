@@ -139,7 +139,7 @@ async def test_an_engine_that_comes_back_is_chosen_again(http: aiohttp.ClientSes
     assert (len(stays.bodies), len(returns.bodies)) == (2, 2)
 
 
-async def test_what_an_engine_says_of_itself_is_told_to_the_router(
+async def test_the_router_receives_the_metrics_of_an_engine(
     http: aiohttp.ClientSession, made: list[LedgerRouter]
 ) -> None:
     with fleet(2, (None, GAUGES), router="lengthwise") as (engines, url):
@@ -147,7 +147,7 @@ async def test_what_an_engine_says_of_itself_is_told_to_the_router(
         assert made[0].ledger.loads[1, KV_USE] == 0.25
         assert made[0].ledger.loads[:2, KV_TOKENS].tolist() == [400_000, 1024]
         await post(http, url, body())
-        assert [len(engine.bodies) for engine in engines] == [1, 0], "five who came another way are there"
+        assert [len(engine.bodies) for engine in engines] == [1, 0], "the engine reports five requests of others"
 
 
 @pytest.mark.parametrize("named_by", ["a dotted path", "an entry point"])

@@ -18,7 +18,10 @@ _SAMPLES: Final = 200  # per engine, of TPOT; per prefix, of answer lengths and 
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """Consecutive blocks of prompts. `context`: tokens from the root to its end. Dictionaries are by engine slot."""
+    """A node of the radix tree of prompts: consecutive blocks. Dictionaries are by engine slot.
+
+    `context`: tokens from the root to its end.
+    """
 
     blocks: tuple[int, ...]
     tokens: int
@@ -77,10 +80,6 @@ class PrefixNode:
         """The nearest large node from here up: the prefix that a request counts for."""
         return next(node for node in self.path() if node.large)
 
-    def timed(self, slot: int, when: float, ttft: float) -> None:
-        """Record a TTFT."""
-        self.ttft.setdefault(slot, deque(maxlen=_SAMPLES)).append((when, ttft))
-
     def add(self, slot: int, requests: int, tokens: float) -> None:
         """Add live requests and their expected output, here and above; drop sums of no requests."""
         for node in self.path():
@@ -89,21 +88,14 @@ class PrefixNode:
             if node.active[slot] <= 0:
                 del node.active[slot], node.expected_output[slot]
 
-
-class PrefixTree:
-    """The radix tree. Unused nodes are removed, which Preble does not do."""
-
-    def __init__(self) -> None:
-        self.root = PrefixNode((), 0, 0, None)
-
     def insert(
         self, blocks: Sequence[int], tokens: int, block_tokens: int
     ) -> tuple[PrefixNode, int, PrefixNode | None]:
         """Insert a prompt; return its last node, how many of its tokens were known, and the node split for it.
 
-        The incomplete last block of a prompt has no hash: it belongs to the last node if that is new.
+        For the root. The incomplete last block of a prompt has no hash: it belongs to the last node if that is new.
         """
-        node, at, split = self.root, 0, None
+        node, at, split = self, 0, None
         while at < len(blocks):
             child = node.children.get(blocks[at])
             if child is None:
@@ -113,16 +105,16 @@ class PrefixTree:
                 split, child = child, _split(child, same, block_tokens)
             node, at = child, at + same
         known = min(node.context, tokens)
-        if at < len(blocks) or node is self.root:
+        if at < len(blocks) or node is self:
             rest = tuple(blocks[at:])
             size = max(1, len(rest) * block_tokens, tokens - node.context)
-            leaf = PrefixNode(rest, size, node.context + size, node)
-            node.children[rest[0] if rest else -1] = leaf
+            node.children[rest[0] if rest else -1] = leaf = PrefixNode(rest, size, node.context + size, node)
             return leaf, known, split
         return node, known, split
 
-    def prune(self, node: PrefixNode) -> None:
-        """Remove a node and its ancestors as far as they are unused."""
+    def prune(self) -> None:
+        """Remove this node and its ancestors as far as they are unused, which Preble does not do."""
+        node = self
         while node.parent is not None and not (node.children or node.used or node.active or node.count):
             key = node.blocks[0] if node.blocks else -1
             if node.parent.children.get(key) is node:
@@ -182,7 +174,7 @@ class E2(LedgerRouter):
 
     def __init__(self, **given: float) -> None:
         super().__init__(**given)
-        self._tree = PrefixTree()
+        self._root = PrefixNode((), 0, 0, None)
         self._window: deque[tuple[float, PrefixNode, int, int]] = deque()
         self._counted: dict[PrefixNode, None] = {}
         self._held: dict[int, dict[PrefixNode, None]] = defaultdict(dict)
@@ -191,7 +183,7 @@ class E2(LedgerRouter):
         self._tpot_medians: dict[int, float] = {}  # cached medians
         self._hits: dict[int, deque[tuple[float, int, int]]] = defaultdict(deque)
         self._jobs: dict[str, tuple[PrefixNode, int, float, float]] = {}
-        self._at: tuple[PrefixNode, int] = (self._tree.root, 0)
+        self._at: tuple[PrefixNode, int] = (self._root, 0)
 
     def engine_up(self, engine: EngineInfo) -> None:
         """Add an engine or update its description."""
@@ -206,11 +198,11 @@ class E2(LedgerRouter):
             return
         for job in [job for job, (_, there, _, _) in self._jobs.items() if there == slot]:
             self._remove(job)
-        for node in list(self._tree.root.below()):
+        for node in list(self._root.below()):
             node.engines.discard(slot)
             node.used.pop(slot, None)
             node.ttft.pop(slot, None)
-            self._tree.prune(node)
+            node.prune()
         for by_slot in (self._held, self._hits, self._tpot, self._held_tokens, self._tpot_medians):
             by_slot.pop(slot, None)
 
@@ -219,7 +211,7 @@ class E2(LedgerRouter):
         self._expire(now)
         engine = next(engine for engine in self.engines if engine is not None)
         blocks = [int(block) for block in job.blocks]
-        leaf, known, split = self._tree.insert(blocks, job.prompt_tokens, engine.block_tokens)
+        leaf, known, split = self._root.insert(blocks, job.prompt_tokens, engine.block_tokens)
         if split is not None:
             self._move_counts_to_head(split)
         self._at = leaf, known
@@ -271,7 +263,7 @@ class E2(LedgerRouter):
         important = leaf.important
         ttft = 0.0 if event.ttft_s is None else event.ttft_s
         if event.ttft_s is not None:
-            important.timed(slot, event.now, ttft)
+            important.ttft.setdefault(slot, deque(maxlen=_SAMPLES)).append((event.now, ttft))
         if event.generated > 1:
             important.lengths.append(event.generated)
             self._tpot[slot].append(max(0.0, event.now - sent - ttft) / (event.generated - 1))
@@ -346,7 +338,7 @@ class E2(LedgerRouter):
         node.engines.discard(slot)
         del self._held[slot][node]
         self._held_tokens[slot] -= node.tokens
-        self._tree.prune(node)
+        node.prune()
 
     def _hit_ratio(self, slot: int, now: float) -> float:
         recent = self._hits[slot]
@@ -401,7 +393,7 @@ class E2(LedgerRouter):
         leaf, slot, _, tokens = self._jobs.pop(job, (None, 0, 0.0, 0.0))
         if leaf is not None:
             leaf.add(slot, -1, -tokens)
-            self._tree.prune(leaf)
+            leaf.prune()
 
     def _expire(self, now: float) -> None:
         """Drop what is older than the window, and jobs that the ledger dropped."""
@@ -417,7 +409,7 @@ class E2(LedgerRouter):
                 del self._counted[node]
                 node.engines.clear()
                 node.ttft.clear()
-                self._tree.prune(node)
+                node.prune()
 
 
 class E2Length(E2):

@@ -25,7 +25,7 @@ from lengthwise.workloads.arrivals import generator, spread_ticks
 from lengthwise.workloads.blocks import BLOCK_TOKENS, BYTES_PER_TOKEN, text_block_lists
 from lengthwise.workloads.columns import cast_column, refuse_twice
 from lengthwise.workloads.files import atomic_path, check_readable, open_text, read_parquet_table, stem
-from lengthwise.workloads.workload import SCHEMA, LeftOut, Parsed, Workload
+from lengthwise.workloads.workload import HINTS, SCHEMA, LeftOut, Parsed, Workload
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 """Columns of the Azure LLM inference traces (2023 and 2024)."""
@@ -115,47 +115,50 @@ def _seconds(time: pa.ChunkedArray, source: Path) -> NDArray[np.float64]:
 
 
 def _read_csv_slowly(path: Path) -> pa.Table:
+    """Read row by row in Python: accepts 1.0 as a whole number, and names the row and field that are wrong."""
     with open_text(path) as stream:
         rows = csv.reader(stream)
         header = next(rows)
+        fields = [pa.field(name, _TYPES.get(name, pa.null())) for name in header]
         columns: dict[str, list[Any]] = {name: [] for name in header if name in _TYPES}
         try:
             for row, cells in enumerate(filter(None, rows), start=1):
-                for name, cell in zip(header, _whole_row(cells, header, path, row), strict=True):
-                    if name in columns:
-                        columns[name].append(_cell(cell, name, path, row))
+                if len(cells) != len(header):
+                    raise InputError(
+                        f"{len(cells)} fields where the header has {len(header)}",
+                        source=path,
+                        row=row,
+                        field=header[min(len(cells), len(header) - 1)],
+                        hint="the file looks truncated or the row is broken",
+                    )
+                for field, cell in zip(fields, cells, strict=True):
+                    if field.name in columns:
+                        columns[field.name].append(_value(_number(cell, field.type), field, path, row))
         except csv.Error as error:
             raise InputError(f"is not CSV: {error}", source=path, row=rows.line_num - 1) from error
     return pa.table({name: pa.array(values, _TYPES[name]) for name, values in columns.items()})
 
 
-def _whole_row(cells: list[str], header: list[str], path: Path, row: int) -> list[str]:
-    if len(cells) == len(header):
-        return cells
-    raise InputError(
-        f"{len(cells)} fields where the header has {len(header)}",
-        source=path,
-        row=row,
-        field=header[min(len(cells), len(header) - 1)],
-        hint="the file looks truncated or the row is broken",
-    )
-
-
-def _cell(cell: str, name: str, path: Path, row: int) -> str | float | int | None:
-    kind = _TYPES[name]
-    if not pa.types.is_integer(kind) and not pa.types.is_floating(kind):
+def _number(cell: str, kind: pa.DataType) -> str | float | None:
+    """Return a cell as a number if its column has numbers, and None if it is empty."""
+    if pa.types.is_large_string(kind) or pa.types.is_string(kind):
         return cell or None
-    if not cell.strip():
-        return None
     try:
-        number = float(cell)
+        return float(cell) if cell.strip() else None
     except ValueError:
-        number = np.nan
-    whole = pa.types.is_integer(kind)
-    if np.isnan(number) or (whole and not number.is_integer()):
-        needed = "a whole number" if whole else "a number"
-        raise InputError(f"{cell!r} is not {needed}", source=path, row=row, field=name, hint="correct the row")
-    return int(number) if whole else number
+        return cell
+
+
+def _value(value: Any, field: pa.Field, path: Path, row: int) -> Any:  # noqa: ANN401
+    """Return the value if it has the right type; Arrow would truncate 1.5 tokens to 1."""
+    try:
+        scalar = pa.scalar(value, field.type)
+        if value is None or scalar.as_py() == value:
+            return scalar.as_py()
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        pass
+    hint = {**HINTS, **_MOONCAKE_HINTS}.get(field.name, f"a value of type {field.type}")
+    raise InputError(f"{value!r} does not fit", source=path, row=row, field=field.name, hint=hint)
 
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -181,8 +184,8 @@ _MOONCAKE_NAMES = {
 }
 _MOONCAKE_HINTS = {
     "timestamp": "milliseconds from the start, a number",
-    "input_length": "a whole number of tokens, at least 1",
-    "output_length": "a whole number of tokens, at least 1",
+    "input_length": HINTS["input_tokens"],
+    "output_length": HINTS["output_tokens"],
     "hash_ids": "a list of whole numbers, one per block",
 }
 _READ_BLOCK_BYTES = 16 << 20
@@ -260,14 +263,10 @@ def _dense(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 def _check_keys(table: pa.Table, source: Path) -> None:
     """Check what needs the field names of the file; Workload checks the rest."""
-    for name, hint in _MOONCAKE_HINTS.items():
-        column = table[name]
-        if column.null_count == len(table):
-            if name != "hash_ids":
-                raise InputError("missing key", source=source, row=1, field=name, hint=hint)
-        elif column.null_count and name != "hash_ids":
-            row = column.is_null().to_pylist().index(True) + 1
-            raise InputError("missing key", source=source, row=row, field=name, hint=hint)
+    for name in ("timestamp", "input_length", "output_length"):
+        if table[name].null_count:
+            row = table[name].is_null().to_pylist().index(True) + 1
+            raise InputError("missing key", source=source, row=row, field=name, hint=_MOONCAKE_HINTS[name])
 
 
 def _read_lines_slowly(path: Path) -> pa.Table:
@@ -286,18 +285,6 @@ def _read_lines_slowly(path: Path) -> pa.Table:
             for field in _MOONCAKE_SCHEMA:
                 columns[field.name].append(_value(record.get(field.name), field, path, row))
     return pa.table({field.name: pa.array(columns[field.name], field.type) for field in _MOONCAKE_SCHEMA})
-
-
-def _value(value: Any, field: pa.Field, path: Path, row: int) -> Any:  # noqa: ANN401
-    """Return the value if it has the right type; Arrow would truncate 1.5 tokens to 1."""
-    try:
-        scalar = pa.scalar(value, field.type)
-        if value is None or scalar.as_py() == value:
-            return scalar.as_py()
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        pass
-    hint = _MOONCAKE_HINTS.get(field.name, f"a value of type {field.type}")
-    raise InputError(f"{value!r} does not fit", source=path, row=row, field=field.name, hint=hint)
 
 
 _ROLES = {

@@ -58,16 +58,6 @@ class DiscreteLengths:
         return cls(tuple(lengths), tuple(probability for _, probability in pairs))
 
     @property
-    def mean(self) -> float:
-        """Expected tokens."""
-        return float(np.dot(self.lengths, self.probabilities))
-
-    @property
-    def std(self) -> float:
-        """Standard deviation in tokens."""
-        return math.sqrt(float(np.dot((np.array(self.lengths) - self.mean) ** 2, self.probabilities)))
-
-    @property
     def max(self) -> int:
         """The largest length, which clients set as max_tokens."""
         return max(self.lengths)
@@ -80,21 +70,11 @@ class DiscreteLengths:
 
 
 def _pair(piece: str) -> tuple[int, float]:
-    length_text, colon, probability_text = piece.partition(":")
-    if not colon:
-        raise InputError(f"'{piece}' is not a pair", field="lengths", hint=_SHAPE)
     try:
-        length = int(length_text)
+        length_text, probability_text = piece.split(":")
+        length, probability = int(length_text), float(probability_text)
     except ValueError:
-        raise InputError(
-            f"'{length_text.strip()}' in '{piece}' is not a whole number", field="length", hint=_SHAPE
-        ) from None
-    try:
-        probability = float(probability_text)
-    except ValueError:
-        raise InputError(
-            f"'{probability_text.strip()}' in '{piece}' is not a number", field="probability", hint=_SHAPE
-        ) from None
+        raise InputError(f"'{piece}' is not a pair", field="lengths", hint=_SHAPE) from None
     if length < 1:
         raise InputError(f"length {length} in '{piece}' is below 1", field="length", hint=_SHAPE)
     if not 0 <= probability <= 1:

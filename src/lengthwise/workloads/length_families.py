@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT, LOGT_FREE
+from lengthwise.lengths.families import FAMILIES, LOGNORMAL, LOGT, LOGT_FREE, Family
 from lengthwise.lengths.fit import RowFits, fit_rows
 from lengthwise.lengths.goodness import (
     ConfidenceInterval,
@@ -26,36 +28,11 @@ from lengthwise.lengths.goodness import (
     survival,
     unround,
 )
+from lengthwise.workloads.length_samples import LengthSamples
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from lengthwise.lengths.families import Family
-
-    Array = NDArray[np.float64]
-    Mask = NDArray[np.bool_]
-    from collections.abc import Callable
-
-    from lengthwise.workloads import LengthSamples
-
-    Report = Callable[[str, float], None]
-
-__all__ = [
-    "PAPER_PASS",
-    "By",
-    "Effort",
-    "FamilyResult",
-    "GroupResult",
-    "LengthFamilies",
-    "Tail",
-    "TailLook",
-    "look_at_tails",
-    "sample_prompts",
-    "study_families",
-]
-
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Report = Callable[[str, float], None]
 
 DEEP_SHARE: Final = 0.01
 """The Hill estimate in tables uses this share of the values, the largest ones."""
@@ -76,7 +53,7 @@ class Tail:
 
 
 @dataclass(frozen=True, eq=False)
-class TailLook:
+class Tails:
     """Lengths pooled per LLM, and lengths over their prompt's median: the data's and the simulated ones."""
 
     lengths_by_llm: tuple[Tail, ...]
@@ -84,13 +61,13 @@ class TailLook:
     """The data, then every prompt log-normal, then every prompt log-t."""
 
 
-def look_at_tails(
+def pool_tails(
     lengths: Array,
     present: Mask,
     llm: NDArray[np.object_],
     params: Mapping[Family, Array],
     rng: np.random.Generator,
-) -> TailLook:
+) -> Tails:
     """Pool the present lengths; `params` are the fits of the rows, from which lengths are simulated."""
     by_llm = [_tail(name, lengths[llm == name][present[llm == name]]) for name in sorted(set(llm.tolist()))]
     pooled = [_tail("data", _over_median(lengths, present))]
@@ -98,7 +75,7 @@ def look_at_tails(
         drawn = np.maximum(np.rint(family.draw(rng, fitted, lengths.shape[1])), 1.0)
         ended = present & (drawn < _LONGEST)
         pooled.append(_tail(f"every prompt {family.name}", _over_median(drawn, ended)))
-    return TailLook(tuple(by_llm), tuple(pooled))
+    return Tails(tuple(by_llm), tuple(pooled))
 
 
 def _over_median(lengths: Array, present: Mask) -> Array:
@@ -193,7 +170,7 @@ class LengthFamilies:
     groups: tuple[GroupResult, ...]
     """Groups of rows, `all` first."""
     power: tuple[Power, ...]
-    tails: TailLook
+    tails: Tails
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,9 +224,7 @@ def study_families(
         advance=lambda: stage.advance(1),
     )
     report("tails", 0.98)
-    tails = look_at_tails(
-        rows.lengths, rows.present, rows.llm, {f: fitted[f].fits.params for f in (LOGNORMAL, LOGT)}, rng
-    )
+    tails = pool_tails(rows.lengths, rows.present, rows.llm, {f: fitted[f].fits.params for f in (LOGNORMAL, LOGT)}, rng)
     return LengthFamilies(
         origin=samples.origin,
         by=by,

@@ -145,7 +145,7 @@ SCHEMA = pa.schema(
 )
 
 _REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
-_HINTS = {
+HINTS = {
     "arrival_s": "seconds from the start of the workload, a finite number of at least 0, never falling",
     "input_tokens": "a whole number of tokens, at least 1",
     "output_tokens": "a whole number of tokens, at least 1",
@@ -192,7 +192,7 @@ class Workload:
         if "priority" not in raw.column_names:
             raw = raw.append_column("priority", pa.array(np.zeros(len(raw), np.int32)))
         source = name if source is None else source
-        requests = conform(raw, SCHEMA, required=_REQUIRED, hints=_HINTS, source=source)
+        requests = conform(raw, SCHEMA, required=_REQUIRED, hints=HINTS, source=source)
         requests = requests.set_column(
             SCHEMA.get_field_index("priority"),
             SCHEMA.field("priority"),
@@ -333,9 +333,9 @@ def _check_arrivals(table: pa.Table, source: str | Path) -> None:
     column = table["arrival_s"]
     arrival = column.to_numpy()
     for bad, wrong, hint in (
-        (~np.isfinite(arrival), "is not a time", _HINTS["arrival_s"]),
+        (~np.isfinite(arrival), "is not a time", HINTS["arrival_s"]),
         (_falls(arrival), "is before the arrival of the row above", "sort the requests by arrival"),
-        (arrival < 0, "is before the start", _HINTS["arrival_s"]),
+        (arrival < 0, "is before the start", HINTS["arrival_s"]),
     ):
         refuse_where(bad, column, field="arrival_s", wrong=wrong, hint=hint, source=source)
 
@@ -348,11 +348,11 @@ def _check_lengths(table: pa.Table, source: str | Path) -> None:
     for name in ("input_tokens", "output_tokens", "max_tokens"):
         column = table[name]
         bad = pc.fill_null(pc.less(column, 1), False).to_numpy()
-        refuse_where(bad, column, field=name, wrong="is below 1", hint=_HINTS[name], source=source)
+        refuse_where(bad, column, field=name, wrong="is below 1", hint=HINTS[name], source=source)
     column = table["sample_mean"]
     fine = pc.and_(pc.is_finite(column), pc.greater(column, 0.0))
     bad = ~pc.fill_null(fine, True).to_numpy()
-    refuse_where(bad, column, field="sample_mean", wrong="is no mean", hint=_HINTS["sample_mean"], source=source)
+    refuse_where(bad, column, field="sample_mean", wrong="is no mean", hint=HINTS["sample_mean"], source=source)
 
 
 def _check_blocks(table: pa.Table, block_size: int | None, source: str | Path) -> None:
