@@ -40,6 +40,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("engine"))
 
 
+@pytest.fixture
+def few_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapt with two strengths of penalty in place of fifteen: the same code with fewer fits."""
+    monkeypatch.setattr("lengthwise.predictors.mixture.STRENGTHS", ((10.0, 30.0), (100.0, 1000.0)))
+
+
 @pytest.fixture(scope="session")
 def embedded_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedEngine]:
     """One embedded engine for all tests that need one: sjf, 4 slots, every step logged.

@@ -8,11 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
 
 runner = CliRunner()
+pytestmark = pytest.mark.usefixtures("few_strengths")
 
 
 def lengths(path: Path, rows: int, **columns: Any) -> str:

@@ -23,7 +23,7 @@ _RUNNING, _WAITING, _KV = (
     )
 )
 _CACHE: Final = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
-_LABEL: Final = re.compile(r'(block_size|num_gpu_blocks)="(\d+)"')
+_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,17 @@ def read_gauges(metrics: str) -> EngineGauges | None:
 
 def read_memory(metrics: str) -> EngineMemory | None:
     """Return the KV memory; None if it is not reported."""
-    found = _CACHE.search(metrics)
-    labels = {} if found is None else {name: int(value) for name, value in _LABEL.findall(found[1])}
-    if set(labels) != {"block_size", "num_gpu_blocks"}:
+    labels = _cache_labels(metrics)
+    blocks, block_size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+    if not (blocks.isdigit() and block_size.isdigit()):
         return None
-    # One block is vLLM's null block.
-    return EngineMemory(max(1, labels["num_gpu_blocks"] - 1) * labels["block_size"], labels["block_size"])
+    return EngineMemory(max(1, int(blocks) - 1) * int(block_size), int(block_size))  # one block is vLLM's null block
+
+
+def _cache_labels(metrics: str) -> dict[str, str]:
+    """Return the labels of `vllm:cache_config_info`, empty without such a metric."""
+    found = _CACHE.search(metrics)
+    return {} if found is None else dict(_LABEL.findall(found[1]))
 
 
 # vLLM's defaults, where it does not report them.
@@ -93,26 +98,20 @@ async def fetch_engine_facts(
     async with EngineClient(url) as client:
         name = await served_model(client, model)
         context = next((one.get("max_model_len") for one in await client.models() if one["id"] == name), None)
-        cache = await _cache(client)
-    block_size = int(cache.get("block_size", 16))
+        metrics = await fetch_metrics(client) or ""
+    labels, memory = _cache_labels(metrics), read_memory(metrics)
     if kv_tokens is None:
-        if not cache.get("num_gpu_blocks", "").isdigit():
+        if memory is None:
             raise InputError("does not report its KV memory in /metrics", source=url, hint="give --kv-tokens")
-        kv_tokens = (int(cache["num_gpu_blocks"]) - 1) * block_size  # one of vLLM's is the null block
+        kv_tokens = memory.kv_tokens
     return EngineFacts(
         engine=url,
         model=name,
         kv_tokens=kv_tokens,
-        block_size=block_size,
+        block_size=int(labels.get("block_size", 16)),
         max_model_len=int(context or _CONTEXT),
         max_num_seqs=max_num_seqs or _SEQS,
         max_num_batched_tokens=max(max_num_batched_tokens or _BATCHED_TOKENS, max_num_seqs or _SEQS),
-        prefix_caching=cache.get("enable_prefix_caching", "True") == "True",
+        prefix_caching=labels.get("enable_prefix_caching", "True") == "True",
         chunked_prefill=True,
     )
-
-
-async def _cache(client: EngineClient) -> dict[str, str]:
-    """Return the labels of `vllm:cache_config_info`, empty without such a metric."""
-    found = _CACHE.search(await fetch_metrics(client) or "")
-    return {} if found is None else dict(re.findall(r'(\w+)="([^"]*)"', found[1]))

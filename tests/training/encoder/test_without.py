@@ -23,6 +23,7 @@ def test_nothing_of_an_llm_left_out_is_left(tiny_folder: Path) -> None:
         load_samples(tiny.config(tiny_folder, data={"without": ["nobody-knows"]}).data)
 
 
+@pytest.mark.usefixtures("few_strengths")
 @pytest.mark.parametrize("head", [{"kind": "logt"}, {"kind": "bins", "bin_width": 50}])
 def test_an_encoder_is_taught_an_llm_that_it_was_trained_without(
     head: dict[str, object], tiny_folder: Path, tmp_path: Path
