@@ -34,13 +34,13 @@ def test_student_t_is_scipys_and_so_is_its_slope() -> None:
     np.testing.assert_allclose(t.grad, -np.exp(stats.t.logpdf(x, 3.5) - stats.t.logsf(x, 3.5)), rtol=5e-3, atol=1e-12)
 
 
-def test_a_cut_off_answer_counts_as_being_longer() -> None:
+def test_a_capped_answer_is_the_event_of_a_longer_one() -> None:
     mu, spread = torch.tensor([[5.0]]), torch.tensor([[-0.5]])
-    said = losses.negative_log_likelihood(mu, spread, targets([[100.0, 300.0]], [[False, True]]))
+    loss = losses.negative_log_likelihood(mu, spread, targets([[100.0, 300.0]], [[False, True]]))
     scale = np.exp(-0.5)
     t = (np.log([100.0, 300.0]) - 5.0) / scale
     expected = -(stats.t.logpdf(t[0], 3.5) - np.log(scale) + stats.t.logsf(t[1], 3.5)) / 2
-    assert float(said) == pytest.approx(expected, abs=1e-4)
+    assert float(loss) == pytest.approx(expected, abs=1e-4)
 
 
 def test_missing_samples_do_not_count() -> None:
@@ -57,8 +57,8 @@ def test_the_right_order_costs_less_than_the_wrong_one(kind: str) -> None:
     true = targets([[100.0, 110.0], [500.0, 520.0], [40.0, 45.0]])
 
     def cost(places: list[float]) -> float:
-        said = torch.tensor(places)[:, None, None].expand(-1, -1, 4 if kind == "logt" else 1)
-        return float(losses.label_loss(said, true, config, None).sum())
+        outputs = torch.tensor(places)[:, None, None].expand(-1, -1, 4 if kind == "logt" else 1)
+        return float(losses.label_loss(outputs, true, config, None).sum())
 
     assert cost([1.0, 2.0, 0.0]) < cost([0.0, 1.0, 2.0]) < cost([1.0, 0.0, 2.0])
 
@@ -77,10 +77,10 @@ def test_a_classifier_aims_at_the_bin_of_its_target(target: str, expected: int) 
     assert min(range(3), key=cost) == expected
 
 
-def test_a_lesson_is_learned_when_the_student_says_the_same() -> None:
-    lesson = torch.tensor([[[5.0, -0.5, 5.1, 3.0], [torch.nan] * 4]])
-    raw = lesson.clone()
-    raw[..., 1] = torch.log(torch.expm1(lesson[..., 1] + 3.2)) - 3.2
-    apart, known = losses.soft_loss(raw, lesson)
+def test_the_soft_loss_is_zero_where_the_student_repeats_the_teacher() -> None:
+    target = torch.tensor([[[5.0, -0.5, 5.1, 3.0], [torch.nan] * 4]])
+    raw = target.clone()
+    raw[..., 1] = torch.log(torch.expm1(target[..., 1] + 3.2)) - 3.2
+    distance, known = losses.soft_loss(raw, target)
     assert known.tolist() == [[True, False]]
-    np.testing.assert_allclose(apart, 0.0, atol=1e-6)
+    np.testing.assert_allclose(distance, 0.0, atol=1e-6)

@@ -9,51 +9,51 @@ from lengthwise.training.encoder.package import calibrate, rank_knots
 from tests.training.encoder.test_ensemble import P, outputs, pack
 
 
-def test_held_out_prompts_mend_place_spread_and_tail() -> None:
-    told = calibrate(np.full((P, 3), 4.5), np.full((P, 3), 0.05), pack(0.4), np.arange(P))
-    assert told.nu == 3.5
+def test_calibration_on_held_out_prompts_corrects_location_spread_and_tail() -> None:
+    adjusted = calibrate(np.full((P, 3), 4.5), np.full((P, 3), 0.05), pack(0.4), np.arange(P))
+    assert adjusted.nu == 3.5
     for llm in ("a", "b"):
-        assert 4.5 + told.by_llm[llm].shift == pytest.approx(5.0, abs=0.03)
-        assert 0.05 * told.by_llm[llm].factor == pytest.approx(0.4, abs=0.04)
+        assert 4.5 + adjusted.by_llm[llm].shift == pytest.approx(5.0, abs=0.03)
+        assert 0.05 * adjusted.by_llm[llm].factor == pytest.approx(0.4, abs=0.04)
 
 
-def test_an_llm_with_few_held_out_prompts_leans_on_the_others() -> None:
+def test_the_calibration_of_an_llm_with_few_held_out_prompts_shrinks_towards_the_others() -> None:
     data = pack(0.4)
     lengths = data.lengths.copy()
     lengths[10:, 1] = 0
     lengths[:10, 1] = 3000
-    told = calibrate(np.full((P, 3), 5.0), np.full((P, 3), 0.4), replace(data, lengths=lengths), np.arange(P))
-    assert told.by_llm["b"].prompts == 10
-    assert abs(told.by_llm["b"].shift) < np.log(3000) - 5.0 - 1.0
+    adjusted = calibrate(np.full((P, 3), 5.0), np.full((P, 3), 0.4), replace(data, lengths=lengths), np.arange(P))
+    assert adjusted.by_llm["b"].prompts == 10
+    assert abs(adjusted.by_llm["b"].shift) < np.log(3000) - 5.0 - 1.0
 
 
-def test_the_unknown_llm_is_measured_by_its_own_row_on_the_lengths_of_all() -> None:
+def test_the_unknown_llm_is_calibrated_on_the_lengths_of_all_llms() -> None:
     mu = np.full((P, 3), 5.0)
     mu[:, 2] = 7.0
-    told = calibrate(mu, np.full((P, 3), 0.4), pack(0.4), np.arange(P))
-    assert told.others.shift == pytest.approx(-2.0, abs=0.03)
+    adjusted = calibrate(mu, np.full((P, 3), 0.4), pack(0.4), np.arange(P))
+    assert adjusted.others.shift == pytest.approx(-2.0, abs=0.03)
 
 
-def test_corpora_count_alike_however_many_prompts_they_have() -> None:
+def test_corpora_have_equal_weight_in_calibration() -> None:
     data = pack(0.05)
     lengths, corpus = data.lengths.copy(), np.zeros(P, np.int8)
     lengths[:40] = 2 * data.lengths[:40]
     corpus[:40] = 1
-    told = calibrate(
+    adjusted = calibrate(
         np.full((P, 3), 5.0),
         np.full((P, 3), 0.4),
         replace(data, lengths=lengths, corpus=corpus, corpora=("c", "d")),
         np.arange(P),
     )
-    assert 0.05 < told.by_llm["a"].shift < np.log(2) - 0.05
+    assert 0.05 < adjusted.by_llm["a"].shift < np.log(2) - 0.05
 
 
-def test_knots_turn_scores_into_the_lengths_of_their_rank() -> None:
+def test_knots_map_scores_to_the_lengths_of_their_rank() -> None:
     data = pack(0.4)
-    said = outputs(0.0)
+    scores = outputs(0.0)
     means = data.lengths[:, 0].mean(axis=1)
-    said[..., 0] = -1000.0 + np.argsort(np.argsort(means))[:, None]
-    knots = rank_knots(said, replace(data, lengths=np.repeat(data.lengths[:, :1], 2, axis=1)), np.arange(P))
-    guess = np.interp(said[:, 0, 0], knots[0], knots[1])
+    scores[..., 0] = -1000.0 + np.argsort(np.argsort(means))[:, None]
+    knots = rank_knots(scores, replace(data, lengths=np.repeat(data.lengths[:, :1], 2, axis=1)), np.arange(P))
+    guess = np.interp(scores[:, 0, 0], knots[0], knots[1])
     assert np.corrcoef(guess, np.log(means))[0, 1] > 0.99
     assert np.median(np.abs(guess - np.log(means))) < 0.01

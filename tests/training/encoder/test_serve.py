@@ -88,13 +88,13 @@ def test_the_head_and_the_tail_of_a_long_prompt_are_read(predictor: EncoderPredi
     assert [name(ids[1]), name(ids[-2])] == ["long", "story"]
 
 
-def test_held_out_samples_fall_into_the_intervals_as_often_as_said(path: Path) -> None:
+def test_held_out_samples_fall_into_the_intervals_at_the_nominal_rate(path: Path) -> None:
     figures = read_model_file(path).card["figures"]["held_out"]
     assert figures["cover0.5"] == pytest.approx(0.5, abs=0.1)
     assert figures["cover0.9"] == pytest.approx(0.9, abs=0.1)
 
 
-def test_the_card_says_what_was_learned_from(path: Path) -> None:
+def test_the_card_names_licences_and_figures(path: Path) -> None:
     card = read_model_file(path).card
     assert card["kind"] == "encoder"
     assert card["licences"]["Mbpp"] == "CC-BY-4.0"

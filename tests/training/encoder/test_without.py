@@ -1,4 +1,4 @@
-"""An LLM left out of a training is a stranger to it, and can be taught afterwards."""
+"""An LLM left out of training is unknown to the predictor, and adaptation adds it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.training.encoder.test_serve import predictor_file  # isort: skip
 from pathlib import Path
 
 
-def test_nothing_of_an_llm_left_out_is_left(tiny_folder: Path) -> None:
+def test_an_llm_left_out_has_no_rows(tiny_folder: Path) -> None:
     kept = load_samples(tiny.config(tiny_folder, data={"without": ["llama-3.1-8B"]}).data)
     assert set(kept.llms) == set(tiny.LLMS[1:])
     with pytest.raises(InputError, match="LLM 'nobody-knows' is not known"):
@@ -25,15 +25,15 @@ def test_nothing_of_an_llm_left_out_is_left(tiny_folder: Path) -> None:
 
 @pytest.mark.usefixtures("few_strengths")
 @pytest.mark.parametrize("head", [{"kind": "logt"}, {"kind": "bins", "bin_width": 50}])
-def test_an_encoder_is_taught_an_llm_that_it_was_trained_without(
+def test_an_encoder_is_adapted_to_an_llm_left_out_of_training(
     head: dict[str, object], tiny_folder: Path, tmp_path: Path
 ) -> None:
     file = predictor_file(tiny_folder, tmp_path, data={"without": ["llama-3.1-8B"]}, head=head)
     rows = tiny.samples().where(llm="llama-3.1-8B").table
     texts, lengths = rows["prompt"].to_pylist(), [each[0] * 20 for each in rows["lengths"].to_pylist()]
-    report = adapt_file(file, Observed.of(tiny.LLMS[0], texts, lengths, origin="tiny"), tmp_path / "taught.lw")
+    report = adapt_file(file, Observed.of(tiny.LLMS[0], texts, lengths, origin="tiny"), tmp_path / "adapted.lw")
     assert not report.replaced
     assert report.after.crps < report.before.crps
-    taught = load_predictor(tmp_path / "taught.lw")
-    medians = taught.predict(texts, [tiny.LLMS[0]] * len(texts)).quantile(0.5)
+    adapted = load_predictor(tmp_path / "adapted.lw")
+    medians = adapted.predict(texts, [tiny.LLMS[0]] * len(texts)).quantile(0.5)
     assert np.median(medians / np.array(lengths)) == pytest.approx(1.0, abs=0.4)

@@ -23,15 +23,15 @@ def llm() -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def test_states_are_the_llms_own_whatever_the_batch(llm: Any) -> None:
+def test_states_do_not_depend_on_the_batch(llm: Any) -> None:
     settings = AnswerSettings(layers=(1, 2), temperature=0.0, max_tokens=12, every=4, batch=3)
     together = answer_all(llm, PROMPTS, [END], settings)
     assert set(together.length) == {0, 1, 2}
     for number, ids in enumerate(PROMPTS):
-        said: list[int] = []
+        answer: list[int] = []
         for generated in range(together.length[number]):
             with torch.inference_mode():
-                out = llm(torch.tensor([ids + said]), output_hidden_states=True)
+                out = llm(torch.tensor([ids + answer]), output_hidden_states=True)
             rows = [r for r, p in enumerate(together.prompt) if p == number and together.generated[r] == generated]
             assert len(rows) == (generated % 4 == 0)
             for row in rows:
@@ -40,24 +40,24 @@ def test_states_are_the_llms_own_whatever_the_batch(llm: Any) -> None:
                     assert np.allclose(together.states[layer][row], true, atol=0.02, rtol=0.01)
                 share = torch.softmax(out.logits[0, -1], dim=-1)
                 assert together.entropy[row] == pytest.approx(float(-(share * share.log()).sum()), abs=1e-3)
-            said.append(int(out.logits[0, -1].argmax()))
-        assert together.capped[number] == (said[-1] != END)
+            answer.append(int(out.logits[0, -1].argmax()))
+        assert together.capped[number] == (answer[-1] != END)
 
 
-def test_columns_count_down_to_the_end_and_keep_so_many(llm: Any) -> None:
+def test_columns_count_down_to_the_end_and_have_at_most_the_given_positions(llm: Any) -> None:
     settings = AnswerSettings(layers=(2,), max_tokens=40, every=2, batch=2, seed=3)
-    kept = answer_all(llm, PROMPTS, [END], settings)
-    columns = kept.columns([False, True, False], 3, 0)
+    collected = answer_all(llm, PROMPTS, [END], settings)
+    columns = collected.columns([False, True, False], 3, 0)
     assert max(np.bincount(columns["pid"])) <= 3
     for number, age, rest in zip(columns["pid"], columns["pos"], columns["rem"], strict=True):
-        assert age + rest == kept.length[number]
+        assert age + rest == collected.length[number]
     assert columns["test"].tolist() == [number == 1 for number in columns["pid"]]
     assert columns["L2"].shape == (len(columns["pid"]), 32)
 
 
 def test_penalties_are_those_of_vllm() -> None:
     logits = torch.tensor([[2.0, -2.0, 1.0, 1.0]])
-    said = torch.tensor([[0.0, 0.0, 3.0, 0.0]])
+    counts = torch.tensor([[0.0, 0.0, 3.0, 0.0]])
     in_prompt = torch.tensor([[True, True, False, False]])
-    found = _penalised(logits, said, in_prompt, AnswerSettings(repetition_penalty=2.0, frequency_penalty=0.1))
+    found = _penalised(logits, counts, in_prompt, AnswerSettings(repetition_penalty=2.0, frequency_penalty=0.1))
     assert torch.allclose(found, torch.tensor([[1.0, -4.0, 0.5 - 0.3, 1.0]]))

@@ -19,7 +19,7 @@ from lengthwise.training.probe.states import States  # isort: skip
 RECIPE = ProbeRecipe(hidden=16, dropout=0.0, input_dropout=0.0, epochs=10, networks=1, rate=1e-2)
 
 
-def test_the_layer_that_knows_is_chosen_and_beats_the_prompt() -> None:
+def test_the_informative_layer_is_chosen_and_beats_the_prompt() -> None:
     states = made_states()
     trained = train_probe(states, log_bins(states.cap), "tiny", recipe=RECIPE, name="made", report=lambda *_: None)
     assert trained.probe.layer == 2
@@ -42,13 +42,13 @@ def test_held_out_test_and_forbidden_prompts_are_never_trained_on() -> None:
     assert all(np.array_equal(once.network.arrays()[name], value) for name, value in again.network.arrays().items())
 
 
-def test_an_answer_cut_off_is_at_least_so_long() -> None:
+def test_a_capped_answer_counts_as_its_bin_and_all_above() -> None:
     logits = torch.log(torch.tensor([[0.2, 0.3, 0.5]] * 2))
     found = _negative_log_likelihood(logits, torch.tensor([1, 1]), torch.tensor([False, True]))
     assert torch.allclose(found, -torch.log(torch.tensor([0.3, 0.8])))
 
 
-def test_a_kept_row_stands_for_those_that_were_not() -> None:
+def test_a_collected_state_is_weighted_by_the_states_it_represents() -> None:
     states = made_states(prompts=10)
     assert np.allclose(states.weight, 1.0)
     half = states.where(states.generated % 32 == 0)
@@ -58,14 +58,14 @@ def test_a_kept_row_stands_for_those_that_were_not() -> None:
     assert few.weight.max() > 1.5
 
 
-def test_without_held_out_prompts_nothing_can_be_said() -> None:
+def test_training_without_held_out_prompts_is_refused() -> None:
     states = made_states()
     rows = states.trained
     with pytest.raises(InputError, match="held out"):
         train_probe(states.where(rows), log_bins(200), "tiny", recipe=RECIPE, name="made", report=lambda *_: None)
 
 
-def test_a_heatmap_says_where_each_true_bin_is_said_to_be() -> None:
+def test_a_heatmap_has_the_share_of_each_true_bin_in_each_predicted_bin() -> None:
     true, point = np.array([3, 3, 900]), np.array([3.0, 900.0, 900.0])
     found = heat(true, point, np.array([3.0, 1.0, 1.0]))
     low, high = HEAT.of([3, 900])
