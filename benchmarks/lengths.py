@@ -1,7 +1,7 @@
 """Accuracy and speed of length distributions: `python -m benchmarks.lengths`.
 
 Accuracy against adaptive quadrature over mu in [0, 9.5], sigma in [0.01, 2.5], cap in [16, 131072], the
-corners of that box included. Speed in CPU time (process_time), the median of several rounds.
+corners of that box included. Speed in CPU time (process_time), the fastest of several rounds.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 import platform
-import statistics
-import time
-from collections.abc import Callable
 
 import numpy as np
 from scipy import integrate, optimize, special
 
+from benchmarks import cpu_microseconds
 from lengthwise.lengths import TIE_NU, LogT, LogTColumns
 
 MU, SIGMA, CAP = (0.0, 9.5), (0.01, 2.5), (16, 131_072)
@@ -81,27 +79,16 @@ def accuracy(draws: int = 1_000) -> dict[str, float]:
     }
 
 
-def cpu_seconds(call: Callable[[], object], rounds: int = 7) -> float:
-    """Median CPU time of a call, after one to warm up."""
-    call()
-    taken = []
-    for _ in range(rounds):
-        start = time.process_time()
-        call()
-        taken.append(time.process_time() - start)
-    return statistics.median(taken)
-
-
 def speed(count: int = 1_000_000) -> dict[str, float]:
     """CPU time of one prediction's mean and CVaR, and predictions per CPU second as columns."""
     columns = box(2_000, np.random.default_rng(2))
     predictions = [columns[i] for i in range(len(columns))]
-    one = cpu_seconds(lambda: [prediction.mean_and_cvar(0.9) for prediction in predictions]) / len(predictions)
+    one = cpu_microseconds(lambda: [prediction.mean_and_cvar(0.9) for prediction in predictions]) / len(predictions)
     many = box(count, np.random.default_rng(3))
-    both = cpu_seconds(lambda: many.mean_and_cvar(0.9))
+    both = cpu_microseconds(lambda: many.mean_and_cvar(0.9))
     return {
-        "one prediction, mean and cvar (us)": one * 1e6,
-        "columns, mean and cvar (predictions/s)": len(many) / both,
+        "one prediction, mean and cvar (us)": one,
+        "columns, mean and cvar (predictions/s)": 1e6 * len(many) / both,
     }
 
 

@@ -6,27 +6,14 @@ and of one `find_victim` among 64 running jobs; the fastest of several rounds. I
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import numpy as np
 
+from benchmarks import cpu_microseconds
 from lengthwise.lengths import LogT
 from lengthwise.policies import POLICIES, Job, JobColumns, QueueView, make_policy
 
 SPECS = (*POLICIES, "bounded(tie)", "fair(srpt)", "classes(gittins)")
 VIEW = QueueView(1000, 64, 64)
-
-
-def microseconds(work: Callable[[], object], repeats: int) -> float:
-    """Return the time of a call in the fastest of nine rounds."""
-    rounds = []
-    for _ in range(9):
-        start = time.process_time_ns()
-        for _ in range(repeats):
-            work()
-        rounds.append((time.process_time_ns() - start) / repeats / 1e3)
-    return min(rounds)
 
 
 def measure(spec: str, jobs: list[Job]) -> dict[str, float]:
@@ -39,10 +26,10 @@ def measure(spec: str, jobs: list[Job]) -> dict[str, float]:
     )
     running = preempted.take(np.arange(64))
     return {
-        "key": microseconds(lambda: policy.key(one, VIEW, 2000.0), 2000),
-        "keys_1000": microseconds(lambda: policy.keys(fresh, VIEW, 2000.0), 100),
-        "keys_1000_preempted": microseconds(lambda: policy.keys(preempted, VIEW, 2000.0), 50),
-        "find_victim_64": microseconds(lambda: policy.find_victim(running, one, 2000.0), 100),
+        "key": cpu_microseconds(lambda: policy.key(one, VIEW, 2000.0), 2000),
+        "keys_1000": cpu_microseconds(lambda: policy.keys(fresh, VIEW, 2000.0), 100),
+        "keys_1000_preempted": cpu_microseconds(lambda: policy.keys(preempted, VIEW, 2000.0), 50),
+        "find_victim_64": cpu_microseconds(lambda: policy.find_victim(running, one, 2000.0), 100),
     }
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import Figure
+from benchmarks import Figure, cpu_microseconds
 from experiments.preble.study import VARIED, React
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
@@ -65,13 +65,8 @@ class Setting:
 def hashing() -> Figure:
     """Time the hashing of a prompt, in the fastest of several rounds."""
     ids = np.random.default_rng(0).integers(0, 128_000, TOKENS).astype(np.uint32)
-    rounds = []
-    for _ in range(9):
-        start = time.process_time_ns()
-        for _ in range(2000):
-            hash_tokens(ids)
-        rounds.append((time.process_time_ns() - start) / 2000 / 1e3)
-    return Figure(f"hash {TOKENS:,} tokens in blocks of {BLOCK_TOKENS}", min(rounds), 15)
+    took = cpu_microseconds(lambda: hash_tokens(ids), repeats=2000)
+    return Figure(f"hash {TOKENS:,} tokens in blocks of {BLOCK_TOKENS}", took, 15)
 
 
 def choices(spec: str, setting: Setting) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -87,21 +86,20 @@ def _run(options: argparse.Namespace) -> None:
         raise InputError("--plot takes one study that has a static figure")
     for folder in (options.cache, options.out):
         _make(folder)
-    times = _Times(options.cache / "times.json")
     left = sum(
-        0.0 if why or ResultCache(options.cache).get(study.key(grid)) else times.of(study, options.quick)
+        0.0 if why or ResultCache(options.cache).get(study.key(grid)) else 60 * study.minutes[options.quick]
         for study, grid, why in zip(studies, grids, missing, strict=True)
     )
     if left > 60:
-        _note(f"this takes about {_duration(left)} on this machine; stopped and run again, it resumes")
+        _note(f"this takes about {_duration(left)} on two cores; stopped and run again, it resumes")
     for study, grid, why in zip(studies, grids, missing, strict=True):
         if why:
             _note(f"{study.name} is left out: it {why}")
         else:
-            _run_one(study, grid, options, times, tables=not every)
+            _run_one(study, grid, options, tables=not every)
 
 
-def _run_one(study: Study[Any, Any], grid: object, options: argparse.Namespace, times: _Times, *, tables: bool) -> None:
+def _run_one(study: Study[Any, Any], grid: object, options: argparse.Namespace, *, tables: bool) -> None:
     results = ResultCache(options.cache)
     with late_bar() as bar:
         finished = study.run(
@@ -110,8 +108,6 @@ def _run_one(study: Study[Any, Any], grid: object, options: argparse.Namespace, 
         if options.plot is not None and study.draw is not None:
             study.draw(study.measure(Run(results, jobs=options.jobs, report=bar), grid), options.plot)
     output = finished.output
-    if finished.seconds is not None:
-        times.put(study, options.quick, finished.seconds)
     for text in output.notes:
         _note(text)
     if options.json:
@@ -130,25 +126,6 @@ def _how(finished: Finished) -> str:
         return "from the cache"
     parts = f", {finished.cached} simulations from the cache" if finished.cached else ""
     return f"took {_duration(finished.seconds)}{parts}"
-
-
-class _Times:
-    """How long each study took on this machine."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._known: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            self._known = {}
-
-    def of(self, study: Study[Any, Any], quick: bool) -> float:
-        return self._known.get(f"{study.name} {quick}", 60 * study.minutes[quick])
-
-    def put(self, study: Study[Any, Any], quick: bool, seconds: float) -> None:
-        self._known[f"{study.name} {quick}"] = seconds
-        with atomic_path(self._path) as temporary:
-            temporary.write_text(json.dumps(self._known), encoding="utf-8")
 
 
 def _make(folder: Path) -> None:

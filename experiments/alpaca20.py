@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from experiments.alpaca20_training import BINNINGS, BinPredictions, read_predictions
@@ -23,7 +22,7 @@ from experiments.study import Run, Study
 from lengthwise.errors import InputError
 from lengthwise.predictors import scores
 from lengthwise.predictors.scores import ClassScores
-from lengthwise.reports.figures import COLOURS, figure, legend, png
+from lengthwise.reports.figures import figure, png
 from lengthwise.reports.tables import Table
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.datasets import load_alpaca_lengths
@@ -178,18 +177,10 @@ def _training(what: str, binned: Binned) -> str:
 def images(found: Alpaca20Result) -> dict[str, str]:
     """Title -> PNG in base64."""
     shown = list(found.binned.values())
-    made = {}
     with figure(1, len(shown), size=(7.2 * len(shown), 6.4), title="True against predicted class") as (drawing, axes):
         for panel, binned in zip(axes, shown, strict=True):
             _confusion(panel, binned)
-        made["Confusion"] = png(drawing)
-    trained = [binned for binned in shown if binned.about.get("curves")]
-    if trained:
-        with figure(1, len(trained), size=(6.4 * len(trained), 4.2), title="Loss curves") as (drawing, axes):
-            for panel, binned in zip(axes, trained, strict=True):
-                _curves(panel, binned)
-            made["Loss curves"] = png(drawing)
-    return made
+        return {"Confusion": png(drawing)}
 
 
 def _confusion(axes: Axes, binned: Binned) -> None:
@@ -203,18 +194,6 @@ def _confusion(axes: Axes, binned: Binned) -> None:
     axes.set_xlabel("predicted (tokens)")
     axes.set_ylabel("true (tokens)")
     axes.set_title(f"{BINNINGS[binned.binning]}: share of each true class")
-
-
-def _curves(axes: Axes, binned: Binned) -> None:
-    rows = binned.about["curves"]
-    epochs = [row["epoch"] for row in rows]
-    for key, label, colour in (("train_loss", "training", COLOURS[0]), ("held_out_loss", "held out", COLOURS[1])):
-        axes.plot(epochs, [row[key] for row in rows], color=colour, marker="o", markersize=4, label=label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("cross-entropy")
-    axes.set_title(BINNINGS[binned.binning])
-    legend(axes)
 
 
 @dataclass(frozen=True)

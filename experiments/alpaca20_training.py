@@ -55,7 +55,7 @@ class BinPredictions:
 
 
 def together(made: Sequence[BinPredictions]) -> BinPredictions:
-    """Networks of one binning as one; the first tells of its training, all of their held-out figures."""
+    """Networks of one binning as one; `about` is the first one's, with the held-out figures of all."""
     about = {**made[0].about, "each": [one.about["held_out"] for one in made]}
     return replace(made[0], members=np.concatenate([one.members for one in made]), about=about)
 

@@ -289,8 +289,19 @@ _TITLES: Final = {(measure, statistic): f"{NAMES[measure]} {statistic}" for meas
 def tables(found: DisaggregationResult) -> list[Table]:
     """When a split pays, every arrangement of every workload, and the value of refreshed predictions."""
     return [
-        _one_split(found),
-        _best_by_statistic(found),
+        _verdicts(
+            found,
+            "When separate prefill and decode engines pay",
+            lambda _: _CHOSEN_BY,
+            "Of the splits, prefill:decode, the one with the least mean E2E, and its multiples of the mixed fleet's; "
+            "it pays where the whole 95 % interval is below 1, costs where it is above, else it is even.",
+        ),
+        _verdicts(
+            found,
+            "The best split for each statistic",
+            lambda what: what,
+            "Each statistic at the split that is best for it; the other statistics are worse there.",
+        ),
         *(_case(found, case) for case in found.sources),
         _refreshed(found),
     ]
@@ -307,14 +318,9 @@ def facts(found: DisaggregationResult) -> dict[str, Any]:
     """Everything that the tables show, for JSON."""
     return {
         "grid": found.grid,
-        "fleet": found.grid.fleet,
         "slots": found.slots,
-        "policy": POLICY,
-        "router": ROUTER,
-        "link": KvLink(found.grid.gb_per_s),
         "sources": found.sources,
         "split": [_facts(one) for one in found.split],
-        "first_prediction": FIRST,
         "refreshed": [_facts(one) for one in found.refreshed],
     }
 
@@ -333,40 +339,17 @@ def _facts(one: Arrangement) -> dict[str, Any]:
     }
 
 
-def _one_split(found: DisaggregationResult) -> Table:
-    """One split for all statistics: the one with the least mean E2E."""
-
-    def best(case: str, load: float) -> list[Arrangement]:
-        return [found.best(case, load, _CHOSEN_BY)] * len(COMPARED)
-
-    how = (
-        "Of the splits, prefill:decode, the one with the least mean E2E, and its multiples of the mixed fleet's; "
-        "it pays where the whole 95 % interval is below 1, costs where it is above, else it is even."
-    )
-    return _verdicts(found, "When separate prefill and decode engines pay", best, how)
-
-
-def _best_by_statistic(found: DisaggregationResult) -> Table:
-    """The best split for each statistic alone."""
-
-    def best(case: str, load: float) -> list[Arrangement]:
-        return [found.best(case, load, what) for what in COMPARED]
-
-    how = "Each statistic at the split that is best for it; the other statistics are worse there."
-    return _verdicts(found, "The best split for each statistic", best, how)
-
-
-def _verdicts(
-    found: DisaggregationResult, title: str, best: Callable[[str, float], list[Arrangement]], how: str
-) -> Table:
+def _verdicts(found: DisaggregationResult, title: str, chosen_by: Callable[[What], What], how: str) -> Table:
+    """Every statistic at the split that is best by one of them."""
     rows: list[list[str]] = []
     begins: set[int] = set()
     for case in found.sources:
         begins.add(len(rows))
         for load in found.grid.loads:
+            best = [(what, found.best(case, load, chosen_by(what))) for what in COMPARED]
             cells = [
                 f"{_split_name(found, one)} {verdict(one.ratios[what])} {one.ratios[what].ratio:.2f}"
-                for one, what in zip(best(case, load), COMPARED, strict=True)
+                for what, one in best
             ]
             rows.append([f"{case} {load:.1f}", *cells])
     how += " The best of several splits is a slightly optimistic estimate."

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import importlib.util
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -151,17 +150,7 @@ def facts(found: OnePromptResult) -> dict[str, Any]:
         "limit": found.limit,
         "lengths": found.lengths.astype(int).tolist(),
         "capped": found.capped.tolist(),
-        "families": [
-            {
-                "family": each.name,
-                "params": each.params,
-                "loglik_gain": each.loglik_gain,
-                "aic_gain": each.aic_gain,
-                "ks": each.ks,
-                "ks_passes": each.ks_passes,
-            }
-            for each in found.fits
-        ],
+        "families": [{**vars(each), "family": each.name} for each in found.fits],
         "predicted_median": {name: prediction.quantile(0.5) for name, prediction in found.predicted.items()},
     }
 
@@ -204,26 +193,23 @@ _SHOWN: Final = (
 
 def draw(found: OnePromptResult, path: Path) -> None:
     """Write the figure."""
-    with _drawn(found) as (drawing, axes):
-        _fill(axes, found)
+    with _drawn(found) as drawing:
         save(drawing, path)
 
 
 def images(found: OnePromptResult) -> dict[str, str]:
     """The figure as PNG in base64."""
-    with _drawn(found) as (drawing, axes):
-        _fill(axes, found)
+    with _drawn(found) as drawing:
         return {f"{len(found.lengths)} answers of {found.llm} to one prompt": png(drawing)}
 
 
-def _drawn(found: OnePromptResult) -> AbstractContextManager[tuple[Figure, list[Axes]]]:
+@contextlib.contextmanager
+def _drawn(found: OnePromptResult) -> Iterator[Figure]:
     title = f"{len(found.lengths)} answers of {found.llm} to “{_short(found.prompt)}”"
-    return figure(1, 2, size=(13.5, 4.8), title=title)
-
-
-def _fill(axes: list[Axes], found: OnePromptResult) -> None:
-    _histogram(axes[0], found)
-    _tail(axes[1], found)
+    with figure(1, 2, size=(13.5, 4.8), title=title) as (drawing, axes):
+        _histogram(axes[0], found)
+        _tail(axes[1], found)
+        yield drawing
 
 
 def _histogram(axes: Axes, found: OnePromptResult) -> None:

@@ -454,11 +454,6 @@ def measure(run: Run, grid: SimulatorErrorGrid) -> SimulatorErrorResult:
     return SimulatorErrorResult(found, drawn)
 
 
-def tables(found: SimulatorErrorResult) -> list[Table]:
-    """Statistics and errors by cell, the order of policies, and the draws."""
-    return [*comparison_tables(found.comparisons), *([draws_table(found.drawn)] if found.drawn else [])]
-
-
 def _needs(grid: SimulatorErrorGrid) -> str | None:
     if grid.results.is_dir():
         return None
@@ -474,7 +469,7 @@ STUDY: Study[SimulatorErrorGrid, SimulatorErrorResult] = Study(
     quick=SimulatorErrorGrid(),
     minutes=(10, 1),
     measure=measure,
-    tables=tables,
+    tables=lambda found: [*comparison_tables(found.comparisons), *([draws_table(found.drawn)] if found.drawn else [])],
     facts=lambda found: comparison_facts(found.comparisons, found.drawn),
     needs=_needs,
 )

@@ -178,7 +178,7 @@ class Study(Generic[GridT, ResultT]):
     grid: GridT
     quick: GridT
     minutes: tuple[float, float]
-    """Of the grid and of the quick one, on two cores, before this machine's own time is known."""
+    """Of the grid and of the quick one, on two cores."""
     measure: Callable[[Run, GridT], ResultT]
     tables: Callable[[ResultT], Sequence[Table]]
     facts: Callable[[ResultT], Any] = field(default=lambda result: result)

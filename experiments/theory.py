@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from experiments.study import Report, Run, Study
+from experiments.study import Run, Study
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, JobColumns, Policy, make_policy
 from lengthwise.policies.base import Numbers
@@ -290,9 +290,7 @@ def formulas(rate: float = 0.7) -> list[Formula]:
     return found
 
 
-def examine(
-    formula: Formula, grid: TheoryGrid, *, seed: int = 0, on_progress: Callable[[float], None] | None = None
-) -> Finding:
+def examine(formula: Formula, grid: TheoryGrid, *, seed: int = 0) -> Finding:
     """Simulate a formula's policy in independent runs."""
     controls = _controls(formula)
     jobs = grid.preemptive_jobs if controls else grid.jobs
@@ -302,8 +300,6 @@ def examine(
         drawn = Jobs.draw(formula.queue, jobs, seed + run)
         means[run] = drawn.response(formula.policy)
         deviations[run] = [drawn.response(policy) - expected for policy, expected in controls]
-        if on_progress is not None:
-            on_progress((run + 1) / grid.runs)
     return Finding(formula, *_with_control_variates(means, deviations), grid.runs, jobs)
 
 
@@ -396,12 +392,8 @@ def measure(run: Run, grid: TheoryGrid) -> list[Finding]:
     every = formulas(grid.load)
     findings = []
     for number, formula in enumerate(every):
-        part = run.part(number / len(every), (number + 1) / len(every))
-
-        def progress(share: float, part: Report = part, name: str = formula.name) -> None:
-            part(name, share)
-
-        findings.append(examine(formula, grid, on_progress=progress))
+        run.report(formula.name, number / len(every))
+        findings.append(examine(formula, grid))
     return findings
 
 

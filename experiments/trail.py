@@ -332,36 +332,12 @@ def _runs(setting: Setting, traffic: Sequence[_Traffic], kind: str, limits: Sequ
 
 
 def tables(found: TrailResult) -> list[Table]:
-    """Errors of predictions, latency over c, where preemption pays, and the verdict."""
+    """Errors of predictions, latency over c, and where preemption pays."""
     return [
         _errors(found),
         *(_over_c(found, caching) for caching in (False, True)),
         _where(found),
-        Table(
-            "Does preemption pay?",
-            ("setting", "verdict"),
-            [[name, verdicts] for name, verdicts in verdict(found).items()],
-        ),
     ]
-
-
-def verdict(found: TrailResult) -> dict[str, str]:
-    """Of each kind of prediction, at the poster's rate: the c with the least mean E2E, and whether it beats c = 0."""
-    verdicts = {}
-    for caching in (False, True):
-        for kind in KINDS:
-            runs = [run for run in found.over_c if run.predictions == kind and run.setting.caching == caching]
-            best = max(runs, key=lambda run: run.e2e.ratio)
-            verdicts[f"{_cache(caching)}, {kind}"] = _judged(best)
-    return verdicts
-
-
-def _judged(best: Cell) -> str:
-    if best.c == 0:
-        return "no: c = 0 has the least mean E2E"
-    pays = best.over_none.low > 1
-    change = f"{100 * (best.over_none.ratio - 1):+.1f} % against c = 0, {multiple(best.over_none)}"
-    return f"{'yes' if pays else 'not beyond chance'}: c = {best.c:g}, {change}"
 
 
 def _cache(caching: bool) -> str:

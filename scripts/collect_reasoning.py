@@ -63,16 +63,7 @@ def main() -> None:
         with EmbeddedEngine(EngineOptions(policy="fcfs", max_num_seqs=AT_ONCE)) as engine:
             for suffix, out in halves.items():
                 if not is_complete(out):
-                    where = [
-                        "--url",
-                        engine.url,
-                        "--prompts",
-                        str(prompts_file),
-                        "--at-once",
-                        str(AT_ONCE),
-                        "-o",
-                        str(out),
-                    ]
+                    where = [f"--url={engine.url}", f"--prompts={prompts_file}", f"--at-once={AT_ONCE}", f"--out={out}"]
                     command = [sys.executable, "-m", "lengthwise", "collect", *where, *ASK, "--suffix", suffix]
                     subprocess.run(command, check=True)  # noqa: S603  (our own command line)
     parts = []

@@ -25,6 +25,8 @@ from lengthwise.policies.residual import gittins_rank
 from lengthwise.reports.figures import COLOURS, GREY, figure, legend, log_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
@@ -95,12 +97,28 @@ def draw_ranks(axes: Axes, x: Array, y: Array, keys: Array) -> None:
 
 def by_length_and_waiting(axes: Axes, spec: str, view: QueueView = LONG) -> None:
     """Draw the order by median length and time waited."""
-    medians, waited = np.geomspace(20, 5000, 40), np.linspace(0, 240, 40)
-    grid = np.meshgrid(medians, waited)
-    jobs = JobColumns.filled(arrival=NOW - grid[1].ravel(), **predictions(grid[0].ravel()))
-    draw_ranks(axes, medians, waited, make_policy(spec).keys(jobs, view, NOW).reshape(grid[0].shape))
-    log_tokens(axes, TICKS)
+    draw_order(axes, spec, np.geomspace(20, 5000, 40), np.linspace(0, 240, 40), predictions, view)
     axes.set_xlabel("predicted median, tokens")
+
+
+def by_prompt(axes: Axes, spec: str) -> None:
+    """Draw the order by prompt length and time waited."""
+
+    def columns(prompts: Array) -> dict[str, Any]:
+        return {"expected": 300.0, "prompt_tokens": prompts}
+
+    draw_order(axes, spec, np.geomspace(20, 8000, 40), np.linspace(0, 120, 40), columns)
+    axes.set_xlabel("prompt not cached, tokens")
+
+
+def draw_order(
+    axes: Axes, spec: str, x: Array, waited: Array, columns: Callable[[Array], dict[str, Any]], view: QueueView = LONG
+) -> None:
+    """Draw the order of requests with these columns at each x, by the time waited."""
+    grid = np.meshgrid(x, waited)
+    jobs = JobColumns.filled(arrival=NOW - grid[1].ravel(), **columns(grid[0].ravel()))
+    draw_ranks(axes, x, waited, make_policy(spec).keys(jobs, view, NOW).reshape(grid[0].shape))
+    log_tokens(axes, TICKS)
     axes.set_ylabel("waited, s")
 
 
@@ -165,17 +183,6 @@ def by_age(axes: Axes, spec: str) -> None:
     axes.set_xlabel("generated, of a prediction with median 300")
     axes.set_ylabel("key, tokens")
     legend(axes)
-
-
-def by_prompt(axes: Axes, spec: str) -> None:
-    """Draw the order by prompt length and time waited."""
-    prompts, waited = np.geomspace(20, 8000, 40), np.linspace(0, 120, 40)
-    grid = np.meshgrid(prompts, waited)
-    jobs = JobColumns.filled(arrival=NOW - grid[1].ravel(), expected=300.0, prompt_tokens=grid[0].ravel())
-    draw_ranks(axes, prompts, waited, make_policy(spec).keys(jobs, LONG, NOW).reshape(grid[0].shape))
-    log_tokens(axes, TICKS)
-    axes.set_xlabel("prompt not cached, tokens")
-    axes.set_ylabel("waited, s")
 
 
 def by_hit_group(axes: Axes, spec: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.study import Line, line_figure
 from experiments.tie import paper
 from experiments.tie.study import POLICIES, TieResult, find, over, top
 from experiments.tie.tables import claims
@@ -82,26 +83,14 @@ def _bars(name: str, x: list[str], y: list[float], colour: str) -> dict[str, Any
 
 def _offline(found: TieResult) -> Figure:
     """Samples over time, first seed."""
-    data: list[dict[str, Any]] = []
-    for i, predictor in enumerate(dict.fromkeys((found.predictor, "oracle"))):
-        for number, policy in enumerate(POLICIES):
+    panels: dict[str, list[Line]] = {}
+    for predictor in dict.fromkeys((found.predictor, "oracle")):
+        for policy in POLICIES:
             finish = np.sort(find(found.offline, policy, predictor).outcomes[0].finish)
             shown = np.unique(np.linspace(0, len(finish) - 1, _POINTS).astype(int))
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "name": policy,
-                    "legendgroup": policy,
-                    "showlegend": i == 0,
-                    "line": {"color": COLOURS[number], "dash": "dot" if policy == "ltr" else "solid"},
-                    "x": finish[shown],
-                    "y": shown + 1,
-                    **panel(i),
-                }
-            )
-    names = list(dict.fromkeys((found.predictor, "oracle")))
-    both = (axis("seconds", rangemode="tozero"), axis("samples", rangemode="tozero"))
-    layout = axes([both] * len(names), columns=len(names), titles=[f"predictions {name}" for name in names])
+            dash = "dot" if policy == "ltr" else "solid"
+            line = Line(policy, finish[shown].tolist(), (shown + 1).tolist(), dash=dash, mode="lines")
+            panels.setdefault(f"predictions {predictor}", []).append(line)
+    both = axis("seconds", rangemode="tozero"), axis("samples", rangemode="tozero")
     caption = "Finished samples over time. A line further up and to the left is better; all end together."
-    return Figure("Offline: all at once", caption, data, layout)
+    return line_figure("Offline: all at once", caption, panels, *both)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -91,15 +90,6 @@ def _variants() -> dict[str, tuple[str, str]]:
     }
 
 
-def order(grid: Grid, predictor: str, policies: tuple[str, ...]) -> str:
-    """Policies by latency per token at the highest load; `=` between two whose interval includes no difference."""
-    cells = sorted((find(grid, name, predictor) for name in policies), key=lambda c: c.latency("per_token_s", "mean"))
-    text = cells[0].policy
-    for before, after in pairwise(cells):
-        text += (" < " if over(after, before).low > 1 else " = ") + after.policy
-    return text
-
-
 def offline_figures(found: TieResult) -> dict[tuple[str, str | None], tuple[list[float], list[float]]]:
     """Seconds to the samples and samples in the window, seed by seed, of each policy and predictor."""
     return {
@@ -163,20 +153,10 @@ def weaker(found: TieResult) -> list[Weaker]:
     ]
 
 
-def claim_notes(found: TieResult) -> list[str]:
-    """Notes on the table of claims: what its values mean, and the order of policies."""
-    theirs = sorted(paper.ONLINE[paper.MAIN], key=lambda name: paper.ONLINE[paper.MAIN][name])
-    return [
-        (
-            "Compared are ratios, order and growth. Seconds are not: other prompts, another LLM, another (simulated) "
-            "GPU, and a rate that is known as a load only by inference."
-        ),
-        (
-            f"Order by latency per token, best first: the paper {' < '.join(theirs)}; "
-            f"CASTILLO {order(found.online, found.predictor, POLICIES)}; "
-            f"synthetic {order(found.synthetic, AS_IN_PAPER, POLICIES)} (= where the interval shows no difference)."
-        ),
-    ]
+CLAIM_NOTE: Final = (
+    "Compared are ratios and growth. Seconds are not: other prompts, another LLM, another (simulated) GPU, and a rate "
+    "that is known as a load only by inference."
+)
 
 
 def _reasons_table(found: TieResult) -> Table:
@@ -401,35 +381,14 @@ def facts(found: TieResult) -> dict[str, Any]:
     return {
         "origin": found.origin,
         "predictor": found.predictor,
-        "paper": {
-            "online_per_token_s": paper.ONLINE,
-            "growth": paper.GROWTH,
-            "ablation": dict(paper.ABLATION),
-            "offline": paper.OFFLINE,
-            "implied_capacity_per_s": paper.implied_capacity(),
-        },
         "online": grid_facts(found.online),
         "synthetic": grid_facts(found.synthetic),
-        "offline": {
-            "corpus": found.offline_corpus,
-            "requests": len(found.offline.workload),
-            "samples": found.samples,
-            "window_s": found.window_s,
-            "runs": [
-                {
-                    "policy": cell.policy,
-                    "predictor": cell.predictor,
-                    "time_to_samples_s": times,
-                    "samples_in_window": counts,
-                    "length_and_time": concentration(cell),
-                }
-                for cell, (times, counts) in zip(found.offline.cells, offline_figures(found).values(), strict=True)
-            ],
+        "offline": grid_facts(found.offline),
+        "offline_samples": {
+            f"{policy}, {predictor}": {"time_to_samples_s": times, "samples_in_window": counts}
+            for (policy, predictor), (times, counts) in offline_figures(found).items()
         },
-        "prompt_cv": {"castillo": found.prompt_cv[0], "synthetic": found.prompt_cv[1], "paper": paper.WITHIN_PROMPT_CV},
-        "orders": {
-            "castillo": orders(found.online.predictions[found.predictor][0]),
-            "synthetic": orders(found.synthetic.predictions[AS_IN_PAPER][0]),
-        },
+        "prompt_cv": found.prompt_cv,
+        "orders": {name: orders(grid.predictions[predictor][0]) for name, grid, predictor in _traffics(found)},
         "sjf_over_fcfs_by_tau": weaker(found),
     }

@@ -113,15 +113,14 @@ def test_a_file_about_other_prompts_or_of_another_kind_is_refused(samples: Lengt
 
 
 def test_the_table_marks_what_is_beaten_and_the_page_shows_both_binnings(samples: LengthSamples) -> None:
-    curves = [{"epoch": n, "train_loss": 3.0 - n, "held_out_loss": 3.0 - n / 2} for n in range(3)]
-    made = dataclasses.replace(predictions(samples, 1.0), about={"curves": curves, "trained_on": 240})
+    made = dataclasses.replace(predictions(samples, 1.0), about={"trained_on": 240})
     found = compare({"equal_mass": made, "width": predictions(samples, 0.5)}, samples)
     (table,) = tables(found)
     assert [row[1] for row in table.rows] == ["paper", "ours", "constant", "ours", "constant"]
     assert table.rows[0][2:] == tuple(f"{PAPER[name]:.2f}" for name in FIGURES)
     assert all(cell.endswith("*") for cell in table.rows[1][2:])
     assert not any("*" in cell for row in table.rows[2:] for cell in row)
-    assert STUDY.output(found).html().count("data:image/png") == 2
+    assert STUDY.output(found).html().count("data:image/png") == 1
     assert '"confusion"' in to_json(STUDY.output(found).facts)
 
 

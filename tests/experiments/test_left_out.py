@@ -46,7 +46,7 @@ def samples(prompts: int = 1500) -> LengthSamples:
     return LengthSamples.from_table({**columns, "input_tokens": [5] * len(columns["llm"])}, origin="made up")
 
 
-def said(prompts: Prompts) -> KnownPredictions:
+def known_predictions(prompts: Prompts) -> KnownPredictions:
     mu = np.array([float(text.split()[0]) for text in prompts.texts])
     return KnownPredictions(LLMS[1:], np.stack([mu, mu + 0.3, mu - 1.0], axis=1), np.full((len(mu), 3), 0.3), 3.5)
 
@@ -68,7 +68,7 @@ def test_the_pool_is_what_the_training_did_not_see_and_the_test_is_neither() -> 
 def test_an_adapted_llm_is_known_about_as_well_as_it_can_be() -> None:
     prompts = Prompts.of(samples(6000), "llama-3.1-8B")
     best = Scores(0.7, 0.5, 0.9)
-    found = leave_out(said(prompts), prompts, best, lengths=60, draws=3)
+    found = leave_out(known_predictions(prompts), prompts, best, lengths=60, draws=3)
     assert found.adapted.tau == pytest.approx(found.unknown.tau, abs=0.01)
     assert found.unknown.coverage_90 < 0.5
     assert 0.85 < found.adapted.coverage_90 < 0.95
@@ -78,7 +78,7 @@ def test_an_adapted_llm_is_known_about_as_well_as_it_can_be() -> None:
 def test_the_same_draws_come_again() -> None:
     prompts = Prompts.of(samples(), "llama-3.1-8B")
     known = Scores(0.7, 0.5, 0.9)
-    first, second = (leave_out(said(prompts), prompts, known, lengths=20, draws=1) for _ in range(2))
+    first, second = (leave_out(known_predictions(prompts), prompts, known, lengths=20, draws=1) for _ in range(2))
     assert first == second
 
 
@@ -94,7 +94,7 @@ def test_a_predictor_that_knows_the_llm_and_a_pool_too_small_are_refused() -> No
     with pytest.raises(InputError, match="this predictor knows"):
         KnownPredictions.by(load_predictor("fast"), prompts)
     with pytest.raises(InputError, match="to draw 5000 from"):
-        leave_out(said(prompts), prompts, Scores(0.7, 0.5, 0.9), lengths=5000)
+        leave_out(known_predictions(prompts), prompts, Scores(0.7, 0.5, 0.9), lengths=5000)
 
 
 def test_a_real_predictor_predicts_an_llm_it_was_not_trained_on() -> None:

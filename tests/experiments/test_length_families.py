@@ -72,7 +72,7 @@ def test_progress_only_grows_and_names_what_is_done(progress: list[tuple[str, fl
     assert result.rows
 
 
-def test_an_llm_that_repeats_itself_is_told() -> None:
+def test_an_llm_that_repeats_itself_is_detected() -> None:
     samples = made_up(prompts=20, llms=("owner/a",))
     lengths = samples.lengths_matrix().copy()
     lengths[3:11, :5] = 300

@@ -1,4 +1,4 @@
-"""Simulator beside measurement: what the simulator itself has made is foretold exactly, and drift is told apart."""
+"""Simulator beside measurement: a simulated run is reproduced exactly, and drift of the machine is separated."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from experiments.tie.study import (
     top,
     within_prompts,
 )
-from experiments.tie.tables import claims, concentration, offline_figures, order, orders, weaker
+from experiments.tie.tables import claims, concentration, offline_figures, orders, weaker
 from experiments.tie.traffic import (
     AS_IN_PAPER,
     LOG_SIGMA,
@@ -230,12 +230,6 @@ def test_every_claim_has_our_value_in_its_settings(small: TieResult) -> None:
     assert tie_over_fcfs.ours.ratio == pytest.approx(np.exp(np.mean(np.log(np.array(ours) / base))))
 
 
-def test_order_names_every_policy_once_and_equates_those_without_a_difference(small: TieResult) -> None:
-    text = order(small.online, PREDICTOR, POLICIES)
-    assert sorted(text.replace(" < ", " ").replace(" = ", " ").split()) == sorted(POLICIES)
-    assert "sjf = ltr" in text
-
-
 def test_noisy_predictions_have_the_tau_of_their_name(small: TieResult) -> None:
     found = weaker(small)
     assert [each.predictor for each in found] == list(WEAKER)  # the study's own is one of them
@@ -252,8 +246,7 @@ def test_tables_are_complete_and_plotly_accepts_every_figure(small: TieResult) -
 def test_json_holds_every_policy_and_claim(small: TieResult) -> None:
     facts = json.loads(to_json(STUDY.output(small).facts))
     assert facts["result"]["origin"] == "packaged sample"
-    assert facts["result"]["paper"]["offline"]["tie"] == [98.1, 4762.0]
-    assert facts["result"]["offline"]["samples"] == 200
+    assert len(facts["result"]["offline_samples"]) == len(small.offline.cells)
     assert {run["policy"] for run in facts["result"]["online"]["runs"]} >= set(POLICIES)
     assert len(facts["claims"]) == len(claims(small))
 
