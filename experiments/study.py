@@ -44,7 +44,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
-from lengthwise.reports.page import COLOURS, Figure, axes, html_page, interactive_page, interval_bars, panel
+from lengthwise.reports.page import COLOURS, Figure, axes, html_page, interval_bars, panel
 from lengthwise.reports.simulation import multiple
 from lengthwise.reports.tables import Table, to_json
 from lengthwise.simulator.paired import Ratio
@@ -110,9 +110,8 @@ class Output:
 
     def html(self) -> str:
         """One page that needs no network."""
-        if self.figures:
-            return interactive_page(self.title, self.figures, self.tables)
-        return html_page(self.title, self.images, self.tables)
+        images = None if self.figures else self.images
+        return html_page(self.title, self.tables, figures=self.figures, pictures=images)
 
     def to_cache(self) -> dict[str, Any]:
         """JSON for `ResultCache`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lengthwise.reports.simulation_figures import html_report
+from lengthwise.reports.simulation import html_report
 from tests.reports.browser import inspect
 from tests.reports.test_simulation import FIGURES, grid
 

@@ -8,15 +8,17 @@ from functools import cache
 import plotly.graph_objects as go
 import pytest
 
-from lengthwise.reports.page import Figure, interactive_page
-from lengthwise.reports.simulation import multiple, seconds, tables
-from lengthwise.reports.simulation_figures import (
+from lengthwise.reports.page import Figure, html_page
+from lengthwise.reports.simulation import (
     cdfs,
     html_report,
     latency_against_load,
     length_heatmap,
     mean_against_tail,
+    multiple,
     over_time,
+    seconds,
+    tables,
     waiting_by_length,
 )
 from lengthwise.reports.tables import to_json
@@ -139,6 +141,6 @@ def test_the_page_needs_nothing_else() -> None:
 
 
 def test_a_name_cannot_end_the_script() -> None:
-    page = interactive_page("x", [Figure("a<b", "", [{"type": "scatter", "name": "</script>"}], {})], [])
+    page = html_page("x", [], figures=[Figure("a<b", "", [{"type": "scatter", "name": "</script>"}], {})])
     assert '"name": "<\\/script>"' in page
     assert "<h2>a&lt;b</h2>" in page

@@ -13,8 +13,7 @@ from lengthwise.cli.output import need_folder, show
 from lengthwise.cli.workload import note
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.simulation import facts, tables
-from lengthwise.reports.simulation_figures import html_report
+from lengthwise.reports.simulation import facts, html_report, tables
 from lengthwise.simulator import Fleet, KvLink, Pools
 from lengthwise.simulator.fleet import FleetEvent, FleetEventKind, parse_fleet_events
 from lengthwise.simulator.grid import Plan, run_grid

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.reports.figures import COLOURS, boxes, figure, legend, save, short_name
+from lengthwise.reports.figures import COLOURS, boxes, describe, figure, save, short_name
 from lengthwise.reports.tables import Table, share
 from lengthwise.workloads import LengthSamples
 
@@ -101,11 +101,10 @@ def trimmed(values: Array) -> Array:
 
 def profile_castillo(samples: LengthSamples) -> CastilloProfile:
     """Compute statistics of prompts and answers, by corpus and by LLM."""
-    table = samples.table
-    corpus, llm, prompt = (np.array(table[name].to_pylist(), object) for name in ("corpus", "llm", "prompt_id"))
+    corpus, llm = (np.array(samples.table[name].to_pylist(), object) for name in ("corpus", "llm"))
     lengths = samples.lengths_matrix()
     clean = samples.clean_mask()
-    tokens, missing = _llama_tokens(corpus, prompt, llm, table["input_tokens"].to_numpy())
+    tokens, missing = _llama_tokens(samples)
     everywhere = np.ones(len(lengths), bool)
     corpora = {name: corpus == name for name in samples.corpora}
     llms = {name: llm == name for name in samples.llms}
@@ -128,39 +127,30 @@ def profile_castillo(samples: LengthSamples) -> CastilloProfile:
     )
 
 
-def _llama_tokens(
-    corpus: NDArray[np.object_],
-    prompt: NDArray[np.object_],
-    llm: NDArray[np.object_],
-    input_tokens: NDArray[np.int64],
-) -> tuple[dict[str, NDArray[np.int64]], int]:
-    """Return one token count per prompt, by corpus, from any Llama's row: they share tokenizer and chat template."""
-    counts: dict[tuple[str, str], int] = {}
-    prompts = set(zip(corpus.tolist(), prompt.tolist(), strict=True))
-    is_llama = np.array(["llama" in name.lower() for name in llm.tolist()], bool)
-    for key_corpus, key_prompt, count in zip(corpus[is_llama], prompt[is_llama], input_tokens[is_llama], strict=True):
-        counts.setdefault((key_corpus, key_prompt), int(count))
+def _llama_tokens(samples: LengthSamples) -> tuple[dict[str, NDArray[np.int64]], int]:
+    """Return one token count per prompt, by corpus, from any Llama's row: they share tokenizer and chat template.
+
+    The second value is the number of prompts without such a row.
+    """
+    columns = (samples.table[name].to_pylist() for name in ("corpus", "prompt_id", "llm", "input_tokens"))
+    counts: dict[tuple[str, str], int | None] = {}
+    for corpus, prompt, llm, tokens in zip(*columns, strict=True):
+        if counts.setdefault((corpus, prompt)) is None and "llama" in llm.lower():
+            counts[corpus, prompt] = tokens
     by_corpus: dict[str, list[int]] = {}
-    for (name, _), count in sorted(counts.items()):
-        by_corpus.setdefault(name, []).append(count)
-    return {name: np.array(values) for name, values in by_corpus.items()}, len(prompts) - len(counts)
+    for (corpus, _), count in counts.items():
+        if count is not None:
+            by_corpus.setdefault(corpus, []).append(count)
+    missing = sum(count is None for count in counts.values())
+    return {corpus: np.array(by_corpus[corpus]) for corpus in sorted(by_corpus)}, missing
 
 
 def _profile(corpus: str, llm: str, lengths: NDArray[np.int64], clean: NDArray[np.bool_]) -> LengthProfile:
-    count = clean.sum(axis=1)
-    filled = count > 0
-    total = np.where(clean, lengths, 0).sum(axis=1)[filled]
-    mean = total / count[filled]
-    deviation = np.where(clean[filled], lengths[filled] - mean[:, None], 0.0)
-    std = np.sqrt((deviation**2).sum(axis=1) / count[filled])
-    return LengthProfile(
-        corpus=corpus,
-        llm=llm,
-        rows=len(lengths),
-        mean=float(mean.mean()) if filled.any() else float("nan"),
-        median_std=float(np.median(std)) if filled.any() else float("nan"),
-        degenerate=float(1 - clean.mean()),
-    )
+    values = np.where(clean, lengths, np.nan)[clean.any(axis=1)]
+    mean = median_std = float("nan")
+    if len(values):
+        mean, median_std = float(np.nanmean(values, axis=1).mean()), float(np.median(np.nanstd(values, axis=1)))
+    return LengthProfile(corpus, llm, len(lengths), mean, median_std, float(1 - clean.mean()))
 
 
 _STATISTICS = ("Mean", "Min.", "P25", "P50", "P75", "P99", "Max.")
@@ -194,8 +184,8 @@ def _prompt_tokens(profile: CastilloProfile) -> Table:
 
 
 def _statistics(tokens: PromptTokens) -> tuple[str, ...]:
-    values = (tokens.mean, tokens.min, tokens.p25, tokens.p50, tokens.p75, tokens.p99, tokens.max)
-    return (f"{tokens.prompts:,}", *(f"{value:,.1f}".removesuffix(".0") for value in values))
+    prompts, *values = astuple(tokens)
+    return (f"{prompts:,}", *(f"{value:,.1f}".removesuffix(".0") for value in values))
 
 
 def _lengths(title: str, by: str, rows: list[tuple[str, LengthProfile]]) -> Table:
@@ -229,8 +219,8 @@ def draw(profile: CastilloProfile, path: Path) -> None:
     with figure(2, 2, size=(14, 9.5), title=f"CASTILLO: {profile.rows:,} rows, ten samples each") as (drawing, axes):
         _raw(axes[0], profile)
         _trimmed(axes[1], profile)
-        _by_llm(axes[2], profile.means, "Figure 3: mean length per prompt (top 1 % left out)", "tokens")
-        _by_llm(axes[3], profile.stds, "Figure 4: std of length per prompt (top 1 % left out)", "tokens")
+        _by_llm(axes[2], profile.means, "Figure 3: mean length per prompt (top 1 % left out)")
+        _by_llm(axes[3], profile.stds, "Figure 4: std of length per prompt (top 1 % left out)")
         save(drawing, path)
 
 
@@ -239,9 +229,7 @@ def _raw(axes: Axes, profile: CastilloProfile) -> None:
         if short_name(llm) == _FIGURE_1:
             axes.hist(lengths, bins=np.arange(0, 15_251, 250).tolist(), color=COLOURS[0])
     axes.set_yscale("log")
-    axes.set_xlabel("output tokens")
-    axes.set_ylabel("samples")
-    axes.set_title(f"Figure 1: raw lengths of {_FIGURE_1}, mass at both ends")
+    describe(axes, f"Figure 1: raw lengths of {_FIGURE_1}, mass at both ends", x="output tokens", y="samples")
 
 
 def _trimmed(axes: Axes, profile: CastilloProfile) -> None:
@@ -249,32 +237,14 @@ def _trimmed(axes: Axes, profile: CastilloProfile) -> None:
     shown = {name: shown[name] for name in _FIGURE_2 if name in shown}
     longest = max((values.max() for values in shown.values()), default=1.0)
     for (name, values), colour in zip(shown.items(), COLOURS, strict=False):
-        axes.hist(
-            values,
-            bins=np.linspace(0, longest, 61).tolist(),
-            histtype="stepfilled",
-            alpha=0.22,
-            color=colour,
-            density=True,
-        )
-        axes.hist(
-            values,
-            bins=np.linspace(0, longest, 61).tolist(),
-            histtype="step",
-            linewidth=1.8,
-            color=colour,
-            density=True,
-            label=name,
-        )
-    axes.set_xlim(0, longest)
-    axes.set_yticks([])
-    axes.set_xlabel("output tokens")
-    axes.set_title("Figure 2: length distributions (top 1 % left out)")
-    legend(axes, loc="upper right")
+        bins = np.linspace(0, longest, 61).tolist()
+        style = {"facecolor": (colour, 0.22), "edgecolor": colour, "linewidth": 1.8, "label": name}
+        axes.hist(values, bins=bins, histtype="stepfilled", density=True, **style)
+    axes.set(xlim=(0, longest), yticks=[])
+    describe(axes, "Figure 2: length distributions (top 1 % left out)", x="output tokens", legend_at="upper right")
 
 
-def _by_llm(axes: Axes, values: Mapping[str, NDArray[np.float64]], title: str, unit: str) -> None:
+def _by_llm(axes: Axes, values: Mapping[str, Array], title: str) -> None:
     boxes(axes, {short_name(llm): trimmed(data) for llm, data in values.items()})
     axes.set_xlim(left=0)
-    axes.set_xlabel(unit)
-    axes.set_title(title)
+    describe(axes, title, x="tokens")

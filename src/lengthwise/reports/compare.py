@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lengthwise.errors import InputError
-from lengthwise.reports.simulation import multiple, seconds
+from lengthwise.reports.page import table_html
+from lengthwise.reports.simulation import NAMES, multiple, seconds
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.simulator.grid_result import COMPARED, Measure, Statistic, latencies
@@ -24,8 +24,6 @@ from lengthwise.workloads import Workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_LABELS: Final = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "per_token_s": "E2E per token"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,11 +43,10 @@ class Comparison:
     @property
     def table(self) -> Table:
         """Mean and p99 latencies and their ratios."""
-        shown = [("ttft_s", "mean"), ("ttft_s", "p99"), ("e2e_s", "mean"), ("e2e_s", "p99")]
-        figures = [each for each in COMPARED if each in shown]
+        figures = [(measure, statistic) for measure, statistic in COMPARED if measure in ("ttft_s", "e2e_s")]
         columns = ["policy"]
         for measure, statistic in figures:
-            columns += [f"{_LABELS[measure]} {statistic}", "over first"]
+            columns += [f"{NAMES[measure]} {statistic}", "over first"]
         rows = []
         for number, (label, outcome) in enumerate(zip(self.labels, self.outcomes, strict=True)):
             row = [label]
@@ -76,7 +73,7 @@ class Comparison:
         axes.axvline(1.0, linewidth=0.8, color="0.6")
         axes.set_yticks(places, self.labels)
         axes.invert_yaxis()
-        axes.set_xlabel(f"{_LABELS[measure]} {statistic} over {self.labels[0]}")
+        axes.set_xlabel(f"{NAMES[measure]} {statistic} over {self.labels[0]}")
         return drawing
 
     def __repr__(self) -> str:
@@ -87,12 +84,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Return the table as HTML, for notebooks."""
-        table = self.table
-        head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
-        rows = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in table.rows]
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        notes = "".join(f"<p>{escape(note)}</p>" for note in table.notes)
-        return f"<table><caption>{escape(table.title)}</caption><tr>{head}</tr>{body}</table>{notes}"
+        return table_html(self.table)
 
 
 def compare(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from lengthwise.predictors.evaluation import Breakdown, Evaluation, EvaluationScores
-from lengthwise.reports.figures import COLOURS, GREY, dots, figure, legend, log_tokens, percent_axis, png, short_name
+from lengthwise.reports.figures import COLOURS, GREY, describe, dots, figure, log_tokens, percent_axis, png, short_name
 from lengthwise.reports.page import html_page
 from lengthwise.reports.tables import Table, number, share
 
@@ -54,7 +53,7 @@ def tables(found: Evaluation) -> list[Table]:
         f"Constants are fitted to {found.constants_from}.",
         *_NOTES,
     ]
-    rows = [(name, *_figures(subject.overall)) for name, subject in found.subjects.items()]
+    rows = [(name, *(figure(subject.overall) for _, figure in _COLUMNS)) for name, subject in found.subjects.items()]
     title = f"{found.predictor} on {found.rows:,} rows of {found.origin}"
     return [
         Table(title, ("", *(name for name, _ in _COLUMNS)), rows, notes),
@@ -103,19 +102,9 @@ def _groups(
     return Table(title, ("", *(name for name, _ in columns), *others), rows, [note])
 
 
-def _figures(scores: EvaluationScores) -> list[str]:
-    return [figure(scores) for _, figure in _COLUMNS]
-
-
-def write_html(found: Evaluation, path: Path) -> None:
-    """Write the report as one HTML file with embedded pictures."""
-    path.write_text(html_report(found), encoding="utf-8")
-
-
 def html_report(found: Evaluation) -> str:
     """Return one page with embedded pictures."""
-
-    return html_page(f"{found.predictor}: how well it predicts lengths", pictures(found), tables(found))
+    return html_page(f"{found.predictor}: how well it predicts lengths", tables(found), pictures=pictures(found))
 
 
 _TICKS: Final = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000)
@@ -142,27 +131,17 @@ def _predicted_against_true(axes: Axes, found: Evaluation) -> None:
     low, high = np.log10(ends)
     # The same range on both axes: hexbin needs an extent even if a predictor always predicts the same length.
     axes.hexbin(
-        true,
-        predicted,
-        xscale="log",
-        yscale="log",
-        gridsize=55,
-        bins="log",
-        mincnt=1,
-        cmap="Blues",
+        true, predicted, xscale="log", yscale="log", gridsize=55, bins="log", mincnt=1, cmap="Blues",
         extent=(low, high, low, high),
-    )
+    )  # fmt: skip
     axes.plot(ends, ends, color=COLOURS[1], linewidth=1.2, label="equal")
     ticks = [tick for tick in _TICKS if ends[0] <= tick <= ends[1]]
     log_tokens(axes, ticks)
     axes.set_yticks(ticks, [f"{tick:,g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlim(*ends)
-    axes.set_ylim(*ends)
-    axes.set_xlabel("mean of the clean samples (tokens)")
-    axes.set_ylabel("predicted (tokens)")
-    axes.set_title("Predicted against true, prompts per cell (log)")
-    legend(axes, loc="upper left")
+    axes.set(xlim=ends, ylim=ends)
+    title = "Predicted against true, prompts per cell (log)"
+    describe(axes, title, x="mean of the clean samples (tokens)", y="predicted (tokens)", legend_at="upper left")
 
 
 def _calibration(axes: Axes, found: Evaluation) -> None:
@@ -170,12 +149,9 @@ def _calibration(axes: Axes, found: Evaluation) -> None:
     axes.plot([0, 100], [0, 100], color=GREY, linewidth=1.2, label="calibrated")
     actual = [100 * level for level in found.calibration.values()]
     axes.plot(nominal, actual, color=COLOURS[0], marker="o", markersize=4, label=found.predictor)
-    axes.set_xlim(0, 100)
-    axes.set_ylim(0, 100)
-    axes.set_xlabel("nominal share of the central interval (%)")
-    axes.set_ylabel("single clean samples inside (%)")
-    axes.set_title("Calibration: below the line is overconfident")
-    legend(axes, loc="upper left")
+    axes.set(xlim=(0, 100), ylim=(0, 100))
+    x, y = "nominal share of the central interval (%)", "single clean samples inside (%)"
+    describe(axes, "Calibration: below the line is overconfident", x=x, y=y, legend_at="upper left")
 
 
 def _bars(found: Evaluation, by: str, of: Callable[[Breakdown], Mapping[str, EvaluationScores]]) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "COLOURS",
     "GREY",
     "boxes",
+    "describe",
     "dots",
     "figure",
     "legend",
@@ -136,6 +137,13 @@ def boxes(axes: Axes, values: Mapping[str, Array]) -> None:
 def legend(axes: Axes, **options: Any) -> None:  # noqa: ANN401
     """Draw the legend."""
     axes.legend(**{"handlelength": 1.6, "borderaxespad": 0.4, **options})
+
+
+def describe(axes: Axes, title: str, *, x: str = "", y: str = "", legend_at: str | None = None) -> None:
+    """Set the title, the labels of the axes and, where a place is given, the legend."""
+    axes.set(title=title, xlabel=x, ylabel=y)
+    if legend_at is not None:
+        legend(axes, loc=legend_at)
 
 
 def percent_axis(axes: Axes) -> None:

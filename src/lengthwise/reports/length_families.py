@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from lengthwise.lengths.families import LOGNORMAL, LOGT
 from lengthwise.lengths.goodness import ConfidenceInterval, Power
-from lengthwise.reports.figures import COLOURS, GREY, dots, figure, legend, log_tokens, percent_axis, save, short_name
+from lengthwise.reports.figures import (
+    COLOURS,
+    GREY,
+    describe,
+    dots,
+    figure,
+    legend,
+    log_tokens,
+    percent_axis,
+    save,
+    short_name,
+)
 from lengthwise.reports.tables import Table, share, signed
-from lengthwise.workloads.length_families import NUS, PAPER_PASS, GroupResult, LengthFamilies
+from lengthwise.workloads.length_families import NUS, PAPER_PASS, GroupResult, LengthFamilies, Tail
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
@@ -87,15 +99,15 @@ def _tail_by_group(result: LengthFamilies) -> Table:
         )
         for group in result.groups
     ]
+    columns = (
+        "held out, per sample [95 %]",
+        "integrated, per row [95 %]",
+        "best common nu",
+        "rows that repeat a length",
+    )
     return Table(
         f"Log-t (nu=3.5) against log-normal by {result.by}",
-        (
-            result.by,
-            "held out, per sample [95 %]",
-            "integrated, per row [95 %]",
-            "best common nu",
-            "rows that repeat a length",
-        ),
+        (result.by, *columns),
         rows,
         [
             "Repeat: four or more equal lengths in a row with a spread above 20 tokens. An LLM that repeats itself",
@@ -169,19 +181,18 @@ def _interval(interval: ConfidenceInterval) -> str:
 
 
 _DATA, _NORMAL, _T = "#22282d", COLOURS[2], COLOURS[1]
+_DIAMOND: Final[dict[str, Any]] = {"s": 70, "marker": "D", "facecolor": "none", "linewidth": 1.6, "zorder": 4}
+_ZERO: Final[dict[str, Any]] = {"color": GREY, "linestyle": "--", "linewidth": 1}
 _FEWEST_TAIL_SAMPLES = 10
 
 
 def draw(result: LengthFamilies, path: Path) -> None:
     """Write the figure."""
     title = f"Which family fits answer lengths: {result.rows:,} rows of up to {result.samples_per_row} samples"
+    panels = (_passes, _held_out, _draw_evidence, _survival_by_llm, _over_median, _draw_hill)
     with figure(2, 3, size=(18, 10.5), title=title) as (drawing, axes):
-        _passes(axes[0], result)
-        _held_out(axes[1], result)
-        _draw_evidence(axes[2], result)
-        _survival_by_llm(axes[3], result)
-        _over_median(axes[4], result)
-        _draw_hill(axes[5], result)
+        for place, draw_panel in zip(axes, panels, strict=True):
+            draw_panel(place, result)
         save(drawing, path)
 
 
@@ -189,17 +200,15 @@ def _passes(axes: Axes, result: LengthFamilies) -> None:
     names = [family.family for family in result.groups[0].families]
     series = [(name, [group.families[i].ks_refitted for group in result.groups]) for i, name in enumerate(names)]
     dots(axes, [short_name(group.group) for group in result.groups], series)
-    axes.axvline(0.95, color=GREY, linestyle="--", linewidth=1)
+    axes.axvline(0.95, **_ZERO)
     axes.annotate("if true", (0.95, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=8)
     percent_axis(axes)
-    axes.set_title("Rows that pass KS, refitting accounted for")
+    describe(axes, "Rows that pass KS, refitting accounted for")
     legend(axes, loc="upper center", bbox_to_anchor=(0.45, -0.06), ncols=3)
 
 
 def _held_out(axes: Axes, result: LengthFamilies) -> None:
-    families = result.groups[0].families
-    truths = [power for power in result.power if power.samples == _FEWEST_TAIL_SAMPLES]
-    shown = [family for family in families if family.family != LOGNORMAL.name]
+    shown = [family for family in result.groups[0].families if family.family != LOGNORMAL.name]
     places = np.arange(len(shown))
     for group in result.groups[1:]:
         found = {family.family: family.held_out_gain.estimate for family in group.families}
@@ -208,21 +217,13 @@ def _held_out(axes: Axes, result: LengthFamilies) -> None:
     centre = np.array([gain.estimate for gain in gains])
     errors = np.abs(np.array([[gain.low, gain.high] for gain in gains]).T - centre)
     axes.errorbar(centre, places, xerr=errors, fmt="o", color=_DATA, markersize=6, capsize=3, label="data, all rows")
+    truths = [power for power in result.power if power.samples == _FEWEST_TAIL_SAMPLES]
     for truth, colour in zip(truths, (_NORMAL, _T), strict=False):
         values = [truth.held_out_gain[family.family] for family in shown]
-        axes.scatter(
-            values,
-            places,
-            s=70,
-            marker="D",
-            facecolor="none",
-            edgecolor=colour,
-            linewidth=1.6,
-            label=f"simulated, truth {truth.truth}",
-        )
+        axes.scatter(values, places, edgecolor=colour, label=f"simulated, truth {truth.truth}", **_DIAMOND)
     if len(result.groups) > 1:
         axes.scatter([], [], s=16, color=GREY, label=f"data, each {result.by}")
-    axes.axvline(0, color=GREY, linestyle="--", linewidth=1)
+    axes.axvline(0, **_ZERO)
     axes.set_xscale("symlog", linthresh=0.1)  # the GEV is far off; the others differ by a tenth of a nat
     ticks = (-1, -0.5, -0.2, -0.1, 0, 0.1, 0.2, 0.5)
     axes.set_xticks(ticks, [f"{tick:+g}" if tick else "0" for tick in ticks])
@@ -230,116 +231,69 @@ def _held_out(axes: Axes, result: LengthFamilies) -> None:
     axes.minorticks_off()
     axes.set_yticks(places, [family.family for family in shown])
     axes.invert_yaxis()
-    axes.set_xlabel("log probability per held-out sample, minus log-normal's (nats)")
-    axes.set_title("Held out: half of a prompt's samples predict the rest")
-    legend(axes, loc="lower right")
+    x = "log probability per held-out sample, minus log-normal's (nats)"
+    describe(axes, "Held out: half of a prompt's samples predict the rest", x=x, legend_at="lower right")
 
 
 def _draw_evidence(axes: Axes, result: LengthFamilies) -> None:
-    for group in result.groups[1:]:
+    everything, *groups = result.groups
+    for group in groups:
         axes.plot(result.nus, [gain.estimate for gain in group.evidence], color=GREY, linewidth=0.9, alpha=0.8)
-    best = [group for group in result.groups[1:] if group.evidence[0].estimate > 0.5]
-    for group in best:
-        axes.annotate(
-            short_name(group.group),
-            (result.nus[0], group.evidence[0].estimate),
-            fontsize=8,
-            xytext=(4, 5),
-            textcoords="offset points",
-            color="#5b6770",
-        )
-    everything = result.groups[0]
-    axes.fill_between(
-        result.nus,
-        [gain.low for gain in everything.evidence],
-        [gain.high for gain in everything.evidence],
-        color=_DATA,
-        alpha=0.18,
-        linewidth=0,
+        if (first := group.evidence[0].estimate) > 0.5:
+            offset = {"xytext": (4, 5), "textcoords": "offset points"}
+            axes.annotate(short_name(group.group), (result.nus[0], first), fontsize=8, color="#5b6770", **offset)
+    estimate, low, high = (
+        [getattr(gain, name) for gain in everything.evidence] for name in ("estimate", "low", "high")
     )
-    axes.plot(
-        result.nus,
-        [gain.estimate for gain in everything.evidence],
-        color=_DATA,
-        linewidth=2.2,
-        marker="o",
-        markersize=4,
-        label="data, all rows",
-    )
-    if len(result.groups) > 1:
+    axes.fill_between(result.nus, low, high, color=_DATA, alpha=0.18, linewidth=0)
+    axes.plot(result.nus, estimate, color=_DATA, linewidth=2.2, marker="o", markersize=4, label="data, all rows")
+    if groups:
         axes.plot([], [], color=GREY, linewidth=0.9, label=f"data, each {result.by}")
     for truth, colour in zip(result.power[:2], (_NORMAL, _T), strict=False):
-        axes.scatter(
-            [LOGT.shape],
-            [truth.evidence_gain],
-            s=70,
-            marker="D",
-            facecolor="none",
-            edgecolor=colour,
-            linewidth=1.6,
-            zorder=4,
-            label=f"simulated, truth {truth.truth}",
-        )
-    axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
+        label = f"simulated, truth {truth.truth}"
+        axes.scatter([LOGT.shape], [truth.evidence_gain], edgecolor=colour, label=label, **_DIAMOND)
+    axes.axhline(0, **_ZERO)
     log_tokens(axes, (1.5, 2, 3.5, 5, 10, 20, 50))
-    axes.set_xlabel("nu, the same for all rows")
-    axes.set_ylabel("log evidence per row, minus log-normal's (nats)")
-    axes.set_title("Location and scale integrated out: the tail alone")
-    legend(axes, loc="upper right")
+    y = "log evidence per row, minus log-normal's (nats)"
+    title = "Location and scale integrated out: the tail alone"
+    describe(axes, title, x="nu, the same for all rows", y=y, legend_at="upper right")
 
 
 def _survival_by_llm(axes: Axes, result: LengthFamilies) -> None:
-    styles = ("-", "--", ":")
     for i, tail in enumerate(result.tails.lengths_by_llm):
-        axes.plot(
-            tail.x,
-            tail.survival,
-            color=COLOURS[i % len(COLOURS)],
-            linestyle=styles[i // len(COLOURS) % 3],
-            linewidth=1.4,
-            label=short_name(tail.name),
-        )
+        style = ("-", "--", ":")[i // len(COLOURS) % 3]
+        colour, name = COLOURS[i % len(COLOURS)], short_name(tail.name)
+        axes.plot(tail.x, tail.survival, color=colour, linestyle=style, linewidth=1.4, label=name)
     axes.set_yscale("log")
     log_tokens(axes, (10, 100, 1000, 10_000))
     axes.set_xlim(left=10)
-    axes.set_xlabel("tokens")
-    axes.set_title("P(length > x), pooled by LLM")
+    describe(axes, "P(length > x), pooled by LLM", x="tokens")
     legend(axes, loc="lower left", fontsize=7.5)
 
 
+def _styled_tails(result: LengthFamilies) -> Iterator[tuple[Tail, dict[str, Any]]]:
+    """Yield the data, then what is simulated from both families, with the style of their lines."""
+    widths, dashes = (2.2, 1.5, 1.5), ("-", "--", "--")
+    for tail, colour, width, dash in zip(result.tails.over_median, (_DATA, _NORMAL, _T), widths, dashes, strict=True):
+        yield tail, {"color": colour, "linewidth": width, "linestyle": dash, "label": tail.name}
+
+
 def _over_median(axes: Axes, result: LengthFamilies) -> None:
-    for tail, colour in zip(result.tails.over_median, (_DATA, _NORMAL, _T), strict=True):
-        axes.plot(
-            tail.x,
-            tail.survival,
-            color=colour,
-            linewidth=2.2 if colour == _DATA else 1.5,
-            linestyle="-" if colour == _DATA else "--",
-            label=tail.name,
-        )
+    for tail, style in _styled_tails(result):
+        axes.plot(tail.x, tail.survival, **style)
     axes.set_yscale("log")
     log_tokens(axes, (1, 2, 5, 10, 30, 100))
     axes.set_xlim(left=1)
-    axes.set_xlabel("length / its prompt's median")
-    axes.set_title("P(length / prompt's median > x)")
-    legend(axes, loc="upper right")
+    title = "P(length / prompt's median > x)"
+    describe(axes, title, x="length / its prompt's median", legend_at="upper right")
 
 
 def _draw_hill(axes: Axes, result: LengthFamilies) -> None:
-    for tail, colour in zip(result.tails.over_median, (_DATA, _NORMAL, _T), strict=True):
+    for tail, style in _styled_tails(result):
         used = tail.hill.k / tail.count
-        axes.fill_between(used, tail.hill.low, tail.hill.high, color=colour, alpha=0.12, linewidth=0)
-        axes.plot(
-            used,
-            tail.hill.alpha,
-            color=colour,
-            linewidth=2.2 if colour == _DATA else 1.5,
-            linestyle="-" if colour == _DATA else "--",
-            label=tail.name,
-        )
+        axes.fill_between(used, tail.hill.low, tail.hill.high, color=style["color"], alpha=0.12, linewidth=0)
+        axes.plot(used, tail.hill.alpha, **style)
     axes.set_xscale("log")
     axes.set_ylim(0, 6)
-    axes.set_xlabel("share of the values used, the largest ones")
-    axes.set_ylabel("alpha")
-    axes.set_title("Hill estimate of length / prompt's median")
-    legend(axes, loc="upper right")
+    x, title = "share of the values used, the largest ones", "Hill estimate of length / prompt's median"
+    describe(axes, title, x=x, y="alpha", legend_at="upper right")

@@ -5,27 +5,33 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from lengthwise.reports.tables import Table, to_json
 
+if TYPE_CHECKING:  # the simulator is an extra
+    from lengthwise.simulator.paired import Ratio
 
-def html_page(title: str, pictures: Mapping[str, str], tables: Sequence[Table]) -> str:
-    """Return the page; `pictures` are PNGs in base64 by title."""
-    shown = "\n".join(
+
+def html_page(
+    title: str, tables: Sequence[Table], *, figures: Sequence[Figure] = (), pictures: Mapping[str, str] | None = None
+) -> str:
+    """Return the page: figures, pictures (PNGs in base64 by title), then the tables."""
+    shown = [
         f'<figure><img alt="{html.escape(name)}" src="data:image/png;base64,{data}"></figure>'
-        for name, data in pictures.items()
-    )
-    return page_around(title, shown, tables)
+        for name, data in (pictures or {}).items()
+    ]
+    if figures:
+        from plotly.offline import get_plotlyjs  # nearly 5 MB: only where a page is written
+
+        drawn = (_drawn(figure, f"figure{i}") for i, figure in enumerate(figures))
+        shown = [f"<script>{get_plotlyjs()}</script>", *drawn, *shown]
+    body = "\n".join(table_html(table) for table in tables)
+    return _PAGE.format(title=html.escape(title), shown="\n".join(shown), tables=body)
 
 
-def page_around(title: str, shown: str, tables: Sequence[Table]) -> str:
-    """Return the page; `shown` is HTML before the tables."""
-    body = "\n".join(_table(table) for table in tables)
-    return _PAGE.format(title=html.escape(title), pictures=shown, tables=body)
-
-
-def _table(table: Table) -> str:
+def table_html(table: Table) -> str:
+    """Return one table with its title and notes."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
     rows = "\n".join(_row(row, begins=i in table.rule_before) for i, row in enumerate(table.rows))
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in table.notes)
@@ -48,7 +54,7 @@ tr.rule td {{ border-top: 2px solid #9aa3ab; }}
 p {{ color: #5b6770; margin: .3rem 0; max-width: 75rem; }}
 figure {{ margin: 1rem 0; }} img {{ max-width: 100%; }}
 </style></head><body><h1>{title}</h1>
-{pictures}
+{shown}
 {tables}
 </body></html>
 """
@@ -69,6 +75,9 @@ _LAYOUT: Final[dict[str, Any]] = {
 }
 
 
+_ABOVE: Final = {"x": 0, "y": 1.0, "xanchor": "left", "yanchor": "bottom", "yshift": 4, "showarrow": False}
+
+
 @dataclass(frozen=True)
 class Figure:
     """One figure: heading, explanation, traces and layout."""
@@ -85,23 +94,7 @@ def axis(title: str, **settings: Any) -> dict[str, Any]:  # noqa: ANN401  (Plotl
     return {"title": {"text": title}, **settings}
 
 
-class Interval(Protocol):
-    """An estimate and its interval."""
-
-    @property
-    def ratio(self) -> float:
-        """The estimate."""
-
-    @property
-    def low(self) -> float:
-        """Its lower end."""
-
-    @property
-    def high(self) -> float:
-        """Its upper end."""
-
-
-def interval_bars(intervals: Sequence[Interval]) -> dict[str, Any]:
+def interval_bars(intervals: Sequence[Ratio]) -> dict[str, Any]:
     """Error bars from low to high: a trace's `error_x` or `error_y`."""
     return {
         "type": "data",
@@ -114,8 +107,7 @@ def interval_bars(intervals: Sequence[Interval]) -> dict[str, Any]:
 
 def panel(place: int) -> dict[str, Any]:
     """The axis names that put a trace into a panel, counted from 0."""
-    number = "" if place == 0 else str(place + 1)
-    return {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+    return {f"{side}axis": side if place == 0 else f"{side}{place + 1}" for side in "xy"}
 
 
 def axes(
@@ -128,28 +120,9 @@ def axes(
         number = "" if i == 0 else str(i + 1)
         for axis, settings in (("xaxis", x), ("yaxis", y)):
             layout[f"{axis}{number}"] = {"gridcolor": "#e3e6e9", "zeroline": False, **settings}
-        layout["annotations"].append(
-            {
-                "text": f"<b>{html.escape(title)}</b>",
-                "xref": f"x{number} domain",
-                "yref": f"y{number} domain",
-                "x": 0,
-                "y": 1.0,
-                "xanchor": "left",
-                "yanchor": "bottom",
-                "yshift": 4,
-                "showarrow": False,
-            }
-        )
+        place = {"xref": f"x{number} domain", "yref": f"y{number} domain", **_ABOVE}
+        layout["annotations"].append({"text": f"<b>{html.escape(title)}</b>", **place})
     return layout
-
-
-def interactive_page(title: str, figures: Sequence[Figure], tables: Sequence[Table]) -> str:
-    """Return the page: figures first, then the tables."""
-    from plotly.offline import get_plotlyjs  # nearly 5 MB: only where a page is written
-
-    shown = "\n".join(_drawn(figure, f"figure{i}") for i, figure in enumerate(figures))
-    return page_around(title, f"<script>{get_plotlyjs()}</script>\n{shown}", tables)
 
 
 def _drawn(figure: Figure, name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from lengthwise.reports.page import COLOURS, Figure, axes, axis, interactive_page, panel
+from lengthwise.reports.page import COLOURS, Figure, axes, axis, html_page, panel
 from lengthwise.reports.tables import Table, share
 from lengthwise.training.probe.compare import (
     BUCKETS,
@@ -63,7 +63,7 @@ def tables(trained: Trained) -> list[Table]:
 
 def html_report(trained: Trained) -> str:
     """The poster's heatmaps, errors by tokens generated, then the tables."""
-    return interactive_page("TRAIL: the probe", [_heatmaps(trained), _by_tokens(trained)], tables(trained))
+    return html_page("TRAIL: the probe", tables(trained), figures=[_heatmaps(trained), _by_tokens(trained)])
 
 
 def _comparison(title: str, scores: list[Score]) -> Table:

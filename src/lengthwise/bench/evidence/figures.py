@@ -11,7 +11,7 @@ from lengthwise.bench.evidence.plan import STOCK
 from lengthwise.bench.evidence.store import under_load
 from lengthwise.bench.evidence.view import TITLES, tables
 from lengthwise.predictors.service import NO_PREDICTOR
-from lengthwise.reports.page import COLOURS, Figure, axes, axis, interactive_page, interval_bars, panel
+from lengthwise.reports.page import COLOURS, Figure, axes, axis, html_page, interval_bars, panel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ _DRAWN = ("default",)
 def html_report(evidence: Evidence, results: Sequence[Result]) -> str:
     """The page."""
     figures = [_cdfs(results), _mean_against_tail(evidence), _by_repeat(evidence)]
-    return interactive_page("Length-aware scheduling on a real vLLM", figures, tables(evidence))
+    return html_page("Length-aware scheduling on a real vLLM", tables(evidence), figures=figures)
 
 
 def _cdfs(results: Sequence[Result]) -> Figure:
