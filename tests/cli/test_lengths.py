@@ -51,7 +51,7 @@ def test_fit_prints_json_and_nothing_else_on_stdout(parquet: Path) -> None:
 def test_fit_works_with_the_packaged_sample() -> None:
     result = runner.invoke(lengths.app, ["fit", "castillo", "--sample", "5", "--no-plot", "--by", "llm"])
     assert result.exit_code == 0, result.output
-    assert "sample in the package" in result.stderr
+    assert "sample that ships with the package" in result.stderr
     assert not Path("lengths-fit.png").exists()
 
 

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
+from lengthwise.cli.output import AsJson, show
 from lengthwise.errors import InputError
-from lengthwise.reports.tables import Table, print_tables, to_json
+from lengthwise.reports.tables import Table
 from lengthwise.simulator.routing import TRACE_COLUMNS, read_costs
 
 
@@ -26,7 +27,7 @@ def explain(
     predictor: Annotated[str | None, typer.Option(help="Only runs with this predictor.")] = None,
     load: Annotated[float | None, typer.Option(help="Only runs at this load.")] = None,
     seed: Annotated[int | None, typer.Option(help="Only runs with this seed.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the engines that could have served a request, and the cost of each in the router's unit.
 
@@ -34,11 +35,12 @@ def explain(
     """
     only = {"router": router, "policy": policy, "predictor": predictor, "load": load, "seed": seed}
     rows = _rows(run, request, {name: value for name, value in only.items() if value is not None})
-    if as_json:
-        facts = [{name: row[name] for name in row if name not in TRACE_COLUMNS} for row in rows]
-        typer.echo(to_json([{**fact, "costs": read_costs(row)} for fact, row in zip(facts, rows, strict=True)]))
-    else:
-        print_tables([costs_table(row, read_costs(row)) for row in rows])
+    show(rows, lambda rows: [costs_table(row, read_costs(row)) for row in rows], _plain, as_json=as_json)
+
+
+def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    facts = ({name: row[name] for name in row if name not in TRACE_COLUMNS} for row in rows)
+    return [{**fact, "costs": read_costs(row)} for fact, row in zip(facts, rows, strict=True)]
 
 
 def _rows(run: Path, request: int, only: dict[str, Any]) -> list[dict[str, Any]]:

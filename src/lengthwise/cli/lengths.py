@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 
 import typer
 
+from lengthwise.cli.output import AsJson, NoPlot, OnlyCorpus, OnlyLlm, SampleSource, note, show
 from lengthwise.errors import InputError
-from lengthwise.reports.length_families import tables
+from lengthwise.reports.length_families import draw, tables
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.castillo import PACKAGED
 from lengthwise.workloads.length_families import sample_prompts, study_families
+from lengthwise.workloads.traces import SAMPLE_ONLY
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Distributions of observed answer lengths.")
 
@@ -25,17 +26,15 @@ def _group() -> None:
 
 @app.command()
 def fit(
-    source: Annotated[
-        str, typer.Argument(help="`castillo`, a folder in its layout, or a Parquet file of length samples.")
-    ],
+    source: SampleSource,
     by: Annotated[Literal["llm", "corpus", "none"], typer.Option(help="Also show each group.")] = "llm",
-    llm: Annotated[list[str] | None, typer.Option(help="Only this LLM; repeatable.")] = None,
-    corpus: Annotated[list[str] | None, typer.Option(help="Only this corpus; repeatable.")] = None,
+    llm: OnlyLlm = None,
+    corpus: OnlyCorpus = None,
     split: Annotated[list[str] | None, typer.Option(help="Only this split; repeatable.")] = None,
     sample: Annotated[int | None, typer.Option(help="Only this many prompts, drawn at random.", min=1)] = None,
     plot: Annotated[Path, typer.Option(help="File for the figure.")] = Path("lengths-fit.png"),
-    no_plot: Annotated[bool, typer.Option("--no-plot", help="Tables only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    no_plot: NoPlot = False,
+    as_json: AsJson = False,
     seed: Annotated[int, typer.Option(help="Seed of bootstrap, simulation and --sample.")] = 0,
 ) -> None:
     """Compare families on observed answer lengths: log-t, log-normal, Weibull, gamma and GEV.
@@ -50,13 +49,8 @@ def fit(
         samples = sample_prompts(samples, sample, seed)
     with late_bar() as report:
         result = study_families(samples, by=by, seed=seed, report=report)
-    if as_json:
-        typer.echo(to_json(result))
-    else:
-        print_tables(tables(result))
+    show(result, tables, as_json=as_json)
     if not no_plot:
-        from lengthwise.reports.length_families import draw  # Matplotlib takes half a second to load
-
         draw(result, plot)
         typer.echo(f"figure: {plot}", err=as_json)
 
@@ -66,7 +60,7 @@ def load_samples(source: str) -> LengthSamples:
     if source == "castillo":
         samples = load_castillo()
         if samples.origin == PACKAGED:
-            typer.echo("note: LENGTHWISE_DATA holds no CASTILLO; using the small sample in the package", err=True)
+            note(SAMPLE_ONLY)
         return samples
     path = Path(source)
     if path.is_file():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 import typer
 from pydantic import BaseModel, ValidationError
@@ -67,6 +67,8 @@ def validated(model: type[Model], /, **fields: Any) -> Model:  # noqa: ANN401
 
 def _option_type(annotation: Any) -> Any:  # noqa: ANN401
     """Return the type that the command line parses: a field's, without the model's own constraints."""
+    if get_origin(annotation) is Literal:
+        return annotation
     optional = annotation not in _PLAIN and type(None) in getattr(annotation, "__args__", ())
     plain = next((kind for kind in _PLAIN if annotation is kind or kind in getattr(annotation, "__args__", ())), str)
     return plain | None if optional else plain

@@ -1,10 +1,10 @@
-"""Output shared by commands: check the file to write, print tables or JSON, write the report."""
+"""Options and output shared by commands: check the file to write, print tables or JSON, write the report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -12,22 +12,45 @@ from lengthwise.errors import InputError
 from lengthwise.reports.tables import Table, print_tables, to_json
 from lengthwise.workloads.files import atomic_path
 
+if TYPE_CHECKING:  # pyarrow is an extra
+    import pyarrow as pa
+
 Found = TypeVar("Found")
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Report = Annotated[Path | None, typer.Option(help="Also write an HTML report with figures.")]
+MaxNumSeqs = Annotated[int | None, typer.Option(min=1, help="Requests that run at once in the engine.")]
+SampleSource = Annotated[
+    str, typer.Argument(help="`castillo`, a folder in its layout, or a Parquet file of length samples.")
+]
+OnlyLlm = Annotated[list[str] | None, typer.Option(help="Only this LLM; repeatable.")]
+OnlyCorpus = Annotated[list[str] | None, typer.Option(help="Only this corpus; repeatable.")]
+NoPlot = Annotated[bool, typer.Option("--no-plot", help="Tables only.")]
+Wait = Annotated[float, typer.Option(help="Seconds to wait for engines that do not answer yet.")]
 
-def need_folder(path: Path | None, option: str = "--report") -> None:
-    """Raise InputError before any work if the folder of `path` does not exist."""
-    if path is not None and not path.absolute().parent.is_dir():
+
+def need_folder(path: Path | None, option: str = "--report", suffix: str = "") -> None:
+    """Raise InputError before any work if the folder of `path` does not exist, or its name does not end in `suffix`."""
+    if path is None:
+        return
+    if not path.name.endswith(suffix):
+        raise InputError(f"does not end in {suffix}", source=path, hint=f"use a name that ends in {suffix}")
+    if not path.absolute().parent.is_dir():
         raise InputError("no such folder", source=path.parent, hint=f"create it, or choose another {option}")
+
+
+def note(text: str) -> None:
+    """Print a note to stderr."""
+    typer.echo(f"note: {text}", err=True)
 
 
 def show(
     found: Found,
     tables: Callable[[Found], Sequence[Table]],
-    plain: Callable[[Found], Any],
-    page: Callable[[Found], str],
+    plain: Callable[[Found], Any] = lambda found: found,
+    page: Callable[[Found], str] | None = None,
     *,
-    report: Path | None,
+    report: Path | None = None,
     as_json: bool,
 ) -> None:
     """Print tables or JSON, and write the report if one is requested."""
@@ -35,7 +58,15 @@ def show(
         typer.echo(to_json(plain(found)))
     else:
         print_tables(tables(found))
-    if report is not None:
+    if report is not None and page is not None:
         with atomic_path(report) as path:
             path.write_text(page(found), encoding="utf-8")
         typer.echo(f"report: {report}", err=as_json)
+
+
+def write_parquet(table: pa.Table, out: Path) -> None:
+    """Write a table; the file appears only once it is complete."""
+    import pyarrow.parquet as pq
+
+    with atomic_path(out) as path:
+        pq.write_table(table, path)

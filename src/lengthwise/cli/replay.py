@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-import pyarrow.parquet as pq
 import typer
 
-from lengthwise.cli.output import need_folder
+from lengthwise.cli.output import need_folder, show, write_parquet
+from lengthwise.engines.load import LoadPlan, LoadReport, run_load
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.tables import Table, print_tables, to_json
+from lengthwise.reports.simulation import NAMES
+from lengthwise.reports.tables import Table
 from lengthwise.workloads import Workload, load_trace
-from lengthwise.workloads.files import atomic_path
-
-if TYPE_CHECKING:
-    from lengthwise.engines.load import LoadReport
 
 
 def replay(
@@ -42,9 +39,6 @@ def replay(
 
     Example: `lengthwise replay w.parquet --url http://127.0.0.1:8080 --json`
     """
-    # HTTP takes half a second to import, which the other commands need not pay.
-    from lengthwise.engines.load import LoadPlan, LoadReport
-
     need_folder(out, "--out")
     plan = LoadPlan(url=url, model=model, speed=speed, free=free, hints=hints, timeout_s=timeout)
     workload = load_trace(source)
@@ -53,16 +47,13 @@ def replay(
     report = LoadReport(requests=len(workload), plan=plan)
     _run(workload, report)
     if out is not None:
-        with atomic_path(out) as path:
-            pq.write_table(report.table(), path)
-    _show(report, as_json=as_json)
+        write_parquet(report.table(), out)
+    show(report, tables, facts, as_json=as_json)
     if report.interrupted:
         raise typer.Exit(130)
 
 
 def _run(workload: Workload, report: LoadReport) -> None:
-    from lengthwise.engines.load import run_load
-
     ended = 0
     with late_bar() as bar:
 
@@ -90,31 +81,18 @@ def facts(report: LoadReport) -> dict[str, Any]:
         "makespan_s": summary.makespan_s,
         "requests_per_s": summary.requests_per_s,
         "output_tokens_per_s": summary.output_tokens_per_s,
-        "ttft_s": summary.ttft_s,
-        "tpot_s": summary.tpot_s,
-        "e2e_s": summary.e2e_s,
-        "per_token_s": summary.per_token_s,
+        **{measure: getattr(summary, measure) for measure in NAMES},
     }
 
 
-def _show(report: LoadReport, *, as_json: bool) -> None:
+def tables(report: LoadReport) -> list[Table]:
+    """Return the latencies, with what failed in the notes."""
     found = facts(report)
-    if as_json:
-        typer.echo(to_json(found))
-        return
-    rows = [
-        [name, *(f"{value:.4g}" for value in (s.mean, s.p50, s.p90, s.p99))]
-        for name, s in (
-            ("TTFT", found["ttft_s"]),
-            ("TPOT", found["tpot_s"]),
-            ("E2E", found["e2e_s"]),
-            ("per token", found["per_token_s"]),
-        )
-    ]
-    rates = f"{found['requests_per_s']:.3g} requests/s, {found['output_tokens_per_s']:.4g} output tokens/s"
+    spreads = [(name, found[measure]) for measure, name in NAMES.items()]
+    rows = [[name, *(f"{value:.4g}" for value in (s.mean, s.p50, s.p90, s.p99))] for name, s in spreads]
     notes = [
         f"{found['served']:,} of {found['requests']:,} served in {found['makespan_s']:.1f} s by {found['model']}",
-        rates,
+        f"{found['requests_per_s']:.3g} requests/s, {found['output_tokens_per_s']:.4g} output tokens/s",
     ]
     if report.errors:
         notes.append("failed: " + ", ".join(f"{n:,} {kind}" for kind, n in report.errors.items()))
@@ -122,4 +100,4 @@ def _show(report: LoadReport, *, as_json: bool) -> None:
         notes.append(f"{found['lengths_differ']:,} answers do not have the requested length")
     if report.interrupted:
         notes.append(f"stopped after {found['sent']:,} were sent; unfinished requests are not counted")
-    print_tables([Table("seconds", ["", "mean", "p50", "p90", "p99"], rows, notes)])
+    return [Table("seconds", ["", "mean", "p50", "p90", "p99"], rows, notes)]

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from lengthwise.cli.model_options import options_from, validated
+from lengthwise.cli.output import Wait
 from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway
+from lengthwise.gateway.server import url_of
 
 
 @options_from(GatewayConfig, without=["engines"])
@@ -18,7 +20,7 @@ def serve(
         list[str] | None,
         typer.Option(metavar="URL", help="An OpenAI-compatible engine; may be given more than once."),
     ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for engines that do not answer yet.")] = 0.0,
+    wait: Wait = 0.0,
     **fields: Any,  # noqa: ANN401
 ) -> None:
     """Serve the OpenAI API in front of one or more engines; requests wait in the order of a policy.
@@ -32,15 +34,10 @@ def serve(
     with contextlib.closing(bind(config.host, config.port)) as sock, _engines(engine or [], config) as engines:
         config = config.model_copy(update=engines)
         check_engines(config.engines, wait_s=wait)
-        address = f"[{config.host}]" if ":" in config.host else config.host
-        url = f"http://{address}:{sock.getsockname()[1]}"
-        ready = f"serving on {url} before {', '.join(config.engines)}, {_chosen(config)}"
+        router = f", router {config.chosen_router}" if config.chosen_router else ""
+        ready = f"serving on {url_of(sock, config.host)} before {', '.join(config.engines)}"
+        ready += f", policy {config.policy}{router}, predictor {config.predictor}"
         run_gateway(config, sock, on_ready=lambda: typer.echo(ready))
-
-
-def _chosen(config: GatewayConfig) -> str:
-    routed = f", router {config.chosen_router}" if config.chosen_router else ""
-    return f"policy {config.policy}{routed}, predictor {config.predictor}"
 
 
 @contextlib.contextmanager

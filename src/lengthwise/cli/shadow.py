@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from lengthwise.bench.shadow_gain import study_shadow, tables
+from lengthwise.cli.output import AsJson, MaxNumSeqs, Wait, show
 from lengthwise.engines.shadow_log import read_log
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.service import known_predictor
-from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.simulator import find_engine
 from lengthwise.specs import split_specs
 
@@ -27,7 +27,6 @@ Engine = Annotated[
     ),
 ]
 Policy = Annotated[str, typer.Option(help="Policies to compare with FCFS, separated by commas.")]
-Seqs = Annotated[int | None, typer.Option("--max-num-seqs", min=1, help="Requests that run at once in the engine.")]
 
 
 @app.callback()
@@ -45,10 +44,10 @@ def shadow(
     stream_usage: Annotated[
         bool, typer.Option(help="Request the token counts of streamed answers; off for engines without stream_options.")
     ] = True,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for an engine that does not answer yet.")] = 0.0,
+    wait: Wait = 0.0,
     engine: Engine = None,
     policy: Policy = "lengthwise",
-    max_num_seqs: Seqs = None,
+    max_num_seqs: MaxNumSeqs = None,
 ) -> None:
     """Proxy a running engine, predict and log; the engine's order is not changed.
 
@@ -63,7 +62,7 @@ def shadow(
         raise InputError("no engine is given", source="--url", hint="give one like http://127.0.0.1:8000")
     # Imported here because HTTP takes a second to import, and `report` does not use it.
     from lengthwise.engines.client import engine_url
-    from lengthwise.gateway.server import bind, check_engines
+    from lengthwise.gateway.server import bind, check_engines, url_of
     from lengthwise.gateway.shadow import run_shadow
 
     # Invalid options are reported before traffic is logged.
@@ -74,13 +73,12 @@ def shadow(
     path = log or Path(time.strftime("shadow-%Y%m%d-%H%M%S.jsonl"))
     with contextlib.closing(bind(host, port)) as sock:
         check_engines([base], wait_s=wait)
-        at = f"[{host}]" if ":" in host else host
-        ready = f"shadow on http://{at}:{sock.getsockname()[1]} before {base}, predictor {predictor}, log {path}"
+        ready = f"shadow on {url_of(sock, host)} before {base}, predictor {predictor}, log {path}"
         run_shadow(base, sock, path, predictor=known, stream_usage=stream_usage, on_ready=lambda: typer.echo(ready))
     typer.echo(f"log: {path}")
     try:
         found = study_shadow(read_log(path), str(path), engine=engine, policies=policies, max_num_seqs=max_num_seqs)
-        print_tables(tables(found))
+        show(found, tables, as_json=False)
     except InputError as error:  # too little traffic is not an error here: the log is written
         typer.echo(str(error))
 
@@ -90,10 +88,10 @@ def report(
     log: Annotated[Path, typer.Argument(help="A log of `lengthwise shadow`.")],
     engine: Engine = None,
     policy: Policy = "lengthwise",
-    max_num_seqs: Seqs = None,
+    max_num_seqs: MaxNumSeqs = None,
     max_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens computed in a step.")] = None,
     kv_tokens: Annotated[int | None, typer.Option(min=1, help="KV memory of the engine.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Estimate what a policy would have gained on the traffic of a log, which may be still open.
 
@@ -108,7 +106,4 @@ def report(
         max_num_batched_tokens=max_batched_tokens,
         kv_tokens=kv_tokens,
     )
-    if as_json:
-        typer.echo(to_json(found))
-    else:
-        print_tables(tables(found))
+    show(found, tables, as_json=as_json)

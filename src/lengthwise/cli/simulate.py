@@ -6,11 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
-import pyarrow.parquet as pq
 import typer
 
-from lengthwise.cli.output import need_folder, show
-from lengthwise.cli.workload import note
+from lengthwise.cli.output import AsJson, Report, need_folder, note, show, write_parquet
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.simulation import facts, html_report, tables
@@ -21,7 +19,6 @@ from lengthwise.simulator.metrics import Slo
 from lengthwise.simulator.predictions import default_predictor
 from lengthwise.simulator.routing import charged_times_s, unmeasured_note
 from lengthwise.specs import split_specs
-from lengthwise.workloads.files import atomic_path
 from lengthwise.workloads.traces import Source
 
 _SLO = Slo()
@@ -148,8 +145,8 @@ def simulate(
             "--explain", help="With --out: record the routing decision of each request, for `lengthwise explain`."
         ),
     ] = False,
-    report: Annotated[Path | None, typer.Option(help="Also write an HTML report with figures.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    report: Report = None,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate a workload on a fleet and compare policies and routers on the same arrivals and true lengths.
 
@@ -190,8 +187,8 @@ def simulate(
     )
     if explain and out is None:
         raise InputError("the routing trace needs a file", field="explain", hint="give a file with --out")
-    _check_writable(out, ".parquet")
-    _check_writable(report, ".html")
+    need_folder(out, "--out", ".parquet")
+    need_folder(report, "--report", ".html")
     draw = Source(source, llm, requests, cv).draws(
         own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats, on_note=note
     )
@@ -200,8 +197,7 @@ def simulate(
     with late_bar() as bar:
         grid = run_grid(plan, draw, on_progress=bar)
     if out is not None:
-        with atomic_path(out) as path:
-            pq.write_table(grid.to_table(), path)
+        write_parquet(grid.to_table(), out)
     show(grid, tables, facts, html_report, report=report, as_json=as_json)
 
 
@@ -235,11 +231,3 @@ def _pools(text: str | None, link: KvLink, decode_router: str | None) -> Pools |
         if given:
             raise InputError("there are no separate pools to send KV between", field=name, hint="add --disaggregate")
     return None
-
-
-def _check_writable(out: Path | None, suffix: str) -> None:
-    if out is None:
-        return
-    if out.suffix != suffix:
-        raise InputError(f"does not end in {suffix}", source=out, hint=f"use a name that ends in {suffix}")
-    need_folder(out, "--out" if suffix == ".parquet" else "--report")

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Annotated
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import typer
 
+from lengthwise.cli.output import AsJson, need_folder, show, write_parquet
 from lengthwise.errors import InputError
 from lengthwise.ray.sweep import on_ray
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.simulation import sweep_tables
-from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.simulator.sweep import read_sweep, run_sweep
 from lengthwise.simulator.tasks import ResultCache, in_processes
-from lengthwise.workloads.files import atomic_path
 
 
 def sweep(
@@ -36,7 +34,7 @@ def sweep(
         Path | None, typer.Option(help="Folder of cached results [default: ~/.cache/lengthwise/sweeps].")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write one row per cell (.parquet).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate every combination of a grid, in parallel. Results are cached by content: a second run computes nothing.
 
@@ -44,19 +42,16 @@ def sweep(
 
     Example: `lengthwise sweep configs/sweep.yaml --jobs 8 --out sweep.parquet`
     """
-    if out is not None and (out.suffix != ".parquet" or not out.parent.is_dir()):
-        raise InputError("cannot be written", source=out, hint="name a .parquet file in a folder that exists")
+    need_folder(out, "--out", ".parquet")
     config = read_sweep(file)
     workers = in_processes(jobs) if ray is None else on_ray(ray)
     with late_bar() as bar:
         swept = run_sweep(config, ResultCache(cache_folder(cache)), workers, on_progress=bar)
     if out is not None:
-        with atomic_path(out) as path:
-            pq.write_table(pa.Table.from_pylist(swept.rows), path)
-    if as_json:
-        typer.echo(to_json({"rows": swept.rows, "from_cache": swept.from_cache, "computed": swept.computed}))
-    else:
-        print_tables(sweep_tables(swept.rows))
+        write_parquet(pa.Table.from_pylist(swept.rows), out)
+    data = {"rows": swept.rows, "from_cache": swept.from_cache, "computed": swept.computed}
+    show(data, lambda _: sweep_tables(swept.rows), as_json=as_json)
+    if not as_json:
         typer.echo(f"{swept.from_cache} from the cache, {swept.computed} computed", err=True)
 
 

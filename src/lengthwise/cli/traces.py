@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from lengthwise.cli.workload import AsJson, fact_table, facts, show_written
-from lengthwise.workloads import TRACES, Trace, load_trace, write_workload
+from lengthwise.cli.output import AsJson
+from lengthwise.cli.workload import facts, print_facts, write
+from lengthwise.workloads import TRACES, Trace, load_trace
 from lengthwise.workloads.formats import Format
 
 app = typer.Typer(
@@ -61,21 +62,16 @@ def show(
     """
     workload = load_trace(name, need_arrivals=False)
     trace = TRACES.get(name)
-    if as_json:
-        origin = {} if trace is None else {"licence": trace.licence, "source": trace.source}
-        typer.echo(json.dumps({**facts(workload), **origin}, indent=2))
-        return
-    table = fact_table(workload)
-    table.add_row("content hash", workload.content_hash)
-    table.add_row("input, log scale", _histogram(workload.input_tokens))
-    table.add_row("output, log scale", _histogram(workload.output_tokens))
+    origin = {} if trace is None else {"licence": trace.licence, "source": trace.source}
+    more = {
+        "content hash": workload.content_hash,
+        "input, log scale": _histogram(workload.input_tokens),
+        "output, log scale": _histogram(workload.output_tokens),
+    }
     if workload.has_arrivals:
         counts, _ = np.histogram(workload.arrival_s, bins=_BINS)
-        table.add_row("arrivals in time", f"{sparkline(counts)} max {counts.max():,}")
-    if trace is not None:
-        table.add_row("licence", trace.licence)
-        table.add_row("source", trace.source)
-    Console(markup=False, highlight=False).print(table)
+        more["arrivals in time"] = f"{sparkline(counts)} max {counts.max():,}"
+    print_facts(workload, {**facts(workload), **origin}, {**more, **origin}, as_json=as_json)
 
 
 @app.command()
@@ -97,8 +93,7 @@ def convert(
     Example: `lengthwise traces convert AzureLLMInferenceTrace_conv.csv conv.parquet`
     """
     workload = load_trace(source, format=from_format, block_size=block_size, jitter_seed=jitter_seed)
-    write_workload(workload, out)
-    show_written(workload, out, as_json=as_json)
+    write(workload, out, as_json=as_json)
 
 
 def sparkline(counts: NDArray[np.integer[Any]]) -> str:

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.table import Table
 
 from lengthwise.cli.lengths import load_samples
+from lengthwise.cli.model_options import options_from
+from lengthwise.cli.output import AsJson, NoPlot, note, show
 from lengthwise.errors import InputError
-from lengthwise.reports.castillo_profile import profile_castillo, tables
-from lengthwise.reports.tables import print_tables, to_json
+from lengthwise.reports.castillo_profile import CastilloProfile, draw, profile_castillo, tables
 from lengthwise.workloads import (
     DiscreteLengths,
     Workload,
@@ -31,6 +33,7 @@ from lengthwise.workloads import (
     write_workload,
 )
 from lengthwise.workloads.castillo import PACKAGED
+from lengthwise.workloads.traces import SAMPLE_ONLY
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -50,17 +53,36 @@ Cv = Annotated[
 Requests = Annotated[int, typer.Option(help="Number of requests; prompts repeat in another order if there are fewer.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same workload, bit for bit.")]
 MaxTokens = Annotated[int | None, typer.Option(help="The client's max_tokens; longer true lengths are cut.")]
-SharedPrefixes = Annotated[
-    int | None, typer.Option(help="Put each prompt behind one of this many shared system prompts.")
-]
-PrefixTokens = Annotated[int, typer.Option(help="Length of a shared system prompt, in tokens.")]
-Popularity = Annotated[Literal["zipf", "uniform"], typer.Option(help="Popularity of the shared system prompts.")]
-Turns = Annotated[float | None, typer.Option(help="Group requests into sessions with this mean number of turns.")]
-Think = Annotated[float, typer.Option("--think", help="Mean seconds between the arrivals of two turns.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+class _Shape(BaseModel):
+    """Options that put requests into sessions and behind shared prefixes."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    shared_prefixes: int | None = None
+    """Put each prompt behind one of this many shared system prompts."""
+    prefix_tokens: int = 512
+    """Length of a shared system prompt, in tokens."""
+    popularity: Literal["zipf", "uniform"] = "zipf"
+    """Popularity of the shared system prompts."""
+    turns: float | None = None
+    """Group requests into sessions with this mean number of turns."""
+    think_s: float = 30.0
+    """Mean seconds between the arrivals of two turns."""
+
+    def apply(self, workload: Workload, seed: int) -> Workload:
+        """Return the workload in this shape. Sessions first: a system prompt occurs once, at their start."""
+        if self.turns is not None:
+            workload = into_sessions(workload, turns=self.turns, think_s=self.think_s, seed=seed)
+        if self.shared_prefixes is not None:
+            shared = {"prefixes": self.shared_prefixes, "tokens": self.prefix_tokens}
+            workload = behind_prefixes(workload, **shared, popularity=self.popularity, seed=seed)
+        return workload
 
 
 @app.command()
+@options_from(_Shape)
 def castillo(
     llm: Annotated[
         str, typer.Option(help="The LLM whose answer lengths are used; a short name such as llama-3.1-8b is enough.")
@@ -82,12 +104,8 @@ def castillo(
         typer.Option(help="Folder or hub name (danfperam/castillo); default $LENGTHWISE_DATA/castillo."),
     ] = None,
     max_tokens: MaxTokens = None,
-    shared_prefixes: SharedPrefixes = None,
-    prefix_tokens: PrefixTokens = 512,
-    popularity: Popularity = "zipf",
-    turns: Turns = None,
-    think: Think = 30.0,
     as_json: AsJson = False,
+    **shape: Any,  # noqa: ANN401
 ) -> None:
     """CASTILLO's prompts with the sampled answer lengths of one LLM.
 
@@ -97,11 +115,10 @@ def castillo(
     """
     samples = load_castillo(data)
     if samples.origin == PACKAGED:
-        note("LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package")
+        note(SAMPLE_ONLY)
     samples = samples.where(split=split or None, corpus=corpus or None)
     workload = castillo_workload(samples, llm, requests=requests, rate=rate, cv=cv, seed=seed, max_tokens=max_tokens)
-    workload = _shape(workload, seed, turns, think, shared_prefixes, prefix_tokens, popularity)
-    _write(workload, out, as_json)
+    write(_Shape(**shape).apply(workload, seed), out, as_json=as_json)
 
 
 @app.command()
@@ -133,10 +150,11 @@ def react(
         seed=seed,
         cv=cv,
     )
-    _write(workload, out, as_json)
+    write(workload, out, as_json=as_json)
 
 
 @app.command()
+@options_from(_Shape)
 def alpaca(
     rate: Rate,
     out: Out,
@@ -144,12 +162,8 @@ def alpaca(
     cv: Cv = 1.0,
     seed: Seed = 0,
     max_tokens: MaxTokens = None,
-    shared_prefixes: SharedPrefixes = None,
-    prefix_tokens: PrefixTokens = 512,
-    popularity: Popularity = "zipf",
-    turns: Turns = None,
-    think: Think = 30.0,
     as_json: AsJson = False,
+    **shape: Any,  # noqa: ANN401
 ) -> None:
     """Stanford Alpaca's instructions with the lengths of their reference answers (non-commercial data).
 
@@ -158,11 +172,11 @@ def alpaca(
     Example: `lengthwise workload alpaca --rate 20 --requests 5000 -o alpaca.parquet`
     """
     workload = redraw(load_alpaca(), requests=requests, rate=rate, cv=cv, seed=seed).limited_to(max_tokens)
-    workload = _shape(workload, seed, turns, think, shared_prefixes, prefix_tokens, popularity)
-    _write(workload, out, as_json)
+    write(_Shape(**shape).apply(workload, seed), out, as_json=as_json)
 
 
 @app.command()
+@options_from(_Shape)
 def trace(
     source: Annotated[str, typer.Argument(help="A name from `lengthwise traces list`, or a file.")],
     out: Out,
@@ -174,12 +188,8 @@ def trace(
     ] = None,
     seed: Seed = 0,
     max_tokens: MaxTokens = None,
-    shared_prefixes: SharedPrefixes = None,
-    prefix_tokens: PrefixTokens = 512,
-    popularity: Popularity = "zipf",
-    turns: Turns = None,
-    think: Think = 30.0,
     as_json: AsJson = False,
+    **shape: Any,  # noqa: ANN401
 ) -> None:
     """A trace at another rate: its arrivals rescaled, or new arrivals with --cv.
 
@@ -197,8 +207,7 @@ def trace(
         n = len(workload) if requests is None else requests
         workload = redraw(workload, requests=n, rate=rate, cv=1.0 if cv is None else cv, seed=seed)
     workload = workload.limited_to(max_tokens)
-    workload = _shape(workload, seed, turns, think, shared_prefixes, prefix_tokens, popularity)
-    _write(workload, out, as_json)
+    write(_Shape(**shape).apply(workload, seed), out, as_json=as_json)
 
 
 @app.command()
@@ -207,8 +216,8 @@ def describe(
         str, typer.Argument(help="`castillo`, a name from `lengthwise traces list`, or a workload file.")
     ],
     plot: Annotated[Path, typer.Option(help="File for the figure (castillo only).")] = Path("castillo.png"),
-    no_plot: Annotated[bool, typer.Option("--no-plot", help="Tables only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    no_plot: NoPlot = False,
+    as_json: AsJson = False,
 ) -> None:
     """Describe a workload: arrivals and lengths. For CASTILLO, print table 1 and draw figures 1 to 4 of its paper.
 
@@ -216,26 +225,13 @@ def describe(
     """
     if source != "castillo":
         workload = load_trace(source, need_arrivals=False)
-        if as_json:
-            typer.echo(json.dumps(facts(workload), indent=2))
-        else:
-            Console(markup=False, highlight=False).print(fact_table(workload))
+        print_facts(workload, facts(workload), {}, as_json=as_json)
         return
     profile = profile_castillo(load_samples(source))
-    if as_json:
-        typer.echo(to_json(profile.summary()))
-    else:
-        print_tables(tables(profile))
+    show(profile, tables, CastilloProfile.summary, as_json=as_json)
     if not no_plot:
-        from lengthwise.reports.castillo_profile import draw  # Matplotlib takes half a second to load
-
         draw(profile, plot)
         typer.echo(f"figure: {plot}", err=as_json)
-
-
-def note(text: str) -> None:
-    """Print a note to stderr."""
-    typer.echo(f"note: {text}", err=True)
 
 
 def facts(workload: Workload) -> dict[str, Any]:
@@ -249,8 +245,11 @@ def facts(workload: Workload) -> dict[str, Any]:
     }
 
 
-def fact_table(workload: Workload) -> Table:
-    """A workload's statistics as a table."""
+def print_facts(workload: Workload, data: dict[str, Any], more: dict[str, str], *, as_json: bool) -> None:
+    """Print `data` as JSON, or a workload's statistics and `more` rows as a table."""
+    if as_json:
+        typer.echo(json.dumps(data, indent=2))
+        return
     statistics = workload.describe()
     table = Table(title=workload.name, show_header=False, title_justify="left")
     table.add_row("requests", f"{statistics.requests:,}")
@@ -271,43 +270,17 @@ def fact_table(workload: Workload) -> Table:
         )
     for entry in workload.left_out:
         table.add_row("left out", f"{entry.rows:,} {entry.rule}")
-    return table
+    for name, value in more.items():
+        table.add_row(name, value)
+    Console(markup=False, highlight=False).print(table)
 
 
-def show_written(workload: Workload, out: Path, *, as_json: bool) -> None:
-    """Print what was written, and where."""
+def write(workload: Workload, out: Path, *, as_json: bool) -> None:
+    """Write the file and print what it holds."""
+    write_workload(workload, out)
     if out.suffix == ".csv" and workload.has_blocks:
         note(f"CSV has no lists: block hashes are not in {out}")
     # JSON lines and CSV hold less than the workload; the hash shown is the one that a reader of the file computes.
     content_hash = workload.content_hash if out.suffix == ".parquet" else read_workload(out).content_hash
-    if as_json:
-        typer.echo(json.dumps({"file": str(out), **facts(workload), "content_hash": content_hash}, indent=2))
-        return
-    table = fact_table(workload)
-    table.add_row("content hash", content_hash)
-    table.add_row("file", str(out))
-    Console(markup=False, highlight=False).print(table)
-
-
-def _shape(
-    workload: Workload,
-    seed: int,
-    turns: float | None,
-    think_s: float,
-    shared_prefixes: int | None,
-    prefix_tokens: int,
-    popularity: Literal["zipf", "uniform"],
-) -> Workload:
-    # Sessions first: a system prompt occurs once, at the start of a conversation.
-    if turns is not None:
-        workload = into_sessions(workload, turns=turns, think_s=think_s, seed=seed)
-    if shared_prefixes is not None:
-        workload = behind_prefixes(
-            workload, prefixes=shared_prefixes, tokens=prefix_tokens, popularity=popularity, seed=seed
-        )
-    return workload
-
-
-def _write(workload: Workload, out: Path, as_json: bool) -> None:
-    write_workload(workload, out)
-    show_written(workload, out, as_json=as_json)
+    data = {"file": str(out), **facts(workload), "content_hash": content_hash}
+    print_facts(workload, data, {"content hash": content_hash, "file": str(out)}, as_json=as_json)

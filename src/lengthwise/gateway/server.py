@@ -46,6 +46,11 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+def url_of(sock: socket.socket, host: str) -> str:
+    """Return the URL of a bound socket under the host's name."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+
+
 def check_engines(urls: Sequence[str], *, wait_s: float = 0.0) -> None:
     """Return once every engine answers; InputError with those that do not after `wait_s`."""
     asyncio.run(_check_engines(urls, wait_s))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -238,7 +238,7 @@ def _trimmed(axes: Axes, profile: CastilloProfile) -> None:
     longest = max((values.max() for values in shown.values()), default=1.0)
     for (name, values), colour in zip(shown.items(), COLOURS, strict=False):
         bins = np.linspace(0, longest, 61).tolist()
-        style = {"facecolor": (colour, 0.22), "edgecolor": colour, "linewidth": 1.8, "label": name}
+        style: dict[str, Any] = {"facecolor": (colour, 0.22), "edgecolor": colour, "linewidth": 1.8, "label": name}
         axes.hist(values, bins=bins, histtype="stepfilled", density=True, **style)
     axes.set(xlim=(0, longest), yticks=[])
     describe(axes, "Figure 2: length distributions (top 1 % left out)", x="output tokens", legend_at="upper right")

@@ -240,7 +240,7 @@ def _draw_evidence(axes: Axes, result: LengthFamilies) -> None:
     for group in groups:
         axes.plot(result.nus, [gain.estimate for gain in group.evidence], color=GREY, linewidth=0.9, alpha=0.8)
         if (first := group.evidence[0].estimate) > 0.5:
-            offset = {"xytext": (4, 5), "textcoords": "offset points"}
+            offset: dict[str, Any] = {"xytext": (4, 5), "textcoords": "offset points"}
             axes.annotate(short_name(group.group), (result.nus[0], first), fontsize=8, color="#5b6770", **offset)
     estimate, low, high = (
         [getattr(gain, name) for gain in everything.evidence] for name in ("estimate", "low", "high")

@@ -131,7 +131,7 @@ def load_trace(name_or_path: str | Path, **options: Any) -> Workload:  # noqa: A
 CASTILLO: Final = "castillo"
 _CASTILLO_REQUESTS: Final = 1000
 _REQUESTS_PER_SLOT: Final = 20  # with fewer no queue forms, even above capacity
-_SAMPLE_ONLY: Final = "LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package"
+SAMPLE_ONLY: Final = "LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Source:
         samples = load_castillo(split="test")
         n = max(_CASTILLO_REQUESTS, _REQUESTS_PER_SLOT * slots) if self.requests is None else self.requests
         cv = 1.0 if self.cv is None else self.cv
-        notes = [_SAMPLE_ONLY] if samples.origin == PACKAGED and on_note is not None else []
+        notes = [SAMPLE_ONLY] if samples.origin == PACKAGED and on_note is not None else []
 
         def draw(seed: int) -> Workload:
             workload = castillo_workload(samples, self.llm, requests=n, rate=1.0, seed=seed, cv=cv)
