@@ -1,4 +1,4 @@
-"""`lengthwise engine`: what it refuses, before anything is started."""
+"""`lengthwise engine` refuses invalid options before anything starts; `engine fit` writes an engine file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+from lengthwise.engines.steps import COLUMNS, write_steps
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import write_probe
+from lengthwise.simulator import Fleet, StepCost
+from tests.engines.test_endpoint_probe import Endpoint
+from tests.engines.test_fit import FACTS, TRUE, steps
+from tests.gateway.engine import served
 from tests.predictors.test_probe import made_probe
 
 
@@ -87,3 +93,76 @@ def test_the_child_is_given_the_probe_and_the_worker_that_feeds_it(tiny: Path, t
     assert command[command.index("--worker-cls") + 1] == "lengthwise.engines.vllm_worker.StatesWorker"
     assert f'"probe": "{tiny}"' in command[command.index("--additional-config") + 1]
     assert "--worker-cls" not in EmbeddedEngine(EngineOptions(policy="srpt", model=str(tmp_path))).command()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log of steps that take exactly as long as TRUE says."""
+    seen = steps(TRUE)
+    known = {name: getattr(seen, name) for name in COLUMNS if hasattr(seen, name)}
+    rows = np.stack([known.get(name, np.zeros(len(seen))) for name in COLUMNS], axis=1)
+    path = tmp_path / "steps.parquet"
+    write_steps(path, rows, FACTS)
+    return path
+
+
+def test_a_log_of_steps_becomes_an_engine_for_the_simulator(log: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engine.yaml"
+    result = CliRunner().invoke(app, ["engine", "fit", "--steps", str(log), "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "prefill_token" in result.output
+    assert "400 steps of tiny on stand-in 1" in result.output
+    assert out.read_text().startswith("# Fitted by `lengthwise engine fit` on 400 steps of tiny on stand-in 1")
+    (spec,) = Fleet.parse(str(out)).engines
+    assert isinstance(spec.cost, StepCost)
+    assert spec.cost.prefill_pair == pytest.approx(TRUE.prefill_pair, rel=1e-4)
+    assert (spec.kv_tokens, spec.chunked_prefill) == (FACTS.kv_tokens, False)
+    asked = ["simulate", "castillo", "--load", "0.5", "--requests", "40", "--fleet", str(out)]
+    simulated = CliRunner().invoke(app, asked)
+    assert simulated.exit_code == 0, simulated.output
+
+
+def test_an_endpoint_is_probed_and_its_limits_kept(tmp_path: Path) -> None:
+    out = tmp_path / "engine.yaml"
+    with served(Endpoint().app()) as url:
+        asked = ["engine", "fit", "--url", f"{url}/v1", "-o", str(out), "--max-num-seqs", "2", "--longest", "64"]
+        result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    assert f"measured by a client of {url}" in out.read_text()
+    (spec,) = Fleet.parse(str(out)).engines
+    assert (spec.kv_tokens, spec.max_num_seqs, spec.max_model_len) == (363 * 128, 2, 512)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--steps", "{tmp}/gone.parquet"], "gone.parquet: cannot be read as Parquet"),
+        (["--steps", "{log}", "--url", "http://127.0.0.1:1"], "both --url and --steps"),
+        (["--url", "nonsense"], "'nonsense' is not the URL of an engine"),
+        (["--url", "http://127.0.0.1:1"], "cannot be reached"),
+    ],
+)
+def test_bad_input_of_fit_is_one_line_and_exit_code_2(log: Path, tmp_path: Path, options: list[str], says: str) -> None:
+    filled = [option.format(tmp=tmp_path, log=log) for option in options]
+    result = CliRunner().invoke(app, ["engine", "fit", "-o", str(tmp_path / "engine.yaml"), *filled])
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "engine.yaml").exists()
+
+
+def test_the_engine_itself_is_still_a_command() -> None:
+    result = CliRunner().invoke(app, ["engine", "--policy", "nonsense", "--port", "0"])
+    assert result.exit_code == 2
+    assert "nonsense" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(["--stock", "--steps", "steps.parquet"], "--steps with --stock"), (["--steps", "gone/steps.parquet"], "folder")],
+)
+def test_steps_that_cannot_be_written_are_refused_before_the_engine_starts(options: list[str], says: str) -> None:
+    result = CliRunner().invoke(app, ["engine", "--port", "0", *options])
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "starting" not in result.stderr

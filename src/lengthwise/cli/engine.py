@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lengthwise.cli import engine_fit
 from lengthwise.cli.model_options import options_from, validated
-from lengthwise.cli.output import need_folder
+from lengthwise.cli.output import MaxNumSeqs, need_folder
+from lengthwise.engines.client import engine_url
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+from lengthwise.engines.endpoint_probe import ProbePlan, probe
+from lengthwise.engines.engine_metrics import fetch_engine_facts
+from lengthwise.engines.fit import FittedCost, StepTimes, engine_spec, fit_cost, write_fitted
+from lengthwise.engines.steps import EngineFacts, read_steps
 from lengthwise.errors import InputError
+from lengthwise.reports.progress import late_bar
+from lengthwise.reports.tables import Table, print_tables
 
 app = typer.Typer(rich_markup_mode="markdown")
-app.command()(engine_fit.fit)
+_STARTING = "starting vLLM (half a minute on a CPU) ..."
 
 
 @app.callback(invoke_without_command=True)
@@ -47,7 +56,7 @@ def engine(
     plugin_options = {} if steps is None else {"steps": str(steps.resolve())}
     options = validated(EngineOptions, plugin=not stock, plugin_options=plugin_options, **fields)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engine is stopped on the way out
-    typer.echo("starting vLLM (half a minute on a CPU) ...", err=True)
+    typer.echo(_STARTING, err=True)
     with EmbeddedEngine(options) as running:
         order = "policy fcfs (stock)" if stock else f"policy {options.policy}, predictor {options.predictor}"
         order += "" if options.probe is None else f", probe {options.probe}"
@@ -56,3 +65,105 @@ def engine(
             signal.pause()
         except KeyboardInterrupt:
             typer.echo("stopping", err=True)
+
+
+@app.command()
+def fit(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Engine file to write (YAML).")],
+    url: Annotated[str | None, typer.Option(help="Probe this OpenAI endpoint; it must be otherwise idle.")] = None,
+    steps: Annotated[
+        Path | None, typer.Option(help="Fit a step log (docs/guides/engine.md): more accurate than probing.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model name [default: the first that is served].")] = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that the endpoint computes per step.")
+    ] = None,
+    kv_tokens: Annotated[
+        int | None, typer.Option(min=1, help="KV memory in tokens, if the endpoint does not report it.")
+    ] = None,
+    longest: Annotated[int, typer.Option(min=64, help="Tokens of the longest probe prompt.")] = 1024,
+) -> None:
+    """Fit a cost model to an engine and write it as an engine file for the simulator.
+
+    The steps come from a log that the plug-in wrote (--steps) or from probing an endpoint over HTTP (--url). With
+    neither, the embedded engine is started, probed, and fitted to its step log: about two minutes on a CPU.
+
+    Example: `lengthwise engine fit -o engine.yaml && lengthwise simulate castillo --load 0.9 --fleet engine.yaml`
+    """
+    if url is not None and steps is not None:
+        raise InputError("both --url and --steps", hint="give one of them, or neither for the embedded engine")
+    if steps is not None:
+        times, facts = _logged(steps)
+        origin = f"{len(times):,} steps of {facts.model} on {facts.engine}, from {steps.name}"
+    elif url is not None:
+        times, facts = _probed(url, model, max_num_seqs, max_batched_tokens, kv_tokens, longest)
+        origin = f"{len(times):,} steps of {facts.model}, measured by a client of {facts.engine}"
+    else:
+        times, facts = _embedded(max_num_seqs or 16, longest)
+        origin = f"{len(times):,} steps of {facts.model} on the embedded engine, {facts.engine}"
+    fitted = fit_cost(times)
+    every = fitted.shares[0]
+    errors = f"error of a step {100 * every.median_error:.1f} % (median), {100 * every.p90_error:.1f} % (p90)"
+    spec = engine_spec(out.stem, fitted.cost, facts)
+    write_fitted(out, spec, f"Fitted by `lengthwise engine fit` on {origin};\n{errors}.")
+    _show(fitted, origin, out)
+
+
+def _logged(path: Path) -> tuple[StepTimes, EngineFacts]:
+    table, facts = read_steps(path)
+    return StepTimes.of(table), facts
+
+
+def _probed(
+    url: str, model: str | None, seqs: int | None, batched: int | None, kv_tokens: int | None, longest: int
+) -> tuple[StepTimes, EngineFacts]:
+    url = engine_url(url)
+    facts = asyncio.run(
+        fetch_engine_facts(url, model=model, kv_tokens=kv_tokens, max_num_seqs=seqs, max_num_batched_tokens=batched)
+    )
+    return _run(ProbePlan(url, model, longest, _batches(facts.max_num_seqs))), facts
+
+
+def _embedded(seqs: int, longest: int) -> tuple[StepTimes, EngineFacts]:
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "steps.parquet"
+        options = EngineOptions(policy="fcfs", max_num_seqs=seqs, plugin_options={"steps": str(log)})
+        typer.echo(_STARTING, err=True)
+        with EmbeddedEngine(options) as engine:
+            _run(ProbePlan(engine.url, longest=longest, batches=_batches(seqs), staggered=True))
+        return _logged(log)
+
+
+def _batches(seqs: int) -> tuple[int, ...]:
+    return tuple(size for size in (1, 2, 4, 8, 16) if size <= seqs)
+
+
+def _run(plan: ProbePlan) -> StepTimes:
+    with late_bar() as bar:
+        return asyncio.run(probe(plan, lambda share: bar("probing", share)))
+
+
+def _show(fitted: FittedCost, origin: str, out: Path) -> None:
+    coefficients = [[name, f"{1e3 * value:.6g}"] for name, value in asdict(fitted.cost).items()]
+    errors = [
+        [
+            share.kind,
+            f"{share.steps:,}",
+            f"{share.seconds:.1f}",
+            *(f"{100 * error:.1f} %" for error in (share.median_error, share.p90_error)),
+            f"{100 * share.total_error:+.1f} %",
+        ]
+        for share in fitted.shares
+    ]
+    notes = [
+        f"{origin}; written to {out}",
+        f"median and p90 errors are of the robust fit; all coefficients were then raised by {fitted.raised - 1:.1%},",
+        "so that the total time of all steps matches, stalls included",
+    ]
+    print_tables(
+        [
+            Table("a step takes, milliseconds", ["coefficient", "fitted"], coefficients),
+            Table("errors", ["steps", "count", "seconds", "median", "p90", "total"], errors, notes),
+        ]
+    )

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from lengthwise.engines.client import EngineClient, EngineError
 from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
 from lengthwise.errors import InputError
-from lengthwise.gateway.bodies import ChatBody, CompletionBody
+from lengthwise.gateway.bodies import BODIES
 from lengthwise.gateway.completions import Completions
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
@@ -35,10 +35,6 @@ from lengthwise.predictors.service import prediction_service
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-
-    from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
-    from lengthwise.gateway.metrics import Metrics
-
 
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -61,20 +57,15 @@ class _Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         clients = [
-            EngineClient(
-                url,
-                connect_timeout_s=config.connect_timeout_s,
-                silence_timeout_s=config.silence_timeout_s,
-            )
+            EngineClient(url, connect_timeout_s=config.connect_timeout_s, silence_timeout_s=config.silence_timeout_s)
             for url in config.engines
         ]
         self._engines = [GatewayEngine(client, number, config.in_flight) for number, client in enumerate(clients)]
-        policy = make_policy(config.policy)
         self._predictions = prediction_service(config.predictor)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
         self._dispatcher = Dispatcher(
             self._engines,
-            policy,
+            make_policy(config.policy),
             self._predictions,
             routes,
             max_waiting=config.max_waiting,
@@ -83,18 +74,9 @@ class _Gateway:
         self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions)
 
     def routes(self) -> list[Route]:
+        shared = (self._config, self._dispatcher, self._predictions, self._metrics)
         return [
-            *(
-                Route(
-                    path,
-                    Completions(path, model, self._config, self._dispatcher, self._predictions, self._metrics),
-                    methods=["POST"],
-                )
-                for path, model in (
-                    ("/v1/chat/completions", ChatBody),
-                    ("/v1/completions", CompletionBody),
-                )
-            ),
+            *(Route(path, Completions(path, model, *shared), methods=["POST"]) for path, model in BODIES.items()),
             Route("/v1/models", self.models),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
@@ -144,18 +126,15 @@ class _Gateway:
     async def health(self, _: Request) -> Response:
         """Return 200 while at least one engine is up."""
         up = any(engine.up for engine in self._engines)
-        engines = [{"url": e.url, "up": e.up, "running": e.in_flight} for e in self._engines]
-        body = {"status": "ok" if up else "no engine is up", "engines": engines}
-        return JSONResponse(
-            {
-                **body,
-                "waiting": self._dispatcher.waiting,
-                "policy": self._dispatcher.policy.name,
-                "router": self._dispatcher.routes.name,
-                "predictor": self._config.predictor,
-            },
-            200 if up else 503,
-        )
+        body = {
+            "status": "ok" if up else "no engine is up",
+            "engines": [{"url": e.url, "up": e.up, "running": e.in_flight} for e in self._engines],
+            "waiting": self._dispatcher.waiting,
+            "policy": self._dispatcher.policy.name,
+            "router": self._dispatcher.routes.name,
+            "predictor": self._config.predictor,
+        }
+        return JSONResponse(body, 200 if up else 503)
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._metrics.exposition(), media_type=_METRICS_TYPE)

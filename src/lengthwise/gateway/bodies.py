@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -178,6 +178,13 @@ class ChatBody(CompletionBody):
     def text(self) -> str:
         """The conversation, in the one rendering that predictors know."""
         return render_chat(self.messages, self.tools or ())
+
+
+BODIES: Final[dict[str, type[CompletionBody]]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+}
+"""The body of each endpoint."""
 
 
 def _put_in(raw: bytes, field: bytes) -> bytes:

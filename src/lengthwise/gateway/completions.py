@@ -146,7 +146,7 @@ class Completions:
 
     async def _run(self, engine: GatewayEngine, call: _Call) -> Outcome:
         """Send the request to an engine and pass its answer on; mark the engine as down if the connection fails."""
-        headers = call.caller.forwarded_headers(call.request_id.decode("latin-1"))
+        headers = call.caller.forwarded_headers(call.request_id)
         try:
             # A prediction that has not arrived is not waited for: the engine then predicts.
             forward = self._config.forward_predictions and call.source == "predictor"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
@@ -45,12 +45,7 @@ class ApiError(Exception):
     @property
     def body(self) -> bytes:
         """The error as JSON."""
-        fields: dict[str, Any] = {
-            "message": self.message,
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
+        fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return json.dumps({"error": fields}, separators=(",", ":")).encode()
 
     @property
@@ -64,7 +59,7 @@ class ApiError(Exception):
 
 
 def from_engine(error: EngineError) -> ApiError:
-    """An engine's failure, as its client is told it."""
+    """Return the error that a client receives for an engine's failure."""
     if isinstance(error, EngineRefusedError):
         return ApiError(error.status, str(error), code="engine_refused")
     if isinstance(error, EngineTimeoutError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -21,79 +22,58 @@ Source = Literal["hint", "predictor", "history", "prior"]
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
+_EVENTS: Final = ("asked", "answered", "late", "failed", "dropped", "hung", "observed")
+
+
 class _State:
-    """Gauges read from the dispatcher at each scrape."""
+    """Metrics read from the dispatcher and the prediction service at each scrape."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, predictor: str, predictions: PredictionService) -> None:
         self._dispatcher = dispatcher
-
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "lengthwise_requests_waiting", "Requests waiting in the gateway.", self._dispatcher.waiting
-        )
-        running = GaugeMetricFamily("lengthwise_requests_running", "Requests running on an engine.", labels=["engine"])
-        up = GaugeMetricFamily("lengthwise_engine_up", "1 if the engine answers its health check.", labels=["engine"])
-        for engine in self._dispatcher.engines:
-            running.add_metric([engine.url], engine.in_flight)
-            up.add_metric([engine.url], engine.up)
-        yield running
-        yield up
-        policy = GaugeMetricFamily("lengthwise_policy", "1 for the policy in force.", labels=["policy"])
-        policy.add_metric([self._dispatcher.policy.name], 1)
-        yield policy
-        yield from self._routing()
-
-    def _routing(self) -> Iterator[Metric]:
-        routes = self._dispatcher.routes
-        router = GaugeMetricFamily("lengthwise_router", "1 for the router in use.", labels=["router"])
-        if routes.name is not None:
-            router.add_metric([routes.name], 1)
-            yield router
-        chosen = CounterMetricFamily("lengthwise_router_choices", "Requests routed to an engine.", labels=["engine"])
-        for engine in self._dispatcher.engines:
-            chosen.add_metric([engine.url], routes.decisions[engine.url])
-        yield chosen
-        costs = CounterMetricFamily(
-            "lengthwise_router_cost", "Sum of the cost terms of the chosen engines.", labels=["term"]
-        )
-        for term, sum_of in routes.costs.items():
-            costs.add_metric([term], sum_of)
-        yield costs
-        yield SummaryMetricFamily(
-            "lengthwise_router_seconds",
-            "Time of a routing decision.",
-            count_value=routes.decisions.total(),
-            sum_value=routes.seconds,
-        )
-
-
-class _Predictor:
-    """Counts of the prediction service, read at each scrape."""
-
-    def __init__(self, name: str, predictions: PredictionService) -> None:
-        self._name = name
+        self._predictor = predictor
         self._predictions = predictions
 
     def collect(self) -> Iterator[Metric]:
-        predictor = GaugeMetricFamily("lengthwise_predictor", "1 for the predictor in use.", labels=["predictor"])
-        predictor.add_metric([self._name], 1)
-        yield predictor
-        counts = self._predictions.counts
-        events = CounterMetricFamily(
-            "lengthwise_predictor_events", "Predictions by what became of them.", labels=["event"]
-        )
-        for event in ("asked", "answered", "late", "failed", "dropped", "hung", "observed"):
-            events.add_metric([event], getattr(counts, event))
-        yield events
-        yield CounterMetricFamily(
-            "lengthwise_predictor_cpu_seconds", "CPU time of reading prompts and predicting.", counts.cpu_s
-        )
-        yield SummaryMetricFamily(
-            "lengthwise_predictor_prediction_age_seconds",
-            "Time from a request to its prediction.",
-            count_value=counts.answered,
-            sum_value=counts.age_s,
-        )
+        dispatcher, routes, counts = self._dispatcher, self._dispatcher.routes, self._predictions.counts
+        engines = dispatcher.engines
+        yield GaugeMetricFamily("lengthwise_requests_waiting", "Requests waiting in the gateway.", dispatcher.waiting)
+        running = {engine.url: engine.in_flight for engine in engines}
+        yield _gauge("lengthwise_requests_running", "Requests running on an engine.", "engine", running)
+        up = {engine.url: engine.up for engine in engines}
+        yield _gauge("lengthwise_engine_up", "1 if the engine answers its health check.", "engine", up)
+        yield _gauge("lengthwise_policy", "1 for the policy in force.", "policy", {dispatcher.policy.name: 1})
+        if routes.name is not None:
+            yield _gauge("lengthwise_router", "1 for the router in use.", "router", {routes.name: 1})
+        chosen = {engine.url: routes.decisions[engine.url] for engine in engines}
+        yield _counter("lengthwise_router_choices", "Requests routed to an engine.", "engine", chosen)
+        text = "Sum of the cost terms of the chosen engines."
+        yield _counter("lengthwise_router_cost", text, "term", routes.costs)
+        decisions = routes.decisions.total()
+        text = "Time of a routing decision."
+        yield SummaryMetricFamily("lengthwise_router_seconds", text, decisions, routes.seconds)
+        yield _gauge("lengthwise_predictor", "1 for the predictor in use.", "predictor", {self._predictor: 1})
+        events = {event: getattr(counts, event) for event in _EVENTS}
+        yield _counter("lengthwise_predictor_events", "Predictions by what became of them.", "event", events)
+        text = "CPU time of reading prompts and predicting."
+        yield CounterMetricFamily("lengthwise_predictor_cpu_seconds", text, counts.cpu_s)
+        text = "Time from a request to its prediction."
+        yield SummaryMetricFamily("lengthwise_predictor_prediction_age_seconds", text, counts.answered, counts.age_s)
+
+
+def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    return _labelled(GaugeMetricFamily(name, text, labels=[label]), values)
+
+
+def _counter(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    return _labelled(CounterMetricFamily(name, text, labels=[label]), values)
+
+
+def _labelled(
+    family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]
+) -> GaugeMetricFamily | CounterMetricFamily:
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
 
 
 class Metrics:
@@ -101,43 +81,22 @@ class Metrics:
 
     def __init__(self, dispatcher: Dispatcher, predictor: str, predictions: PredictionService) -> None:
         self._registry = registry = CollectorRegistry()
-        registry.register(_State(dispatcher))
-        registry.register(_Predictor(predictor, predictions))
+        registry.register(_State(dispatcher, predictor, predictions))
         self.requests = Counter(
             "lengthwise_requests", "Finished requests by outcome.", ["endpoint", "outcome"], registry=registry
         )
-        self.predictions = Counter(
-            "lengthwise_predictions",
-            "Source of the prediction that a request was dispatched with.",
-            ["source"],
-            registry=registry,
+        text = "Source of the prediction that a request was dispatched with."
+        self.predictions = Counter("lengthwise_predictions", text, ["source"], registry=registry)
+        text = "Failed calls of an engine."
+        self.engine_failures = Counter("lengthwise_engine_failures", text, ["engine", "kind"], registry=registry)
+        times = partial(Histogram, registry=registry, buckets=_BUCKETS)
+        self.queue_seconds = times(
+            "lengthwise_queue_seconds", "Time from a request's arrival to its slot on an engine."
         )
-        self.engine_failures = Counter(
-            "lengthwise_engine_failures",
-            "Failed calls of an engine.",
-            ["engine", "kind"],
-            registry=registry,
-        )
-        self.queue_seconds = Histogram(
-            "lengthwise_queue_seconds",
-            "Time from a request's arrival to its slot on an engine.",
-            registry=registry,
-            buckets=_BUCKETS,
-        )
-        self.first_byte_seconds = Histogram(
-            "lengthwise_time_to_first_byte_seconds",
-            "Time from a request's arrival to the first byte of its answer.",
-            ["endpoint"],
-            registry=registry,
-            buckets=_BUCKETS,
-        )
-        self.request_seconds = Histogram(
-            "lengthwise_request_seconds",
-            "Time from a request's arrival to the last byte of its answer.",
-            ["endpoint"],
-            registry=registry,
-            buckets=_BUCKETS,
-        )
+        text = "Time from a request's arrival to the first byte of its answer."
+        self.first_byte_seconds = times("lengthwise_time_to_first_byte_seconds", text, ["endpoint"])
+        text = "Time from a request's arrival to the last byte of its answer."
+        self.request_seconds = times("lengthwise_request_seconds", text, ["endpoint"])
         self.policy_changes = Counter("lengthwise_policy_changes", "Policy changes at run time.", registry=registry)
 
     def failed(self, engine: GatewayEngine, kind: str) -> None:

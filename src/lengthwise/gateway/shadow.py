@@ -22,7 +22,7 @@ from starlette.routing import Route
 from lengthwise.engines.client import EngineClient, EngineError
 from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
 from lengthwise.engines.shadow_log import Account, End, Entry, Gauges, Header, Memory, ShadowLog, Source
-from lengthwise.gateway.bodies import ChatBody, CompletionBody, parse
+from lengthwise.gateway.bodies import BODIES, CompletionBody, parse
 from lengthwise.gateway.errors import ApiError, from_engine, internal_error_response
 from lengthwise.gateway.server import run_app
 from lengthwise.gateway.streaming import Caller, ClientGoneError, Measure, relay
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 
-_WATCHED: Final[dict[str, type[CompletionBody]]] = {
-    "/v1/chat/completions": ChatBody,
-    "/v1/completions": CompletionBody,
-}
 _MOST_BYTES: Final = 1 << 30
 
 
@@ -74,7 +70,7 @@ class ShadowProxy:
         """Forward one request."""
         arrival_s = self.clock() - self.began
         caller = Caller(scope, receive, send)
-        model = _WATCHED.get(scope["path"]) if scope["method"] == "POST" else None
+        model = BODIES.get(scope["path"]) if scope["method"] == "POST" else None
         try:
             raw = await caller.body(_MOST_BYTES)
             async with caller.present():
@@ -122,7 +118,7 @@ class ShadowProxy:
         query: bytes = scope["query_string"]
         path = scope["raw_path"].decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
         try:
-            answer = await self.client.forward(scope["method"], path, raw, caller.passed_headers())
+            answer = await self.client.forward(scope["method"], path, raw, caller.forwarded_headers())
             try:
                 seen.streamed = answer.is_stream
                 await relay(answer, caller, None, seen.measure, lambda: self._first(seen))

@@ -143,22 +143,16 @@ class Caller:
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def forwarded_headers(self, request_id: str) -> dict[str, str]:
-        """Return the client's headers for the engine: Authorization, traceparent and all others."""
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers.items() if name not in _OWN
-        }
-        headers["x-request-id"] = request_id
-        headers["content-type"] = "application/json"
-        return headers
+    def forwarded_headers(self, request_id: bytes | None = None) -> dict[str, str]:
+        """Return the client's headers for the engine: Authorization, traceparent and all others.
 
-    def passed_headers(self) -> dict[str, str]:
-        """Return the client's headers except those of the connection."""
-        return {
-            name.decode("latin-1"): value.decode("latin-1")
-            for name, value in self.headers.items()
-            if name not in _CONNECTION
-        }
+        Only those of the connection are left out; with `request_id` also those that the gateway sets itself.
+        """
+        left_out = _CONNECTION if request_id is None else _OWN
+        headers = {name: value for name, value in self.headers.items() if name not in left_out}
+        if request_id is not None:
+            headers |= {b"x-request-id": request_id, b"content-type": b"application/json"}
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
 
     @asynccontextmanager
     async def present(self) -> AsyncIterator[None]:
