@@ -50,6 +50,6 @@ def test_what_is_wrong_is_one_line(sweep: Path) -> None:
     assert (
         "Ray is not installed" in invoke(sweep, "--ray", "auto").stderr or "Ray" in invoke(sweep, "--ray", "x").stderr
     )
-    assert "name a .parquet file" in invoke(sweep, "--out", "x.csv").stderr
+    assert "does not end in .parquet" in invoke(sweep, "--out", "x.csv").stderr
     assert "give at least 1" in invoke(sweep, "--jobs", "0").stderr
     assert "is not a file" in invoke(sweep.parent / "none.yaml").stderr
