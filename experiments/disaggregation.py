@@ -32,7 +32,7 @@ from lengthwise.simulator import (
     predict_workload,
     simulate,
 )
-from lengthwise.simulator.grid_result import Measure, Statistic
+from lengthwise.simulator.grid import Measure, Statistic
 from lengthwise.simulator.paired import Ratio, over_seeds
 from lengthwise.simulator.tasks import code_version, content_key, workload_digest
 from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_trace, redraw

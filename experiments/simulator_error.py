@@ -31,7 +31,7 @@ from lengthwise.engines.steps import EngineFacts, read_steps
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import EngineSpec, Fleet, RequestPredictions, Spread, StepCost, simulate
-from lengthwise.simulator.engine_file import read_engine
+from lengthwise.simulator.fleet import read_engine
 from lengthwise.workloads import Workload
 from lengthwise.workloads.arrivals import generator, poisson
 

@@ -14,7 +14,7 @@ from experiments.tie.tables import claims
 from experiments.tie.traffic import AS_IN_PAPER
 from lengthwise.reports.page import COLOURS, Figure, axes, axis, interval_bars, panel
 from lengthwise.reports.simulation import latency_against_load, length_heatmap, mean_against_tail
-from lengthwise.simulator.grid_result import Grid
+from lengthwise.simulator.grid import Grid
 
 _POINTS = 200
 

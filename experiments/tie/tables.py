@@ -29,7 +29,7 @@ from experiments.tie.traffic import AS_IN_PAPER, weighted_score
 from lengthwise.reports.simulation import facts as grid_facts
 from lengthwise.reports.simulation import multiple, seconds
 from lengthwise.reports.tables import Table
-from lengthwise.simulator.grid_result import Cell, Grid, Measure, Statistic
+from lengthwise.simulator.grid import Cell, Grid, Measure, Statistic
 from lengthwise.simulator.paired import Ratio, over_seeds
 from lengthwise.simulator.predictions import RequestPredictions
 

@@ -22,8 +22,7 @@ from lengthwise.reports.simulation import (
     waiting_by_length,
 )
 from lengthwise.reports.tables import to_json
-from lengthwise.simulator.grid import Plan, run_grid
-from lengthwise.simulator.grid_result import Grid
+from lengthwise.simulator.grid import Grid, Plan, run_grid
 from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import redraw
 from tests.simulator.builders import UNEVEN, fleet, requests

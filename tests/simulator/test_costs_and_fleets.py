@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.simulator import ENGINES, Fleet, StepCost, find_engine
-from lengthwise.simulator.engine_file import engine_yaml
+from lengthwise.simulator.fleet import engine_yaml
 from tests.simulator.builders import TICK, UNEVEN, engine
 
 

@@ -16,7 +16,7 @@ from lengthwise.lengths import DEFAULT_CAP, LogT, Point
 from lengthwise.policies import Job
 from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.history import History
-from lengthwise.predictors.resolve import packaged_predictors, parse_predictor_spec
+from lengthwise.predictors.resolve import packaged_predictors
 from lengthwise.simulator import predict_workload, simulate
 from lengthwise.workloads import Workload
 from tests.simulator.builders import fleet, requests
@@ -153,12 +153,6 @@ def test_mean_and_tail_of_all_at_once_are_those_of_each_job(spec: str) -> None:
     expected, tail = told.expected_and_tail()
     assert expected == pytest.approx([job.expected for job in jobs], rel=1e-3)
     assert tail == pytest.approx([job.tail for job in jobs], rel=1e-3)
-
-
-def test_a_spec_object_has_the_name_it_is_written_with() -> None:
-    workload = castillo_like(60)
-    for name in ("oracle", "none", "history", "noisy:0.6", "noisy:log=0.5", "fast"):
-        assert predict_workload(workload, parse_predictor_spec(name)).predictor == name
 
 
 def test_policies_can_share_predictions_made_once() -> None:

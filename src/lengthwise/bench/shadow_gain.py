@@ -47,7 +47,7 @@ from lengthwise.simulator import (
     simulate,
     summarise,
 )
-from lengthwise.simulator.grid_result import Measure, latencies
+from lengthwise.simulator.grid import Measure, latencies
 from lengthwise.simulator.paired import Ratio, over_requests
 from lengthwise.workloads import Workload
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -16,14 +15,12 @@ from lengthwise.simulator import Fleet, KvLink, Pools
 from lengthwise.simulator.fleet import FleetEvent, FleetEventKind, parse_fleet_events
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.simulator.metrics import Slo
-from lengthwise.simulator.predictions import default_predictor
 from lengthwise.simulator.routing import charged_times_s, unmeasured_note
 from lengthwise.specs import split_specs
 from lengthwise.workloads.traces import Source
 
 _SLO = Slo()
 _LINK = KvLink()
-_UNTIL_DRAWN = "history"  # the default predictor depends on the workload
 
 
 def simulate(
@@ -171,7 +168,7 @@ def simulate(
     plan = Plan(
         engines,
         policies=list(dict.fromkeys(split_specs(policy))),
-        predictors=list(dict.fromkeys(name.strip() for name in (predictor or _UNTIL_DRAWN).split(","))),
+        predictors=[] if predictor is None else list(dict.fromkeys(name.strip() for name in predictor.split(","))),
         rates=numbers(rate, "rate"),
         loads=numbers(load, "load"),
         seeds=range(seed, seed + seeds),
@@ -192,8 +189,6 @@ def simulate(
     draw = Source(source, llm, requests, cv).draws(
         own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats, on_note=note
     )
-    if predictor is None:
-        plan = replace(plan, predictors=[default_predictor(draw(seed))])
     with late_bar() as bar:
         grid = run_grid(plan, draw, on_progress=bar)
     if out is not None:

@@ -17,8 +17,7 @@ from scipy.optimize import nnls
 
 from lengthwise.errors import InputError
 from lengthwise.simulator.costs import StepCost
-from lengthwise.simulator.engine_file import engine_yaml
-from lengthwise.simulator.fleet import EngineSpec
+from lengthwise.simulator.fleet import EngineSpec, engine_yaml
 from lengthwise.workloads.files import atomic_path
 
 if TYPE_CHECKING:

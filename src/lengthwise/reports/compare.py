@@ -17,8 +17,8 @@ from lengthwise.reports.page import table_html
 from lengthwise.reports.simulation import NAMES, multiple, seconds
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import Fleet, Outcome, simulate
-from lengthwise.simulator.grid_result import COMPARED, Measure, Statistic, latencies
-from lengthwise.simulator.inputs import as_fleet, as_predictions, as_workload
+from lengthwise.simulator.cluster import as_fleet, as_predictions, as_workload
+from lengthwise.simulator.grid import COMPARED, Measure, Statistic, latencies
 from lengthwise.simulator.paired import Ratio, over_requests
 from lengthwise.workloads import Workload
 

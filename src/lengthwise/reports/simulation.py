@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from lengthwise.reports.page import COLOURS, Figure, axes, axis, html_page, interval_bars, panel
 from lengthwise.reports.tables import Table, share
-from lengthwise.simulator.grid_result import (
+from lengthwise.simulator.grid import (
     BASELINE,
     COMPARED,
     MEASURES,
     STATISTICS,
-    TRUTH,
     Cell,
     Grid,
     Level,
@@ -24,7 +23,7 @@ from lengthwise.simulator.grid_result import (
     Statistic,
     latencies,
 )
-from lengthwise.simulator.metrics import Spread
+from lengthwise.simulator.metrics import TRUTH, Spread
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.paired import Ratio, over_seeds
 

@@ -7,28 +7,30 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.policies import Policy
-from lengthwise.routers import Router, StaticRouter
+from lengthwise.policies import Policy, make_policy
+from lengthwise.routers import Router, StaticRouter, make_router
 from lengthwise.simulator.engine import MakeEngine, SimulatedEngine, accelerated, engine_factory
 from lengthwise.simulator.fleet import Fleet, FleetEvent, initially_absent, sorted_events
-from lengthwise.simulator.inputs import as_fleet, as_policy, as_predictions, as_workload, uses_predictions
 from lengthwise.simulator.outcome import EngineOutcome, Outcome
-from lengthwise.simulator.predictions import RequestPredictions
+from lengthwise.simulator.predictions import RequestPredictions, default_predictor, predict_workload
 from lengthwise.simulator.routing import FleetRouter, RoutingTrace
 from lengthwise.simulator.traffic import Traffic
 from lengthwise.workloads import Workload
+from lengthwise.workloads.traces import CASTILLO, Source
 
 if TYPE_CHECKING:
     from lengthwise.simulator.disaggregated import Pools
 
 Progress = Callable[[float], None]
+Given = TypeVar("Given")
 
+_DEFAULT_LOAD: Final = 0.9
 _REPORT_EVERY: Final = 4096  # requests
 
 
@@ -122,6 +124,91 @@ def _serve_statically(
         report(settled / n)
         outcomes.append(engine.outcome())
     return chosen, outcomes
+
+
+def as_fleet(fleet: Fleet | str) -> Fleet:
+    """Return the fleet, parsed from a text such as "8*llama-3-8b@a100"."""
+    if isinstance(fleet, str):
+        return Fleet.parse(fleet)
+    return _checked(fleet, Fleet, "fleet", 'a Fleet, or a text such as "8*llama-3-8b@a100"')
+
+
+def as_policy(policy: Policy | str) -> Policy:
+    """Return the policy, made from a name such as "tie" or "bounded(sjf)"."""
+    if isinstance(policy, str):
+        return make_policy(policy)
+    if isinstance(policy, type) or not isinstance(policy, Policy):
+        raise InputError(f"a {_kind(policy)}", field="policy", hint='give a policy object or a name such as "tie"')
+    return policy
+
+
+def as_workload(
+    workload: Workload | str,
+    fleet: Fleet,
+    *,
+    rate: float | None = None,
+    load: float | None = None,
+    requests: int | None = None,
+    seed: int = 0,
+) -> Workload:
+    """Return the workload, or draw the one that a name stands for: "castillo", a trace or a file.
+
+    `rate` (requests per second) or `load` (a share of the fleet's capacity) set how fast it arrives. Without them a
+    trace keeps its own arrivals and CASTILLO, which has none, arrives at load 0.9.
+    """
+    if not isinstance(workload, str):
+        if (rate, load, requests) != (None, None, None):
+            hint = "they apply to a named workload; change a Workload with its own methods"
+            raise InputError(
+                "a rate, a load or a number of requests for a Workload object", field="workload", hint=hint
+            )
+        return _checked(workload, Workload, "workload", 'a Workload, or a name such as "castillo"')
+    if rate is not None and load is not None:
+        raise InputError("both a rate and a load", field="load", hint="give one of them")
+    if rate is None and load is None and workload == CASTILLO:
+        load = _DEFAULT_LOAD
+    own_arrivals = rate is None and load is None
+    drawn = Source(workload, requests=requests).draws(own_arrivals=own_arrivals, slots=fleet.slots)(seed)
+    if own_arrivals:
+        return drawn
+    if load is not None:
+        rate = load * measure_capacity(drawn, fleet).requests_per_s
+    if rate is None or not rate > 0:
+        raise InputError(f"a rate of {rate} requests per second", field="rate", hint="give a number above 0")
+    return at_rate(drawn, rate)
+
+
+def at_rate(workload: Workload, rate: float | None) -> Workload:
+    """Return a workload of one request per second at `rate`; None keeps its arrivals."""
+    return workload if rate is None else workload.replace(arrival_s=workload.arrival_s / rate)
+
+
+def as_predictions(
+    workload: Workload, predictor: str | RequestPredictions | None, *, used: bool = True
+) -> RequestPredictions:
+    """Return predictions for the workload by a predictor's name; None is the default one, or none if not `used`."""
+    if predictor is None:
+        predictor = default_predictor(workload) if used else "none"
+    if isinstance(predictor, str):
+        return predict_workload(workload, predictor)
+    return _checked(predictor, RequestPredictions, "predictor", 'a name such as "fast", or RequestPredictions')
+
+
+def uses_predictions(policy: Policy, router: object, fleet: Fleet) -> bool:
+    """Whether policy, router or admission reads predictions."""
+    if policy.uses_predictions or any(spec.admission != "prompt" for spec in fleet.engines):
+        return True
+    return bool(getattr(make_router(router) if isinstance(router, str) else router, "uses_predictions", True))
+
+
+def _checked(value: object, kind: type[Given], field: str, hint: str) -> Given:
+    if not isinstance(value, kind):
+        raise InputError(f"a {_kind(value)}", field=field, hint=f"give {hint}")
+    return value
+
+
+def _kind(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else type(value).__name__
 
 
 def check_seconds(**given: float) -> None:

@@ -10,15 +10,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
 
 import numpy as np
 
 from lengthwise.errors import InputError
 from lengthwise.simulator.kernel import steptime
 from lengthwise.simulator.kernel.records import COST, Record
-
-NEVER_LONG: Final = math.inf
 
 
 class CostModel(ABC):
@@ -62,17 +59,15 @@ class StepCost(CostModel):
 
     prefill_base: float
     decode_base: float
-    prefill_token: float
-    prefill_pair: float
-    decode: float
-    kv_token: float
+    prefill_token: float = 0.0
+    prefill_pair: float = 0.0
+    decode: float = 0.0
+    kv_token: float = 0.0
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  (for engine files)
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{value}", field=name, hint="seconds, at least 0")
-        if not (self.prefill_base > 0 and self.decode_base > 0):
-            raise InputError("a step that takes no time", field="prefill_base, decode_base", hint="seconds above 0")
+        _check_seconds(self, "prefill_base", "decode_base")
 
     def parameters(self) -> Record:
         """Return the six coefficients."""
@@ -89,11 +84,16 @@ class Roofline(CostModel):
     StepCost), reading K tokens of context.
     """
 
-    overhead: float
     token: float
     weights: float
-    prefill_pair: float
-    kv_token: float
+    overhead: float = 0.0
+    prefill_pair: float = 0.0
+    kv_token: float = 0.0
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  (for engine files)
+
+    def __post_init__(self) -> None:
+        _check_seconds(self, "weights")
 
     def parameters(self) -> Record:
         """Return the five coefficients."""
@@ -128,7 +128,7 @@ class Piecewise(CostModel):
     attention_below: float = 0.0
     attention_constant: float = 0.0
     attention_slope: float = 0.0
-    long_from: float = NEVER_LONG
+    long_from: float = math.inf
     long_terms: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
     def parameters(self) -> Record:
@@ -149,6 +149,14 @@ class Piecewise(CostModel):
             long_terms=self.long_terms,
             divisor=self.efficiency,
         )
+
+
+def _check_seconds(cost: StepCost | Roofline, *above_0: str) -> None:
+    for name, value in asdict(cost).items():
+        if not (math.isfinite(value) and value >= 0):
+            raise InputError(f"{value}", field=name, hint="seconds, at least 0")
+        if name in above_0 and not value:
+            raise InputError("a step that takes no time", field=name, hint="seconds above 0")
 
 
 def _record(family: int, **values: object) -> Record:

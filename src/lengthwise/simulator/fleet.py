@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
-from typing import Any, Final, Literal, get_args
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
+import yaml  # type: ignore[import-untyped]
 from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
@@ -42,40 +44,32 @@ class EngineSpec:
     admission_quantile: float = 0.9
     kv_bytes_per_token: int | None = None
 
+    __pydantic_config__ = {"extra": "forbid", "arbitrary_types_allowed": True}  # noqa: RUF012  (for files)
+
     def __post_init__(self) -> None:
         for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
-            if getattr(self, field) < 1:
-                raise InputError(f"{getattr(self, field)}", source=self.name, field=field, hint="at least 1")
-        if self.admission not in get_args(Admission):
-            known = ", ".join(get_args(Admission))
-            raise InputError(f"'{self.admission}'", source=self.name, field="admission", hint=f"one of {known}")
-        if not 0.0 < self.admission_quantile < 1.0:
-            hint = "between 0 and 1"
-            raise InputError(f"{self.admission_quantile}", source=self.name, field="admission_quantile", hint=hint)
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise InputError(
-                f"{self.max_num_batched_tokens} tokens a step for {self.max_num_seqs} sequences",
-                source=self.name,
-                field="max_num_batched_tokens",
-                hint="every running sequence needs one token a step: raise it or lower max_num_seqs",
-            )
-        if not self.chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
-            raise InputError(
-                f"{self.max_num_batched_tokens} tokens a step for prompts of up to {self.max_model_len} in one piece",
-                source=self.name,
-                field="max_num_batched_tokens",
-                hint="without chunks a step must hold the longest prompt: raise it or lower max_model_len",
-            )
-        if self.kv_bytes_per_token is not None and self.kv_bytes_per_token < 1:
-            hint = "bytes, at least 1"
-            raise InputError(f"{self.kv_bytes_per_token}", source=self.name, field="kv_bytes_per_token", hint=hint)
-        if self.kv_blocks < 1:
-            raise InputError(
-                f"{self.kv_tokens} tokens of KV memory are less than a block of {self.block_size}",
-                source=self.name,
-                field="kv_tokens",
-                hint="give at least one block",
-            )
+            self._require(field, getattr(self, field) >= 1, "at least 1")
+        self._require("admission", self.admission in get_args(Admission), f"one of {', '.join(get_args(Admission))}")
+        self._require("admission_quantile", 0.0 < self.admission_quantile < 1.0, "between 0 and 1")
+        self._require(
+            "kv_bytes_per_token", self.kv_bytes_per_token is None or self.kv_bytes_per_token >= 1, "at least 1"
+        )
+        self._require("kv_tokens", self.kv_blocks >= 1, f"at least one block of {self.block_size}")
+        self._require(
+            "max_num_batched_tokens",
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            f"each of {self.max_num_seqs} sequences needs one token a step: raise it or lower max_num_seqs",
+        )
+        self._require(
+            "max_num_batched_tokens",
+            self.chunked_prefill or self.max_num_batched_tokens >= self.max_model_len,
+            f"without chunks a step must hold the longest prompt, {self.max_model_len} tokens: "
+            "raise it or lower max_model_len",
+        )
+
+    def _require(self, field: str, valid: bool, hint: str) -> None:
+        if not valid:
+            raise InputError(f"{getattr(self, field)!r}", source=self.name, field=field, hint=hint)
 
     @property
     def kv_blocks(self) -> int:
@@ -104,13 +98,7 @@ class Gpu:
 
     def times(self, count: int) -> Gpu:
         """Return `count` GPUs as one, without the cost of communication (ideal tensor parallelism)."""
-        return Gpu(
-            count * self.flops,
-            count * self.bandwidth,
-            count * self.memory,
-            self.max_num_seqs,
-            self.max_num_batched_tokens,
-        )
+        return replace(self, flops=count * self.flops, bandwidth=count * self.bandwidth, memory=count * self.memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +128,6 @@ class Llm:
         return int((gpu.memory * MEMORY_SHARE - self.weight_bytes) / self.kv_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Shares of the published peak numbers that kernels reach.
-
-    The defaults match the roofline to the fits for Llama-3-8B on A100 and H100 (see the simulator's documentation).
-    """
-
-    compute: float = 0.76
-    weights: float = 0.77
-    attention: float = 0.80
-    context: float = 0.87
-    overhead_s: float = 0.5e-3
-
-
 GPUS: Final[Mapping[str, Gpu]] = {
     # vLLM's API server uses larger batches on GPUs with at least 70 GiB, except the A100.
     "a100": Gpu(312e12, 2.039e12, 80 * _GIB),
@@ -172,46 +146,28 @@ LLMS: Final[Mapping[str, Llm]] = {
 }
 
 
-def roofline(llm: Llm, gpu: Gpu, efficiency: Efficiency | None = None) -> Roofline:
+# Shares of the published peak numbers that kernels reach: with them the roofline matches the fits for Llama-3-8B on
+# A100 and H100 (see the simulator's documentation).
+_COMPUTE, _WEIGHTS, _ATTENTION, _CONTEXT = 0.76, 0.77, 0.80, 0.87
+_OVERHEAD_S: Final = 0.5e-3
+
+
+def roofline(llm: Llm, gpu: Gpu) -> Roofline:
     """Return the cost model of an LLM on a GPU.
 
     prefill = o + max(2 W n / (e_c F), 2 P / (e_m BW)) + 2 L h d n^2 / (e_a F)
     decode  = o + max(2 W B / (e_c F), 2 P / (e_m BW)) + kv K / (e_k BW)
     """
-    efficiency = Efficiency() if efficiency is None else efficiency
     return Roofline(
-        overhead=efficiency.overhead_s,
-        token=2 * (llm.parameters - llm.embedding) / (efficiency.compute * gpu.flops),
-        weights=llm.weight_bytes / (efficiency.weights * gpu.bandwidth),
-        prefill_pair=2 * llm.layers * llm.heads * llm.head_size / (efficiency.attention * gpu.flops),
-        kv_token=llm.kv_bytes / (efficiency.context * gpu.bandwidth),
+        overhead=_OVERHEAD_S,
+        token=2 * (llm.parameters - llm.embedding) / (_COMPUTE * gpu.flops),
+        weights=llm.weight_bytes / (_WEIGHTS * gpu.bandwidth),
+        prefill_pair=2 * llm.layers * llm.heads * llm.head_size / (_ATTENTION * gpu.flops),
+        kv_token=llm.kv_bytes / (_CONTEXT * gpu.bandwidth),
     )
-
-
-def _check_size(name: str, llm: Llm, gpu: Gpu) -> None:
-    """Raise InputError if the weights leave no KV memory."""
-    if llm.kv_tokens(gpu) < 1:
-        raise InputError(
-            f"{llm.weight_bytes / 1e9:.0f} GB of weights do not fit into {gpu.memory * MEMORY_SHARE / 1e9:.0f} GB",
-            source=name,
-            field="fleet",
-            hint="take several GPUs as one, as in llama-3-70b@4xh100",
-        )
 
 
 _PREBLE_KV_TOKENS: Final = 198_516  # per GPU, in Preble's simulator
-
-
-def _on(llm: Llm, gpu: Gpu, name: str, cost: CostModel, kv_tokens: int | None = None) -> EngineSpec:
-    return EngineSpec(
-        name,
-        cost,
-        llm.kv_tokens(gpu) if kv_tokens is None else kv_tokens,
-        max_model_len=llm.max_model_len,
-        max_num_seqs=gpu.max_num_seqs,
-        max_num_batched_tokens=gpu.max_num_batched_tokens,
-        kv_bytes_per_token=llm.kv_bytes,
-    )
 
 
 _FITTED: Final[Mapping[str, CostModel]] = {
@@ -252,9 +208,29 @@ _FITTED: Final[Mapping[str, CostModel]] = {
 }
 
 
+def _on(name: str, llm: Llm, gpu: Gpu, cost: CostModel) -> EngineSpec:
+    kv_tokens = _PREBLE_KV_TOKENS if isinstance(cost, Piecewise) else llm.kv_tokens(gpu)
+    if kv_tokens < 1:
+        raise InputError(
+            f"{llm.weight_bytes / 1e9:.0f} GB of weights do not fit into {gpu.memory * MEMORY_SHARE / 1e9:.0f} GB",
+            source=name,
+            field="fleet",
+            hint="take several GPUs as one, as in llama-3-70b@4xh100",
+        )
+    return EngineSpec(
+        name,
+        cost,
+        kv_tokens,
+        max_model_len=llm.max_model_len,
+        max_num_seqs=gpu.max_num_seqs,
+        max_num_batched_tokens=gpu.max_num_batched_tokens,
+        kv_bytes_per_token=llm.kv_bytes,
+    )
+
+
 def _fitted(name: str, cost: CostModel) -> EngineSpec:
     llm, gpu = name.split("@")
-    return _on(LLMS[llm], GPUS[gpu], name, cost, _PREBLE_KV_TOKENS if isinstance(cost, Piecewise) else None)
+    return _on(name, LLMS[llm], GPUS[gpu], cost)
 
 
 ENGINES: Final[Mapping[str, EngineSpec]] = {name: _fitted(name, cost) for name, cost in _FITTED.items()}
@@ -264,20 +240,69 @@ ENGINES: Final[Mapping[str, EngineSpec]] = {name: _fitted(name, cost) for name, 
 def find_engine(name: str) -> EngineSpec:
     """Return an engine by name: a fitted one, MODEL@GPU by published numbers (`llama-3-70b@4xh100`), or a YAML file."""
     if name.endswith((".yaml", ".yml")):
-        from lengthwise.simulator.engine_file import read_engine  # pydantic is loaded only for files
-
         return read_engine(name)
     if name in ENGINES:
         return ENGINES[name]
     parts = re.fullmatch(r"(?P<llm>[^@]+)@(?:(?P<count>[1-9]\d?)x)?(?P<gpu>[^@]+)", name)
     if parts is not None and parts["llm"] in LLMS and parts["gpu"] in GPUS:
         llm, gpu = LLMS[parts["llm"]], GPUS[parts["gpu"]].times(int(parts["count"] or 1))
-        _check_size(name, llm, gpu)
-        return _on(llm, gpu, name, roofline(llm, gpu))
+        return _on(name, llm, gpu, roofline(llm, gpu))
     near = get_close_matches(name, [*ENGINES, *(f"{llm}@{gpu}" for llm in LLMS for gpu in GPUS)], n=1, cutoff=0.4)
     meant = f"did you mean {near[0]}? " if near else ""
     hint = f"{meant}MODEL is one of {', '.join(LLMS)}, GPU one of {', '.join(GPUS)}; or give an engine's YAML file"
     raise InputError(f"no engine is called '{name}'", field="fleet", hint=hint)
+
+
+_FILE_HINT: Final = "see docs/guides/simulator.md for an engine's file"
+_FILE_COSTS: Final[Mapping[str, type[CostModel]]] = {"linear": StepCost, "roofline": Roofline}
+Validated = TypeVar("Validated")
+
+
+def read_engine(path: str | Path) -> EngineSpec:
+    """Read an engine from a YAML file: the fields of EngineSpec, and the cost's fields beside its `family`.
+
+    name: my-engine
+    cost: {family: linear, prefill_base: 7.0e-3, decode_base: 10.7e-3, prefill_token: 4.9e-5,
+           prefill_pair: 2.1e-9, decode: 2.7e-5, kv_token: 8.1e-8}      # seconds; see StepCost and Roofline
+    kv_tokens: 467291
+    """
+    path = Path(path)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        cost = dict(content["cost"])
+        kind = _FILE_COSTS[cost.pop("family")]
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", source=path, field="fleet") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError("is no YAML", source=path, hint=_FILE_HINT) from error
+    except (LookupError, TypeError, ValueError) as error:
+        hint = f"a mapping whose family is one of {', '.join(_FILE_COSTS)}; {_FILE_HINT}"
+        raise InputError("has no cost of a known family", source=path, field="cost", hint=hint) from error
+    made = _validated(kind, cost, path, "cost.")
+    return _validated(EngineSpec, {"name": path.stem, **content, "cost": made}, path)
+
+
+def _validated(kind: type[Validated], fields: dict[str, Any], path: Path, place: str = "") -> Validated:
+    from pydantic import TypeAdapter, ValidationError  # loaded only for files
+
+    try:
+        return TypeAdapter(kind).validate_python(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, InputError):
+            raise InputError(cause.problem, source=path, field=f"{place}{cause.field}", hint=cause.hint) from error
+        field = place + ".".join(str(part) for part in first["loc"])
+        raise InputError(first["msg"].lower(), source=path, field=field, hint=_FILE_HINT) from error
+
+
+def engine_yaml(spec: EngineSpec) -> str:
+    """Return the YAML of an engine with a linear step time."""
+    if not isinstance(spec.cost, StepCost):
+        raise InputError(f"a cost of kind {type(spec.cost).__name__}", source=spec.name, hint="files are of StepCost")
+    cost = {"family": "linear", **{name: float(f"{value:.6g}") for name, value in asdict(spec.cost).items()}}
+    known = {name: value for name, value in asdict(spec).items() if value is not None}
+    return str(yaml.safe_dump(known | {"cost": cost}, sort_keys=False))
 
 
 _MOST_ENGINES: Final = 4096  # a larger fleet is a typing error
@@ -304,28 +329,9 @@ class Fleet:
             engines += [find_engine(name)] * count
         return cls(tuple(engines))
 
-    def limited_to(
-        self,
-        *,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        kv_tokens: int | None = None,
-        block_size: int | None = None,
-        prefix_caching: bool | None = None,
-        admission: str | None = None,
-        admission_quantile: float | None = None,
-    ) -> Fleet:
-        """Return the same engines with other limits; None keeps a limit. An unknown admission is an InputError."""
-        given = {
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "kv_tokens": kv_tokens,
-            "block_size": block_size,
-            "prefix_caching": prefix_caching,
-            "admission": admission,
-            "admission_quantile": admission_quantile,
-        }
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    def limited_to(self, **limits: Any) -> Fleet:  # noqa: ANN401  (fields of EngineSpec)
+        """Return the same engines with other values of these fields of EngineSpec; None keeps a field."""
+        changes = {name: value for name, value in limits.items() if value is not None}
         return Fleet(tuple(replace(engine, **changes) for engine in self.engines))
 
     @property

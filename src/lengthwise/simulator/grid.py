@@ -5,26 +5,45 @@ All cells of a seed share arrivals, true lengths and prediction noise, so that c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.resolve import parse_predictor_spec
 from lengthwise.routers import make_router
-from lengthwise.simulator.cluster import Capacity, check_seconds, measure_capacity, simulate
+from lengthwise.simulator.cluster import Capacity, at_rate, check_seconds, measure_capacity, simulate
 from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent, sorted_events
-from lengthwise.simulator.grid_result import BASELINE, USUAL_ROUTER, Cell, Grid, Level
-from lengthwise.simulator.metrics import Slo
+from lengthwise.simulator.metrics import TRUTH, Slo, Summary, time_per_output_token
+from lengthwise.simulator.outcome import Outcome
+from lengthwise.simulator.paired import Ratio, over_requests, over_seeds
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, predict_workload
+from lengthwise.simulator.routing import RoutingTrace
 from lengthwise.simulator.tasks import Report
 from lengthwise.specs import parse_spec
 from lengthwise.workloads import Workload
+
+Measure = Literal["ttft_s", "tpot_s", "e2e_s", "per_token_s"]
+Statistic = Literal["mean", "p50", "p90", "p99"]
+
+BASELINE: Final = "fcfs"
+USUAL_ROUTER: Final = "round_robin"
+MEASURES: Final[tuple[Measure, ...]] = ("ttft_s", "tpot_s", "e2e_s", "per_token_s")
+STATISTICS: Final[tuple[Statistic, ...]] = ("mean", "p50", "p90", "p99")
+COMPARED: Final[tuple[tuple[Measure, Statistic], ...]] = tuple(
+    (measure, statistic) for measure in MEASURES for statistic in ("mean", "p99")
+)
+"""Statistics that are compared with FCFS."""
+_SMALLEST_GAIN: Final = 0.01
+"""Share of FCFS's latency. Of a smaller gain no share is computed."""
 
 Draw = Callable[[int], Workload]
 """Makes the workload of a seed."""
@@ -113,6 +132,12 @@ class Plan:
         """Whether the workload keeps its own arrivals."""
         return not (self.rates or self.loads)
 
+    def levels(self, capacity_per_s: float) -> list[tuple[float | None, float | None]]:
+        """Return load (None unless given) and requests per second (None: the workload's own) of each level."""
+        if self.loads:
+            return [(load, load * capacity_per_s) for load in self.loads]
+        return [(None, rate) for rate in self.rates] or [(None, None)]
+
     @property
     def repeats(self) -> bool:
         """Whether seeds must differ in the workload, not only in prediction noise."""
@@ -140,6 +165,176 @@ class Plan:
         return any(make_router(name).uses_predictions for name in {router, other or router})
 
 
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The offered load, averaged over the seeds. `load` is the requested one, else offered rate over capacity."""
+
+    load: float
+    offered_per_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One policy with one predictor and router at one level, seed by seed. `predictor` is None where none is used."""
+
+    level: Level
+    predictor: str | None
+    policy: str
+    outcomes: tuple[Outcome, ...]
+    router: str = USUAL_ROUTER
+
+    @property
+    def label(self) -> str:
+        """The policy, and the router if it is not the usual one."""
+        return self.policy if self.router == USUAL_ROUTER else f"{self.policy} behind {self.router}"
+
+    def mean(self, figure: Callable[[Summary], float]) -> float:
+        """A figure of the runs, averaged over the seeds."""
+        return float(np.mean([figure(outcome.summary) for outcome in self.outcomes]))
+
+    def figures(self, measure: Measure, statistic: Statistic) -> list[float]:
+        """A statistic of latency, seed by seed."""
+        return [float(getattr(getattr(outcome.summary, measure), statistic)) for outcome in self.outcomes]
+
+    def latency(self, measure: Measure, statistic: Statistic) -> float:
+        """A statistic of latency, averaged over the seeds."""
+        return float(np.mean(self.figures(measure, statistic)))
+
+    @property
+    def kv_mean(self) -> float:
+        """The mean share of allocated KV blocks while engines were busy."""
+        engines = [engine for outcome in self.outcomes for engine in outcome.engines if engine.busy_s > 0]
+        busy = sum(engine.busy_s for engine in engines)
+        return sum(engine.kv_mean * engine.busy_s for engine in engines) / busy if busy else math.nan
+
+    @property
+    def kv_peak(self) -> float:
+        """The highest share of allocated KV blocks."""
+        return max(engine.kv_peak for outcome in self.outcomes for engine in outcome.engines)
+
+    def within(self, slo: Slo) -> float:
+        """The share of all requests, refused ones too, that were served within the limits."""
+        return float(np.mean(np.concatenate([_met(outcome, slo) for outcome in self.outcomes])))
+
+    def goodput(self, slo: Slo) -> float:
+        """Requests per second of makespan that were served within the limits."""
+        rates = [float(_met(outcome, slo).sum()) / outcome.summary.makespan_s for outcome in self.outcomes]
+        return float(np.mean(rates))
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """All cells, level by level, predictor by predictor. `workload` is that of the first seed."""
+
+    fleet: Fleet
+    seeds: tuple[int, ...]
+    slo: Slo
+    workload: Workload
+    capacities: tuple[Capacity, ...]
+    predictions: Mapping[str, tuple[RequestPredictions, ...]]
+    cells: tuple[Cell, ...]
+    pools: Pools | None = None
+    """Separate engines for prefill and decode; None: every engine does both."""
+    refresh: str | None = None
+    """Predictor that is run again between prefill and decode."""
+
+    @property
+    def true_lengths(self) -> bool:
+        """Whether any cell is predicted by the true lengths (`oracle`), which no deployment has."""
+        return any(cell.predictor == TRUTH for cell in self.cells)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """Levels in the order of the plan."""
+        return tuple(dict.fromkeys(cell.level for cell in self.cells))
+
+    @property
+    def routers(self) -> tuple[str, ...]:
+        """Routers in the order of the plan."""
+        return tuple(dict.fromkeys(cell.router for cell in self.cells))
+
+    @property
+    def capacity_per_s(self) -> float:
+        """Capacity of the fleet, averaged over the seeds."""
+        return float(np.mean([capacity.requests_per_s for capacity in self.capacities]))
+
+    def tau(self, predictor: str) -> float:
+        """Kendall's tau of a predictor on these requests, averaged over the seeds."""
+        return float(np.mean([predictions.tau for predictions in self.predictions[predictor]]))
+
+    def baseline(self, level: Level) -> Cell | None:
+        """Return the cell of FCFS at a level, behind the first router; None if it was not run."""
+        return next((cell for cell in self.cells if cell.level == level and cell.policy == BASELINE), None)
+
+    def ratio(self, cell: Cell, measure: Measure, statistic: Statistic) -> Ratio:
+        """A cell's figure over FCFS's at the same level."""
+        return self._ratios[id(cell), measure, statistic]
+
+    @cached_property
+    def _ratios(self) -> dict[tuple[int, Measure, Statistic], Ratio]:
+        return {(id(cell), *what): self._compare(cell, *what) for cell in self.cells for what in COMPARED}
+
+    def _compare(self, cell: Cell, measure: Measure, statistic: Statistic) -> Ratio:
+        base = self.baseline(cell.level)
+        if base is None:
+            return Ratio.none()
+        if cell is base:
+            return Ratio(1.0, 1.0, 1.0)
+        if len(self.seeds) > 1:
+            return over_seeds(cell.figures(measure, statistic), base.figures(measure, statistic))
+        ours, theirs = latencies(cell.outcomes[0])[measure], latencies(base.outcomes[0])[measure]
+        q = None if statistic == "mean" else int(statistic[1:]) / 100
+        return over_requests(ours, theirs, q, seed=self.seeds[0])
+
+    def gain_captured(self, cell: Cell, measure: Measure) -> float:
+        """(FCFS - this) / (FCFS - the same policy with true lengths), on means; NaN where the truth gains under 1 %."""
+        base = self.baseline(cell.level)
+        truth = next(
+            (c for c in self.cells if (c.level, c.label, c.predictor) == (cell.level, cell.label, TRUTH)), None
+        )
+        if base is None or truth is None:
+            return math.nan
+        before = base.latency(measure, "mean")
+        gain = before - truth.latency(measure, "mean")
+        return (before - cell.latency(measure, "mean")) / gain if gain > _SMALLEST_GAIN * before else math.nan
+
+    def to_table(self) -> pa.Table:
+        """Return one row per request of every run, with the routing trace if any run has one."""
+        explained = any(outcome.trace is not None for cell in self.cells for outcome in cell.outcomes)
+        tables = []
+        for cell in self.cells:
+            for seed, outcome in zip(self.seeds, cell.outcomes, strict=True):
+                n, trace = len(outcome), outcome.trace or RoutingTrace.of({}, len(outcome))
+                marks = {"seed": seed, "load": cell.level.load, "router": cell.router}
+                columns = (trace.columns() if explained else {}) | {
+                    name: pa.repeat(pa.scalar(value), n) for name, value in marks.items()
+                }
+                columns["predictor"] = pa.repeat(pa.scalar(cell.predictor, pa.string()), n)
+                table = outcome.to_table()
+                tables.append(pa.table(dict(zip(table.column_names, table.columns, strict=True)) | columns))
+        return pa.concat_tables(tables)
+
+
+def latencies(outcome: Outcome) -> dict[Measure, NDArray[np.float64]]:
+    """Return the latencies of each request, in order of arrival; NaN for refused ones."""
+    e2e = outcome.finish - outcome.arrival
+    return {
+        "ttft_s": outcome.first_token - outcome.arrival,
+        "tpot_s": time_per_output_token(outcome.first_token, outcome.finish, outcome.output_tokens),
+        "e2e_s": e2e,
+        "per_token_s": e2e / outcome.output_tokens,
+    }
+
+
+def _met(outcome: Outcome, slo: Slo) -> NDArray[np.bool_]:
+    return slo.met(
+        sent=outcome.arrival,
+        first_token=outcome.first_token,
+        finish=outcome.finish,
+        output_tokens=outcome.output_tokens,
+    )
+
+
 def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Grid:
     """Simulate every cell of the plan until its last request finishes.
 
@@ -152,14 +347,14 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
     for name in names:
         if parse_predictor_spec(name).kind == "model":
             predict_workload(drawn[0].head(1), name)  # fail early: no model file, or a workload without prompts
-    steps = _Steps(on_progress, len(drawn) * (1 + len(names) + _levels(plan) * len(plan.runs)))
+    steps = _Steps(on_progress, len(drawn) * (1 + len(names) + len(plan.levels(1.0)) * len(plan.runs)))
     capacities = tuple(measure_capacity(each, plan.fleet, on_progress=steps.next("capacity")) for each in drawn)
     predictions = {name: _predictions(name, drawn, plan.seeds, steps) for name in plan.predictors}
     refreshed = None if plan.refresh is None else _predictions(plan.refresh, drawn, plan.seeds, steps)
     cells: list[Cell] = []
-    for place in range(_levels(plan)):
+    for place in range(len(plan.levels(1.0))):
         workloads = [
-            each if plan.own_arrivals else each.replace(arrival_s=each.arrival_s / _rate(plan, place, capacity))
+            at_rate(each, plan.levels(capacity.requests_per_s)[place][1])
             for each, capacity in zip(drawn, capacities, strict=True)
         ]
         level = _level(plan, place, workloads, capacities)
@@ -183,14 +378,6 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
             cells.append(Cell(level, predictor, outcomes[0].policy, outcomes, make_router(router).name))
     given = plan.fleet, tuple(plan.seeds), plan.slo, drawn[0], capacities, predictions, tuple(cells)
     return Grid(*given, pools=plan.pools, refresh=plan.refresh)
-
-
-def _levels(plan: Plan) -> int:
-    return max(1, len(plan.rates), len(plan.loads))
-
-
-def _rate(plan: Plan, place: int, capacity: Capacity) -> float:
-    return plan.rates[place] if plan.rates else plan.loads[place] * capacity.requests_per_s
 
 
 def _level(plan: Plan, place: int, workloads: Sequence[Workload], capacities: Sequence[Capacity]) -> Level:

@@ -74,14 +74,8 @@ class RequestPredictions:
 
     def take(self, rows: slice | NDArray[np.integer]) -> RequestPredictions:
         """Return the predictions of some requests, in this order."""
-        return replace(
-            self,
-            mu=self.mu[rows],
-            sigma=self.sigma[rows],
-            cap=self.cap[rows],
-            llms=self.llms[rows],
-            truth=self.truth[rows],
-        )
+        columns = ("mu", "sigma", "cap", "llms", "truth")
+        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
 
     def expected_and_tail(self) -> tuple[Floats, Floats]:
         """Return mean and CVaR at 0.9 of each prediction, accurate to 1e-4."""
@@ -102,27 +96,26 @@ def default_predictor(workload: Workload) -> str:
 
 
 def predict_workload(
-    workload: Workload, predictor: str | PredictorSpec, *, seed: int = 0, on_progress: Progress | None = None
+    workload: Workload, predictor: str, *, seed: int = 0, on_progress: Progress | None = None
 ) -> RequestPredictions:
     """Return the predictions of a predictor by its name (see `parse_predictor_spec`); `seed` is for noise.
 
     Requests with the same prompt and LLM have the same prediction, noise included.
     """
-    spec = parse_predictor_spec(predictor) if isinstance(predictor, str) else predictor
-    name = predictor if isinstance(predictor, str) else _name(spec)
+    spec = parse_predictor_spec(predictor)
     true = workload.output_tokens.astype(np.float64)
     caps = pc.fill_null(workload.table["max_tokens"], DEFAULT_CAP).to_numpy().astype(np.float64)
     # An answer may be longer than the default cap; predictors that use the true length do not truncate it.
     known = np.maximum(true, caps)
     if spec.kind == "oracle":
-        return _of(workload, name, np.log(true), np.zeros(len(true)), known)
+        return _of(workload, predictor, np.log(true), np.zeros(len(true)), known)
     if spec.kind == "none":
-        return _of(workload, name, np.full(len(true), np.nan), np.full(len(true), np.nan), caps)
+        return _of(workload, predictor, np.full(len(true), np.nan), np.full(len(true), np.nan), caps)
     if spec.kind == "noisy":
-        return _of(workload, name, *_noisy(workload, spec, true, known, seed), known)
+        return _of(workload, predictor, *_noisy(workload, spec, true, known, seed), known)
     if spec.kind == "history":
-        return _of(workload, name, *_history(workload), caps)
-    return _of(workload, name, *_model(workload, spec, on_progress), caps)
+        return _of(workload, predictor, *_history(workload), caps)
+    return _of(workload, predictor, *_model(workload, spec, on_progress), caps)
 
 
 def _noisy(workload: Workload, spec: PredictorSpec, true: Floats, caps: Floats, seed: int) -> tuple[Floats, Floats]:
@@ -151,7 +144,7 @@ def _model(workload: Workload, spec: PredictorSpec, on_progress: Progress | None
     prompts = workload.table["prompt"]
     if prompts.null_count:
         raise InputError(
-            f"has no prompt texts for predictor '{_name(spec)}' to read",
+            f"has no prompt texts for predictor '{spec.model or spec.kind}' to read",
             source=workload.name,
             field="prompt",
             hint="take oracle, noisy:TAU, history or none, or a workload with prompts",
@@ -195,9 +188,3 @@ def _units(workload: Workload) -> NDArray[np.intp]:
         found.setdefault((row if text is None else text, llm), len(found)) for row, (text, llm) in enumerate(keys)
     ]
     return np.array(numbers, dtype=np.intp)
-
-
-def _name(spec: PredictorSpec) -> str:
-    if spec.kind == "noisy":
-        return f"noisy:{spec.tau:g}" if spec.log_error is None else f"noisy:log={spec.log_error:g}"
-    return spec.model or spec.kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,19 +145,12 @@ def run_sweep(
     capacities = dict(zip(measured, runner.results("capacity", measured), strict=True))
     cells: list[tuple[dict[str, Any], CellTask]] = []
     for setting, plan in settings:
-        capacity_per_s = capacities.get(CapacityTask(setting), {}).get("requests_per_s")
-        for load, rate in _levels(plan, capacity_per_s):
+        capacity_per_s = capacities.get(CapacityTask(setting), {}).get("requests_per_s", math.nan)
+        for load, rate in plan.levels(capacity_per_s):
             cells += _cells(setting, plan, load, rate)
     results = runner.results("simulate", [task for _, task in cells])
     rows = [{**labels, **result} for (labels, _), result in zip(cells, results, strict=True)]
     return SweepResult(rows, runner.from_cache, runner.computed)
-
-
-def _levels(plan: Plan, capacity_per_s: float | None) -> list[tuple[float | None, float | None]]:
-    """Pairs of load (None unless the plan gives loads) and requests per second."""
-    if plan.loads and capacity_per_s is not None:
-        return [(load, load * capacity_per_s) for load in plan.loads]
-    return [(None, rate) for rate in plan.rates] or [(None, None)]
 
 
 def _cells(

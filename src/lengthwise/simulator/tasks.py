@@ -22,7 +22,7 @@ import pyarrow as pa
 import lengthwise
 from lengthwise.errors import InputError
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
-from lengthwise.simulator.cluster import measure_capacity, simulate
+from lengthwise.simulator.cluster import at_rate, measure_capacity, simulate
 from lengthwise.simulator.fleet import Fleet, FleetEvent
 from lengthwise.simulator.predictions import RequestPredictions, predict_workload
 from lengthwise.workloads import Workload
@@ -77,8 +77,7 @@ class Setting:
 
     def workload_at(self, rate: float | None) -> Workload:
         """The workload at `rate` requests per second; None: as drawn."""
-        workload = self.workload
-        return workload if rate is None else workload.replace(arrival_s=workload.arrival_s / rate)
+        return at_rate(self.workload, rate)
 
     @property
     def key(self) -> str:

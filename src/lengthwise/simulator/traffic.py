@@ -32,20 +32,17 @@ _GENERATED, _CACHED, _ROUND, _PREEMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """The state of requests at one moment: when they reached their engine, tokens generated and cached, and so on."""
+    """The state of requests at one moment: their records, and the answer tokens that exist."""
 
     rows: Rows
-    submitted: NDArray[np.float64]
+    requests: Records
     generated: Rows
-    cached: Rows
-    round_number: Rows
-    preemptions: Rows
 
     def of(self, table: Table) -> Table:
         """Return the columns of these requests."""
         columns = table[:, self.rows]
-        columns[_GENERATED], columns[_CACHED], columns[_ROUND] = self.generated, self.cached, self.round_number
-        columns[_PREEMPTIONS] = self.preemptions
+        columns[_GENERATED], columns[_CACHED] = self.generated, self.requests["cached"]
+        columns[_ROUND], columns[_PREEMPTIONS] = self.requests["round"], self.requests["preemptions"]
         return columns
 
 
@@ -83,7 +80,7 @@ class JobTable:
         """Return the columns of some requests at a time, with the predictions that have arrived by then."""
         columns = progress.of(self.predicted)
         if self.late is not None:
-            early = now < progress.submitted + self.delay_s
+            early = now < progress.requests["arrival"] + self.delay_s
             columns = np.where(early, progress.of(self.late), columns)
         return JobColumns(*columns)
 

@@ -315,23 +315,17 @@ class CompiledEngine:
     def _waiting(self, rows: NDArray[np.integer] | int) -> JobProgress:
         rows = np.atleast_1d(rows)
         requests = self._traffic.requests[rows]
-        return _progress(rows, requests["generated"], requests)
+        return JobProgress(rows, requests, requests["generated"])
 
     def _running(self) -> JobProgress:
         running = self._arrays["running"][: int(self.record["n_running"])]
         rows = running["row"]
         requests = self._traffic.requests[rows]
-        return _progress(rows, running["tokens"] - requests["prompt"], requests)
+        return JobProgress(rows, requests, running["tokens"] - requests["prompt"])
 
     def _grow(self) -> None:
         full = "waiting" if self.record["n_waiting"] + 1 >= self.record["waiting_size"] else "events"
         self._use(**{full: np.resize(self._arrays[full], 2 * len(self._arrays[full]))})
-
-
-def _progress(rows: NDArray[np.integer], generated: NDArray[np.integer], requests: Records) -> JobProgress:
-    return JobProgress(
-        rows, requests["arrival"], generated, requests["cached"], requests["round"], requests["preemptions"]
-    )
 
 
 @lru_cache(maxsize=64)

@@ -204,10 +204,7 @@ ENGINE: Final = np.dtype(
         ("asks_on_arrival", "i8"),
         ("reports_cached", "i8"),  # whether the policy uses how much of a waiting request is cached
         ("cache_mode", "i8"),
-        (
-            "blocks_per_hash",
-            "i8",
-        ),  # engine blocks in a block of the workload's hashes, 0 where several of those make one
+        ("blocks_per_hash", "i8"),  # engine blocks in a hashed block, 0 where several of those make one
         ("hashes_per_block", "i8"),
         ("admission", "i8"),
         ("chunked_prefill", "i8"),  # whether a prompt may be computed in several steps
@@ -244,10 +241,7 @@ ENGINE: Final = np.dtype(
         ("pause_at", "i8"),
         # results of checks that hold until something changes
         ("decoding", "i8"),  # every running request computes one token a step
-        (
-            "blocked_steps",
-            "i8",
-        ),  # decode steps in which the head finds no memory, unless a request joins or leaves
+        ("blocked_steps", "i8"),  # decode steps without memory for the head, unless a request joins or leaves
         ("no_victim_for", "i8"),  # row of the head for which there is no victim, -1 if unknown
         ("steps_since_check", "i8"),  # steps since that answer
         # the outcome
