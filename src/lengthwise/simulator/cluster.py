@@ -66,7 +66,7 @@ def simulate(
     and routers use the wide prior. Each admission and each preemption delays its engine by `decision_s`. The router
     takes `routing_s` for each request, one after the other: a measured time, never that of this machine.
     `fleet_events` are engines that fail, join and drain. With `pools`, the first engines compute prompts and the others
-    decode, each pool behind a router of its own; `refresh` predicts again at the end of prefill. With `explain` the
+    decode, with one router per pool; `refresh` predicts again at the end of prefill. With `explain` the
     outcome records the costs that the router compared. `on_progress` receives the share of settled requests from time
     to time.
     """

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.lengths import Point
 from lengthwise.policies import Job, Policy
-from lengthwise.routers import Decision, EngineId, EngineInfo, Event, Router, StaticRouter, make_router
+from lengthwise.routers import Decision, EngineId, Router, StaticRouter, make_router
 from lengthwise.simulator.cluster import ClusterRun, Progress, admission_quantile, check_any_fits, simulate
 from lengthwise.simulator.engine import SimulatedEngine, engine_factory
 from lengthwise.simulator.fleet import Fleet
@@ -173,9 +173,8 @@ def serve_pools(
         on_progress=lambda share: report(0.5 * share),
     )
     traffic = Traffic.of(workload, predictions[1], quantile=admission_quantile(after), generated=1)
-    decode_router = _DecodeRouter(make_router(pools.decode_router or router), token_s)
     decoding = _DecodeRun(
-        FleetRouter(decode_router, after, workload),
+        FleetRouter(pools.decode_router or router, after, workload, transfer_token_s=token_s),
         after,
         engine_factory(policy, traffic, decision_s=decision_s, accelerate=accelerate),
         traffic,
@@ -197,44 +196,17 @@ def _prefill_router(spec: str) -> Router:
     return router if isinstance(router, StaticRouter) else _PrefillRouter(router)
 
 
-class _WrappedRouter:
-    """Passes everything on to another router."""
+class _PrefillRouter:
+    """A router for engines that generate one token of each answer, whatever its predicted length."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self.name, self.uses_predictions = router.name, router.uses_predictions
-
-    def engine_up(self, engine: EngineInfo) -> None:
-        self._router.engine_up(engine)
-
-    def engine_down(self, engine: EngineId) -> None:
-        self._router.engine_down(engine)
-
-    def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
-        return self._router.choose(job, now, among)
-
-    def observe(self, event: Event) -> None:
-        self._router.observe(event)
-
-
-class _PrefillRouter(_WrappedRouter):
-    """A router for engines that generate one token of each answer, whatever its predicted length."""
+        self.engine_up, self.engine_down, self.observe = router.engine_up, router.engine_down, router.observe
 
     def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
         job.update_prediction(Point(1, 1))
-        return super().choose(job, now, among)
-
-
-class _DecodeRouter(_WrappedRouter):
-    """A router for engines that receive KV: the prefill of a prompt takes the transfer time of its KV."""
-
-    def __init__(self, router: Router, token_s: float) -> None:
-        super().__init__(router)
-        self._token_s = token_s
-
-    def engine_up(self, engine: EngineInfo) -> None:
-        speed = replace(engine.speed, prefill_token_s=self._token_s, prefill_pair_s=0.0)
-        super().engine_up(replace(engine, speed=speed))
+        return self._router.choose(job, now, among)
 
 
 class _DecodeRun(ClusterRun):

@@ -133,7 +133,7 @@ class Plan:
         return not (self.rates or self.loads)
 
     def levels(self, capacity_per_s: float) -> list[tuple[float | None, float | None]]:
-        """Return load (None unless given) and requests per second (None: the workload's own) of each level."""
+        """Return load (None unless given) and requests per second (None: the workload's arrivals) of each level."""
         if self.loads:
             return [(load, load * capacity_per_s) for load in self.loads]
         return [(None, rate) for rate in self.rates] or [(None, None)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -30,7 +30,7 @@ from lengthwise.routers import (
     make_router,
 )
 from lengthwise.simulator.costs import CostModel
-from lengthwise.simulator.fleet import EngineSpec, Fleet
+from lengthwise.simulator.fleet import Fleet
 from lengthwise.specs import parse_spec, unknown_name
 
 if TYPE_CHECKING:
@@ -51,13 +51,35 @@ _PROMPT, _FAR, _BATCH, _CONTEXT = 1024, 32_768, 64, 1024  # tokens and sequences
 class FleetRouter:
     """A router for the engines of a fleet, whose ids are their indices in it."""
 
-    def __init__(self, router: Router | str, fleet: Fleet, workload: Workload, *, explain: bool = False) -> None:
-        """With `explain`, the costs of every choice are recorded in `costs`, by job id."""
+    def __init__(
+        self,
+        router: Router | str,
+        fleet: Fleet,
+        workload: Workload,
+        *,
+        explain: bool = False,
+        transfer_token_s: float | None = None,
+    ) -> None:
+        """With `explain`, the costs of every choice are recorded in `costs`, by job id.
+
+        `transfer_token_s`: seconds per prompt token where engines receive the KV of prompts and compute none.
+        """
         self.costs: dict[str, Costs] | None = {} if explain else None
         self.router = make_router(router) if isinstance(router, str) else router
-        block_tokens = workload.block_size or _BLOCK_TOKENS
-        self._infos = [engine_info(number, spec, block_tokens) for number, spec in enumerate(fleet.engines)]
-        for number in range(len(fleet)):
+        self._infos: list[EngineInfo] = []
+        for number, spec in enumerate(fleet.engines):
+            speed = speed_of(spec.cost)
+            if transfer_token_s is not None:
+                speed = replace(speed, prefill_token_s=transfer_token_s, prefill_pair_s=0.0)
+            info = EngineInfo(
+                number,
+                speed,
+                kv_tokens=spec.kv_tokens,
+                block_tokens=workload.block_size or _BLOCK_TOKENS,
+                max_num_seqs=spec.max_num_seqs,
+                caches=spec.prefix_caching,
+            )
+            self._infos.append(info)
             self.up(number)
 
     def up(self, engine: int) -> None:
@@ -92,18 +114,6 @@ class FleetRouter:
                 self.router.observe(Finished(str(row), number, when, int(request["generated"]), ttft_s))
             else:
                 self.router.observe(Admitted(str(row), number, float(request["started"])))
-
-
-def engine_info(number: int, spec: EngineSpec, block_tokens: int) -> EngineInfo:
-    """Return what a router knows about an engine when it comes up."""
-    return EngineInfo(
-        number,
-        speed_of(spec.cost),
-        kv_tokens=spec.kv_tokens,
-        block_tokens=block_tokens,
-        max_num_seqs=spec.max_num_seqs,
-        caches=spec.prefix_caching,
-    )
 
 
 def speed_of(cost: CostModel) -> Speed:

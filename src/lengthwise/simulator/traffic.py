@@ -165,15 +165,6 @@ class Traffic:
         """Tokens of the longest request, prompt and answer."""
         return int((self.requests["prompt"] + self.requests["output"]).max(initial=1))
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays of the compiled engine, by name."""
-        return {
-            "requests": self.requests,
-            "predicted_length": self.predicted_length,
-            "hash_offsets": self.hash_offsets,
-            "hashes": self.hashes,
-        }
-
     def job(self, row: int) -> Job:
         """Return one request as a job; where predictions are late, without its prediction."""
         record = self.requests[row]

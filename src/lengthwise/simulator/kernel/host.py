@@ -147,7 +147,8 @@ class CompiledEngine:
         self._engine["decision_s"] = decision_s
         self._arrays: dict[str, NDArray[Any]] = {}
         arrays = _engine_arrays(spec, traffic, by_level=keys.policy.rekey == "on_level")
-        self._use(**arrays, **traffic.arrays(), keys=keys.keys)
+        shared = {name: getattr(traffic, name) for name in r.SHARED}
+        self._use(**arrays, **shared, keys=keys.keys)
         self.record["n_levels"] = traffic.predicted_length.shape[1]
         self.record["positions"] = arrays["tables"].shape[1]
 

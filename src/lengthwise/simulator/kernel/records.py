@@ -185,6 +185,9 @@ ARRAYS: Final = {
 }
 """The arrays that an engine works on, and their dtypes."""
 
+SHARED: Final = ("requests", "predicted_length", "hash_offsets", "hashes")
+"""Arrays of the traffic, which all engines share."""
+
 SIZED: Final = ("waiting", "levels", "events", "samples", "index", "requests")
 """Arrays whose length the engine needs."""
 
