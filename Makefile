@@ -73,9 +73,10 @@ bench: $(DEV) ## print the speed and accuracy figures
 	for name in lengths predictors workloads policies routing simulator gateway; do \
 	  $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-evidence: $(ENGINE) $(DEV) ## the measurement on the real engine (hours; resumes) and docs/studies/evidence.md
+evidence: $(ENGINE) $(DEV) ## measure policies on the embedded engine (an hour; resumes): docs/studies/evidence.md
 	mkdir -p out
-	$(BIN)/lengthwise bench engine --compile --at-once 4 --report out/evidence.html --page docs/studies/evidence.md
+	$(BIN)/lengthwise bench --compile --policy lengthwise --predictor default,oracle --blocks 12 --hours 1 \
+	  --out out/bench --report out/bench.html
 
 clean: ## remove the virtual environment and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .upstream out

@@ -40,6 +40,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("engine"))
 
 
+BENCH_TOKEN = "a token of the tests"  # noqa: S105
+"""With it, `lengthwise bench` may switch the shared engine's policy."""
+
+
 @pytest.fixture
 def few_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adapt with two strengths of penalty in place of fifteen: the same code with fewer fits."""
@@ -58,7 +62,10 @@ def embedded_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedd
     need_vllm()
     steps = tmp_path_factory.mktemp("engine") / "steps.parquet"
     options = EngineOptions(
-        policy="sjf", max_num_seqs=4, plugin_options={"steps": str(steps)}, extra=("--dtype", "float32")
+        policy="sjf",
+        max_num_seqs=4,
+        plugin_options={"steps": str(steps), "bench_token": BENCH_TOKEN},
+        extra=("--dtype", "float32"),
     )
     with EmbeddedEngine(options) as running:
         yield running

@@ -3,81 +3,56 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from lengthwise.bench.episodes import FCFS, Arm
 from lengthwise.cli import app
-from tests.gateway.engine import StandIn, served
+from tests.bench.measured import measured
 
 
 def bench(*options: str) -> Result:
-    return CliRunner().invoke(app, ["bench", "engine", *options])  # type: ignore[return-value]
+    return CliRunner().invoke(app, ["bench", *options])  # type: ignore[return-value]
 
 
-@pytest.fixture(autouse=True)
-def packaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
+def halved(arm: Arm, block: int, rng: np.random.Generator) -> np.ndarray:
+    return (1.0 if arm.policy == FCFS else 0.5) * (1.0 + rng.exponential(size=50))
 
 
-def test_a_dry_run_prints_the_cells_and_measures_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    result = bench("--only", "headline", "--settings", "a", "--dry-run", "--json", "--out", str(out))
-    assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert len(told["cells"]) == 19
-    assert "19 cells" in told["forecast"]
-    assert not out.exists()
-
-
-def test_a_server_is_measured_one_order_at_a_time_and_reported(tmp_path: Path) -> None:
-    report, page = tmp_path / "out.html", tmp_path / "evidence.md"
-    sizes = ["--settings", "a", "--n", "6", "--slots", "2", "--repeats", "1", "--out", str(tmp_path / "out")]
-    with served(StandIn(token_s=0.0005).app()) as url:
-        stock = bench("--url", url, "--policy", "fcfs", *sizes)
-        assert stock.exit_code == 0, stock.output
-        ours = ["--policy", "lengthwise", "--predictor", "default"]
-        written = ["--report", str(report), "--page", str(page), "--json"]
-        result = bench("--url", url, *ours, "--no-offline", *sizes, *written)
-    assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert {(line["policy"], line["load"]) for line in told["lines"]} == {
-        (policy, load) for policy in ("fcfs", "lengthwise") for load in (0.7, 1.1)
-    }
-    assert all(line["mean"]["ratio"] > 0 for line in told["lines"] if line["policy"] == "lengthwise")
-    assert "<script>" in report.read_text()
-    assert "figures/evidence.png" in page.read_text()
-    assert (tmp_path / "figures" / "evidence.png").is_file()
-    again = bench("--no-run", "--out", str(tmp_path / "out"))
-    assert again.exit_code == 0, again.output
-    assert "What was to be reached" in again.stdout
+def test_a_measured_folder_is_reported_as_text_json_and_html(tmp_path: Path) -> None:
+    measured(tmp_path / "out", (Arm(FCFS), Arm("sjf", "fast")), 2, halved)
+    shown = bench("--no-run", "--out", str(tmp_path / "out"), "--report", str(tmp_path / "r.html"))
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.startswith("turn it on: sjf, fast: mean E2E 2.00x")
+    assert "turn it on" in (tmp_path / "r.html").read_text()
+    facts = json.loads(bench("--no-run", "--out", str(tmp_path / "out"), "--json").output)
+    assert facts["arms"][1]["ratios"]["mean"]["ratio"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
-        (["--url", "http://127.0.0.1:9", "--policy", "fcfs,sjf"], "cannot be changed from outside"),
-        (["--url", "http://127.0.0.1:9", "--policy", "sjf"], "cannot be changed from outside"),
-        (["--url", "http://127.0.0.1:9", "--policy", "fcfs", "--at-once", "2"], "one server is measured at a time"),
-        (["--policy", "fcfs,sjf", "--at-once", "5", "--dry-run"], "5 cells at once"),
-        (["--policy", "best", "--dry-run"], "best"),
-        (["--predictor", "fats", "--dry-run"], "fats"),
-        (["--load", "much", "--dry-run"], "--load"),
-        (["--policy", ",", "--dry-run"], "names nothing"),
-        (["--settings", "c", "--dry-run"], "no setting 'c'"),
-        (["--no-run"], "holds no finished cell"),
-        (["--report", "nowhere/at/all.html"], "nowhere/at: no such folder"),
+        (["--no-run"], "no complete block"),
+        (["--url", "http://127.0.0.1:9"], "no bench token"),
+        (["--url", "http://127.0.0.1:9", "--token", "x", "--episode", "siege"], "no episode 'siege'"),
+        (["--url", "http://127.0.0.1:9", "--token", "x", "--policy", "fcfs"], "nothing to compare"),
+        (["--url", "http://127.0.0.1:9", "--token", "x", "--scale", "0"], "a scale of 0"),
+        (["--url", "http://127.0.0.1:9", "--token", "x", "--policy", ","], "names nothing"),
     ],
 )
-def test_a_mistake_is_told_before_hours_are_spent(tmp_path: Path, options: list[str], says: str) -> None:
+def test_bad_options_are_named(
+    tmp_path: Path, options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LENGTHWISE_BENCH_TOKEN", raising=False)
     result = bench("--out", str(tmp_path / "out"), *options)
     assert result.exit_code == 2
-    assert says in result.stderr
+    assert message in result.output
 
 
-def test_a_server_whose_capacity_is_unknown_is_told_what_to_do(tmp_path: Path) -> None:
-    with served(StandIn().app()) as url:
-        ours = ["--url", url, "--policy", "sjf", "--predictor", "default", "--settings", "a", "--no-offline"]
-        result = bench(*ours, "--out", str(tmp_path / "out"))
+def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    result = bench("--url", "http://127.0.0.1:9", "--token", "x", "--out", str(tmp_path / "out"))
     assert result.exit_code == 2
-    assert "measure stock vLLM first" in result.stderr
+    assert "127.0.0.1:9" in result.output
+    assert "Traceback" not in result.output

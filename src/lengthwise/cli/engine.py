@@ -31,7 +31,7 @@ _STARTING = "starting vLLM (half a minute on a CPU) ..."
 @app.callback(invoke_without_command=True)
 @options_from(
     EngineOptions,
-    without=["warm_predictor", "plugin", "compiled", "extra", "plugin_options", "pace"],
+    without=["warm_predictor", "plugin", "compiled", "extra", "plugin_options"],
     defaults={"port": 8000},
 )
 def engine(

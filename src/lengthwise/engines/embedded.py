@@ -27,8 +27,6 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lengthwise.engines.pace import WORKER as PACED_WORKER
-from lengthwise.engines.pace import Pace
 from lengthwise.engines.refine import WORKER as STATES_WORKER
 from lengthwise.engines.refine import check_fit
 from lengthwise.engines.smollm2 import MODEL_NAME, cache_home, model_folder
@@ -55,7 +53,7 @@ class EngineOptions(BaseModel):
     The options of `lengthwise engine` are these fields.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     policy: str = "lengthwise"
     """Order of waiting requests in the engine (docs/reference/policies.md)."""
@@ -83,8 +81,6 @@ class EngineOptions(BaseModel):
     """Further vLLM flags."""
     plugin_options: dict[str, Any] = {}
     """Further options of the plug-in, for measurements."""
-    pace: Pace | None = None
-    """The step times that steps are held to, for measurements; also for stock vLLM."""
 
 
 @dataclass
@@ -136,7 +132,6 @@ class EmbeddedEngine:
         make_policy(self.options.policy)
         known_predictor(self.options.predictor)
         _check_probe(self.options)
-        _check_pace(self.options)
         _need_vllm()
         self._port = _free_port(self.options.host, self.options.port)
         atexit.register(self.stop)
@@ -181,9 +176,6 @@ class EmbeddedEngine:
                 chosen["probe"] = _probe_name(options.probe)
                 flags += ["--worker-cls", STATES_WORKER]
             flags += ["--scheduler-cls", SCHEDULER]
-        if options.pace is not None:
-            chosen |= options.pace.options()
-            flags += ["--worker-cls", PACED_WORKER]
         if chosen:
             flags += ["--additional-config", json.dumps({"lengthwise": chosen})]
         if not _has_gpu():
@@ -252,14 +244,6 @@ def engine_threads() -> int:
 def _probe_name(name: str) -> str:
     """Return the name, or a file's full path: the child may run in another folder."""
     return name if name == DEFAULT_PROBE else str(probe_path(name).resolve())
-
-
-def _check_pace(options: EngineOptions) -> None:
-    """Refuse a pace that the child could not keep."""
-    against = {"a probe: each has a worker of its own": options.probe is not None, "a GPU": _has_gpu()}
-    for what, there in against.items():
-        if options.pace is not None and there:
-            raise InputError(f"a pace with {what}", hint="leave out the pace, which `bench engine --at-once` gives it")
 
 
 def _check_probe(options: EngineOptions) -> None:

@@ -50,12 +50,19 @@ class LoadPlan:
     """Longest time without a byte of an answer."""
     extras: Sequence[Mapping[str, Any]] = ()
     """Further fields of each request's body, by row: sampling, a seed, `vllm_xargs`."""
+    api_key: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.speed < math.inf:
             raise InputError(f"a speed of {self.speed:g}", source="--speed", hint="give a number above 0")
         if not 0 < self.timeout_s < math.inf:
             raise InputError(f"'{self.timeout_s:g}' s", source="--timeout", hint="give seconds above 0")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of each request."""
+        key = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+        return {"content-type": "application/json", **key}
 
 
 @dataclass(slots=True)
@@ -137,7 +144,7 @@ async def run_load(workload: Workload, report: LoadReport, on_end: Callable[[], 
                     sample = Sample(row, float(due_s), int(workload.output_tokens[row]))
                     report.samples.append(sample)
                     path, body = request_of(workload, row, report.model, plan)
-                    task = tasks.create_task(_send(client, path, body, sample, began))
+                    task = tasks.create_task(_send(client, path, body, plan.headers, sample, began))
                     task.add_done_callback(lambda _: on_end())
         except asyncio.CancelledError:
             report.interrupted = True
@@ -178,10 +185,12 @@ def _made_up(workload: Workload, row: int) -> str:
     return "".join(words)
 
 
-async def _send(client: EngineClient, path: str, body: bytes, sample: Sample, began: float) -> None:
+async def _send(
+    client: EngineClient, path: str, body: bytes, headers: Mapping[str, str], sample: Sample, began: float
+) -> None:
     sample.sent_s = time.perf_counter() - began
     try:
-        answer = await client.post(path, body, {"content-type": "application/json"})
+        answer = await client.post(path, body, headers)
         try:
             if answer.status == 200:
                 sample.error = await _read(answer, sample, began)

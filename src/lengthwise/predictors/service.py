@@ -106,6 +106,17 @@ class PredictionService:
         both = {name: value + getattr(work, name) for name, value in asdict(self._counts).items()}
         return Counts(**both | {"cpu_s": both["cpu_s"] + cpu_s})
 
+    @property
+    def ready(self) -> bool:
+        """Whether predictions can be made at once: the predictor is loaded, or there is none."""
+        return self._worker is None or self._worker.loaded
+
+    def reset(self) -> None:
+        """Forget the history and the predictor's calibration."""
+        self._history = History()
+        if self._worker is not None:
+            self._worker.put(Reset(), start=False)
+
     def warm(self) -> None:
         """Load the predictor now instead of at the first question."""
         if self._worker is not None:
@@ -232,6 +243,11 @@ class Ended:
     censored: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The calibration starts anew."""
+
+
 class Worker:
     """The thread that calls the predictor, in small batches. It survives every exception.
 
@@ -247,7 +263,7 @@ class Worker:
         self._unloadable: Exception | None = None
         self._logged = False
         self._stopping = False
-        self._inbox: queue.SimpleQueue[Question | Ended | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Question | Ended | Reset | None] = queue.SimpleQueue()
         self._outbox: deque[tuple[Ticket, LengthDistribution]] = deque()
         self._inputs: dict[Ticket, PredictionInput] = {}
         self._thread: threading.Thread | None = None
@@ -261,10 +277,16 @@ class Worker:
         """Messages in the queue."""
         return self._inbox.qsize()
 
-    def put(self, message: Question | Ended) -> None:
+    @property
+    def loaded(self) -> bool:
+        """Whether the predictor is loaded."""
+        return self._predictor is not None
+
+    def put(self, message: Question | Ended | Reset, *, start: bool = True) -> None:
         """Send a message to the worker; start it if necessary."""
         self._inbox.put(message)
-        self.start()
+        if start:
+            self.start()
 
     def next_arrived(self) -> tuple[Ticket, LengthDistribution] | None:
         """Return the next finished prediction; None if there is none."""
@@ -294,6 +316,8 @@ class Worker:
             # A request's end is put after its question, so its prediction is known by now.
             if isinstance(message, Ended):
                 self._observe(message)
+            elif isinstance(message, Reset) and self._predictor is not None:
+                self._predictor = OnlineCalibrated(self._predictor.predictor)
         self.busy_since = None
         spent = time.thread_time() - began
         self.counts.cpu_s += spent
@@ -309,11 +333,11 @@ class Worker:
             self.work(wait=True)
             time.sleep(_PAUSE_S)
 
-    def _batch(self, *, wait: bool) -> list[Question | Ended | None]:
+    def _batch(self, *, wait: bool) -> list[Question | Ended | Reset | None]:
         most = min(_MOST, 1 + int(_AT_ONCE_S / max(self._prompt_cpu_s, 1e-6)))
-        batch: list[Question | Ended | None] = []
+        batch: list[Question | Ended | Reset | None] = []
         try:
-            while len(batch) < most:
+            while len(batch) < most and not (batch and isinstance(batch[-1], Reset)):
                 batch.append(self._inbox.get(block=wait and not batch))
         except queue.Empty:
             pass

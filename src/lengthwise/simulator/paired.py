@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LEVEL: Final = 0.95
 _BLOCKS: Final = 50
 _RESAMPLES: Final = 400
+_PAIR_RESAMPLES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,20 @@ def over_seeds(ours: Sequence[float], base: Sequence[float]) -> Ratio:
     middle = float(logs.mean())
     half_width = float(stats.t.ppf((1 + LEVEL) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
     return Ratio(math.exp(middle), math.exp(middle - half_width), math.exp(middle + half_width))
+
+
+def over_pairs(ours: Sequence[float], base: Sequence[float], *, seed: int = 0) -> Ratio:
+    """Geometric mean of the ratios within pairs, with a bootstrap interval over pairs; no interval for one pair."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(np.asarray(ours, np.float64)) - np.log(np.asarray(base, np.float64))
+    if not len(logs) or not np.isfinite(logs).all():
+        return Ratio.none()
+    middle = math.exp(float(logs.mean()))
+    if len(logs) == 1:
+        return Ratio(middle, math.nan, math.nan)
+    draws = np.random.default_rng([seed, len(logs)]).integers(len(logs), size=(_PAIR_RESAMPLES, len(logs)))
+    low, high = np.quantile(logs[draws].mean(axis=1), ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return Ratio(middle, math.exp(float(low)), math.exp(float(high)))
 
 
 def over_requests(ours: Floats, base: Floats, q: float | None, *, seed: int) -> Ratio:

@@ -1,0 +1,239 @@
+"""From measured episodes to ratios: each arm beside the fcfs of its block, on the same requests.
+
+Ratios are arm / fcfs, below 1 is better: the geometric mean over blocks of the ratio within a block, with a paired
+bootstrap over blocks (`simulator.paired.over_pairs`). Latencies are those of `simulator.metrics`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from scipy import stats
+
+from lengthwise.bench.episodes import FCFS, ORACLE, Arm
+from lengthwise.bench.store import BenchStore
+from lengthwise.errors import InputError
+from lengthwise.simulator.paired import Ratio, over_pairs
+
+Floats = NDArray[np.float64]
+
+LEAST_GAIN: Final = 1.03
+"""A mean E2E that is less than 3 % better is not worth a change."""
+MOST_TAIL: Final = 1.10
+"""A p99 that is more than 10 % worse is a price that the verdict names."""
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeRows:
+    """The requests of one episode, in order of arrival."""
+
+    e2e_s: Floats
+    ttft_s: Floats
+    output_tokens: Floats
+    mu: Floats
+    makespan_s: float
+    preemptions: int
+
+    @classmethod
+    def of(cls, table: pa.Table) -> EpisodeRows:
+        """Return the latencies of an episode's rows."""
+        sent, first, finished = (
+            table[name].to_numpy().astype(np.float64) for name in ("sent_s", "first_token_s", "finished_s")
+        )
+        return cls(
+            e2e_s=finished - sent,
+            ttft_s=first - sent,
+            output_tokens=table["output_tokens"].to_numpy().astype(np.float64),
+            mu=table["mu"].to_numpy(zero_copy_only=False).astype(np.float64),
+            makespan_s=float(finished.max() - sent.min()),
+            preemptions=int(np.nansum(table["preemptions"].to_numpy(zero_copy_only=False).astype(np.float64))),
+        )
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The figures that are compared, in seconds."""
+        return {
+            "mean": float(self.e2e_s.mean()),
+            "per_token": float((self.e2e_s / self.output_tokens).mean()),
+            "ttft": float(self.ttft_s.mean()),
+            "p50": float(np.quantile(self.e2e_s, 0.5)),
+            "p99": float(np.quantile(self.e2e_s, 0.99)),
+            "p999": float(np.quantile(self.e2e_s, 0.999)),
+            "max": float(self.e2e_s.max()),
+            "makespan": self.makespan_s,
+        }
+
+
+FIGURES: Final = ("mean", "per_token", "ttft", "p50", "p99", "p999", "max", "makespan")
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """One arm in one kind of episode."""
+
+    kind: str
+    arm: Arm
+    blocks: int
+    requests: int
+    seconds: Mapping[str, float]
+    """Each figure, the mean over blocks."""
+    ratios: Mapping[str, Ratio]
+    """Each figure over fcfs's; for fcfs itself none."""
+    by_block: Mapping[str, Sequence[float]]
+    """The ratio within each block."""
+    captured: Ratio
+    """Share of the gain on the mean that the same policy has with true lengths."""
+    tau: float
+    """Kendall's tau-b of the predictions' medians with the lengths, the mean over blocks; NaN without predictions."""
+    preemptions: int
+    schedule_ms: float
+    """CPU time of schedule() per step."""
+    late_s: float
+    """Largest delay of the client in sending a request."""
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """All arms of a measurement."""
+
+    settings: Mapping[str, Any]
+    arms: Sequence[ArmResult]
+    verdict: str
+    hours: float
+
+    def arm(self, kind: str, policy: str, predictor: str) -> ArmResult:
+        """Return one arm."""
+        for each in self.arms:
+            if (each.kind, each.arm.policy, each.arm.predictor) == (kind, policy, predictor):
+                return each
+        raise InputError(f"{policy} on {predictor} was not measured in {kind} episodes")
+
+
+Blocks = dict[int, EpisodeRows]
+
+
+def analyse(store: BenchStore) -> BenchResult:
+    """Compare the arms of all complete blocks."""
+    episodes = read_episodes(store.rows())
+    if not episodes:
+        raise InputError("has no complete block", source=store.folder, hint="run the bench first")
+    facts: dict[tuple[str, Arm], list[dict[str, Any]]] = defaultdict(list)
+    for each in store.episodes():
+        facts[each["kind"], Arm(each["policy"], each["predictor"], each["copy"])].append(each)
+    arms = [_arm_result(key, episodes, facts[key]) for key in sorted(episodes, key=_order)]
+    hours = sum(each["makespan_s"] for each in store.episodes()) / 3600
+    return BenchResult(store.settings(), arms, verdict(arms), hours)
+
+
+def read_episodes(rows: pa.Table) -> dict[tuple[str, Arm], Blocks]:
+    """Return the episodes of each kind and arm by block."""
+    found: dict[tuple[str, Arm], Blocks] = defaultdict(dict)
+    names = ("kind", "policy", "predictor", "copy", "block")
+    keys = list(zip(*(rows[name].to_pylist() for name in names), strict=True))
+    for key in dict.fromkeys(keys):
+        kind, policy, predictor, copy, block = key
+        found[kind, Arm(policy, predictor, copy)][block] = EpisodeRows.of(
+            rows.filter(pa.array([each == key for each in keys], pa.bool_()))
+        )
+    return dict(found)
+
+
+def _order(key: tuple[str, Arm]) -> tuple[Any, ...]:
+    kind, arm = key
+    return kind, arm.policy != FCFS, arm.policy, arm.predictor == ORACLE, arm.predictor, arm.copy
+
+
+def _arm_result(
+    key: tuple[str, Arm], episodes: Mapping[tuple[str, Arm], Blocks], facts: Sequence[Mapping[str, Any]]
+) -> ArmResult:
+    kind, arm = key
+    ours, base = episodes[key], episodes.get((kind, Arm(FCFS)), {})
+    paired = [] if arm == Arm(FCFS) else sorted(set(ours) & set(base))
+    figures = {block: rows.figures for block, rows in ours.items()}
+    by_block = {name: [figures[b][name] / base[b].figures[name] for b in paired] for name in FIGURES}
+    return ArmResult(
+        kind=kind,
+        arm=arm,
+        blocks=len(ours),
+        requests=sum(len(rows.e2e_s) for rows in ours.values()),
+        seconds={name: float(np.mean([each[name] for each in figures.values()])) for name in FIGURES},
+        ratios={name: over_pairs(ratios, np.ones(len(ratios)).tolist()) for name, ratios in by_block.items()},
+        by_block=by_block,
+        captured=_captured(ours, base, episodes.get((kind, Arm(arm.policy, ORACLE)), {}), arm),
+        tau=_tau(ours.values()),
+        preemptions=sum(rows.preemptions for rows in ours.values()),
+        schedule_ms=float(np.mean([each["schedule_ms"] for each in facts])) if facts else math.nan,
+        late_s=max((each["late_s"] for each in facts), default=math.nan),
+    )
+
+
+def _captured(ours: Blocks, base: Blocks, best: Blocks, arm: Arm) -> Ratio:
+    """Return (fcfs - arm) / (fcfs - the same policy on true lengths) of the mean E2E, with a bootstrap over blocks."""
+    blocks = sorted(set(ours) & set(base) & set(best))
+    if arm.predictor in (ORACLE, "none") or not blocks:
+        return Ratio.none()
+    mean = np.array([[each[b].figures["mean"] for b in blocks] for each in (ours, base, best)])
+
+    def share(columns: Floats) -> Floats:
+        return np.asarray((columns[1] - columns[0]) / (columns[1] - columns[2]))
+
+    value = float(share(mean.mean(axis=1)))
+    if len(blocks) == 1:
+        return Ratio(value, math.nan, math.nan)
+    draws = np.random.default_rng(len(blocks)).integers(len(blocks), size=(10_000, len(blocks)))
+    low, high = np.quantile(share(mean[:, draws].mean(axis=2)), (0.025, 0.975))
+    return Ratio(value, float(low), float(high))
+
+
+def _tau(episodes: Any) -> float:  # noqa: ANN401  (an iterable of EpisodeRows)
+    taus = []
+    for rows in episodes:
+        known = ~np.isnan(rows.mu)
+        if known.sum() > 1:
+            taus.append(stats.kendalltau(rows.mu[known], rows.output_tokens[known]).statistic)
+    return float(np.mean(taus)) if taus else math.nan
+
+
+def verdict(arms: Sequence[ArmResult]) -> str:
+    """Return in words whether a policy is worth turning on, judged by the arms that a server can have."""
+    kinds = [each.kind for each in arms]
+    kind = "burst" if "burst" in kinds else next((each for each in kinds if each != "backlog"), "backlog")
+    able = [each for each in arms if each.kind == kind and each.arm.policy != FCFS and each.arm.predictor != ORACLE]
+    if not able:
+        return "nothing to judge: only true lengths were measured"
+    kept = [each for each in able if each.ratios["p99"].ratio <= MOST_TAIL] or able
+    best = min(kept, key=lambda each: each.ratios["mean"].ratio)
+    mean, tail, per_token = (best.ratios[name] for name in ("mean", "p99", "per_token"))
+    measured = (
+        f"{best.arm.label}: mean E2E {times(mean)}, per-token latency {times(per_token)}, "
+        f"p99 {over(tail)} of that of fcfs ({kind}, {best.blocks} blocks)"
+    )
+    surely = 1 / mean.ratio if math.isnan(mean.high) else 1 / mean.high
+    if surely < 1.0 or 1 / mean.ratio < LEAST_GAIN:
+        return f"not worth it here: {measured}"
+    if tail.ratio > MOST_TAIL:
+        return f"turn it on only if the tail may grow: {measured}"
+    return f"turn it on: {measured}"
+
+
+def times(ratio: Ratio) -> str:
+    """Format fcfs / arm: how many times faster, with its interval."""
+    if math.isnan(ratio.ratio):
+        return "–"
+    interval = "" if math.isnan(ratio.low) else f" [{1 / ratio.high:.2f}, {1 / ratio.low:.2f}]"
+    return f"{1 / ratio.ratio:.2f}x{interval}"
+
+
+def over(ratio: Ratio) -> str:
+    """Format arm / fcfs with its interval."""
+    if math.isnan(ratio.ratio):
+        return "–"
+    interval = "" if math.isnan(ratio.low) else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return f"{ratio.ratio:.2f}{interval}"

@@ -1,0 +1,124 @@
+"""The folder of a measurement: `bench.json` (what is measured, on what, each episode) and `requests.parquet`.
+
+A block is saved when all its episodes are complete; an interrupted block is run again. The two files are all that the
+analysis reads, so they can be published.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lengthwise.bench.episodes import Turn
+from lengthwise.errors import InputError
+from lengthwise.workloads.files import atomic_path, read_parquet_table
+
+SCHEMA: Final = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("block", pa.int32()),
+        ("place", pa.int32()),  # in the order of the block
+        ("policy", pa.string()),
+        ("predictor", pa.string()),
+        ("copy", pa.int32()),
+        ("row", pa.int32()),  # of the request in the block's traffic
+        ("prompt", pa.int32()),  # index of the prompt in its data
+        ("due_s", pa.float64()),  # seconds from the start of the episode
+        ("sent_s", pa.float64()),
+        ("first_token_s", pa.float64()),
+        ("finished_s", pa.float64()),
+        ("prompt_tokens", pa.int32()),
+        ("output_tokens", pa.int32()),
+        ("mu", pa.float64()),  # of the log-t prediction that the request was ordered by last
+        ("sigma", pa.float64()),
+        ("cached_tokens", pa.int32()),  # from the prefix cache
+        ("preemptions", pa.int32()),
+    ]
+)
+
+
+class BenchStore:
+    """Reads and writes the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._json = folder / "bench.json"
+        self._rows = folder / "requests.parquet"
+
+    @property
+    def steps(self) -> Path:
+        """The step log of an engine that the bench starts."""
+        return self.folder / "steps.parquet"
+
+    def settings(self) -> dict[str, Any]:
+        """Return what is measured and on what; empty before the first run."""
+        return dict(self._read().get("settings", {}))
+
+    def episodes(self) -> list[dict[str, Any]]:
+        """Return what was observed of each complete episode."""
+        return list(self._read().get("episodes", []))
+
+    def rows(self) -> pa.Table:
+        """Return the requests of complete blocks."""
+        if not self._rows.is_file():
+            return SCHEMA.empty_table()
+        return read_parquet_table(self._rows)
+
+    def update(self, settings: Mapping[str, Any]) -> None:
+        """Write settings; InputError if the folder was measured with other ones."""
+        saved = self.settings()
+        for name, value in settings.items():
+            if name in saved and saved[name] != value:
+                raise InputError(
+                    f"was measured with {name} {saved[name]!r}, not {value!r}",
+                    source=self.folder,
+                    hint="give another --out, or the options of that measurement",
+                )
+        self._write({**self._read(), "settings": {**saved, **settings}})
+
+    def has(self, block: Sequence[Turn]) -> bool:
+        """Whether a block is complete."""
+        return any((each["kind"], each["block"]) == (block[0].kind.name, block[0].block) for each in self.episodes())
+
+    def add(self, episodes: Sequence[Mapping[str, Any]], rows: pa.Table) -> None:
+        """Save a complete block: the rows first, so that no episode is listed without them."""
+        before = self.rows()
+        kind, block = episodes[0]["kind"], episodes[0]["block"]
+        keys = zip(before["kind"].to_pylist(), before["block"].to_pylist(), strict=True)
+        keep = pa.array([key != (kind, block) for key in keys], pa.bool_())
+        with atomic_path(self._rows) as path:
+            pq.write_table(pa.concat_tables([before.filter(keep), rows]), path, compression="zstd")
+        data = self._read()
+        self._write({**data, "episodes": [*data.get("episodes", []), *episodes]})
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder: two measurements at once would disturb each other."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise InputError("is in use", source=self.folder, hint="wait for the other bench") from error
+            yield
+
+    def _read(self) -> dict[str, Any]:
+        if not self._json.is_file():
+            return {}
+        try:
+            data = json.loads(self._json.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError("is not JSON", source=self._json, hint="delete it to start anew") from error
+        return data if isinstance(data, dict) else {}
+
+    def _write(self, data: Mapping[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with atomic_path(self._json) as path:
+            path.write_text(json.dumps(data, indent=1), encoding="utf-8")

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lengthwise.bench.analysis import analyse
+from lengthwise.bench.episodes import FCFS, ORACLE, Arm
+from lengthwise.bench.store import BenchStore
+from lengthwise.errors import InputError
+from lengthwise.reports.bench import bench_markdown, bench_page, bench_tables
+from lengthwise.simulator.paired import over_pairs
+from tests.bench.measured import measured
+
+ARMS = (Arm(FCFS), Arm(FCFS, copy=1), Arm("sjf", "fast"), Arm("sjf", ORACLE))
+FACTOR = {Arm(FCFS): 1.0, Arm(FCFS, copy=1): 1.0, Arm("sjf", "fast"): 0.8, Arm("sjf", ORACLE): 0.6}
+
+
+def scaled(arm: Arm, block: int, rng: np.random.Generator) -> np.ndarray:
+    """Latencies in which a slow machine (other blocks) must not matter."""
+    return FACTOR[arm] * (1 + block) * (1.0 + rng.exponential(size=50))
+
+
+def test_ratios_are_within_blocks_so_the_speed_of_the_machine_cancels(tmp_path: Path) -> None:
+    result = analyse(measured(tmp_path, ARMS, 4, scaled))
+    ours = result.arm("burst", "sjf", "fast")
+    for figure in ("mean", "per_token", "ttft", "p50", "p99", "max"):
+        ratio = ours.ratios[figure]
+        assert (ratio.ratio, ratio.low, ratio.high) == pytest.approx((0.8, 0.8, 0.8))
+    assert ours.captured.ratio == pytest.approx(0.5)
+    assert ours.tau == pytest.approx(1.0)
+    noise = next(each for each in result.arms if each.arm == Arm(FCFS, copy=1))
+    assert noise.ratios["mean"].ratio == pytest.approx(1.0)
+    assert result.verdict.startswith("turn it on: sjf, fast: mean E2E 1.25x")
+
+
+def test_the_verdict_is_no_where_nothing_is_gained_and_names_the_tail(tmp_path: Path) -> None:
+    def worse(arm: Arm, block: int, rng: np.random.Generator) -> np.ndarray:
+        e2e = 1.0 + rng.exponential(size=50)
+        return e2e * (1.0 if arm.policy == FCFS else 1.1)
+
+    def tail(arm: Arm, block: int, rng: np.random.Generator) -> np.ndarray:
+        e2e = 1.0 + rng.exponential(size=50)
+        return e2e if arm.policy == FCFS else np.where(e2e < np.quantile(e2e, 0.95), 0.5 * e2e, 2 * e2e)
+
+    arms = (Arm(FCFS), Arm("sjf", "fast"))
+    assert analyse(measured(tmp_path / "worse", arms, 3, worse)).verdict.startswith("not worth it here")
+    assert analyse(measured(tmp_path / "tail", arms, 3, tail)).verdict.startswith("turn it on only if the tail")
+
+
+def test_the_interval_covers_the_ratio_of_noisy_pairs_and_one_pair_has_none() -> None:
+    rng = np.random.default_rng(1)
+    base = rng.uniform(1, 2, 40)
+    ours = 0.9 * base * np.exp(rng.normal(0, 0.05, 40))
+    found = over_pairs(ours.tolist(), base.tolist())
+    assert found.low < 0.9 < found.high
+    assert found.high - found.low < 0.05
+    assert math.isnan(over_pairs([1.0], [2.0]).low)
+    assert math.isnan(over_pairs([], []).ratio)
+
+
+def test_tables_page_and_markdown_show_every_arm_and_the_verdict(tmp_path: Path) -> None:
+    store = measured(tmp_path, ARMS, 2, scaled, kinds=("burst", "steady:0.7"))
+    result = analyse(store)
+    page, text = bench_page(result, store, "lengthwise bench"), bench_markdown(result)
+    assert [table.title for table in bench_tables(result)] == ["burst episodes", "steady:0.7 episodes"]
+    for shown in (page, text):
+        assert result.verdict in shown
+        assert all(arm.label in shown for arm in ARMS)
+
+
+def test_an_empty_folder_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no complete block"):
+        analyse(BenchStore(tmp_path))

@@ -1,0 +1,83 @@
+"""`lengthwise bench` on a real vLLM, the one that the tests share."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lengthwise.bench.analysis import analyse
+from lengthwise.bench.control import BenchServer
+from lengthwise.bench.episodes import ORACLE, Kind, TrafficPlan, arms_of
+from lengthwise.bench.run import BenchPlan, Progress, capacity, run_bench
+from lengthwise.bench.store import BenchStore
+from lengthwise.engines.client import EngineClient
+from lengthwise.engines.embedded import EmbeddedEngine
+from lengthwise.engines.load import LoadPlan, LoadReport, Sample
+from lengthwise.errors import InputError
+from lengthwise.workloads import Workload
+from lengthwise.workloads.formats import write_workload
+from tests.conftest import BENCH_TOKEN
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> BenchPlan:
+    path = tmp_path / "w.parquet"
+    columns = {
+        "arrival_s": np.arange(12.0),
+        "input_tokens": np.full(12, 5),
+        "output_tokens": np.arange(1, 13),
+        "prompt": [f"Number {number}?" for number in range(12)],
+    }
+    write_workload(Workload.from_table(columns, name="w"), path)
+    traffic = TrafficPlan(llm=None, workload=str(path), cap=8, longest_prompt=100)
+    return BenchPlan([Kind.of("burst")], arms_of(["lengthwise"], ["fast", ORACLE], noise=False), 1, traffic, requests=6)
+
+
+async def policy_of(url: str, token: str) -> str:
+    async with EngineClient(url, connect_timeout_s=10, silence_timeout_s=60, keep=False) as client:
+        server = await BenchServer.connect(client, url, token, {})
+        return str((await server.restore())["policy"])
+
+
+@pytest.mark.engine
+def test_a_real_engine_is_measured_resumed_and_restored(
+    embedded_engine: EmbeddedEngine, plan: BenchPlan, tmp_path: Path
+) -> None:
+    store = BenchStore(tmp_path / "out")
+    said: list[str] = []
+    progress = Progress(said.append, lambda *_: None)
+    asyncio.run(run_bench(plan, store, embedded_engine.url, BENCH_TOKEN, progress))
+    assert asyncio.run(policy_of(embedded_engine.url, BENCH_TOKEN)) == "sjf"
+    rows = store.rows()
+    assert len(rows) == 3 * 6
+    by_arm = [rows.filter(rows["place"].to_numpy() == place) for place in range(3)]
+    for name in ("due_s", "prompt", "output_tokens", "prompt_tokens"):
+        assert by_arm[0][name].equals(by_arm[1][name]), "every arm serves the same requests"
+        assert by_arm[0][name].equals(by_arm[2][name])
+    assert by_arm[0]["mu"].null_count == 6
+    assert by_arm[1]["mu"].null_count == 0, "fast predicts for every request"
+    assert analyse(store).arms[0].requests == 6
+    before = len(said)
+    asyncio.run(run_bench(plan, store, embedded_engine.url, BENCH_TOKEN, progress))
+    assert "0 episodes" in said[before], "a complete measurement is not run again"
+
+
+@pytest.mark.engine
+def test_a_wrong_token_is_refused_before_anything_is_measured(
+    embedded_engine: EmbeddedEngine, plan: BenchPlan, tmp_path: Path
+) -> None:
+    store = BenchStore(tmp_path / "out")
+    with pytest.raises(InputError, match="no bench switch, or another token"):
+        asyncio.run(run_bench(plan, store, embedded_engine.url, "guess", Progress(print, lambda *_: None)))
+    assert not store.episodes()
+
+
+def test_capacity_counts_the_time_in_which_all_slots_are_busy() -> None:
+    # Two slots, 10 tokens/s each: four requests of 10 tokens and then one of 100 that runs alone.
+    report = LoadReport(5, LoadPlan("http://localhost"))
+    for row, (first, finished, tokens) in enumerate([(0, 1, 10), (0, 1, 10), (1, 2, 10), (1, 2, 10), (2, 12, 100)]):
+        report.samples.append(Sample(row, 0.0, tokens, 0.0, float(first), float(finished), tokens))
+    assert capacity(report, slots=2) == pytest.approx(20 / 28)
