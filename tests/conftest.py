@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# One BLAS thread: with several, small matrix products spend most of their time synchronising.
+# One thread: with several, small matrix products spend most of their time synchronising.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts the tests in the background makes them, and every process they start, ignore Ctrl-C;
 # tests of Ctrl-C would then wait for ever.
@@ -30,6 +33,16 @@ settings.load_profile("lengthwise")
 
 if TYPE_CHECKING:
     from lengthwise.engines.embedded import EmbeddedEngine
+
+
+_ENGINE_MODULE = re.compile(r"^pytestmark = .*pytest\.mark\.engine\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m 'not engine'`, do not import the modules of engine tests: they import vLLM, which takes seconds."""
+    if config.option.markexpr != "not engine" or collection_path.suffix != ".py":
+        return None
+    return True if _ENGINE_MODULE.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ COMPARE_COSTS = ("least_outstanding", "least_load", "dynamo", "lengthwise")
 OUTSIDE_ROUTER = "tests.conformance.outside_router:Alternate"
 
 
+@cache
 def shared_prefixes(n: int = 200, rate: float = 40.0) -> Workload:
     return react_workload(requests=n, rate=rate, lengths=DiscreteLengths((1, 60), (0.5, 0.5)), seed=1, workloads=4)
 
