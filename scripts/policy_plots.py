@@ -48,7 +48,7 @@ def main() -> None:
     FIGURES.mkdir(exist_ok=True)
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lengthwise"})
     for name in POLICIES:
-        draw(name, name, columns=3 if name in OF_TWO else 2)
+        draw(name, "slo:seconds=240" if name == "slo" else name, columns=3 if name in OF_TWO else 2)
     for name in WRAPPERS:
         draw(
             name,
@@ -250,6 +250,7 @@ def admitted(name: str, spec: str) -> list[Job]:
     """Return the same requests for every policy, in the order of admission."""
     rng = np.random.default_rng(0)
     queue = PolicyQueue(make_policy(spec), SLOTS)
+    queue.tokens_per_s = 150.0
     medians = np.exp(rng.normal(math.log(300), 1.0, 160)).clip(20, 5000)
     jobs = [
         Job(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import strategies as st
 
 from lengthwise.policies import POLICIES, WRAPPERS, Job, QueueView, make_policy
@@ -15,6 +17,7 @@ VARIANTS = (
     "srpt:c=1,times=1",
     "gittins:margin=1",
     "boost:horizon=100,scale=10",
+    "slo:seconds=5",
     "tests.conformance.outside_policy:ShortPrompt:rate=5",
 )
 INSIDE = (*POLICIES, *VARIANTS)
@@ -56,6 +59,7 @@ def jobs(draw: st.DrawFn, job_id: str = "a") -> Job:
         generated=draw(st.one_of(st.just(0), st.integers(0, 20_000))),
         cached_tokens=draw(st.integers(0, prompt)),
         tenant=draw(st.sampled_from([None, "a", "b"])),
+        deadline=draw(st.just(math.inf) | times),
     )
     if draw(st.booleans()):  # a later prediction, so that `initial_expected` and `expected` differ
         job.update_prediction(draw(predictions()))

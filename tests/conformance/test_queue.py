@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lengthwise.policies import Job, PolicyQueue, make_policy
+from lengthwise.policies import Job, PolicyQueue, SelectingPolicy, make_policy
 from tests.conformance.strategies import jobs, specs
 from tests.lengths.strategies import predictions
 
@@ -34,6 +34,7 @@ class QueueAgainstAList(RuleBasedStateMachine):
     @rule(job=jobs(), wait=st.floats(0, 10))
     def push(self, job: Job, wait: float) -> None:
         self.now += wait
+        self.queue.tokens_per_s = float(wait * 100)
         job.id, job.arrival, job.round_number = str(self.count), self.now, 0
         self.count += 1
         self.queue.push(job, self.now)
@@ -41,9 +42,14 @@ class QueueAgainstAList(RuleBasedStateMachine):
 
     @rule()
     def pop(self) -> None:
-        expected = self._order()
+        expected, first = self._order(), self.queue.peek(self.now)
         job = self.queue.pop(self.now)
-        assert job is (expected[0] if expected else None)
+        assert job is first
+        if isinstance(self.queue.policy, SelectingPolicy) and job is not None:
+            assert job in self.model
+            assert job.priority == expected[0].priority
+        else:
+            assert job is (expected[0] if expected else None)
         if job is not None:
             self.model.remove(job)
             self.taken.append(job)

@@ -17,7 +17,8 @@ from tests.simulator.builders import UNEVEN, engine, requests
 
 POLICIES = [
     "fcfs", "sjf", "tie", "ltr", "sept", "srpt:c=0.8", "srpt:c=0.3,times=2", "gittins", "hrrn", "boost", "preble",
-    "lengthwise", "fair(tie)", "bounded(sjf):overtakes=3", "classes(sjf)", "fair(srpt:c=0.8)",
+    "lengthwise", "slo", "slo:seconds=0.3", "slo:seconds=2",
+    "fair(tie)", "bounded(sjf):overtakes=3", "classes(sjf)", "fair(srpt:c=0.8)",
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from vllm.v1.request import RequestStatus
 from lengthwise.engines.prompts import PromptReader
 from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution, LogT, Point
-from lengthwise.policies import Job, Policy, PolicyQueue
+from lengthwise.policies import Job, Policy, PolicyQueue, TokenRate
 from lengthwise.predictors import PredictionInput
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class JobTracker:
         self._scheduler = scheduler
         self._by_priority = scheduler.policy == SchedulingPolicy.PRIORITY
         self._latest = 0.0
+        self.rate, self._ended_tokens = TokenRate(), 0
         self._served = str(scheduler.vllm_config.model_config.served_model_name)
         self._reader: PromptReader | None = None
 
@@ -79,6 +80,7 @@ class JobTracker:
                 llm=self.llm,
                 priority=request.priority if self._by_priority else 0,
             )
+            job.deadline = job.arrival + latency_target(request)
             request.lengthwise_job = job
             request.lengthwise_predicted = given is not None
             self.ask(request)
@@ -100,6 +102,7 @@ class JobTracker:
         """Report a finished request's length: complete, censored, or unknown (without `learn`)."""
         job: Job | None = getattr(request, "lengthwise_job", None)
         refiner = self._scheduler.refiner
+        self._measure_rate(request)
         if job is not None:
             job.generated = request.num_output_tokens
             if refiner is not None:
@@ -122,6 +125,14 @@ class JobTracker:
             )
         else:
             self._scheduler.predictions.ended(request.request_id, None)
+
+    def _measure_rate(self, request: Request) -> None:
+        """Update the engine's tokens per second; a request that ends is among the scheduler's requests until then."""
+        scheduler, now = self._scheduler, self._scheduler.now
+        if self.rate.due(now):
+            tokens = self._ended_tokens + sum(each.num_output_tokens for each in scheduler.requests.values())
+            self.rate.observe(now, tokens, waiting=bool(scheduler.waiting or scheduler.kv_holding_waiting))
+        self._ended_tokens += request.num_output_tokens
 
     def cap(self, request: Request) -> int:
         """Return the most tokens that the answer may have: by the request's limit and the context length."""
@@ -192,6 +203,7 @@ class PolicyRequestQueue(RequestQueue):
     def peek_request(self) -> Request:
         """Return the next request to run without removing it."""
         self._queue.running = len(self._scheduler.running)
+        self._queue.tokens_per_s = self._jobs.rate.per_s
         job = self._queue.peek(self._scheduler.now)
         if job is None:
             raise IndexError("peek from an empty queue")
@@ -237,6 +249,17 @@ def declared_cap(request: Request) -> int | None:
     except (TypeError, ValueError, OverflowError) as error:
         _log.warning("request %s: no usable cap in vllm_xargs (%s)", request.request_id, error)
         return None
+
+
+def latency_target(request: Request) -> float:
+    """Return the seconds in the request's `vllm_xargs.slo_s`, from a millisecond to a day; infinity without one."""
+    params = request.sampling_params
+    target = ((params.extra_args if params is not None else None) or {}).get("slo_s")
+    try:
+        return math.inf if target is None else min(max(float(target), 1e-3), 86_400.0)
+    except (TypeError, ValueError, OverflowError) as error:
+        _log.warning("request %s: no usable slo_s in vllm_xargs (%s)", request.request_id, error)
+        return math.inf
 
 
 def prediction_of(request: Request, cap: int) -> LengthDistribution | None:

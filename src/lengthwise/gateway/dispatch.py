@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from lengthwise.engines.client import EngineClient
 from lengthwise.gateway.errors import ApiError
 from lengthwise.lengths import LengthDistribution
-from lengthwise.policies import Job, Policy, PolicyQueue
+from lengthwise.policies import Job, Policy, PolicyQueue, TokenRate
 from lengthwise.policies.admission import PeakAdmission
 from lengthwise.predictors.service import PredictionService
 
@@ -86,6 +86,7 @@ class Dispatcher:
         for engine in engines:
             routes.up(engine)
         self._queue = PolicyQueue(policy)
+        self._rate, self._tokens = TokenRate(), 0  # of finished answers: engines do not report progress
         self._predictions = predictions
         self._turns: dict[str, tuple[Job, asyncio.Future[GatewayEngine]]] = {}
         self._none_up_since: float | None = None
@@ -155,6 +156,9 @@ class Dispatcher:
     def finished(self, job: Job, tokens: int) -> None:
         """Report an answer's length (0 if it never started) to the queue, for policies with rounds."""
         job.generated = tokens
+        self._tokens += tokens
+        self._rate.observe(self.clock(), self._tokens, waiting=bool(self._queue))
+        self._queue.tokens_per_s = self._rate.per_s
         self._queue.finished(job)
 
     def set_up(self, engine: GatewayEngine) -> None:

@@ -7,8 +7,8 @@ from lengthwise.policies.admission import KvDemand, PeakAdmission, peak_kv_token
 from lengthwise.policies.arrival_order import Fcfs
 from lengthwise.policies.base import BasePolicy, parameter
 from lengthwise.policies.job import Job, JobColumns
-from lengthwise.policies.protocol import Policy, QueueView, Rekey, Rounds
-from lengthwise.policies.queue import PolicyQueue
+from lengthwise.policies.protocol import Policy, QueueView, Rekey, Rounds, SelectingPolicy, WaitingJobs
+from lengthwise.policies.queue import PolicyQueue, TokenRate
 from lengthwise.policies.registry import POLICIES, WRAPPERS, make_policy
 from lengthwise.policies.shortest import Sjf
 
@@ -26,7 +26,10 @@ __all__ = [
     "QueueView",
     "Rekey",
     "Rounds",
+    "SelectingPolicy",
     "Sjf",
+    "TokenRate",
+    "WaitingJobs",
     "make_policy",
     "parameter",
     "peak_kv_tokens",

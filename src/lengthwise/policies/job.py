@@ -63,7 +63,7 @@ class Job:
     """The scheduling view of a request. Times in seconds on the host's clock, lengths in tokens.
 
     `priority`: lower runs first, as in vLLM. `cached_tokens`: tokens of the prompt in the engine's prefix cache.
-    `preemptions`: how often it was preempted, for any reason.
+    `preemptions`: how often it was preempted, for any reason. `deadline`: when the answer should be complete.
 
     From the prediction (without one, the wide prior), censored at `cap`, the smaller of the prediction's cap and
     max_tokens: `mu` and `sigma` of the log-t that the prediction is (sigma 0: a certain length) or, for another family,
@@ -80,7 +80,7 @@ class Job:
     prediction: LengthDistribution | None = None
     max_tokens: int | None = None
     priority: int = 0
-    deadline: float | None = None
+    deadline: float = math.inf
     started: float | None = None
     generated: int = 0
     cached_tokens: int = 0
@@ -178,6 +178,7 @@ class JobColumns:
     priority: NDArray[np.float64]
     round_number: NDArray[np.float64]
     preemptions: NDArray[np.float64]
+    deadline: NDArray[np.float64]
 
     @classmethod
     def of(cls, jobs: Iterable[Job]) -> JobColumns:
@@ -202,6 +203,7 @@ class JobColumns:
         priority: ArrayLike = 0,
         round_number: ArrayLike = 0,
         preemptions: ArrayLike = 0,
+        deadline: ArrayLike = math.inf,
     ) -> JobColumns:
         """Return columns from arrays or single numbers; what is left out is that of a certain length."""
         expected = np.asarray(expected, np.float64)
@@ -219,6 +221,7 @@ class JobColumns:
             priority,
             round_number,
             preemptions,
+            deadline,
         )
         length = np.broadcast_shapes(*(np.shape(column) for column in given))
         return cls(*(np.broadcast_to(np.asarray(column, np.float64), length) for column in given))
@@ -236,3 +239,43 @@ class JobColumns:
 
 _NAMES = tuple(field.name for field in fields(JobColumns))
 _NUMBERS = attrgetter(*_NAMES)
+
+
+class WaitingColumns:
+    """The numbers of waiting jobs, kept up to date as jobs come and go, so that a decision builds no columns."""
+
+    def __init__(self) -> None:
+        self._numbers = np.empty((len(_NAMES), 64))
+        self._ids: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def put(self, job: Job) -> None:
+        """Add a job, or update its numbers if it is here."""
+        if job.id in self._ids:
+            place = self._ids.index(job.id)
+        else:
+            place = len(self._ids)
+            self._ids.append(job.id)
+            if place == self._numbers.shape[1]:
+                self._numbers = np.concatenate([self._numbers, np.empty_like(self._numbers)], axis=1)
+        self._numbers[:, place] = _NUMBERS(job)
+
+    def discard(self, job_id: str) -> None:
+        """Remove a job, if it is here."""
+        if job_id in self._ids:
+            place, last = self._ids.index(job_id), len(self._ids)
+            self._numbers[:, place : last - 1] = self._numbers[:, place + 1 : last]
+            del self._ids[place]
+
+    def most_urgent(self) -> tuple[list[str], JobColumns]:
+        """Return the jobs of the lowest priority number, in the order in which they joined, and their ids."""
+        numbers = self._numbers[:, : len(self._ids)]
+        urgent = np.flatnonzero(numbers[_PRIORITY] == numbers[_PRIORITY].min())
+        if len(urgent) == len(self._ids):
+            return self._ids, JobColumns(*numbers)
+        return [self._ids[place] for place in urgent], JobColumns(*numbers[:, urgent])
+
+
+_PRIORITY: Final = _NAMES.index("priority")

@@ -25,11 +25,27 @@ on_time      All keys are stale at every decision.
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """How full the engine is: requests waiting, requests running, and slots (max_num_seqs)."""
+    """How full the engine is: requests waiting, requests running, and slots (max_num_seqs).
+
+    `tokens_per_s`: output tokens per second of the engine recently, while requests waited; 0 while unknown.
+    """
 
     waiting: int = 0
     running: int = 0
     slots: int = 1
+    tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJobs:
+    """What `select` chooses from: the waiting jobs of the most urgent priority, the view, and the queue's state.
+
+    Jobs are in the order in which they joined the queue. `state` is what the policy's `rounds` returned.
+    """
+
+    jobs: JobColumns
+    view: QueueView
+    state: Rounds | None
 
 
 Slots = Callable[[], int]
@@ -61,6 +77,25 @@ class Rounds(Protocol):
 
     def finished(self, job: Job) -> None:
         """Record a finished job's true length (`generated`), to correct its account; optional for hosts."""
+
+
+class SelectionState(Rounds, Protocol):
+    """The state of a policy that selects: it is also called when a selected job leaves the queue to run."""
+
+    def selected(self, job: Job) -> None:
+        """Record that the job of the last `select` has been admitted."""
+
+
+@runtime_checkable
+class SelectingPolicy(Protocol):
+    """What a policy has in addition if its choice depends on the whole queue, as with deadlines.
+
+    Hosts then admit the job of `select`, among the waiting jobs of the most urgent priority, in place of the smallest
+    key. `rounds` returns a `SelectionState`. Inside a wrapper, which orders by round and key, `select` is not called.
+    """
+
+    def select(self, queue: WaitingJobs, now: float) -> int:
+        """Return the index of the job to admit next; there is at least one."""
 
 
 @runtime_checkable

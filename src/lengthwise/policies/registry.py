@@ -15,11 +15,12 @@ from lengthwise.policies.lengthwise import Lengthwise
 from lengthwise.policies.preemptive import Gittins, Srpt
 from lengthwise.policies.protocol import Policy
 from lengthwise.policies.shortest import Ltr, Sept, Sjf, Tie
+from lengthwise.policies.slo import Slo
 from lengthwise.policies.wrappers import Bounded, Classes, Fair, Wrapper
 from lengthwise.specs import Spec, find, parse_spec
 
 POLICIES: Final[Mapping[str, type[BasePolicy]]] = {
-    kind.kind: kind for kind in (Fcfs, Sjf, Ltr, Sept, Tie, Srpt, Gittins, Hrrn, Boost, Preble, Lengthwise)
+    kind.kind: kind for kind in (Fcfs, Sjf, Ltr, Sept, Tie, Srpt, Gittins, Hrrn, Boost, Preble, Lengthwise, Slo)
 }
 WRAPPERS: Final[Mapping[str, type[Wrapper]]] = {kind.kind: kind for kind in (Classes, Fair, Bounded)}
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lengthwise.policies import Job, JobColumns, Policy
 from lengthwise.policies.admission import KvDemand, PeakAdmission, predicted_remaining
 from lengthwise.policies.base import last_of_largest
-from lengthwise.policies.queue import PolicyQueue
+from lengthwise.policies.queue import PolicyQueue, TokenRate
 from lengthwise.simulator.fleet import EngineSpec
 from lengthwise.simulator.kernel.records import SAMPLE, SAMPLE_EVERY_S, SAMPLES
 from lengthwise.simulator.kernel.steptime import chunk_cost, step_s
@@ -228,6 +228,7 @@ class Engine:
         self._unpredicted: deque[EngineRequest] = deque()
         self._waiting: dict[str, EngineRequest] = {}
         self._refused: set[int] = set()
+        self._rate, self._generated = TokenRate(), 0
         self._no_victim_for: EngineRequest | None = None  # the head of the queue for which the policy preempts nothing
         self._steps_since_check = 0
         self._rows: list[int] = []
@@ -415,13 +416,18 @@ class Engine:
         self._block_seconds += took * self.pool.used
         self._steps += 1
         self._steps_since_check += 1
+        settled = self.settled
         for request in list(self.running):
             scheduled, request.scheduled = request.scheduled, 0
             if scheduled and request.computed == request.tokens:
                 self._generate(request)
+        if self.settled > settled:
+            self._rate.observe(self.now, self._generated, waiting=bool(self._waiting))
+            self.queue.tokens_per_s = self._rate.per_s
 
     def _generate(self, request: EngineRequest) -> None:
         request.job.generated += 1
+        self._generated += 1
         record = self.traffic.requests[request.row]
         if math.isnan(record["first_token"]):
             record["first_token"] = self.now

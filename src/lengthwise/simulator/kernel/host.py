@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.compiled import cache_folder, compiled
-from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds
+from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds, SelectingPolicy, WaitingJobs
 from lengthwise.policies.base import last_of_largest
 from lengthwise.simulator.costs import CostModel
 from lengthwise.simulator.fleet import EngineSpec
@@ -140,6 +140,7 @@ class CompiledEngine:
         self._slots = spec.max_num_seqs
         self._traffic = traffic
         self._rounds = keys.policy.rounds(lambda: spec.max_num_seqs)
+        self._selects = isinstance(keys.policy, SelectingPolicy)
         self._jobs: dict[int, Job] = {}
         self._rounds_seen = self._reported = 0
         self._keys_changed = keys.changed
@@ -242,7 +243,7 @@ class CompiledEngine:
     @property
     def _view(self) -> QueueView:
         engine = self.record
-        return QueueView(int(engine["n_waiting"]), int(engine["n_running"]), self._slots)
+        return QueueView(int(engine["n_waiting"]), int(engine["n_running"]), self._slots, float(engine["tokens_per_s"]))
 
     def _answer(self, code: int) -> None:
         engine, policy = self.record, self._keys.policy
@@ -266,6 +267,8 @@ class CompiledEngine:
             self._answer_arrival(int(engine["asked_row"]), now)
         elif code == r.ASK_PREDICTION:
             self._answer_prediction(int(engine["asked_row"]))
+        elif code == r.ASK_SELECTION:
+            self._answer_selection(now)
         else:
             self._grow()
 
@@ -279,6 +282,17 @@ class CompiledEngine:
             engine["column"] = r.STALE
         pair = view.waiting * (view.slots + 1) + view.running
         levels[pair & (len(levels) - 1)] = (pair, column)
+
+    def _answer_selection(self, now: float) -> None:
+        """Let the policy select among the waiting requests of the most urgent priority, in the order of joining."""
+        if self._rounds is not None:
+            self._update_rounds(self._rounds)
+        waiting = self._arrays["waiting"][: int(self.record["n_waiting"])]
+        urgent = waiting[waiting["priority"] == waiting["priority"].min()]
+        rows = urgent["row"][np.argsort(np.abs(urgent["order"]))]
+        jobs = self._keys.jobs.at(self._waiting(rows), now)
+        index = self._keys.policy.select(WaitingJobs(jobs, self._view, self._rounds), now)  # type: ignore[attr-defined]
+        self.record["answer"] = rows[index]
 
     def _answer_arrival(self, row: int, now: float) -> None:
         """Set the round and the key of a request that has arrived, after admissions and finishes are counted."""
@@ -307,6 +321,8 @@ class CompiledEngine:
         for event in self._arrays["events"]["value"][self._rounds_seen : int(self.record["n_events"])].tolist():
             if event >= 0:
                 rounds.admitted(int(requests["round"][event]))
+                if self._selects:
+                    rounds.selected(self._jobs[event])  # type: ignore[attr-defined]
             else:
                 job = self._jobs.pop(-1 - event)
                 job.generated = int(requests["generated"][-1 - event])
@@ -343,6 +359,9 @@ def _engine_record(spec: EngineSpec, policy: Policy, traffic: Traffic) -> Record
     record["n_blocks"] = record["free"] = spec.kv_blocks
     record["cost"] = _parameters(spec.cost)
     record["rekey"], record["preempts"] = _REKEY[policy.rekey], policy.preempts
+    if isinstance(policy, SelectingPolicy):
+        record["rekey"] = r.SELECTED
+    record["rate_since"] = np.nan
     record["preempt_check_interval"] = policy.preempt_check_interval
     reports_cached = spec.prefix_caching and traffic.workload.has_blocks
     record["reports_cached"] = reports_cached and (
@@ -355,7 +374,7 @@ def _engine_record(spec: EngineSpec, policy: Policy, traffic: Traffic) -> Record
     record["chunked_prefill"] = spec.chunked_prefill
     record["prediction_delay"] = traffic.jobs.delay_s
     record["answer"] = r.NO_ANSWER
-    for row in ("asked_row", "pending", "no_victim_for", "retained_first", "retained_last"):
+    for row in ("asked_row", "pending", "no_victim_for", "retained_first", "retained_last", "selected"):
         record[row] = r.NONE
     record["keyed_at"] = -np.inf
     record["column"] = r.STALE if policy.rekey == "on_level" else 0

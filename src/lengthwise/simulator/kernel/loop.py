@@ -110,7 +110,7 @@ def _max_jump(engine: Record) -> int:
     if engine.n_waiting == 0:
         return most
     if batch < engine.max_num_seqs:
-        most = 0 if engine.rekey == ON_TIME else min(most, engine.blocked_steps)
+        most = 0 if engine.rekey >= ON_TIME else min(most, engine.blocked_steps)
     if engine.preempts:
         if engine.no_victim_for != waiting_at(engine, 0).row:
             return 0
@@ -150,6 +150,7 @@ def _jump(engine: Record, until: float) -> int:
     engine.busy_s += took
     engine.block_seconds += took * 0.5 * (used_before + engine.n_blocks - engine.free)
     engine.steps += done
+    engine.generated += done * batch
     engine.steps_since_check += done
     engine.blocked_steps = max(0, engine.blocked_steps - done)
     return done

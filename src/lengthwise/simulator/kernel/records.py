@@ -27,6 +27,7 @@ ASK_HEAD_VICTIM: Final = 7  # which running request, if any, to preempt for the 
 ASK_ARRIVAL: Final = 8  # round of a request that has arrived, and its key where it depends on cached tokens
 GROW: Final = 9  # an array is full
 ASK_PREDICTION: Final = 10  # round of a waiting request whose prediction has arrived
+ASK_SELECTION: Final = 11  # which waiting request the policy selects
 NO_ANSWER: Final = -2
 NONE: Final = -1
 INDEFINITELY: Final = 1 << 60  # steps
@@ -44,6 +45,7 @@ NEVER: Final = 0
 ON_LEVEL: Final = 1
 ON_PROGRESS: Final = 2
 ON_TIME: Final = 3
+SELECTED: Final = 4  # the policy selects from the whole queue at every decision
 
 # What the prefix cache finds again after a request frees its memory.
 NOTHING: Final = 0
@@ -239,6 +241,11 @@ ENGINE: Final = np.dtype(
         ("last_order", "i8"),
         ("column", "i8"),  # of keys that order the heap
         ("keyed_at", "f8"),
+        ("selected", "i8"),  # row that is first because the policy selected it, -1 if none
+        ("generated", "i8"),  # tokens, of all requests
+        ("rate_since", "f8"),  # see policies.queue.TokenRate, as the next two
+        ("rate_tokens", "i8"),
+        ("tokens_per_s", "f8"),
         ("settled", "i8"),
         ("refused", "i8"),
         ("pause_at", "i8"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from lengthwise.compiled import inlined as compiled
+from lengthwise.policies.queue import TokenRate
 from lengthwise.simulator.kernel import admission, memory, steptime, waiting
 from lengthwise.simulator.kernel.access import (
     copy,
@@ -31,6 +32,7 @@ from lengthwise.simulator.kernel.records import (
 
 step_s = compiled(steptime.step_s)
 chunk_cost = compiled(steptime.chunk_cost)
+RATE_INTERVAL_S, RATE_WEIGHT = TokenRate.INTERVAL_S, TokenRate.WEIGHT
 
 
 @compiled
@@ -141,7 +143,7 @@ def schedule_running(engine: Record) -> int:
 @compiled
 def admit(engine: Record) -> int:
     """Admit in the policy's order until budget, slots or memory run out; the head is never overtaken."""
-    if engine.blocked_steps and engine.decoding and engine.rekey != ON_TIME:
+    if engine.blocked_steps and engine.decoding and engine.rekey < ON_TIME:
         return 0
     while engine.budget > 0 and engine.n_running < engine.max_num_seqs and engine.n_waiting:
         code = waiting.refresh(engine)
@@ -222,7 +224,7 @@ def execute(engine: Record) -> int:
     engine.steps += 1
     engine.steps_since_check += 1
     engine.blocked_steps = max(0, engine.blocked_steps - 1)
-    position = 0
+    position, settled = 0, engine.settled
     while position < engine.n_running:
         running = running_at(engine, position)
         scheduled, running.scheduled = running.scheduled, 0
@@ -230,6 +232,7 @@ def execute(engine: Record) -> int:
             request = request_at(engine, running.row)
             running.tokens += 1
             running.left -= 1
+            engine.generated += 1
             if np.isnan(request.first_token):
                 request.first_token = engine.now
             if running.left == 0:
@@ -238,7 +241,24 @@ def execute(engine: Record) -> int:
         else:
             engine.decoding = 0
         position += 1
+    if engine.settled > settled:
+        _measure_rate(engine)
     return 0
+
+
+@compiled
+def _measure_rate(engine: Record) -> None:
+    """Update the recent tokens per second: `policies.queue.TokenRate.observe`."""
+    took, waits = engine.now - engine.rate_since, engine.n_waiting > 0
+    if waits and took < RATE_INTERVAL_S:
+        return
+    if waits and took >= RATE_INTERVAL_S:
+        measured = (engine.generated - engine.rate_tokens) / took
+        if engine.tokens_per_s == 0.0:
+            engine.tokens_per_s = measured
+        else:
+            engine.tokens_per_s += RATE_WEIGHT * (measured - engine.tokens_per_s)
+    engine.rate_since, engine.rate_tokens = engine.now, engine.generated
 
 
 @compiled

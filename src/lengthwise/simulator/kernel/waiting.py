@@ -6,7 +6,19 @@ import numpy as np
 
 from lengthwise.compiled import inlined as compiled
 from lengthwise.simulator.kernel.access import copy, key_at, level_at, request_at, waiting_at
-from lengthwise.simulator.kernel.records import ASK_KEYS, ASK_LEVEL, NEVER, ON_LEVEL, ON_TIME, STALE, Record
+from lengthwise.simulator.kernel.records import (
+    ASK_KEYS,
+    ASK_LEVEL,
+    ASK_SELECTION,
+    NEVER,
+    NO_ANSWER,
+    NONE,
+    ON_LEVEL,
+    ON_TIME,
+    SELECTED,
+    STALE,
+    Record,
+)
 
 
 @compiled
@@ -93,6 +105,8 @@ def pop(engine: Record) -> int:
     row = int(waiting_at(engine, 0).row)
     request_at(engine, row).heap_index = -1
     engine.n_waiting -= 1
+    if engine.rekey == SELECTED:
+        engine.keyed_at, engine.selected = -np.inf, NONE
     if engine.n_waiting:
         copy(waiting_at(engine, 0), waiting_at(engine, engine.n_waiting))
         _sink(engine, 0)
@@ -106,6 +120,19 @@ def rekey_one(engine: Record, row: int) -> None:
     waiting_at(engine, place).key = _key(engine, row)
     waiting_at(engine, place).round = request_at(engine, row).round
     _sink(engine, _rise(engine, place))
+    if engine.rekey == SELECTED:
+        engine.keyed_at = -np.inf
+
+
+@compiled
+def _put_first(engine: Record, row: int) -> None:
+    """Make the selected request the head; the one selected before returns to its place."""
+    if engine.selected != row and engine.selected != NONE:
+        rekey_one(engine, engine.selected)
+    engine.selected, engine.keyed_at = row, engine.now
+    entry = waiting_at(engine, request_at(engine, row).heap_index)
+    entry.round, entry.key = -1, -np.inf
+    _rise(engine, request_at(engine, row).heap_index)
 
 
 @compiled
@@ -138,4 +165,9 @@ def refresh(engine: Record) -> int:
         if engine.column == STALE:
             engine.column = 0
             rekey_all(engine)
+    elif engine.rekey == SELECTED and engine.now > engine.keyed_at:
+        if engine.answer == NO_ANSWER:
+            return ASK_SELECTION
+        _put_first(engine, engine.answer)
+        engine.answer = NO_ANSWER
     return 0

@@ -1,0 +1,174 @@
+"""The policy `slo`: shortest first, as far as every waiting job still meets its latency target."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lengthwise.policies.base import BasePolicy, Numbers, parameter
+from lengthwise.policies.job import Job, JobColumns
+from lengthwise.policies.protocol import QueueView, Rounds, Slots, WaitingJobs, one_slot
+
+OWN_SERVICE: Final = 0.3  # of a job's predicted service time counts towards its deadline
+HEADROOM: Final = 2.0  # service times of a job that must fit into the slack of those it passes
+LEARNED_QUANTILE: Final = 0.99  # of the latencies that FCFS would give: the learned target
+LEARNED_FACTOR: Final = 1.05
+OVERLOADED_AT: Final = 0.25  # of the target: how late the earliest-deadline order may be before jobs count as lost
+OLDEST_SHARE: Final = 0.25  # of the admitted work: what the earliest deadline gets while overloaded
+_WINDOW_JOBS: Final = 4096  # statistics fade over so many jobs
+_LENGTH_BINS: Final = 28
+_BINS_PER_DOUBLING: Final = 2
+_PRIOR_JOBS: Final = 8.0  # of a bin, counted as exact on the scale of all jobs
+_LATENCY_EDGES: Final = 0.01 * 2.0 ** (np.arange(1, 321) / 16)  # seconds
+_CENTRES: Final = 2.0 ** ((np.arange(_LENGTH_BINS) + 0.5) / _BINS_PER_DOUBLING)  # tokens
+
+
+@dataclass(frozen=True)
+class Slo(BasePolicy):
+    """The shortest job that fits into the slack of every job with an earlier deadline; else the earliest deadline.
+
+    key = deadline = the one the request carries while it can be kept, else arrival + S      (seconds)
+    work     = median * r(median)      (tokens; r: true over predicted tokens of finished jobs of about this length)
+    slack    = deadline - now - (work of jobs with an earlier deadline) / rate - 0.3 * service
+    service  = work * slots / rate      (seconds in a slot; rate: the engine's recent tokens/s)
+    A job may pass those with earlier deadlines if 2 * service <= the least of their slacks.
+    S = `seconds`; `learned`: 1.05 * the 0.99 quantile of what recent arrivals would wait and run under FCFS,
+        (waiting work + slots * mean work) / rate
+
+    All jobs have the same S unless they carry a deadline, so the earliest deadline is the oldest job, and new jobs
+    cannot make a deadline late that the waiting work allows: what is postponed is postponed within the promise. 0.3 of
+    a service time and not all of it, because a long prediction is uncertain and would block the queue; 2 service times
+    of headroom, because short jobs should use the slack before middle ones do.
+
+    Lasting overload, with `seconds` given: once the earliest-deadline order is late by more than S / 4, not every
+    deadline can be kept. Then a quarter of the admitted work is that of the earliest deadline, and the rest that of the
+    shortest jobs that can still be on time, so that the engine does not serve late jobs only. A learned S grows with
+    the queue; while it is too small, the order is FCFS.
+
+    Bound. Without overload a job is passed only while it has slack; after its deadline it is the first of its priority.
+    Under overload a quarter of the work is served in order of deadlines: a job waits at most four times as long as in
+    that order, and the time of four longest jobs.
+
+    Until the rate is known, the earliest deadline. Memory short: the last admitted is preempted. Without a prediction:
+    the wide prior's median. Inside a wrapper the order is that of `key`, the deadline.
+    """
+
+    kind = "slo"
+
+    seconds: float | str = parameter("learned", minimum=1e-3, choice="learned")
+
+    def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
+        """Return the deadline, by arrival where S is learned."""
+        target = 0.0 if isinstance(self.seconds, str) else self.seconds
+        return np.minimum(jobs.deadline, jobs.arrival + target)
+
+    def rounds(self, slots: Slots = one_slot) -> Rounds:
+        """Return the statistics of one queue."""
+        return LatencyTarget()
+
+    def select(self, queue: WaitingJobs, now: float) -> int:
+        """Return the index of the job to admit next."""
+        state = cast("LatencyTarget", queue.state)
+        jobs, rate, slots = queue.jobs, queue.view.tokens_per_s, queue.view.slots
+        median = np.minimum(np.exp(jobs.mu), jobs.cap)
+        work = median * state.true_per_predicted[_bins(median)]
+        if rate <= 0.0:
+            return state.choose(int(np.argmin(np.minimum(jobs.deadline, jobs.arrival))), work, oldest=True)
+        service = work * (slots / rate)
+        state.observe_latency(float(work.sum()) / rate + float(service.mean()))
+        target = state.target_s if isinstance(self.seconds, str) else self.seconds
+        own_deadline = np.where(jobs.deadline >= now + service, jobs.deadline, math.inf)
+        deadline = np.minimum(own_deadline, jobs.arrival + target)
+        order = np.argsort(deadline, kind="stable")
+        ahead = np.cumsum(work[order]) - work[order]
+        slack = deadline[order] - now - ahead / rate - OWN_SERVICE * service[order]
+        least = np.minimum.accumulate(slack)
+        oldest = int(order[0])
+        if not isinstance(self.seconds, str) and least[-1] < -OVERLOADED_AT * target:
+            on_time = deadline >= now + service
+            if state.credit >= work[oldest] or not on_time.any():
+                return state.choose(oldest, work, oldest=True)
+            return state.choose(int(np.argmin(np.where(on_time, median, math.inf))), work, oldest=False)
+        state.credit = 0.0
+        fits = np.append(True, HEADROOM * service[order[1:]] <= least[:-1])
+        shortest = int(np.argmin(np.where(fits, median[order], math.inf)))
+        return state.choose(int(order[shortest]), work, oldest=True)
+
+
+def _bins(tokens: NDArray[np.float64]) -> NDArray[np.intp]:
+    places = _BINS_PER_DOUBLING * np.log2(np.maximum(tokens, 1.0))
+    return np.asarray(np.minimum(_LENGTH_BINS - 1, places), np.intp)
+
+
+@dataclass(slots=True)
+class LatencyTarget:
+    """The state of `slo` for one queue: how wrong predictions are by length, the latencies of FCFS, and a credit."""
+
+    unit: float = 1.0
+    """The weight of a job that arrives now: it grows, so that earlier jobs fade without being updated."""
+    predicted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_LENGTH_BINS))
+    true: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_LENGTH_BINS))
+    true_per_predicted: NDArray[np.float64] = field(default_factory=lambda: np.ones(_LENGTH_BINS))
+    latencies: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(_LATENCY_EDGES)))
+    """Weighted numbers of jobs by the latency that FCFS would give them."""
+    arrived: int = 0
+    """Jobs since the last observed latency."""
+    target_s: float = 0.0
+    credit: float = 0.0
+    """Tokens of work that the earliest deadline may claim while overloaded."""
+    chosen: tuple[float, bool] = (0.0, True)
+    """The work of the selected job, and whether it has the earliest deadline or there is no overload."""
+
+    def enter(self, job: Job) -> int:
+        """Count an arrival; all jobs are in one round."""
+        self.unit *= 1.0 + 1.0 / _WINDOW_JOBS
+        self.arrived += 1
+        if self.unit > 1e12:
+            for totals in (self.predicted, self.true, self.latencies):
+                totals /= self.unit
+            self.unit = 1.0
+        return 0
+
+    def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
+        """Return the same round."""
+        return round_number
+
+    def admitted(self, round_number: int) -> None:
+        """Do nothing: see `selected`."""
+
+    def selected(self, job: Job) -> None:
+        """Account for the work of the selected job."""
+        work, oldest = self.chosen
+        self.credit += -work if oldest else work * OLDEST_SHARE / (1.0 - OLDEST_SHARE)
+        self.credit = max(0.0, self.credit)
+
+    def finished(self, job: Job) -> None:
+        """Record a true length."""
+        if job.generated <= 0:  # it failed
+            return
+        place = int(_bins(np.array([job.median]))[0])
+        self.predicted[place] += self.unit * job.median
+        self.true[place] += self.unit * job.generated
+        prior = _PRIOR_JOBS * self.unit * _CENTRES
+        scale = float(self.true.sum()) / float(self.predicted.sum())
+        self.true_per_predicted = (self.true + prior * scale) / (self.predicted + prior)
+
+    def choose(self, index: int, work: NDArray[np.float64], *, oldest: bool) -> int:
+        """Remember the choice, and return it."""
+        self.chosen = float(work[index]), oldest
+        return index
+
+    def observe_latency(self, seconds: float) -> None:
+        """Count what the jobs that have arrived since the last call would take under FCFS."""
+        if self.arrived:
+            place = min(int(np.searchsorted(_LATENCY_EDGES, seconds)), len(_LATENCY_EDGES) - 1)
+            self.latencies[place] += self.unit * self.arrived
+            self.arrived = 0
+            below = np.cumsum(self.latencies)
+            self.target_s = LEARNED_FACTOR * float(
+                _LATENCY_EDGES[int(np.searchsorted(below, LEARNED_QUANTILE * below[-1]))]
+            )
