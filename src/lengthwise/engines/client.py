@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 from urllib.parse import urlsplit
 
 import aiohttp
-from multidict import CIMultiDictProxy
 from yarl import URL
 
 from lengthwise.errors import InputError
@@ -84,9 +83,9 @@ class EngineAnswer:
         return self._response.status
 
     @property
-    def headers(self) -> CIMultiDictProxy[str]:
-        """The engine's headers."""
-        return self._response.headers
+    def raw_headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """The engine's headers as it sent them."""
+        return self._response.raw_headers
 
     @property
     def is_stream(self) -> bool:

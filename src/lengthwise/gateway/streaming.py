@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lengthwise.engines.client import EngineAnswer, EngineError
 from lengthwise.gateway.errors import ApiError, from_engine
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 
-_TOKENS: Final = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
-_PROMPT: Final = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
 _REASON: Final = re.compile(rb'"finish_reason"\s*:\s*"(\w+)"')
-# A JSON string holds no bare quotes, so an answer that mentions these fields does not match.
+# A JSON string holds no bare quotes, so an answer that mentions this field does not match.
 _WHOLE: Final = frozenset({b"stop", b"tool_calls", b"function_call"})
 _DATA: Final = b"data:"
+_MOST_TOKENS: Final = 1 << 31  # no answer is that long; a larger count is not used
 
 
 class Measure:
-    """Measures the length of one answer. With `hide_usage` the usage event is removed from the client's stream."""
+    """Measures the length of one answer. With `hide_usage` the usage event is removed from the client's stream.
+
+    Nothing that an engine sends raises here: what cannot be read is not measured.
+    """
 
     def __init__(self, *, hide_usage: bool = False) -> None:
         self._hide_usage = hide_usage
@@ -65,42 +67,47 @@ class Measure:
 
     def whole(self, body: bytes) -> None:
         """Measure an answer in one piece."""
-        self._scan(body)
+        self._reasons += _REASON.findall(body)
+        self._read(_usage_event(body))
 
     def lines(self, lines: bytes) -> bytes:
         """Measure complete lines of a stream; return those that the client receives."""
         self._streams = True
         self._events += lines.count(b"\n" + _DATA) + lines.startswith(_DATA)
-        self._scan(lines)
-        if self._hide_usage and (self._hid or b'"usage"' in lines):
+        if b'"finish_reason"' in lines:
+            self._reasons += _REASON.findall(lines)
+        if self._hid or b'"usage"' in lines:
             return b"".join(line for line in lines.splitlines(keepends=True) if not self._hides(line))
         return lines
 
-    def _scan(self, data: bytes) -> None:
-        if b'"finish_reason"' in data:
-            self._reasons += _REASON.findall(data)
-        if b'"completion_tokens"' in data:
-            self._tokens = int(_TOKENS.findall(data)[-1])
-        if b'"prompt_tokens"' in data and (found := _PROMPT.findall(data)):
-            self._prompt = int(found[-1])
-
     def _hides(self, line: bytes) -> bool:
-        """Whether this is the event that only reports the usage, or the blank line that ends it."""
-        if self._hid and not line.strip():
-            self._hid = False
+        """Read the usage; whether the line is the event that only reports it, or the blank line that ends it."""
+        hid, self._hid = self._hid, False
+        if hid and not line.strip():
             return True
-        if line.startswith(_DATA) and b'"usage"' in line:
-            self._hid = _only_usage(line[len(_DATA) :])
-            return self._hid
-        return False
+        event = _usage_event(line[len(_DATA) :]) if line.startswith(_DATA) else {}
+        self._read(event)
+        self._hid = self._hide_usage and bool(event) and event.get("choices") == []
+        return self._hid
+
+    def _read(self, event: dict[str, Any]) -> None:
+        if event:
+            self._tokens = _count(event["usage"], "completion_tokens", self._tokens)
+            self._prompt = _count(event["usage"], "prompt_tokens", self._prompt)
 
 
-def _only_usage(data: bytes) -> bool:
+def _usage_event(data: bytes) -> dict[str, Any]:
+    """Return a JSON object with a usage; empty if it is none."""
     try:
-        event = json.loads(data)
-    except ValueError:
-        return False
-    return isinstance(event, dict) and bool(event.get("usage")) and event.get("choices") == []
+        event = json.loads(data) if b'"usage"' in data else None
+    except (ValueError, RecursionError):
+        return {}
+    return event if isinstance(event, dict) and isinstance(event.get("usage"), dict) and event["usage"] else {}
+
+
+def _count(usage: dict[str, Any], name: str, otherwise: int | None) -> int | None:
+    value = usage.get(name)
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else otherwise
 
 
 # Headers of one connection, not of the request (RFC 9110, 7.6.1).
@@ -238,7 +245,7 @@ async def relay(
         raise
     if not caller.answered:
         await caller.start(answer.status, headers)
-    await caller.write(held, last=True)
+    await caller.write(measure.lines(held), last=True)
 
 
 def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
@@ -253,10 +260,10 @@ def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _passed(answer: EngineAnswer, *, own_id: bool) -> Iterable[tuple[bytes, bytes]]:
-    for name, value in answer.headers.items():
-        lower = name.lower().encode("latin-1")
+    for name, value in answer.raw_headers:
+        lower = name.lower()
         if lower not in _OWN or lower == b"content-type" or (own_id and lower == b"x-request-id"):
-            yield lower, value.encode("latin-1", "surrogateescape")
+            yield lower, value
 
 
 def _too_large(limit: int) -> ApiError:
