@@ -24,7 +24,7 @@ async def hold(
 ) -> asyncio.Task[Any]:
     """Have the bodies wait, in this order, behind one that holds the engine's only place."""
     engine.gate.clear()
-    tasks = [asyncio.create_task(post(http, url, body("blocker")))]
+    tasks = [asyncio.create_task(post(http, url, body("blocker", model=engine.model)))]
     await until_true(lambda: engine.running == 1)
     for n, waiting in enumerate(bodies, start=1):
         tasks.append(asyncio.create_task(post(http, url, waiting)))

@@ -18,7 +18,7 @@ from lengthwise.routers import ROUTERS, Router, make_router
 from lengthwise.routers.ledger import FOREIGN, KV_TOKENS, KV_USE
 from lengthwise.routers.tracking import LedgerRouter
 from tests.gateway.engine import StandIn, free_port, served
-from tests.gateway.helpers import CHAT, PLAIN, body, gateway, metric, post, until, until_true
+from tests.gateway.helpers import CHAT, PLAIN, body, gateway, metric, post, until, until_true, until_waiting
 from tests.routers.ledger_checks import check_empty, check_ledger
 
 if TYPE_CHECKING:
@@ -148,6 +148,55 @@ async def test_the_router_receives_the_metrics_of_an_engine(
         assert made[0].ledger.loads[:2, KV_TOKENS].tolist() == [400_000, 1024]
         await post(http, url, body())
         assert [len(engine.bodies) for engine in engines] == [1, 0], "the engine reports five requests of others"
+
+
+@contextmanager
+def two_models(**options: Any) -> Iterator[tuple[StandIn, StandIn, str]]:
+    a, b = StandIn(model="a"), StandIn(model="b")
+    with served(a.app()) as url_a, served(b.app()) as url_b, gateway(url_a, url_b, **options) as url:
+        yield a, b, url
+
+
+async def test_a_request_is_sent_only_to_an_engine_that_serves_its_model(http: aiohttp.ClientSession) -> None:
+    with two_models() as (a, b, url):
+        for n in range(8):
+            assert (await post(http, url, body(model="ab"[n % 2])))[0] == 200
+    assert [request["model"] for request in a.bodies + b.bodies] == ["a"] * 4 + ["b"] * 4
+
+
+async def test_an_unknown_model_is_404_and_the_list_of_models_is_the_union(http: aiohttp.ClientSession) -> None:
+    with two_models() as (a, b, url):
+        status, answer = await post(http, url, body(model="c"))
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (404, "model_not_found", "model")
+        async with http.get(url + "/v1/models") as response:
+            assert [model["id"] for model in (await response.json())["data"]] == ["a", "b"]
+    assert not a.bodies + b.bodies
+
+
+async def test_requests_for_a_busy_model_do_not_block_those_for_another(http: aiohttp.ClientSession) -> None:
+    with two_models(in_flight=1) as (a, b, url):
+        a.gate.clear()
+        held = [asyncio.create_task(post(http, url, body(model="a"))) for _ in range(3)]
+        await until_waiting(http, url, 2)
+        assert (await post(http, url, body(model="b")))[0] == 200
+        a.gate.set()
+        assert {status for status, _ in await asyncio.gather(*held)} == {200}
+    assert (len(a.bodies), len(b.bodies)) == (3, 1)
+
+
+async def test_waiting_requests_follow_their_model_to_the_engine_that_serves_it_now(
+    http: aiohttp.ClientSession,
+) -> None:
+    with two_models(in_flight=1) as (a, b, url):
+        a.gate.clear()
+        calls = [asyncio.create_task(post(http, url, body(model="a"))) for _ in range(3)]
+        await until_waiting(http, url, 2)
+        b.model = "a"
+        await until_waiting(http, url, 0)
+        assert (await post(http, url, body(model="b")))[0] == 404
+        a.gate.set()
+        assert {status for status, _ in await asyncio.gather(*calls)} == {200}
+    assert (len(a.bodies), len(b.bodies)) == (1, 2)
 
 
 @pytest.mark.parametrize("named_by", ["a dotted path", "an entry point"])

@@ -163,9 +163,10 @@ class EngineClient:
         if answer.status >= 500:
             raise EngineBrokenError(f"engine {self.url} answers {answer.status} to /health")
 
-    async def models(self, headers: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    async def models(self, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0) -> list[dict[str, Any]]:
         """Return the engine's list of models."""
-        answer = await self.get("/v1/models", headers)
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        answer = await self._call("GET", "/v1/models", headers=headers, timeout=timeout)
         try:
             if 400 <= answer.status < 500:
                 raise EngineRefusedError(f"engine {self.url} answers {answer.status} to /v1/models", answer.status)

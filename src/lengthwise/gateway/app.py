@@ -88,6 +88,8 @@ class _Gateway:
         async with AsyncExitStack() as stack:
             for engine in self._engines:
                 await stack.enter_async_context(engine.client)
+            # Before the first request, so that none goes to an engine that is down or serves another model.
+            await asyncio.gather(*(_check_engine(e, self._dispatcher, self._metrics) for e in self._engines))
             watch = asyncio.create_task(
                 _watch_engines(
                     self._dispatcher,
@@ -181,16 +183,31 @@ async def _watch_engine(engine: GatewayEngine, dispatcher: Dispatcher, metrics: 
     scrapes = wanted = dispatcher.routes.router is not None or dispatcher.admission_quantile is not None
     while True:
         scrapes = scrapes or (wanted and not engine.up)  # an engine without metrics is asked again once it was down
-        try:
-            await engine.client.check()
-        except EngineError as error:
-            if engine.up:
-                metrics.failed(engine, error.kind)
-            dispatcher.set_down(engine, error)
-        else:
-            dispatcher.set_up(engine)
+        if await _check_engine(engine, dispatcher, metrics):
             scrapes = scrapes and await _scrape(engine, dispatcher)
         await asyncio.sleep(interval_s)
+
+
+async def _check_engine(engine: GatewayEngine, dispatcher: Dispatcher, metrics: Metrics) -> bool:
+    """Find out whether an engine is up, and its models."""
+    try:
+        await engine.client.check()
+    except EngineError as error:
+        if engine.up:
+            metrics.failed(engine, error.kind)
+        dispatcher.set_down(engine, error)
+        return False
+    dispatcher.set_models(engine, await _models(engine))
+    dispatcher.set_up(engine)
+    return True
+
+
+async def _models(engine: GatewayEngine) -> frozenset[str] | None:
+    """Return the models that an engine lists; None if it lists none, as one that asks for a client's key."""
+    try:
+        return frozenset(str(model["id"]) for model in await engine.client.models()) or None
+    except EngineError:
+        return engine.models
 
 
 async def _scrape(engine: GatewayEngine, dispatcher: Dispatcher) -> bool:

@@ -97,7 +97,7 @@ class Completions:
     async def _serve(self, raw: bytes, caller: Caller, request_id: bytes, began: float) -> Outcome:
         body = parse(self._model, raw)
         job = body.job(str(next(_job_numbers)), began, caller.headers)
-        self._dispatcher.refuse_if_full()  # before a prediction is made for it
+        self._dispatcher.refuse(body.model)  # before a prediction is made for it
         if self._config.forward_hints:
             raw = body.with_hint(raw, job)
         hide_usage = self._config.stream_usage and self._predictions.predicts and body.lacks_usage

@@ -35,6 +35,8 @@ class GatewayEngine:
     jobs: dict[str, Job] = field(default_factory=dict)
     memory: EngineMemory | None = None
     """Its KV memory, once it reports it."""
+    models: frozenset[str] | None = None
+    """The models it lists; None while unknown, then it may serve any."""
 
     @property
     def url(self) -> str:
@@ -51,6 +53,10 @@ class GatewayEngine:
         """Whether it is up and has a free slot."""
         return self.up and self.in_flight < self.slots
 
+    def serves(self, model: str | None) -> bool:
+        """Whether it serves a model, as far as known; a request without a model may run on any engine."""
+        return not model or self.models is None or model in self.models
+
     def admits(self, job: Job, quantile: float) -> bool:
         """Whether the predicted peak of KV memory, with `job`, fits; True while its memory is unknown."""
         if self.memory is None:
@@ -59,12 +65,24 @@ class GatewayEngine:
         return rule.admits(rule.demand(job), [rule.demand(other) for other in self.jobs.values()])
 
 
-class Dispatcher:
-    """One queue for all engines. A freed slot goes to the head of the queue at once.
+@dataclass(eq=False, slots=True)
+class _Group:
+    """The engines that serve a model, and the queue of the requests for it; models of the same engines share it."""
 
-    Predictions that arrived are applied just before, since only then does the order matter. The router chooses among
-    the engines with a free slot. With `admission_quantile`, a slot is free only where the predicted peak of KV memory
-    fits.
+    engines: list[GatewayEngine]
+    queue: PolicyQueue
+    rate: TokenRate = field(default_factory=TokenRate)
+    tokens: int = 0
+    """Of finished answers: engines do not report progress."""
+    none_up_since: float | None = None
+
+
+class Dispatcher:
+    """One queue for each set of engines that serve the same models. A freed slot goes to the head of a queue at once.
+
+    Where queues share an engine, the head with the lower priority, then the earlier arrival, is sent first. Predictions
+    that arrived are applied just before, since only then does the order matter. The router chooses among the engines
+    with a free slot. With `admission_quantile`, a slot is free only where the predicted peak of KV memory fits.
     """
 
     def __init__(
@@ -85,17 +103,11 @@ class Dispatcher:
         self.routes = routes
         for engine in engines:
             routes.up(engine)
-        self._queue = PolicyQueue(policy)
-        self._rate, self._tokens = TokenRate(), 0  # of finished answers: engines do not report progress
-        self._predictions = predictions
-        self._turns: dict[str, tuple[Job, asyncio.Future[GatewayEngine]]] = {}
-        self._none_up_since: float | None = None
-        self._update_load()
-
-    @property
-    def policy(self) -> Policy:
+        self.policy = policy
         """The policy in force."""
-        return self._queue.policy
+        self._predictions = predictions
+        self._groups: dict[tuple[int, ...], _Group] = {}
+        self._turns: dict[str, tuple[Job, asyncio.Future[GatewayEngine], _Group]] = {}
 
     @property
     def uses_predictions(self) -> bool:
@@ -104,17 +116,20 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
-        return len(self._queue)
+        """Requests in the queues."""
+        return sum(len(group.queue) for group in self._groups.values())
 
     def use(self, policy: Policy) -> None:
         """Change the policy under the waiting requests: the kill switch."""
         _log.warning("policy %s replaces %s, %d waiting", policy.name, self.policy.name, self.waiting)
-        self._queue.use(policy, self.clock())
+        self.policy = policy
+        for group in self._groups.values():
+            group.queue.use(policy, self.clock())
 
-    def refuse_if_full(self) -> None:
-        """Raise 429 if the queue is full and no engine has a free slot."""
-        if self.waiting >= self._max_waiting and not self._free():
+    def refuse(self, model: str | None) -> None:
+        """Raise 404 if no engine serves the model, 429 if too many requests wait and none of its engines is free."""
+        group = self._group(model)
+        if self.waiting >= self._max_waiting and not self._free(group):
             raise ApiError(
                 429,
                 f"{self.waiting} requests are waiting; try again later",
@@ -127,10 +142,11 @@ class Dispatcher:
 
         If cancelled, the job leaves the queue or gives back its slot.
         """
-        self.refuse_if_full()
+        self.refuse(job.llm)
         turn: asyncio.Future[GatewayEngine] = asyncio.get_running_loop().create_future()
-        self._turns[job.id] = job, turn
-        self._queue.push(job, self.clock())
+        group = self._group(job.llm)
+        self._turns[job.id] = job, turn, group
+        group.queue.push(job, self.clock())
         self._dispatch()
         try:
             return await turn
@@ -139,8 +155,8 @@ class Dispatcher:
                 self.release(turn.result(), job)
             raise
         finally:
-            self._turns.pop(job.id, None)
-            self._queue.remove(job.id)
+            _, _, group = self._turns.pop(job.id)
+            group.queue.remove(job.id)
 
     def on_first_byte(self, engine: GatewayEngine, job: Job) -> None:
         """Report to the router that the answer has started."""
@@ -156,10 +172,13 @@ class Dispatcher:
     def finished(self, job: Job, tokens: int) -> None:
         """Report an answer's length (0 if it never started) to the queue, for policies with rounds."""
         job.generated = tokens
-        self._tokens += tokens
-        self._rate.observe(self.clock(), self._tokens, waiting=bool(self._queue))
-        self._queue.tokens_per_s = self._rate.per_s
-        self._queue.finished(job)
+        group = self._groups.get(self._numbers(job.llm))
+        if group is None:  # the engines list other models since
+            return
+        group.tokens += tokens
+        group.rate.observe(self.clock(), group.tokens, waiting=bool(group.queue))
+        group.queue.tokens_per_s = group.rate.per_s
+        group.queue.finished(job)
 
     def set_up(self, engine: GatewayEngine) -> None:
         """Mark an engine as up."""
@@ -185,60 +204,109 @@ class Dispatcher:
             if engine.up:
                 self.routes.up(engine)
 
-    def expire(self, after_s: float) -> None:
-        """Fail requests with 503 that have waited `after_s` while no engine was up."""
-        if self._none_up_since is None:
+    def set_models(self, engine: GatewayEngine, models: frozenset[str] | None) -> None:
+        """Record the models that an engine lists. Waiting requests move to the engines that serve theirs now."""
+        if engine.models == models:
             return
-        now = self.clock()
-        for job in list(self._queue):
-            if now - max(job.arrival, self._none_up_since) >= after_s:
-                self._queue.remove(job.id)
-                _, turn = self._turns[job.id]
+        engine.models = models
+        moved = [(job, turn) for job, turn, group in self._turns.values() if group.queue.remove(job.id)]
+        self._groups.clear()
+        for job, turn in moved:
+            try:
+                group = self._group(job.llm)
+            except ApiError as error:
                 if not turn.done():
-                    turn.set_exception(ApiError(503, "no engine is up", code="no_engine"))
+                    turn.set_exception(error)
+                continue
+            self._turns[job.id] = job, turn, group
+            group.queue.push(job, self.clock())
+        self._dispatch()
 
-    def _free(self, job: Job | None = None) -> list[GatewayEngine]:
+    def expire(self, after_s: float) -> None:
+        """Fail requests with 503 that have waited `after_s` while no engine that serves their model was up."""
+        now = self.clock()
+        for group in self._groups.values():
+            if group.none_up_since is None:
+                continue
+            for job in list(group.queue):
+                if now - max(job.arrival, group.none_up_since) >= after_s:
+                    group.queue.remove(job.id)
+                    _, turn, _ = self._turns[job.id]
+                    if not turn.done():
+                        turn.set_exception(ApiError(503, "no engine is up", code="no_engine"))
+
+    def _group(self, model: str | None) -> _Group:
+        """Return the engines and the queue of a model; ApiError 404 if no engine serves it."""
+        numbers = self._numbers(model)
+        if not numbers:
+            message = f"the model '{(model or '')[:100]}' is not served here"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        if numbers not in self._groups:
+            engines = [engine for engine in self.engines if engine.number in numbers]
+            self._groups[numbers] = _Group(engines, PolicyQueue(self.policy))
+            self._update_load()
+        return self._groups[numbers]
+
+    def _numbers(self, model: str | None) -> tuple[int, ...]:
+        return tuple(engine.number for engine in self.engines if engine.serves(model))
+
+    def _free(self, group: _Group, job: Job | None = None) -> list[GatewayEngine]:
         """Return the engines with a free slot and, if asked for, KV memory for `job`."""
-        free = [engine for engine in self.engines if engine.free]
+        free = [engine for engine in group.engines if engine.free]
         if job is None or self.admission_quantile is None:
             return free
         return [engine for engine in free if engine.admits(job, self.admission_quantile)]
 
     def _apply_prediction(self, job_id: str, prediction: LengthDistribution) -> bool:
         """Update a waiting job and its key; False if it no longer waits."""
-        if job_id not in self._queue:
+        if job_id not in self._turns:
             return False
-        job, _ = self._turns[job_id]
+        job, _, group = self._turns[job_id]
+        if job_id not in group.queue:
+            return False
         job.update_prediction(prediction)
-        self._queue.update(job, self.clock())
+        group.queue.update(job, self.clock())
         return True
 
     def _dispatch(self) -> None:
         self._predictions.deliver(self._apply_prediction)
-        while self._queue and self._free():
-            now = self.clock()
-            job = self._queue.peek(now)
-            if job is None:
-                return
-            _, turn = self._turns[job.id]
-            free = self._free(job)
-            if not free and not turn.done():
-                return  # the head waits for KV memory, as in an engine
-            self._queue.pop(now)
-            if turn.done():  # cancelled just now; its `place` cleans up
-                continue
+        now = self.clock()
+        ready = list(self._groups.values())
+        while ready := [group for group in ready if group.queue and self._free(group)]:
+            first = ready[0] if len(ready) == 1 else min(ready, key=lambda group: _head_order(group, now))
+            if not self._dispatch_head(first, now):
+                ready.remove(first)
+
+    def _dispatch_head(self, group: _Group, now: float) -> bool:
+        """Give the group's next job a slot; False if it must wait."""
+        job = group.queue.peek(now)
+        if job is None:
+            return False
+        _, turn, _ = self._turns[job.id]
+        free = self._free(group, job)
+        if not free and not turn.done():
+            return False  # the head waits for KV memory, as in an engine
+        group.queue.pop(now)
+        if not turn.done():  # else cancelled just now; its `place` cleans up
             engine = self.routes.choose(job, free, now)
             engine.jobs[job.id] = job
             job.started = now
             self._update_load()
             turn.set_result(engine)
+        return True
 
     def _update_load(self) -> None:
         """Set the running requests and slots that policies see."""
-        up = [engine for engine in self.engines if engine.up]
-        self._queue.running = sum(engine.in_flight for engine in self.engines)
-        self._queue.slots = max(1, sum(engine.slots for engine in up))
-        if up:
-            self._none_up_since = None
-        elif self._none_up_since is None:
-            self._none_up_since = self.clock()
+        for group in self._groups.values():
+            up = [engine for engine in group.engines if engine.up]
+            group.queue.running = sum(engine.in_flight for engine in group.engines)
+            group.queue.slots = max(1, sum(engine.slots for engine in up))
+            if up:
+                group.none_up_since = None
+            elif group.none_up_since is None:
+                group.none_up_since = self.clock()
+
+
+def _head_order(group: _Group, now: float) -> tuple[int, float]:
+    job = group.queue.peek(now)
+    return (0, 0.0) if job is None else (job.priority, job.arrival)
