@@ -97,6 +97,20 @@ async def test_a_hint_is_told_to_the_engine_as_expected_tokens(
     assert engine.bodies[0]["nvext"] == {"agent_hints": {"osl": 40}}
 
 
+async def test_the_time_left_to_a_deadline_is_sent_to_the_engine(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    with gateway(engine_url) as url:
+        for target in ("30", "1e9", "-1"):
+            await http.post(url + PLAIN, json=body("a"), headers={"x-lengthwise-slo-s": target})
+        refused = await http.post(url + PLAIN, json=body("a"), headers={"x-lengthwise-slo-s": "soon"})
+        assert refused.status == 400
+    sent = [received["vllm_xargs"]["slo_s"] for received in engine.bodies]
+    assert 20 < sent[0] <= 30
+    assert 86_000 < sent[1] <= 86_400
+    assert sent[2] == 0.001
+
+
 async def test_hints_stay_here_for_engines_that_refuse_unknown_fields(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:

@@ -20,6 +20,11 @@ _Limit = Annotated[int, Field(ge=0, le=1 << 31)]
 _Tokens = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+MIN_TARGET_S: Final = 1e-3
+MAX_TARGET_S: Final = 86_400.0
+"""A client's latency target is clamped to this range."""
+
+
 class _Part(BaseModel):
     # Other fields are for the engine: the body is forwarded as it came.
     model_config = ConfigDict(extra="ignore")
@@ -77,6 +82,7 @@ class CompletionBody(_Part):
         """Return the request as a job."""
         session = headers.get(b"x-session-id")
         tokens, blocks = self._prefix()
+        target_s = _latency_target(headers.get(b"x-lengthwise-slo-s"))
         return Job(
             job_id,
             now,
@@ -85,6 +91,7 @@ class CompletionBody(_Part):
             prediction=self.prediction(),
             max_tokens=self.limit,
             priority=self.priority or 0,
+            deadline=now + target_s,
             llm=self.model,
             tenant=self.user,
             session=None if session is None else session.decode("latin-1"),
@@ -136,15 +143,20 @@ class CompletionBody(_Part):
         """Return the input of a predictor."""
         return PredictionInput(self.text(), self.llm, self.limit)
 
-    def with_hint(self, raw: bytes, job: Job) -> bytes:
-        """Return the body with the client's hint as `vllm_xargs.expected_tokens`, where the vLLM plug-in reads it."""
-        if self.hint is None or (self.vllm_xargs is not None and self.vllm_xargs.expected_tokens is not None):
-            return raw
-        return self._with_xargs(raw, {"expected_tokens": round(job.expected, 1)})
+    def for_engine(self, raw: bytes, job: Job, now: float, *, hint: bool, prediction: bool) -> bytes:
+        """Return the body with what the vLLM plug-in reads in `vllm_xargs`; a value that the client sends there wins.
 
-    def with_prediction(self, raw: bytes, job: Job) -> bytes:
-        """Return the body with the job's prediction as `vllm_xargs.length_mu` and `length_sigma` (a log-t)."""
-        return self._with_xargs(raw, {"length_mu": round(job.mu, 4), "length_sigma": round(job.sigma, 4)})
+        `hint`: the client's hint as `expected_tokens`, and the time left to the deadline as `slo_s`. `prediction`: the
+        job's prediction as `length_mu` and `length_sigma` (a log-t).
+        """
+        xargs = {}
+        if prediction:
+            xargs = {"length_mu": round(job.mu, 4), "length_sigma": round(job.sigma, 4)}
+        elif hint and self.hint is not None and (self.vllm_xargs is None or self.vllm_xargs.expected_tokens is None):
+            xargs = {"expected_tokens": round(job.expected, 1)}
+        if hint and math.isfinite(job.deadline):
+            xargs["slo_s"] = round(max(MIN_TARGET_S, job.deadline - now), 3)
+        return self._with_xargs(raw, xargs) if xargs else raw
 
     def _with_xargs(self, raw: bytes, xargs: Mapping[str, float]) -> bytes:
         if "vllm_xargs" not in self.model_fields_set:
@@ -185,6 +197,19 @@ BODIES: Final[dict[str, type[CompletionBody]]] = {
     "/v1/completions": CompletionBody,
 }
 """The body of each endpoint."""
+
+
+def _latency_target(header: bytes | None) -> float:
+    """Return the seconds in the header, clamped; infinity without one. ApiError 400 if it is not a number."""
+    if header is None:
+        return math.inf
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise ApiError(400, f"x-lengthwise-slo-s: {header.decode('latin-1')[:40]!r} is not a number of seconds")
+    return min(max(seconds, MIN_TARGET_S), MAX_TARGET_S)
 
 
 def _put_in(raw: bytes, field: bytes) -> bytes:

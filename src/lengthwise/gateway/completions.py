@@ -98,8 +98,6 @@ class Completions:
         body = parse(self._model, raw)
         job = body.job(str(next(_job_numbers)), began, caller.headers)
         self._dispatcher.refuse(body.model)  # before a prediction is made for it
-        if self._config.forward_hints:
-            raw = body.with_hint(raw, job)
         hide_usage = self._config.stream_usage and self._predictions.predicts and body.lacks_usage
         if hide_usage:
             raw = body.with_usage(raw)
@@ -150,7 +148,8 @@ class Completions:
         try:
             # A prediction that has not arrived is not waited for: the engine then predicts.
             forward = self._config.forward_predictions and call.source == "predictor"
-            raw = call.body.with_prediction(call.raw, call.job) if forward else call.raw
+            now, hint = self._dispatcher.clock(), self._config.forward_hints
+            raw = call.body.for_engine(call.raw, call.job, now, hint=hint, prediction=forward)
             answer = await engine.client.post(self._path, raw, headers)
 
             def began() -> None:

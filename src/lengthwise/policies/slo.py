@@ -13,10 +13,10 @@ from lengthwise.policies.base import BasePolicy, Numbers, parameter
 from lengthwise.policies.job import Job, JobColumns
 from lengthwise.policies.protocol import QueueView, Rounds, Slots, WaitingJobs, one_slot
 
-OWN_SERVICE: Final = 0.3  # of a job's predicted service time counts towards its deadline
+OWN_SERVICE: Final = 0.2  # of a job's predicted service time counts towards its deadline
 HEADROOM: Final = 2.0  # service times of a job that must fit into the slack of those it passes
 LEARNED_QUANTILE: Final = 0.99  # of the latencies that FCFS would give: the learned target
-LEARNED_FACTOR: Final = 1.05
+LEARNED_AFTER: Final = 32.0  # finished jobs: before, predictions are not corrected
 OVERLOADED_AT: Final = 0.25  # of the target: how late the earliest-deadline order may be before jobs count as lost
 OLDEST_SHARE: Final = 0.25  # of the admitted work: what the earliest deadline gets while overloaded
 _WINDOW_JOBS: Final = 4096  # statistics fade over so many jobs
@@ -33,16 +33,16 @@ class Slo(BasePolicy):
 
     key = deadline = the one the request carries while it can be kept, else arrival + S      (seconds)
     work     = median * r(median)      (tokens; r: true over predicted tokens of finished jobs of about this length)
-    slack    = deadline - now - (work of jobs with an earlier deadline) / rate - 0.3 * service
+    slack    = deadline - now - (work of jobs with an earlier deadline) / rate - 0.2 * service
     service  = work * slots / rate      (seconds in a slot; rate: the engine's recent tokens/s)
     A job may pass those with earlier deadlines if 2 * service <= the least of their slacks.
-    S = `seconds`; `learned`: 1.05 * the 0.99 quantile of what recent arrivals would wait and run under FCFS,
-        (waiting work + slots * mean work) / rate
+    S = `seconds`; `learned`: the 0.99 quantile of what recent arrivals would wait and run under FCFS,
+        (waiting work + slots * mean work) / rate; FCFS until 32 jobs have finished
 
     All jobs have the same S unless they carry a deadline, so the earliest deadline is the oldest job, and new jobs
-    cannot make a deadline late that the waiting work allows: what is postponed is postponed within the promise. 0.3 of
-    a service time and not all of it, because a long prediction is uncertain and would block the queue; 2 service times
-    of headroom, because short jobs should use the slack before middle ones do.
+    cannot make a deadline late that the waiting work allows: what is postponed is postponed within the promise. 0.2 of
+    a service time and not all of it, because a long prediction is uncertain and would block the queue; 2 service
+    times of headroom, because short jobs should use the slack before middle ones do.
 
     Lasting overload, with `seconds` given: once the earliest-deadline order is late by more than S / 4, not every
     deadline can be kept. Then a quarter of the admitted work is that of the earliest deadline, and the rest that of the
@@ -79,7 +79,7 @@ class Slo(BasePolicy):
         if rate <= 0.0:
             return state.choose(int(np.argmin(np.minimum(jobs.deadline, jobs.arrival))), work, oldest=True)
         service = work * (slots / rate)
-        state.observe_latency(float(work.sum()) / rate + float(service.mean()))
+        state.observe_latency((float(work.sum()) + slots * state.mean_work) / rate)
         target = state.target_s if isinstance(self.seconds, str) else self.seconds
         own_deadline = np.where(jobs.deadline >= now + service, jobs.deadline, math.inf)
         deadline = np.minimum(own_deadline, jobs.arrival + target)
@@ -117,11 +117,18 @@ class LatencyTarget:
     """Weighted numbers of jobs by the latency that FCFS would give them."""
     arrived: int = 0
     """Jobs since the last observed latency."""
+    done: float = 0.0
+    """Weighted number of finished jobs."""
     target_s: float = 0.0
     credit: float = 0.0
     """Tokens of work that the earliest deadline may claim while overloaded."""
     chosen: tuple[float, bool] = (0.0, True)
     """The work of the selected job, and whether it has the earliest deadline or there is no overload."""
+
+    @property
+    def mean_work(self) -> float:
+        """Mean length of finished jobs; the waiting ones are longer, since short ones do not wait."""
+        return float(self.true.sum()) / self.done if self.done else 0.0
 
     def enter(self, job: Job) -> int:
         """Count an arrival; all jobs are in one round."""
@@ -130,6 +137,7 @@ class LatencyTarget:
         if self.unit > 1e12:
             for totals in (self.predicted, self.true, self.latencies):
                 totals /= self.unit
+            self.done = self.done / self.unit
             self.unit = 1.0
         return 0
 
@@ -150,6 +158,7 @@ class LatencyTarget:
         """Record a true length."""
         if job.generated <= 0:  # it failed
             return
+        self.done += self.unit
         place = int(_bins(np.array([job.median]))[0])
         self.predicted[place] += self.unit * job.median
         self.true[place] += self.unit * job.generated
@@ -164,11 +173,10 @@ class LatencyTarget:
 
     def observe_latency(self, seconds: float) -> None:
         """Count what the jobs that have arrived since the last call would take under FCFS."""
-        if self.arrived:
+        if self.arrived and self.done >= LEARNED_AFTER * self.unit:
             place = min(int(np.searchsorted(_LATENCY_EDGES, seconds)), len(_LATENCY_EDGES) - 1)
             self.latencies[place] += self.unit * self.arrived
-            self.arrived = 0
             below = np.cumsum(self.latencies)
-            self.target_s = LEARNED_FACTOR * float(
-                _LATENCY_EDGES[int(np.searchsorted(below, LEARNED_QUANTILE * below[-1]))]
-            )
+            place = int(np.searchsorted(below, LEARNED_QUANTILE * below[-1]))
+            self.target_s = float(_LATENCY_EDGES[place])
+        self.arrived = 0
