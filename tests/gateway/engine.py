@@ -76,6 +76,7 @@ class StandIn:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     raw: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    health_headers: list[dict[str, str]] = field(default_factory=list)
     finished: int = 0
     aborted: int = 0
     lengths: dict[str, int] = field(default_factory=dict)
@@ -111,7 +112,8 @@ class StandIn:
     async def _models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model"}]})
 
-    async def _health(self, _: Request) -> Response:
+    async def _health(self, request: Request) -> Response:
+        self.health_headers.append(dict(request.headers))
         return Response(status_code=200)
 
     async def _metrics(self, _: Request) -> Response:

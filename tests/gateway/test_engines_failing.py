@@ -61,8 +61,8 @@ async def test_a_request_in_a_dying_engine_gets_502_and_says_why(http: aiohttp.C
     with RawEngine(b"") as engine, gateway(engine.url) as url:
         status, told = await post(http, url, body())
         assert (status, told["error"]["code"], told["error"]["type"]) == (502, "engine_broken", "server_error")
-        assert engine.url in told["error"]["message"]
-        assert await metric(http, url, f'lengthwise_engine_failures_total{{engine="{engine.url}",kind="broken"}}') == 1
+        assert told["error"]["message"].startswith("engine-0 ")
+        assert await metric(http, url, 'lengthwise_engine_failures_total{engine="engine-0",kind="broken"}') == 1
 
 
 async def test_an_answer_that_breaks_off_before_its_end_is_502_and_not_half_a_body(http: aiohttp.ClientSession) -> None:
@@ -77,7 +77,7 @@ async def test_requests_go_around_an_engine_that_is_down(
     with gateway(dead, engine_url, health_interval_s=60.0) as url:
         for n in range(4):
             assert (await post(http, url, body(str(n))))[0] == 200
-        assert await metric(http, url, f'lengthwise_engine_up{{engine="{dead}"}}') == 0
+        assert await metric(http, url, 'lengthwise_engine_up{engine="engine-0"}') == 0
     assert engine.names() == ["0", "1", "2", "3"]
 
 

@@ -140,9 +140,9 @@ async def test_health_and_metrics_tell_the_state(http: aiohttp.ClientSession, en
         async with http.get(url + "/health") as response:
             told = json.loads(await response.read())
             assert (response.status, told["status"], told["policy"]) == (200, "ok", "fcfs")
-            assert told["engines"] == [{"url": engine_url, "up": True, "running": 0}]
+            assert told["engines"] == [{"name": "engine-0", "up": True, "running": 0}]
         assert await metric(http, url, 'lengthwise_requests_total{endpoint="/v1/completions",outcome="ok"}') == 1
-        assert await metric(http, url, f'lengthwise_engine_up{{engine="{engine_url}"}}') == 1
+        assert await metric(http, url, 'lengthwise_engine_up{engine="engine-0"}') == 1
         assert await metric(http, url, 'lengthwise_policy{policy="fcfs"}') == 1
         assert await metric(http, url, "lengthwise_queue_seconds_count") == 1
 

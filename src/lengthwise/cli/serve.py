@@ -10,6 +10,7 @@ import typer
 
 from lengthwise.cli.model_options import options_from, validated
 from lengthwise.cli.output import Wait
+from lengthwise.engines.client import without_credentials
 from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway
 from lengthwise.gateway.server import url_of
 
@@ -35,7 +36,8 @@ def serve(
         config = config.model_copy(update=engines)
         check_engines(config.engines, wait_s=wait)
         router = f", router {config.chosen_router}" if config.chosen_router else ""
-        ready = f"serving on {url_of(sock, config.host)} before {', '.join(config.engines)}"
+        named = [f"engine-{number} {without_credentials(url)}" for number, url in enumerate(config.engines)]
+        ready = f"serving on {url_of(sock, config.host)} before {', '.join(named)}"
         ready += f", policy {config.policy}{router}, predictor {config.predictor}"
         run_gateway(config, sock, on_ready=lambda: typer.echo(ready))
 

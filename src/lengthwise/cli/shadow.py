@@ -61,7 +61,7 @@ def shadow(
     if url is None:
         raise InputError("no engine is given", source="--url", hint="give one like http://127.0.0.1:8000")
     # Imported here because HTTP takes a second to import, and `report` does not use it.
-    from lengthwise.engines.client import engine_url
+    from lengthwise.engines.client import engine_url, without_credentials
     from lengthwise.gateway.server import bind, check_engines, url_of
     from lengthwise.gateway.shadow import run_shadow
 
@@ -73,7 +73,7 @@ def shadow(
     path = log or Path(time.strftime("shadow-%Y%m%d-%H%M%S.jsonl"))
     with contextlib.closing(bind(host, port)) as sock:
         check_engines([base], wait_s=wait)
-        ready = f"shadow on {url_of(sock, host)} before {base}, predictor {predictor}, log {path}"
+        ready = f"shadow on {url_of(sock, host)} before {without_credentials(base)}, predictor {predictor}, log {path}"
         run_shadow(base, sock, path, predictor=known, stream_usage=stream_usage, on_ready=lambda: typer.echo(ready))
     typer.echo(f"log: {path}")
     try:

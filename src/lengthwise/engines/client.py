@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import aiohttp
+from multidict import CIMultiDict
 from yarl import URL
 
 from lengthwise.errors import InputError
@@ -58,7 +61,7 @@ class EngineTimeoutError(EngineError):
 
 
 def engine_url(text: str) -> str:
-    """Return the base URL of an engine, without a trailing /v1."""
+    """Return the base URL of an engine, without a trailing /v1; credentials stay in it."""
     url = text.strip().rstrip("/").removesuffix("/v1")
     try:
         parts = urlsplit(url)
@@ -66,15 +69,22 @@ def engine_url(text: str) -> str:
     except ValueError:
         usable = False
     if not usable or parts.query or parts.fragment:
-        raise InputError(f"'{text}' is not the URL of an engine", hint="give one like http://127.0.0.1:8000")
+        shown = re.sub(r"(//)?.*@", r"\1***@", text)
+        raise InputError(f"'{shown}' is not the URL of an engine", hint="give one like http://127.0.0.1:8000")
     return url
+
+
+def without_credentials(url: str) -> str:
+    """Return a valid URL without `user:password@`, for texts."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 class EngineAnswer:
     """An engine's answer: its head has arrived, the body is read as it arrives. The caller closes it."""
 
-    def __init__(self, url: str, response: aiohttp.ClientResponse) -> None:
-        self._url = url
+    def __init__(self, engine: EngineClient, response: aiohttp.ClientResponse) -> None:
+        self._engine = engine
         self._response = response
 
     @property
@@ -84,8 +94,9 @@ class EngineAnswer:
 
     @property
     def raw_headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """The engine's headers as it sent them."""
-        return self._response.raw_headers
+        """The engine's headers as it sent them; a redirect to itself without its address."""
+        base = self._engine.url.encode()
+        return [(k, v.removeprefix(base) if k.lower() == b"location" else v) for k, v in self._response.raw_headers]
 
     @property
     def is_stream(self) -> bool:
@@ -97,14 +108,14 @@ class EngineAnswer:
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
-            raise _engine_error(error, self._url) from error
+            raise _engine_error(error, self._engine.name) from error
 
     async def read(self) -> bytes:
         """Return the whole body."""
         try:
             return await self._response.read()
         except (aiohttp.ClientError, OSError) as error:
-            raise _engine_error(error, self._url) from error
+            raise _engine_error(error, self._engine.name) from error
 
     def close(self) -> None:
         """Reuse the connection if the answer was read to its end, else close it, which aborts the request."""
@@ -112,13 +123,24 @@ class EngineAnswer:
 
 
 class EngineClient:
-    """Talks to the engine at `url`; open while it is used as an async context manager."""
+    """Talks to the engine at `url`; open while it is used as an async context manager.
+
+    Credentials in the URL are sent as basic authentication, in place of a client's. Errors name the engine by `name`.
+    """
 
     def __init__(
-        self, url: str, *, connect_timeout_s: float = 5.0, silence_timeout_s: float = 600.0, keep: bool = True
+        self,
+        url: str,
+        *,
+        name: str | None = None,
+        connect_timeout_s: float = 5.0,
+        silence_timeout_s: float = 600.0,
+        keep: bool = True,
     ) -> None:
         """With `keep`, connections are reused; without, each request has its own."""
-        self.url = engine_url(url)
+        self.url = without_credentials(engine_url(url))
+        self.name = name or f"engine {self.url}"
+        self._authorization = _basic(url)
         self._keep = keep
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=silence_timeout_s)
         self._session: aiohttp.ClientSession | None = None
@@ -161,7 +183,7 @@ class EngineClient:
         answer.close()
         # Not every OpenAI-compatible server has /health: one that answers 404 or 401 is up.
         if answer.status >= 500:
-            raise EngineBrokenError(f"engine {self.url} answers {answer.status} to /health")
+            raise EngineBrokenError(f"{self.name} answers {answer.status} to /health")
 
     async def models(self, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0) -> list[dict[str, Any]]:
         """Return the engine's list of models."""
@@ -169,12 +191,12 @@ class EngineClient:
         answer = await self._call("GET", "/v1/models", headers=headers, timeout=timeout)
         try:
             if 400 <= answer.status < 500:
-                raise EngineRefusedError(f"engine {self.url} answers {answer.status} to /v1/models", answer.status)
+                raise EngineRefusedError(f"{self.name} answers {answer.status} to /v1/models", answer.status)
             listed = json.loads(await answer.read())
             return [model for model in listed["data"] if "id" in model]
         except (ValueError, KeyError, TypeError) as error:
             raise EngineBrokenError(
-                f"engine {self.url} answers {answer.status} to /v1/models, without a list of models"
+                f"{self.name} answers {answer.status} to /v1/models, without a list of models"
             ) from error
         finally:
             answer.close()
@@ -185,26 +207,39 @@ class EngineClient:
         path: str,
         *,
         encoded: bool = False,
+        headers: Mapping[str, str] | None = None,
         **options: Any,  # noqa: ANN401
     ) -> EngineAnswer:
         if self._session is None:
             raise RuntimeError("an EngineClient is used inside `async with`")
+        if self._authorization is not None:
+            headers = CIMultiDict(headers or {})
+            headers["Authorization"] = self._authorization
         try:
             response = await self._session.request(
-                method, URL(self.url + path, encoded=encoded), allow_redirects=False, **options
+                method, URL(self.url + path, encoded=encoded), allow_redirects=False, headers=headers, **options
             )
         except (aiohttp.ClientError, OSError) as error:
-            raise _engine_error(error, self.url) from error
-        return EngineAnswer(self.url, response)
+            raise _engine_error(error, self.name) from error
+        return EngineAnswer(self, response)
 
 
-def _engine_error(error: Exception, url: str) -> EngineError:
+def _basic(url: str) -> str | None:
+    """Return the header for the credentials in a URL."""
+    parts = urlsplit(url.strip())
+    if parts.username is None:
+        return None
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return "Basic " + b64encode(pair.encode()).decode()
+
+
+def _engine_error(error: Exception, engine: str) -> EngineError:
     """Return the EngineError for an error of aiohttp. A TimeoutError is an OSError, so the order matters."""
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
-        return EngineUnreachableError(f"engine {url} cannot be reached")
+        return EngineUnreachableError(f"{engine} cannot be reached")
     if isinstance(error, TimeoutError):
-        return EngineTimeoutError(f"engine {url} sent nothing for too long")
-    return EngineBrokenError(f"engine {url} broke off")
+        return EngineTimeoutError(f"{engine} sent nothing for too long")
+    return EngineBrokenError(f"{engine} broke off")
 
 
 async def served_model(client: EngineClient, wanted: str | None) -> str:

@@ -102,10 +102,10 @@ async def fetch_engine_facts(
     labels, memory = _cache_labels(metrics), read_memory(metrics)
     if kv_tokens is None:
         if memory is None:
-            raise InputError("does not report its KV memory in /metrics", source=url, hint="give --kv-tokens")
+            raise InputError("does not report its KV memory in /metrics", source=client.url, hint="give --kv-tokens")
         kv_tokens = memory.kv_tokens
     return EngineFacts(
-        engine=url,
+        engine=client.url,
         model=name,
         kv_tokens=kv_tokens,
         block_size=int(labels.get("block_size", 16)),

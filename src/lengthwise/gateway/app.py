@@ -57,8 +57,13 @@ class _Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         clients = [
-            EngineClient(url, connect_timeout_s=config.connect_timeout_s, silence_timeout_s=config.silence_timeout_s)
-            for url in config.engines
+            EngineClient(
+                url,
+                name=f"engine-{number}",
+                connect_timeout_s=config.connect_timeout_s,
+                silence_timeout_s=config.silence_timeout_s,
+            )
+            for number, url in enumerate(config.engines)
         ]
         self._engines = [GatewayEngine(client, number, config.in_flight) for number, client in enumerate(clients)]
         self._predictions = prediction_service(config.predictor)
@@ -130,7 +135,7 @@ class _Gateway:
         up = any(engine.up for engine in self._engines)
         body = {
             "status": "ok" if up else "no engine is up",
-            "engines": [{"url": e.url, "up": e.up, "running": e.in_flight} for e in self._engines],
+            "engines": [{"name": e.name, "up": e.up, "running": e.in_flight} for e in self._engines],
             "waiting": self._dispatcher.waiting,
             "policy": self._dispatcher.policy.name,
             "router": self._dispatcher.routes.name,

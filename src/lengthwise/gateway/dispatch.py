@@ -39,9 +39,9 @@ class GatewayEngine:
     """The models it lists; None while unknown, then it may serve any."""
 
     @property
-    def url(self) -> str:
-        """Its base URL."""
-        return self.client.url
+    def name(self) -> str:
+        """Its name in answers and metrics, which never show its address."""
+        return self.client.name
 
     @property
     def in_flight(self) -> int:
@@ -183,7 +183,7 @@ class Dispatcher:
     def set_up(self, engine: GatewayEngine) -> None:
         """Mark an engine as up."""
         if not engine.up:
-            _log.warning("engine %s is up again", engine.url)
+            _log.warning("%s (%s) is up again", engine.name, engine.client.url)
             engine.up = True
             self.routes.up(engine)
             self._update_load()
@@ -192,7 +192,7 @@ class Dispatcher:
     def set_down(self, engine: GatewayEngine, cause: Exception) -> None:
         """Mark an engine as down: requests that run there may finish, no new one is sent."""
         if engine.up:
-            _log.warning("engine %s is down: %s", engine.url, cause)
+            _log.warning("%s (%s) is down: %s", engine.name, engine.client.url, cause)
             engine.up = False
             self.routes.down(engine)
             self._update_load()

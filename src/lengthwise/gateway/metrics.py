@@ -37,14 +37,14 @@ class _State:
         dispatcher, routes, counts = self._dispatcher, self._dispatcher.routes, self._predictions.counts
         engines = dispatcher.engines
         yield GaugeMetricFamily("lengthwise_requests_waiting", "Requests waiting in the gateway.", dispatcher.waiting)
-        running = {engine.url: engine.in_flight for engine in engines}
+        running = {engine.name: engine.in_flight for engine in engines}
         yield _gauge("lengthwise_requests_running", "Requests running on an engine.", "engine", running)
-        up = {engine.url: engine.up for engine in engines}
+        up = {engine.name: engine.up for engine in engines}
         yield _gauge("lengthwise_engine_up", "1 if the engine answers its health check.", "engine", up)
         yield _gauge("lengthwise_policy", "1 for the policy in force.", "policy", {dispatcher.policy.name: 1})
         if routes.name is not None:
             yield _gauge("lengthwise_router", "1 for the router in use.", "router", {routes.name: 1})
-        chosen = {engine.url: routes.decisions[engine.url] for engine in engines}
+        chosen = {engine.name: routes.decisions[engine.name] for engine in engines}
         yield _counter("lengthwise_router_choices", "Requests routed to an engine.", "engine", chosen)
         text = "Sum of the cost terms of the chosen engines."
         yield _counter("lengthwise_router_cost", text, "term", routes.costs)
@@ -101,7 +101,7 @@ class Metrics:
 
     def failed(self, engine: GatewayEngine, kind: str) -> None:
         """Count a failed call."""
-        self.engine_failures.labels(engine.url, kind).inc()
+        self.engine_failures.labels(engine.name, kind).inc()
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus's text format."""

@@ -30,7 +30,7 @@ class RouterAdapter:
     def __init__(self, router: Router | None) -> None:
         self.router = router
         self.decisions: Counter[str] = Counter()
-        """Decisions by engine URL."""
+        """Decisions by engine name."""
         self.costs: Counter[str] = Counter()
         """Sums of the cost terms of the chosen engines, in the router's unit."""
         self.seconds = 0.0
@@ -62,17 +62,17 @@ class RouterAdapter:
     def choose(self, job: Job, free: Sequence[GatewayEngine], now: float) -> GatewayEngine:
         """Return one of `free`, which is not empty and holds only engines that are up."""
         if self.router is None:
-            self.decisions[free[0].url] += 1
+            self.decisions[free[0].name] += 1
             return free[0]
         began = time.perf_counter()
         decision = self.router.choose(job, now, [engine.number for engine in free])
         self.seconds += time.perf_counter() - began
         engine = next(engine for engine in free if engine.number == decision.engine)
-        self.decisions[engine.url] += 1
+        self.decisions[engine.name] += 1
         self.costs.update(decision.terms)
         if _log.isEnabledFor(logging.DEBUG):
             terms = " ".join(f"{name}={value:.6g}" for name, value in decision.terms.items())
-            _log.debug("job %s to %s of %d free: %s", job.id, engine.url, len(free), terms)
+            _log.debug("job %s to %s of %d free: %s", job.id, engine.name, len(free), terms)
         return engine
 
     def on_first_byte(self, job: Job, engine: GatewayEngine, now: float) -> None:

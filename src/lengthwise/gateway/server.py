@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
-from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.engines.client import EngineClient, EngineError, without_credentials
 from lengthwise.errors import InputError
 from lengthwise.gateway.app import create_app
 from lengthwise.gateway.config import GatewayConfig
@@ -60,9 +60,9 @@ async def _check_engines(urls: Sequence[str], wait_s: float) -> None:
     until = time.monotonic() + wait_s
     while dead := [url for url in urls if not await _answers(url)]:
         if time.monotonic() >= until:
-            one = len(dead) == 1
+            one, named = len(dead) == 1, ", ".join(map(without_credentials, dead))
             raise InputError(
-                f"{'engine' if one else 'engines'} {', '.join(dead)} {'does' if one else 'do'} not answer",
+                f"{'engine' if one else 'engines'} {named} {'does' if one else 'do'} not answer",
                 hint="start it, correct the URL, or give it time with --wait SECONDS",
             )
         await asyncio.sleep(_ASK_EVERY_S)

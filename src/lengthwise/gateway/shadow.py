@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.engines.client import EngineClient, EngineError, without_credentials
 from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
 from lengthwise.engines.shadow_log import Account, End, Entry, Gauges, Header, Memory, ShadowLog, Source
 from lengthwise.gateway.bodies import BODIES, CompletionBody, parse
@@ -203,7 +203,7 @@ def create_shadow(
     scrape_every_s: float = _SCRAPE_EVERY_S,
 ) -> Starlette:
     """Return the proxy in front of the engine at `url`; `log` stays open while it serves."""
-    client = EngineClient(url, silence_timeout_s=_SILENCE_S)
+    client = EngineClient(url, name="the engine", silence_timeout_s=_SILENCE_S)
     predictions = prediction_service(predictor)
     proxy = ShadowProxy(client, predictions, log, stream_usage)
 
@@ -240,7 +240,7 @@ def run_shadow(
     on_ready: Callable[[], None] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let running requests finish, for at most 30 s; the log is in `path`."""
-    with ShadowLog(path, Header(url, predictor, time.time())) as log:
+    with ShadowLog(path, Header(without_credentials(url), predictor, time.time())) as log:
         app = create_shadow(url, log, predictor, stream_usage=stream_usage)
         run_app(app, sock, shutdown_timeout_s=_SHUTDOWN_S, on_ready=on_ready)
 
