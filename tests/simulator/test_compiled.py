@@ -112,6 +112,20 @@ def test_behind_a_router_both_engines_report_the_same(case: Case, router: str, r
     agree(compiled, readable)
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.4])
+def test_the_compiled_lanes_are_the_readable_lanes_over_many_requests(delay: float) -> None:
+    rng, n = np.random.default_rng(4), 600
+    lengths = np.clip(rng.lognormal(2.5, 1.0, n), 1, 120).astype(int)
+    arrivals = np.sort(rng.uniform(0, 10, n)).tolist()
+    workload, fleet = requests([(3, int(each)) for each in lengths], arrivals), Fleet((engine(UNEVEN, seqs=6),))
+    compiled, readable = (
+        simulate(workload, fleet, "lengthwise", predictor="noisy:0.6", prediction_delay_s=delay, accelerate=on)
+        for on in (None, False)
+    )
+    agree(compiled, readable)
+    assert compiled.admitted() != sorted(compiled.admitted())
+
+
 def test_with_separate_prefill_and_decode_pools_both_engines_agree() -> None:
     rng = np.random.default_rng(3)
     n = 60

@@ -25,13 +25,14 @@ FAST_WORK_FRACTION: Final = 0.25
 """The fraction of work, at most, in the fast lane: other jobs wait at most about 1 / (1 - 0.25) times as long."""
 FAST_ROUND: Final = 0
 """The round number of the fast lane."""
-_SHORT_WORK_FRACTION: Final = 0.1  # the shortest jobs that make up this fraction of the work are short, however many
-_MAX_OF_MEAN: Final = 0.9  # a short job has at most this fraction of the mean: longer ones would gain little
-_MAX_CREDIT_JOBS: Final = 6.0  # mean jobs: the most credit
-_WINDOW_JOBS: Final = 4096  # the length statistics fade over so many jobs
-_TOKENS_PER_ROUND: Final = 16.0  # per slot
+SHORT_WORK_FRACTION: Final = 0.1  # the shortest jobs that make up this fraction of the work are short, however many
+MAX_OF_MEAN: Final = 0.9  # a short job has at most this fraction of the mean: longer ones would gain little
+MAX_CREDIT_JOBS: Final = 6.0  # mean jobs: the most credit
+WINDOW_JOBS: Final = 4096  # the length statistics fade over so many jobs
+TOKENS_PER_ROUND: Final = 16.0  # per slot
 _BINS_PER_DOUBLING: Final = 12
 _BINS: Final = 24 * _BINS_PER_DOUBLING
+MAX_UNIT: Final = 1e12
 _PRIOR: Final = wide_prior()  # the prediction of a job without one
 
 
@@ -102,11 +103,11 @@ class Lanes:
 
     def enter(self, job: Job) -> int:
         """Return the round of a new job."""
-        self.unit *= 1.0 + 1.0 / _WINDOW_JOBS
+        self.unit *= 1.0 + 1.0 / WINDOW_JOBS
         self.clock += job.median / self.slots()
         self._count(job.median, self.unit)
         job.credited = self._add_credit(job.median)
-        return self._round(job, 1 + int(self.clock / _TOKENS_PER_ROUND))
+        return self._round(job, 1 + int(self.clock / TOKENS_PER_ROUND))
 
     def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
         """Return the fast lane if the job may use it by its new prediction, else its round in the ordinary lane.
@@ -121,7 +122,7 @@ class Lanes:
         if round_number == FAST_ROUND:
             self.credit += old_median
         job.credited = self._add_credit(job.median)
-        ordinary = 1 + int(self.clock / _TOKENS_PER_ROUND) if round_number == FAST_ROUND else round_number
+        ordinary = 1 + int(self.clock / TOKENS_PER_ROUND) if round_number == FAST_ROUND else round_number
         return self._round(job, ordinary)
 
     def admitted(self, round_number: int) -> None:
@@ -146,13 +147,12 @@ class Lanes:
 
     def _is_short(self, tokens: float) -> bool:
         """Return whether a length is in the shortest third of jobs or tenth of work; half of its own bin counts."""
-        if tokens * self.count > _MAX_OF_MEAN * self.total:
+        if tokens * self.count > MAX_OF_MEAN * self.total:
             return False
         place = _bin(tokens)
-        shorter_jobs = sum(self.jobs[:place]) + 0.5 * self.jobs[place]
-        if shorter_jobs <= SHORT_JOB_FRACTION * self.count:
+        if _added(self.jobs[:place]) + 0.5 * self.jobs[place] <= SHORT_JOB_FRACTION * self.count:
             return True
-        return sum(self.work[:place]) + 0.5 * self.work[place] <= _SHORT_WORK_FRACTION * self.total
+        return _added(self.work[:place]) + 0.5 * self.work[place] <= SHORT_WORK_FRACTION * self.total
 
     def _count(self, tokens: float, weight: float) -> None:
         place = _bin(tokens)
@@ -160,7 +160,7 @@ class Lanes:
         self.work[place] += weight * tokens
         self.count += weight
         self.total += weight * tokens
-        if self.unit > 1e12:
+        if self.unit > MAX_UNIT:
             self.jobs = [each / self.unit for each in self.jobs]
             self.work = [each / self.unit for each in self.work]
             for totals in (self.all, self.short):
@@ -170,8 +170,22 @@ class Lanes:
     def _add_credit(self, tokens: float) -> float:
         """Add a job's share to the credit, up to the maximum; return what was added."""
         before = self.credit
-        self.credit = min(before + FAST_WORK_FRACTION * tokens, _MAX_CREDIT_JOBS * self.total / self.count)
+        self.credit = min(before + FAST_WORK_FRACTION * tokens, MAX_CREDIT_JOBS * self.total / self.count)
         return max(0.0, self.credit - before)
+
+
+def _added(values: list[float]) -> float:
+    """Return the sum in this order, as the kernel adds; from Python 3.12 on `sum` compensates for rounding."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def length_bin(job_mu: float, job_sigma: float, median: float) -> int:
+    """Return the bin of a prediction, or -1 - bin for the wide prior: what the compiled kernel needs to know of it."""
+    place = _bin(median)
+    return place if (job_mu, job_sigma) != (_PRIOR.mu, _PRIOR.sigma) else -1 - place
 
 
 def _bin(tokens: float) -> int:

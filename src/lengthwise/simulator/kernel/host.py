@@ -10,9 +10,10 @@ entry functions therefore carry a fingerprint of all kernel sources, so that a c
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, cast
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from lengthwise.compiled import cache_folder, compiled
 from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds, SelectingPolicy, WaitingJobs
 from lengthwise.policies.base import last_of_largest
+from lengthwise.policies.lengthwise import Lengthwise, length_bin
 from lengthwise.simulator.costs import CostModel
 from lengthwise.simulator.fleet import EngineSpec
 from lengthwise.simulator.kernel import loop, memory
@@ -99,6 +101,20 @@ class PolicyKeys:
         if policy.rekey in ("never", "on_progress"):
             self._fill(0, QueueView(), 0.0)
 
+    @property
+    def has_lanes(self) -> bool:
+        """Whether the policy's rounds are those that the kernel has compiled."""
+        return type(self.policy) is Lengthwise
+
+    @cached_property
+    def lane_lengths(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Medians and their bins by stage and request, computed as `Job.median` is."""
+        columns = [(jobs.mu.tolist(), jobs.sigma.tolist(), jobs.cap.tolist()) for jobs in self.jobs.stages]
+        rows = [row for stage in columns for row in zip(*stage, strict=True)]
+        medians = [min(math.exp(mu), cap) for mu, _, cap in rows]
+        bins = [length_bin(mu, sigma, median) for (mu, sigma, _), median in zip(rows, medians, strict=True)]
+        return np.array(medians).view(r.REAL), np.array(bins, np.int32).view(r.INT)
+
     def column(self, view: QueueView) -> int:
         """Return the column of keys for the level of a queue."""
         level = self.policy.level(view)
@@ -139,7 +155,7 @@ class CompiledEngine:
         self._spec = spec
         self._slots = spec.max_num_seqs
         self._traffic = traffic
-        self._rounds = keys.policy.rounds(lambda: spec.max_num_seqs)
+        self._rounds = None if keys.has_lanes else keys.policy.rounds(lambda: spec.max_num_seqs)
         self._selects = isinstance(keys.policy, SelectingPolicy)
         self._jobs: dict[int, Job] = {}
         self._rounds_seen = self._reported = 0
@@ -150,6 +166,13 @@ class CompiledEngine:
         arrays = _engine_arrays(spec, traffic, by_level=keys.policy.rekey == "on_level")
         shared = {name: getattr(traffic, name) for name in r.SHARED}
         self._use(**arrays, **shared, keys=keys.keys)
+        if keys.has_lanes:
+            lanes = np.zeros(1, r.LANES)
+            for one in ("unit", "all_predicted", "all_true", "short_predicted", "short_true"):
+                lanes[one] = 1.0
+            medians, bins = keys.lane_lengths
+            self._use(lanes=lanes, lane_medians=medians, lane_bins=bins)
+            self.record["has_lanes"], self.record["asks_on_arrival"] = 1, 0
         self.record["n_levels"] = traffic.predicted_length.shape[1]
         self.record["positions"] = arrays["tables"].shape[1]
 

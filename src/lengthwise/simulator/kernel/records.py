@@ -80,6 +80,8 @@ REQUEST: Final = np.dtype(
         ("retained", "i4"),  # under OWN_ONLY, its blocks in the cache
         ("retained_before", "i4"),  # rows, in the order in which memory was freed
         ("retained_after", "i4"),
+        ("credited", "f8"),  # under `lengthwise`: the credit it added, and whether its late prediction has arrived
+        ("predicted", "i4"),
     ]
 )
 """One request of the workload, the same for all engines."""
@@ -129,6 +131,24 @@ SAMPLE: Final = np.dtype([("time", "f8"), ("waiting", "i4"), ("running", "i4"), 
 LEVEL: Final = np.dtype([("pair", "i8"), ("column", "i8")])
 """A remembered answer to ASK_LEVEL."""
 
+LANE_BINS: Final = 288
+LANES: Final = np.dtype(
+    [
+        ("clock", "f8"),
+        ("unit", "f8"),
+        ("count", "f8"),
+        ("total", "f8"),
+        ("credit", "f8"),
+        ("all_predicted", "f8"),
+        ("all_true", "f8"),
+        ("short_predicted", "f8"),
+        ("short_true", "f8"),
+        ("jobs", "f8", (LANE_BINS,)),
+        ("work", "f8", (LANE_BINS,)),
+    ]
+)
+"""The state of `policies.lengthwise.Lanes`."""
+
 INT: Final = np.dtype([("value", "i4")])
 LONG: Final = np.dtype([("value", "i8")])
 HASH: Final = np.dtype([("value", "u8")])
@@ -172,6 +192,8 @@ ARRAYS: Final = {
     "predicted_length": INT,  # [request, level]: predicted lengths, rising, for admission
     "hash_offsets": LONG,
     "hashes": HASH,
+    "lane_medians": REAL,  # [stage of prediction, request], under `lengthwise`, as the next
+    "lane_bins": INT,  # -1 - bin for the wide prior
     # of one engine
     "rows": INT,  # requests sent here, in order of arrival
     "waiting": WAITING,
@@ -183,6 +205,7 @@ ARRAYS: Final = {
     "index": INDEX,
     "tables": INT,  # [table, position]: the blocks of running requests
     "free_tables": INT,
+    "lanes": LANES,
     "scratch": SCRATCH,
 }
 """The arrays that an engine works on, and their dtypes."""
@@ -208,6 +231,7 @@ ENGINE: Final = np.dtype(
         ("preempt_check_interval", "i8"),
         ("asks_on_arrival", "i8"),
         ("reports_cached", "i8"),  # whether the policy uses how much of a waiting request is cached
+        ("has_lanes", "i8"),  # whether the rounds are those of `lanes`
         ("cache_mode", "i8"),
         ("blocks_per_hash", "i8"),  # engine blocks in a hashed block, 0 where several of those make one
         ("hashes_per_block", "i8"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from lengthwise.compiled import inlined as compiled
 from lengthwise.policies.queue import TokenRate
-from lengthwise.simulator.kernel import admission, memory, steptime, waiting
+from lengthwise.simulator.kernel import admission, lanes, memory, steptime, waiting
 from lengthwise.simulator.kernel.access import (
     copy,
     event_at,
@@ -270,5 +270,7 @@ def finish(engine: Record, position: int) -> None:
     request.generated = request.output
     remove_running(engine, position)
     add_event(engine, -1 - row)
+    if engine.has_lanes:
+        lanes.finished(engine, row)
     engine.settled += 1
     engine.blocked_steps = 0
