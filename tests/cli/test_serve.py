@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +58,42 @@ def test_a_dead_engine_is_named_with_what_to_do() -> None:
     assert result.stderr == (
         f"error: engine {dead} does not answer; start it, correct the URL, or give it time with --wait SECONDS\n"
     )
+
+
+def test_with_one_of_two_engines_down_it_starts_and_names_it() -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    with served(StandIn().app()) as alive, serving("--engine", dead, "--engine", alive) as (_, url):
+        with urllib.request.urlopen(url + "/health", timeout=20) as response:  # noqa: S310
+            assert [engine["up"] for engine in json.load(response)["engines"]] == [False, True]
+        assert complete(url) == 200
+
+
+def test_after_the_time_to_finish_streams_end_with_an_error_event_and_others_with_503() -> None:
+    engine = StandIn()
+
+    def answer(url: str, stream: bool) -> tuple[int, bytes]:
+        body = json.dumps({"prompt": "x", "max_tokens": 9, "stream": stream}).encode()
+        request = urllib.request.Request(url + "/v1/completions", body)  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    options = ("--shutdown-timeout", "1", "--predictor", "none")
+    with served(engine.app()) as engine_url, serving("--engine", engine_url, *options) as (process, url):
+        engine.hang_after = 2
+        with ThreadPoolExecutor() as pool:
+            streamed, whole = pool.submit(answer, url, True), pool.submit(answer, url, False)
+            wait_for(lambda: engine.running == engine.hanging == 2)
+            process.send_signal(signal.SIGTERM)
+            status, events = streamed.result(20)
+            *tokens, last = events.strip().split(b"\n\n")
+            assert (status, len(tokens)) == (200, 2)
+            assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "shutting_down"
+            status, body = whole.result(20)
+            assert (status, json.loads(body)["error"]["code"]) == (503, "shutting_down")
+        assert process.wait(20) == 0
 
 
 def test_with_wait_an_engine_may_come_later() -> None:

@@ -27,7 +27,7 @@ from starlette.routing import Route
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-Mode = Literal["ok", "error", "refuse", "hang", "break"]
+Mode = Literal["ok", "error", "unavailable", "refuse", "hang", "break"]
 
 
 def free_port() -> int:
@@ -84,6 +84,9 @@ class StandIn:
     metrics: str | None = None
     """What it says of itself, if anything."""
     scrapes: int = 0
+    hang_after: int | None = None
+    """Tokens of an answer after which it hangs."""
+    hanging: int = 0
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -127,9 +130,8 @@ class StandIn:
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
         self.most_at_once = max(self.most_at_once, self.running)
-        if self.mode in ("error", "refuse"):
+        if status := {"error": 500, "unavailable": 503, "refuse": 400}.get(self.mode):
             self.finished += 1
-            status = 500 if self.mode == "error" else 400
             return JSONResponse({"error": {"message": "its own", "code": status}}, status)
         most = int(body.get("max_tokens") or 3)
         tokens = min(most, self.lengths.get(body.get("user"), most))
@@ -139,8 +141,8 @@ class StandIn:
             chat = request.url.path.endswith("chat/completions")
             return StreamingResponse(self._events(tokens, reason, usage, chat), media_type="text/event-stream")
         try:
-            for _ in range(tokens):
-                await self._token(request)
+            for n in range(tokens):
+                await self._token(request, n)
         except ConnectionAbortedError:
             self.aborted += 1
             return Response(status_code=499)
@@ -150,8 +152,9 @@ class StandIn:
         usage_told = {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1}
         return JSONResponse({"id": "a", "object": "o", "choices": [choice], "usage": usage_told})
 
-    async def _token(self, request: Request | None = None) -> None:
-        while not self.gate.is_set() or self.mode == "hang":
+    async def _token(self, request: Request | None = None, n: int = 0) -> None:
+        self.hanging += n == self.hang_after
+        while not self.gate.is_set() or self.mode == "hang" or n == self.hang_after:
             if request is not None and await request.is_disconnected():
                 raise ConnectionAbortedError
             await asyncio.sleep(0.002)
@@ -164,7 +167,7 @@ class StandIn:
         ended = False
         try:
             for n in range(tokens):
-                await self._token()
+                await self._token(n=n)
                 if self.mode == "break" and n == 2:
                     raise ConnectionResetError("told to break")
                 yield _event(n, chat, reason if n == tokens - 1 else None)
@@ -188,10 +191,16 @@ def _event(n: int, chat: bool, reason: str | None) -> bytes:
 
 
 class RawEngine:
-    """Answers /health well and anything else with the same bytes, then cuts the connection."""
+    """Answers /health well and anything else with the same bytes, then cuts the connection.
 
-    def __init__(self, reply: bytes) -> None:
+    With `swallow`, it reads a second request on each connection before that, and does not answer it: a server that
+    closes an idle connection just as it is reused.
+    """
+
+    def __init__(self, reply: bytes, *, swallow: bool = False) -> None:
         self.reply = reply
+        self._swallow = swallow
+        self.swallowed: list[bytes] = []
         self.models: bytes | None = None  # what /v1/models says instead, if anything
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
@@ -213,7 +222,10 @@ class RawEngine:
             except OSError:
                 return
             with connection:
-                connection.sendall(self._reply_to(_request(connection)))
+                asked = _request(connection)
+                connection.sendall(self._reply_to(asked))
+                if self._swallow and asked.startswith(b"POST"):
+                    self.swallowed.append(_request(connection))
 
     def _reply_to(self, asked: bytes) -> bytes:
         head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"

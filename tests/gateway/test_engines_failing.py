@@ -7,12 +7,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.gateway.engine import RawEngine, StandIn, free_port, served
+from tests.gateway.engine import Mode, RawEngine, StandIn, free_port, served
 from tests.gateway.helpers import PLAIN, body, gateway, metric, post, until, until_true, until_waiting
 
 if TYPE_CHECKING:
@@ -148,3 +148,64 @@ async def test_a_failed_request_gives_its_place_back(http: aiohttp.ClientSession
                 await response.read()
         engine.mode = "ok"
         assert (await post(http, url, body()))[0] == 200
+
+
+@pytest.mark.parametrize("mode", ["error", "unavailable"])
+async def test_an_engine_that_fails_at_once_gets_few_requests(http: aiohttp.ClientSession, mode: Mode) -> None:
+    engines = [StandIn(mode=mode), StandIn(token_s=0.002), StandIn(token_s=0.002)]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(served(engine.app())) for engine in engines]
+        url = stack.enter_context(gateway(*urls, breaker_failures=3, breaker_s=600.0))
+
+        async def client() -> None:
+            for _ in range(20):
+                await post(http, url, body())
+
+        await asyncio.gather(*(client() for _ in range(6)))
+    assert sum(len(engine.bodies) for engine in engines) == 120
+    assert len(engines[0].bodies) <= 3 + 5, "three failures in a row, and those that ran beside them"
+
+
+async def test_an_engine_that_works_again_gets_requests_again(http: aiohttp.ClientSession) -> None:
+    bad, good = StandIn(mode="error"), StandIn()
+    with served(bad.app()) as one, served(good.app()) as two, gateway(one, two, breaker_s=0.05) as url:
+        await asyncio.gather(*(post(http, url, body()) for _ in range(40)))
+        failed = len(bad.bodies)
+        bad.mode = "ok"
+
+        async def used() -> bool:
+            await post(http, url, body())
+            return len(bad.bodies) > failed
+
+        await until(used)
+
+
+async def test_without_another_engine_a_failing_one_is_used(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.mode = "error"
+    with gateway(engine_url, breaker_failures=1, breaker_s=600.0) as url:
+        assert [(await post(http, url, body()))[0] for _ in range(4)] == [500] * 4
+        engine.mode = "ok"
+        assert (await post(http, url, body()))[0] == 200
+
+
+async def test_a_stream_without_a_first_byte_frees_its_slot_before_the_idle_timeout(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.mode = "hang"
+    with gateway(engine_url, in_flight=1, first_byte_timeout_s=0.2) as url:
+        status, answer = await post(http, url, body(stream=True))
+        assert (status, answer["error"]["code"]) == (504, "engine_timeout")
+        await until_true(lambda: engine.aborted == 1)
+        engine.mode = "ok"
+        assert (await post(http, url, body()))[0] == 200
+
+
+async def test_a_request_on_a_pooled_connection_that_closes_is_sent_once_more(http: aiohttp.ClientSession) -> None:
+    answer = b'{"choices": []}'
+    reply = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(answer)
+    with RawEngine(reply + answer, swallow=True) as engine, gateway(engine.url, health_interval_s=600.0) as url:
+        statuses = [(await post(http, url, body(str(n))))[0] for n in range(4)]
+        assert statuses == [200] * 4
+    assert any(b"POST" in asked for asked in engine.swallowed)

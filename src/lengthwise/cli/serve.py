@@ -34,7 +34,8 @@ def serve(
     config = validated(GatewayConfig, engines=tuple(engine or ["http://127.0.0.1"]), **fields)
     with contextlib.closing(bind(config.host, config.port)) as sock, _engines(engine or [], config) as engines:
         config = config.model_copy(update=engines)
-        check_engines(config.engines, wait_s=wait)
+        for down in check_engines(config.engines, wait_s=wait):
+            typer.echo(f"warning: engine {down} does not answer; it gets requests once it does", err=True)
         router = f", router {config.chosen_router}" if config.chosen_router else ""
         named = [f"engine-{number} {without_credentials(url)}" for number, url in enumerate(config.engines)]
         ready = f"serving on {url_of(sock, config.host)} before {', '.join(named)}"

@@ -143,30 +143,33 @@ class EngineClient:
         self._authorization = _basic(url)
         self._keep = keep
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=silence_timeout_s)
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: tuple[aiohttp.ClientSession, ...] = ()
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=(
-                aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
-                if self._keep
-                else aiohttp.TCPConnector(limit=0, force_close=True)
-            ),
+        fresh = self._new_session(aiohttp.TCPConnector(limit=0, force_close=True))
+        pooled = self._new_session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)) if self._keep else fresh
+        self._sessions = pooled, fresh
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for session in self._sessions:
+            await session.close()
+
+    def _new_session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_reuse)
+        return aiohttp.ClientSession(
+            connector=connector,
             timeout=self._timeout,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=_AUTO_HEADERS,
+            trace_configs=[trace],
         )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineAnswer:
         """Send a body and return once the head of the answer arrives."""
-        data = body if len(body) < _LARGE_BODY else io.BytesIO(body)
-        return await self._call("POST", path, data=data, headers=headers)
+        return await self._call("POST", path, body=body, headers=headers)
 
     async def get(self, path: str, headers: Mapping[str, str] | None = None) -> EngineAnswer:
         """Get a path."""
@@ -174,8 +177,7 @@ class EngineClient:
 
     async def forward(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> EngineAnswer:
         """Forward a client's request unchanged; `path` is encoded and includes the query."""
-        data = None if not body else body if len(body) < _LARGE_BODY else io.BytesIO(body)
-        return await self._call(method, path, encoded=True, data=data, headers=headers)
+        return await self._call(method, path, encoded=True, body=body or None, headers=headers)
 
     async def check(self, timeout_s: float = 5.0) -> None:
         """Return if the engine is healthy, else raise an EngineError."""
@@ -208,20 +210,38 @@ class EngineClient:
         *,
         encoded: bool = False,
         headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
         **options: Any,  # noqa: ANN401
     ) -> EngineAnswer:
-        if self._session is None:
+        if not self._sessions:
             raise RuntimeError("an EngineClient is used inside `async with`")
         if self._authorization is not None:
             headers = CIMultiDict(headers or {})
             headers["Authorization"] = self._authorization
-        try:
-            response = await self._session.request(
-                method, URL(self.url + path, encoded=encoded), allow_redirects=False, headers=headers, **options
-            )
-        except (aiohttp.ClientError, OSError) as error:
-            raise _engine_error(error, self.name) from error
-        return EngineAnswer(self, response)
+        for session in self._sessions:
+            reuse: dict[str, bool] = {}
+            try:
+                response = await session.request(
+                    method,
+                    URL(self.url + path, encoded=encoded),
+                    data=body if body is None or len(body) < _LARGE_BODY else io.BytesIO(body),
+                    allow_redirects=False,
+                    headers=headers,
+                    trace_request_ctx=reuse,
+                    **options,
+                )
+            except (aiohttp.ClientError, OSError) as error:
+                # Engines close idle connections at any time: a request that one of them swallows is sent once more,
+                # on a new connection.
+                if reuse and isinstance(_engine_error(error, self.name), EngineBrokenError):
+                    continue
+                raise _engine_error(error, self.name) from error
+            return EngineAnswer(self, response)
+        raise AssertionError  # the last session reuses no connection
+
+
+async def _note_reuse(_: aiohttp.ClientSession, context: Any, __: aiohttp.TraceConnectionReuseconnParams) -> None:  # noqa: ANN401
+    context.trace_request_ctx["reused"] = True
 
 
 def _basic(url: str) -> str | None:

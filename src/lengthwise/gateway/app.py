@@ -75,6 +75,8 @@ class _Gateway:
             routes,
             max_waiting=config.max_waiting,
             admission_quantile=config.admission_quantile,
+            breaker_failures=config.breaker_failures,
+            breaker_s=config.breaker_s,
         )
         self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions)
 
@@ -204,6 +206,7 @@ async def _check_engine(engine: GatewayEngine, dispatcher: Dispatcher, metrics: 
         return False
     dispatcher.set_models(engine, await _models(engine))
     dispatcher.set_up(engine)
+    dispatcher.on_healthy(engine)
     return True
 
 

@@ -8,7 +8,13 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lengthwise.engines.client import EngineAnswer, EngineBrokenError, EngineError, EngineUnreachableError
+from lengthwise.engines.client import (
+    EngineAnswer,
+    EngineBrokenError,
+    EngineError,
+    EngineTimeoutError,
+    EngineUnreachableError,
+)
 from lengthwise.gateway.bodies import CompletionBody, parse
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
@@ -87,9 +93,9 @@ class Completions:
             await caller.fail(error, request_id)
         except ClientGoneError:
             outcome = "cancelled"
-        except asyncio.CancelledError:  # the gateway stops
+        except asyncio.CancelledError:  # the gateway stops, and the time to finish is over
             outcome = "cancelled"
-            raise
+            await caller.end_with(ApiError(503, "the gateway is shutting down", code="shutting_down"), request_id)
         finally:
             self._metrics.requests.labels(self._path, outcome).inc()
             self._whole.observe(self._dispatcher.clock() - began)
@@ -144,33 +150,50 @@ class Completions:
 
     async def _run(self, engine: GatewayEngine, call: _Call) -> Outcome:
         """Send the request to an engine and pass its answer on; mark the engine as down if the connection fails."""
-        headers = call.caller.forwarded_headers(call.request_id)
         try:
             # A prediction that has not arrived is not waited for: the engine then predicts.
             forward = self._config.forward_predictions and call.source == "predictor"
             now, hint = self._dispatcher.clock(), self._config.forward_hints
             raw = call.body.for_engine(call.raw, call.job, now, hint=hint, prediction=forward)
-            answer = await engine.client.post(self._path, raw, headers)
-
-            def began() -> None:
-                now, started = self._dispatcher.clock(), call.job.started
-                self._first_byte.observe(now - call.job.arrival)
-                self._dispatcher.on_first_byte(engine, call.job)
-                if answer.is_stream and started is not None:  # an answer in one piece arrives with its last token
-                    call.ttft_s = now - started
-
-            try:
-                await relay(answer, call.caller, call.request_id, call.measure, began)
-            finally:
-                answer.close()
+            limit_s = self._config.first_byte_timeout_s if call.body.stream else None
+            async with asyncio.timeout(limit_s) as first_byte:
+                answer = await self._exchange(engine, call, raw, first_byte)
+        except TimeoutError as error:
+            self._failed(engine, late := EngineTimeoutError(f"{engine.name} sent nothing for too long"))
+            raise late from error
         except EngineError as error:
-            self._metrics.failed(engine, error.kind)
-            # A silent engine may be busy: the health check decides. A lost connection marks it as down until the next
-            # health check.
-            if isinstance(error, (EngineUnreachableError, EngineBrokenError)):
-                self._dispatcher.set_down(engine, error)
+            self._failed(engine, error)
             raise
         return _answered(answer)
+
+    def _failed(self, engine: GatewayEngine, error: EngineError) -> None:
+        self._metrics.failed(engine, error.kind)
+        # A silent engine may be busy: the health check decides. A lost connection marks it as down until the next
+        # health check.
+        if isinstance(error, (EngineUnreachableError, EngineBrokenError)):
+            self._dispatcher.set_down(engine, error)
+        if not isinstance(error, EngineUnreachableError):
+            self._dispatcher.on_answer(engine, failed=True)
+
+    async def _exchange(
+        self, engine: GatewayEngine, call: _Call, raw: bytes, first_byte: asyncio.Timeout
+    ) -> EngineAnswer:
+        answer = await engine.client.post(self._path, raw, call.caller.forwarded_headers(call.request_id))
+
+        def began() -> None:
+            first_byte.reschedule(None)
+            self._dispatcher.on_answer(engine, failed=answer.status >= 500)
+            now, started = self._dispatcher.clock(), call.job.started
+            self._first_byte.observe(now - call.job.arrival)
+            self._dispatcher.on_first_byte(engine, call.job)
+            if answer.is_stream and started is not None:  # an answer in one piece arrives with its last token
+                call.ttft_s = now - started
+
+        try:
+            await relay(answer, call.caller, call.request_id, call.measure, began)
+        finally:
+            answer.close()
+        return answer
 
 
 def _answered(answer: EngineAnswer) -> Outcome:

@@ -70,6 +70,14 @@ class GatewayConfig(BaseModel):
 
     silence_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds an engine may send nothing before its request fails with 504."""
+    first_byte_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds until the first byte of a streamed answer before its request fails with 504. An answer in one piece
+    arrives with its last token: for it only --silence-timeout counts."""
+    breaker_failures: Annotated[int, Field(ge=1)] = 5
+    """Failed answers in a row (5xx, broken off, timed out) after which an engine gets no request for a while."""
+    breaker_s: Annotated[float, Field(gt=0)] = 5.0
+    """Seconds until such an engine is tried again with one request; twice as long after each failed trial, at most 32
+    times."""
     hold_timeout_s: Annotated[float, Field(ge=0)] = 30.0
     """Seconds a request waits while no engine is up before it fails with 503."""
     connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0

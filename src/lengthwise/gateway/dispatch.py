@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from lengthwise.engines.client import EngineClient
 from lengthwise.gateway.errors import ApiError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1
+_MOST_DOUBLINGS: Final = 5  # of the time that a breaker is open
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +39,14 @@ class GatewayEngine:
     """Its KV memory, once it reports it."""
     models: frozenset[str] | None = None
     """The models it lists; None while unknown, then it may serve any."""
+    failures: int = 0
+    """Failed answers in a row."""
+    breaker: Literal["closed", "open", "half_open"] = "closed"
+    """Open: it gets no request while another engine can take it. Half open: one request at a time."""
+    openings: int = 0
+    """Of the breaker, without an answer between."""
+    retry_at: float = 0.0
+    """When its failures are forgotten, or its open breaker becomes half open."""
 
     @property
     def name(self) -> str:
@@ -51,7 +61,7 @@ class GatewayEngine:
     @property
     def free(self) -> bool:
         """Whether it is up and has a free slot."""
-        return self.up and self.in_flight < self.slots
+        return self.up and self.in_flight < (1 if self.breaker == "half_open" else self.slots)
 
     def serves(self, model: str | None) -> bool:
         """Whether it serves a model, as far as known; a request without a model may run on any engine."""
@@ -94,12 +104,18 @@ class Dispatcher:
         *,
         max_waiting: int,
         admission_quantile: float | None = None,
+        breaker_failures: int = 5,
+        breaker_s: float = 5.0,
+        jitter: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engines = engines
         self.clock = clock
         self.admission_quantile = admission_quantile
         self._max_waiting = max_waiting
+        self._breaker_failures = breaker_failures
+        self._breaker_s = breaker_s
+        self._jitter = jitter or random.Random()  # noqa: S311
         self.routes = routes
         for engine in engines:
             routes.up(engine)
@@ -197,6 +213,32 @@ class Dispatcher:
             self.routes.down(engine)
             self._update_load()
 
+    def on_answer(self, engine: GatewayEngine, *, failed: bool) -> None:
+        """Count failed answers in a row; enough of them open the engine's breaker, an answer closes it."""
+        if not failed:
+            if engine.breaker != "closed":
+                _log.warning("%s answers again", engine.name)
+            engine.failures, engine.openings, engine.breaker = 0, 0, "closed"
+            return
+        if engine.breaker == "open":
+            return
+        engine.failures += 1
+        if engine.breaker == "half_open" or engine.failures >= self._breaker_failures:
+            if engine.breaker == "closed":
+                _log.warning("%s failed %d times in a row", engine.name, engine.failures)
+            engine.breaker = "open"
+            engine.openings += 1
+        doublings = min(max(0, engine.openings - 1), _MOST_DOUBLINGS)
+        engine.retry_at = self.clock() + self._breaker_s * 2**doublings * self._jitter.uniform(1.0, 1.5)
+
+    def on_healthy(self, engine: GatewayEngine) -> None:
+        """Give an engine with failures another chance once its time is over; called after a good health check."""
+        if engine.failures and self.clock() >= engine.retry_at:
+            engine.failures = 0
+            if engine.breaker == "open":
+                engine.breaker = "half_open"
+            self._dispatch()
+
     def set_memory(self, engine: GatewayEngine, memory: EngineMemory) -> None:
         """Record the KV memory that an engine reports."""
         if engine.memory != memory:
@@ -251,11 +293,17 @@ class Dispatcher:
         return tuple(engine.number for engine in self.engines if engine.serves(model))
 
     def _free(self, group: _Group, job: Job | None = None) -> list[GatewayEngine]:
-        """Return the engines with a free slot and, if asked for, KV memory for `job`."""
-        free = [engine for engine in group.engines if engine.free]
-        if job is None or self.admission_quantile is None:
-            return free
-        return [engine for engine in free if engine.admits(job, self.admission_quantile)]
+        """Return the engines with a free slot and, if asked for, KV memory for `job`; those with the fewest failures.
+
+        Failures count before the router's choice, since an engine that fails at once is always idle. An open breaker
+        counts only while another engine is up.
+        """
+        up = [engine for engine in group.engines if engine.up]
+        free = [e for e in [e for e in up if e.breaker != "open"] or up if e.free]
+        if job is not None and self.admission_quantile is not None:
+            free = [engine for engine in free if engine.admits(job, self.admission_quantile)]
+        fewest = min((engine.failures for engine in free), default=0)
+        return [engine for engine in free if engine.failures == fewest]
 
     def _apply_prediction(self, job_id: str, prediction: LengthDistribution) -> bool:
         """Update a waiting job and its key; False if it no longer waits."""

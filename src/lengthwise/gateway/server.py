@@ -51,21 +51,24 @@ def url_of(sock: socket.socket, host: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
 
 
-def check_engines(urls: Sequence[str], *, wait_s: float = 0.0) -> None:
-    """Return once every engine answers; InputError with those that do not after `wait_s`."""
-    asyncio.run(_check_engines(urls, wait_s))
+def check_engines(urls: Sequence[str], *, wait_s: float = 0.0) -> list[str]:
+    """Return once every engine answers, or after `wait_s` those that do not; InputError if none answers."""
+    return asyncio.run(_check_engines(urls, wait_s))
 
 
-async def _check_engines(urls: Sequence[str], wait_s: float) -> None:
+async def _check_engines(urls: Sequence[str], wait_s: float) -> list[str]:
     until = time.monotonic() + wait_s
     while dead := [url for url in urls if not await _answers(url)]:
         if time.monotonic() >= until:
+            if len(dead) < len(urls):
+                return [without_credentials(url) for url in dead]
             one, named = len(dead) == 1, ", ".join(map(without_credentials, dead))
             raise InputError(
                 f"{'engine' if one else 'engines'} {named} {'does' if one else 'do'} not answer",
                 hint="start it, correct the URL, or give it time with --wait SECONDS",
             )
         await asyncio.sleep(_ASK_EVERY_S)
+    return []
 
 
 async def _answers(url: str) -> bool:

@@ -131,6 +131,8 @@ class Caller:
         self._send = send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.answered = False  # the head of an answer has been sent
+        self.streams = False  # the answer is a stream of events
+        self._event_ended = True
         self._ended = False
 
     async def body(self, limit: int) -> bytes:
@@ -195,7 +197,15 @@ class Caller:
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send bytes of the answer."""
         self._ended = last
+        self._event_ended = data.endswith((b"\n\n", b"\r\n\r\n"))
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def end_with(self, error: ApiError, request_id: bytes | None = None) -> None:
+        """End with an error: an answer where none has begun, an event in a stream."""
+        if not self.answered:
+            await self.fail(error, request_id)
+        elif self.streams and not self._ended:
+            await self.write((b"" if self._event_ended else b"\n\n") + error.event, last=True)
 
     async def fail(self, error: ApiError, request_id: bytes | None) -> None:
         """Answer with an error."""
@@ -229,7 +239,7 @@ async def relay(
         await caller.write(body, last=True)
         return
     held = b""
-    blank = True  # whether the bytes sent end an event
+    caller.streams = True
     try:
         while data := await answer.chunk():
             if not caller.answered:
@@ -237,11 +247,10 @@ async def relay(
                 await caller.start(answer.status, headers)
             whole, held = _whole_lines(held + data if held else data)
             if whole and (whole := measure.lines(whole)):
-                blank = whole.endswith((b"\n\n", b"\r\n\r\n"))
                 await caller.write(whole)
     except EngineError as error:
         if caller.answered:
-            await caller.write((b"" if blank else b"\n\n") + from_engine(error).event, last=True)
+            await caller.end_with(from_engine(error))
         raise
     if not caller.answered:
         await caller.start(answer.status, headers)
