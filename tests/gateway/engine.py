@@ -76,6 +76,8 @@ class StandIn:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     raw: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    raw_headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
+    queries: list[str] = field(default_factory=list)
     health_headers: list[dict[str, str]] = field(default_factory=list)
     finished: int = 0
     aborted: int = 0
@@ -129,6 +131,8 @@ class StandIn:
         self.raw.append(raw)
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
+        self.raw_headers.append(request.headers.raw)
+        self.queries.append(request.url.query)
         self.most_at_once = max(self.most_at_once, self.running)
         if status := {"error": 500, "unavailable": 503, "refuse": 400}.get(self.mode):
             self.finished += 1

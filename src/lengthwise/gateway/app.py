@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -35,6 +36,9 @@ from lengthwise.predictors.service import prediction_service
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+_PROXIED: Final = frozenset({"forwarded", "via", "x-real-ip", "origin"})
+"""Headers of requests that came through a proxy or from a web page."""
 
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -142,6 +146,7 @@ class _Gateway:
             "policy": self._dispatcher.policy.name,
             "router": self._dispatcher.routes.name,
             "predictor": self._config.predictor,
+            "predictions_from": "predictor" if self._predictions.works else "history",
         }
         return JSONResponse(body, 200 if up else 503)
 
@@ -169,11 +174,25 @@ class _Gateway:
 
 
 def _is_local(request: Request) -> bool:
-    """Whether the peer is this machine, and not a proxy or a web page on it."""
-    if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "origin")):
+    """Whether the peer is this machine, and not a proxy or a web page on it.
+
+    The host asked for must be this machine too: a foreign name may point here (DNS rebinding).
+    """
+    if any(name in _PROXIED or name.startswith("x-forwarded") for name in request.headers):
         return False
+    return request.client is not None and _is_loopback(request.client.host) and _is_loopback(_host_of(request))
+
+
+def _host_of(request: Request) -> str:
     try:
-        return request.client is not None and ip_address(request.client.host).is_loopback
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
 

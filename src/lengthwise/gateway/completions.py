@@ -164,6 +164,9 @@ class Completions:
         except EngineError as error:
             self._failed(engine, error)
             raise
+        if answer.is_stream and answer.status < 400 and not call.measure.done:
+            self._metrics.failed(engine, "unfinished")
+            return "broken_stream"
         return _answered(answer)
 
     def _failed(self, engine: GatewayEngine, error: EngineError) -> None:
@@ -178,7 +181,8 @@ class Completions:
     async def _exchange(
         self, engine: GatewayEngine, call: _Call, raw: bytes, first_byte: asyncio.Timeout
     ) -> EngineAnswer:
-        answer = await engine.client.post(self._path, raw, call.caller.forwarded_headers(call.request_id))
+        path, headers = self._path + call.caller.query, call.caller.forwarded_headers(call.request_id)
+        answer = await engine.client.forward("POST", path, raw, headers)
 
         def began() -> None:
             first_byte.reschedule(None)

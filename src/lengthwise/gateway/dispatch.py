@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from lengthwise.gateway.routing import RouterAdapter
 
 _log = logging.getLogger(__name__)
-_RETRY_AFTER_S: Final = 1
+_MOST_RETRY_AFTER_S: Final = 60
+_SLOT_WEIGHT: Final = 0.05  # of the newest request in the mean time that requests hold a slot
 _MOST_DOUBLINGS: Final = 5  # of the time that a breaker is open
 
 
@@ -113,6 +115,7 @@ class Dispatcher:
         self.clock = clock
         self.admission_quantile = admission_quantile
         self._max_waiting = max_waiting
+        self._slot_s: float | None = None
         self._breaker_failures = breaker_failures
         self._breaker_s = breaker_s
         self._jitter = jitter or random.Random()  # noqa: S311
@@ -150,8 +153,13 @@ class Dispatcher:
                 429,
                 f"{self.waiting} requests are waiting; try again later",
                 code="queue_full",
-                headers={"retry-after": str(_RETRY_AFTER_S)},
+                headers={"retry-after": str(self._retry_after_s(group))},
             )
+
+    def _retry_after_s(self, group: _Group) -> int:
+        """Return the predicted wait behind the queue, from 1 to 60 s: its requests at the recent time in a slot."""
+        wait_s = (len(group.queue) + 1) * (self._slot_s or 0.0) / group.queue.slots
+        return math.ceil(min(max(wait_s, 1.0), _MOST_RETRY_AFTER_S))
 
     async def place(self, job: Job) -> GatewayEngine:
         """Wait for the job's turn and take a slot of an engine; `release` gives it back.
@@ -181,6 +189,9 @@ class Dispatcher:
     def release(self, engine: GatewayEngine, job: Job, generated: int = 0, ttft_s: float | None = None) -> None:
         """Give a slot back; `ttft_s` is the time from the slot to the first token."""
         engine.jobs.pop(job.id, None)
+        if job.started is not None:
+            held_s = self.clock() - job.started
+            self._slot_s = held_s if self._slot_s is None else self._slot_s + _SLOT_WEIGHT * (held_s - self._slot_s)
         self.routes.on_finished(job, engine, self.clock(), generated, ttft_s)
         self._update_load()
         self._dispatch()

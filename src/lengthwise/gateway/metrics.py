@@ -51,7 +51,9 @@ class _State:
         decisions = routes.decisions.total()
         text = "Time of a routing decision."
         yield SummaryMetricFamily("lengthwise_router_seconds", text, decisions, routes.seconds)
-        yield _gauge("lengthwise_predictor", "1 for the predictor in use.", "predictor", {self._predictor: 1})
+        works = self._predictions.works or not self._predictions.predicts
+        text = "1 for the predictor in use; 0 while it fails, and history is used."
+        yield _gauge("lengthwise_predictor", text, "predictor", {self._predictor: works})
         events = {event: getattr(counts, event) for event in _EVENTS}
         yield _counter("lengthwise_predictor_events", "Predictions by what became of them.", "event", events)
         text = "CPU time of reading prompts and predicting."

@@ -115,8 +115,7 @@ class ShadowProxy:
         return True
 
     async def _forward(self, scope: Scope, caller: Caller, raw: bytes, seen: _Seen) -> None:
-        query: bytes = scope["query_string"]
-        path = scope["raw_path"].decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
+        path = scope["raw_path"].decode("latin-1") + caller.query
         try:
             answer = await self.client.forward(scope["method"], path, raw, caller.forwarded_headers())
             try:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from multidict import CIMultiDict
+
 from lengthwise.engines.client import EngineAnswer, EngineError
 from lengthwise.gateway.errors import ApiError, from_engine
 
@@ -20,6 +22,7 @@ _REASON: Final = re.compile(rb'"finish_reason"\s*:\s*"(\w+)"')
 # A JSON string holds no bare quotes, so an answer that mentions this field does not match.
 _WHOLE: Final = frozenset({b"stop", b"tool_calls", b"function_call"})
 _DATA: Final = b"data:"
+_DONE: Final = re.compile(rb"^data:\s*\[DONE\]", re.MULTILINE)
 _MOST_TOKENS: Final = 1 << 31  # no answer is that long; a larger count is not used
 
 
@@ -37,6 +40,8 @@ class Measure:
         self._reasons: list[bytes] = []
         self._events = 0
         self._streams = False
+        self.done = False
+        """Whether a stream has sent `[DONE]`."""
 
     @property
     def length(self) -> tuple[int, bool] | None:
@@ -74,6 +79,8 @@ class Measure:
         """Measure complete lines of a stream; return those that the client receives."""
         self._streams = True
         self._events += lines.count(b"\n" + _DATA) + lines.startswith(_DATA)
+        if b"[DONE]" in lines and _DONE.search(lines):
+            self.done = True
         if b'"finish_reason"' in lines:
             self._reasons += _REASON.findall(lines)
         if self._hid or b'"usage"' in lines:
@@ -119,6 +126,12 @@ _OWN: Final = _CONNECTION | frozenset(b"content-type date server x-request-id".s
 """And the headers that each side sets itself."""
 
 
+def _hop_by_hop(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """Return the names that `Connection` lists: they belong to one connection too."""
+    listed = [value.lower().split(b",") for name, value in headers if name == b"connection"]
+    return frozenset(name.strip() for names in listed for name in names)
+
+
 class ClientGoneError(Exception):
     """The client has disconnected."""
 
@@ -129,7 +142,11 @@ class Caller:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])
+        self.headers = dict(self._headers)
+        """The last value of each header."""
+        query: bytes = scope["query_string"]
+        self.query = f"?{query.decode('latin-1')}" if query else ""
         self.answered = False  # the head of an answer has been sent
         self.streams = False  # the answer is a stream of events
         self._event_ended = True
@@ -152,16 +169,16 @@ class Caller:
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def forwarded_headers(self, request_id: bytes | None = None) -> dict[str, str]:
-        """Return the client's headers for the engine: Authorization, traceparent and all others.
+    def forwarded_headers(self, request_id: bytes | None = None) -> CIMultiDict[str]:
+        """Return the client's headers for the engine: Authorization, traceparent and all others, repeated ones too.
 
         Only those of the connection are left out; with `request_id` also those that the gateway sets itself.
         """
-        left_out = _CONNECTION if request_id is None else _OWN
-        headers = {name: value for name, value in self.headers.items() if name not in left_out}
+        left_out = (_CONNECTION if request_id is None else _OWN) | _hop_by_hop(self._headers)
+        headers = [(name, value) for name, value in self._headers if name not in left_out]
         if request_id is not None:
-            headers |= {b"x-request-id": request_id, b"content-type": b"application/json"}
-        return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+            headers += [(b"x-request-id", request_id), (b"content-type", b"application/json")]
+        return CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
 
     @asynccontextmanager
     async def present(self) -> AsyncIterator[None]:
@@ -269,8 +286,11 @@ def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _passed(answer: EngineAnswer, *, own_id: bool) -> Iterable[tuple[bytes, bytes]]:
-    for name, value in answer.raw_headers:
-        lower = name.lower()
+    headers = [(name.lower(), value) for name, value in answer.raw_headers]
+    hop_by_hop = _hop_by_hop(headers)
+    for lower, value in headers:
+        if lower in hop_by_hop:
+            continue
         if lower not in _OWN or lower == b"content-type" or (own_id and lower == b"x-request-id"):
             yield lower, value
 

@@ -398,7 +398,8 @@ class FastPredictor:
             row, adjustment = self.llms.index(llm), self.calibration.by_llm.get(llm, adjustment)
         except InputError:
             row = len(self.llms)
-            _log.warning("LLM '%s' is not known to this predictor; the predictions of an unknown LLM are used", name)
+            # The name is a client's: %r escapes control characters.
+            _log.warning("LLM %.100r is not known to this predictor; the predictions of an unknown LLM are used", name)
         features = np.array(identify(name).features(), np.float32)
         shift = self.levels[row] * _RELATIVE + _AT_ZERO
         shift[0] += adjustment.shift

@@ -107,6 +107,13 @@ class PredictionService:
         return Counts(**both | {"cpu_s": both["cpu_s"] + cpu_s})
 
     @property
+    def works(self) -> bool:
+        """Whether predictions come from the predictor; False where it failed for good or hangs, and history is used."""
+        if self._worker is None or self._worker.unloadable is not None or self._found_hanging(self._worker):
+            return False
+        return self._process is None or not self._process.given_up
+
+    @property
     def ready(self) -> bool:
         """Whether predictions can be made at once: the predictor is loaded, or there is none."""
         return self._worker is None or self._worker.loaded
@@ -260,7 +267,8 @@ class Worker:
         self._clock = clock
         self._deadline_s = deadline_s
         self._predictor: OnlineCalibrated | None = None
-        self._unloadable: Exception | None = None
+        self.unloadable: Exception | None = None
+        """Why the predictor cannot be loaded."""
         self._logged = False
         self._stopping = False
         self._inbox: queue.SimpleQueue[Question | Ended | Reset | None] = queue.SimpleQueue()
@@ -389,8 +397,8 @@ class Worker:
             self.counts.observed += 1
 
     def _loaded(self) -> OnlineCalibrated:
-        if self._unloadable is not None:
-            raise self._unloadable
+        if self.unloadable is not None:
+            raise self.unloadable
         if self._predictor is None:
             try:
                 with contextlib.suppress(SystemError):
@@ -398,7 +406,7 @@ class Worker:
                     self._predictor = self._load()
                 self._predictor = self._predictor or self._load()
             except Exception as error:
-                self._unloadable = error
+                self.unloadable = error
                 self._log_once("the predictor cannot be loaded", error)
                 raise
         return self._predictor
@@ -411,6 +419,5 @@ class Worker:
         """Log the first error; later ones are only counted. Errors caused by stopping are not logged."""
         if not self._logged and not self._stopping:
             self._logged = True
-            _log.warning(
-                "%s (%s: %s); predictions come from the history of each LLM", what, type(error).__name__, error
-            )
+            # The text may quote a client's: %r escapes control characters.
+            _log.warning("%s (%.300r); predictions come from the history of each LLM", what, error)

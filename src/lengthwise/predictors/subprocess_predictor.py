@@ -43,6 +43,8 @@ class SubprocessPredictor:
         self.name = name
         self.cpu_s = 0.0
         """CPU time of its predictions so far."""
+        self.given_up = False
+        """Whether the process died so often that it is not started again."""
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._closed = threading.Event()
@@ -106,6 +108,7 @@ class SubprocessPredictor:
 
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
         self._process = None
+        self.given_up = self._starts == _STARTS
         _end(process)
 
 
