@@ -31,6 +31,16 @@ async def test_repeated_headers_and_the_query_reach_the_engine(
     assert engine.queries == ["api-version=1&q=a%2Fb+c"]
 
 
+@pytest.mark.parametrize("value", ["h\u00e9llo", "\U0001f600"])
+async def test_a_header_in_utf8_reaches_the_engine_unchanged(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, value: str
+) -> None:
+    with gateway(engine_url) as url:
+        async with http.post(url + PLAIN, json=body(), headers={"x-note": value}) as response:
+            assert response.status == 200
+    assert (b"x-note", value.encode()) in engine.raw_headers[0]
+
+
 async def test_headers_that_connection_names_end_at_the_gateway(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:

@@ -126,6 +126,14 @@ _OWN: Final = _CONNECTION | frozenset(b"content-type date server x-request-id".s
 """And the headers that each side sets itself."""
 
 
+def _text(data: bytes) -> str:
+    """Decode a header for the client library, which encodes in UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
+
+
 def _hop_by_hop(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """Return the names that `Connection` lists: they belong to one connection too."""
     listed = [value.lower().split(b",") for name, value in headers if name == b"connection"]
@@ -178,7 +186,7 @@ class Caller:
         headers = [(name, value) for name, value in self._headers if name not in left_out]
         if request_id is not None:
             headers += [(b"x-request-id", request_id), (b"content-type", b"application/json")]
-        return CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+        return CIMultiDict((_text(name), _text(value)) for name, value in headers)
 
     @asynccontextmanager
     async def present(self) -> AsyncIterator[None]:
