@@ -99,6 +99,7 @@ async def test_a_full_queue_refuses_with_429_and_says_when_to_come_again(
         ({"policy": "sjff"}, "did you mean sjf"),
         ({"engines": ("127.0.0.1:8000",)}, "is not the URL of an engine"),
         ({"engines": ("http://a", "http://a/v1")}, "an engine is given twice"),
+        ({"engines": ("http://a", "http://user:password@a")}, "an engine is given twice"),
         ({"engines": ()}, "--engine"),
         ({"in_flight": 0}, "--in-flight: '0' is not valid"),
         ({"port": 70000}, "--port"),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from lengthwise.engines.client import engine_url
+from lengthwise.engines.client import engine_url, without_credentials
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
@@ -26,7 +26,7 @@ def _known_router(name: str | None) -> str | None:
 
 
 def _distinct(urls: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(urls)) < len(urls):
+    if len(set(map(without_credentials, urls))) < len(urls):
         raise InputError("an engine is given twice", hint="name each engine once")
     return urls
 
