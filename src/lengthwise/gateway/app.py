@@ -31,6 +31,7 @@ from lengthwise.gateway.errors import (
 )
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.routing import RouterAdapter, warm_router
+from lengthwise.gateway.streaming import BodyBudget
 from lengthwise.policies import make_policy
 from lengthwise.predictors.service import prediction_service
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _PROXIED: Final = frozenset({"forwarded", "via", "x-real-ip", "origin"})
 """Headers of requests that came through a proxy or from a web page."""
 
+_MOST_ADMIN_BYTES: Final = 64 << 10
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -85,7 +87,8 @@ class _Gateway:
         self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions)
 
     def routes(self) -> list[Route]:
-        shared = (self._config, self._dispatcher, self._predictions, self._metrics)
+        budget = BodyBudget(self._config.max_held_bytes)
+        shared = (self._config, self._dispatcher, self._predictions, self._metrics, budget)
         return [
             *(Route(path, Completions(path, model, *shared), methods=["POST"]) for path, model in BODIES.items()),
             Route("/v1/models", self.models),
@@ -163,7 +166,7 @@ class _Gateway:
         if not (self._config.remote_control or _is_local(request)):
             raise ApiError(403, "the policy can be changed from this machine only", code="not_local")
         try:
-            name = json.loads(await request.body())["policy"]
+            name = json.loads(await _small_body(request))["policy"]
             policy = make_policy(str(name), imports=False)
         except InputError as error:
             raise ApiError(400, str(error), param="policy", code="unknown_policy") from error
@@ -171,6 +174,15 @@ class _Gateway:
             raise ApiError(400, 'send {"policy": NAME}', param="policy", code="invalid_value") from error
         self._dispatcher.use(policy)
         self._metrics.policy_changes.inc()
+
+
+async def _small_body(request: Request) -> bytes:
+    raw = b""
+    async for part in request.stream():
+        raw += part
+        if len(raw) > _MOST_ADMIN_BYTES:
+            raise ApiError(413, f"the body is larger than {_MOST_ADMIN_BYTES} bytes", code="body_too_large")
+    return raw
 
 
 def _is_local(request: Request) -> bool:

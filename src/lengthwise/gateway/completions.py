@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lengthwise.engines.client import (
@@ -19,7 +20,7 @@ from lengthwise.gateway.bodies import CompletionBody, parse
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError, from_engine
-from lengthwise.gateway.streaming import Caller, ClientGoneError, Measure, relay
+from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, relay
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
 from lengthwise.predictors.service import PredictionService
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from lengthwise.gateway.metrics import Metrics, Outcome, Source
 
+_LARGE_BODY: Final = 1 << 20  # a larger one is read in a thread
 _job_numbers: Final = itertools.count()  # a client's request id need not be unique, a job's must be
 
 
@@ -68,9 +70,11 @@ class Completions:
         dispatcher: Dispatcher,
         predictions: PredictionService,
         metrics: Metrics,
+        budget: BodyBudget,
     ) -> None:
         self._path = path
         self._model = model
+        self._budget = budget
         self._config = config
         self._dispatcher = dispatcher
         self._predictions = predictions
@@ -85,7 +89,7 @@ class Completions:
         request_id = caller.headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
         outcome: Outcome = "bug"
         try:
-            raw = await caller.body(self._config.max_body_bytes)
+            raw = await caller.body(min(self._config.max_body_bytes, self._config.max_held_bytes), self._budget)
             async with caller.present():
                 outcome = await self._serve(raw, caller, request_id, began)
         except ApiError as error:
@@ -97,12 +101,13 @@ class Completions:
             outcome = "cancelled"
             await caller.end_with(ApiError(503, "the gateway is shutting down", code="shutting_down"), request_id)
         finally:
+            self._budget.free += caller.held_bytes
             self._metrics.requests.labels(self._path, outcome).inc()
             self._whole.observe(self._dispatcher.clock() - began)
 
     async def _serve(self, raw: bytes, caller: Caller, request_id: bytes, began: float) -> Outcome:
-        body = parse(self._model, raw)
-        job = body.job(str(next(_job_numbers)), began, caller.headers)
+        read = partial(self._read, raw, began, caller)
+        body, job = read() if len(raw) < _LARGE_BODY else await asyncio.to_thread(read)
         self._dispatcher.refuse(body.model)  # before a prediction is made for it
         hide_usage = self._config.stream_usage and self._predictions.predicts and body.lacks_usage
         if hide_usage:
@@ -119,6 +124,10 @@ class Completions:
             self._predictions.ended(job.id, tokens, censored=cut)
             if tokens is not None or job.started is None:
                 self._dispatcher.finished(job, tokens or 0)
+
+    def _read(self, raw: bytes, began: float, caller: Caller) -> tuple[CompletionBody, Job]:
+        body = parse(self._model, raw)
+        return body, body.job(str(next(_job_numbers)), began, caller.headers)
 
     def _predict(self, job: Job, body: CompletionBody) -> None:
         """Use the client's hint, else the LLM's history until the prediction arrives."""

@@ -58,8 +58,14 @@ class GatewayConfig(BaseModel):
     engines that report their KV memory in /metrics. Without it only --in-flight limits."""
     max_waiting: Annotated[int, Field(ge=0)] = 10_000
     """Requests that wait at once; one more is refused with 429."""
-    max_body_bytes: Annotated[int, Field(ge=1)] = 64 << 20
+    max_body_bytes: Annotated[int, Field(ge=1)] = 50 << 20
     """Largest request body; a larger one is refused with 413."""
+    max_held_bytes: Annotated[int, Field(ge=1)] = 1 << 30
+    """Bytes of all bodies that are held at once, waiting and running; a request beyond is refused with 503."""
+    max_header_bytes: Annotated[int, Field(ge=1)] = 64 << 10
+    """Largest head of a request; a larger one is refused with 431."""
+    max_connections: Annotated[int | None, Field(ge=1)] = None
+    """Open connections of clients; one more is refused with 503. Without it half the limit of open files."""
     forward_hints: bool = True
     """Send a client's hint to the engine as `vllm_xargs.expected_tokens`; off for engines that reject it."""
     forward_predictions: bool = False
@@ -68,6 +74,12 @@ class GatewayConfig(BaseModel):
     stream_usage: bool = True
     """Ask engines for the length of streamed answers (`stream_options`); removed for clients that did not ask."""
 
+    header_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """Seconds until the head of a request has arrived."""
+    body_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds until the body of a request, or 64 KiB more of it, has arrived."""
+    write_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds that a client may leave its answer unread before its connection is closed."""
     silence_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds an engine may send nothing before its request fails with 504."""
     first_byte_timeout_s: Annotated[float, Field(gt=0)] = 120.0

@@ -8,6 +8,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
@@ -16,6 +18,7 @@ from lengthwise.engines.client import EngineClient, EngineError, without_credent
 from lengthwise.errors import InputError
 from lengthwise.gateway.app import create_app
 from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.protocol import ConnectionLimits, LimitedProtocol, file_limit, most_connections
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -86,19 +89,34 @@ def run_gateway(
     """Serve until SIGINT or SIGTERM, then let running requests finish, at most `shutdown_timeout_s`."""
     if sock is None:
         sock = bind(config.host, config.port)
-    run_app(create_app(config), sock, shutdown_timeout_s=config.shutdown_timeout_s, on_ready=on_ready)
+    limits = ConnectionLimits(
+        max_header_bytes=config.max_header_bytes,
+        header_timeout_s=config.header_timeout_s,
+        body_timeout_s=config.body_timeout_s,
+        write_timeout_s=config.write_timeout_s,
+        max_connections=config.max_connections,
+    )
+    run_app(create_app(config), sock, limits, shutdown_timeout_s=config.shutdown_timeout_s, on_ready=on_ready)
 
 
 def run_app(
-    app: Starlette, sock: socket.socket, *, shutdown_timeout_s: int, on_ready: Callable[[], None] | None = None
+    app: Starlette,
+    sock: socket.socket,
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  (frozen)
+    *,
+    shutdown_timeout_s: int,
+    on_ready: Callable[[], None] | None = None,
 ) -> None:
     """Serve an application in the same way."""
+    fitting = most_connections(file_limit())
+    limits = replace(limits, max_connections=min(fitting, limits.max_connections or fitting))
     sock.listen(_BACKLOG)
     if on_ready is not None:
         on_ready()
     server = uvicorn.Server(
         uvicorn.Config(
             app,
+            http=partial(LimitedProtocol, limits=limits),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_level="warning",

@@ -144,6 +144,24 @@ class ClientGoneError(Exception):
     """The client has disconnected."""
 
 
+class BodyBudget:
+    """The bytes of request bodies that the gateway may hold at once."""
+
+    def __init__(self, total: int) -> None:
+        self.free = total
+
+    def take(self, size: int) -> None:
+        """Take bytes; ApiError 503 if they do not fit."""
+        if size > self.free:
+            raise ApiError(
+                503,
+                "too many bytes of requests are held; try again later",
+                code="bodies_full",
+                headers={"retry-after": "1"},
+            )
+        self.free -= size
+
+
 class Caller:
     """The client's end of one request."""
 
@@ -156,12 +174,13 @@ class Caller:
         query: bytes = scope["query_string"]
         self.query = f"?{query.decode('latin-1')}" if query else ""
         self.answered = False  # the head of an answer has been sent
+        self.held_bytes = 0  # of the body, taken from a budget
         self.streams = False  # the answer is a stream of events
         self._event_ended = True
         self._ended = False
 
-    async def body(self, limit: int) -> bytes:
-        """Return the whole body; ApiError 413 if it is too large."""
+    async def body(self, limit: int, budget: BodyBudget | None = None) -> bytes:
+        """Return the whole body; ApiError 413 if it is too large, 503 if `budget` has too few bytes left for it."""
         if int(self.headers.get(b"content-length", b"0")) > limit:
             raise _too_large(limit)
         parts: list[bytes] = []
@@ -174,6 +193,9 @@ class Caller:
             size += len(parts[-1])
             if size > limit:
                 raise _too_large(limit)
+            if budget is not None:
+                budget.take(len(parts[-1]))
+                self.held_bytes += len(parts[-1])
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 

@@ -1,0 +1,183 @@
+"""Limits of a client's connection that uvicorn does not have: size of headers, times to read and write, and a count."""
+
+# ruff: noqa: D102  (overrides of uvicorn's protocol)
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from dataclasses import dataclass
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from lengthwise.gateway.errors import ApiError
+
+_log = logging.getLogger(__name__)
+_LOG_EVERY_S: Final = 10.0
+_BODY_STEP: Final = 1 << 16  # bytes that renew the time for a body: a steady client is never too slow
+_MOST_FILES: Final = 1 << 16
+_OTHER_FILES: Final = 64  # the listening socket, logs, the predictor's pipes
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Limits of one connection, and of their number. Times in seconds."""
+
+    max_header_bytes: int = 64 << 10
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    write_timeout_s: float = 60.0
+    max_connections: int | None = None
+
+
+def file_limit() -> int:
+    """Raise the process's limit of open files as far as it may, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+
+
+def most_connections(files: int) -> int:
+    """Return the connections that fit into the open files, each with one to an engine."""
+    return max(1, (files - _OTHER_FILES) // 2)
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with limits: a connection that exceeds one is answered, if possible, and closed."""
+
+    _next_log = 0.0
+
+    def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **options)
+        self._limits = limits
+        self._in_head = True
+        self._head_bytes = 0  # of complete headers
+        self._head_pieces = 0  # received since the last complete head
+        self._saw_body = False
+        self._body_bytes = 0
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        most = self._limits.max_connections
+        if most is not None and len(self.connections) > most:
+            self._log_full(most)
+            self._refuse(ApiError(503, f"{most} connections are open; try again later", code="too_many_connections"))
+        else:
+            self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_reading_timer()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+        self._wait_for_head()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._body_bytes = self._head_pieces = 0
+        self._start_reading_timer(self._limits.body_timeout_s, self._on_late_body)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._saw_body = True
+        self._body_bytes += len(body)
+        if self._body_bytes >= _BODY_STEP:
+            self._body_bytes = 0
+            self._start_reading_timer(self._limits.body_timeout_s, self._on_late_body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._stop_reading_timer()
+        super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        self._saw_body = False
+        super().data_received(data)
+        # A header that is not complete reaches no callback: its pieces are counted here.
+        if self._in_head and not self._saw_body:
+            self._head_pieces += len(data)
+            if self._head_pieces > self._limits.max_header_bytes:
+                self._refuse(self._head_error)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request that is not HTTP, or whose head is too large, in OpenAI's format."""
+        large = self._head_bytes > self._limits.max_header_bytes
+        self._refuse(self._head_error if large else ApiError(400, msg, code="invalid_http"))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        super().resume_writing()
+
+    @property
+    def _head_error(self) -> ApiError:
+        most = self._limits.max_header_bytes
+        return ApiError(431, f"the headers are larger than {most} bytes", code="headers_too_large")
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self._limits.max_header_bytes:
+            raise ValueError("the headers are too large")  # the parser stops, and send_400_response answers
+
+    def _wait_for_head(self) -> None:
+        self._start_reading_timer(self._limits.header_timeout_s, self._on_late_head)
+
+    def _start_reading_timer(self, seconds: float, expired: Any) -> None:  # noqa: ANN401
+        self._stop_reading_timer()
+        self._in_head = expired == self._on_late_head
+        self._read_timer = self.loop.call_later(seconds, expired)
+
+    def _stop_reading_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _on_late_head(self) -> None:
+        # `cycle` is None before the first request. An answer that is being sent is not cut.
+        if self.cycle is not None and not self.cycle.response_complete:  # type: ignore[redundant-expr]
+            self._wait_for_head()
+        else:
+            self._refuse(ApiError(408, "the headers did not arrive in time", code="request_timeout"))
+
+    def _on_late_body(self) -> None:
+        if self.flow.read_paused:  # the gateway has not read what arrived
+            self._start_reading_timer(self._limits.body_timeout_s, self._on_late_body)
+        elif self.cycle.response_started:
+            self.transport.close()
+        else:
+            self._refuse(ApiError(408, "the body did not arrive in time", code="request_timeout"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer with an error in OpenAI's format and close the connection."""
+        if self.transport.is_closing():
+            return
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(error.body)
+        self.transport.write(STATUS_LINE[error.status] + head + error.body)
+        self.transport.close()
+
+    def _log_full(self, most: int) -> None:
+        if (now := self.loop.time()) >= LimitedProtocol._next_log:
+            LimitedProtocol._next_log = now + _LOG_EVERY_S
+            _log.warning("%d connections are open, the most allowed; more are refused with 503", most)
