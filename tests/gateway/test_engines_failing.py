@@ -186,8 +186,10 @@ async def test_without_another_engine_a_failing_one_is_used(
     engine.mode = "error"
     with gateway(engine_url, breaker_failures=1, breaker_s=600.0) as url:
         assert [(await post(http, url, body()))[0] for _ in range(4)] == [500] * 4
+        assert await metric(http, url, 'lengthwise_engine_breaker_open{engine="engine-0"}') == 1
         engine.mode = "ok"
         assert (await post(http, url, body()))[0] == 200
+        assert await metric(http, url, 'lengthwise_engine_breaker_open{engine="engine-0"}') == 0
 
 
 async def test_a_stream_without_a_first_byte_frees_its_slot_before_the_idle_timeout(

@@ -41,6 +41,8 @@ class _State:
         yield _gauge("lengthwise_requests_running", "Requests running on an engine.", "engine", running)
         up = {engine.name: engine.up for engine in engines}
         yield _gauge("lengthwise_engine_up", "1 if the engine answers its health check.", "engine", up)
+        failing = {engine.name: engine.breaker != "closed" for engine in engines}
+        yield _gauge("lengthwise_engine_breaker_open", "1 while the engine's breaker is not closed.", "engine", failing)
         yield _gauge("lengthwise_policy", "1 for the policy in force.", "policy", {dispatcher.policy.name: 1})
         if routes.name is not None:
             yield _gauge("lengthwise_router", "1 for the router in use.", "router", {routes.name: 1})
