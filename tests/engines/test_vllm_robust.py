@@ -31,6 +31,7 @@ from lengthwise.policies.lengthwise import FAST_WORK_FRACTION
 from lengthwise.predictors.contract import LogTPredictions, PredictionInput
 from lengthwise.predictors.service import PredictionService
 from tests.engines.scheduling import BLOCK_SIZE, Run, drain, make_request, make_scheduler, step, tiny_model
+from tests.policies.raising import CALLS
 from tests.predictors.guesses import Guess
 
 POLICIES = ["fcfs", "sjf", "tie", "srpt:c=0.8", "lengthwise"]
@@ -307,3 +308,38 @@ def test_a_predictor_that_really_hangs_delays_no_step(model: Path, monkeypatch: 
             assert scheduler.predictions.counts.answered == 0
     stuck.gate.set()
     assert runs[0].steps == runs[1].steps
+
+
+HUGE = [
+    {"expected_tokens": 1e308},
+    {"expected_tokens": 2**64 - 1},
+    {"expected_tokens": 0},
+    {"length_mu": 49.0, "length_sigma": 1e308},
+    {"length_mu": -49.0, "length_sigma": 1e-300},
+    {"expected_tokens": 9, "cap": 2**64 - 1, "slo_s": "nan"},
+]
+
+
+@pytest.mark.parametrize("said", HUGE)
+@pytest.mark.parametrize("policy", ["lengthwise", "fair(tie)", "slo"])
+def test_numbers_that_a_client_declares_are_clamped(model: Path, policy: str, said: dict[str, Any]) -> None:
+    scheduler = make_scheduler(
+        LengthwiseScheduler, model, slots=1, policy=policy, predictor="none", vllm_policy="priority"
+    )
+    requests = [make_request(str(n), 4, 8, said=said, priority=(-1) ** n * 10**400) for n in range(4)]
+    jobs = [scheduler.jobs.of(request) for request in requests]
+    assert all(1.0 <= job.median <= job.cap <= 8 and job.expected <= 8 for job in jobs)
+    assert all(abs(job.priority) <= 1 << 31 and job.deadline > 0 for job in jobs)
+    scheduler.predictions.close()
+
+
+@pytest.mark.parametrize("policy", [f"tests.policies.raising:Raising:at={n}" for n in range(len(CALLS))])
+def test_a_policy_that_raises_loses_no_request(model: Path, policy: str) -> None:
+    spec = policy + (",after=0" if CALLS[int(policy[-1])] in ("rounds", "prediction_changed") else "")
+    scheduler = make_scheduler(LengthwiseScheduler, model, slots=2, policy=spec, predictor="none", blocks=6)
+    run = drain(scheduler, {0: [make_request(str(n), 16, 24) for n in range(8)]})
+    assert sorted(run.finished_at) == [str(n) for n in range(8)]
+    if CALLS[int(policy[-1])] != "prediction_changed":
+        assert scheduler.policy_failures >= 1
+        assert scheduler.waiting.policy.name == "fcfs"
+    scheduler.predictions.close()

@@ -6,7 +6,8 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import Histogram, LogT, Point
-from lengthwise.policies import Fcfs, Job, PolicyQueue, QueueView, Sjf
+from lengthwise.policies import Fcfs, Job, PolicyQueue, QueueView, Sjf, make_policy
+from tests.policies.raising import CALLS, raising
 
 VIEW = QueueView(slots=4)
 
@@ -102,3 +103,50 @@ def test_a_job_prints_on_one_short_line() -> None:
     )
     assert repr(LogT(5.85793315, 1.0, 8192)) == "LogT(mu=5.85793, sigma=1, cap=8192)"
     assert repr(Histogram([0, 10, 20], [0.5, 0.5])) == "Histogram(2 bins from 0 to 20 tokens, median=10, cap=20)"
+
+
+@pytest.mark.parametrize(
+    ("call", "after"),
+    [(call, after) for call in [*CALLS, "select"] for after in (0, 2) if (call, after) != ("rounds", 2)],
+)
+def test_a_policy_that_raises_loses_no_job_and_the_queue_continues_in_order_of_arrival(
+    call: str, after: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[Exception] = []
+    queue = PolicyQueue(raising(call, after), on_failure=errors.append)
+    popped = [Job(str(n), float(n)) for n in range(3)]
+    waiting = [Job(str(n), float(n)) for n in range(3, 12)]
+    for job in [*popped, *waiting]:
+        queue.push(job, job.arrival)
+    popped = [queue.pop(20.0 + n) or popped[0] for n in range(3)]
+    for n, job in enumerate(list(queue)):
+        job.update_prediction(Point(n + 1))
+        queue.update(job, 30.0 + n)
+    for job in popped:
+        queue.finished(job)
+        assert queue.victim(popped, job, 40.0) is None
+        assert queue.victim(popped, None, 40.0) in popped
+    queue.pop(50.0)
+    queue.push(popped[0], 51.0, front=True)
+    assert len(errors) == 1, "the policy that replaces it does not raise"
+    assert queue.policy.name == "fcfs"
+    assert "failed" in caplog.text
+    order = [job.arrival for job in iter(lambda: queue.pop(60.0), None)]
+    assert len(order) == 9
+    assert order == sorted(order)
+
+
+def test_a_queue_falls_back_when_it_is_changed_to_a_policy_that_raises() -> None:
+    queue = PolicyQueue(Sjf())
+    for n in range(4):
+        queue.push(Job(str(n), float(n), prediction=Point(9 - n)), 5.0)
+    queue.use(raising("keys", after=0), 6.0)
+    assert [job.id for job in queue] == ["0", "1", "2", "3"]
+
+
+def test_a_priority_of_400_digits_stops_no_policy_from_being_used() -> None:
+    queue = PolicyQueue(make_policy("hrrn"))
+    for n in range(3):
+        queue.push(Job(str(n), float(n), priority=10**400 if n == 0 else 0), 3.0)
+    queue.use(Fcfs(), 4.0)
+    assert [job.id for job in iter(lambda: queue.pop(5.0), None)] == ["1", "2", "0"]

@@ -82,6 +82,8 @@ class LengthwiseSyncScheduler(Scheduler):
     running: list[Request]
     steps: StepLog | None = None
     refiner: Refiner | None = None
+    policy_failures: int = 0
+    """Times that a queue fell back to arrival order because its policy raised."""
     on_state: Callable[[Request, int, State], None] | None = None
     """Receives a request, its generated tokens and its hidden state, where `engines.vllm_worker` is in use."""
 
@@ -137,6 +139,10 @@ class LengthwiseSyncScheduler(Scheduler):
             queue.use(self.length_policy)
             for request in queue:
                 self.jobs.ask(request)
+
+    def count_policy_failure(self, _: Exception) -> None:
+        """Count a policy that raised; its queue has logged it and continues in order of arrival."""
+        self.policy_failures += 1
 
     def shutdown(self) -> None:
         """Stop the predictor, log its counts, and close the step log."""
@@ -211,7 +217,7 @@ class LengthwiseSyncScheduler(Scheduler):
         # One time for the whole step: vLLM peeks at a request, changes it and then pops, and must get the same one.
         self.now = time.time()
         self.predictions.deliver(self._predict)
-        if self.length_policy.preempts and not throttle_prefills:
+        if self.waiting.policy.preempts and not throttle_prefills:
             self._preempt_for_head()
         if self.policy == SchedulingPolicy.PRIORITY or not self._memory_may_run_out():
             return super().schedule(throttle_prefills)
@@ -246,6 +252,8 @@ class LengthwiseSyncScheduler(Scheduler):
         # Whenever the engine becomes idle: vLLM may end a process without a call to its scheduler.
         if self._account is not None and not self.requests:
             account: dict[str, Any] = asdict(self.predictions.counts)
+            if self.policy_failures:
+                account["policy_failures"] = self.policy_failures
             if self.refiner is not None:
                 account["probe"] = asdict(self.refiner.counts)
             Path(self._account).write_text(json.dumps(account), encoding="utf-8")
@@ -282,7 +290,7 @@ class LengthwiseSyncScheduler(Scheduler):
                 return
             running = [request.request_id for request in self.running if may_be_preempted(request)]
             name = self.victims.find(
-                self.length_policy, head.request_id, running, lambda name: self.jobs.of(self.requests[name]), self.now
+                self.waiting, head.request_id, running, lambda name: self.jobs.of(self.requests[name]), self.now
             )
             if name is None:
                 return
@@ -337,7 +345,7 @@ class LengthwiseSyncScheduler(Scheduler):
         jobs = [self.jobs.of(request) for request in self.running]
         leaving: list[Request] = []
         # A step rarely needs more than a few victims; the order of the others does not matter.
-        while jobs and len(leaving) < 8 and (job := self.length_policy.victim(jobs, None, self.now)) is not None:
+        while jobs and len(leaving) < 8 and (job := self.waiting.victim(jobs, None, self.now)) is not None:
             jobs.remove(job)
             leaving.append(staying.pop(job.id))
         self.running = [*staying.values(), *reversed(leaving)]
@@ -378,7 +386,12 @@ class VictimSearch:
         self._steps += 1
 
     def find(
-        self, policy: Policy, head: str, running: Sequence[str], job_of: Callable[[str], Job], now: float
+        self,
+        policy: Policy | PolicyRequestQueue,
+        head: str,
+        running: Sequence[str],
+        job_of: Callable[[str], Job],
+        now: float,
     ) -> str | None:
         """Return which of `running`, in order of admission, is preempted for the head; None: none of them."""
         question = [head, *running]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from vllm.tokenizers import cached_tokenizer_from_config
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _CUT: Final = frozenset(
     {RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_REPETITION}
 )
+
+_MAX_SIGMA: Final = 5.0  # a spread of e^5 around the median says nothing about a length
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +81,7 @@ class JobTracker:
                 prediction=known if given is None else given,
                 max_tokens=cap,
                 llm=self.llm,
-                priority=request.priority if self._by_priority else 0,
+                priority=_clamped(request.priority) if self._by_priority else 0,
             )
             job.deadline = job.arrival + latency_target(request)
             request.lengthwise_job = job
@@ -163,8 +166,24 @@ class PolicyRequestQueue(RequestQueue):
     def __init__(self, scheduler: LengthwiseSyncScheduler) -> None:
         self._jobs = scheduler.jobs
         self._scheduler = scheduler
-        self._queue = PolicyQueue(scheduler.length_policy, slots=scheduler.max_num_active_reqs)
+        self._queue = PolicyQueue(
+            scheduler.length_policy, slots=scheduler.max_num_active_reqs, on_failure=scheduler.count_policy_failure
+        )
         self._requests: dict[str, Request] = {}
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force: arrival order once the configured one has failed."""
+        return self._queue.policy
+
+    @property
+    def preempt_check_interval(self) -> int:
+        """As the policy in force."""
+        return self.policy.preempt_check_interval
+
+    def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
+        """Return the running job that the policy in force preempts."""
+        return self._queue.victim(running, candidate, now)
 
     def use(self, policy: Policy) -> None:
         """Change the policy under the waiting requests."""
@@ -256,14 +275,19 @@ def latency_target(request: Request) -> float:
     params = request.sampling_params
     target = ((params.extra_args if params is not None else None) or {}).get("slo_s")
     try:
-        return math.inf if target is None else min(max(float(target), 1e-3), 86_400.0)
+        return math.inf if target is None else max(1e-3, min(86_400.0, float(target)))  # NaN: a day
     except (TypeError, ValueError, OverflowError) as error:
         _log.warning("request %s: no usable slo_s in vllm_xargs (%s)", request.request_id, error)
         return math.inf
 
 
+def _clamped(priority: int) -> int:
+    """Return a client's priority within 32 bits."""
+    return min(max(priority, -(1 << 31)), (1 << 31) - 1)
+
+
 def prediction_of(request: Request, cap: int) -> LengthDistribution | None:
-    """Return the prediction in the request's `vllm_xargs`; None if there is none.
+    """Return the prediction in the request's `vllm_xargs`, clamped to 1 to `cap` tokens; None if there is none.
 
     An invalid value does not stop the engine: it is logged and ignored.
     """
@@ -271,9 +295,10 @@ def prediction_of(request: Request, cap: int) -> LengthDistribution | None:
     xargs = (params.extra_args if params is not None else None) or {}
     try:
         if "length_mu" in xargs or "length_sigma" in xargs:
-            return LogT(float(xargs["length_mu"]), float(xargs["length_sigma"]), cap)
+            prediction = LogT(float(xargs["length_mu"]), float(xargs["length_sigma"]), cap)
+            return replace(prediction, mu=max(0.0, prediction.mu), sigma=min(prediction.sigma, _MAX_SIGMA))
         if "expected_tokens" in xargs:
-            return Point(float(xargs["expected_tokens"]), max(cap, math.ceil(float(xargs["expected_tokens"]))))
+            return Point.declared(float(xargs["expected_tokens"]), cap)
     except (InputError, KeyError, TypeError, ValueError, OverflowError) as error:
         _log.warning("request %s: no usable prediction in vllm_xargs (%s)", request.request_id, error)
     return None

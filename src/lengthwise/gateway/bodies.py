@@ -16,7 +16,11 @@ from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.contract import render_chat
 from lengthwise.workloads.blocks import BYTES_PER_TOKEN, hash_text, hash_tokens
 
+MAX_LENGTH: Final = 131_072
+"""The most tokens that scheduling assumes for an answer, whatever a client declares."""
+
 _Limit = Annotated[int, Field(ge=0, le=1 << 31)]
+_Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 _Tokens = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -49,7 +53,7 @@ class CompletionBody(_Part):
     stream: bool | None = None
     max_tokens: _Limit | None = None
     max_completion_tokens: _Limit | None = None
-    priority: int | None = None
+    priority: _Priority | None = None
     user: str | None = None
     nvext: _Nvext | None = None
     vllm_xargs: _VllmXargs | None = None
@@ -59,9 +63,9 @@ class CompletionBody(_Part):
 
     @property
     def limit(self) -> int | None:
-        """The most tokens the answer may have, if the client limits it."""
+        """The most tokens the answer may have for scheduling, if the client limits it."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return None if limit is None else max(1, limit)
+        return None if limit is None else min(max(1, limit), MAX_LENGTH)
 
     @property
     def hint(self) -> float | None:
@@ -72,11 +76,8 @@ class CompletionBody(_Part):
         return None if hints is None else hints.osl
 
     def prediction(self) -> Point | None:
-        """Return the client's hint as a prediction."""
-        if self.hint is None:
-            return None
-        cap = max(DEFAULT_CAP, math.ceil(self.hint)) if self.limit is None else self.limit
-        return Point(self.hint, cap)
+        """Return the client's hint as a prediction, at most the answer's cap."""
+        return None if self.hint is None else Point.declared(self.hint, self.limit or DEFAULT_CAP)
 
     def job(self, job_id: str, now: float, headers: Mapping[bytes, bytes]) -> Job:
         """Return the request as a job."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from lengthwise.engines.client import EngineClient
 from lengthwise.gateway.errors import ApiError
 from lengthwise.lengths import LengthDistribution
-from lengthwise.policies import Job, Policy, PolicyQueue, TokenRate
+from lengthwise.policies import Fcfs, Job, Policy, PolicyQueue, TokenRate
 from lengthwise.policies.admission import PeakAdmission
 from lengthwise.predictors.service import PredictionService
 
@@ -123,7 +123,8 @@ class Dispatcher:
         for engine in engines:
             routes.up(engine)
         self.policy = policy
-        """The policy in force."""
+        """The policy in force: fcfs once another has raised."""
+        self.policy_failures = 0
         self._predictions = predictions
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._turns: dict[str, tuple[Job, asyncio.Future[GatewayEngine], _Group]] = {}
@@ -144,6 +145,14 @@ class Dispatcher:
         self.policy = policy
         for group in self._groups.values():
             group.queue.use(policy, self.clock())
+
+    def _policy_failed(self, _: Exception) -> None:
+        """Count a policy that raised, and stop using it: its queue has gone over to arrival order by itself."""
+        self.policy_failures += 1
+        failed, self.policy = self.policy, Fcfs()
+        for group in self._groups.values():
+            if group.queue.policy is failed:
+                group.queue.use(self.policy, self.clock())
 
     def refuse(self, model: str | None) -> None:
         """Raise 404 if no engine serves the model, 429 if too many requests wait and none of its engines is free."""
@@ -170,11 +179,11 @@ class Dispatcher:
         turn: asyncio.Future[GatewayEngine] = asyncio.get_running_loop().create_future()
         group = self._group(job.llm)
         self._turns[job.id] = job, turn, group
-        group.queue.push(job, self.clock())
-        self._dispatch()
         try:
+            group.queue.push(job, self.clock())
+            self._dispatch()
             return await turn
-        except asyncio.CancelledError:
+        except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self.release(turn.result(), job)
             raise
@@ -296,7 +305,7 @@ class Dispatcher:
             raise ApiError(404, message, param="model", code="model_not_found")
         if numbers not in self._groups:
             engines = [engine for engine in self.engines if engine.number in numbers]
-            self._groups[numbers] = _Group(engines, PolicyQueue(self.policy))
+            self._groups[numbers] = _Group(engines, PolicyQueue(self.policy, on_failure=self._policy_failed))
             self._update_load()
         return self._groups[numbers]
 

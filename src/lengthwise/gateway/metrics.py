@@ -44,6 +44,10 @@ class _State:
         failing = {engine.name: engine.breaker != "closed" for engine in engines}
         yield _gauge("lengthwise_engine_breaker_open", "1 while the engine's breaker is not closed.", "engine", failing)
         yield _gauge("lengthwise_policy", "1 for the policy in force.", "policy", {dispatcher.policy.name: 1})
+        text = "Policies that raised; the waiting requests then continue in order of arrival."
+        yield CounterMetricFamily("lengthwise_policy_failures", text, dispatcher.policy_failures)
+        text = "Calls of the router that raised; the request then goes to the free engine with the fewest requests."
+        yield CounterMetricFamily("lengthwise_router_failures", text, routes.failures)
         if routes.name is not None:
             yield _gauge("lengthwise_router", "1 for the router in use.", "router", {routes.name: 1})
         chosen = {engine.name: routes.decisions[engine.name] for engine in engines}

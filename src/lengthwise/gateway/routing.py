@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from lengthwise.policies import Job
 from lengthwise.routers import Admitted, EngineInfo, Event, Evicted, Finished, Progress, Router, Scraped, make_router
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _DEFAULT_KV_TOKENS: Final = EngineInfo(0).kv_tokens
 
+Result = TypeVar("Result")
+
 
 class RouterAdapter:
     """Connects a router to the gateway's engines and counts its decisions.
 
     Engines that are down are unknown to the router. Without a router the first free engine is taken: with one engine
-    there is no choice.
+    there is no choice. A call of the router that raises is counted and logged (the first with its traceback); a choice
+    is then the free engine with the fewest requests.
     """
 
     def __init__(self, router: Router | None) -> None:
@@ -35,6 +38,8 @@ class RouterAdapter:
         """Sums of the cost terms of the chosen engines, in the router's unit."""
         self.seconds = 0.0
         """Time spent in decisions."""
+        self.failures = 0
+        """Calls of the router that raised."""
 
     @property
     def name(self) -> str | None:
@@ -48,16 +53,13 @@ class RouterAdapter:
 
     def up(self, engine: GatewayEngine) -> None:
         """Describe an engine that is up to the router; again when its KV memory becomes known."""
-        if self.router is None:
-            return
         kv_tokens = _DEFAULT_KV_TOKENS if engine.memory is None else engine.memory.kv_tokens
         info = EngineInfo(engine.number, kv_tokens=kv_tokens, block_tokens=BLOCK_TOKENS, max_num_seqs=engine.slots)
-        self.router.engine_up(info)
+        self._call(lambda router: router.engine_up(info))
 
     def down(self, engine: GatewayEngine) -> None:
         """Report an engine as down; its cache is lost."""
-        if self.router is not None:
-            self.router.engine_down(engine.number)
+        self._call(lambda router: router.engine_down(engine.number))
 
     def choose(self, job: Job, free: Sequence[GatewayEngine], now: float) -> GatewayEngine:
         """Return one of `free`, which is not empty and holds only engines that are up."""
@@ -65,9 +67,14 @@ class RouterAdapter:
             self.decisions[free[0].name] += 1
             return free[0]
         began = time.perf_counter()
-        decision = self.router.choose(job, now, [engine.number for engine in free])
+        numbers = {engine.number: engine for engine in free}
+        decision = self._call(lambda router: router.choose(job, now, list(numbers)))
         self.seconds += time.perf_counter() - began
-        engine = next(engine for engine in free if engine.number == decision.engine)
+        if decision is None or decision.engine not in numbers:
+            engine = min(free, key=lambda engine: engine.in_flight)
+            self.decisions[engine.name] += 1
+            return engine
+        engine = numbers[decision.engine]
         self.decisions[engine.name] += 1
         self.costs.update(decision.terms)
         if _log.isEnabledFor(logging.DEBUG):
@@ -88,8 +95,19 @@ class RouterAdapter:
         self._observe(Scraped(engine.number, now, gauges.running, gauges.waiting, gauges.kv_use))
 
     def _observe(self, event: Event) -> None:
-        if self.router is not None:
-            self.router.observe(event)
+        self._call(lambda router: router.observe(event))
+
+    def _call(self, act: Callable[[Router], Result]) -> Result | None:
+        """Call the router; None if there is none or it raises."""
+        if self.router is None:
+            return None
+        try:
+            return act(self.router)
+        except Exception as error:  # routers come from other packages too: no request may be lost by them
+            self.failures += 1
+            traceback = error if self.failures == 1 else None
+            _log.error("router %s failed: %r", type(self.router).__qualname__, error, exc_info=traceback)
+            return None
 
 
 def warm_router(name: str) -> Router:

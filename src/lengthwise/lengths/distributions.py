@@ -170,6 +170,11 @@ class Point(BaseDistribution):
         if not 0.0 <= self.tokens < math.inf:
             raise InputError(f"a length of {self.tokens} tokens", hint="give a finite length, 0 or more")
 
+    @classmethod
+    def declared(cls, tokens: float, cap: int) -> Point:
+        """The length that a client declares, clamped to at least one token and at most the cap."""
+        return cls(max(1.0, cls(tokens, cap).mean()), cap)
+
     def mean(self) -> float:
         """The length itself, at most the cap."""
         return float(min(self.tokens, self.cap))

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Final
 
+import numpy as np
+
 from lengthwise.errors import InputError
+from lengthwise.policies.arrival_order import Fcfs
 from lengthwise.policies.job import Job, JobColumns, WaitingColumns
-from lengthwise.policies.protocol import Policy, QueueView, SelectingPolicy, WaitingJobs
+from lengthwise.policies.protocol import Policy, QueueView, Rounds, SelectingPolicy, WaitingJobs
 
 _SWEEP_MIN = 64  # fewer dead entries than this are not swept
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -67,22 +74,28 @@ class PolicyQueue:
 
     Under a policy that selects, `pop` takes the job of `select` among those of the most urgent priority; iteration
     follows the keys.
+
+    A policy that raises, or returns what is no key, round or job, is replaced by Fcfs: every job remains in the queue,
+    the error is logged, and `on_failure` is called with it. A simulation raises it there.
     """
 
-    def __init__(self, policy: Policy, slots: int = 1) -> None:
+    def __init__(
+        self, policy: Policy, slots: int = 1, *, on_failure: Callable[[Exception], None] | None = None
+    ) -> None:
         self.policy = policy
         self.slots = slots
+        self._on_failure = on_failure
         self.running = 0
         self.tokens_per_s = 0.0
         self._heap: list[tuple[int, int, float, int, int, str]] = []  # priority, round, key, sequence, stamp, id
         self._places: dict[str, _Place] = {}
         self._numbers = itertools.count()
-        self._rounds = policy.rounds(lambda: self.slots)
-        self._level = policy.level(self.view)
+        self._rounds: Rounds | None = None
+        self._level = 0
         self._keyed_at = 0.0
         self._columns: WaitingColumns | None = None
         self._selected: tuple[float, Job] | None = None  # when, and which
-        self._start_selecting()
+        self._guard(self._start, 0.0)
 
     @property
     def view(self) -> QueueView:
@@ -108,20 +121,18 @@ class PolicyQueue:
         """Add a job: behind jobs of an equal key, or before them with `front` (for a preempted job)."""
         if job.id in self._places:
             raise InputError(f"job '{job.id}' is waiting already", hint="a job waits once; use `update` to re-key it")
-        self._assign_round(job)
         number = next(self._numbers)
-        self._places[job.id] = _Place(job, -number if front else number, -1, job.median)
-        self._insert(job.id, self.policy.key(job, self.view, now))
-        self._rekey_on_level(now)  # at once: all keys in the heap are of one level
-        if self._columns is not None:
-            self._columns.put(job)
-            self._selected = None
+        self._places[job.id] = place = _Place(job, -number if front else number, -1, 0.0)
+        self._guard(self._enter, place, now)
 
     def peek(self, now: float) -> Job | None:
         """Return the next job to run without removing it; None when no job waits."""
-        if self._columns is not None:
-            return self._select(self._columns, now)
-        self.refresh(now)
+        if self._columns is None:
+            self.refresh(now)
+        else:
+            self._guard(self._select, now)
+        if self._selected is not None:
+            return self._selected[1]
         while self._heap:
             *_, stamp, job_id = self._heap[0]
             place = self._places.get(job_id)
@@ -137,18 +148,18 @@ class PolicyQueue:
             if self._columns is None:
                 heapq.heappop(self._heap)
                 del self._places[job.id]
+                selected = False
             else:
                 self.remove(job.id)
-                if self._rounds is not None:
-                    self._rounds.selected(job)  # type: ignore[attr-defined]
+                selected = True
             if self._rounds is not None:
-                self._rounds.admitted(job.round_number)
+                self._guard(self._admitted, self._rounds, job, selected)
         return job
 
     def finished(self, job: Job) -> None:
         """Report a finished job with its true length in `generated`; only policies with rounds use it."""
         if self._rounds is not None and job.rounds is self._rounds:
-            self._rounds.finished(job)
+            self._guard(self._rounds.finished, job)
 
     def remove(self, job_id: str) -> Job | None:
         """Remove and return a job at any place (an abort); None when it does not wait here."""
@@ -163,30 +174,77 @@ class PolicyQueue:
         """Re-key a waiting job whose prediction or progress has changed; its place among equal keys is unchanged."""
         if job.id not in self._places:
             raise InputError(f"job '{job.id}' does not wait here", hint="only waiting jobs are re-keyed")
-        place = self._places[job.id]
-        if self._rounds is not None and job.median != place.median:
-            job.round_number = self._rounds.prediction_changed(job, job.round_number, place.median)
-            place.median = job.median
-        self._insert(job.id, self.policy.key(job, self.view, now))
-        self._rekey_on_level(now)
-        if self._columns is not None:
-            self._columns.put(job)
-            self._selected = None
+        self._guard(self._update, self._places[job.id], now)
         self._sweep()
 
     def use(self, policy: Policy, now: float) -> None:
         """Change the policy of the waiting jobs: the kill switch is `use(Fcfs(), now)`."""
         self.policy = policy
-        self._level = policy.level(self.view)
-        self._rounds = policy.rounds(lambda: self.slots)
-        for place in sorted(self._places.values(), key=lambda place: place.sequence):
-            self._assign_round(place.job)
-            place.median = place.job.median
-        self._rekey_all(now)
-        self._start_selecting()
+        self._guard(self._start, now)
+
+    def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
+        """Return the running job to preempt (see `Policy.victim`)."""
+        try:
+            job = self.policy.victim(running, candidate, now)
+            if job is not None and job not in running:
+                raise ValueError("the victim does not run")
+        except Exception as error:
+            self._fall_back(error)
+            return running[-1] if candidate is None and running else None
+        return job
 
     def refresh(self, now: float) -> None:
         """Re-key all jobs if the policy's keys are stale."""
+        self._guard(self._refresh, now)
+
+    def _guard(self, act: Callable[..., object], *args: object) -> None:
+        """Call what calls the policy; if it raises, fall back to the order of arrival."""
+        try:
+            act(*args)
+        except Exception as error:  # policies come from other packages too: no job may be lost by them
+            self._fall_back(error)
+
+    def _fall_back(self, error: Exception) -> None:
+        failed, self.policy = type(self.policy).__qualname__, Fcfs()
+        self._rounds = self._columns = self._selected = None
+        self._level = 0
+        for place in self._places.values():
+            place.job.rounds, place.job.round_number = None, 0
+        self._set_keys([place.job.arrival for place in self._places.values()])
+        _log.error("policy %s failed: %d jobs wait in order of arrival", failed, len(self), exc_info=error)
+        if self._on_failure is not None:
+            self._on_failure(error)
+
+    def _start(self, now: float) -> None:
+        """Key all jobs by the policy."""
+        self._rounds = self._columns = self._selected = None
+        self._rounds = self.policy.rounds(lambda: self.slots)
+        self._level = self.policy.level(self.view)
+        for place in sorted(self._places.values(), key=lambda place: place.sequence):
+            self._assign_round(place.job)
+            place.median = place.job.median
+        if self._places:
+            self._rekey_all(now)
+        self._start_selecting()
+
+    def _enter(self, place: _Place, now: float) -> None:
+        place.median = place.job.median
+        self._assign_round(place.job)
+        self._insert(place, now)
+
+    def _update(self, place: _Place, now: float) -> None:
+        job = place.job
+        if self._rounds is not None and job.median != place.median:
+            job.round_number = index(self._rounds.prediction_changed(job, job.round_number, place.median))
+            place.median = job.median
+        self._insert(place, now)
+
+    def _admitted(self, rounds: Rounds, job: Job, selected: bool) -> None:
+        if selected:
+            rounds.selected(job)  # type: ignore[attr-defined]
+        rounds.admitted(job.round_number)
+
+    def _refresh(self, now: float) -> None:
         if not self._rekey_on_level(now) and self.policy.rekey == "on_time" and now > self._keyed_at:
             self._rekey_all(now)
 
@@ -198,16 +256,13 @@ class PolicyQueue:
             for place in sorted(self._places.values(), key=lambda place: place.sequence):
                 self._columns.put(place.job)
 
-    def _select(self, columns: WaitingColumns, now: float) -> Job | None:
-        """Return the policy's choice, the same one until the time or the queue changes."""
-        if not self._places:
-            return None
-        if self._selected is None or self._selected[0] != now:
-            ids, jobs = columns.most_urgent()
-            waiting = WaitingJobs(jobs, self.view, self._rounds)
-            index = self.policy.select(waiting, now)  # type: ignore[attr-defined]
-            self._selected = now, self._places[ids[index]].job
-        return self._selected[1]
+    def _select(self, now: float) -> None:
+        """Set the policy's choice, the same one until the time or the queue changes."""
+        if not self._places or self._columns is None or (self._selected is not None and self._selected[0] == now):
+            return
+        ids, jobs = self._columns.most_urgent()
+        chosen = self.policy.select(WaitingJobs(jobs, self.view, self._rounds), now)  # type: ignore[attr-defined]
+        self._selected = now, self._places[ids[chosen]].job
 
     def _rekey_on_level(self, now: float) -> bool:
         """Re-key all jobs if keys depend on a level that has changed; return whether they were."""
@@ -224,14 +279,19 @@ class PolicyQueue:
         """Set a job's round number, unless it has one from these rounds already (it was preempted)."""
         if job.rounds is not self._rounds or self._rounds is None:
             job.rounds = self._rounds
-            job.round_number = 0 if self._rounds is None else self._rounds.enter(job)
+            job.round_number = 0 if self._rounds is None else index(self._rounds.enter(job))
 
-    def _insert(self, job_id: str, key: float) -> None:
-        place = self._places[job_id]
+    def _insert(self, place: _Place, now: float) -> None:
+        """Key a job, or all if the level of keys has changed: all keys in the heap are of one level."""
+        job, key = place.job, float(self.policy.key(place.job, self.view, now))
+        if math.isnan(key):
+            raise ValueError("the key is not a number")
         place.stamp = next(self._numbers)
-        heapq.heappush(
-            self._heap, (place.job.priority, place.job.round_number, key, place.sequence, place.stamp, job_id)
-        )
+        heapq.heappush(self._heap, (job.priority, job.round_number, key, place.sequence, place.stamp, job.id))
+        self._rekey_on_level(now)
+        if self._columns is not None:
+            self._columns.put(job)
+            self._selected = None
 
     def _sweep(self) -> None:
         if len(self._heap) > 2 * len(self._places) + _SWEEP_MIN:
@@ -240,10 +300,16 @@ class PolicyQueue:
 
     def _rekey_all(self, now: float) -> None:
         self._keyed_at = now
-        places = list(self._places.values())
-        keys = self.policy.keys(JobColumns.of(place.job for place in places), self.view, now).tolist()
+        jobs = JobColumns.of(place.job for place in self._places.values())
+        keys = self.policy.keys(jobs, self.view, now)
+        if np.isnan(keys).any():
+            raise ValueError("a key is not a number")
+        self._set_keys(keys.tolist())
+
+    def _set_keys(self, keys: Sequence[float]) -> None:
+        """Replace the keys of all jobs, in the order in which they joined the queue."""
         self._heap = [
             (place.job.priority, place.job.round_number, key, place.sequence, place.stamp, place.job.id)
-            for place, key in zip(places, keys, strict=True)
+            for place, key in zip(self._places.values(), keys, strict=True)
         ]
         heapq.heapify(self._heap)

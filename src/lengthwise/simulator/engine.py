@@ -201,6 +201,11 @@ class EngineRequest:
         return self.job.prompt_tokens + self.job.generated
 
 
+def _raise(error: Exception) -> None:
+    """Raise the error of a policy: a simulation must not go on under another one."""
+    raise error
+
+
 class Engine:
     """vLLM's v1 scheduler in virtual time, readable and slow.
 
@@ -212,7 +217,7 @@ class Engine:
         self.now = 0.0
         self.pool = BlockPool(spec.kv_blocks, caching=spec.prefix_caching)
         self._peak = PeakAdmission(spec.kv_blocks * spec.block_size, spec.block_size, spec.admission_quantile)
-        self.queue = PolicyQueue(policy, spec.max_num_seqs)
+        self.queue = PolicyQueue(policy, spec.max_num_seqs, on_failure=_raise)
         self.running: list[EngineRequest] = []
         self.settled = 0
         parameters = spec.cost.parameters()
