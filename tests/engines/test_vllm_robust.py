@@ -8,7 +8,7 @@ moments that Hypothesis chooses, so that every run can be run again.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pytest
@@ -287,7 +287,8 @@ def test_a_predictor_that_raises_or_hangs_changes_no_step(model: Path, policy: s
     for each, service in ((mood, None), ("well", PredictionService(None))):
         into = host(given, model, policy, each)  # type: ignore[arg-type]
         if service is not None:
-            into.scheduler.predictions = into.scheduler.jobs._predictions = into.service = service
+            into.scheduler.setup = replace(into.scheduler.setup, predictions=service)
+            into.service = service
         serve(given, into)
         runs.append(into.run)
     assert runs[0].steps == runs[1].steps
@@ -328,7 +329,8 @@ def test_numbers_that_a_client_declares_are_clamped(model: Path, policy: str, sa
     )
     requests = [make_request(str(n), 4, 8, said=said, priority=(-1) ** n * 10**400) for n in range(4)]
     jobs = [scheduler.jobs.of(request) for request in requests]
-    assert all(1.0 <= job.median <= job.cap <= 8 and job.expected <= 8 for job in jobs)
+    most = 4096 if "cap" in said else 8  # the context length, or max_tokens
+    assert all(1.0 <= job.median <= job.cap <= most and job.expected <= most for job in jobs)
     assert all(abs(job.priority) <= 1 << 31 and job.deadline > 0 for job in jobs)
     scheduler.predictions.close()
 
