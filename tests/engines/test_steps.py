@@ -161,3 +161,25 @@ def test_what_is_no_log_is_told_so(tmp_path: Path) -> None:
     pq.write_table(pa.table({"seconds": [1.0]}), tmp_path / "other.parquet")
     with pytest.raises(InputError, match="no facts of its engine"):
         read_steps(tmp_path / "other.parquet")
+
+
+def test_a_write_pauses_the_next_ones_so_that_the_log_does_not_slow_the_engine(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def slow(path: Path, rows: Any, facts: EngineFacts) -> None:
+        written.append(len(rows))
+        clock.now += 2.0
+
+    monkeypatch.setattr(module, "write_steps", slow)
+    log = StepLog(tmp_path / "steps.parquet", FACTS)
+    for _ in range(3000):
+        log.scheduled([(4, 1)], waiting=0, running=1, began_s=0.0, cpu_s=0.0)
+        log.done(busy=True)
+        clock.now += 0.1
+        if log._writer is not None:
+            log._writer.join()
+    assert len(written) == 3, "in 300 s: after 20 s, then after 50 times the 2 s of a write"
+    log.close()
+    assert written[-1] == 3000, "no row is lost"

@@ -40,6 +40,7 @@ _FACTS: Final = b"lengthwise.engine"
 _MOST_ROWS: Final = 1_000_000  # then the log is full; at 50 ms a step, 14 hours
 _FLUSH_S: Final = 20.0  # seconds between two writes while it is busy
 _IDLE_FLUSH_S: Final = 1.0
+_PAUSE: Final = 50.0  # times the duration of a write: so long none follows, because it slows the engine's thread
 
 _log = logging.getLogger(__name__)
 
@@ -121,6 +122,8 @@ class StepLog:
         self._sealed_rows = 0
         self._ended_s: float | None = None
         self._written_s = time.monotonic()
+        self._write_s = 0.0
+        self._unwritten = False
         self._writer: threading.Thread | None = None
         self._closing = threading.Event()
 
@@ -141,9 +144,9 @@ class StepLog:
         self._ended_s = now if busy else None
         if self._sealed_rows + len(self._rows) // len(COLUMNS) < _MOST_ROWS:
             self._rows.extend((began, now - began, *step.numbers))
-        since = time.monotonic() - self._written_s
-        if not busy or since > _FLUSH_S:
-            self._write_aside(max(0.0, _IDLE_FLUSH_S - since))
+        due = max(_FLUSH_S if busy else _IDLE_FLUSH_S, _PAUSE * self._write_s) - (time.monotonic() - self._written_s)
+        if not busy or (due <= 0 and not self._unwritten):
+            self._write_aside(max(0.0, due))
 
     def close(self) -> None:
         """Write the remaining rows."""
@@ -155,19 +158,21 @@ class StepLog:
 
     def _write_aside(self, in_s: float) -> None:
         """Write all rows soon, in a thread: an idle engine may be killed without a call to `close`."""
-        if self._rows:
-            self._seal()
+        self._seal()
+        self._unwritten = True
         if self._writer is None or not self._writer.is_alive():
             self._writer = threading.Thread(target=self._write_in, args=(in_s,), name="step-log", daemon=True)
             self._writer.start()
 
     def _write_in(self, seconds: float) -> None:
-        self._closing.wait(seconds)
-        written = 0
-        while written < len(self._sealed):  # more may come meanwhile
-            written = len(self._sealed)
+        while self._unwritten:
+            self._closing.wait(seconds)
+            self._unwritten = False
+            began = time.monotonic()
             self._write()
-        self._written_s = time.monotonic()
+            self._written_s = time.monotonic()
+            self._write_s = self._written_s - began
+            seconds = max(_IDLE_FLUSH_S, _PAUSE * self._write_s)  # of what was added meanwhile
 
     def _seal(self) -> None:
         rows = np.array(self._rows, np.float64).reshape(-1, len(COLUMNS))
