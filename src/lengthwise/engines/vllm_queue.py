@@ -255,8 +255,17 @@ class PolicyRequestQueue(RequestQueue):
 
     def _enter(self, request: Request, *, front: bool) -> None:
         now = self._scheduler.now
+        job = self._jobs.of(request)
+        job.cached_tokens = self._cached_tokens(request)
         self._requests[request.request_id] = request
-        self._queue.push(self._jobs.of(request), now, front=front)
+        self._queue.push(job, now, front=front)
+
+    def _cached_tokens(self, request: Request) -> int:
+        """Return the prompt tokens in the prefix cache, for a policy whose order may depend on them; else 0."""
+        manager = self._scheduler.kv_cache_manager
+        if not self._queue.reads_progress or not manager.prefix_cache_lookup_enabled(request):
+            return 0
+        return int(manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1])
 
 
 def declared_cap(request: Request) -> int | None:

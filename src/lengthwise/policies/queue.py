@@ -104,6 +104,11 @@ class PolicyQueue:
             waiting=len(self._places), running=self.running, slots=self.slots, tokens_per_s=self.tokens_per_s
         )
 
+    @property
+    def reads_progress(self) -> bool:
+        """Whether the order may depend on a job's cached tokens and progress."""
+        return self.policy.rekey in ("on_progress", "on_time") or self._rounds is not None
+
     def __len__(self) -> int:
         return len(self._places)
 
