@@ -58,7 +58,7 @@ def test_a_real_engine_is_measured_resumed_and_restored(
         assert by_arm[0][name].equals(by_arm[1][name]), "every arm serves the same requests"
         assert by_arm[0][name].equals(by_arm[2][name])
     assert by_arm[0]["mu"].null_count == 6
-    assert by_arm[1]["mu"].null_count == 0, "fast predicts for every request"
+    assert store.episodes()[1]["predictions"]["asked"] >= 6, "an answer of one token may end before its prediction"
     assert analyse(store).arms[0].requests == 6
     before = len(said)
     asyncio.run(run_bench(plan, store, embedded_engine.url, BENCH_TOKEN, progress))

@@ -160,10 +160,10 @@ def test_what_the_predictor_says_late_is_told_to_the_probe_and_replaces_no_readi
 
 def test_a_request_that_is_over_leaves_its_queue_with_what_its_client_said(model: Path, probe: Path) -> None:
     engine = host(model, probe, "lengthwise")
-    request = hinted("1", 8, 40, hint=200)
+    request = hinted("1", 8, 40, hint=30)
     engine.scheduler.add_request(request)
     engine.drain()
-    assert request.lengthwise_job.prediction == Point(200, 200)
+    assert request.lengthwise_job.prediction == Point(30, 40)
     assert engine.scheduler.refiner.counts.readings == 3
 
 
