@@ -36,10 +36,10 @@ from lengthwise.bench.store import SCHEMA, BenchStore
 from lengthwise.engines.client import EngineClient, EngineError, engine_url
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.engines.load import LoadPlan, LoadReport, run_load
+from lengthwise.engines.vllm_bench import TOKEN_VARIABLE
 from lengthwise.errors import InputError
 from lengthwise.predictors.service import NO_PREDICTOR
 
-TOKEN_VARIABLE: Final = "LENGTHWISE_BENCH_TOKEN"  # noqa: S105  (the name of a variable)
 _BACKLOG: Final = 6  # requests per slot in the measurement of capacity
 _REQUESTS: Final = 12  # requests per slot in an episode
 _CONNECT_S: Final = 60.0
