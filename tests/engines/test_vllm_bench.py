@@ -127,8 +127,10 @@ def test_history_of_the_server_is_untouched_and_that_of_an_episode_starts_empty(
     for _ in range(2):
         bench("begin", policy="lengthwise")
         assert scheduler.predictions is not own
+        assert scheduler.jobs.rate.per_s == 0.0
         assert scheduler.predictions.admit("probe", scheduler.jobs.llm, 100) is None, "an episode knows no history"
         serve(scheduler, [5, 5])
+        scheduler.jobs.rate.per_s = 100.0
     bench("restore")
     assert scheduler.predictions is own
     assert own.admit("probe", scheduler.jobs.llm, 100) == before

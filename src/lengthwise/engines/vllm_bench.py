@@ -6,8 +6,8 @@ environment variable LENGTHWISE_BENCH_TOKEN. A command is a completion of one to
 So it reaches the scheduler in whatever process that runs, through vLLM's API as it is.
 
     {"do": "begin", "policy": P, "predictor": Q, "llm": L, "scale": X}
-        Needs an idle engine. Switches policy and predictor, and clears prefix cache, history, calibration and the
-        policy's state. `llm` and `scale` (optional) are those of `engines.forced_lengths`.
+        Needs an idle engine. Switches policy and predictor, and clears prefix cache, history, calibration, the
+        policy's state and the measured speed. `llm` and `scale` (optional) are those of `engines.forced_lengths`.
     {"do": "end"}      Returns what was observed of the requests of the episode.
     {"do": "restore"}  Returns the server to the policy and predictor that it had before the first `begin`.
 
@@ -182,6 +182,7 @@ class BenchControl:
             service = prediction_service(known) if forced is None else forced.service(known)
             self._services[known, forced] = service
         service.reset()
+        scheduler.jobs.reset()
         self._episode = _Episode()
         scheduler.use(Setup(policy, predictor, service, forced))
         if make_policy(policy).uses_predictions:

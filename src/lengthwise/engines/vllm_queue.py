@@ -52,6 +52,10 @@ class JobTracker:
         forced = self._scheduler.forced_lengths
         return self._served if forced is None else forced.llm
 
+    def reset(self) -> None:
+        """Forget the engine's speed: an episode of `lengthwise bench` knows nothing of the one before it."""
+        self.rate, self._ended_tokens = TokenRate(), 0
+
     def prepare(self) -> None:
         """Load the tokenizer and start the predictor if the policy uses predictions: under fcfs nothing is loaded."""
         if (
