@@ -109,10 +109,11 @@ def _by_block(result: BenchResult) -> Figure:
             "type": "scatter",
             "mode": "lines+markers",
             "name": f"{each.kind}: {each.arm.label}",
+            "line": {"color": COLOURS[(1 + place) % len(COLOURS)]},
             "x": list(range(1, len(each.by_block["mean"]) + 1)),
             "y": list(each.by_block["mean"]),
         }
-        for each in arms
+        for place, each in enumerate(arms)
     ]
     layout = {"xaxis": axis("block"), "yaxis": axis("mean E2E over fcfs")}
     return Figure("Block by block", "Each point is one pair of episodes on the same traffic.", traces, layout)
