@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from experiments.study import Run, Study
+from lengthwise.bench.analysis import episode_tables
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.engines.fit import StepTimes, engine_spec, fit_cost
@@ -67,18 +68,13 @@ def compare(run: Run, grid: SimulatorErrorGrid) -> list[Comparison]:
     if not len(rows):
         raise InputError("has no complete block", source=store.folder, hint="run `lengthwise bench` first")
     specs = _specs(store, grid)
-    names = ("kind", "block", "policy", "predictor", "copy")
-    keys = list(zip(*(rows[name].to_pylist() for name in names), strict=True))
-    episodes = list(dict.fromkeys(keys))
+    episodes = list(episode_tables(rows))
     progress, found = run.part(0.0, 1.0), []
-    for number, key in enumerate(episodes):
-        kind, block, policy, predictor, copy = key
-        arm = Arm(policy, predictor, copy)
+    for number, (kind, arm, block, table) in enumerate(episodes):
         progress(f"{kind} {block} {arm.label}", number / len(episodes))
-        table = rows.filter(pa.array([each == key for each in keys], pa.bool_()))
         e2e = table["finished_s"].to_numpy() - table["sent_s"].to_numpy()
         workload, predictions = replayed(table, arm, int(store.settings()["traffic"]["cap"]))
-        outcome = simulate(workload, Fleet((specs[block % 2],)), policy, predictor=predictions)
+        outcome = simulate(workload, Fleet((specs[block % 2],)), arm.policy, predictor=predictions)
         found.append(Comparison(kind, arm.label, block, Spread.of(e2e), outcome.summary.e2e_s))
     return found
 

@@ -10,7 +10,7 @@ from lengthwise.bench.analysis import analyse
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
-from lengthwise.reports.bench import bench_markdown, bench_page, bench_tables
+from lengthwise.reports.bench import bench_page, bench_tables
 from lengthwise.simulator.paired import over_pairs
 from tests.bench.measured import measured
 
@@ -61,14 +61,13 @@ def test_the_interval_covers_the_ratio_of_noisy_pairs_and_one_pair_has_none() ->
     assert math.isnan(over_pairs([], []).ratio)
 
 
-def test_tables_page_and_markdown_show_every_arm_and_the_verdict(tmp_path: Path) -> None:
+def test_tables_and_page_show_every_arm_and_the_verdict(tmp_path: Path) -> None:
     store = measured(tmp_path, ARMS, 2, scaled, kinds=("burst", "steady:0.7"))
     result = analyse(store)
-    page, text = bench_page(result, store, "lengthwise bench"), bench_markdown(result)
+    page = bench_page(result, store, "lengthwise bench")
     assert [table.title for table in bench_tables(result)] == ["burst episodes", "steady:0.7 episodes"]
-    for shown in (page, text):
-        assert result.verdict in shown
-        assert all(arm.label in shown for arm in ARMS)
+    assert result.verdict in page
+    assert all(arm.label in page for arm in ARMS)
 
 
 def test_an_empty_folder_is_an_input_error(tmp_path: Path) -> None:

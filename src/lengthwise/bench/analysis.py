@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from scipy import stats
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
-from lengthwise.simulator.paired import Ratio, over_pairs
+from lengthwise.simulator.paired import Ratio, interval_over_pairs, over_pairs, pair_draws
 
 Floats = NDArray[np.float64]
 
@@ -135,14 +135,23 @@ def analyse(store: BenchStore) -> BenchResult:
 def read_episodes(rows: pa.Table) -> dict[tuple[str, Arm], Blocks]:
     """Return the episodes of each kind and arm by block."""
     found: dict[tuple[str, Arm], Blocks] = defaultdict(dict)
+    for kind, arm, block, table in episode_tables(rows):
+        found[kind, arm][block] = EpisodeRows.of(table)
+    return dict(found)
+
+
+def episode_tables(rows: pa.Table) -> Iterator[tuple[str, Arm, int, pa.Table]]:
+    """Yield kind, arm, block and rows of each episode."""
     names = ("kind", "policy", "predictor", "copy", "block")
     keys = list(zip(*(rows[name].to_pylist() for name in names), strict=True))
     for key in dict.fromkeys(keys):
         kind, policy, predictor, copy, block = key
-        found[kind, Arm(policy, predictor, copy)][block] = EpisodeRows.of(
-            rows.filter(pa.array([each == key for each in keys], pa.bool_()))
+        yield (
+            kind,
+            Arm(policy, predictor, copy),
+            block,
+            rows.filter(pa.array([each == key for each in keys], pa.bool_())),
         )
-    return dict(found)
 
 
 def _order(key: tuple[str, Arm]) -> tuple[Any, ...]:
@@ -187,9 +196,7 @@ def _captured(ours: Blocks, base: Blocks, best: Blocks, arm: Arm) -> Ratio:
     value = float(share(mean.mean(axis=1)))
     if len(blocks) == 1:
         return Ratio(value, math.nan, math.nan)
-    draws = np.random.default_rng(len(blocks)).integers(len(blocks), size=(10_000, len(blocks)))
-    low, high = np.quantile(share(mean[:, draws].mean(axis=2)), (0.025, 0.975))
-    return Ratio(value, float(low), float(high))
+    return Ratio(value, *interval_over_pairs(share(mean[:, pair_draws(len(blocks))].mean(axis=2))))
 
 
 def _tau(episodes: Any) -> float:  # noqa: ANN401  (an iterable of EpisodeRows)

@@ -90,11 +90,6 @@ class BenchControl:
         token = options.get("bench_token") or os.environ.get(TOKEN_VARIABLE)
         return None if not token else cls(scheduler, str(token))
 
-    @property
-    def measuring(self) -> bool:
-        """Whether an episode runs."""
-        return self._episode is not None
-
     def arrived(self, request: Request) -> None:
         """Execute a command, or count a request; called before the request enters a queue."""
         xargs = (request.sampling_params.extra_args if request.sampling_params is not None else None) or {}

@@ -1,4 +1,4 @@
-"""Tables, HTML page and Markdown of `lengthwise bench`."""
+"""Tables and HTML page of `lengthwise bench`."""
 
 from __future__ import annotations
 
@@ -143,13 +143,3 @@ def _latencies(store: BenchStore) -> Figure:
     panels = [(axis("E2E latency, s", type="log"), axis("share of requests", range=[0, 1]))] * len(kinds)
     layout = axes(panels, columns=min(2, len(kinds)), titles=kinds)
     return Figure("How long requests took", "Cumulative shares, all blocks together.", traces, layout)
-
-
-def bench_markdown(result: BenchResult) -> str:
-    """Return the tables as Markdown, for docs/."""
-    parts = []
-    for table in bench_tables(result):
-        head = f"| {' | '.join(table.columns)} |\n|{'---|' * len(table.columns)}"
-        rows = "\n".join(f"| {' | '.join(row)} |" for row in table.rows)
-        parts.append(f"### {table.title}\n\n{head}\n{rows}\n\n" + "\n".join(table.notes))
-    return f"**{result.verdict}**\n\n" + "\n\n".join(parts) + "\n"

@@ -61,9 +61,19 @@ def over_pairs(ours: Sequence[float], base: Sequence[float], *, seed: int = 0) -
     middle = math.exp(float(logs.mean()))
     if len(logs) == 1:
         return Ratio(middle, math.nan, math.nan)
-    draws = np.random.default_rng([seed, len(logs)]).integers(len(logs), size=(_PAIR_RESAMPLES, len(logs)))
-    low, high = np.quantile(logs[draws].mean(axis=1), ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-    return Ratio(middle, math.exp(float(low)), math.exp(float(high)))
+    low, high = interval_over_pairs(logs[pair_draws(len(logs), seed)].mean(axis=1))
+    return Ratio(middle, math.exp(low), math.exp(high))
+
+
+def pair_draws(pairs: int, seed: int = 0) -> NDArray[np.int64]:
+    """Return the indices of resampled pairs, one row per resample."""
+    return np.random.default_rng([seed, pairs]).integers(pairs, size=(_PAIR_RESAMPLES, pairs))
+
+
+def interval_over_pairs(resampled: Floats) -> tuple[float, float]:
+    """Return the 95 % interval of a figure over resamples."""
+    low, high = np.quantile(resampled, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return float(low), float(high)
 
 
 def over_requests(ours: Floats, base: Floats, q: float | None, *, seed: int) -> Ratio:
