@@ -33,7 +33,9 @@ def test_the_policy_orders_a_simulation_and_is_accepted_by_gateway_and_plug_in()
     trace = load_trace("azure_sample").head(200)
     outcome = simulate(trace, Fleet.parse("1*llama-3-8b@a100"), policy.name, predictor="history")
     assert outcome.summary.requests == 200
-    assert GatewayConfig(engines=("http://127.0.0.1:1",), policy=policy.name).policy == policy.name
+    assert (
+        GatewayConfig.model_validate({"engines": ["http://127.0.0.1:1"], "policy": policy.name}).policy == policy.name
+    )
 
 
 def test_the_router_spreads_requests_evenly() -> None:

@@ -19,10 +19,10 @@ PLAIN = "/v1/completions"
 
 
 @contextmanager
-def gateway(*engines: str, **options: Any) -> Iterator[str]:
+def gateway(*engines: str | dict[str, Any], **options: Any) -> Iterator[str]:
     """A gateway before these engines; quick to notice and without a predictor, unless told otherwise."""
     defaults = {"health_interval_s": 0.05, "hold_timeout_s": 5.0, "predictor": "none"}
-    config = GatewayConfig(engines=engines, **{**defaults, **options})
+    config = GatewayConfig.model_validate({"engines": engines, **defaults, **options})
     with served(create_app(config)) as url:
         yield url
 

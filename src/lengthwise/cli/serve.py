@@ -12,10 +12,11 @@ from lengthwise.cli.model_options import options_from, validated
 from lengthwise.cli.output import Wait
 from lengthwise.engines.client import without_credentials
 from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway
+from lengthwise.gateway.config import EngineConfig
 from lengthwise.gateway.server import url_of
 
 
-@options_from(GatewayConfig, without=["engines"])
+@options_from(GatewayConfig, without=["engines", "models", "tenants"])
 def serve(
     engine: Annotated[
         list[str] | None,
@@ -34,10 +35,13 @@ def serve(
     config = validated(GatewayConfig, engines=tuple(engine or ["http://127.0.0.1"]), **fields)
     with contextlib.closing(bind(config.host, config.port)) as sock, _engines(engine or [], config) as engines:
         config = config.model_copy(update=engines)
-        for down in check_engines(config.engines, wait_s=wait):
+        for down in check_engines([each.url for each in config.engines], wait_s=wait):
             typer.echo(f"warning: engine {down} does not answer; it gets requests once it does", err=True)
         router = f", router {config.chosen_router}" if config.chosen_router else ""
-        named = [f"engine-{number} {without_credentials(url)}" for number, url in enumerate(config.engines)]
+        named = [
+            f"{each.name or f'engine-{number}'} {without_credentials(each.url)}"
+            for number, each in enumerate(config.engines)
+        ]
         ready = f"serving on {url_of(sock, config.host)} before {', '.join(named)}"
         ready += f", policy {config.policy}{router}, predictor {config.predictor}"
         run_gateway(config, sock, on_ready=lambda: typer.echo(ready))
@@ -55,4 +59,4 @@ def _engines(urls: list[str], config: GatewayConfig) -> Iterator[dict[str, Any]]
     # The gateway forwards its predictions: the engine's predictor process starts at the first request without one.
     options = EngineOptions(policy=config.policy, predictor=config.predictor, warm_predictor=False)
     with EmbeddedEngine(options) as engine:
-        yield {"engines": (engine.url,), "forward_predictions": True}
+        yield {"engines": (EngineConfig(url=engine.url),), "forward_predictions": True}

@@ -125,7 +125,8 @@ class EngineAnswer:
 class EngineClient:
     """Talks to the engine at `url`; open while it is used as an async context manager.
 
-    Credentials in the URL are sent as basic authentication, in place of a client's. Errors name the engine by `name`.
+    `api_key` is sent as a bearer token, credentials in the URL as basic authentication, each in place of a client's.
+    Errors name the engine by `name`.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class EngineClient:
         url: str,
         *,
         name: str | None = None,
+        api_key: str | None = None,
         connect_timeout_s: float = 5.0,
         silence_timeout_s: float = 600.0,
         keep: bool = True,
@@ -140,7 +142,7 @@ class EngineClient:
         """With `keep`, connections are reused; without, each request has its own."""
         self.url = without_credentials(engine_url(url))
         self.name = name or f"engine {self.url}"
-        self._authorization = _basic(url)
+        self._authorization = _basic(url) if api_key is None else f"Bearer {api_key}"
         self._keep = keep
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=silence_timeout_s)
         self._sessions: tuple[aiohttp.ClientSession, ...] = ()

@@ -64,14 +64,16 @@ class _Gateway:
         self._config = config
         clients = [
             EngineClient(
-                url,
-                name=f"engine-{number}",
+                engine.url,
+                name=engine.name or f"engine-{number}",
+                api_key=None if engine.api_key is None else engine.api_key.get_secret_value(),
                 connect_timeout_s=config.connect_timeout_s,
                 silence_timeout_s=config.silence_timeout_s,
             )
-            for number, url in enumerate(config.engines)
+            for number, engine in enumerate(config.engines)
         ]
-        self._engines = [GatewayEngine(client, number, config.in_flight) for number, client in enumerate(clients)]
+        slots = [engine.in_flight or config.in_flight for engine in config.engines]
+        self._engines = [GatewayEngine(clients[number], number, slots[number]) for number in range(len(clients))]
         self._predictions = prediction_service(config.predictor)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
         self._dispatcher = Dispatcher(

@@ -1,10 +1,12 @@
-"""The settings of a gateway, validated once."""
+"""The settings of a gateway: one tree for the configuration file, the environment and the options of `serve`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from lengthwise.engines.client import engine_url, without_credentials
 from lengthwise.errors import InputError
@@ -12,6 +14,16 @@ from lengthwise.policies import make_policy
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import known_predictor
 from lengthwise.routers import make_router
+
+EngineKind = Literal["auto", "lengthwise", "vllm", "sglang", "openai"]
+
+DEFAULT_TENANT: Final = "default"
+"""The tenant of requests without a key."""
+
+SIMULATED: Final = "simulated:"
+"""Begins the specification of simulated engines, in place of a URL."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def _known_policy(name: str) -> str:
@@ -25,21 +37,112 @@ def _known_router(name: str | None) -> str | None:
     return name
 
 
-def _distinct(urls: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(map(without_credentials, urls))) < len(urls):
-        raise InputError("an engine is given twice", hint="name each engine once")
-    return urls
+def _engine_address(text: str) -> str:
+    return text.strip() if text.strip().startswith(SIMULATED) else engine_url(text)
 
 
-class GatewayConfig(BaseModel):
-    """The settings of a gateway and its engines. Times in seconds. `lengthwise serve` has an option for each."""
+def _plain_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise InputError(f"'{name[:80]}' is not a name", hint="use letters, digits, '.', '_' and '-', at most 64")
+    return name
 
+
+def _with_name(value: Any, name: str) -> Any:  # noqa: ANN401  (not validated yet)
+    return {"name": name, **value} if isinstance(value, Mapping) else {"name": name} if value is None else value
+
+
+def _named(values: Any) -> Any:  # noqa: ANN401
+    """Give each section of a mapping its key as its name."""
+    return {k: _with_name(v, str(k)) for k, v in values.items()} if isinstance(values, Mapping) else values
+
+
+def _empty_is_default(values: Any) -> Any:  # noqa: ANN401
+    """Read `name:` without anything below as a section of defaults."""
+    return {k: {} if v is None else v for k, v in values.items()} if isinstance(values, Mapping) else values
+
+
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+
+class EngineConfig(_Section):
+    """One engine; a plain URL stands for an engine with defaults."""
+
+    url: Annotated[str, AfterValidator(_engine_address)]
+    """Its URL, or `simulated:` and a fleet."""
+    name: Annotated[str, AfterValidator(_plain_name)] | None = None
+    """Its name in answers, metrics and logs; engine-0, engine-1 and so on by its place if it has none."""
+    kind: EngineKind = "auto"
+    """What the engine is; `auto` asks it."""
+    in_flight: Annotated[int, Field(ge=1)] | None = None
+    """Requests that run at once on it; the gateway's `in_flight` if not given."""
+    api_key: SecretStr | None = None
+    """Sent to the engine as `Authorization: Bearer`, in place of the client's."""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the gateway runs this engine itself, in the simulator."""
+        return self.url.startswith(SIMULATED)
+
+
+class ModelConfig(_Section):
+    """Other names of a model, and what serves its requests when no engine can."""
+
+    aliases: tuple[str, ...] = ()
+    """Names that clients may use for it."""
+    fallbacks: tuple[str, ...] = ()
+    """Models that serve its requests while none of its engines is up, in this order."""
+    slo_s: Annotated[float, Field(gt=0)] | None = None
+    """Target for E2E latency of requests that declare none (`x-lengthwise-slo-s`)."""
+
+
+class TenantConfig(_Section):
+    """Limits and permissions of one tenant. A request's tenant comes from its API key."""
+
+    name: Annotated[str, AfterValidator(_plain_name)]
+    """Its name in metrics and logs."""
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    """Requests admitted per minute; without it there is no limit."""
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    """Tokens per minute, prompts and answers; an answer counts as predicted until it ends."""
+    concurrency: Annotated[int, Field(ge=1)] | None = None
+    """Requests at once, waiting and running."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Its share of the engines against other tenants while all have requests waiting."""
+    priority: Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)] = 0
+    """Priority of its requests; lower runs first, before any other order."""
+    may_set_priority: bool = False
+    """Whether `priority` in a request's body replaces the tenant's."""
+    may_declare_length: bool = False
+    """Whether lengths in a request's body (`nvext.agent_hints.osl`, `vllm_xargs.expected_tokens`, `length_*`) count."""
+
+
+def _from_url(value: Any) -> Any:  # noqa: ANN401
+    return {"url": value} if isinstance(value, str) else value
+
+
+def _distinct(engines: tuple[EngineConfig, ...]) -> tuple[EngineConfig, ...]:
+    urls = [without_credentials(engine.url) for engine in engines if not engine.simulated]
+    if len(set(urls)) < len(urls):
+        raise InputError("an engine is given twice", hint="name each engine once")
+    names = [engine.name or f"engine-{number}" for number, engine in enumerate(engines)]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"two engines have the name '{min(twice)}'", hint="give each engine its own")
+    return engines
+
+
+class GatewayConfig(_Section):
+    """The settings of a gateway and its engines. Times in seconds. `lengthwise serve` has an option for each."""
+
     engines: Annotated[
-        tuple[Annotated[str, AfterValidator(engine_url)], ...], Field(min_length=1), AfterValidator(_distinct)
+        tuple[Annotated[EngineConfig, BeforeValidator(_from_url)], ...], Field(min_length=1), AfterValidator(_distinct)
     ]
-    """URL of an OpenAI-compatible engine."""
+    """The engines: URLs, or sections with a `url`."""
+    models: Annotated[dict[str, ModelConfig], BeforeValidator(_empty_is_default)] = Field(default={})
+    """Aliases, fallbacks and latency targets, by the name of a model."""
+    tenants: Annotated[dict[str, TenantConfig], BeforeValidator(_named)] = Field(default={})
+    """Limits and permissions by tenant; `default` is for requests without a key."""
+
     policy: Annotated[str, AfterValidator(_known_policy)] = "lengthwise"
     """Order of waiting requests (docs/reference/policies.md)."""
     router: Annotated[str | None, AfterValidator(_known_router)] = None
@@ -105,3 +208,17 @@ class GatewayConfig(BaseModel):
     def chosen_router(self) -> str | None:
         """The router in use; None with one engine."""
         return None if len(self.engines) == 1 else self.router or "lengthwise"
+
+    @property
+    def default_tenant(self) -> TenantConfig:
+        """The tenant of requests without a key. What it does not set, its clients may."""
+        given = self.tenants.get(DEFAULT_TENANT) or TenantConfig(name=DEFAULT_TENANT)
+        permissions = {"may_set_priority", "may_declare_length"} - given.model_fields_set
+        return given.model_copy(update=dict.fromkeys(permissions, True))
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Self:
+        names = [*self.models, *(alias for model in self.models.values() for alias in model.aliases)]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise InputError(f"two models have the name or alias '{min(twice)}'", hint="use each name once")
+        return self
