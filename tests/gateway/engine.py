@@ -24,6 +24,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tests.gateway.formats import stream_events, whole_answer
+
 if TYPE_CHECKING:
     from starlette.requests import Request
 
@@ -100,7 +102,7 @@ class StandIn:
 
     def names(self) -> list[str]:
         """What tests name their requests with, in the order they came."""
-        return [body["user"] for body in self.bodies]
+        return [_name(body) for body in self.bodies]
 
     def app(self) -> Starlette:
         """The engine as an application."""
@@ -108,6 +110,8 @@ class StandIn:
             routes=[
                 Route("/v1/completions", self._complete, methods=["POST"]),
                 Route("/v1/chat/completions", self._complete, methods=["POST"]),
+                Route("/v1/responses", self._complete, methods=["POST"]),
+                Route("/v1/messages", self._complete, methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
@@ -137,13 +141,13 @@ class StandIn:
         if status := {"error": 500, "unavailable": 503, "refuse": 400}.get(self.mode):
             self.finished += 1
             return JSONResponse({"error": {"message": "its own", "code": status}}, status)
-        most = int(body.get("max_tokens") or 3)
-        tokens = min(most, self.lengths.get(body.get("user"), most))
+        most = int(body.get("max_tokens") or body.get("max_output_tokens") or 3)
+        tokens = min(most, self.lengths.get(_name(body), most))
         reason = "length" if tokens == most else "stop"
+        path = request.url.path
         if body.get("stream"):
             usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            chat = request.url.path.endswith("chat/completions")
-            return StreamingResponse(self._events(tokens, reason, usage, chat), media_type="text/event-stream")
+            return StreamingResponse(self._events(path, tokens, reason, usage), media_type="text/event-stream")
         try:
             for n in range(tokens):
                 await self._token(request, n)
@@ -151,10 +155,7 @@ class StandIn:
             self.aborted += 1
             return Response(status_code=499)
         self.finished += 1
-        choice = {"index": 0, "finish_reason": reason, "text": "x " * tokens}
-        choice["message"] = {"role": "assistant", "content": "x " * tokens}
-        usage_told = {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": tokens + 1}
-        return JSONResponse({"id": "a", "object": "o", "choices": [choice], "usage": usage_told})
+        return JSONResponse(whole_answer(path, tokens, reason, self.model))
 
     async def _token(self, request: Request | None = None, n: int = 0) -> None:
         self.hanging += n == self.hang_after
@@ -167,17 +168,19 @@ class StandIn:
             if request is not None and await request.is_disconnected():
                 raise ConnectionAbortedError
 
-    async def _events(self, tokens: int, reason: str, usage: bool, chat: bool) -> AsyncIterator[bytes]:
+    async def _events(self, path: str, tokens: int, reason: str, usage: bool) -> AsyncIterator[bytes]:
         ended = False
+        opening, each, closing = stream_events(path, tokens, reason, self.model, usage=usage)
         try:
-            for n in range(tokens):
+            for event in opening:
+                yield event
+            for n, event in enumerate(each):
                 await self._token(n=n)
                 if self.mode == "break" and n == 2:
                     raise ConnectionResetError("told to break")
-                yield _event(n, chat, reason if n == tokens - 1 else None)
-            if usage:
-                yield b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":%d}}\n\n' % tokens
-            yield b"data: [DONE]\n\n"
+                yield event
+            for event in closing:
+                yield event
             ended = True
         finally:
             if ended:
@@ -186,12 +189,8 @@ class StandIn:
                 self.aborted += 1
 
 
-def _event(n: int, chat: bool, reason: str | None) -> bytes:
-    choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
-    choice |= {"delta": {"content": f"t{n} "}} if chat else {"text": f"t{n} "}
-    kind = "chat.completion.chunk" if chat else "text_completion"
-    event = {"id": "a", "object": kind, "created": 1, "model": "stand-in", "choices": [choice]}
-    return b"data: " + json.dumps(event).encode() + b"\n\n"
+def _name(body: dict[str, Any]) -> str:
+    return str(body.get("user") or (body.get("metadata") or {}).get("user_id"))
 
 
 class RawEngine:

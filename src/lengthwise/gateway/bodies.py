@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lengthwise.gateway.errors import ApiError
+from lengthwise.gateway.streaming import Measure
+from lengthwise.gateway.usage import MessagesMeasure, ResponsesMeasure
 from lengthwise.lengths import DEFAULT_CAP, Point
 from lengthwise.policies import Job
 from lengthwise.predictors import PredictionInput
@@ -49,6 +51,9 @@ class _VllmXargs(_Part):
 class CompletionBody(_Part):
     """The fields of /v1/completions that scheduling uses. The engine validates prompt, messages and tools."""
 
+    measure: ClassVar[type[Measure]] = Measure
+    """Measures the answer."""
+
     model: str | None = None
     stream: bool | None = None
     max_tokens: _Limit | None = None
@@ -62,9 +67,14 @@ class CompletionBody(_Part):
     stream_options: Any = None
 
     @property
+    def declared_limit(self) -> int | None:
+        """The most tokens the answer may have, as the client declares it."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
     def limit(self) -> int | None:
         """The most tokens the answer may have for scheduling, if the client limits it."""
-        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        limit = self.declared_limit
         return None if limit is None else min(max(1, limit), MAX_LENGTH)
 
     @property
@@ -94,9 +104,14 @@ class CompletionBody(_Part):
             priority=self.priority or 0,
             deadline=now + target_s,
             llm=self.model,
-            tenant=self.user,
+            tenant=self.end_user,
             session=None if session is None else session.decode("latin-1"),
         )
+
+    @property
+    def end_user(self) -> str | None:
+        """The user that the client names."""
+        return self.user
 
     @property
     def llm(self) -> str:
@@ -193,11 +208,118 @@ class ChatBody(CompletionBody):
         return render_chat(self.messages, self.tools or ())
 
 
+class ResponsesBody(CompletionBody):
+    """The same for /v1/responses. A conversation that the engine stores (`previous_response_id`) is not in it."""
+
+    measure: ClassVar[type[Measure]] = ResponsesMeasure
+
+    input: Any = None
+    instructions: Any = None
+    tools: Any = None
+    max_output_tokens: _Limit | None = None
+    previous_response_id: str | None = None
+
+    @property
+    def declared_limit(self) -> int | None:
+        """`max_output_tokens`, which includes reasoning."""
+        return self.max_output_tokens
+
+    @property
+    def readable(self) -> bool:
+        """Whether there is an input: a text or items, rendered as one text."""
+        return isinstance(self.input, str | list)
+
+    @property
+    def one_answer(self) -> bool:
+        """Always."""
+        return True
+
+    def text(self) -> str:
+        """The instructions and the input items as a conversation."""
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        return render_chat([*system, *map(_message_of_item, items)], [_function(tool) for tool in self.tools or ()])
+
+    @property
+    def lacks_usage(self) -> bool:
+        """Never: the last event reports the usage."""
+        return False
+
+
+class MessagesBody(ChatBody):
+    """The same for /v1/messages of Anthropic's API."""
+
+    measure: ClassVar[type[Measure]] = MessagesMeasure
+
+    system: Any = None
+    metadata: Any = None
+
+    @property
+    def end_user(self) -> str | None:
+        """`metadata.user_id`."""
+        user = self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
+        return user if isinstance(user, str) else None
+
+    @property
+    def one_answer(self) -> bool:
+        """Always."""
+        return True
+
+    def text(self) -> str:
+        """The system prompt and the messages as a conversation."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        turns = [turn for message in self.messages for turn in _turns_of_message(message)]
+        return render_chat([*system, *turns], [_function(tool) for tool in self.tools or ()])
+
+    @property
+    def lacks_usage(self) -> bool:
+        """Never: the stream reports the usage."""
+        return False
+
+
 BODIES: Final[dict[str, type[CompletionBody]]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
 }
 """The body of each endpoint."""
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool in the format of chat completions; one that the engine brings is named by its type."""
+    return {"function": {"name": tool.get("name") or tool.get("type", "?")}}
+
+
+def _message_of_item(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an input item of /v1/responses as a chat message."""
+    kind = item.get("type", "message")
+    if kind == "function_call":
+        return {"role": "assistant", "tool_calls": [{"function": {"name": item.get("name", "?")}}]}
+    if kind == "function_call_output":
+        return {"role": "tool", "content": item.get("output")}
+    return item if kind == "message" else {"role": "assistant", "content": f"[{kind}]"}
+
+
+def _turns_of_message(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a message of /v1/messages as chat messages: the results of tools are messages of their own there."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [message]
+    turns: list[Mapping[str, Any]] = []
+    parts: list[Any] = []
+    calls: list[Any] = []
+    for block in content:
+        kind = block.get("type")
+        if kind == "tool_result":
+            turns.append({"role": "tool", "content": block.get("content") or ""})
+        elif kind == "tool_use":
+            calls.append({"function": {"name": block.get("name", "?")}})
+        elif kind not in ("thinking", "redacted_thinking"):
+            parts.append(block)
+    if parts or calls:
+        turns.append({"role": message.get("role", "user"), "content": parts or None, "tool_calls": calls})
+    return turns
 
 
 def _latency_target(header: bytes | None) -> float:

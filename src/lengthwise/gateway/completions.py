@@ -19,7 +19,7 @@ from lengthwise.engines.client import (
 from lengthwise.gateway.bodies import CompletionBody, parse
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
-from lengthwise.gateway.errors import ApiError, from_engine
+from lengthwise.gateway.errors import ApiError, error_format, from_engine
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, relay
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
@@ -73,6 +73,7 @@ class Completions:
         budget: BodyBudget,
     ) -> None:
         self._path = path
+        self._error_format = error_format(path)
         self._model = model
         self._budget = budget
         self._config = config
@@ -86,6 +87,7 @@ class Completions:
         """Serve one request and count its outcome."""
         began = self._dispatcher.clock()
         caller = Caller(scope, receive, send)
+        caller.error_format = self._error_format
         request_id = caller.headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
         outcome: Outcome = "bug"
         try:
@@ -112,7 +114,7 @@ class Completions:
         hide_usage = self._config.stream_usage and self._predictions.predicts and body.lacks_usage
         if hide_usage:
             raw = body.with_usage(raw)
-        measure = Measure(hide_usage=hide_usage)
+        measure = self._model.measure(hide_usage=hide_usage)
         self._predict(job, body)
         call = _Call(job, body, raw, caller, request_id, measure, job.prediction)
         try:

@@ -1,11 +1,15 @@
-"""Errors in the format of OpenAI's API: {"error": {message, type, param, code}}."""
+"""Errors in the format of the API that the client uses.
+
+OpenAI's: {"error": {message, type, param, code}}. In a stream of /v1/responses: an event `error` with these fields.
+Anthropic's: {"type": "error", "error": {type, message}}, in a stream as an event `error`.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 from starlette.responses import Response
 
@@ -14,6 +18,26 @@ from lengthwise.engines.client import EngineError, EngineRefusedError, EngineTim
 if TYPE_CHECKING:
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
+
+
+ErrorFormat = Literal["openai", "responses", "anthropic"]
+
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_format(path: str) -> ErrorFormat:
+    """Return the format of errors at a path."""
+    if path.startswith("/v1/messages"):
+        return "anthropic"
+    return "responses" if path.startswith("/v1/responses") else "openai"
 
 
 class ApiError(Exception):
@@ -44,18 +68,40 @@ class ApiError(Exception):
 
     @property
     def body(self) -> bytes:
-        """The error as JSON."""
-        fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return json.dumps({"error": fields}, separators=(",", ":")).encode()
+        """The error as JSON in OpenAI's format."""
+        return self.body_in("openai")
+
+    def body_in(self, form: ErrorFormat) -> bytes:
+        """Return the error as JSON."""
+        if form == "anthropic":
+            return _json({"type": "error", "error": {"type": self._anthropic_type, "message": self.message}})
+        return _json({"error": self._fields})
+
+    def event_in(self, form: ErrorFormat, sequence_number: int = 0) -> bytes:
+        """Return the error as a server-sent event, for a stream that has started."""
+        if form == "openai":
+            return b"data: " + self.body + b"\n\n"
+        if form == "anthropic":
+            return b"event: error\ndata: " + self.body_in(form) + b"\n\n"
+        fields = {**self._fields, "type": "error", "sequence_number": sequence_number}
+        return b"event: error\ndata: " + _json(fields) + b"\n\n"
+
+    def response(self, form: ErrorFormat = "openai") -> Response:
+        """The error as a whole response."""
+        return Response(self.body_in(form), self.status, self.headers, "application/json")
 
     @property
-    def event(self) -> bytes:
-        """The error as a server-sent event, for a stream that has started."""
-        return b"data: " + self.body + b"\n\n"
+    def _fields(self) -> dict[str, str | None]:
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
 
-    def response(self) -> Response:
-        """The error as a whole response."""
-        return Response(self.body, self.status, self.headers, "application/json")
+    @property
+    def _anthropic_type(self) -> str:
+        otherwise = "invalid_request_error" if self.status < 500 else "api_error"
+        return _ANTHROPIC_TYPES.get(self.status, otherwise)
+
+
+def _json(fields: Mapping[str, object]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def from_engine(error: EngineError) -> ApiError:
@@ -67,10 +113,10 @@ def from_engine(error: EngineError) -> ApiError:
     return ApiError(502, str(error), code=f"engine_{error.kind}")
 
 
-async def api_error_response(_: Request, error: Exception) -> Response:
+async def api_error_response(request: Request, error: Exception) -> Response:
     """Return the response of an ApiError."""
     assert isinstance(error, ApiError)  # noqa: S101  (registered for this class alone)
-    return error.response()
+    return error.response(error_format(request.url.path))
 
 
 async def http_exception_response(request: Request, error: Exception) -> Response:
@@ -83,9 +129,11 @@ async def http_exception_response(request: Request, error: Exception) -> Respons
         message, code = f"{what}: this path does not take that method", "method_not_allowed"
     else:
         message, code = f"{what}: {exception.detail}", None
-    return ApiError(exception.status_code, message, code=code, headers=exception.headers).response()
+    answer = ApiError(exception.status_code, message, code=code, headers=exception.headers)
+    return answer.response(error_format(request.url.path))
 
 
 async def internal_error_response(request: Request, _: Exception) -> Response:
     """Return 500 for an unexpected exception; Starlette logs its traceback."""
-    return ApiError(500, f"{request.method} {request.url.path}: the gateway failed", code="bug").response()
+    error = ApiError(500, f"{request.method} {request.url.path}: the gateway failed", code="bug")
+    return error.response(error_format(request.url.path))

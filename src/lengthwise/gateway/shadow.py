@@ -93,7 +93,7 @@ class ShadowProxy:
         hide_usage = self.stream_usage and body is not None and body.lacks_usage
         if hide_usage:
             raw = CompletionBody.with_usage(raw)
-        seen = _Seen(str(next(self._numbers)), arrival_s, body, Measure(hide_usage=hide_usage), len(raw))
+        seen = _Seen(str(next(self._numbers)), arrival_s, body, model.measure(hide_usage=hide_usage), len(raw))
         self._predict(seen)
         try:
             await self._forward(scope, caller, raw, seen)

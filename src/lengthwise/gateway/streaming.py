@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from multidict import CIMultiDict
 
 from lengthwise.engines.client import EngineAnswer, EngineError
-from lengthwise.gateway.errors import ApiError, from_engine
+from lengthwise.gateway.errors import ApiError, ErrorFormat, from_engine
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -41,7 +41,12 @@ class Measure:
         self._events = 0
         self._streams = False
         self.done = False
-        """Whether a stream has sent `[DONE]`."""
+        """Whether a stream has sent its last event, `[DONE]` here."""
+
+    @property
+    def next_event(self) -> int:
+        """The sequence number of the event after the last, in an API that numbers its events."""
+        return 0
 
     @property
     def length(self) -> tuple[int, bool] | None:
@@ -99,8 +104,8 @@ class Measure:
 
     def _read(self, event: dict[str, Any]) -> None:
         if event:
-            self._tokens = _count(event["usage"], "completion_tokens", self._tokens)
-            self._prompt = _count(event["usage"], "prompt_tokens", self._prompt)
+            self._tokens = count_tokens(event["usage"], "completion_tokens", self._tokens)
+            self._prompt = count_tokens(event["usage"], "prompt_tokens", self._prompt)
 
 
 def _usage_event(data: bytes) -> dict[str, Any]:
@@ -112,7 +117,8 @@ def _usage_event(data: bytes) -> dict[str, Any]:
     return event if isinstance(event, dict) and isinstance(event.get("usage"), dict) and event["usage"] else {}
 
 
-def _count(usage: dict[str, Any], name: str, otherwise: int | None) -> int | None:
+def count_tokens(usage: dict[str, Any], name: str, otherwise: int | None) -> int | None:
+    """Return a count of a usage; `otherwise` where it is missing or no count."""
     value = usage.get(name)
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else otherwise
 
@@ -176,6 +182,8 @@ class Caller:
         self.answered = False  # the head of an answer has been sent
         self.held_bytes = 0  # of the body, taken from a budget
         self.streams = False  # the answer is a stream of events
+        self.error_format: ErrorFormat = "openai"
+        self.measure: Measure | None = None  # of the stream
         self._event_ended = True
         self._ended = False
 
@@ -252,11 +260,13 @@ class Caller:
         if not self.answered:
             await self.fail(error, request_id)
         elif self.streams and not self._ended:
-            await self.write((b"" if self._event_ended else b"\n\n") + error.event, last=True)
+            number = 0 if self.measure is None else self.measure.next_event
+            event = error.event_in(self.error_format, number)
+            await self.write((b"" if self._event_ended else b"\n\n") + event, last=True)
 
     async def fail(self, error: ApiError, request_id: bytes | None) -> None:
         """Answer with an error."""
-        response = error.response()
+        response = error.response(self.error_format)
         named = [] if request_id is None else [(b"x-request-id", request_id)]
         await self.start(error.status, [*response.raw_headers, *named])
         await self.write(bytes(response.body), last=True)
@@ -287,6 +297,7 @@ async def relay(
         return
     held = b""
     caller.streams = True
+    caller.measure = measure
     try:
         while data := await answer.chunk():
             if not caller.answered:

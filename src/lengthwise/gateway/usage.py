@@ -1,0 +1,130 @@
+"""The length of answers of /v1/responses and /v1/messages, whose streams have named events and no `[DONE]`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, ClassVar, Final
+
+from lengthwise.gateway.streaming import Measure, count_tokens
+
+_DATA: Final = b"data:"
+_DELTA: Final = re.compile(rb"^event: ?\S+delta\r?$", re.MULTILINE)
+# A JSON string holds no bare quotes, so text that mentions these does not match.
+_RESPONSE_END: Final = re.compile(rb'"type"\s*:\s*"response\.(?:completed|incomplete|failed)"')
+_MESSAGE_USAGE: Final = re.compile(rb'"type"\s*:\s*"message_(?:start|delta|stop)"')
+_SEQUENCE: Final = re.compile(rb'"sequence_number"\s*:\s*(\d{1,18})')
+_ID: Final = re.compile(rb'"id"\s*:\s*"([^"\\]{1,200})"')
+_MESSAGE_WHOLE: Final = frozenset({"end_turn", "stop_sequence", "tool_use"})
+
+
+class _NamedEvents(Measure):
+    """Measures by the events that a pattern finds; the others are only counted, about one token for each delta."""
+
+    wanted: ClassVar[re.Pattern[bytes]]
+
+    def __init__(self, *, hide_usage: bool = False) -> None:
+        """`hide_usage` has no effect: these APIs always report their usage."""
+        super().__init__()
+        self._events = 1  # only deltas are counted, so none of them opens the stream
+
+    def whole(self, body: bytes) -> None:
+        """Measure an answer in one piece."""
+        self._answer(_object(body))
+
+    def lines(self, lines: bytes) -> bytes:
+        """Measure complete lines of a stream; the client receives all."""
+        self._streams = True
+        self._events += len(_DELTA.findall(lines))
+        if self.wanted.search(lines):
+            for line in lines.splitlines():
+                if line.startswith(_DATA) and self.wanted.search(line):
+                    self._event(_object(line[len(_DATA) :]))
+        return lines
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _event(self, event: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _read_usage(self, holder: dict[str, Any]) -> None:
+        usage = holder.get("usage")
+        if isinstance(usage, dict):
+            self._tokens = count_tokens(usage, "output_tokens", self._tokens)
+            self._prompt = count_tokens(usage, "input_tokens", self._prompt)
+
+    def _read_end(self, *, whole: bool) -> None:
+        self._reasons = [b"stop" if whole else b"length"]
+
+
+class ResponsesMeasure(_NamedEvents):
+    """Measures an answer of /v1/responses: `usage.output_tokens`, censored where `status` is `incomplete`."""
+
+    wanted = _RESPONSE_END
+
+    def __init__(self, *, hide_usage: bool = False) -> None:
+        super().__init__(hide_usage=hide_usage)
+        self._latest = b""
+        self.response_id: str | None = None
+        """The id under which the engine may store the answer."""
+
+    @property
+    def next_event(self) -> int:
+        """One more than the last sequence number."""
+        numbers = _SEQUENCE.findall(self._latest)
+        return int(numbers[-1]) + 1 if numbers else 0
+
+    def lines(self, lines: bytes) -> bytes:
+        """Measure complete lines of a stream; the client receives all."""
+        self._latest = lines
+        if self.response_id is None and (found := _ID.search(lines)) is not None:  # the first event holds the answer
+            self.response_id = found[1].decode("latin-1")
+        return super().lines(lines)
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        if isinstance(answer.get("id"), str):
+            self.response_id = answer["id"]
+        status = answer.get("status")
+        if status in ("completed", "incomplete"):  # not one that runs in the background
+            self._read_usage(answer)
+            self._read_end(whole=status == "completed")
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self.done = True
+        answer = event.get("response")
+        self._answer(answer if isinstance(answer, dict) else {})
+
+
+class MessagesMeasure(_NamedEvents):
+    """Measures an answer of /v1/messages: `usage.output_tokens`, censored unless `stop_reason` is its own end."""
+
+    wanted = _MESSAGE_USAGE
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        self._read_usage(answer)
+        self._read_reason(answer)
+
+    def _event(self, event: dict[str, Any]) -> None:
+        if event.get("type") == "message_stop":
+            self.done = True
+        elif isinstance(message := event.get("message"), dict):
+            usage = message.get("usage")
+            if isinstance(usage, dict):  # the output tokens are not known yet
+                self._prompt = count_tokens(usage, "input_tokens", self._prompt)
+        else:
+            self._read_usage(event)
+            if isinstance(delta := event.get("delta"), dict):
+                self._read_reason(delta)
+
+    def _read_reason(self, holder: dict[str, Any]) -> None:
+        if isinstance(reason := holder.get("stop_reason"), str):
+            self._read_end(whole=reason in _MESSAGE_WHOLE)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
