@@ -1,102 +1,365 @@
-"""CPU time of the gateway for a small request, in ms of its process at concurrency 32, by predictor.
+"""What a gateway costs: CPU time of its processes for the same requests, beside a bare proxy and other gateways.
 
-    python -m benchmarks.gateway [--requests 3000] [--predictors none,fast]
+    python -m benchmarks.gateway costs [--rounds 5] [--sglang-router PYTHON] [--vllm-router PYTHON] [--litellm PYTHON]
+    python -m benchmarks.gateway streams [--clients 1000]     # slow streams on one core, without an error
+    python -m benchmarks.gateway memory [--requests 200000]   # growth of the resident memory
+    python -m benchmarks.gateway queue                        # cost of a request, by the length of the queue
 
-Engine (the stand-in of the tests, which answers at once), gateway and client run in separate processes. Requests per
-second depend on all three and on the machine, so CPU-ms is the figure to compare. Linux only.
+Engines (three stand-ins that answer at once), gateways and client are separate processes on one machine. Requests per
+second depend on all of them and on what else runs, so CPU time is compared: user and system time of a gateway's
+processes, its predictor's included. All gateways run during the whole benchmark and are measured in turn, so that
+other load on the machine affects all alike; figures are medians over rounds. A peer is measured if the Python of an
+environment that has it is given. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
+import json
 import os
 import platform
+import resource
+import secrets
+import socket
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
+import uvicorn
 
-from lengthwise.gateway import check_engines
-from tests.gateway.engine import free_port
+from benchmarks.stand_in import MODEL
 
-CONCURRENCY = 32
-GATEWAY = (
-    "from lengthwise.cli.serve import serve; import sys; "
-    "serve(engine=[sys.argv[1]], port=int(sys.argv[2]), predictor=sys.argv[3])"
-)
-KINDS: dict[str, dict[str, Any]] = {
-    "plain, 3 tokens": {},
-    "plain, with a hint": {"nvext": {"agent_hints": {"osl": 3}}},
-    "streamed, 3 tokens": {"stream": True},
-    "streamed, 64 tokens": {"stream": True, "max_tokens": 64},
-}
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+ENGINES: Final = 3
+CONCURRENCY: Final = 32
+PATH: Final = "/v1/chat/completions"
+CHUNKS: Final = 200
+CHUNK_S: Final = 0.02
+KEY: Final = "sk-" + secrets.token_hex(32)  # LiteLLM does not start without one
+HEADERS: Final = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+_CONNECTION: Final = frozenset({b"host", b"content-length", b"connection", b"transfer-encoding"})
+
+
+class BareProxy:
+    """The least that a Python proxy does: read a body, send it to the next engine, pass the answer on."""
+
+    def __init__(self, engines: Sequence[str]) -> None:
+        self._next = itertools.cycle(engines)
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if self._http is None:
+            connector = aiohttp.TCPConnector(limit=0)
+            self._http = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        headers = [(k.decode(), v.decode()) for k, v in scope["headers"] if k not in _CONNECTION]
+        url = next(self._next) + scope["path"]
+        async with self._http.request(scope["method"], url, data=body, headers=headers) as answer:
+            kept = [(k.lower(), v) for k, v in answer.raw_headers if k.lower() not in _CONNECTION]
+            await send({"type": "http.response.start", "status": answer.status, "headers": kept})
+            if answer.content_type == "text/event-stream":
+                while data := await answer.content.readany():
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+            else:
+                await send({"type": "http.response.body", "body": await answer.read()})
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A gateway that runs: its main process and its URL."""
+
+    name: str
+    pid: int
+    url: str
+
+    def cpu_s(self) -> float:
+        """User and system time of its process and of all processes below it, also those that have ended."""
+        stats = {pid: _stat(pid) for pid in (int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())}
+        family = {self.pid}
+        while more := {pid for pid, stat in stats.items() if stat and int(stat[1]) in family} - family:
+            family |= more
+        return sum(sum(map(int, stats[pid][11:15])) for pid in family if stats[pid]) / os.sysconf("SC_CLK_TCK")
+
+    def rss_bytes(self) -> int:
+        """Resident memory of its main process."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; empty if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return []
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[int]:
-    child = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)  # noqa: S603
-    try:
-        yield child.pid
-    finally:
-        child.kill()
-        child.wait()
+def process(command: Sequence[str], environment: dict[str, str] | None = None) -> Iterator[int]:
+    """Run a command until the block ends."""
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen(  # noqa: S603
+            command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | (environment or {})
+        )
+        try:
+            yield child.pid
+        except BaseException:
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace")[-2000:])
+            raise
+        finally:
+            child.terminate()
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
 
 
-def cpu_s(pid: int) -> float:
-    user, system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+def wait_until_up(url: str, timeout_s: float = 90.0) -> None:
+    """Return once a small request is answered with 200."""
+    until = time.monotonic() + timeout_s
+    body = json.dumps(request_body(max_tokens=1)).encode()
+    request = urllib.request.Request(url + PATH, body, HEADERS)  # noqa: S310
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=5):  # noqa: S310
+                return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
 
 
-async def load(url: str, body: dict[str, Any], requests: int) -> None:
+def request_body(**fields: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return a small chat request."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": "word " * 100}], "max_tokens": 3, **fields}
+
+
+@contextmanager
+def engines(count: int = ENGINES) -> Iterator[list[str]]:
+    """Run stand-in engines."""
+    with ExitStack() as stack:
+        urls = []
+        for _ in range(count):
+            port = free_port()
+            stack.enter_context(process([sys.executable, "-m", "benchmarks.stand_in", str(port)]))
+            urls.append(f"http://127.0.0.1:{port}")
+        for url in urls:
+            wait_until_up(url)
+        yield urls
+
+
+@contextmanager
+def gateway(name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> Iterator[Gateway]:
+    """Run a gateway; `{port}` in its command is replaced."""
+    port = str(free_port())
+    with process([word.replace("{port}", port) for word in command], environment) as pid:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_up(url)
+        yield Gateway(name, pid, url)
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def ours(urls: Sequence[str], predictor: str, *options: str) -> list[str]:
+    """Return the command of our gateway."""
+    named = [word for url in urls for word in ("--engine", url)]
+    command = [sys.executable, "-m", "lengthwise", "serve", "--port", "{port}", "--predictor", predictor]
+    return [*command, *named, *options]
+
+
+def peers(arguments: argparse.Namespace, urls: Sequence[str], folder: Path) -> dict[str, list[str]]:
+    """Return the commands of the other gateways whose Python is given."""
+    commands = {}
+    routers = {"sglang-router": "sglang_router.launch_router", "vllm-router": "vllm_router.launch_router"}
+    for name, module in routers.items():
+        if python := getattr(arguments, name.replace("-", "_")):
+            metrics = str(free_port())
+            where = ["--host", "127.0.0.1", "--port", "{port}", "--prometheus-port", metrics]
+            commands[name] = [python, "-m", module, *where, "--worker-urls", *urls]
+    if arguments.litellm:
+        served = [
+            {
+                "model_name": MODEL,
+                "litellm_params": {"model": f"openai/{MODEL}", "api_base": f"{url}/v1", "api_key": "none"},
+            }
+            for url in urls
+        ]
+        config = folder / "litellm.yaml"
+        config.write_text(json.dumps({"model_list": served}))
+        litellm = str(Path(arguments.litellm).parent / "litellm")
+        commands["litellm"] = [litellm, "--config", str(config), "--host", "127.0.0.1", "--port", "{port}"]
+    return commands
+
+
+async def load(
+    url: str, body: dict[str, Any], requests: int, concurrency: int, on_answer: Callable[[], None] | None = None
+) -> None:
+    """Send requests in a closed loop; every answer must be complete."""
     left = iter(range(requests))
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+    streams = body.get("stream", False)
 
-        async def client() -> None:
-            for _ in left:
-                async with http.post(url + "/v1/completions", json=body) as response:
-                    assert response.status == 200
-                    await response.read()
+    async def client(http: aiohttp.ClientSession) -> None:
+        for _ in left:
+            async with http.post(url + PATH, json=body) as response:
+                answer = await response.read()
+                if response.status != 200 or (streams and not answer.rstrip().endswith(b"[DONE]")):
+                    raise RuntimeError(f"{response.status}: {answer[-300:]!r}")
+            if on_answer is not None:
+                on_answer()
 
-        await asyncio.gather(*(client() for _ in range(CONCURRENCY)))
+    timeout = aiohttp.ClientTimeout(total=None)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=HEADERS) as http:
+        await asyncio.gather(*(client(http) for _ in range(concurrency)))
 
 
-def measure(gateway: int, url: str, fields: dict[str, Any], requests: int) -> tuple[float, float]:
-    body = {"model": "stand-in", "prompt": "word " * 100, "max_tokens": 3, **fields}
-    asyncio.run(load(url, body, requests // 10))
-    cpu, wall = cpu_s(gateway), time.perf_counter()
-    asyncio.run(load(url, body, requests))
-    return 1000 * (cpu_s(gateway) - cpu) / requests, requests / (time.perf_counter() - wall)
+def measure(gateway: Gateway, body: dict[str, Any], requests: int, concurrency: int = CONCURRENCY) -> float:
+    """Return the CPU time of a request, in ms, after a tenth of the requests as warm-up."""
+    asyncio.run(load(gateway.url, body, requests // 10, concurrency))
+    before = gateway.cpu_s()
+    asyncio.run(load(gateway.url, body, requests, concurrency))
+    return 1000 * (gateway.cpu_s() - before) / requests
+
+
+def costs(arguments: argparse.Namespace) -> None:
+    """Measure all gateways on small requests and on streams."""
+    streamed = request_body(stream=True, max_tokens=CHUNKS, chunk_s=CHUNK_S)
+    kinds = {"request": (request_body(), arguments.requests), "chunk": (streamed, 2 * CONCURRENCY)}
+    found: dict[tuple[str, str], list[float]] = {}
+    with ExitStack() as stack:
+        urls = stack.enter_context(engines())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        commands = {"bare proxy": [sys.executable, "-m", "benchmarks.gateway", "proxy", "{port}", *urls]}
+        commands |= {f"lengthwise, {name}": ours(urls, name) for name in ("none", "fast")}
+        commands |= peers(arguments, urls, folder)
+        litellm_settings = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MASTER_KEY": KEY}
+        gateways = [stack.enter_context(gateway(name, command, litellm_settings)) for name, command in commands.items()]
+        for _ in range(arguments.rounds):
+            for (kind, (body, requests)), one in itertools.product(kinds.items(), gateways):
+                found.setdefault((one.name, kind), []).append(measure(one, body, requests))
+    absent = [name for name in ("sglang-router", "vllm-router", "litellm") if name not in commands]
+    print(f"{machine()}; {ENGINES} engines, concurrency {CONCURRENCY}, medians of {arguments.rounds} rounds")
+    print(f"a request of 500 bytes answered in one piece; a stream of {CHUNKS} chunks, 50 a second")
+    print(f"{'':<20}{'CPU-ms/request':>16}{'ratio':>8}{'CPU-ms/chunk':>16}{'ratio':>8}")
+    for name in commands:
+        cells = ""
+        for kind, scale in (("request", 1), ("chunk", CHUNKS)):
+            rounds = found[name, kind]
+            bare = found["bare proxy", kind]
+            ratio = statistics.median(mine / base for mine, base in zip(rounds, bare, strict=True))
+            cells += f"{statistics.median(rounds) / scale:>16.3f}{ratio:>8.2f}"
+        print(f"{name:<20}{cells}")
+    print(f"absent: {', '.join(absent) or 'none'}")
+
+
+def streams(arguments: argparse.Namespace) -> None:
+    """Hold many slow streams on one core; `load` raises if one of them fails."""
+    seconds, rate = 20, 5
+    body = request_body(stream=True, max_tokens=seconds * rate, chunk_s=1 / rate)
+    with engines() as urls, gateway("ours", ours(urls, arguments.predictor, "--in-flight", "1000")) as one:
+        for task in Path(f"/proc/{one.pid}/task").iterdir():
+            os.sched_setaffinity(int(task.name), {0})
+        before, began = one.cpu_s(), time.monotonic()
+        asyncio.run(load(one.url, body, arguments.clients, arguments.clients))
+        used, passed = one.cpu_s() - before, time.monotonic() - began
+    chunks = arguments.clients * seconds * rate
+    print(f"{machine()}; predictor {arguments.predictor}")
+    print(f"{arguments.clients} streams of {seconds * rate} chunks, {rate} a second each: no error")
+    print(f"{1000 * used / chunks:.3f} CPU-ms/chunk, {used / passed:.0%} of a core, {passed:.0f} s (ideal {seconds} s)")
+
+
+def memory(arguments: argparse.Namespace) -> None:
+    """Fit a line through the resident memory over the requests, after a fifth of them."""
+    samples: list[tuple[int, int]] = []
+    counter = itertools.count(1)
+    with engines() as urls, gateway("ours", ours(urls, arguments.predictor)) as one:
+
+        def sample() -> None:
+            if (done := next(counter)) % 2000 == 0:
+                samples.append((done, one.rss_bytes()))
+
+        asyncio.run(load(one.url, request_body(), arguments.requests, CONCURRENCY, sample))
+    settled = [(done, rss) for done, rss in samples if done >= arguments.requests / 5]
+    slope = statistics.linear_regression(*zip(*settled, strict=True)).slope
+    print(f"{machine()}; predictor {arguments.predictor}, {arguments.requests:,} requests")
+    first, last = settled[0][1] / 2**20, settled[-1][1] / 2**20
+    print(f"resident memory {first:.1f} MiB after a fifth, {last:.1f} MiB at the end; {slope:.1f} bytes per request")
+
+
+def queue(arguments: argparse.Namespace) -> None:
+    """Measure a request behind a short and a long queue."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    slots = 8
+    longest = min(10_000, hard // 2 - 200)  # a gateway takes half of its open files for clients
+    found: dict[int, list[float]] = {100: [], longest: []}
+    body = request_body(chunk_s=0.002)
+    with engines() as urls:
+        limits = ("--in-flight", str(slots), "--max-waiting", "20000")
+        with gateway("ours", ours(urls, arguments.predictor, *limits)) as one:
+            for _, waiting in itertools.product(range(arguments.rounds), found):
+                concurrency = waiting + ENGINES * slots
+                found[waiting].append(measure(one, body, 2 * longest, concurrency))
+    print(f"{machine()}; predictor {arguments.predictor}, {ENGINES} engines of {slots} slots")
+    for waiting, rounds in found.items():
+        print(f"{waiting:>8,} waiting: {statistics.median(rounds):.3f} CPU-ms/request")
+
+
+def machine() -> str:
+    """Return what the figures were measured on."""
+    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    name = model.partition(":")[2].strip() or platform.machine()
+    return f"Python {platform.python_version()}, {name}, {os.cpu_count()} cores"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--requests", type=int, default=3000)
-    parser.add_argument("--predictors", default="none,fast")
+    """Run one of the measurements."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = parser.add_subparsers(required=True)
+    for measured in (costs, streams, memory, queue):
+        kind = kinds.add_parser(measured.__name__, help=measured.__doc__)
+        kind.set_defaults(run=measured)
+        kind.add_argument("--rounds", type=int, default=5)
+        kind.add_argument("--requests", type=int, default=200_000 if measured is memory else 2000)
+        kind.add_argument("--clients", type=int, default=1000)
+        kind.add_argument("--predictor", default="none")
+        for peer in ("sglang-router", "vllm-router", "litellm"):
+            kind.add_argument(f"--{peer}", metavar="PYTHON", help="Python of an environment that has it")
+    proxy = kinds.add_parser("proxy", help="serve the bare proxy")
+    proxy.add_argument("port", type=int)
+    proxy.add_argument("engines", nargs="+")
+    proxy.set_defaults(
+        run=lambda arguments: uvicorn.run(
+            BareProxy(arguments.engines), port=arguments.port, log_level="warning", access_log=False, lifespan="off"
+        )
+    )
     arguments = parser.parse_args()
-    predictors = arguments.predictors.split(",")
-    with ExitStack() as stack:
-        port = free_port()
-        engine = f"http://127.0.0.1:{port}"
-        stack.enter_context(process("-m", "tests.gateway.engine", str(port)))
-        check_engines([engine], wait_s=30)
-        gateways = {}
-        for predictor in predictors:
-            port = free_port()
-            pid = stack.enter_context(process("-c", GATEWAY, engine, str(port), predictor))
-            gateways[predictor] = pid, f"http://127.0.0.1:{port}"
-            check_engines([gateways[predictor][1]], wait_s=30)
-        machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
-        print(f"{machine}; concurrency {CONCURRENCY}, {arguments.requests:,} requests each; CPU-ms, requests/s")
-        print(f"{'predictor':<22}" + "".join(f"{predictor:>16}" for predictor in predictors))
-        for kind, fields in KINDS.items():
-            found = [measure(pid, url, fields, arguments.requests) for pid, url in gateways.values()]
-            print(f"{kind:<22}" + "".join(f"{cpu_ms:>8.2f}{rate:>8.0f}" for cpu_ms, rate in found))
+    arguments.run(arguments)
 
 
 if __name__ == "__main__":
