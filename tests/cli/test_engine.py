@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,3 +171,19 @@ def test_steps_that_cannot_be_written_are_refused_before_the_engine_starts(optio
     assert result.exit_code == 2
     assert says in result.stderr
     assert "starting" not in result.stderr
+
+
+def test_simulated_engines_are_served_until_the_command_is_stopped() -> None:
+    command = [sys.executable, "-m", "lengthwise", "engine", "--simulated", "2*llama-3-8b@a100?speed=50", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            urls = re.findall(r"http://127\.0\.0\.1:\d+/v1", line)
+            assert len(urls) == 2
+            with urllib.request.urlopen(urls[1] + "/models", timeout=60) as response:  # noqa: S310
+                assert json.load(response)["data"][0]["id"] == "llama-3-8b"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) in (0, -signal.SIGTERM)
+        finally:
+            process.kill()

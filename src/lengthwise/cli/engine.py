@@ -38,6 +38,14 @@ def engine(
     context: typer.Context,
     stock: Annotated[bool, typer.Option("--stock", help="Stock vLLM, without our scheduler.")] = False,
     steps: Annotated[Path | None, typer.Option("--steps", help="Write every step to this file (Parquet).")] = None,
+    simulated: Annotated[
+        str | None,
+        typer.Option(
+            "--simulated",
+            metavar="FLEET",
+            help="Engines of the simulator in real time, on --port and the ports after it.",
+        ),
+    ] = None,
     **fields: Any,  # noqa: ANN401
 ) -> None:
     """Run the embedded engine: vLLM with our scheduler inside, an OpenAI API on loopback.
@@ -45,9 +53,15 @@ def engine(
     Without --model it serves SmolLM2-135M-Instruct, converted once into the user's cache directory, where its log is
     too. Ctrl-C stops it and everything it started.
 
+    With --simulated no LLM runs: the simulator's engine answers in real time (docs/guides/engine.md),
+    and of the other options only --host and --port count.
+
     Example: `lengthwise engine --policy srpt:c=0.8 --probe default --port 8000`
     """
     if context.invoked_subcommand is not None:
+        return
+    if simulated is not None:
+        _serve_simulated(simulated, fields["host"], fields["port"])
         return
     for option, value in (("--steps", steps), ("--probe", fields["probe"])):
         if value is not None and stock:
@@ -65,6 +79,17 @@ def engine(
             signal.pause()
         except KeyboardInterrupt:
             typer.echo("stopping", err=True)
+
+
+def _serve_simulated(text: str, host: str, port: int) -> None:
+    from lengthwise.engines.simulated import SimulatedFleet
+    from lengthwise.engines.simulated_server import listen, serve_engines
+
+    fleet = SimulatedFleet.parse(text)
+    sockets = listen(len(fleet.engines), host, port)
+    urls = ", ".join(f"http://{host}:{sock.getsockname()[1]}/v1" for sock in sockets)
+    typer.echo(f"{fleet} simulated at {urls}, speed {fleet.options.speed:g}, policy {fleet.options.policy}")
+    serve_engines(fleet, sockets)
 
 
 @app.command()

@@ -147,7 +147,7 @@ class EmbeddedEngine:
         """Stop the child and everything it started."""
         self._stopping.set()
         if self._process is not None:
-            _end(self._process)
+            end_process(self._process)
         atexit.unregister(self.stop)
 
     def command(self) -> list[str]:
@@ -198,7 +198,7 @@ class EmbeddedEngine:
                 stderr=log,
                 env={**_CPU_DEFAULTS, **os.environ},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     def _wait_until_healthy(self) -> None:
@@ -216,7 +216,7 @@ class EmbeddedEngine:
         while not self._stopping.wait(0.5):
             if self._process is None or self._process.poll() is None:
                 continue
-            _end(self._process)
+            end_process(self._process)
             self.restarts += 1
             if self._stopping.wait(min(30.0, 0.5 * 2.0**self.restarts)):
                 return
@@ -298,7 +298,7 @@ def _healthy(url: str) -> bool:
         return False
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
     """Terminate the child, then kill its session: a killed parent would leave workers behind."""
     if process.poll() is None:
         process.terminate()
@@ -309,7 +309,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Have the kernel stop the child when this process is killed (Linux only)."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

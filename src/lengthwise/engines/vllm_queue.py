@@ -8,16 +8,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.request import RequestStatus
 
+from lengthwise.engines.engine_kind import xargs_prediction
 from lengthwise.engines.prompts import PromptReader
-from lengthwise.errors import InputError
-from lengthwise.lengths import LengthDistribution, LogT, Point
 from lengthwise.policies import Job, Policy, PolicyQueue, TokenRate
 from lengthwise.predictors import PredictionInput
 
@@ -30,7 +28,6 @@ _CUT: Final = frozenset(
     {RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_REPETITION}
 )
 
-_MAX_SIGMA: Final = 5.0  # a spread of e^5 around the median says nothing about a length
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +73,7 @@ class JobTracker:
         job: Job | None = getattr(request, "lengthwise_job", None)
         if job is None:
             cap = self.cap(request)
-            given = prediction_of(request, cap)
+            given = xargs_prediction(extra_args(request), cap)
             known = self._scheduler.predictions.admit(request.request_id, self.llm, cap)
             job = Job(
                 id=request.request_id,
@@ -272,10 +269,15 @@ class PolicyRequestQueue(RequestQueue):
         return int(manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1])
 
 
+def extra_args(request: Request) -> dict[str, Any]:
+    """Return the request's `vllm_xargs`."""
+    params = request.sampling_params
+    return (params.extra_args if params is not None else None) or {}
+
+
 def declared_cap(request: Request) -> int | None:
     """Return the limit that the client declares, for measurements with forced lengths (`engines.forced_lengths`)."""
-    params = request.sampling_params
-    declared = ((params.extra_args if params is not None else None) or {}).get("cap")
+    declared = extra_args(request).get("cap")
     try:
         return None if declared is None else max(1, int(declared))
     except (TypeError, ValueError, OverflowError) as error:
@@ -285,8 +287,7 @@ def declared_cap(request: Request) -> int | None:
 
 def latency_target(request: Request) -> float:
     """Return the seconds in the request's `vllm_xargs.slo_s`, from a millisecond to a day; infinity without one."""
-    params = request.sampling_params
-    target = ((params.extra_args if params is not None else None) or {}).get("slo_s")
+    target = extra_args(request).get("slo_s")
     try:
         return math.inf if target is None else max(1e-3, min(86_400.0, float(target)))  # NaN: a day
     except (TypeError, ValueError, OverflowError) as error:
@@ -297,21 +298,3 @@ def latency_target(request: Request) -> float:
 def _clamped(priority: int) -> int:
     """Return a client's priority within 32 bits."""
     return min(max(priority, -(1 << 31)), (1 << 31) - 1)
-
-
-def prediction_of(request: Request, cap: int) -> LengthDistribution | None:
-    """Return the prediction in the request's `vllm_xargs`, clamped to 1 to `cap` tokens; None if there is none.
-
-    An invalid value does not stop the engine: it is logged and ignored.
-    """
-    params = request.sampling_params
-    xargs = (params.extra_args if params is not None else None) or {}
-    try:
-        if "length_mu" in xargs or "length_sigma" in xargs:
-            prediction = LogT(float(xargs["length_mu"]), float(xargs["length_sigma"]), cap)
-            return replace(prediction, mu=max(0.0, prediction.mu), sigma=min(prediction.sigma, _MAX_SIGMA))
-        if "expected_tokens" in xargs:
-            return Point.declared(float(xargs["expected_tokens"]), cap)
-    except (InputError, KeyError, TypeError, ValueError, OverflowError) as error:
-        _log.warning("request %s: no usable prediction in vllm_xargs (%s)", request.request_id, error)
-    return None

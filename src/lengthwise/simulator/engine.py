@@ -254,8 +254,25 @@ class Engine:
             request = EngineRequest(job, row, float(record["arrival"]), int(record["output"]), hashes)
             request.transferred_kv_tokens = int(record["transferred_kv_tokens"])
             request.missing_kv_tokens = int(record["missing_kv_tokens"])
-            self._rows.append(row)
-            self._arriving.append(request)
+            self.enqueue(request)
+
+    def enqueue(self, request: EngineRequest) -> None:
+        """Send one request; `traffic.requests` has its record."""
+        self._rows.append(request.row)
+        self._arriving.append(request)
+
+    def abort(self, request: EngineRequest) -> None:
+        """Remove a request that has not finished, wherever it is; called between steps."""
+        if request in self.running:
+            self._release(request)
+        elif self._waiting.pop(request.job.id, None) is not None:
+            self.queue.remove(request.job.id)
+            self._no_victim_for = None
+        elif request in self._arriving:
+            self._arriving.remove(request)
+        else:
+            return
+        self.settled += 1
 
     def advance(self, until: float = math.inf, *, settle: int | None = None) -> bool:
         """Run every step that begins before `until`, or until `settle` more requests are settled."""
