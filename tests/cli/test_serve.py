@@ -10,9 +10,10 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from lengthwise.cli import app
 from tests.gateway.engine import StandIn, free_port, served, wait_for
@@ -155,3 +156,51 @@ def test_a_fleet_that_cannot_be_simulated_is_refused() -> None:
     result = CliRunner().invoke(app, ["serve", "--engine", "simulated:2*llama-9", "--port", "0"])
     assert result.exit_code == 2
     assert "no engine is called 'llama-9'" in result.stderr
+
+
+def check(*options: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, ["serve", "--check", *options], env=environment)
+
+
+def test_check_validates_a_file_and_starts_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("engines: [{url: 'http://gpu-1:8000', name: gpu-1}, http://gpu-2:8000]\npolicy: sjf\n")
+    result = check("--config", str(file))
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "valid: gpu-1 http://gpu-1:8000, engine-1 http://gpu-2:8000, policy sjf, router lengthwise, predictor fast\n",
+    )
+    file.write_text("engines: [{url: 'http://gpu-1:8000', nam: gpu-1}]")
+    result = check("--config", str(file))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        f"error: {file}, field 'engines.0.nam': there is no field 'nam'; did you mean name?"
+    )
+
+
+def test_options_override_the_environment_and_that_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("engines: [http://gpu-1:8000]\npolicy: sjf\n")
+    environment = {"LENGTHWISE_SERVE_CONFIG": str(file)}
+    assert "policy sjf" in check(**environment).stdout
+    environment["LENGTHWISE_SERVE_POLICY"] = "fcfs"
+    assert "policy fcfs" in check(**environment).stdout
+    assert "policy tie" in check("--policy", "tie", **environment).stdout
+    assert "http://gpu-9:8000, policy" in check("--engine", "http://gpu-9:8000", **environment).stdout
+
+
+def test_a_bad_option_beside_a_file_is_named_as_an_option(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text("engines: [http://gpu-1:8000]\n")
+    assert check("--config", str(file), "--in-flight", "0").stderr.startswith("error: --in-flight: '0' is not valid")
+    assert check("--config", str(tmp_path / "none.yaml")).stderr == f"error: {tmp_path}/none.yaml: no such file\n"
+
+
+def test_a_gateway_from_a_file_serves_under_the_names_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    with served(StandIn().app()) as engine_url:
+        file.write_text(f"engines: [{{url: '{engine_url}', name: gpu-1}}]\npredictor: none\n")
+        with serving("--config", str(file)) as (_, url):
+            assert complete(url) == 200
+            with urllib.request.urlopen(url + "/health", timeout=20) as response:  # noqa: S310
+                assert [engine["name"] for engine in json.load(response)["engines"]] == ["gpu-1"]

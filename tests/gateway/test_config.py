@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -8,6 +10,7 @@ import pytest
 from lengthwise.cli.model_options import validated
 from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig
+from lengthwise.gateway.config import EngineConfig, ModelConfig, TenantConfig, read_config
 from tests.gateway.engine import StandIn
 from tests.gateway.helpers import body, gateway, metric, post
 
@@ -82,3 +85,70 @@ async def test_an_engine_has_its_configured_name_slots_and_key(
         assert await metric(http, url, 'lengthwise_engine_up{engine="gpu-1"}') == 1
         assert (await post(http, url, body()))[0] == 200
     assert engine.headers[0]["authorization"] == "Bearer secret"
+
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "guides" / "fleet.yaml"
+
+
+def read(path: Path, **overrides: Any) -> GatewayConfig:
+    return read_config(path, overrides=overrides, defaults={})
+
+
+def test_the_example_file_is_valid_and_names_its_engines() -> None:
+    example = read(EXAMPLE)
+    assert [engine.name for engine in example.engines] == ["gpu-1", None]
+    assert example.tenants["team-a"].weight == 2
+
+
+def test_the_example_file_shows_every_setting_at_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_1_KEY", "secret")
+    whole = tmp_path / "whole.yaml"
+    whole.write_text(re.sub(r"^(\s*)#(?=\w)", r"\1", EXAMPLE.read_text(), flags=re.MULTILINE))
+    shown, defaults = read(whole), config()
+    for name in GatewayConfig.model_fields:
+        assert name in shown.model_fields_set, f"{name} is missing in the example"
+        if name not in ("engines", "models", "tenants", "router"):
+            assert getattr(shown, name) == getattr(defaults, name), name
+    assert shown.router == shown.model_copy(update={"router": None}).chosen_router
+    assert EngineConfig.model_fields.keys() == shown.engines[0].model_fields_set
+    assert TenantConfig.model_fields.keys() == shown.tenants["team-a"].model_fields_set
+    assert all(ModelConfig.model_fields.keys() == model.model_fields_set for model in shown.models.values())
+    assert shown.engines[0].api_key is not None
+    assert shown.engines[0].api_key.get_secret_value() == "secret"
+
+
+def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(f"engines: [{ENGINE}]\nport: 1\npolicy: sjf\n")
+    got = read(file, port=2, engines=["http://127.0.0.1:9"])
+    assert (got.port, got.policy, got.engines[0].url) == (2, "sjf", "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("engines: [nonsense]", "fleet.yaml, field 'engines.0.url': 'nonsense' is not the URL of an engine"),
+        ("engines: [{name: a}]", "fleet.yaml, field 'engines.0.url': is missing"),
+        (
+            "engines: [{url: 'http://a', kind: tgi}]",
+            "field 'engines.0.kind': 'tgi' is not valid; Input should be 'auto'",
+        ),
+        ("engines: [{url: 'http://a', api_key: [s3cret]}]", "field 'engines.0.api_key': this value is not valid"),
+        ("engines: [{url: 'http://a', api_key: '${NOT_SET}'}]", "environment variable NOT_SET is not set"),
+        ("engines: ['http://a']\nprot: 1", "field 'prot': there is no field 'prot'; did you mean port?"),
+        ("engines: ['http://a']\ntenants: {t: {rpm: 1}}", "field 'tenants.t.rpm': there is no field 'rpm'"),
+        ("engines: ['http://a']\nin_flight: 0", "field 'in_flight': '0' is not valid; Input should be greater than"),
+        ("engines: ['http://a']\npolicy: sjff", "field 'policy': there is no policy 'sjff'; did you mean sjf?"),
+        ("engines: ['http://a']\nengines: ['http://b']", "fleet.yaml, line 2: 'engines' is given twice in one section"),
+        ("engines: [", "fleet.yaml, line 1: "),
+        ("- http://a", "fleet.yaml: holds no fields; begin with engines:"),
+        ("", "fleet.yaml: holds no fields"),
+        ("engines: []", "field 'engines': '[]' is not valid; Tuple should have at least 1 item"),
+    ],
+)
+def test_an_error_in_a_file_names_the_file_and_the_field(text: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=re.escape(problem)) as caught:
+        read(file)
+    assert "s3cret" not in str(caught.value)

@@ -13,15 +13,21 @@ from lengthwise.errors import InputError
 
 Model = TypeVar("Model", bound=BaseModel)
 _PLAIN = (bool, int, float, str)
+_GIVEN = ("COMMANDLINE", "ENVIRONMENT")
 
 
 def options_from(
-    model: type[BaseModel], *, without: Collection[str] = (), defaults: dict[str, Any] | None = None
+    model: type[BaseModel],
+    *,
+    without: Collection[str] = (),
+    defaults: dict[str, Any] | None = None,
+    environment: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command, which takes `**fields`, one option for each field of `model` but those in `without`.
 
-    A field `timeout_s` is the option `--timeout`; its description is the help text. `defaults` replaces defaults. The
-    command validates what it gets by `validated`.
+    A field `timeout_s` is the option `--timeout`; its description is the help text. `defaults` replaces defaults. With
+    `environment`, a prefix, an option that is not given is read from the variable of its name. The command validates
+    what it gets by `validated`.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -37,7 +43,12 @@ def options_from(
                 default=(defaults or {}).get(name, field.default),
                 annotation=Annotated[
                     _option_type(field.annotation),
-                    typer.Option(_declared(name, field.annotation), help=field.description),
+                    typer.Option(
+                        _declared(name, field.annotation),
+                        help=field.description,
+                        envvar=None if environment is None else environment + _flag(name)[2:].upper().replace("-", "_"),
+                        show_envvar=False,
+                    ),
                 ],
             )
             for name, field in model.model_fields.items()
@@ -63,6 +74,13 @@ def validated(model: type[Model], /, **fields: Any) -> Model:  # noqa: ANN401
         raise InputError(
             f"'{first['input']}' is not valid", source=_flag(str(first["loc"][0])), hint=first["msg"]
         ) from None
+
+
+def given_fields(context: typer.Context, model: type[BaseModel]) -> dict[str, Any]:
+    """Return the fields of `model` that come from the command line or the environment, not from defaults."""
+    sources = {name: context.get_parameter_source(name) for name in context.params if name in model.model_fields}
+    chosen = [name for name, source in sources.items() if source is not None and source.name in _GIVEN]
+    return {name: context.params[name] for name in chosen}
 
 
 def _option_type(annotation: Any) -> Any:  # noqa: ANN401

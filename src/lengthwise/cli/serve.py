@@ -4,70 +4,107 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lengthwise.cli.model_options import options_from, validated
+from lengthwise.cli.model_options import given_fields, options_from, validated
 from lengthwise.cli.output import Wait
 from lengthwise.engines.client import without_credentials
 from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway
-from lengthwise.gateway.config import EngineConfig
+from lengthwise.gateway.config import EngineConfig, read_config
 from lengthwise.gateway.server import url_of
 
+_EMBEDDED = "http://127.0.0.1"  # replaced by the address of the embedded engine
 
-@options_from(GatewayConfig, without=["engines", "models", "tenants"])
+
+@options_from(GatewayConfig, without=["engines", "models", "tenants"], environment="LENGTHWISE_SERVE_")
 def serve(
+    context: typer.Context,
     engine: Annotated[
         list[str] | None,
         typer.Option(
             metavar="URL",
             help="An OpenAI-compatible engine, or `simulated:4*llama-3-8b@a100`; may be given more than once.",
+            envvar="LENGTHWISE_SERVE_ENGINE",
+            show_envvar=False,
         ),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML file with engines, models, tenants and any option below (docs/guides/fleet.yaml).",
+            envvar="LENGTHWISE_SERVE_CONFIG",
+            show_envvar=False,
+        ),
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Validate options and file, and exit: 0 or 2.")] = False,
     wait: Wait = 0.0,
-    **fields: Any,  # noqa: ANN401
+    **_: Any,  # noqa: ANN401
 ) -> None:
     """Serve the OpenAI API in front of one or more engines; requests wait in the order of a policy.
 
-    Without --engine, the embedded engine is started: a small LLM on vLLM with our scheduler inside. `simulated:FLEET`
-    starts engines of the simulator, in real time: load tests and first looks without a GPU.
+    Without an engine, the embedded one is started: a small LLM on vLLM with our scheduler inside. `simulated:FLEET`
+    starts engines of the simulator in real time: load tests and first looks without a GPU.
+
+    Options override the file. An option that is not given is read from the environment: `--in-flight` from
+    `LENGTHWISE_SERVE_IN_FLIGHT`, and so on.
 
     Example: `lengthwise serve --engine http://gpu-1:8000 --engine http://gpu-2:8000 --policy sjf`
+
+    Example: `lengthwise serve --config fleet.yaml --check`
     """
-    # Options are checked, and the port is taken, before an engine is started.
-    config = validated(GatewayConfig, engines=tuple(engine or ["http://127.0.0.1"]), **fields)
-    with contextlib.closing(bind(config.host, config.port)) as sock, _engines(engine or [], config) as engines:
-        config = config.model_copy(update=engines)
-        for down in check_engines([each.url for each in config.engines], wait_s=wait):
+    options = given_fields(context, GatewayConfig) | ({"engines": engine} if engine else {})
+
+    def load() -> GatewayConfig:
+        """Return the configuration; options are checked alone first, so that an error names the option or the file."""
+        defaults = {"engines": [_EMBEDDED]}
+        alone = validated(GatewayConfig, **(defaults | options))
+        return alone if config is None else read_config(config, overrides=options, defaults=defaults)
+
+    # Everything is checked, and the port is taken, before an engine is started.
+    settings = load()
+    if check:
+        typer.echo(f"valid: {_summary(settings)}")
+        return
+    with contextlib.closing(bind(settings.host, settings.port)) as sock, _started(settings) as changed:
+        settings = settings.model_copy(update=changed)
+        for down in check_engines([each.url for each in settings.engines], wait_s=wait):
             typer.echo(f"warning: engine {down} does not answer; it gets requests once it does", err=True)
-        router = f", router {config.chosen_router}" if config.chosen_router else ""
-        named = [
-            f"{each.name or f'engine-{number}'} {without_credentials(each.url)}"
-            for number, each in enumerate(config.engines)
-        ]
-        ready = f"serving on {url_of(sock, config.host)} before {', '.join(named)}"
-        ready += f", policy {config.policy}{router}, predictor {config.predictor}"
-        run_gateway(config, sock, on_ready=lambda: typer.echo(ready))
+        ready = f"serving on {url_of(sock, settings.host)} before {_summary(settings)}"
+        run_gateway(settings, sock, on_ready=lambda: typer.echo(ready))
+
+
+def _summary(config: GatewayConfig) -> str:
+    named = [
+        f"{engine.name or f'engine-{number}'} {without_credentials(engine.url)}"
+        for number, engine in enumerate(config.engines)
+        if engine.url != _EMBEDDED
+    ]
+    router = f", router {config.chosen_router}" if config.chosen_router else ""
+    engines = ", ".join(named) or "the embedded engine"
+    return f"{engines}, policy {config.policy}{router}, predictor {config.predictor}"
 
 
 @contextlib.contextmanager
-def _engines(urls: list[str], config: GatewayConfig) -> Iterator[dict[str, Any]]:
+def _started(config: GatewayConfig) -> Iterator[dict[str, Any]]:
     """Yield the changes to the configuration: engines that run as long as the gateway get their URLs."""
-    if not urls:
-        from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
-
-        typer.echo("starting the embedded engine ...", err=True)
-        # The gateway forwards its predictions: the engine's predictor process starts at the first request without one.
-        options = EngineOptions(policy=config.policy, predictor=config.predictor, warm_predictor=False)
-        with EmbeddedEngine(options) as engine:
-            yield {"engines": (EngineConfig(url=engine.url),), "forward_predictions": True}
+    if [engine.url for engine in config.engines] != [_EMBEDDED]:
+        with contextlib.ExitStack() as stack:
+            yield {"engines": tuple(one for each in config.engines for one in _simulated(each, stack))}
         return
-    with contextlib.ExitStack() as stack:
-        yield {"engines": tuple(one for each in config.engines for one in _started(each, stack))}
+    from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+
+    typer.echo("starting the embedded engine ...", err=True)
+    # The gateway forwards its predictions: the engine's predictor process starts at the first request without one.
+    options = EngineOptions(policy=config.policy, predictor=config.predictor, warm_predictor=False)
+    with EmbeddedEngine(options) as engine:
+        yield {"engines": (EngineConfig(url=engine.url),), "forward_predictions": True}
 
 
-def _started(engine: EngineConfig, stack: contextlib.ExitStack) -> list[EngineConfig]:
+def _simulated(engine: EngineConfig, stack: contextlib.ExitStack) -> list[EngineConfig]:
     """Return an engine, or the simulated engines that it stands for, which run until the stack is closed."""
     if not engine.simulated:
         return [engine]

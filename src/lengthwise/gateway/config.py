@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+import yaml  # type: ignore[import-untyped]
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 
 from lengthwise.engines.client import engine_url, without_credentials
 from lengthwise.errors import InputError
@@ -14,6 +26,7 @@ from lengthwise.policies import make_policy
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import known_predictor
 from lengthwise.routers import make_router
+from lengthwise.specs import unknown_name
 
 EngineKind = Literal["auto", "lengthwise", "vllm", "sglang", "openai"]
 
@@ -23,6 +36,7 @@ DEFAULT_TENANT: Final = "default"
 SIMULATED: Final = "simulated:"
 """Begins the specification of simulated engines, in place of a URL."""
 
+_VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -227,3 +241,77 @@ class GatewayConfig(_Section):
         if twice := {name for name in names if names.count(name) > 1}:
             raise InputError(f"two models have the name or alias '{min(twice)}'", hint="use each name once")
         return self
+
+
+def read_config(path: Path, *, overrides: Mapping[str, Any], defaults: Mapping[str, Any]) -> GatewayConfig:
+    """Return the configuration in a YAML file, with `overrides` in place of its fields, `defaults` for absent ones.
+
+    `${NAME}` in a text is replaced by that environment variable. An InputError names the file and the field.
+    """
+    content = {**defaults, **_read_yaml(path), **overrides}
+    try:
+        return GatewayConfig.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    place, cause = first["loc"], first.get("ctx", {}).get("error")
+    field = ".".join(str(step) for step in place) or None
+    if isinstance(cause, InputError):
+        problem = f"{cause.source}: {cause.problem}" if cause.source else cause.problem
+        raise InputError(problem, source=path, field=field, hint=cause.hint)
+    if first["type"] == "extra_forbidden":
+        unknown = unknown_name(str(place[-1]), "field", _section(place).model_fields)
+        raise InputError(unknown.problem, source=path, field=field, hint=unknown.hint)
+    if first["type"] == "missing":
+        raise InputError("is missing", source=path, field=field)
+    shown = "this value" if place[-1] == "api_key" else f"'{str(first['input'])[:80]}'"
+    raise InputError(f"{shown} is not valid", source=path, field=field, hint=first["msg"])
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506  (a SafeLoader)
+    except FileNotFoundError:
+        raise InputError("no such file", source=path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", source=path) from error
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "is not YAML"
+        raise InputError(str(problem), source=path if mark is None else f"{path}, line {mark.line + 1}") from error
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise InputError("holds no fields", source=path, hint="begin with engines:")
+    return {name: _with_environment(value, path, name) for name, value in content.items()}
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses a key that is given twice, of which YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"'{name}' is given twice in one section", problem_mark=node.value[number][0].start_mark
+                )
+        return dict(super().construct_mapping(node, deep))
+
+
+def _with_environment(value: Any, path: Path, field: str) -> Any:  # noqa: ANN401  (any YAML value)
+    if isinstance(value, str):
+        for name in _VARIABLE.findall(value):
+            if name not in os.environ:
+                raise InputError(f"the environment variable {name} is not set", source=path, field=field, hint="set it")
+        return _VARIABLE.sub(lambda found: os.environ[found[1]], value)
+    if isinstance(value, Mapping):
+        return {name: _with_environment(each, path, f"{field}.{name}") for name, each in value.items()}
+    if isinstance(value, Sequence):
+        return [_with_environment(each, path, f"{field}.{number}") for number, each in enumerate(value)]
+    return value
+
+
+def _section(place: Sequence[int | str]) -> type[BaseModel]:
+    sections: dict[int | str, type[BaseModel]] = {
+        "engines": EngineConfig,
+        "models": ModelConfig,
+        "tenants": TenantConfig,
+    }
+    return sections[place[0]] if len(place) > 1 else GatewayConfig
