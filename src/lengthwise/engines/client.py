@@ -119,7 +119,12 @@ class EngineAnswer:
 
     def close(self) -> None:
         """Reuse the connection if the answer was read to its end, else close it, which aborts the request."""
+        self._engine.answers.discard(self)
         self._response.release()
+
+    def cut(self) -> None:
+        """Fail the caller that reads it: closing a session does not wake it."""
+        self._response.content.set_exception(aiohttp.ServerDisconnectedError())
 
 
 class EngineClient:
@@ -146,16 +151,28 @@ class EngineClient:
         self._keep = keep
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=silence_timeout_s)
         self._sessions: tuple[aiohttp.ClientSession, ...] = ()
+        self.answers: set[EngineAnswer] = set()
+        """Answers that are being read."""
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
+        """Make the client ready for requests."""
         fresh = self._new_session(aiohttp.TCPConnector(limit=0, force_close=True))
         pooled = self._new_session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)) if self._keep else fresh
         self._sessions = pooled, fresh
+
+    async def close(self) -> None:
+        """Close all connections; running requests fail with EngineBrokenError."""
+        for answer in list(self.answers):
+            answer.cut()
+        for session in self._sessions:
+            await session.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for session in self._sessions:
-            await session.close()
+        await self.close()
 
     def _new_session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         trace = aiohttp.TraceConfig()
@@ -238,7 +255,9 @@ class EngineClient:
                 if reuse and isinstance(_engine_error(error, self.name), EngineBrokenError):
                     continue
                 raise _engine_error(error, self.name) from error
-            return EngineAnswer(self, response)
+            answer = EngineAnswer(self, response)
+            self.answers.add(answer)
+            return answer
         raise AssertionError  # the last session reuses no connection
 
 

@@ -1,26 +1,26 @@
-"""The gateway as an ASGI application: its routes, its lifespan, and the health checks of its engines."""
+"""The gateway as an ASGI application: its routes and its lifespan."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from lengthwise.engines.client import EngineClient, EngineError
-from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
+from lengthwise.engines.client import EngineError
 from lengthwise.errors import InputError
 from lengthwise.gateway.bodies import BODIES
 from lengthwise.gateway.completions import Completions
-from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.config import EngineConfig, GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import (
     ApiError,
@@ -29,6 +29,7 @@ from lengthwise.gateway.errors import (
     http_exception_response,
     internal_error_response,
 )
+from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.gateway.streaming import BodyBudget
@@ -62,22 +63,9 @@ def create_app(config: GatewayConfig) -> Starlette:
 class _Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        clients = [
-            EngineClient(
-                engine.url,
-                name=engine.name or f"engine-{number}",
-                api_key=None if engine.api_key is None else engine.api_key.get_secret_value(),
-                connect_timeout_s=config.connect_timeout_s,
-                silence_timeout_s=config.silence_timeout_s,
-            )
-            for number, engine in enumerate(config.engines)
-        ]
-        slots = [engine.in_flight or config.in_flight for engine in config.engines]
-        self._engines = [GatewayEngine(clients[number], number, slots[number]) for number in range(len(clients))]
         self._predictions = prediction_service(config.predictor)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
         self._dispatcher = Dispatcher(
-            self._engines,
             make_policy(config.policy),
             self._predictions,
             routes,
@@ -85,6 +73,8 @@ class _Gateway:
             admission_quantile=config.admission_quantile,
             breaker_failures=config.breaker_failures,
             breaker_s=config.breaker_s,
+            health_failures=config.health_failures,
+            health_successes=config.health_successes,
         )
         self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions)
 
@@ -97,35 +87,23 @@ class _Gateway:
             Route("/health", self.health),
             Route("/metrics", self.metrics),
             Route("/lengthwise/policy", self.policy, methods=["GET", "POST"]),
+            Route("/lengthwise/v1/engines", self.engines, methods=["GET", "POST"]),
+            Route("/lengthwise/v1/engines/{name}", self.remove_engine, methods=["DELETE"]),
         ]
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            for engine in self._engines:
-                await stack.enter_async_context(engine.client)
-            # Before the first request, so that none goes to an engine that is down or serves another model.
-            await asyncio.gather(*(_check_engine(e, self._dispatcher, self._metrics) for e in self._engines))
-            watch = asyncio.create_task(
-                _watch_engines(
-                    self._dispatcher,
-                    self._metrics,
-                    interval_s=self._config.health_interval_s,
-                    hold_timeout_s=self._config.hold_timeout_s,
-                )
-            )
+        async with Fleet(self._config, self._dispatcher, self._metrics) as self._fleet:
             if self._dispatcher.uses_predictions:
                 self._predictions.warm()
             try:
                 yield
             finally:
-                watch.cancel()
-                await asyncio.wait([watch])
                 self._predictions.close()
 
     async def models(self, request: Request) -> Response:
         """List the models of all engines, each name once."""
-        up = [engine for engine in self._engines if engine.up]
+        up = [engine for engine in self._dispatcher.engines if engine.up]
         if not up:
             raise ApiError(503, "no engine is up", code="no_engine")
         passed = {k: v for k, v in request.headers.items() if k in ("authorization", "x-request-id")}
@@ -143,10 +121,10 @@ class _Gateway:
 
     async def health(self, _: Request) -> Response:
         """Return 200 while at least one engine is up."""
-        up = any(engine.up for engine in self._engines)
+        up = any(engine.up for engine in self._dispatcher.engines)
         body = {
             "status": "ok" if up else "no engine is up",
-            "engines": [{"name": e.name, "up": e.up, "running": e.in_flight} for e in self._engines],
+            "engines": [{"name": e.name, "up": e.up, "running": e.in_flight} for e in self._dispatcher.engines],
             "waiting": self._dispatcher.waiting,
             "policy": self._dispatcher.policy.name,
             "router": self._dispatcher.routes.name,
@@ -158,6 +136,36 @@ class _Gateway:
     async def metrics(self, _: Request) -> Response:
         return Response(self._metrics.exposition(), media_type=_METRICS_TYPE)
 
+    async def engines(self, request: Request) -> Response:
+        """List the engines; POST adds one."""
+        if request.method == "GET":
+            return JSONResponse({"engines": [_described(engine) for engine in self._dispatcher.engines]})
+        self._only_admin(request)
+        try:
+            wanted = EngineConfig.model_validate_json(await _small_body(request))
+            engine = await self._fleet.add(wanted)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            field = ".".join(map(str, first["loc"]))
+            raise ApiError(400, f"{field}: {first['msg']}", param=field, code="invalid_engine") from error
+        except InputError as error:
+            raise ApiError(400, str(error), code="invalid_engine") from error
+        return JSONResponse(_described(engine), 201)
+
+    async def remove_engine(self, request: Request) -> Response:
+        """Let an engine leave; its running requests finish."""
+        self._only_admin(request)
+        name = request.path_params["name"]
+        try:
+            self._fleet.remove(name)
+        except KeyError as error:
+            raise ApiError(404, f"no engine has the name '{name[:100]}'", param="name", code="not_found") from error
+        return JSONResponse({"name": name, "leaving": True}, 202)
+
+    def _only_admin(self, request: Request) -> None:
+        if not (self._config.remote_control or _is_local(request)):
+            raise ApiError(403, "this path is for this machine only", code="not_local")
+
     async def policy(self, request: Request) -> Response:
         """Return the policy; POST changes it, for waiting requests too."""
         if request.method == "POST":
@@ -165,8 +173,7 @@ class _Gateway:
         return JSONResponse({"policy": self._dispatcher.policy.name})
 
     async def _change_policy(self, request: Request) -> None:
-        if not (self._config.remote_control or _is_local(request)):
-            raise ApiError(403, "the policy can be changed from this machine only", code="not_local")
+        self._only_admin(request)
         try:
             name = json.loads(await _small_body(request))["policy"]
             policy = make_policy(str(name), imports=False)
@@ -176,6 +183,18 @@ class _Gateway:
             raise ApiError(400, 'send {"policy": NAME}', param="policy", code="invalid_value") from error
         self._dispatcher.use(policy)
         self._metrics.policy_changes.inc()
+
+
+def _described(engine: GatewayEngine) -> dict[str, Any]:
+    return {
+        "name": engine.name,
+        "up": engine.up,
+        "leaving": engine.leaving,
+        "breaker": engine.breaker,
+        "running": engine.in_flight,
+        "in_flight": engine.slots,
+        "models": None if engine.models is None else sorted(engine.models),
+    }
 
 
 async def _small_body(request: Request) -> bytes:
@@ -209,63 +228,3 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-async def _watch_engines(dispatcher: Dispatcher, metrics: Metrics, *, interval_s: float, hold_timeout_s: float) -> None:
-    """Check every engine every `interval_s`, each in its own task, so that a slow one delays no other."""
-    async with asyncio.TaskGroup() as tasks:
-        for engine in dispatcher.engines:
-            tasks.create_task(_watch_engine(engine, dispatcher, metrics, interval_s))
-        tasks.create_task(_expire(dispatcher, interval_s, hold_timeout_s))
-
-
-async def _watch_engine(engine: GatewayEngine, dispatcher: Dispatcher, metrics: Metrics, interval_s: float) -> None:
-    scrapes = wanted = dispatcher.routes.router is not None or dispatcher.admission_quantile is not None
-    while True:
-        scrapes = scrapes or (wanted and not engine.up)  # an engine without metrics is asked again once it was down
-        if await _check_engine(engine, dispatcher, metrics):
-            scrapes = scrapes and await _scrape(engine, dispatcher)
-        await asyncio.sleep(interval_s)
-
-
-async def _check_engine(engine: GatewayEngine, dispatcher: Dispatcher, metrics: Metrics) -> bool:
-    """Find out whether an engine is up, and its models."""
-    try:
-        await engine.client.check()
-    except EngineError as error:
-        if engine.up:
-            metrics.failed(engine, error.kind)
-        dispatcher.set_down(engine, error)
-        return False
-    dispatcher.set_models(engine, await _models(engine))
-    dispatcher.set_up(engine)
-    dispatcher.on_healthy(engine)
-    return True
-
-
-async def _models(engine: GatewayEngine) -> frozenset[str] | None:
-    """Return the models that an engine lists; None if it lists none, as one that asks for a client's key."""
-    try:
-        return frozenset(str(model["id"]) for model in await engine.client.models()) or None
-    except EngineError:
-        return engine.models
-
-
-async def _scrape(engine: GatewayEngine, dispatcher: Dispatcher) -> bool:
-    """Pass the engine's load and KV memory on; False if it reports neither."""
-    asked_at = dispatcher.clock()  # a request sent while the answer arrives may be missing in it
-    metrics = await fetch_metrics(engine.client)
-    if not metrics:
-        return metrics is not None
-    if (memory := read_memory(metrics)) is not None:
-        dispatcher.set_memory(engine, memory)
-    gauges = read_gauges(metrics)
-    if gauges is not None and engine.up:
-        dispatcher.routes.on_metrics(engine, gauges, asked_at)
-    return gauges is not None
-
-
-async def _expire(dispatcher: Dispatcher, interval_s: float, hold_timeout_s: float) -> None:
-    while True:
-        dispatcher.expire(hold_timeout_s)
-        await asyncio.sleep(min(interval_s, hold_timeout_s / 4) if hold_timeout_s else interval_s)

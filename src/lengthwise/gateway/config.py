@@ -218,6 +218,10 @@ class GatewayConfig(_Section):
     """Seconds to connect to an engine."""
     health_interval_s: Annotated[float, Field(gt=0)] = 1.0
     """Seconds between two health checks of an engine."""
+    health_failures: Annotated[int, Field(ge=1)] = 3
+    """Failed health checks in a row after which an engine is down."""
+    health_successes: Annotated[int, Field(ge=1)] = 2
+    """Good health checks in a row after which an engine is up again."""
     shutdown_timeout_s: Annotated[int, Field(ge=0)] = 30
     """Seconds a stopping gateway lets running requests finish."""
     remote_control: bool = False

@@ -7,7 +7,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -36,6 +36,12 @@ class GatewayEngine:
     number: int
     slots: int
     up: bool = True
+    leaving: bool = False
+    """It gets no new request and leaves when the running ones have ended."""
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it has left."""
+    checks: int = 0
+    """Health checks in a row with the last one's result; negative if they failed."""
     jobs: dict[str, Job] = field(default_factory=dict)
     memory: EngineMemory | None = None
     """Its KV memory, once it reports it."""
@@ -62,8 +68,8 @@ class GatewayEngine:
 
     @property
     def free(self) -> bool:
-        """Whether it is up and has a free slot."""
-        return self.up and self.in_flight < (1 if self.breaker == "half_open" else self.slots)
+        """Whether it is up, stays and has a free slot."""
+        return self.up and not self.leaving and self.in_flight < (1 if self.breaker == "half_open" else self.slots)
 
     def serves(self, model: str | None) -> bool:
         """Whether it serves a model, as far as known; a request without a model may run on any engine."""
@@ -99,7 +105,6 @@ class Dispatcher:
 
     def __init__(
         self,
-        engines: Sequence[GatewayEngine],
         policy: Policy,
         predictions: PredictionService,
         routes: RouterAdapter,
@@ -108,20 +113,23 @@ class Dispatcher:
         admission_quantile: float | None = None,
         breaker_failures: int = 5,
         breaker_s: float = 5.0,
+        health_failures: int = 3,
+        health_successes: int = 2,
         jitter: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.engines = engines
+        self.engines: list[GatewayEngine] = []
+        """Those that serve and those that leave."""
         self.clock = clock
         self.admission_quantile = admission_quantile
         self._max_waiting = max_waiting
         self._slot_s: float | None = None
         self._breaker_failures = breaker_failures
         self._breaker_s = breaker_s
+        self._health_failures = health_failures
+        self._health_successes = health_successes
         self._jitter = jitter or random.Random()  # noqa: S311
         self.routes = routes
-        for engine in engines:
-            routes.up(engine)
         self.policy = policy
         """The policy in force: fcfs once another has raised."""
         self.policy_failures = 0
@@ -138,6 +146,36 @@ class Dispatcher:
     def waiting(self) -> int:
         """Requests in the queues."""
         return sum(len(group.queue) for group in self._groups.values())
+
+    def add_engine(self, engine: GatewayEngine) -> None:
+        """Let an engine join; waiting requests may run on it."""
+        self.engines.append(engine)
+        if engine.up:
+            self.routes.up(engine)
+        else:
+            _log.warning("%s (%s) is down: it does not answer", engine.name, engine.client.url)
+        self._regroup()
+
+    def remove_engine(self, name: str) -> GatewayEngine:
+        """Let an engine leave: it gets no new request, and its `drained` is set when the running ones have ended.
+
+        KeyError if no engine has that name. Waiting requests that no other engine serves fail with 404, or 503 if there
+        is no other.
+        """
+        engine = next((engine for engine in self.engines if engine.name == name and not engine.leaving), None)
+        if engine is None:
+            raise KeyError(name)
+        _log.warning("%s (%s) leaves, %d running", engine.name, engine.client.url, engine.in_flight)
+        engine.leaving = True
+        self._regroup()
+        self._drop_if_drained(engine)
+        return engine
+
+    def _drop_if_drained(self, engine: GatewayEngine) -> None:
+        if engine.leaving and not engine.jobs and engine in self.engines:
+            self.engines.remove(engine)
+            self.routes.forget(engine)
+            engine.drained.set()
 
     def use(self, policy: Policy) -> None:
         """Change the policy under the waiting requests: the kill switch."""
@@ -202,6 +240,7 @@ class Dispatcher:
             held_s = self.clock() - job.started
             self._slot_s = held_s if self._slot_s is None else self._slot_s + _SLOT_WEIGHT * (held_s - self._slot_s)
         self.routes.on_finished(job, engine, self.clock(), generated, ttft_s)
+        self._drop_if_drained(engine)
         self._update_load()
         self._dispatch()
 
@@ -216,17 +255,26 @@ class Dispatcher:
         group.queue.tokens_per_s = group.rate.per_s
         group.queue.finished(job)
 
-    def set_up(self, engine: GatewayEngine) -> None:
-        """Mark an engine as up."""
-        if not engine.up:
-            _log.warning("%s (%s) is up again", engine.name, engine.client.url)
+    def on_check(self, engine: GatewayEngine, *, healthy: bool) -> None:
+        """Count a health check: enough failures in a row mark the engine as down, enough successes as up."""
+        engine.checks = max(engine.checks, 0) + 1 if healthy else min(engine.checks, 0) - 1
+        if engine.up and engine.checks <= -self._health_failures:
+            self.set_down(engine, "its health checks fail")
+        elif not engine.up and engine.checks >= self._health_successes:
+            _log.warning("%s (%s) is up", engine.name, engine.client.url)
             engine.up = True
             self.routes.up(engine)
             self._update_load()
             self._dispatch()
+        if healthy and engine.failures and self.clock() >= engine.retry_at:
+            engine.failures = 0
+            if engine.breaker == "open":
+                engine.breaker = "half_open"
+            self._dispatch()
 
-    def set_down(self, engine: GatewayEngine, cause: Exception) -> None:
-        """Mark an engine as down: requests that run there may finish, no new one is sent."""
+    def set_down(self, engine: GatewayEngine, cause: Exception | str) -> None:
+        """Mark an engine as down: requests that run there may finish, no new one is sent until it is healthy."""
+        engine.checks = min(engine.checks, 0)
         if engine.up:
             _log.warning("%s (%s) is down: %s", engine.name, engine.client.url, cause)
             engine.up = False
@@ -251,14 +299,6 @@ class Dispatcher:
         doublings = min(max(0, engine.openings - 1), _MOST_DOUBLINGS)
         engine.retry_at = self.clock() + self._breaker_s * 2**doublings * self._jitter.uniform(1.0, 1.5)
 
-    def on_healthy(self, engine: GatewayEngine) -> None:
-        """Give an engine with failures another chance once its time is over; called after a good health check."""
-        if engine.failures and self.clock() >= engine.retry_at:
-            engine.failures = 0
-            if engine.breaker == "open":
-                engine.breaker = "half_open"
-            self._dispatch()
-
     def set_memory(self, engine: GatewayEngine, memory: EngineMemory) -> None:
         """Record the KV memory that an engine reports."""
         if engine.memory != memory:
@@ -268,9 +308,12 @@ class Dispatcher:
 
     def set_models(self, engine: GatewayEngine, models: frozenset[str] | None) -> None:
         """Record the models that an engine lists. Waiting requests move to the engines that serve theirs now."""
-        if engine.models == models:
-            return
-        engine.models = models
+        if engine.models != models:
+            engine.models = models
+            self._regroup()
+
+    def _regroup(self) -> None:
+        """Make the groups anew, and move the waiting requests to them."""
         moved = [(job, turn) for job, turn, group in self._turns.values() if group.queue.remove(job.id)]
         self._groups.clear()
         for job, turn in moved:
@@ -300,6 +343,8 @@ class Dispatcher:
     def _group(self, model: str | None) -> _Group:
         """Return the engines and the queue of a model; ApiError 404 if no engine serves it."""
         numbers = self._numbers(model)
+        if not numbers and all(engine.leaving for engine in self.engines):
+            raise ApiError(503, "no engine is up", code="no_engine")
         if not numbers:
             message = f"the model '{(model or '')[:100]}' is not served here"
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -310,7 +355,7 @@ class Dispatcher:
         return self._groups[numbers]
 
     def _numbers(self, model: str | None) -> tuple[int, ...]:
-        return tuple(engine.number for engine in self.engines if engine.serves(model))
+        return tuple(engine.number for engine in self.engines if not engine.leaving and engine.serves(model))
 
     def _free(self, group: _Group, job: Job | None = None) -> list[GatewayEngine]:
         """Return the engines with a free slot and, if asked for, KV memory for `job`; those with the fewest failures.

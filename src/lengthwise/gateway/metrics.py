@@ -111,6 +111,12 @@ class Metrics:
         """Count a failed call."""
         self.engine_failures.labels(engine.name, kind).inc()
 
+    def forget(self, engine: GatewayEngine) -> None:
+        """Remove the counts of an engine that has left."""
+        for labels in list(self.engine_failures._metrics):  # noqa: SLF001  (the client has no list of labels)
+            if labels[0] == engine.name:
+                self.engine_failures.remove(*labels)
+
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)

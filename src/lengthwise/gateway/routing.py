@@ -51,6 +51,12 @@ class RouterAdapter:
         """Whether the router uses predictions."""
         return self.router is not None and self.router.uses_predictions
 
+    def use(self, router: Router, up: Sequence[GatewayEngine]) -> None:
+        """Use another router; `up` are the engines that are up."""
+        self.router = router
+        for engine in up:
+            self.up(engine)
+
     def up(self, engine: GatewayEngine) -> None:
         """Describe an engine that is up to the router; again when its KV memory becomes known."""
         kv_tokens = _DEFAULT_KV_TOKENS if engine.memory is None else engine.memory.kv_tokens
@@ -60,6 +66,11 @@ class RouterAdapter:
     def down(self, engine: GatewayEngine) -> None:
         """Report an engine as down; its cache is lost."""
         self._call(lambda router: router.engine_down(engine.number))
+
+    def forget(self, engine: GatewayEngine) -> None:
+        """Remove an engine that has left, and its counts."""
+        self.down(engine)
+        del self.decisions[engine.name]
 
     def choose(self, job: Job, free: Sequence[GatewayEngine], now: float) -> GatewayEngine:
         """Return one of `free`, which is not empty and holds only engines that are up."""

@@ -1,0 +1,191 @@
+"""The engines of a gateway: they join and leave while it serves, and each is checked in a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Self
+
+from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
+from lengthwise.errors import InputError
+from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
+from lengthwise.gateway.routing import warm_router
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.config import EngineConfig, GatewayConfig
+    from lengthwise.gateway.metrics import Metrics
+
+_log = logging.getLogger(__name__)
+
+
+class Fleet:
+    """The connections to the engines and their health checks; open while it is used as an async context manager."""
+
+    def __init__(self, config: GatewayConfig, dispatcher: Dispatcher, metrics: Metrics) -> None:
+        self._config = config
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watches: dict[str, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Self:
+        # Before the first request, so that none goes to an engine that is down or serves another model.
+        for engine in await asyncio.gather(*map(self._connect, self._config.engines)):
+            self._join(engine)
+        hold_s, interval_s = self._config.hold_timeout_s, self._config.health_interval_s
+
+        async def expire() -> None:
+            self._dispatcher.expire(hold_s)
+
+        self._start(_repeat(expire, min(interval_s, hold_s / 4) if hold_s else interval_s))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for engine in self._dispatcher.engines:
+            await engine.client.close()
+
+    async def add(self, wanted: EngineConfig) -> GatewayEngine:
+        """Connect to an engine and check it; it gets requests once it is up. InputError if it is there already."""
+        engine = await self._connect(wanted)
+        try:
+            await self._need_router()
+            self._refuse_twice(engine)
+        except BaseException:
+            await engine.client.close()
+            raise
+        self._join(engine)
+        return engine
+
+    def remove(self, name: str, timeout_s: float | None = None) -> asyncio.Task[None]:
+        """Send no more requests to an engine. KeyError if there is none of that name.
+
+        The returned task ends when the engine's running requests have ended; after `timeout_s` (`shutdown_timeout_s` of
+        the configuration unless given) they are cut.
+        """
+        engine = self._dispatcher.remove_engine(name)
+        return self._start(self._drain(engine, self._config.shutdown_timeout_s if timeout_s is None else timeout_s))
+
+    async def _drain(self, engine: GatewayEngine, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await engine.drained.wait()
+        except TimeoutError:
+            _log.warning("%s leaves with %d running requests, which are cut", engine.name, engine.in_flight)
+        finally:
+            self._watches.pop(engine.name).cancel()
+            await engine.client.close()
+            self._metrics.forget(engine)
+
+    async def _connect(self, wanted: EngineConfig) -> GatewayEngine:
+        """Open a client and check its engine once: whether it is up, and its models."""
+        config, number = self._config, next(self._numbers)
+        client = EngineClient(
+            wanted.url,
+            name=wanted.name or f"engine-{number}",
+            api_key=None if wanted.api_key is None else wanted.api_key.get_secret_value(),
+            connect_timeout_s=config.connect_timeout_s,
+            silence_timeout_s=config.silence_timeout_s,
+        )
+        engine = GatewayEngine(client, number, wanted.in_flight or config.in_flight)
+        self._refuse_twice(engine)
+        try:
+            await client.open()
+            engine.up = await self._check(engine)
+            engine.models = await _models(engine) if engine.up else None
+        except BaseException:
+            await client.close()
+            raise
+        return engine
+
+    def _join(self, engine: GatewayEngine) -> None:
+        self._dispatcher.add_engine(engine)
+        self._watches[engine.name] = self._start(_repeat(self._watch(engine), self._config.health_interval_s))
+
+    def _refuse_twice(self, engine: GatewayEngine) -> None:
+        for other in self._dispatcher.engines:
+            if other.client.url == engine.client.url and not other.leaving:
+                raise InputError(f"engine {other.client.url} is there already", hint="remove it first")
+            if other.name == engine.name:
+                raise InputError(f"an engine named {engine.name} is there already", hint="choose another name")
+
+    def _watch(self, engine: GatewayEngine) -> Callable[[], Awaitable[None]]:
+        """Return the periodic check of an engine: its health, its models, and its load where that is used."""
+        dispatcher = self._dispatcher
+        scrapes = True
+
+        async def check() -> None:
+            nonlocal scrapes
+            healthy = await self._check(engine)
+            if healthy:  # before it is up, so that no request for another model is sent there
+                dispatcher.set_models(engine, await _models(engine))
+            dispatcher.on_check(engine, healthy=healthy)
+            if not healthy:
+                scrapes = True  # an engine without metrics is asked again once it was down
+                return
+            if scrapes and (dispatcher.routes.router is not None or dispatcher.admission_quantile is not None):
+                scrapes = await _scrape(engine, dispatcher)
+
+        return check
+
+    async def _check(self, engine: GatewayEngine) -> bool:
+        try:
+            await engine.client.check()
+        except EngineError as error:
+            if engine.up:
+                self._metrics.failed(engine, error.kind)
+            return False
+        return True
+
+    async def _need_router(self) -> None:
+        """Load the router for the second engine: with one there is no choice."""
+        routes = self._dispatcher.routes
+        if routes.router is None and self._dispatcher.engines:
+            router = await asyncio.to_thread(warm_router, self._config.router or "lengthwise")
+            if routes.router is None:
+                routes.use(router, [engine for engine in self._dispatcher.engines if engine.up])
+
+    def _start(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _repeat(work: Callable[[], Awaitable[None]], interval_s: float) -> None:
+    while True:
+        try:
+            await work()
+        except Exception:  # the next check must follow, whatever an engine answers
+            _log.exception("a check of an engine failed")
+        await asyncio.sleep(interval_s)
+
+
+async def _models(engine: GatewayEngine) -> frozenset[str] | None:
+    """Return the models that an engine lists; None if it lists none, as one that asks for a client's key."""
+    try:
+        return frozenset(str(model["id"]) for model in await engine.client.models()) or None
+    except EngineError:
+        return engine.models
+
+
+async def _scrape(engine: GatewayEngine, dispatcher: Dispatcher) -> bool:
+    """Pass the engine's load and KV memory on; False if it reports neither."""
+    asked_at = dispatcher.clock()  # a request sent while the answer arrives may be missing in it
+    metrics = await fetch_metrics(engine.client)
+    if not metrics:
+        return metrics is not None
+    if (memory := read_memory(metrics)) is not None:
+        dispatcher.set_memory(engine, memory)
+    gauges = read_gauges(metrics)
+    if gauges is not None and engine.up:
+        dispatcher.routes.on_metrics(engine, gauges, asked_at)
+    return gauges is not None

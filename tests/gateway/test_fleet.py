@@ -1,0 +1,143 @@
+"""Engines that join and leave while the gateway serves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.gateway.engine import StandIn, free_port, served
+from tests.gateway.helpers import PLAIN, body, gateway, metric, post, until, until_true, until_waiting
+
+if TYPE_CHECKING:
+    import aiohttp
+
+pytestmark = pytest.mark.anyio
+
+ENGINES = "/lengthwise/v1/engines"
+
+
+async def listed(http: aiohttp.ClientSession, url: str) -> dict[str, dict[str, Any]]:
+    async with http.get(url + ENGINES) as response:
+        return {engine["name"]: engine for engine in (await response.json())["engines"]}
+
+
+async def add(http: aiohttp.ClientSession, gateway_url: str, /, **engine: Any) -> tuple[int, dict[str, Any]]:
+    async with http.post(gateway_url + ENGINES, json=engine) as response:
+        return response.status, await response.json()
+
+
+async def remove(http: aiohttp.ClientSession, url: str, name: str) -> int:
+    async with http.delete(f"{url}{ENGINES}/{name}") as response:
+        return response.status
+
+
+async def test_an_engine_that_joins_takes_waiting_requests(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.gate.clear()
+    second = StandIn()
+    with gateway(engine_url, in_flight=1) as url, served(second.app()) as second_url:
+        calls = [asyncio.create_task(post(http, url, body(name))) for name in ("a", "b")]
+        await until_waiting(http, url, 1)
+        status, joined = await add(http, url, url=second_url, name="new")
+        assert (status, joined["name"], joined["up"], joined["in_flight"]) == (201, "new", True, 1)
+        await until_true(lambda: second.finished == 1)
+        engine.gate.set()
+        assert [(await call)[0] for call in calls] == [200, 200]
+        assert set(await listed(http, url)) == {"engine-0", "new"}
+
+
+async def test_an_engine_that_leaves_finishes_what_runs_there_and_gets_nothing_new(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.gate.clear()
+    second = StandIn()
+    with served(second.app()) as second_url, gateway(engine_url, second_url, router="round_robin") as url:
+        running = asyncio.create_task(post(http, url, body("runs")))
+        await until_true(lambda: engine.running + second.running == 1)
+        name = "engine-0" if engine.running else "engine-1"
+        leaving, staying = (engine, second) if engine.running else (second, engine)
+        leaving.gate.clear()
+        staying.gate.set()
+        assert await remove(http, url, name) == 202
+        assert (await listed(http, url))[name]["leaving"]
+        for n in range(4):
+            assert (await post(http, url, body(str(n))))[0] == 200
+        assert len(leaving.bodies) == 1
+        assert await remove(http, url, name) == 404
+        leaving.gate.set()
+        assert (await running)[0] == 200
+
+        async def gone() -> bool:
+            return name not in await listed(http, url)
+
+        await until(gone)
+        assert (leaving.finished, leaving.aborted) == (1, 0)
+        assert await metric(http, url, f'lengthwise_engine_up{{engine="{name}"}}') == 0
+
+
+async def test_requests_that_wait_for_the_last_engine_get_503_when_it_leaves(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.gate.clear()
+    with gateway(engine_url, in_flight=1) as url:
+        running = asyncio.create_task(post(http, url, body("runs")))
+        await until_true(lambda: engine.running == 1)
+        waiting = asyncio.create_task(post(http, url, body("waits")))
+        await until_waiting(http, url, 1)
+        assert await remove(http, url, "engine-0") == 202
+        status, answer = await waiting
+        assert (status, answer["error"]["code"]) == (503, "no_engine")
+        engine.gate.set()
+        assert (await running)[0] == 200
+        assert (await post(http, url, body("later")))[0] == 503
+        assert (await add(http, url, url=engine_url))[0] == 201
+        assert (await post(http, url, body("again")))[0] == 200
+
+
+async def test_running_requests_are_cut_after_the_time_to_finish(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.hang_after = 2
+    with gateway(engine_url, shutdown_timeout_s=0) as url:
+        async with http.post(url + PLAIN, json=body(tokens=9, stream=True)) as response:
+            await response.content.readany()
+            await until_true(lambda: engine.hanging == 1)
+            assert await remove(http, url, "engine-0") == 202
+            *_, last = (await response.read()).strip().split(b"\n\n")
+        assert b'"engine_broken"' in last
+        await until_true(lambda: engine.aborted == 1)
+
+
+async def test_an_engine_that_is_down_joins_and_gets_requests_once_it_is_up(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    port = free_port()
+    with gateway(engine_url) as url:
+        status, joined = await add(http, url, url=f"http://127.0.0.1:{port}", name="late")
+        assert (status, joined["up"]) == (201, False)
+        assert (await post(http, url, body()))[0] == 200
+        with served(StandIn().app(), port):
+
+            async def up() -> bool:
+                return bool((await listed(http, url))["late"]["up"])
+
+            await until(up)
+
+
+async def test_what_cannot_join_is_refused_with_the_reason(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    with gateway(engine_url) as url:
+        status, answer = await add(http, url, url=engine_url)
+        assert status == 400
+        assert "already" in answer["error"]["message"]
+        for wrong in ({"url": "ftp://x"}, {}, {"url": "http://h", "name": "engine-0"}):
+            assert (await add(http, url, **wrong))[0] == 400
+        async with http.post(
+            url + ENGINES, json={"url": "http://h"}, headers={"x-forwarded-for": "1.2.3.4"}
+        ) as refused:
+            assert refused.status == 403
+        assert await remove(http, url, "unknown") == 404
