@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.gateway.formats import stream_events, whole_answer
+from tests.gateway.formats import other_answer, stream_events, whole_answer
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -91,6 +91,10 @@ class StandIn:
     hang_after: int | None = None
     """Tokens of an answer after which it hangs."""
     hanging: int = 0
+    others: list[tuple[str, str, bytes, dict[str, str]]] = field(default_factory=list)
+    """Method, path, body and headers of requests to paths without tokens."""
+    stored: set[str] = field(default_factory=set)
+    """Ids of the answers of /v1/responses that it keeps."""
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -115,6 +119,7 @@ class StandIn:
                 Route("/v1/models", self._models),
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
+                Route("/{path:path}", self._other, methods=["GET", "POST", "DELETE"]),
             ]
         )
 
@@ -128,6 +133,16 @@ class StandIn:
     async def _metrics(self, _: Request) -> Response:
         self.scrapes += 1
         return Response(status_code=404) if self.metrics is None else Response(self.metrics)
+
+    async def _other(self, request: Request) -> Response:
+        path = request.url.path
+        self.others.append((request.method, path, await request.body(), dict(request.headers)))
+        if path.startswith("/v1/responses/"):
+            known = path.split("/")[3] in self.stored
+            return JSONResponse({"id": path.split("/")[3], "object": "response"}, 200 if known else 404)
+        if path == "/v1/audio/speech":
+            return StreamingResponse(iter([b"\x00\xff", b"RIFF"]), media_type="audio/mpeg")
+        return JSONResponse(other_answer(path, self.model))
 
     async def _complete(self, request: Request) -> Response:
         raw = await request.body()

@@ -24,6 +24,14 @@ def whole_answer(path: str, tokens: int, reason: str, model: str) -> dict[str, A
     return {"id": "a", "object": "o", "created": 1, "model": model, "choices": [choice], "usage": usage}
 
 
+def other_answer(path: str, model: str) -> dict[str, Any]:
+    """An answer of a path without tokens: embeddings, or the path itself."""
+    if path == "/v1/embeddings":
+        data = [{"object": "embedding", "index": 0, "embedding": [0.5, -0.25]}]
+        return {"object": "list", "data": data, "model": model, "usage": {"prompt_tokens": 2, "total_tokens": 2}}
+    return {"path": path, "model": model, "text": "heard"}
+
+
 def stream_events(path: str, tokens: int, reason: str, model: str, *, usage: bool) -> Stream:
     """The same as a stream."""
     if path == "/v1/responses":

@@ -44,11 +44,11 @@ def door() -> Iterator[str]:
         ("POST", PLAIN, b'{"vllm_xargs": {"expected_tokens": NaN}}', 400, "vllm_xargs.expected_tokens"),
         ("POST", CHAT, b'{"model": "m"}', 400, "messages"),
         ("POST", CHAT, b'{"messages": "hi"}', 400, "messages"),
-        ("POST", "/v1/nothing", b"{}", 404, None),
+        ("POST", "/nothing", b"{}", 404, None),
         ("GET", CHAT, None, 405, None),
-        ("DELETE", "/lengthwise/policy", None, 405, None),
-        ("POST", "/lengthwise/policy", b'{"policy": "fastest"}', 400, "policy"),
-        ("POST", "/lengthwise/policy", b"fcfs", 400, "policy"),
+        ("DELETE", "/lengthwise/v1/policy", None, 405, None),
+        ("POST", "/lengthwise/v1/policy", b'{"policy": "fastest"}', 400, "policy"),
+        ("POST", "/lengthwise/v1/policy", b"fcfs", 400, "policy"),
     ],
 )
 async def test_a_bad_request_is_told_what_is_wrong(

@@ -88,7 +88,7 @@ async def test_a_priority_beyond_32_bits_is_refused_and_holds_no_slot(
         async with http.post(url + PLAIN, json=body("huge", priority=sign * 10**400)) as response:
             assert response.status == 400
             assert (await response.json())["error"]["param"] == "priority"
-        async with http.post(url + "/lengthwise/policy", json={"policy": "sjf"}) as response:
+        async with http.post(url + "/lengthwise/v1/policy", json={"policy": "sjf"}) as response:
             assert response.status == 200
         engine.gate.set()
         assert {status for status, _ in await answers} == {200}

@@ -35,7 +35,7 @@ def engine_process(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def is_up(http: aiohttp.ClientSession, url: str) -> bool:
-    async with http.get(url + "/health") as response:
+    async with http.get(url + "/ready") as response:
         return response.status == 200
 
 
@@ -88,7 +88,7 @@ async def test_with_no_engine_up_a_request_is_given_up_with_503_in_time(http: ai
         status, told = await post(http, url, body())
         assert (status, told["error"]["code"]) == (503, "no_engine")
         assert (await http.get(url + "/v1/models")).status == 503
-        assert (await http.get(url + "/health")).status == 503
+        assert (await http.get(url + "/ready")).status == 503
 
 
 async def test_a_silent_engine_is_504_and_its_request_is_aborted(

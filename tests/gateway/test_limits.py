@@ -118,7 +118,7 @@ async def test_a_large_body_is_served_and_one_to_the_policy_endpoint_is_413(
         large = json.dumps(body(prompt="x" * (3 << 20))).encode()
         async with http.post(url + PLAIN, data=io.BytesIO(large)) as response:
             assert response.status == 200
-        async with http.post(url + "/lengthwise/policy", data=b" " * (1 << 17)) as response:
+        async with http.post(url + "/lengthwise/v1/policy", data=b" " * (1 << 17)) as response:
             assert (response.status, (await response.json())["error"]["code"]) == (413, "body_too_large")
         async with http.post(url + PLAIN, data=io.BytesIO(b"{" + b" " * (2 << 20))) as response:
             assert response.status == 400

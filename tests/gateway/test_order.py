@@ -75,11 +75,11 @@ async def test_the_kill_switch_orders_those_who_wait_anew(
 ) -> None:
     with gateway(engine_url, policy="sjf", in_flight=1) as url:
         answers = await hold(http, url, engine, [hinted(name, tokens) for name, tokens in LENGTHS.items()])
-        async with http.post(url + "/lengthwise/policy", json={"policy": "fcfs"}) as response:
+        async with http.post(url + "/lengthwise/v1/policy", json={"policy": "fcfs"}) as response:
             assert await response.json() == {"policy": "fcfs"}
         engine.gate.set()
         await answers
-        async with http.get(url + "/lengthwise/policy") as response:
+        async with http.get(url + "/lengthwise/v1/policy") as response:
             assert await response.json() == {"policy": "fcfs"}
         assert await metric(http, url, "lengthwise_policy_changes_total") == 1
     assert engine.names()[1:] == list(LENGTHS)
@@ -87,7 +87,7 @@ async def test_the_kill_switch_orders_those_who_wait_anew(
 
 async def test_the_kill_switch_heeds_only_this_machine(http: aiohttp.ClientSession, engine_url: str) -> None:
     async def change(url: str, header: str) -> int:
-        switch = url + "/lengthwise/policy"
+        switch = url + "/lengthwise/v1/policy"
         async with http.post(switch, json={"policy": "fcfs"}, headers={header: "x"}) as response:
             return response.status
 
@@ -104,7 +104,7 @@ async def test_two_hundred_at_once_with_policies_changing_are_each_served_once(h
         calls = [post(http, url, hinted(name, 1 + int(name) % 7)) for name in names]
         work = asyncio.gather(*calls)
         for policy in ("fcfs", "sjf", "fcfs", "sjf"):
-            async with http.post(url + "/lengthwise/policy", json={"policy": policy}):
+            async with http.post(url + "/lengthwise/v1/policy", json={"policy": policy}):
                 await asyncio.sleep(0.02)
         answers = await work
         assert await metric(http, url, "lengthwise_requests_waiting") == 0

@@ -29,7 +29,7 @@ async def test_everybody_is_served_once_while_every_policy_has_its_turn(http: ai
             engine.gate.clear()
             bodies = [hinted(name, 1 + int(name) % 7) for name in names[6 * number : 6 * number + 6]]
             calls += [asyncio.create_task(post(http, url, waiting)) for waiting in bodies]
-            async with http.post(url + "/lengthwise/policy", json={"policy": spec}) as response:
+            async with http.post(url + "/lengthwise/v1/policy", json={"policy": spec}) as response:
                 assert await response.json() == {"policy": spec}
             reached = len(engine.names())
             engine.gate.set()

@@ -246,7 +246,7 @@ async def test_under_fcfs_nothing_is_asked_until_the_policy_changes(
         await post(http, url, asking("a", "about 5"))
         await events(http, url, asked=0)
         assert guess.calls == 0
-        async with http.post(url + "/lengthwise/policy", json={"policy": "sjf"}) as response:
+        async with http.post(url + "/lengthwise/v1/policy", json={"policy": "sjf"}) as response:
             assert response.status == 200
         await post(http, url, asking("b", "about 5"))
         await events(http, url, answered=1)

@@ -121,9 +121,9 @@ async def test_the_policy_is_not_changed_through_a_proxy_or_under_a_foreign_host
     http: aiohttp.ClientSession, engine_url: str, headers: dict[str, str]
 ) -> None:
     with gateway(engine_url) as url:
-        async with http.post(url + "/lengthwise/policy", json={"policy": "fcfs"}, headers=headers) as response:
+        async with http.post(url + "/lengthwise/v1/policy", json={"policy": "fcfs"}, headers=headers) as response:
             assert response.status in (400, 403)
-        async with http.get(url + "/lengthwise/policy") as response:
+        async with http.get(url + "/lengthwise/v1/policy") as response:
             assert await response.json() == {"policy": "lengthwise"}
 
 
@@ -131,7 +131,7 @@ async def test_the_policy_is_not_changed_through_a_proxy_or_under_a_foreign_host
 async def test_the_policy_is_changed_from_this_machine(http: aiohttp.ClientSession, engine_url: str, host: str) -> None:
     with gateway(engine_url) as url:
         changed = {"policy": "fcfs"}
-        async with http.post(url + "/lengthwise/policy", json=changed, headers={"Host": host}) as response:
+        async with http.post(url + "/lengthwise/v1/policy", json=changed, headers={"Host": host}) as response:
             assert await response.json() == changed
 
 

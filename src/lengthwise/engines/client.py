@@ -103,6 +103,11 @@ class EngineAnswer:
         """Whether server-sent events follow."""
         return self._response.headers.get("content-type", "").startswith("text/event-stream")
 
+    @property
+    def is_json(self) -> bool:
+        """Whether the body is JSON."""
+        return self._response.headers.get("content-type", "").startswith("application/json")
+
     async def chunk(self) -> bytes:
         """Return the next bytes as soon as they arrive; empty at the end."""
         try:

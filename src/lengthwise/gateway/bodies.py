@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lengthwise.gateway.errors import ApiError
+from lengthwise.gateway.json_fields import add_field, edit_fields
 from lengthwise.gateway.streaming import Measure
 from lengthwise.gateway.usage import MessagesMeasure, ResponsesMeasure
 from lengthwise.lengths import DEFAULT_CAP, Point
@@ -159,6 +160,11 @@ class CompletionBody(_Part):
         """Return the input of a predictor."""
         return PredictionInput(self.text(), self.llm, self.limit)
 
+    def rename(self, raw: bytes, model: str) -> bytes:
+        """Replace the model that the client named; return the body with it."""
+        self.model = model
+        return edit_fields(raw, {"model": json.dumps(model).encode()})
+
     def for_engine(self, raw: bytes, job: Job, now: float, *, hint: bool, prediction: bool) -> bytes:
         """Return the body with what the vLLM plug-in reads in `vllm_xargs`; a value that the client sends there wins.
 
@@ -176,10 +182,9 @@ class CompletionBody(_Part):
 
     def _with_xargs(self, raw: bytes, xargs: Mapping[str, float]) -> bytes:
         if "vllm_xargs" not in self.model_fields_set:
-            return _put_in(raw, b'"vllm_xargs":' + json.dumps(xargs).encode())
-        whole: dict[str, Any] = json.loads(raw)
-        whole["vllm_xargs"] = {**xargs, **(whole["vllm_xargs"] or {})}
-        return json.dumps(whole).encode()
+            return add_field(raw, b'"vllm_xargs":' + json.dumps(xargs).encode())
+        sent: dict[str, Any] = json.loads(raw)["vllm_xargs"] or {}
+        return edit_fields(raw, {"vllm_xargs": json.dumps({**xargs, **sent}).encode()})
 
     @property
     def lacks_usage(self) -> bool:
@@ -189,7 +194,7 @@ class CompletionBody(_Part):
     @staticmethod
     def with_usage(raw: bytes) -> bytes:
         """Return the body with the stream's usage asked for."""
-        return _put_in(raw, b'"stream_options":{"include_usage":true}')
+        return add_field(raw, b'"stream_options":{"include_usage":true}')
 
 
 class ChatBody(CompletionBody):
@@ -333,12 +338,6 @@ def _latency_target(header: bytes | None) -> float:
     if math.isnan(seconds):
         raise ApiError(400, f"x-lengthwise-slo-s: {header.decode('latin-1')[:40]!r} is not a number of seconds")
     return min(max(seconds, MIN_TARGET_S), MAX_TARGET_S)
-
-
-def _put_in(raw: bytes, field: bytes) -> bytes:
-    """Insert a field into a JSON object without parsing it, so that the rest stays the client's bytes."""
-    rest = raw.lstrip()[1:]
-    return b"{" + field + (b"" if rest.lstrip().startswith(b"}") else b",") + rest
 
 
 def parse(model: type[CompletionBody], raw: bytes) -> CompletionBody:

@@ -20,7 +20,10 @@ from lengthwise.gateway.bodies import CompletionBody, parse
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError, error_format, from_engine
+from lengthwise.gateway.forwarding import ResponseOwners
+from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, relay
+from lengthwise.gateway.usage import ResponsesMeasure
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
 from lengthwise.predictors.service import PredictionService
@@ -71,11 +74,15 @@ class Completions:
         predictions: PredictionService,
         metrics: Metrics,
         budget: BodyBudget,
+        names: ModelNames,
+        owners: ResponseOwners,
     ) -> None:
         self._path = path
         self._error_format = error_format(path)
         self._model = model
         self._budget = budget
+        self._names = names
+        self._owners = owners
         self._config = config
         self._dispatcher = dispatcher
         self._predictions = predictions
@@ -95,7 +102,7 @@ class Completions:
             async with caller.present():
                 outcome = await self._serve(raw, caller, request_id, began)
         except ApiError as error:
-            outcome = _outcome(error)
+            outcome = error.outcome
             await caller.fail(error, request_id)
         except ClientGoneError:
             outcome = "cancelled"
@@ -110,6 +117,10 @@ class Completions:
     async def _serve(self, raw: bytes, caller: Caller, request_id: bytes, began: float) -> Outcome:
         read = partial(self._read, raw, began, caller)
         body, job = read() if len(raw) < _LARGE_BODY else await asyncio.to_thread(read)
+        if (model := self._names.resolve(body.model)) != body.model and model is not None:
+            raw = body.rename(raw, model)
+            job.llm = model
+            caller.extra_headers.append((MODEL_HEADER, model.encode()))
         self._dispatcher.refuse(body.model)  # before a prediction is made for it
         hide_usage = self._config.stream_usage and self._predictions.predicts and body.lacks_usage
         if hide_usage:
@@ -208,6 +219,8 @@ class Completions:
             await relay(answer, call.caller, call.request_id, call.measure, began)
         finally:
             answer.close()
+        if isinstance(call.measure, ResponsesMeasure) and call.measure.response_id is not None:
+            self._owners.add(call.measure.response_id, engine)
         return answer
 
 
@@ -215,9 +228,3 @@ def _answered(answer: EngineAnswer) -> Outcome:
     if answer.status < 400:
         return "ok"
     return "client_error" if answer.status < 500 else "engine_error"
-
-
-def _outcome(error: ApiError) -> Outcome:
-    if error.status in (429, 503):
-        return "refused"
-    return "client_error" if error.status < 500 else "engine_error"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
 
+    from lengthwise.gateway.metrics import Outcome
+
 
 ErrorFormat = Literal["openai", "responses", "anthropic"]
 
@@ -65,6 +67,13 @@ class ApiError(Exception):
         if self.status == HTTPStatus.TOO_MANY_REQUESTS:
             return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
+
+    @property
+    def outcome(self) -> Outcome:
+        """The label in metrics of a request that ends with it."""
+        if self.status in (429, 503):
+            return "refused"
+        return "client_error" if self.status < 500 else "engine_error"
 
     @property
     def body(self) -> bytes:

@@ -179,6 +179,7 @@ class Caller:
         """The last value of each header."""
         query: bytes = scope["query_string"]
         self.query = f"?{query.decode('latin-1')}" if query else ""
+        self.extra_headers: list[tuple[bytes, bytes]] = []  # of the answer, beside the engine's
         self.answered = False  # the head of an answer has been sent
         self.held_bytes = 0  # of the body, taken from a budget
         self.streams = False  # the answer is a stream of events
@@ -247,7 +248,8 @@ class Caller:
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Send the head of the answer."""
         self.answered = True
-        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        sent = [*headers, *self.extra_headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": sent})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send bytes of the answer."""
@@ -284,7 +286,7 @@ async def relay(
     Without `request_id` the answer keeps the engine's. An answer in one piece is read whole, so that its loss can be
     reported by a status. In a stream it is reported by an error event, and the EngineError is raised.
     """
-    headers = list(_passed(answer, own_id=request_id is None))
+    headers = list(passed_headers(answer, own_id=request_id is None))
     if request_id is not None:
         headers.append((b"x-request-id", request_id))
     if not answer.is_stream:
@@ -326,7 +328,8 @@ def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
     return data[:end], data[end:]
 
 
-def _passed(answer: EngineAnswer, *, own_id: bool) -> Iterable[tuple[bytes, bytes]]:
+def passed_headers(answer: EngineAnswer, *, own_id: bool = False) -> Iterable[tuple[bytes, bytes]]:
+    """Return the headers of an answer that the client receives; the engine's request id only with `own_id`."""
     headers = [(name.lower(), value) for name, value in answer.raw_headers]
     hop_by_hop = _hop_by_hop(headers)
     for lower, value in headers:

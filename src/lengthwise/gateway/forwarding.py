@@ -1,0 +1,228 @@
+"""Paths that are forwarded by model and not queued: embeddings, rerank, audio and the rest of /v1/*."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lengthwise.engines.client import EngineAnswer, EngineError, EngineUnreachableError
+from lengthwise.gateway.bodies import BODIES
+from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
+from lengthwise.gateway.errors import ApiError, error_format, from_engine
+from lengthwise.gateway.json_fields import edit_fields
+from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
+from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, passed_headers, relay
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from lengthwise.gateway.metrics import Metrics, Outcome
+
+BARE_PATHS: Final = ("/pooling", "/classify", "/score", "/rerank", "/tokenize", "/detokenize")
+"""Paths of vLLM outside /v1 that clients use."""
+
+_CLOSED: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Paths under /v1 by which vLLM is administered."""
+
+# No dot segments, no encoded slashes: a path cannot lead out of /v1 on an engine that normalises paths.
+_PATH: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~:@+=-]+)+")
+_METHODS: Final = frozenset({"GET", "POST", "DELETE"})
+_BOUNDARY: Final = re.compile(rb'multipart/form-data\b.*\bboundary="?([^";]{1,70})', re.IGNORECASE | re.DOTALL)
+_MODEL_PART: Final = re.compile(rb'content-disposition:[^\r\n]*;\s*name="?model"?\s*(?:\r|$)', re.IGNORECASE)
+_STORED: Final = "/v1/responses/"
+_MOST_OWNERS: Final = 1 << 16
+_MOST_PART_HEAD: Final = 4096
+_ENDPOINT: Final = "forwarded"  # one label for all paths: clients choose them
+
+
+class ResponseOwners:
+    """The engines that hold the answers of /v1/responses, by id; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._engines: OrderedDict[str, GatewayEngine] = OrderedDict()
+
+    def add(self, response_id: str, engine: GatewayEngine) -> None:
+        """Record the engine of an answer."""
+        self._engines[response_id] = engine
+        if len(self._engines) > _MOST_OWNERS:
+            self._engines.popitem(last=False)
+
+    def get(self, response_id: str) -> GatewayEngine | None:
+        """Return the engine of an answer, if known."""
+        return self._engines.get(response_id)
+
+
+class _JsonModel(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    model: str | None = None
+
+
+class _Model(NamedTuple):
+    """The model that a request names, and where: in multipart a span of the body, else a field of the JSON."""
+
+    name: str | None = None
+    span: tuple[int, int] | None = None
+
+    def renamed(self, raw: bytes, name: str) -> bytes:
+        if self.span is None:
+            return edit_fields(raw, {"model": json.dumps(name).encode()})
+        start, end = self.span
+        return raw[:start] + name.encode() + raw[end:]
+
+
+class Forwarding:
+    """The ASGI application of the forwarded paths.
+
+    A request is sent to the engine with the fewest forwarded requests that serves its model. One without a model
+    (`GET /v1/responses/{id}`) goes to the engine that holds the answer, else to each in turn until one has it.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        budget: BodyBudget,
+        names: ModelNames,
+        owners: ResponseOwners,
+    ) -> None:
+        self._config = config
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._budget = budget
+        self._names = names
+        self._owners = owners
+        self._running: Counter[int] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward one request and count its outcome."""
+        began = self._dispatcher.clock()
+        caller = Caller(scope, receive, send)
+        caller.error_format = error_format(scope["path"])
+        request_id = caller.headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
+        outcome: Outcome = "bug"
+        try:
+            _check(scope["method"], scope["path"])
+            raw = await caller.body(min(self._config.max_body_bytes, self._config.max_held_bytes), self._budget)
+            async with caller.present():
+                outcome = await self._forward(scope["method"], scope["path"], raw, caller, request_id)
+        except ApiError as error:
+            outcome = error.outcome
+            await caller.fail(error, request_id)
+        except ClientGoneError:
+            outcome = "cancelled"
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            await caller.end_with(ApiError(503, "the gateway is shutting down", code="shutting_down"), request_id)
+        finally:
+            self._budget.free += caller.held_bytes
+            self._metrics.requests.labels(_ENDPOINT, outcome).inc()
+            self._metrics.request_seconds.labels(_ENDPOINT).observe(self._dispatcher.clock() - began)
+
+    async def _forward(self, method: str, path: str, raw: bytes, caller: Caller, request_id: bytes) -> Outcome:
+        asked = _model_of(raw, caller.headers.get(b"content-type", b""))
+        model = self._names.resolve(asked.name)
+        if model is not None and model != asked.name:
+            raw = asked.renamed(raw, model)
+            caller.extra_headers.append((MODEL_HEADER, model.encode()))
+        each_in_turn = model is None and (method != "POST" or path.startswith(_STORED))
+        engines = self._engines(path, model, needs_model=not each_in_turn)
+        headers = caller.forwarded_headers()
+        headers["x-request-id"] = request_id.decode("latin-1")
+        failure: EngineError | None = None
+        for number, engine in enumerate(engines, start=1):
+            self._running[engine.number] += 1
+            try:
+                answer = await engine.client.forward(method, path + caller.query, raw, headers)
+                try:
+                    if each_in_turn and answer.status == 404 and number < len(engines):
+                        continue
+                    return await _pass(answer, caller, request_id)
+                finally:
+                    answer.close()
+            except EngineUnreachableError as error:
+                self._metrics.failed(engine, error.kind)
+                failure = error
+            except EngineError as error:
+                self._metrics.failed(engine, error.kind)
+                if not caller.answered:
+                    raise from_engine(error) from error
+                return "broken_stream"
+            finally:
+                self._running[engine.number] -= 1
+        assert failure is not None  # noqa: S101  (there is an engine, and its answer returns)
+        raise from_engine(failure) from failure
+
+    def _engines(self, path: str, model: str | None, *, needs_model: bool) -> Sequence[GatewayEngine]:
+        """Return the engines to try, in order."""
+        if path.startswith(_STORED):
+            owner = self._owners.get(path.removeprefix(_STORED).partition("/")[0])
+            if owner is not None and owner.up:
+                return [owner]
+        engines = [engine for engine in self._dispatcher.engines if engine.serves(model) and not engine.leaving]
+        if not engines:
+            raise ApiError(
+                404, f"the model '{(model or '')[:100]}' is not served here", param="model", code="model_not_found"
+            )
+        if model is None and needs_model and len({engine.models for engine in engines}) > 1:
+            raise ApiError(400, "model: Field required", param="model", code="invalid_value")
+        up = [engine for engine in engines if engine.up]
+        if not up:
+            raise ApiError(503, "no engine is up", code="no_engine", headers={"retry-after": "1"})
+        return sorted(up, key=lambda e: (e.breaker == "open", self._running[e.number], e.in_flight))
+
+
+def _check(method: str, path: str) -> None:
+    if not _PATH.fullmatch(path) or path in _CLOSED:
+        raise ApiError(404, f"{method} {path[:100]}: there is no such path here", code="not_found")
+    if method not in _METHODS or path in BODIES:
+        allowed = {"allow": "POST" if path in BODIES else ", ".join(sorted(_METHODS))}
+        message = f"{method} {path[:100]}: this path does not take that method"
+        raise ApiError(405, message, code="method_not_allowed", headers=allowed)
+
+
+def _model_of(raw: bytes, content_type: bytes) -> _Model:
+    """Return the model in a body; none where the engine finds the body invalid."""
+    boundary = _BOUNDARY.match(content_type)
+    if boundary is not None:
+        return _model_of_form(raw, b"--" + boundary[1])
+    try:
+        return _Model(_JsonModel.model_validate_json(raw).model)
+    except ValidationError:
+        return _Model()
+
+
+def _model_of_form(raw: bytes, delimiter: bytes) -> _Model:
+    at = raw.find(delimiter)
+    while at >= 0:
+        start = at + len(delimiter)
+        at = raw.find(delimiter, start)
+        head_end = raw.find(b"\r\n\r\n", start, start + _MOST_PART_HEAD)
+        if at >= 0 and start < head_end < at and _MODEL_PART.search(raw[start:head_end]):
+            span = head_end + 4, max(head_end + 4, at - 2)
+            return _Model(raw[slice(*span)].decode("utf-8", "replace"), span)
+    return _Model()
+
+
+async def _pass(answer: EngineAnswer, caller: Caller, request_id: bytes) -> Outcome:
+    """Pass an answer on: JSON in one piece, events and anything else (audio) as it arrives."""
+    if answer.is_stream or answer.is_json:
+        await relay(answer, caller, request_id, Measure(), lambda: None)
+    else:
+        headers = [*passed_headers(answer), (b"x-request-id", request_id)]
+        await caller.start(answer.status, headers)
+        while data := await answer.chunk():
+            await caller.write(data)
+        await caller.write(b"", last=True)
+    if answer.status < 400:
+        return "ok"
+    return "client_error" if answer.status < 500 else "engine_error"

@@ -1,0 +1,224 @@
+"""Paths without predicted answers reach an engine that serves their model, unqueued and unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from lengthwise.gateway.forwarding import BARE_PATHS
+from tests.gateway.engine import RawEngine, StandIn, free_port, served
+from tests.gateway.helpers import body, gateway, metric, post, until_true
+
+if TYPE_CHECKING:
+    from yarl import URL
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def fleet() -> Iterator[tuple[list[StandIn], list[str]]]:
+    """Two engines of model a, one of model b."""
+    engines = [StandIn(model=name) for name in ("a", "a", "b")]
+    with ExitStack() as stack:
+        yield engines, [stack.enter_context(served(engine.app())) for engine in engines]
+
+
+async def send(
+    http: aiohttp.ClientSession, url: str | URL, method: str = "POST", **options: Any
+) -> tuple[int, dict[str, Any]]:
+    async with http.request(method, url, **options) as response:
+        return response.status, json.loads(await response.read())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/v1/moderations",
+        "/v1/messages/count_tokens",
+        "/v1/new/path.2",
+        *BARE_PATHS,
+    ],
+)
+async def test_a_path_reaches_an_engine_of_its_model_byte_for_byte(
+    http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]], path: str
+) -> None:
+    engines, urls = fleet
+    sent = b'{ "model":"b",  "input": ["h\\u00e9", 1.50] }'
+    with gateway(*urls) as url:
+        headers = {"x-request-id": "one", "content-type": "application/json; charset=utf-8"}
+        status, _ = await send(http, url + path + "?q=1", data=sent, headers=headers)
+        assert status == 200
+        assert await metric(http, url, 'lengthwise_requests_total{endpoint="forwarded",outcome="ok"}') == 1
+    (method, seen, raw, received), *more = engines[2].others
+    assert (method, seen, raw, more) == ("POST", path, sent, [])
+    assert received["content-type"] == "application/json; charset=utf-8"
+    assert received["x-request-id"] == "one"
+    assert not engines[0].others
+
+
+async def test_a_multipart_upload_is_routed_by_its_field_and_passes_unchanged(
+    http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]]
+) -> None:
+    engines, urls = fleet
+    form = aiohttp.FormData()
+    form.add_field("file", b'RIFF\x00--x\r\nname="model"\r\n\r\na\r\n' * 1000, filename="speech.wav")
+    form.add_field("model", "b")
+    with gateway(*urls) as url:
+        status, answer = await send(http, url + "/v1/audio/transcriptions", data=form)
+    assert (status, answer["text"]) == (200, "heard")
+    (_, _, raw, headers) = engines[2].others[0]
+    assert headers["content-type"].startswith("multipart/form-data; boundary=")
+    assert raw.count(b"RIFF") == 1000
+
+
+async def test_an_answer_that_is_neither_json_nor_events_passes_as_it_arrives(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    with gateway(engine_url) as url:
+        async with http.post(url + "/v1/audio/speech", json={"model": "stand-in", "input": "hi"}) as response:
+            assert response.headers["content-type"] == "audio/mpeg"
+            assert await response.read() == b"\x00\xffRIFF"
+
+
+async def test_an_answer_that_breaks_off_does_not_look_whole(http: aiohttp.ClientSession) -> None:
+    reply = b"HTTP/1.1 200 OK\r\ncontent-type: audio/mpeg\r\ncontent-length: 9\r\n\r\nhalf"
+    with RawEngine(reply) as engine, gateway(engine.url) as url, pytest.raises(aiohttp.ClientPayloadError):
+        async with http.post(url + "/v1/audio/speech", json={}) as response:
+            await response.read()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        ({"json": {"model": "c"}}, 404, "model_not_found"),
+        ({"json": {"input": "which model?"}}, 400, "invalid_value"),
+        ({"data": b"{"}, 400, "invalid_value"),
+    ],
+)
+async def test_a_request_for_no_model_or_an_unknown_one_is_refused_where_engines_differ(
+    http: aiohttp.ClientSession,
+    fleet: tuple[list[StandIn], list[str]],
+    sent: dict[str, Any],
+    status: int,
+    code: str,
+) -> None:
+    _, urls = fleet
+    with gateway(*urls) as url:
+        answer = await send(http, url + "/v1/embeddings", **sent)
+    assert (answer[0], answer[1]["error"]["code"]) == (status, code)
+
+
+async def test_a_request_without_a_model_is_forwarded_where_engines_are_alike(
+    http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]]
+) -> None:
+    _, urls = fleet
+    with gateway(*urls[:2]) as url:
+        assert (await send(http, url + "/tokenize", json={"prompt": "hi"}))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/sleep",
+        "/wake_up",
+        "/reset_prefix_cache",
+        "/collective_rpc",
+        "/v1/load_lora_adapter",
+        "/v1/%6coad_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/v1/../sleep",
+        "/v1/..%2fsleep",
+        "/v1/%2e%2e/sleep",
+        "/v1/x/../../sleep",
+        "/v1//sleep",
+        "/v1/a%00b",
+        "/v1/embeddings/",
+        "/v1/",
+    ],
+)
+async def test_the_paths_that_administer_engines_are_closed(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, path: str
+) -> None:
+    from yarl import URL
+
+    with gateway(engine_url) as url:
+        status, answer = await send(http, URL(url + path, encoded=True), json={"model": "stand-in"})
+        assert (status, answer["error"]["code"]) == (404, "not_found")
+    assert not engine.others
+
+
+async def test_methods_that_no_path_has_are_refused(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    with gateway(engine_url) as url:
+        for method, path in (("PATCH", "/v1/embeddings"), ("GET", "/v1/chat/completions")):
+            status, answer = await send(http, url + path, method)
+            assert (status, answer["error"]["code"]) == (405, "method_not_allowed")
+    assert not engine.others
+
+
+async def test_a_forwarded_request_does_not_wait_behind_the_queue(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.gate.clear()
+    with gateway(engine_url, in_flight=1) as url:
+        running = asyncio.create_task(post(http, url, body()))
+        await until_true(lambda: engine.running == 1)
+        assert (await send(http, url + "/v1/embeddings", json={"model": "stand-in", "input": "x"}))[0] == 200
+        engine.gate.set()
+        assert (await running)[0] == 200
+
+
+async def test_a_body_beyond_the_limits_is_refused(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    with gateway(engine_url, max_body_bytes=100) as url:
+        status, answer = await send(http, url + "/v1/embeddings", data=b"x" * 101)
+        assert (status, answer["error"]["code"]) == (413, "body_too_large")
+    assert not engine.others
+
+
+async def test_an_engine_that_cannot_be_reached_is_passed_over(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    with gateway(dead, engine_url, health_interval_s=60.0) as url:
+        assert (await send(http, url + "/v1/embeddings", json={"model": "stand-in"}))[0] == 200
+    with gateway(dead) as url:
+        status, answer = await send(http, url + "/v1/embeddings", json={"model": "stand-in"})
+        assert (status, answer["error"]["code"]) == (503, "no_engine")
+
+
+@pytest.mark.parametrize(("method", "tail"), [("GET", ""), ("DELETE", ""), ("POST", "/cancel")])
+async def test_a_stored_answer_is_found_on_the_engine_that_has_it(
+    http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]], method: str, tail: str
+) -> None:
+    engines, urls = fleet
+    engines[1].stored.add("resp_9")
+    with gateway(*urls) as url:
+        assert (await send(http, f"{url}/v1/responses/resp_9{tail}", method))[0] == 200
+        assert (await send(http, f"{url}/v1/responses/resp_none{tail}", method))[0] == 404
+    assert [len(engine.others) for engine in engines] == [2, 2, 1]
+
+
+async def test_the_engine_of_an_answer_is_asked_for_it_alone(
+    http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]]
+) -> None:
+    engines, urls = fleet
+    engines[2].stored.add("resp_1")
+    with gateway(*urls) as url:
+        sent = {"model": "b", "input": "hi", "stream": True}
+        async with http.post(url + "/v1/responses", json=sent) as response:
+            assert response.status == 200
+            await response.read()
+        assert (await send(http, url + "/v1/responses/resp_1", "GET"))[0] == 200
+    assert [len(engine.others) for engine in engines] == [0, 0, 1]
