@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -31,7 +32,7 @@ from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.model_names import ModelNames
 from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.gateway.streaming import BodyBudget
-from lengthwise.policies import make_policy
+from lengthwise.gateway.tenants import TenantGate, Tenants
 from lengthwise.predictors.service import prediction_service
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def create_app(config: GatewayConfig) -> Starlette:
     gateway = _Gateway(config)
     app = Starlette(
         routes=gateway.routes(),
+        middleware=[Middleware(TenantGate, tenants=gateway.tenants)],
         lifespan=gateway.lifespan,
         exception_handlers={
             ApiError: api_error_response,
@@ -63,10 +65,11 @@ def create_app(config: GatewayConfig) -> Starlette:
 class _Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
+        self.tenants = Tenants(config)
         self._predictions = prediction_service(config.predictor)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
         self._dispatcher = Dispatcher(
-            make_policy(config.policy),
+            self.tenants.policy(config.policy),
             self._predictions,
             routes,
             max_waiting=config.max_waiting,
@@ -78,6 +81,7 @@ class _Gateway:
         )
         self._names = ModelNames(config.models, self._dispatcher)
         self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions)
+        self._metrics.register(self.tenants)
         self._fleet = Fleet(config, self._dispatcher, self._metrics)
 
     def routes(self) -> list[Route]:
@@ -93,7 +97,7 @@ class _Gateway:
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
-            *Admin(self._config, self._dispatcher, self._fleet, self._metrics).routes(),
+            *Admin(self._dispatcher, self._fleet, self._metrics).routes(),
         ]
 
     @asynccontextmanager
@@ -101,9 +105,11 @@ class _Gateway:
         async with self._fleet:
             if self._dispatcher.uses_predictions:
                 self._predictions.warm()
+            keys = asyncio.create_task(self.tenants.watch(self._config.health_interval_s))
             try:
                 yield
             finally:
+                keys.cancel()
                 self._predictions.close()
 
     async def models(self, request: Request) -> Response:

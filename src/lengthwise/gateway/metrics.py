@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Summa
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
 
     from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
     from lengthwise.predictors.service import PredictionService
@@ -106,6 +107,10 @@ class Metrics:
         text = "Time from a request's arrival to the last byte of its answer."
         self.request_seconds = times("lengthwise_request_seconds", text, ["endpoint"])
         self.policy_changes = Counter("lengthwise_policy_changes", "Policy changes at run time.", registry=registry)
+
+    def register(self, collector: Collector) -> None:
+        """Add metrics that are read at each scrape."""
+        self._registry.register(collector)
 
     def failed(self, engine: GatewayEngine, kind: str) -> None:
         """Count a failed call."""
