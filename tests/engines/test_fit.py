@@ -74,6 +74,19 @@ def test_all_steps_together_take_as_long_as_they_did() -> None:
     assert sum(share.steps for share in fitted.shares[1:]) == len(seen)
 
 
+def test_an_engine_that_logs_a_prompt_with_the_step_before_it_has_the_same_cost() -> None:
+    seen = steps(TRUE, n=4000)
+    rare = np.arange(len(seen)) % 10 == 5
+    seen = replace(seen, prompt_tokens=seen.prompt_tokens * rare, prompt_pairs=seen.prompt_pairs * rare)
+    seen = replace(seen, decodes=np.maximum(1.0, seen.decodes))
+    exact = seen.at(TRUE)
+    early = np.where(seen.prefilling, 0.8 * exact, 0.0)
+    shifted = replace(seen, seconds=exact - early + np.roll(early, -1))
+    fitted = fit_cost(shifted).cost
+    assert fitted.prefill_token == pytest.approx(TRUE.prefill_token, rel=1e-3)
+    assert fitted.decode_base == pytest.approx(TRUE.decode_base, rel=1e-3)
+
+
 def test_one_step_that_stands_for_a_minute_counts_ten_times_its_fit() -> None:
     seen = steps(TRUE)
     held = seen.seconds.copy()

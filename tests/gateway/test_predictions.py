@@ -116,15 +116,17 @@ async def test_a_predictor_that_hangs_holds_up_nobody_and_is_told(
     assert engine.finished == 3
 
 
-async def test_a_predictor_that_raises_is_counted_and_history_is_gone_by(
-    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
+async def test_a_waiting_request_has_the_history_once_its_predictor_has_failed(
+    http: aiohttp.ClientSession, guess: Guess
 ) -> None:
-    engine.lengths = {"a": 5, "b": 5}
-    with gateway(engine_url, policy="sjf", predictor="fast") as url:
-        for name in "ab":
-            assert (await post(http, url, asking(name, "no number")))[0] == 200
-            await events(http, url, failed=1 if name == "a" else 2)
-        assert await metric(http, url, 'lengthwise_predictions_total{source="prior"}') == 1
+    engine = StandIn(lengths={"a": 5, "blocker": 5, "b": 5})
+    with served(engine.app()) as engine_url, gateway(engine_url, policy="sjf", in_flight=1, predictor="fast") as url:
+        assert (await post(http, url, asking("a", "no number")))[0] == 200
+        answers = await hold(http, url, engine, [asking("b", "no number")])
+        await events(http, url, failed=3)
+        engine.gate.set()
+        assert {status for status, _ in await answers} == {200}
+        assert await metric(http, url, 'lengthwise_predictions_total{source="prior"}') == 2
         assert await metric(http, url, 'lengthwise_predictions_total{source="history"}') == 1
 
 

@@ -112,6 +112,17 @@ def test_a_predictor_that_raises_is_counted_logged_once_and_leaves_the_history(
     assert "ValueError" in warnings[0].message
 
 
+def test_a_request_is_promised_a_prediction_and_gets_the_history_where_the_predictor_fails(host: Host) -> None:
+    host.come("a", ask=False)
+    host.service.ended("a", 40)
+    history = host.service.admit("b", "m", 1000)
+    host.waiting.add("b")
+    assert host.service.ask("b", lambda: PredictionInput("no number", "m", 1000))
+    host.until(lambda: "b" in host.taken)
+    assert host.taken["b"] is history
+    assert not PredictionService(None).ask("c", lambda: PredictionInput("", "m")), "without a predictor none comes"
+
+
 def test_a_prompt_that_cannot_be_read_fails_alone(host: Host) -> None:
     def unreadable() -> PredictionInput:
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd")

@@ -3,8 +3,10 @@
     step = base + prefill_token * n + prefill_pair * q + decode * B + kv_token * K      (seconds; see StepCost)
 
 Non-negative least squares on relative errors, with Huber weights: a stall carries no information about the cost of a
-token. But stalls delay a queue, so all six coefficients are finally scaled by one factor, so that the total time of
-the fitted steps matches the measured total, in which each step counts with at most `stall` times its fit.
+token. An engine that schedules ahead prepares a step that computes prompts while the step before runs, so that part of
+its time is logged there: where single steps fit badly, such a step and its neighbours are fitted as one sum. But stalls
+delay a queue, so all six coefficients are finally scaled by one factor, so that the total time of the fitted steps
+matches the measured total, in which each step counts with at most `stall` times its fit.
 """
 
 from __future__ import annotations
@@ -79,6 +81,12 @@ class StepTimes:
         content = (self.prompt_tokens, self.prompt_pairs, self.decodes, self.context_tokens)
         return np.stack([1.0 - decoding, decoding, *content], axis=1)
 
+    def sums(self) -> tuple[Floats, Floats]:
+        """Return factors and durations, summed over each run of steps that compute prompts and their neighbours."""
+        near = np.convolve(self.prefilling, np.ones(3), "same") > 0
+        starts = np.flatnonzero(~(near & np.roll(near, 1)) | (np.arange(len(self)) == 0))
+        return np.add.reduceat(self.columns(), starts), np.add.reduceat(self.seconds, starts)
+
     def __len__(self) -> int:
         return len(self.seconds)
 
@@ -111,7 +119,10 @@ def fit_cost(steps: StepTimes, stall: float = STALL) -> FittedCost:
     """Fit a cost model; InputError if the steps are too few or lack prefill or decode."""
     _check(steps)
     columns, seconds = steps.columns(), steps.seconds
-    robust = _huber(columns, seconds)
+    robust, sums = _huber(columns, seconds), steps.sums()
+    joint = _huber(*sums)
+    if _misfit(joint, *sums) < 0.5 * _misfit(robust, *sums):
+        robust, (columns, seconds) = joint, sums
     fitted = columns @ robust
     raised = float(np.minimum(seconds, stall * fitted).sum() / fitted.sum())
     prefill_base, decode_base, *others = (robust * raised).tolist()
@@ -119,6 +130,12 @@ def fit_cost(steps: StepTimes, stall: float = STALL) -> FittedCost:
         prefill_base = decode_base  # no pure prefill step was seen; both are mostly the reading of the weights
     cost = StepCost(max(prefill_base, _BASE_S), max(decode_base, _BASE_S), *others)
     return FittedCost(cost, raised, tuple(_shares(steps, steps.at(cost), raised)))
+
+
+def _misfit(coefficients: Floats, columns: Floats, seconds: Floats) -> float:
+    """Return the median relative error of the sums that compute prompts."""
+    which = columns[:, 2] > 0
+    return float(np.median(np.abs(seconds[which] / np.maximum(columns[which] @ coefficients, _BASE_S) - 1.0)))
 
 
 def _check(steps: StepTimes) -> None:

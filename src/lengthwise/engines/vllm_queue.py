@@ -79,7 +79,7 @@ class JobTracker:
                 id=request.request_id,
                 arrival=self._arrival(request),
                 prompt_tokens=request.num_prompt_tokens,
-                prediction=known if given is None else given,
+                prediction=given,
                 max_tokens=cap,
                 llm=self.llm,
                 priority=_clamped(request.priority) if self._by_priority else 0,
@@ -87,20 +87,25 @@ class JobTracker:
             job.deadline = job.arrival + latency_target(request)
             request.lengthwise_job = job
             request.lengthwise_predicted = given is not None
-            self.ask(request)
+            if not self.ask(request) and given is None:
+                job.update_prediction(known)
         job.generated, job.preemptions = request.num_output_tokens, request.num_preemptions
         return job
 
-    def ask(self, request: Request) -> None:
-        """Ask for a prediction, unless one came with the request, the policy uses none, or there is no text."""
+    def ask(self, request: Request) -> bool:
+        """Ask for a prediction, unless one came with the request, the policy uses none, or there is no text.
+
+        Return whether one will arrive.
+        """
         ids, reader = request.prompt_token_ids, self._reader
         if reader is None or ids is None or request.lengthwise_predicted or not generates(request):
-            return
-        if self._scheduler.length_policy.uses_predictions:
-            cap = self.cap(request)
-            self._scheduler.predictions.ask(
-                request.request_id, lambda: PredictionInput(reader.read(ids), self.llm, cap, prompt_tokens=len(ids))
-            )
+            return False
+        if not self._scheduler.length_policy.uses_predictions:
+            return False
+        cap = self.cap(request)
+        return self._scheduler.predictions.ask(
+            request.request_id, lambda: PredictionInput(reader.read(ids), self.llm, cap, prompt_tokens=len(ids))
+        )
 
     def ended(self, request: Request, *, learn: bool = True) -> None:
         """Report a finished request's length: complete, censored, or unknown (without `learn`)."""

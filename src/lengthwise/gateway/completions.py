@@ -49,7 +49,7 @@ class _Call:
     request_id: bytes
     measure: Measure
     history: LengthDistribution | None
-    """The prediction at its arrival, before the predictor has run: the client's hint, or the LLM's history."""
+    """The prediction from the LLM's history at its arrival."""
     ttft_s: float | None = None
     """Seconds from its slot on an engine to the first token; None if unknown."""
     failed: bool = False
@@ -60,9 +60,9 @@ class _Call:
         """The source of its prediction."""
         if self.body.hint is not None:
             return "hint"
-        if self.job.prediction is not self.history:
-            return "predictor"
-        return "prior" if self.history is None else "history"
+        if self.job.prediction is None:
+            return "prior"
+        return "history" if self.job.prediction is self.history else "predictor"
 
 
 class Completions:
@@ -131,8 +131,7 @@ class Completions:
         if hide_usage:
             raw = body.with_usage(raw)
         measure = self._model.measure(hide_usage=hide_usage)
-        self._predict(job, body)
-        call = _Call(job, body, raw, caller, request_id, measure, job.prediction)
+        call = _Call(job, body, raw, caller, request_id, measure, self._predict(job, body))
         try:
             lease.charge(job.prompt_tokens + round(job.expected))
             return await self._hold_and_run(call)
@@ -157,13 +156,13 @@ class Completions:
             job.priority = tenant.priority
         return body, job
 
-    def _predict(self, job: Job, body: CompletionBody) -> None:
-        """Use the client's hint, else the LLM's history until the prediction arrives."""
+    def _predict(self, job: Job, body: CompletionBody) -> LengthDistribution | None:
+        """Use the client's hint, else ask for a prediction, else use the LLM's history, which is returned."""
         history = self._predictions.admit(job.id, body.llm, body.limit)
-        if job.prediction is None:
+        asks = job.prediction is None and body.readable and self._dispatcher.uses_predictions
+        if not (asks and self._predictions.ask(job.id, body.prediction_input)) and job.prediction is None:
             job.update_prediction(history)
-            if body.readable and self._dispatcher.uses_predictions:
-                self._predictions.ask(job.id, body.prediction_input)
+        return history
 
     async def _hold_and_run(self, call: _Call) -> Outcome:
         job = call.job

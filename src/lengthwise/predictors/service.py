@@ -3,8 +3,9 @@
 The host's thread never waits for a predictor and never runs one: a worker thread calls it, in a separate process. The
 host admits a request and gets the prediction from the LLM's history (`admit`), requests a prediction (`ask`), receives
 finished predictions (`deliver`) and reports each answer's length (`ended`), which updates the history and the
-predictor's calibration. Nothing here raises into the host. The clock is an argument; policies and HTTP are unknown
-here.
+predictor's calibration. A request whose prediction is on its way has the wide prior, not the history: the first answers
+to finish are the short ones, and by a history of them every new request would be short. Nothing here raises into the
+host. The clock is an argument; policies and HTTP are unknown here.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Counts:
 @dataclass(slots=True)
 class _Open:
     llm: str
+    history: LengthDistribution | None
     ticket: Ticket  # identifies it in the worker: a host may use a key again
     asked: bool = False
 
@@ -134,25 +136,32 @@ class PredictionService:
 
         Every admitted key must be passed to `ended`.
         """
-        self._open[key] = _Open(llm, (key, next(self._numbers)))
-        if not self._history.pooled.seen:
-            return None
-        return self._history.prediction(llm, PredictionInput("", llm, max_tokens).cap)
+        seen = self._history.pooled.seen
+        history = self._history.prediction(llm, PredictionInput("", llm, max_tokens).cap) if seen else None
+        self._open[key] = _Open(llm, history, (key, next(self._numbers)))
+        return history
 
-    def ask(self, key: str, read: Callable[[], PredictionInput]) -> None:
-        """Request a prediction for an admitted request. The worker calls `read`, so reading costs the host nothing."""
+    def ask(self, key: str, read: Callable[[], PredictionInput]) -> bool:
+        """Request a prediction for an admitted request; return whether `deliver` will pass one.
+
+        The worker calls `read`, so reading costs the host nothing.
+        """
         state = self._open.get(key)
         if self._worker is None or state is None or state.asked:
-            return
+            return False
         self._counts.asked += 1
         if self._found_hanging(self._worker) or self._worker.waiting >= self._max_waiting:
             self._counts.dropped += 1
-            return
+            return False
         state.asked = True
         self._worker.put(Question(state.ticket, read, self._clock()))
+        return True
 
     def deliver(self, take: Callable[[str, LengthDistribution], bool]) -> None:
-        """Pass finished predictions to `take`, which returns whether the request was waiting."""
+        """Pass finished predictions to `take`, which returns whether the request was waiting.
+
+        Where the predictor failed, that of the history is passed, as `admit` returned it.
+        """
         if self._worker is None:
             return
         self._found_hanging(self._worker)
@@ -160,6 +169,10 @@ class PredictionService:
             ticket, prediction = arrived
             key, _ = ticket
             state = self._open.get(key)
+            if prediction is None:
+                if state is not None and state.ticket == ticket and state.history is not None:
+                    take(key, state.history)
+                continue
             # A request that ended before its prediction arrived has no further use for it.
             if state is None or state.ticket != ticket or not take(key, prediction):
                 self._counts.late += 1
@@ -272,7 +285,7 @@ class Worker:
         self._logged = False
         self._stopping = False
         self._inbox: queue.SimpleQueue[Question | Ended | Reset | None] = queue.SimpleQueue()
-        self._outbox: deque[tuple[Ticket, LengthDistribution]] = deque()
+        self._outbox: deque[tuple[Ticket, LengthDistribution | None]] = deque()
         self._inputs: dict[Ticket, PredictionInput] = {}
         self._thread: threading.Thread | None = None
         self._prompt_cpu_s = _AT_ONCE_S
@@ -296,8 +309,8 @@ class Worker:
         if start:
             self.start()
 
-    def next_arrived(self) -> tuple[Ticket, LengthDistribution] | None:
-        """Return the next finished prediction; None if there is none."""
+    def next_arrived(self) -> tuple[Ticket, LengthDistribution | None] | None:
+        """Return the next finished question, with None for its prediction if it failed; None if there is none."""
         return self._outbox.popleft() if self._outbox else None
 
     def start(self) -> None:
@@ -357,11 +370,12 @@ class Worker:
         for question in questions:
             if now - question.at > self._deadline_s:
                 self.counts.dropped += 1
+                self._outbox.append((question.ticket, None))
                 continue
             try:
                 read.append((question, question.read()))
             except Exception as error:  # a prompt that cannot be read must not stop the others
-                self._fail("a prompt could not be read", error)
+                self._fail(question, "a prompt could not be read", error)
         self._predict(read)
 
     def _predict(self, read: Sequence[tuple[Question, PredictionInput]]) -> None:
@@ -376,7 +390,7 @@ class Worker:
                 for one in read:
                     self._predict([one])
                 return
-            self._fail("the predictor failed", error)
+            self._fail(read[0][0], "the predictor failed", error)
             return
         now = self._clock()
         for (question, request), prediction in zip(read, found, strict=True):
@@ -411,8 +425,9 @@ class Worker:
                 raise
         return self._predictor
 
-    def _fail(self, what: str, error: Exception) -> None:
+    def _fail(self, question: Question, what: str, error: Exception) -> None:
         self.counts.failed += 1
+        self._outbox.append((question.ticket, None))
         self._log_once(what, error)
 
     def _log_once(self, what: str, error: Exception) -> None:
