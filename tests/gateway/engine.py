@@ -29,7 +29,7 @@ from tests.gateway.formats import other_answer, stream_events, whole_answer
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-Mode = Literal["ok", "error", "unavailable", "refuse", "hang", "break"]
+Mode = Literal["ok", "error", "unavailable", "busy", "refuse", "hang", "break"]
 
 
 def free_port() -> int:
@@ -91,6 +91,8 @@ class StandIn:
     hang_after: int | None = None
     """Tokens of an answer after which it hangs."""
     hanging: int = 0
+    retry_after: str | None = None
+    """The header of its refusals."""
     others: list[tuple[str, str, bytes, dict[str, str]]] = field(default_factory=list)
     """Method, path, body and headers of requests to paths without tokens."""
     stored: set[str] = field(default_factory=set)
@@ -153,9 +155,10 @@ class StandIn:
         self.raw_headers.append(request.headers.raw)
         self.queries.append(request.url.query)
         self.most_at_once = max(self.most_at_once, self.running)
-        if status := {"error": 500, "unavailable": 503, "refuse": 400}.get(self.mode):
+        if status := {"error": 500, "unavailable": 503, "busy": 429, "refuse": 400}.get(self.mode):
             self.finished += 1
-            return JSONResponse({"error": {"message": "its own", "code": status}}, status)
+            headers = None if self.retry_after is None else {"retry-after": self.retry_after}
+            return JSONResponse({"error": {"message": "its own", "code": status}}, status, headers)
         most = int(body.get("max_tokens") or body.get("max_output_tokens") or 3)
         tokens = min(most, self.lengths.get(_name(body), most))
         reason = "length" if tokens == most else "stop"

@@ -98,6 +98,10 @@ class EngineAnswer:
         base = self._engine.url.encode()
         return [(k, v.removeprefix(base) if k.lower() == b"location" else v) for k, v in self._response.raw_headers]
 
+    def header(self, name: str) -> str | None:
+        """Return one header of the engine's."""
+        return self._response.headers.get(name)
+
     @property
     def is_stream(self) -> bool:
         """Whether server-sent events follow."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -30,9 +29,10 @@ from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.forwarding import BARE_PATHS, Forwarding, ResponseOwners
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.model_names import ModelNames
+from lengthwise.gateway.retries import Retries
 from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.gateway.streaming import BodyBudget
-from lengthwise.gateway.tenants import TenantGate, Tenants
+from lengthwise.policies import make_policy
 from lengthwise.predictors.service import prediction_service
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ def create_app(config: GatewayConfig) -> Starlette:
     gateway = _Gateway(config)
     app = Starlette(
         routes=gateway.routes(),
-        middleware=[Middleware(TenantGate, tenants=gateway.tenants)],
         lifespan=gateway.lifespan,
         exception_handlers={
             ApiError: api_error_response,
@@ -65,11 +64,10 @@ def create_app(config: GatewayConfig) -> Starlette:
 class _Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self.tenants = Tenants(config)
         self._predictions = prediction_service(config.predictor)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
         self._dispatcher = Dispatcher(
-            self.tenants.policy(config.policy),
+            make_policy(config.policy),
             self._predictions,
             routes,
             max_waiting=config.max_waiting,
@@ -80,14 +78,23 @@ class _Gateway:
             health_successes=config.health_successes,
         )
         self._names = ModelNames(config.models, self._dispatcher)
+        self._retries = Retries(most=config.retries, share=config.retry_share)
         self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions)
-        self._metrics.register(self.tenants)
         self._fleet = Fleet(config, self._dispatcher, self._metrics)
 
     def routes(self) -> list[Route]:
         budget = BodyBudget(self._config.max_held_bytes)
         owners = ResponseOwners()
-        shared = (self._config, self._dispatcher, self._predictions, self._metrics, budget, self._names, owners)
+        shared = (
+            self._config,
+            self._dispatcher,
+            self._predictions,
+            self._metrics,
+            budget,
+            self._names,
+            owners,
+            self._retries,
+        )
         forwarding = Forwarding(self._config, self._dispatcher, self._metrics, budget, self._names, owners)
         return [
             *(Route(path, Completions(path, model, *shared), methods=["POST"]) for path, model in BODIES.items()),
@@ -97,7 +104,7 @@ class _Gateway:
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
-            *Admin(self._dispatcher, self._fleet, self._metrics).routes(),
+            *Admin(self._config, self._dispatcher, self._fleet, self._metrics).routes(),
         ]
 
     @asynccontextmanager
@@ -105,11 +112,9 @@ class _Gateway:
         async with self._fleet:
             if self._dispatcher.uses_predictions:
                 self._predictions.warm()
-            keys = asyncio.create_task(self.tenants.watch(self._config.health_interval_s))
             try:
                 yield
             finally:
-                keys.cancel()
                 self._predictions.close()
 
     async def models(self, request: Request) -> Response:

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from lengthwise.engines.client import (
     EngineAnswer,
     EngineBrokenError,
     EngineError,
+    EngineRefusedError,
     EngineTimeoutError,
     EngineUnreachableError,
 )
 from lengthwise.gateway.bodies import CompletionBody, parse
-from lengthwise.gateway.config import GatewayConfig, TenantConfig
+from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError, error_format, from_engine
 from lengthwise.gateway.forwarding import ResponseOwners
 from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
+from lengthwise.gateway.retries import RETRIED_STATUSES, Retries, retry_after_s
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, relay
-from lengthwise.gateway.tenants import Lease, lease_of
 from lengthwise.gateway.usage import ResponsesMeasure
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from lengthwise.gateway.metrics import Metrics, Outcome, Source
 
 _LARGE_BODY: Final = 1 << 20  # a larger one is read in a thread
+_TIMER_S: Final = 0.01  # event loops round the times of their timers
 _job_numbers: Final = itertools.count()  # a client's request id need not be unique, a job's must be
 
 
@@ -52,8 +56,8 @@ class _Call:
     """The prediction from the LLM's history at its arrival."""
     ttft_s: float | None = None
     """Seconds from its slot on an engine to the first token; None if unknown."""
-    failed: bool = False
-    """Whether it ended in an error that is not its client's disconnect."""
+    refused_by: list[GatewayEngine] = field(default_factory=list)
+    """Engines that have refused it or lost it before an answer; each time it was retried."""
 
     @property
     def source(self) -> Source:
@@ -63,6 +67,14 @@ class _Call:
         if self.job.prediction is None:
             return "prior"
         return "history" if self.job.prediction is self.history else "predictor"
+
+
+class _RefusedError(EngineRefusedError):
+    """An engine refused a request, which is to be sent again after `wait_s`."""
+
+    def __init__(self, engine: GatewayEngine, status: int, wait_s: float) -> None:
+        super().__init__(f"{engine.name} answers {status}", status)
+        self.wait_s = wait_s
 
 
 class Completions:
@@ -79,6 +91,7 @@ class Completions:
         budget: BodyBudget,
         names: ModelNames,
         owners: ResponseOwners,
+        retries: Retries,
     ) -> None:
         self._path = path
         self._error_format = error_format(path)
@@ -86,6 +99,7 @@ class Completions:
         self._budget = budget
         self._names = names
         self._owners = owners
+        self._retries = retries
         self._config = config
         self._dispatcher = dispatcher
         self._predictions = predictions
@@ -96,15 +110,14 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and count its outcome."""
         began = self._dispatcher.clock()
-        lease = lease_of(scope)
-        caller = Caller(scope, receive, send, lease)
+        caller = Caller(scope, receive, send)
         caller.error_format = self._error_format
         request_id = caller.headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
         outcome: Outcome = "bug"
         try:
             raw = await caller.body(min(self._config.max_body_bytes, self._config.max_held_bytes), self._budget)
             async with caller.present():
-                outcome = await self._serve(raw, caller, lease, request_id, began)
+                outcome = await self._serve(raw, caller, request_id, began)
         except ApiError as error:
             outcome = error.outcome
             await caller.fail(error, request_id)
@@ -118,28 +131,22 @@ class Completions:
             self._metrics.requests.labels(self._path, outcome).inc()
             self._whole.observe(self._dispatcher.clock() - began)
 
-    async def _serve(self, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float) -> Outcome:
-        read = partial(self._read, raw, began, caller, lease.tenant)
+    async def _serve(self, raw: bytes, caller: Caller, request_id: bytes, began: float) -> Outcome:
+        read = partial(self._read, raw, began, caller)
         body, job = read() if len(raw) < _LARGE_BODY else await asyncio.to_thread(read)
         if (model := self._names.resolve(body.model)) != body.model and model is not None:
             raw = body.rename(raw, model)
             job.llm = model
             caller.extra_headers.append((MODEL_HEADER, model.encode()))
         self._dispatcher.refuse(body.model)  # before a prediction is made for it
-        counts = self._predictions.predicts or lease.tenant.tokens_per_minute is not None
-        hide_usage = self._config.stream_usage and counts and body.lacks_usage
+        hide_usage = self._config.stream_usage and self._predictions.predicts and body.lacks_usage
         if hide_usage:
             raw = body.with_usage(raw)
         measure = self._model.measure(hide_usage=hide_usage)
         call = _Call(job, body, raw, caller, request_id, measure, self._predict(job, body))
         try:
-            lease.charge(job.prompt_tokens + round(job.expected))
             return await self._hold_and_run(call)
-        except ApiError:
-            call.failed = True
-            raise
         finally:
-            lease.settle(_used_tokens(call))
             if job.started is not None:
                 self._metrics.predictions.labels(call.source).inc()
             tokens, cut = (measure.length if body.one_answer else None) or (None, False)
@@ -147,14 +154,9 @@ class Completions:
             if tokens is not None or job.started is None:
                 self._dispatcher.finished(job, tokens or 0)
 
-    def _read(self, raw: bytes, began: float, caller: Caller, tenant: TenantConfig) -> tuple[CompletionBody, Job]:
+    def _read(self, raw: bytes, began: float, caller: Caller) -> tuple[CompletionBody, Job]:
         body = parse(self._model, raw)
-        job = body.job(str(next(_job_numbers)), began, caller.headers)
-        if self._config.keys is not None:
-            job.tenant = tenant.name
-        if body.priority is None or not tenant.may_set_priority:
-            job.priority = tenant.priority
-        return body, job
+        return body, body.job(str(next(_job_numbers)), began, caller.headers)
 
     def _predict(self, job: Job, body: CompletionBody) -> LengthDistribution | None:
         """Use the client's hint, else ask for a prediction, else use the LLM's history, which is returned."""
@@ -165,37 +167,75 @@ class Completions:
         return history
 
     async def _hold_and_run(self, call: _Call) -> Outcome:
-        job = call.job
+        self._retries.on_request()
         while True:
-            engine = await self._dispatcher.place(job)
-            self._metrics.queue_seconds.observe(self._dispatcher.clock() - job.arrival)
+            engine = await self._place(call)
             try:
                 return await self._run(engine, call)
-            except EngineUnreachableError as error:
-                # The engine has not received the request: back to the queue, for another engine or until this one
-                # returns.
-                if self._dispatcher.clock() - job.arrival >= self._config.hold_timeout_s:
-                    raise from_engine(error) from error
             except EngineError as error:
-                if not call.caller.answered:
+                if call.caller.answered:
+                    await call.caller.end_with(from_engine(error))
+                    return "broken_stream"
+                wait_s = self._retry_in_s(engine, call, error)
+                if wait_s is None:
                     raise from_engine(error) from error
+                self._metrics.retries.labels(error.kind).inc()
+            except ApiError as error:
+                if not call.caller.answered:
+                    raise
+                await call.caller.end_with(error)
                 return "broken_stream"
             finally:
                 tokens, _ = call.measure.length or (0, True)
-                self._dispatcher.release(engine, job, tokens, call.ttft_s)
+                self._dispatcher.release(engine, call.job, tokens, call.ttft_s)
+            await asyncio.sleep(wait_s)
+
+    async def _place(self, call: _Call) -> GatewayEngine:
+        """Wait for a slot, at most as long as the request may wait."""
+        job, config = call.job, self._config
+        limits = [
+            (job.arrival + (config.queue_timeout_s or math.inf), 503, "queue_timeout"),
+            (job.arrival + (config.request_timeout_s or math.inf), 504, "timeout"),
+            (job.deadline if config.enforce_deadlines else math.inf, 504, "deadline_exceeded"),
+        ]
+        until, status, code = min(limits)
+        try:
+            if self._dispatcher.clock() >= until:
+                raise TimeoutError
+            engine = await self._dispatcher.place(job, avoid=call.refused_by, until=until)
+        except TimeoutError:
+            headers = {"retry-after": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+            raise ApiError(status, "no engine was free in time", code=code, headers=headers) from None
+        self._metrics.queue_seconds.observe(self._dispatcher.clock() - job.arrival)
+        return engine
+
+    def _retry_in_s(self, engine: GatewayEngine, call: _Call, error: EngineError) -> float | None:
+        """Return the seconds to wait before the request is sent again; None if it is not."""
+        if isinstance(error, EngineUnreachableError):
+            # The engine has not received the request and is down: back to the queue, until one is up.
+            held_s = self._dispatcher.clock() - call.job.arrival
+            return 0.0 if held_s < self._config.hold_timeout_s else None
+        if isinstance(error, EngineBrokenError) and not call.refused_by:  # once: it may be what breaks the engine
+            wait_s = self._retries.wait_s(0)
+        else:
+            wait_s = error.wait_s if isinstance(error, _RefusedError) else None
+        call.refused_by.append(engine)
+        return wait_s
 
     async def _run(self, engine: GatewayEngine, call: _Call) -> Outcome:
-        """Send the request to an engine and pass its answer on; mark the engine as down if the connection fails."""
+        """Send the request to an engine and pass its answer on; mark the engine as down if it cannot be reached."""
         try:
             # A prediction that has not arrived is not waited for: the engine then predicts.
             forward = self._config.forward_predictions and call.source == "predictor"
             now, hint = self._dispatcher.clock(), self._config.forward_hints
             raw = call.body.for_engine(call.raw, call.job, now, hint=hint, prediction=forward)
-            limit_s = self._config.first_byte_timeout_s if call.body.stream else None
-            async with asyncio.timeout(limit_s) as first_byte:
-                answer = await self._exchange(engine, call, raw, first_byte)
+            async with asyncio.timeout(self._first_byte_s(engine, call)) as limit:
+                answer = await self._exchange(engine, call, raw, limit)
         except TimeoutError as error:
-            self._failed(engine, late := EngineTimeoutError(f"{engine.name} sent nothing for too long"))
+            if self._left_s(call.job) < _TIMER_S:
+                raise ApiError(504, "the answer was not complete in time", code="timeout") from error
+            late = EngineTimeoutError(f"{engine.name} did not answer in time")
+            self._failed(engine, late)
             raise late from error
         except EngineError as error:
             self._failed(engine, error)
@@ -203,26 +243,39 @@ class Completions:
         if answer.is_stream and answer.status < 400 and not call.measure.done:
             self._metrics.failed(engine, "unfinished")
             return "broken_stream"
-        call.failed = answer.status >= 400
         return _answered(answer)
+
+    def _left_s(self, job: Job) -> float:
+        """Return the seconds that a request may still take."""
+        if self._config.request_timeout_s is None:
+            return math.inf
+        return job.arrival + self._config.request_timeout_s - self._dispatcher.clock()
+
+    def _first_byte_s(self, engine: GatewayEngine, call: _Call) -> float | None:
+        """Return the seconds until the first byte must have arrived; None without a limit.
+
+        An answer in one piece arrives with its last token: the time to generate it, as predicted, is added.
+        """
+        limit_s = self._config.first_byte_timeout_s
+        if not call.body.stream:
+            limit_s += engine.longest_generation_s(call.job, declared=call.body.hint is not None)
+        return _finite(min(limit_s, self._left_s(call.job)))
 
     def _failed(self, engine: GatewayEngine, error: EngineError) -> None:
         self._metrics.failed(engine, error.kind)
-        # A silent engine may be busy: the health check decides. A lost connection marks it as down until the next
-        # health check.
-        if isinstance(error, (EngineUnreachableError, EngineBrokenError)):
+        # Whether an engine that was reached is up, its health checks decide: one request must not take it from others.
+        if isinstance(error, EngineUnreachableError):
             self._dispatcher.set_down(engine, error)
-        if not isinstance(error, EngineUnreachableError):
+        elif not isinstance(error, EngineRefusedError) or error.status >= 500:
             self._dispatcher.on_answer(engine, failed=True)
 
-    async def _exchange(
-        self, engine: GatewayEngine, call: _Call, raw: bytes, first_byte: asyncio.Timeout
-    ) -> EngineAnswer:
+    async def _exchange(self, engine: GatewayEngine, call: _Call, raw: bytes, limit: asyncio.Timeout) -> EngineAnswer:
         path, headers = self._path + call.caller.query, call.caller.forwarded_headers(call.request_id)
         answer = await engine.client.forward("POST", path, raw, headers)
 
         def began() -> None:
-            first_byte.reschedule(None)
+            left_s = self._left_s(call.job)
+            limit.reschedule(None if left_s == math.inf else asyncio.get_running_loop().time() + left_s)
             self._dispatcher.on_answer(engine, failed=answer.status >= 500)
             now, started = self._dispatcher.clock(), call.job.started
             self._first_byte.observe(now - call.job.arrival)
@@ -231,6 +284,12 @@ class Completions:
                 call.ttft_s = now - started
 
         try:
+            if answer.status in RETRIED_STATUSES:
+                another = self._dispatcher.another_up(call.job.llm, [*call.refused_by, engine])
+                asked_s = None if another else retry_after_s(answer.header("retry-after"))
+                wait_s = self._retries.wait_s(len(call.refused_by), asked_s)
+                if wait_s is not None:
+                    raise _RefusedError(engine, answer.status, wait_s)
             await relay(answer, call.caller, call.request_id, call.measure, began)
         finally:
             answer.close()
@@ -239,12 +298,8 @@ class Completions:
         return answer
 
 
-def _used_tokens(call: _Call) -> int | None:
-    """Return the tokens of prompt and answer; None if it has run and the engine did not report them."""
-    tokens, prompt = call.measure.tokens, call.measure.prompt_tokens
-    if tokens is not None:
-        return tokens + (call.job.prompt_tokens if prompt is None else prompt)
-    return 0 if call.failed or call.job.started is None else None
+def _finite(seconds: float) -> float | None:
+    return None if seconds == math.inf else seconds
 
 
 def _answered(answer: EngineAnswer) -> Outcome:

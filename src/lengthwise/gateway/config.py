@@ -134,8 +134,6 @@ class TenantConfig(_Section):
     """Whether `priority` in a request's body replaces the tenant's."""
     may_declare_length: bool = False
     """Whether lengths in a request's body (`nvext.agent_hints.osl`, `vllm_xargs.expected_tokens`, `length_*`) count."""
-    admin: bool = False
-    """Whether its keys may use the admin API from other machines."""
 
 
 def _from_url(value: Any) -> Any:  # noqa: ANN401
@@ -175,11 +173,6 @@ class GatewayConfig(_Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     """Port to listen on; 0 takes any free port."""
 
-    keys: Path | None = None
-    """File with API keys (`lengthwise keys add`); read again when it changes. With it a request needs a key."""
-    require_keys: bool = True
-    """Whether a request without a key is refused with 401; else it belongs to the tenant `default`."""
-
     in_flight: Annotated[int, Field(ge=1)] = 64
     """Requests that run at once on one engine; the others wait here, in the policy's order."""
     admission_quantile: Annotated[float | None, Field(gt=0, lt=1)] = None
@@ -213,7 +206,19 @@ class GatewayConfig(_Section):
     """Seconds an engine may send nothing before its request fails with 504."""
     first_byte_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds until the first byte of a streamed answer before its request fails with 504. An answer in one piece
-    arrives with its last token: for it only --silence-timeout counts."""
+    arrives with its last token: the time to generate it, as predicted at the engine's recent speed, is added."""
+    queue_timeout_s: Annotated[float | None, Field(gt=0)] = None
+    """Seconds that a request waits for an engine before it fails with 503; without it there is no limit."""
+    request_timeout_s: Annotated[float | None, Field(gt=0)] = None
+    """Seconds from a request's arrival to the end of its answer before it fails with 504, a stream with an error
+    event; without it there is no limit."""
+    enforce_deadlines: bool = False
+    """Fail a request with 504 if its latency target (`x-lengthwise-slo-s`) passes while it waits."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Times that a request is sent again after 429, 502, 503 or a lost connection, before the first byte of an answer;
+    to another engine if one is up. After a lost connection once."""
+    retry_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Retries of all requests together: this share of the requests, plus 3 per second."""
     breaker_failures: Annotated[int, Field(ge=1)] = 5
     """Failed answers in a row (5xx, broken off, timed out) after which an engine gets no request for a while."""
     breaker_s: Annotated[float, Field(gt=0)] = 5.0
@@ -241,10 +246,8 @@ class GatewayConfig(_Section):
 
     @property
     def default_tenant(self) -> TenantConfig:
-        """The tenant of requests without a key. Without a keys file its clients may do what its section leaves open."""
+        """The tenant of requests without a key. What it does not set, its clients may."""
         given = self.tenants.get(DEFAULT_TENANT) or TenantConfig(name=DEFAULT_TENANT)
-        if self.keys is not None:
-            return given
         permissions = {"may_set_priority", "may_declare_length"} - given.model_fields_set
         return given.model_copy(update=dict.fromkeys(permissions, True))
 

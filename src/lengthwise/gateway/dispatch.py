@@ -7,13 +7,13 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from lengthwise.engines.client import EngineClient
 from lengthwise.gateway.errors import ApiError
-from lengthwise.lengths import LengthDistribution
+from lengthwise.lengths import DEFAULT_CAP, LengthDistribution
 from lengthwise.policies import Fcfs, Job, Policy, PolicyQueue, TokenRate
 from lengthwise.policies.admission import PeakAdmission
 from lengthwise.predictors.service import PredictionService
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _MOST_RETRY_AFTER_S: Final = 60
 _SLOT_WEIGHT: Final = 0.05  # of the newest request in the mean time that requests hold a slot
+_LONGEST_SIGMAS: Final = 4.0  # and
+_SLOWEST: Final = 4.0  # times the mean time per token: an answer takes no longer
+_MOST_EXPONENT: Final = 700.0
 _MOST_DOUBLINGS: Final = 5  # of the time that a breaker is open
 
 
@@ -53,6 +56,9 @@ class GatewayEngine:
     """Open: it gets no request while another engine can take it. Half open: one request at a time."""
     openings: int = 0
     """Of the breaker, without an answer between."""
+    busy_s: float = 0.0
+    tokens: float = 0.0
+    """Recent seconds of requests in slots, and their tokens; older ones count less."""
     retry_at: float = 0.0
     """When its failures are forgotten, or its open breaker becomes half open."""
 
@@ -70,6 +76,19 @@ class GatewayEngine:
     def free(self) -> bool:
         """Whether it is up, stays and has a free slot."""
         return self.up and not self.leaving and self.in_flight < (1 if self.breaker == "half_open" else self.slots)
+
+    def longest_generation_s(self, job: Job, *, declared: bool) -> float:
+        """Return a time within which it generates an answer all but surely; infinity before its speed is known.
+
+        Tokens: exp(mu + 4 sigma) of the prediction, at most the answer's cap; the cap if the client declared the
+        length, since a wrong hint must not look like a failure of the engine. Time: 4 times the recent mean per token.
+        """
+        if not self.tokens:
+            return math.inf
+        tokens: float = job.max_tokens or DEFAULT_CAP
+        if not declared:
+            tokens = min(tokens, math.exp(min(job.mu + _LONGEST_SIGMAS * job.sigma, _MOST_EXPONENT)))
+        return _SLOWEST * tokens * self.busy_s / self.tokens
 
     def serves(self, model: str | None) -> bool:
         """Whether it serves a model, as far as known; a request without a model may run on any engine."""
@@ -93,6 +112,17 @@ class _Group:
     tokens: int = 0
     """Of finished answers: engines do not report progress."""
     none_up_since: float | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """A waiting request."""
+
+    job: Job
+    engine: asyncio.Future[GatewayEngine]
+    group: _Group
+    avoid: Collection[GatewayEngine] = ()
+    """Engines that have refused it: used only while no other is up."""
 
 
 class Dispatcher:
@@ -135,7 +165,8 @@ class Dispatcher:
         self.policy_failures = 0
         self._predictions = predictions
         self._groups: dict[tuple[int, ...], _Group] = {}
-        self._turns: dict[str, tuple[Job, asyncio.Future[GatewayEngine], _Group]] = {}
+        self._turns: dict[str, _Turn] = {}
+        self._retrying: dict[str, _Turn] = {}  # not in a queue, where they would block those behind them
 
     @property
     def uses_predictions(self) -> bool:
@@ -144,8 +175,8 @@ class Dispatcher:
 
     @property
     def waiting(self) -> int:
-        """Requests in the queues."""
-        return sum(len(group.queue) for group in self._groups.values())
+        """Requests that wait for an engine."""
+        return len(self._retrying) + sum(len(group.queue) for group in self._groups.values())
 
     def add_engine(self, engine: GatewayEngine) -> None:
         """Let an engine join; waiting requests may run on it."""
@@ -208,26 +239,36 @@ class Dispatcher:
         wait_s = (len(group.queue) + 1) * (self._slot_s or 0.0) / group.queue.slots
         return math.ceil(min(max(wait_s, 1.0), _MOST_RETRY_AFTER_S))
 
-    async def place(self, job: Job) -> GatewayEngine:
+    async def place(self, job: Job, *, avoid: Collection[GatewayEngine] = (), until: float = math.inf) -> GatewayEngine:
         """Wait for the job's turn and take a slot of an engine; `release` gives it back.
 
-        If cancelled, the job leaves the queue or gives back its slot.
+        A retry takes the next slot of an engine that is not in `avoid`; those are used only while no other is up.
+        TimeoutError if the turn has not come at `until`. If cancelled, the job leaves the queue or gives back its slot.
         """
-        self.refuse(job.llm)
-        turn: asyncio.Future[GatewayEngine] = asyncio.get_running_loop().create_future()
-        group = self._group(job.llm)
-        self._turns[job.id] = job, turn, group
+        engine: asyncio.Future[GatewayEngine] = asyncio.get_running_loop().create_future()
+        turn = self._turns[job.id] = _Turn(job, engine, self._group(job.llm), avoid)
         try:
-            group.queue.push(job, self.clock())
+            if avoid:
+                self._retrying[job.id] = turn
+            else:
+                turn.group.queue.push(job, self.clock())
             self._dispatch()
-            return await turn
+            if engine.done() or until == math.inf:
+                return await engine
+            async with asyncio.timeout(until - self.clock()):
+                return await engine
         except BaseException:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.release(turn.result(), job)
+            if engine.done() and not engine.cancelled() and engine.exception() is None:
+                self.release(engine.result(), job)
             raise
         finally:
-            _, _, group = self._turns.pop(job.id)
-            group.queue.remove(job.id)
+            del self._turns[job.id]
+            self._retrying.pop(job.id, None)
+            turn.group.queue.remove(job.id)
+
+    def another_up(self, model: str | None, avoid: Collection[GatewayEngine]) -> bool:
+        """Whether an engine outside `avoid` serves the model and is up."""
+        return any(engine.up and engine not in avoid for engine in self._group(model).engines)
 
     def on_first_byte(self, engine: GatewayEngine, job: Job) -> None:
         """Report to the router that the answer has started."""
@@ -238,6 +279,9 @@ class Dispatcher:
         engine.jobs.pop(job.id, None)
         if job.started is not None:
             held_s = self.clock() - job.started
+            if generated:
+                engine.busy_s += held_s - _SLOT_WEIGHT * engine.busy_s
+                engine.tokens += generated - _SLOT_WEIGHT * engine.tokens
             self._slot_s = held_s if self._slot_s is None else self._slot_s + _SLOT_WEIGHT * (held_s - self._slot_s)
         self.routes.on_finished(job, engine, self.clock(), generated, ttft_s)
         self._drop_if_drained(engine)
@@ -314,31 +358,27 @@ class Dispatcher:
 
     def _regroup(self) -> None:
         """Make the groups anew, and move the waiting requests to them."""
-        moved = [(job, turn) for job, turn, group in self._turns.values() if group.queue.remove(job.id)]
+        moved = [turn for turn in self._turns.values() if turn.group.queue.remove(turn.job.id)]
         self._groups.clear()
-        for job, turn in moved:
+        for turn in [*moved, *self._retrying.values()]:
             try:
-                group = self._group(job.llm)
+                turn.group = self._group(turn.job.llm)
             except ApiError as error:
-                if not turn.done():
-                    turn.set_exception(error)
+                _fail(turn, error)
                 continue
-            self._turns[job.id] = job, turn, group
-            group.queue.push(job, self.clock())
+            if turn.job.id not in self._retrying:
+                turn.group.queue.push(turn.job, self.clock())
         self._dispatch()
 
     def expire(self, after_s: float) -> None:
         """Fail requests with 503 that have waited `after_s` while no engine that serves their model was up."""
+        if all(group.none_up_since is None for group in self._groups.values()):
+            return
         now = self.clock()
-        for group in self._groups.values():
-            if group.none_up_since is None:
-                continue
-            for job in list(group.queue):
-                if now - max(job.arrival, group.none_up_since) >= after_s:
-                    group.queue.remove(job.id)
-                    _, turn, _ = self._turns[job.id]
-                    if not turn.done():
-                        turn.set_exception(ApiError(503, "no engine is up", code="no_engine"))
+        for turn in self._turns.values():
+            since = turn.group.none_up_since
+            if since is not None and now - max(turn.job.arrival, since) >= after_s:
+                _fail(turn, ApiError(503, "no engine is up", code="no_engine"))
 
     def _group(self, model: str | None) -> _Group:
         """Return the engines and the queue of a model; ApiError 404 if no engine serves it."""
@@ -357,13 +397,17 @@ class Dispatcher:
     def _numbers(self, model: str | None) -> tuple[int, ...]:
         return tuple(engine.number for engine in self.engines if not engine.leaving and engine.serves(model))
 
-    def _free(self, group: _Group, job: Job | None = None) -> list[GatewayEngine]:
+    def _free(
+        self, group: _Group, job: Job | None = None, avoid: Collection[GatewayEngine] = ()
+    ) -> list[GatewayEngine]:
         """Return the engines with a free slot and, if asked for, KV memory for `job`; those with the fewest failures.
 
         Failures count before the router's choice, since an engine that fails at once is always idle. An open breaker
         counts only while another engine is up.
         """
         up = [engine for engine in group.engines if engine.up]
+        if avoid:
+            up = [engine for engine in up if engine not in avoid] or up
         free = [e for e in [e for e in up if e.breaker != "open"] or up if e.free]
         if job is not None and self.admission_quantile is not None:
             free = [engine for engine in free if engine.admits(job, self.admission_quantile)]
@@ -372,18 +416,20 @@ class Dispatcher:
 
     def _apply_prediction(self, job_id: str, prediction: LengthDistribution) -> bool:
         """Update a waiting job and its key; False if it no longer waits."""
-        if job_id not in self._turns:
+        turn = self._turns.get(job_id)
+        if turn is None or job_id not in turn.group.queue:
             return False
-        job, _, group = self._turns[job_id]
-        if job_id not in group.queue:
-            return False
-        job.update_prediction(prediction)
-        group.queue.update(job, self.clock())
+        turn.job.update_prediction(prediction)
+        turn.group.queue.update(turn.job, self.clock())
         return True
 
     def _dispatch(self) -> None:
         self._predictions.deliver(self._apply_prediction)
         now = self.clock()
+        for turn in list(self._retrying.values()):
+            if free := self._free(turn.group, turn.job, turn.avoid):
+                del self._retrying[turn.job.id]
+                self._assign(turn, free, now)
         ready = list(self._groups.values())
         while ready := [group for group in ready if group.queue and self._free(group)]:
             first = ready[0] if len(ready) == 1 else min(ready, key=lambda group: _head_order(group, now))
@@ -395,18 +441,22 @@ class Dispatcher:
         job = group.queue.peek(now)
         if job is None:
             return False
-        _, turn, _ = self._turns[job.id]
+        turn = self._turns[job.id]
         free = self._free(group, job)
-        if not free and not turn.done():
+        if not free and not turn.engine.done():
             return False  # the head waits for KV memory, as in an engine
         group.queue.pop(now)
-        if not turn.done():  # else cancelled just now; its `place` cleans up
-            engine = self.routes.choose(job, free, now)
-            engine.jobs[job.id] = job
-            job.started = now
-            self._update_load()
-            turn.set_result(engine)
+        self._assign(turn, free, now)
         return True
+
+    def _assign(self, turn: _Turn, free: list[GatewayEngine], now: float) -> None:
+        if turn.engine.done():  # cancelled just now; its `place` cleans up
+            return
+        engine = self.routes.choose(turn.job, free, now)
+        engine.jobs[turn.job.id] = turn.job
+        turn.job.started = now
+        self._update_load()
+        turn.engine.set_result(engine)
 
     def _update_load(self) -> None:
         """Set the running requests and slots that policies see."""
@@ -423,3 +473,8 @@ class Dispatcher:
 def _head_order(group: _Group, now: float) -> tuple[int, float]:
     job = group.queue.peek(now)
     return (0, 0.0) if job is None else (job.priority, job.arrival)
+
+
+def _fail(turn: _Turn, error: ApiError) -> None:
+    if not turn.engine.done():
+        turn.engine.set_exception(error)

@@ -20,7 +20,6 @@ from lengthwise.gateway.errors import ApiError, error_format, from_engine
 from lengthwise.gateway.json_fields import edit_fields
 from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, passed_headers, relay
-from lengthwise.gateway.tenants import lease_of
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -107,7 +106,7 @@ class Forwarding:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request and count its outcome."""
         began = self._dispatcher.clock()
-        caller = Caller(scope, receive, send, lease_of(scope))
+        caller = Caller(scope, receive, send)
         caller.error_format = error_format(scope["path"])
         request_id = caller.headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
         outcome: Outcome = "bug"

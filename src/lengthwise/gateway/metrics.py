@@ -11,7 +11,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Summa
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
-    from prometheus_client.registry import Collector
 
     from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
     from lengthwise.predictors.service import PredictionService
@@ -98,6 +97,8 @@ class Metrics:
         self.predictions = Counter("lengthwise_predictions", text, ["source"], registry=registry)
         text = "Failed calls of an engine."
         self.engine_failures = Counter("lengthwise_engine_failures", text, ["engine", "kind"], registry=registry)
+        text = "Requests sent to an engine once more, by the failure before."
+        self.retries = Counter("lengthwise_retries", text, ["reason"], registry=registry)
         times = partial(Histogram, registry=registry, buckets=_BUCKETS)
         self.queue_seconds = times(
             "lengthwise_queue_seconds", "Time from a request's arrival to its slot on an engine."
@@ -107,10 +108,6 @@ class Metrics:
         text = "Time from a request's arrival to the last byte of its answer."
         self.request_seconds = times("lengthwise_request_seconds", text, ["endpoint"])
         self.policy_changes = Counter("lengthwise_policy_changes", "Policy changes at run time.", registry=registry)
-
-    def register(self, collector: Collector) -> None:
-        """Add metrics that are read at each scrape."""
-        self._registry.register(collector)
 
     def failed(self, engine: GatewayEngine, kind: str) -> None:
         """Count a failed call."""
