@@ -1,0 +1,181 @@
+"""What the gateway brings end to end: simulated engines in real time, bursts that drain, the same traffic for each arm.
+
+    python -m benchmarks.gateway_gain [--seeds 8] [--speed 2] [--predictor fast] [--out rows.parquet]
+    python -m benchmarks.gateway_gain admission [--seeds 4] [--kv-tokens 5000]     # KV memory is short
+
+Four simulated engines (`lengthwise engine --simulated`), a gateway as its own process and an open-loop client. A seed
+is one burst: CASTILLO's test prompts with lengths of Llama-3.1-8B arrive at twice the fleet's capacity until 12
+requests per slot have arrived, then the fleet drains. Each arm gets the same arrivals, prompts and lengths, with fresh
+engines and a fresh gateway. The gateway does not know a length: it is in a field that only simulated engines read.
+Requests wait in the gateway (--in-flight is the engines' slots). Times are the engines' seconds, so --speed cancels
+out.
+
+Ratios are baseline / arm, above 1 is better: geometric means over seeds with a paired bootstrap interval. `late` is the
+most that the machine was behind the simulated engines: far above a step of 12 ms, rerun with a lower --speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lengthwise.bench.episodes import DEFAULT_LLM, Kind, TrafficPlan, draw, load_prompts
+from lengthwise.engines.load import LoadPlan, LoadReport, run_load
+from lengthwise.engines.simulated_server import SimulatedEngines
+from lengthwise.simulator import Fleet, measure_capacity
+from lengthwise.simulator.paired import over_pairs
+from lengthwise.workloads import Workload
+
+ENGINES: Final = 4
+PER_SLOT: Final = 12
+WARM_UP_S: Final = 6.0  # until a gateway's predictor is loaded
+FIGURES: Final = ("per_token", "mean", "p50", "p99", "max", "throughput")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to run the gateway."""
+
+    name: str
+    options: tuple[str, ...]
+
+
+BASELINE: Final = Arm("round_robin + fcfs", ("--router", "round_robin", "--policy", "fcfs", "--predictor", "none"))
+
+
+def ours(predictor: str) -> Arm:
+    return Arm(f"lengthwise, {predictor}", ("--predictor", predictor))
+
+
+@dataclass(frozen=True)
+class Episode:
+    """The measurements of one arm on one burst, in the engines' seconds."""
+
+    figures: dict[str, float]
+    e2e_s: np.ndarray[tuple[int], np.dtype[np.float64]]
+    tokens: np.ndarray[tuple[int], np.dtype[np.int64]]
+    preemptions: int
+    late_s: float
+
+
+@contextmanager
+def gateway(arm: Arm, urls: Sequence[str], slots: int) -> Iterator[str]:
+    engines = [part for url in urls for part in ("--engine", url)]
+    command = [sys.executable, "-m", "lengthwise", "serve", "--port", "0", "--in-flight", str(slots)]
+    command += [*arm.options, *engines]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        try:
+            line = process.stdout.readline() if process.stdout is not None else ""
+            found = re.search(r"http://\S+", line)
+            assert found, f"the gateway did not start: {line}"
+            yield found[0]
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def episode(arm: Arm, spec: str, workload: Workload, slots: int, speed: float) -> Episode:
+    lengths = workload.output_tokens.tolist()
+    extras = [{"vllm_xargs": {"simulated_tokens": length}} for length in lengths]
+    with SimulatedEngines(spec) as engines, gateway(arm, engines.urls, slots) as url:
+        time.sleep(WARM_UP_S)
+        report = LoadReport(len(workload), LoadPlan(url, speed=speed, free=True, extras=extras))
+        asyncio.run(run_load(workload, report, lambda: None))
+        metrics = "\n".join(urllib.request.urlopen(engine + "/metrics").read().decode() for engine in engines.urls)  # noqa: S310
+    assert not report.errors, report.errors
+    samples = sorted(report.served, key=lambda sample: sample.row)
+    assert [sample.output_tokens for sample in samples] == lengths
+    sent, finished = (np.array([getattr(s, name) for s in samples]) * speed for name in ("sent_s", "finished_s"))
+    e2e_s, tokens = finished - sent, np.array(lengths)
+    figures = {
+        "per_token": float((e2e_s / tokens).mean()),
+        "mean": float(e2e_s.mean()),
+        "p50": float(np.quantile(e2e_s, 0.5)),
+        "p99": float(np.quantile(e2e_s, 0.99)),
+        "max": float(e2e_s.max()),
+        "throughput": float((finished.max() - sent.min()) / len(samples)),  # seconds per request: less is better
+    }
+    preempted = sum(int(n) for n in re.findall(r"^vllm:num_preemptions_total\S* (\d+)", metrics, re.MULTILINE))
+    late = max(map(float, re.findall(r"^simulated_late_seconds (\S+)", metrics, re.MULTILINE)))
+    return Episode(figures, e2e_s, tokens, preempted, late)
+
+
+def run(arms: Sequence[Arm], options: argparse.Namespace) -> list[pa.Table]:
+    limits = f"max_num_seqs={options.slots}" + (f"&kv_tokens={options.kv_tokens}" if options.kv_tokens else "")
+    spec = f"{ENGINES}*{options.engine}?speed={options.speed:g}&{limits}&model={DEFAULT_LLM}&chunk_s=1"
+    fleet = Fleet.parse(f"{ENGINES}*{options.engine}").limited_to(
+        max_num_seqs=options.slots, kv_tokens=options.kv_tokens or None
+    )
+    plan, kind = TrafficPlan(seed=options.first), Kind.of("burst")
+    prompts = load_prompts(plan)
+    n = PER_SLOT * fleet.slots
+    capacity = measure_capacity(draw(prompts, plan, Kind.of("backlog"), 0, n=n, capacity=1.0).workload, fleet)
+    print(f"{fleet}, {options.slots} slots each, speed {options.speed:g}; {n} requests per burst at 2 x "
+          f"{capacity.requests_per_s:.1f} requests/s, {prompts.origin}")  # fmt: skip
+    episodes: dict[str, list[Episode]] = {arm.name: [] for arm in arms}
+    rows = []
+    for seed in range(options.seeds):
+        workload = draw(prompts, plan, kind, seed, n=n, capacity=capacity.requests_per_s).workload
+        for arm in arms if seed % 2 == 0 else tuple(reversed(arms)):
+            done = episode(arm, spec, workload, options.slots, options.speed)
+            episodes[arm.name].append(done)
+            rows.append(pa.table({
+                "arm": [arm.name] * n, "seed": [seed] * n, "e2e_s": done.e2e_s.astype(np.float32),
+                "tokens": done.tokens.astype(np.int32),
+            }))  # fmt: skip
+            shown = "  ".join(f"{name} {done.figures[name]:.4g}" for name in FIGURES)
+            print(f"  seed {seed} {arm.name:32} {shown}  preempted {done.preemptions}  late {done.late_s:.3f} s",
+                  flush=True)  # fmt: skip
+    base = episodes[arms[0].name]
+    for arm in arms[1:]:
+        here = episodes[arm.name]
+        for name in FIGURES:
+            ratio = over_pairs([e.figures[name] for e in base], [e.figures[name] for e in here])
+            print(f"{arm.name:32} {name:12} {ratio.ratio:.3f}  [{ratio.low:.3f}, {ratio.high:.3f}]")
+    for arm in arms:
+        per_1000 = 1000 * sum(e.preemptions for e in episodes[arm.name]) / (n * options.seeds)
+        print(f"{arm.name:32} preemptions per 1,000 requests: {per_1000:.2f}")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("gain", "admission"), default="gain")
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--first", type=int, default=0, help="seed of the traffic plan")
+    parser.add_argument("--speed", type=float, default=2.0)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--engine", default="llama-3-8b@a100")
+    parser.add_argument("--kv-tokens", type=int, default=0, help="KV memory of an engine; 0: its own")
+    parser.add_argument("--predictor", default="fast", help="comma-separated")
+    parser.add_argument("--quantiles", default="0.9", help="of `admission`, comma-separated")
+    parser.add_argument("--out", help="raw rows (Parquet)")
+    options = parser.parse_args()
+    predictors = options.predictor.split(",")
+    if options.what == "gain":
+        arms = [BASELINE, *map(ours, predictors)]
+    else:
+        arms = [ours(predictors[0])]
+        for quantile in options.quantiles.split(","):
+            flags = ("--predictor", predictors[0], "--admission-quantile", quantile)
+            arms.append(Arm(f"lengthwise, admission {quantile}", flags))
+    rows = run(arms, options)
+    if options.out:
+        pq.write_table(pa.concat_tables(rows), options.out, compression="zstd")
+
+
+if __name__ == "__main__":
+    main()
