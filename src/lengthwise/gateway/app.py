@@ -79,11 +79,12 @@ class _Gateway:
         )
         self._names = ModelNames(config.models, self._dispatcher)
         self._retries = Retries(most=config.retries, share=config.retry_share)
-        self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions)
+        self._budget = BodyBudget(config.max_held_bytes)
+        self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions, self._budget)
         self._fleet = Fleet(config, self._dispatcher, self._metrics)
 
     def routes(self) -> list[Route]:
-        budget = BodyBudget(self._config.max_held_bytes)
+        budget = self._budget
         owners = ResponseOwners()
         shared = (
             self._config,

@@ -109,6 +109,7 @@ class Completions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and count its outcome."""
+        self._metrics.receive()
         began = self._dispatcher.clock()
         caller = Caller(scope, receive, send)
         caller.error_format = self._error_format

@@ -234,6 +234,9 @@ class GatewayConfig(_Section):
     """Failed health checks in a row after which an engine is down."""
     health_successes: Annotated[int, Field(ge=1)] = 2
     """Good health checks in a row after which an engine is up again."""
+    drain_s: Annotated[float, Field(ge=0)] = 1.0
+    """Seconds after SIGTERM in which /ready is 503 while requests are still accepted, so that load balancers send no
+    more of them; longer than their interval of checks."""
     shutdown_timeout_s: Annotated[int, Field(ge=0)] = 30
     """Seconds a stopping gateway lets running requests finish."""
     remote_control: bool = False

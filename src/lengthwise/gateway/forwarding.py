@@ -105,6 +105,7 @@ class Forwarding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request and count its outcome."""
+        self._metrics.receive()
         began = self._dispatcher.clock()
         caller = Caller(scope, receive, send)
         caller.error_format = error_format(scope["path"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
+    from lengthwise.gateway.streaming import BodyBudget
     from lengthwise.predictors.service import PredictionService
 
 Outcome = Literal["ok", "refused", "client_error", "engine_error", "broken_stream", "cancelled", "bug"]
@@ -28,7 +30,11 @@ _EVENTS: Final = ("asked", "answered", "late", "failed", "dropped", "hung", "obs
 class _State:
     """Metrics read from the dispatcher and the prediction service at each scrape."""
 
-    def __init__(self, dispatcher: Dispatcher, predictor: str, predictions: PredictionService) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, predictor: str, predictions: PredictionService, budget: BodyBudget
+    ) -> None:
+        self.received = 0
+        self._budget = budget
         self._dispatcher = dispatcher
         self._predictor = predictor
         self._predictions = predictions
@@ -36,6 +42,13 @@ class _State:
     def collect(self) -> Iterator[Metric]:
         dispatcher, routes, counts = self._dispatcher, self._dispatcher.routes, self._predictions.counts
         engines = dispatcher.engines
+        text = "Requests whose head has arrived; those that have not ended are in no lengthwise_requests_total."
+        yield CounterMetricFamily("lengthwise_requests_received", text, self.received)
+        held = self._budget.total - self._budget.free
+        yield GaugeMetricFamily("lengthwise_held_bytes", "Bytes of request bodies that are held.", held)
+        yield GaugeMetricFamily("lengthwise_tasks", "Tasks of the event loop.", len(asyncio.all_tasks()))
+        reading = {engine.name: len(engine.client.answers) for engine in engines}
+        yield _gauge("lengthwise_engine_answers_open", "Answers of an engine that are being read.", "engine", reading)
         yield GaugeMetricFamily("lengthwise_requests_waiting", "Requests waiting in the gateway.", dispatcher.waiting)
         running = {engine.name: engine.in_flight for engine in engines}
         yield _gauge("lengthwise_requests_running", "Requests running on an engine.", "engine", running)
@@ -87,9 +100,12 @@ def _labelled(
 class Metrics:
     """The metrics of one gateway, in a registry of its own."""
 
-    def __init__(self, dispatcher: Dispatcher, predictor: str, predictions: PredictionService) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, predictor: str, predictions: PredictionService, budget: BodyBudget
+    ) -> None:
         self._registry = registry = CollectorRegistry()
-        registry.register(_State(dispatcher, predictor, predictions))
+        self._state = _State(dispatcher, predictor, predictions, budget)
+        registry.register(self._state)
         self.requests = Counter(
             "lengthwise_requests", "Finished requests by outcome.", ["endpoint", "outcome"], registry=registry
         )
@@ -108,6 +124,10 @@ class Metrics:
         text = "Time from a request's arrival to the last byte of its answer."
         self.request_seconds = times("lengthwise_request_seconds", text, ["endpoint"])
         self.policy_changes = Counter("lengthwise_policy_changes", "Policy changes at run time.", registry=registry)
+
+    def receive(self) -> None:
+        """Count a request at its arrival; `requests` counts it at its end."""
+        self._state.received += 1
 
     def failed(self, engine: GatewayEngine, kind: str) -> None:
         """Count a failed call."""

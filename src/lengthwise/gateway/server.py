@@ -96,7 +96,14 @@ def run_gateway(
         write_timeout_s=config.write_timeout_s,
         max_connections=config.max_connections,
     )
-    run_app(create_app(config), sock, limits, shutdown_timeout_s=config.shutdown_timeout_s, on_ready=on_ready)
+    run_app(
+        create_app(config),
+        sock,
+        limits,
+        drain_s=config.drain_s,
+        shutdown_timeout_s=config.shutdown_timeout_s,
+        on_ready=on_ready,
+    )
 
 
 def run_app(
@@ -104,6 +111,7 @@ def run_app(
     sock: socket.socket,
     limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  (frozen)
     *,
+    drain_s: float = 0.0,
     shutdown_timeout_s: int,
     on_ready: Callable[[], None] | None = None,
 ) -> None:
@@ -113,7 +121,7 @@ def run_app(
     sock.listen(_BACKLOG)
     if on_ready is not None:
         on_ready()
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             app,
             http=partial(LimitedProtocol, limits=limits),  # type: ignore[arg-type]
@@ -125,7 +133,9 @@ def run_app(
             proxy_headers=False,  # the kill switch checks the peer address
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=shutdown_timeout_s,
-        )
+        ),
+        app,
+        drain_s,
     )
     # uvicorn raises the signal again after its shutdown. SIGTERM would then end the process before callers could clean
     # up (the embedded engine).
@@ -137,6 +147,21 @@ def run_app(
     finally:
         signal.signal(signal.SIGTERM, before)
         sock.close()
+
+
+class _Server(uvicorn.Server):
+    """After SIGTERM, it serves for `drain_s` more while the application is not ready; then it shuts down."""
+
+    def __init__(self, config: uvicorn.Config, app: Starlette, drain_s: float) -> None:
+        super().__init__(config)
+        self._app = app
+        self._drain_s = drain_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.draining = True
+        if signal.SIGTERM in self._captured_signals:  # not after Ctrl-C: nothing sends requests to be moved elsewhere
+            await asyncio.sleep(self._drain_s)
+        await super().shutdown(sockets)
 
 
 def _leave(*_: object) -> None:

@@ -154,7 +154,7 @@ class BodyBudget:
     """The bytes of request bodies that the gateway may hold at once."""
 
     def __init__(self, total: int) -> None:
-        self.free = total
+        self.total = self.free = total
 
     def take(self, size: int) -> None:
         """Take bytes; ApiError 503 if they do not fit."""
