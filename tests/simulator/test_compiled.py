@@ -22,6 +22,9 @@ POLICIES = [
 ]  # fmt: skip
 
 
+COMPILED = ["lengthwise", "slo", "slo:seconds=1", "slo:seconds=8", "hrrn", "boost", "preble", "srpt:c=0.8", "gittins"]
+
+
 @dataclass(frozen=True)
 class Case:
     workload: Workload
@@ -113,13 +116,24 @@ def test_behind_a_router_both_engines_report_the_same(case: Case, router: str, r
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.4])
-def test_the_compiled_lanes_are_the_readable_lanes_over_many_requests(delay: float) -> None:
-    rng, n = np.random.default_rng(4), 600
+@pytest.mark.parametrize("blocks", [4096, 90], ids=["ample memory", "short memory"])
+@pytest.mark.parametrize("policy", COMPILED)
+def test_a_compiled_policy_is_the_readable_policy_over_many_requests(policy: str, blocks: int, delay: float) -> None:
+    """Long enough that its statistics count, in an overload; with shared prefixes, and two priorities."""
+    rng, n = np.random.default_rng(4), 300
     lengths = np.clip(rng.lognormal(2.5, 1.0, n), 1, 120).astype(int)
-    arrivals = np.sort(rng.uniform(0, 10, n)).tolist()
-    workload, fleet = requests([(3, int(each)) for each in lengths], arrivals), Fleet((engine(UNEVEN, seqs=6),))
+    prompts = rng.integers(1, 30, n)
+    hashes = [[int(row % 5) * 100 + block for block in range(prompt // 4)] for row, prompt in enumerate(prompts)]
+    workload = requests(
+        list(zip(prompts.tolist(), lengths.tolist(), strict=True)),
+        np.sort(rng.uniform(0, 5, n)).tolist(),
+        blocks=hashes,
+        block_size=4,
+        priority=(rng.random(n) < 0.2).astype(np.int32),
+    )
+    fleet = Fleet((engine(UNEVEN, seqs=6, blocks=blocks, caching=True),))
     compiled, readable = (
-        simulate(workload, fleet, "lengthwise", predictor="noisy:0.6", prediction_delay_s=delay, accelerate=on)
+        simulate(workload, fleet, policy, predictor="noisy:0.6", prediction_delay_s=delay, accelerate=on)
         for on in (None, False)
     )
     agree(compiled, readable)

@@ -14,7 +14,7 @@ from lengthwise.policies.job import Job, JobColumns
 from lengthwise.policies.protocol import QueueView
 from lengthwise.policies.residual import expected_remaining, gittins_rank, prepare
 
-_ABOVE_ANY_RANK: Final = 1e12  # tokens
+ABOVE_ANY_RANK: Final = 1e12  # tokens
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Preemptive(BasePolicy):
     def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
         """Return the ranks, with all jobs that may not be preempted below the others."""
         ranks = np.asarray(self.rank(jobs))
-        return np.where(self.may_preempt(jobs), ranks, ranks - _ABOVE_ANY_RANK)
+        return np.where(self.may_preempt(jobs), ranks, ranks - ABOVE_ANY_RANK)
 
     def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
         """Return the largest rank that may be preempted, if it exceeds the candidate's by the margin."""

@@ -1,8 +1,8 @@
 """The remaining length at an age: its expectation and its Gittins rank, for one job or for many.
 
 Definition: E[remaining] = prediction.remaining(generated).mean(), in tokens (see `lengthwise.lengths`). This module is
-its fast path for queues, within 3 % of the definition for log-t predictions; `routers.kernel.ledger` has the compiled
-one. The tests hold both to the definition.
+its fast path for queues, within 3 % of the definition for log-t predictions; `routers.kernel.ledger` has a compiled
+one, and `simulator.kernel.ranks` compiles this one. The tests hold both to the definition.
 
 Certain lengths (sigma 0) are counted down. For the others, with x = exp(mu + sigma z), the survival S(z) is one curve
 for all predictions. Between the nodes of a grid in asinh z it is taken as a power of x, so that its integral over any
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-_STEP: Final = 0.05  # of asinh z
-_REACH: Final = math.asinh(600.0)  # beyond, S is 1 or a prediction counts as outlived
-_MIN_LOG_SIGMA: Final = math.log(0.02)
-_SIGMAS: Final = 448
-_SIGMA_STEP: Final = (math.log(4.0) - _MIN_LOG_SIGMA) / (_SIGMAS - 1)
+STEP: Final = 0.05  # of asinh z
+REACH: Final = math.asinh(600.0)  # beyond, S is 1 or a prediction counts as outlived
+MIN_LOG_SIGMA: Final = math.log(0.02)
+SIGMAS: Final = 448
+SIGMA_STEP: Final = (math.log(4.0) - MIN_LOG_SIGMA) / (SIGMAS - 1)
+NODES: Final = len(np.arange(-REACH, REACH, STEP))
 _MIN_ENDED: Final = 0.1  # of the answers: what an interval of the Gittins rank must end at least
 _MAX_LOG: Final = 200.0  # of sigma z: e^800 overflows
 
@@ -42,6 +43,13 @@ _MAX_LOG: Final = 200.0  # of sigma z: e^800 overflows
 def prepare() -> None:
     """Build the tables (once, a tenth of a second), so that no decision waits for them."""
     _tables()
+
+
+def flat_tables() -> NDArray[np.float64]:
+    """Return the tables as one array for compiled code, in the order of `simulator.kernel.ranks`."""
+    tables = _tables()
+    parts = (tables.z, tables.node_survival, tables.fall, tables.sigma, tables.fresh)
+    return np.concatenate([*parts, tables.integral.ravel(), tables.stretch.ravel(), tables.log_ranks.ravel()])
 
 
 def expected_remaining(jobs: Job | JobColumns) -> Numbers:
@@ -67,11 +75,11 @@ def gittins_rank(jobs: Job | JobColumns) -> Numbers:
             return float(_started(JobColumns.of([jobs]), ranks=True)[0])
         if jobs.sigma <= 0.0:
             return jobs.expected
-        row = round((math.log(jobs.sigma) - _MIN_LOG_SIGMA) / _SIGMA_STEP)
-        return min(jobs.expected, math.exp(jobs.mu) * _tables().fresh_list[min(max(row, 0), _SIGMAS - 1)])
+        row = round((math.log(jobs.sigma) - MIN_LOG_SIGMA) / SIGMA_STEP)
+        return min(jobs.expected, math.exp(jobs.mu) * _tables().fresh_list[min(max(row, 0), SIGMAS - 1)])
     if jobs.generated.all():
         return _started(jobs, ranks=True)
-    fresh = np.minimum(jobs.expected, np.exp(jobs.mu) * _tables().fresh[_sigma_index(jobs.sigma)])
+    fresh = np.minimum(jobs.expected, np.exp(jobs.mu) * _tables().fresh[sigma_index(jobs.sigma)])
     return _where_started(jobs, np.where(jobs.sigma > 0.0, fresh, jobs.expected), ranks=True)
 
 
@@ -93,7 +101,7 @@ def _started(jobs: JobColumns, *, ranks: bool) -> Array:
     certain = jobs.sigma <= 0.0
     if certain.all() and (left > 0.0).all():
         return left
-    tables, row = _tables(), _sigma_index(jobs.sigma)
+    tables, row = _tables(), sigma_index(jobs.sigma)
     log_age = np.log(jobs.generated)
     ends = np.concatenate((log_age, np.log(jobs.cap))) - np.tile(jobs.mu, 2)
     at = tables.place(ends / np.tile(tables.sigma[row], 2))
@@ -112,17 +120,18 @@ def _started(jobs: JobColumns, *, ranks: bool) -> Array:
 
 def _after_outlived(age: Array, cap: Array, *, ranks: bool) -> Array:
     """Return the rank or the expectation of outlived predictions: log-t, median `age`, sigma 1, cap - age at most."""
-    tables, row = _tables(), np.full(len(age), _SIGMA_ONE)
+    tables, row = _tables(), np.full(len(age), SIGMA_ONE)
     mean = tables.integrated(tables.place(np.log(np.maximum(cap - age, 1.0) / age)), row)
-    return np.asarray(age * (np.minimum(mean, tables.fresh[_SIGMA_ONE]) if ranks else mean))
+    return np.asarray(age * (np.minimum(mean, tables.fresh[SIGMA_ONE]) if ranks else mean))
 
 
-_SIGMA_ONE: Final = round(-_MIN_LOG_SIGMA / _SIGMA_STEP)
+SIGMA_ONE: Final = round(-MIN_LOG_SIGMA / SIGMA_STEP)
 
 
-def _sigma_index(sigma: Array) -> NDArray[np.intp]:
-    at = (np.log(np.maximum(sigma, 1e-9)) - _MIN_LOG_SIGMA) / _SIGMA_STEP
-    return np.asarray(np.minimum(np.maximum(at + 0.5, 0.0), _SIGMAS - 1.0), np.intp)
+def sigma_index(sigma: Array) -> NDArray[np.intp]:
+    """Return the place of the nearest tabulated sigma."""
+    at = (np.log(np.maximum(sigma, 1e-9)) - MIN_LOG_SIGMA) / SIGMA_STEP
+    return np.asarray(np.minimum(np.maximum(at + 0.5, 0.0), SIGMAS - 1.0), np.intp)
 
 
 @dataclass(frozen=True)
@@ -141,11 +150,11 @@ class _Tables:
 
     def place(self, z: Array) -> Array:
         """Return the place of z."""
-        return np.asarray(np.minimum(np.maximum((np.arcsinh(z) + _REACH) / _STEP, 0.0), len(self.z) - 1.001))
+        return np.asarray(np.minimum(np.maximum((np.arcsinh(z) + REACH) / STEP, 0.0), len(self.z) - 1.001))
 
     def beyond(self, at: Array, cell: NDArray[np.intp]) -> Array:
         """Return the distance of z from the node before it."""
-        return np.asarray(np.sinh(at * _STEP - _REACH) - self.z[cell])
+        return np.asarray(np.sinh(at * STEP - REACH) - self.z[cell])
 
     def survival(self, at: Array) -> Array:
         """P(Z > z)."""
@@ -167,8 +176,8 @@ class _Tables:
 
 @lru_cache(maxsize=1)
 def _tables() -> _Tables:
-    sigma = np.exp(_MIN_LOG_SIGMA + _SIGMA_STEP * np.arange(_SIGMAS))
-    z = np.sinh(np.arange(-_REACH, _REACH, _STEP))
+    sigma = np.exp(MIN_LOG_SIGMA + SIGMA_STEP * np.arange(SIGMAS))
+    z = np.sinh(np.arange(-REACH, REACH, STEP))
     survival = special.stdtr(TIE_NU, -z)
     fall = np.append(-np.diff(np.log(survival)) / np.diff(z), 0.0)
     length = np.exp(np.clip(sigma[:, None] * z, -_MAX_LOG, _MAX_LOG))

@@ -19,12 +19,13 @@ LEARNED_QUANTILE: Final = 0.99  # of the latencies that FCFS would give: the lea
 LEARNED_AFTER: Final = 32.0  # finished jobs: before, predictions are not corrected
 OVERLOADED_AT: Final = 0.25  # of the target: how late the earliest-deadline order may be before jobs count as lost
 OLDEST_SHARE: Final = 0.25  # of the admitted work: what the earliest deadline gets while overloaded
-_WINDOW_JOBS: Final = 4096  # statistics fade over so many jobs
-_LENGTH_BINS: Final = 28
+WINDOW_JOBS: Final = 4096  # statistics fade over so many jobs
+MAX_UNIT: Final = 1e12  # beyond, all totals are divided by the unit
+LENGTH_BINS: Final = 28
 _BINS_PER_DOUBLING: Final = 2
-_PRIOR_JOBS: Final = 8.0  # of a bin, counted as exact on the scale of all jobs
-_LATENCY_EDGES: Final = 0.01 * 2.0 ** (np.arange(1, 321) / 16)  # seconds
-_CENTRES: Final = 2.0 ** ((np.arange(_LENGTH_BINS) + 0.5) / _BINS_PER_DOUBLING)  # tokens
+PRIOR_JOBS: Final = 8.0  # of a bin, counted as exact on the scale of all jobs
+LATENCY_EDGES: Final = 0.01 * 2.0 ** (np.arange(1, 321) / 16)  # seconds
+CENTRES: Final = 2.0 ** ((np.arange(LENGTH_BINS) + 0.5) / _BINS_PER_DOUBLING)  # tokens
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Slo(BasePolicy):
         state = cast("LatencyTarget", queue.state)
         jobs, rate, slots = queue.jobs, queue.view.tokens_per_s, queue.view.slots
         median = np.minimum(np.exp(jobs.mu), jobs.cap)
-        work = median * state.true_per_predicted[_bins(median)]
+        work = median * state.true_per_predicted[length_bins(median)]
         if rate <= 0.0:
             return state.choose(int(np.argmin(np.minimum(jobs.deadline, jobs.arrival))), work, oldest=True)
         service = work * (slots / rate)
@@ -99,9 +100,10 @@ class Slo(BasePolicy):
         return state.choose(int(order[shortest]), work, oldest=True)
 
 
-def _bins(tokens: NDArray[np.float64]) -> NDArray[np.intp]:
+def length_bins(tokens: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return the bin of each predicted length."""
     places = _BINS_PER_DOUBLING * np.log2(np.maximum(tokens, 1.0))
-    return np.asarray(np.minimum(_LENGTH_BINS - 1, places), np.intp)
+    return np.asarray(np.minimum(LENGTH_BINS - 1, places), np.intp)
 
 
 @dataclass(slots=True)
@@ -110,15 +112,17 @@ class LatencyTarget:
 
     unit: float = 1.0
     """The weight of a job that arrives now: it grows, so that earlier jobs fade without being updated."""
-    predicted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_LENGTH_BINS))
-    true: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_LENGTH_BINS))
-    true_per_predicted: NDArray[np.float64] = field(default_factory=lambda: np.ones(_LENGTH_BINS))
-    latencies: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(_LATENCY_EDGES)))
+    predicted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(LENGTH_BINS))
+    true: NDArray[np.float64] = field(default_factory=lambda: np.zeros(LENGTH_BINS))
+    true_per_predicted: NDArray[np.float64] = field(default_factory=lambda: np.ones(LENGTH_BINS))
+    latencies: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(LATENCY_EDGES)))
     """Weighted numbers of jobs by the latency that FCFS would give them."""
     arrived: int = 0
     """Jobs since the last observed latency."""
     done: float = 0.0
     """Weighted number of finished jobs."""
+    all_predicted: float = 0.0
+    all_true: float = 0.0
     target_s: float = 0.0
     credit: float = 0.0
     """Tokens of work that the earliest deadline may claim while overloaded."""
@@ -128,16 +132,18 @@ class LatencyTarget:
     @property
     def mean_work(self) -> float:
         """Mean length of finished jobs; the waiting ones are longer, since short ones do not wait."""
-        return float(self.true.sum()) / self.done if self.done else 0.0
+        return self.all_true / self.done if self.done else 0.0
 
     def enter(self, job: Job) -> int:
         """Count an arrival; all jobs are in one round."""
-        self.unit *= 1.0 + 1.0 / _WINDOW_JOBS
+        self.unit *= 1.0 + 1.0 / WINDOW_JOBS
         self.arrived += 1
-        if self.unit > 1e12:
+        if self.unit > MAX_UNIT:
             for totals in (self.predicted, self.true, self.latencies):
                 totals /= self.unit
-            self.done = self.done / self.unit
+            self.done, self.all_predicted, self.all_true = (
+                total / self.unit for total in (self.done, self.all_predicted, self.all_true)
+            )
             self.unit = 1.0
         return 0
 
@@ -159,11 +165,13 @@ class LatencyTarget:
         if job.generated <= 0:  # it failed
             return
         self.done += self.unit
-        place = int(_bins(np.array([job.median]))[0])
+        place = int(length_bins(np.array([job.median]))[0])
         self.predicted[place] += self.unit * job.median
         self.true[place] += self.unit * job.generated
-        prior = _PRIOR_JOBS * self.unit * _CENTRES
-        scale = float(self.true.sum()) / float(self.predicted.sum())
+        self.all_predicted += self.unit * job.median
+        self.all_true += self.unit * job.generated
+        prior = PRIOR_JOBS * self.unit * CENTRES
+        scale = self.all_true / self.all_predicted
         self.true_per_predicted = (self.true + prior * scale) / (self.predicted + prior)
 
     def choose(self, index: int, work: NDArray[np.float64], *, oldest: bool) -> int:
@@ -174,9 +182,9 @@ class LatencyTarget:
     def observe_latency(self, seconds: float) -> None:
         """Count what the jobs that have arrived since the last call would take under FCFS."""
         if self.arrived and self.done >= LEARNED_AFTER * self.unit:
-            place = min(int(np.searchsorted(_LATENCY_EDGES, seconds)), len(_LATENCY_EDGES) - 1)
+            place = min(int(np.searchsorted(LATENCY_EDGES, seconds)), len(LATENCY_EDGES) - 1)
             self.latencies[place] += self.unit * self.arrived
             below = np.cumsum(self.latencies)
             place = int(np.searchsorted(below, LEARNED_QUANTILE * below[-1]))
-            self.target_s = float(_LATENCY_EDGES[place])
+            self.target_s = float(LATENCY_EDGES[place])
         self.arrived = 0

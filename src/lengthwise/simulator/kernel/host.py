@@ -1,10 +1,11 @@
 """The compiled engine's host: it lays out the memory, calls the kernel, and answers its questions with the policy.
 
-The kernel is the accelerator of `simulator.engine`, and gives the same outcome bit for bit. It contains no policy:
-where the policy decides, it returns a code and the host asks the policy, on columns.
+The kernel is the accelerator of `simulator.engine`, and gives the same outcome bit for bit. Where a policy decides that
+is not compiled (`kernel.policy`), it returns a code and the host asks the policy, on columns.
 
 Numba caches compiled code (`lengthwise.compiled`) and checks only the module of the function that is called. The
-entry functions therefore carry a fingerprint of all kernel sources, so that a change in any of them recompiles.
+entry functions therefore carry a fingerprint of all sources of kernel and policies, so that a change in any of them
+recompiles.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from lengthwise import policies
 from lengthwise.compiled import cache_folder, compiled
 from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds, SelectingPolicy, WaitingJobs
-from lengthwise.policies.base import last_of_largest
+from lengthwise.policies.arrival_order import Boost, Hrrn, Preble
+from lengthwise.policies.base import BasePolicy, last_of_largest
 from lengthwise.policies.lengthwise import Lengthwise, length_bin
+from lengthwise.policies.preemptive import Gittins, Srpt
+from lengthwise.policies.residual import flat_tables, sigma_index
+from lengthwise.policies.slo import Slo, length_bins
 from lengthwise.simulator.costs import CostModel
 from lengthwise.simulator.fleet import EngineSpec
 from lengthwise.simulator.kernel import loop, memory
@@ -40,11 +46,20 @@ _UNLIMITED: Final = np.iinfo(np.int64).max
 _KEYS_BYTES: Final = 64 << 20  # for columns of keys, one per level of the queue
 _LEVELS: Final = 4096  # remembered levels: a power of two
 _REKEY: Final = {"never": r.NEVER, "on_level": r.ON_LEVEL, "on_progress": r.ON_PROGRESS, "on_time": r.ON_TIME}
+_COMPILED: Final[dict[type, int]] = {
+    Lengthwise: r.LENGTHWISE,
+    Preble: r.PREBLE,
+    Slo: r.SLO,
+    Hrrn: r.HRRN,
+    Boost: r.BOOST,
+    Srpt: r.SRPT,
+    Gittins: r.GITTINS,
+}
 _ADMISSION: Final = {"prompt": r.WHOLE_PROMPT, "peak": r.FUTURE_PEAK, "reserve": r.RESERVATION}
 
 
 def _fingerprint() -> int:
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sorted([*Path(__file__).parent.glob("*.py"), *Path(policies.__file__).parent.glob("*.py")])
     return int.from_bytes(sha256(b"".join(source.read_bytes() for source in sources)).digest()[:7], "big")
 
 
@@ -101,13 +116,35 @@ class PolicyKeys:
         if policy.rekey in ("never", "on_progress"):
             self._fill(0, QueueView(), 0.0)
 
-    @property
-    def has_lanes(self) -> bool:
-        """Whether the policy's rounds are those that the kernel has compiled."""
-        return type(self.policy) is Lengthwise
+    @cached_property
+    def compiled(self) -> int:
+        """The code of the policy if its decisions are compiled, else OTHER."""
+        if type(self.policy) is Slo and not np.isinf([jobs.deadline for jobs in self.jobs.stages]).all():
+            return r.OTHER
+        return _COMPILED.get(type(self.policy), r.OTHER)
 
     @cached_property
-    def lane_lengths(self) -> tuple[NDArray[Any], NDArray[Any]]:
+    def compiled_arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays that a compiled policy reads, the same for all engines."""
+        if self.compiled == r.LENGTHWISE:
+            return dict(zip(("medians", "bins"), self._lane_lengths(), strict=True))
+        if self.compiled == r.SLO:
+            medians = np.concatenate([np.minimum(np.exp(jobs.mu), jobs.cap) for jobs in self.jobs.stages])
+            return {"medians": medians.view(r.REAL), "bins": length_bins(medians).astype(np.int32).view(r.INT)}
+        if self.compiled not in (r.HRRN, r.SRPT, r.GITTINS):
+            return {}
+        jobs = np.concatenate([self._rank_inputs(stage, jobs) for stage, jobs in enumerate(self.jobs.stages)])
+        return {"jobs": jobs} if self.compiled == r.HRRN else {"jobs": jobs, "rank_tables": flat_tables().view(r.REAL)}
+
+    def _rank_inputs(self, stage: int, jobs: JobColumns) -> NDArray[Any]:
+        found = np.zeros(len(jobs), r.JOB)
+        for name in ("expected", "initial_expected", "mu", "cap"):
+            found[name] = getattr(jobs, name)
+        found["median"], found["cap_integral"], found["fresh"] = np.exp(jobs.mu), np.nan, self.keys[0, stage]
+        found["sigma_index"] = np.where(jobs.sigma > 0.0, sigma_index(jobs.sigma), r.NONE)
+        return found
+
+    def _lane_lengths(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Medians and their bins by stage and request, computed as `Job.median` is."""
         columns = [(jobs.mu.tolist(), jobs.sigma.tolist(), jobs.cap.tolist()) for jobs in self.jobs.stages]
         rows = [row for stage in columns for row in zip(*stage, strict=True)]
@@ -155,7 +192,7 @@ class CompiledEngine:
         self._spec = spec
         self._slots = spec.max_num_seqs
         self._traffic = traffic
-        self._rounds = None if keys.has_lanes else keys.policy.rounds(lambda: spec.max_num_seqs)
+        self._rounds = None if keys.compiled else keys.policy.rounds(lambda: spec.max_num_seqs)
         self._selects = isinstance(keys.policy, SelectingPolicy)
         self._jobs: dict[int, Job] = {}
         self._rounds_seen = self._reported = 0
@@ -166,13 +203,9 @@ class CompiledEngine:
         arrays = _engine_arrays(spec, traffic, by_level=keys.policy.rekey == "on_level")
         shared = {name: getattr(traffic, name) for name in r.SHARED}
         self._use(**arrays, **shared, keys=keys.keys)
-        if keys.has_lanes:
-            lanes = np.zeros(1, r.LANES)
-            for one in ("unit", "all_predicted", "all_true", "short_predicted", "short_true"):
-                lanes[one] = 1.0
-            medians, bins = keys.lane_lengths
-            self._use(lanes=lanes, lane_medians=medians, lane_bins=bins)
-            self.record["has_lanes"], self.record["asks_on_arrival"] = 1, 0
+        if keys.compiled:
+            self._use(**_policy_state(keys.compiled), **keys.compiled_arrays)
+            _use_compiled(self.record, keys.policy, keys.compiled)
         self.record["n_levels"] = traffic.predicted_length.shape[1]
         self.record["positions"] = arrays["tables"].shape[1]
 
@@ -364,8 +397,8 @@ class CompiledEngine:
         return JobProgress(rows, requests, running["tokens"] - requests["prompt"])
 
     def _grow(self) -> None:
-        full = "waiting" if self.record["n_waiting"] + 1 >= self.record["waiting_size"] else "events"
-        self._use(**{full: np.resize(self._arrays[full], 2 * len(self._arrays[full]))})
+        full = ["waiting", "by_arrival"] if self.record["n_waiting"] + 1 >= self.record["waiting_size"] else ["events"]
+        self._use(**{name: np.resize(self._arrays[name], 2 * len(self._arrays[name])) for name in full})
 
 
 @lru_cache(maxsize=64)
@@ -384,6 +417,7 @@ def _engine_record(spec: EngineSpec, policy: Policy, traffic: Traffic) -> Record
     record["rekey"], record["preempts"] = _REKEY[policy.rekey], policy.preempts
     if isinstance(policy, SelectingPolicy):
         record["rekey"] = r.SELECTED
+    record["evicts_last"] = getattr(type(policy), "eviction_scores", None) is BasePolicy.eviction_scores
     record["rate_since"] = np.nan
     record["preempt_check_interval"] = policy.preempt_check_interval
     reports_cached = spec.prefix_caching and traffic.workload.has_blocks
@@ -406,6 +440,34 @@ def _engine_record(spec: EngineSpec, policy: Policy, traffic: Traffic) -> Record
     return cast("Records", engine)
 
 
+def _use_compiled(record: Record, policy: Policy, code: int) -> None:
+    """Let the kernel decide in place of the policy."""
+    record["policy"], record["asks_on_arrival"] = code, 0
+    if code in (r.SLO, r.HRRN):
+        record["rekey"] = r.SELECTED
+    elif code in (r.BOOST, r.SRPT, r.GITTINS):
+        record["rekey"] = r.NEVER  # the kernel computes a key whenever a request joins the queue
+    parameters = {Boost: ("horizon", "scale"), Srpt: ("margin", "times", "c"), Gittins: ("margin", "times")}
+    for place, name in enumerate(parameters.get(type(policy), ())):
+        record["policy_parameters"][place] = getattr(policy, name)
+    if isinstance(policy, Slo):
+        record["policy_parameters"][0] = np.nan if isinstance(policy.seconds, str) else policy.seconds
+
+
+def _policy_state(code: int) -> dict[str, NDArray[Any]]:
+    """Return the state of a compiled policy for one engine."""
+    if code == r.LENGTHWISE:
+        lanes = np.zeros(1, r.LANES)
+        for one in ("unit", "all_predicted", "all_true", "short_predicted", "short_true"):
+            lanes[one] = 1.0
+        return {"lanes": lanes}
+    if code == r.SLO:
+        target = np.zeros(1, r.TARGET)
+        target["unit"] = target["true_per_predicted"] = 1.0
+        return {"target": target}
+    return {"groups": np.zeros(1, r.GROUPS)} if code == r.PREBLE else {}
+
+
 def _engine_arrays(spec: EngineSpec, traffic: Traffic, *, by_level: bool) -> dict[str, NDArray[Any]]:
     """Return the arrays of an empty engine, all blocks free."""
     seqs = min(spec.max_num_seqs, len(traffic.requests))
@@ -422,6 +484,7 @@ def _engine_arrays(spec: EngineSpec, traffic: Traffic, *, by_level: bool) -> dic
     return {
         "rows": np.empty(64, r.INT),
         "waiting": np.empty(64, r.WAITING),
+        "by_arrival": np.empty(64, r.BY_ARRIVAL),
         "running": np.empty(seqs + 1, r.RUNNING),
         "levels": levels,
         "events": np.empty(1024, r.INT),

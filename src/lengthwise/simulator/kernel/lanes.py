@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lengthwise.compiled import inlined as compiled
 from lengthwise.policies import lengthwise as policy
-from lengthwise.simulator.kernel.access import lane_bin_at, lane_median_at, lanes_at, request_at
+from lengthwise.simulator.kernel.access import bin_at, lanes_at, median_at, request_at
 from lengthwise.simulator.kernel.records import LANE_BINS, Record
 
 FAST_ROUND, FAST_WORK, SHORT_JOBS = policy.FAST_ROUND, policy.FAST_WORK_FRACTION, policy.SHORT_JOB_FRACTION
@@ -77,7 +77,7 @@ def enter(engine: Record, row: int) -> None:
     request, lanes = request_at(engine, row), lanes_at(engine, 0)
     request.predicted = 0
     at = _place(engine, row)
-    tokens, code = lane_median_at(engine, at).value, lane_bin_at(engine, at).value
+    tokens, code = median_at(engine, at).value, bin_at(engine, at).value
     place, predicted = (code, True) if code >= 0 else (-1 - code, False)
     lanes.unit *= 1.0 + 1.0 / WINDOW
     lanes.clock += tokens / engine.max_num_seqs
@@ -90,10 +90,10 @@ def enter(engine: Record, row: int) -> None:
 def set_prediction(engine: Record, row: int) -> None:
     """Apply a late prediction; a waiting request of another length gets a new round."""
     request, lanes = request_at(engine, row), lanes_at(engine, 0)
-    before = lane_median_at(engine, _place(engine, row)).value
-    before_code = lane_bin_at(engine, _place(engine, row)).value
+    before = median_at(engine, _place(engine, row)).value
+    before_code = bin_at(engine, _place(engine, row)).value
     request.predicted = 1
-    tokens, code = lane_median_at(engine, _place(engine, row)).value, lane_bin_at(engine, _place(engine, row)).value
+    tokens, code = median_at(engine, _place(engine, row)).value, bin_at(engine, _place(engine, row)).value
     if request.heap_index < 0 or tokens == before:
         return
     place, predicted = (code, True) if code >= 0 else (-1 - code, False)
@@ -112,7 +112,7 @@ def set_prediction(engine: Record, row: int) -> None:
 def finished(engine: Record, row: int) -> None:
     """Record the true length of a finished request."""
     request, lanes, at = request_at(engine, row), lanes_at(engine, 0), _place(engine, row)
-    tokens, code = lane_median_at(engine, at).value, lane_bin_at(engine, at).value
+    tokens, code = median_at(engine, at).value, bin_at(engine, at).value
     lanes.all_predicted += lanes.unit * tokens
     lanes.all_true += lanes.unit * request.output
     if _is_short(engine, tokens, code if code >= 0 else -1 - code):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lengthwise.compiled import inlined as compiled
-from lengthwise.simulator.kernel import admission, lanes, memory, step, waiting
+from lengthwise.simulator.kernel import admission, memory, policy, step, waiting
 from lengthwise.simulator.kernel.access import copy, request_at, row_at, running_at, sample_at, waiting_at
 from lengthwise.simulator.kernel.records import (
     ADMITTING,
@@ -61,8 +61,7 @@ def _receive_request(engine: Record) -> int:
                 engine.asked_row = row
                 return ASK_ARRIVAL
         engine.asked_row = NONE
-        if engine.has_lanes:
-            lanes.enter(engine, row)
+        policy.arrived(engine, row)
         waiting.push(engine, row)
     engine.arrived += 1
     return GO_ON
@@ -76,8 +75,7 @@ def _receive_prediction(engine: Record) -> int:
         engine.asked_row = row
         return ASK_PREDICTION
     engine.asked_row = NONE
-    if engine.has_lanes:
-        lanes.set_prediction(engine, row)
+    policy.set_prediction(engine, row)
     if request_at(engine, row).heap_index >= 0:
         waiting.rekey_one(engine, row)
         engine.blocked_steps = 0

@@ -47,10 +47,10 @@ def ready(engine: Record, row: int, cached: int) -> int:
 @compiled
 def set_cached(engine: Record, row: int) -> None:
     """Record how much of a waiting request is cached, where the policy uses it."""
+    request, found = request_at(engine, row), 0
     if engine.reports_cached:
-        request = request_at(engine, row)
         found, _ = cached_blocks(engine, row, request.prompt + request.generated)
-        request.cached = found * engine.block_size
+    request.cached = found * engine.block_size
 
 
 @compiled

@@ -47,6 +47,16 @@ ON_PROGRESS: Final = 2
 ON_TIME: Final = 3
 SELECTED: Final = 4  # the policy selects from the whole queue at every decision
 
+# Policies whose decisions are compiled; the host asks all others.
+OTHER: Final = 0
+LENGTHWISE: Final = 1
+PREBLE: Final = 2
+SLO: Final = 3
+HRRN: Final = 4
+BOOST: Final = 5
+SRPT: Final = 6
+GITTINS: Final = 7
+
 # What the prefix cache finds again after a request frees its memory.
 NOTHING: Final = 0
 OWN_ONLY: Final = 1  # its own blocks, after a preemption
@@ -80,8 +90,8 @@ REQUEST: Final = np.dtype(
         ("retained", "i4"),  # under OWN_ONLY, its blocks in the cache
         ("retained_before", "i4"),  # rows, in the order in which memory was freed
         ("retained_after", "i4"),
-        ("credited", "f8"),  # under `lengthwise`: the credit it added, and whether its late prediction has arrived
-        ("predicted", "i4"),
+        ("credited", "f8"),  # under `lengthwise`: the credit it added
+        ("predicted", "i4"),  # under `lengthwise` and `slo`: whether its late prediction has arrived
     ]
 )
 """One request of the workload, the same for all engines."""
@@ -149,6 +159,49 @@ LANES: Final = np.dtype(
 )
 """The state of `policies.lengthwise.Lanes`."""
 
+GROUPS: Final = np.dtype([("serving", "i8"), ("ends", "i8", (10,))])
+"""The state of `preble`: the round that is served, and the places taken in each group."""
+
+TARGET_BINS: Final = 28
+LATENCY_BINS: Final = 320
+TARGET: Final = np.dtype(
+    [
+        ("unit", "f8"),
+        ("arrived", "i8"),
+        ("done", "f8"),
+        ("all_predicted", "f8"),
+        ("all_true", "f8"),
+        ("target_s", "f8"),
+        ("credit", "f8"),
+        ("chosen_work", "f8"),
+        ("chosen_oldest", "i8"),
+        ("predicted", "f8", (TARGET_BINS,)),
+        ("true", "f8", (TARGET_BINS,)),
+        ("true_per_predicted", "f8", (TARGET_BINS,)),
+        ("latencies", "f8", (LATENCY_BINS,)),
+    ]
+)
+"""The state of `policies.slo.LatencyTarget`."""
+
+BY_ARRIVAL: Final = np.dtype(
+    [("arrival", "f8"), ("median", "f8"), ("bin", "i4"), ("row", "i4"), ("order", "i4"), ("priority", "i4")]
+)
+"""A waiting request under `slo`, by arrival, then by order of joining."""
+
+JOB: Final = np.dtype(
+    [
+        ("expected", "f8"),
+        ("initial_expected", "f8"),
+        ("mu", "f8"),
+        ("median", "f8"),  # without the cap
+        ("cap", "f8"),
+        ("sigma_index", "i8"),  # see policies.residual; -1 for a certain length
+        ("fresh", "f8"),  # rank before the first token
+        ("cap_integral", "f8"),  # of the survival up to the cap, in medians; NaN until computed
+    ]
+)
+"""What `hrrn`, `srpt` and `gittins` need of a request's prediction."""
+
 INT: Final = np.dtype([("value", "i4")])
 LONG: Final = np.dtype([("value", "i8")])
 HASH: Final = np.dtype([("value", "u8")])
@@ -192,8 +245,10 @@ ARRAYS: Final = {
     "predicted_length": INT,  # [request, level]: predicted lengths, rising, for admission
     "hash_offsets": LONG,
     "hashes": HASH,
-    "lane_medians": REAL,  # [stage of prediction, request], under `lengthwise`, as the next
-    "lane_bins": INT,  # -1 - bin for the wide prior
+    "medians": REAL,  # [stage of prediction, request], under `lengthwise` and `slo`, as the next
+    "bins": INT,  # of the medians; under `lengthwise` -1 - bin for the wide prior
+    "jobs": JOB,  # [stage of prediction, request], under `hrrn`, `srpt` and `gittins`
+    "rank_tables": REAL,  # see `ranks`
     # of one engine
     "rows": INT,  # requests sent here, in order of arrival
     "waiting": WAITING,
@@ -206,6 +261,9 @@ ARRAYS: Final = {
     "tables": INT,  # [table, position]: the blocks of running requests
     "free_tables": INT,
     "lanes": LANES,
+    "groups": GROUPS,
+    "target": TARGET,
+    "by_arrival": BY_ARRIVAL,
     "scratch": SCRATCH,
 }
 """The arrays that an engine works on, and their dtypes."""
@@ -231,7 +289,9 @@ ENGINE: Final = np.dtype(
         ("preempt_check_interval", "i8"),
         ("asks_on_arrival", "i8"),
         ("reports_cached", "i8"),  # whether the policy uses how much of a waiting request is cached
-        ("has_lanes", "i8"),  # whether the rounds are those of `lanes`
+        ("policy", "i8"),  # the compiled one, or OTHER
+        ("policy_parameters", "f8", (3,)),  # of it
+        ("evicts_last", "i8"),  # whether the last admitted is preempted when memory is short
         ("cache_mode", "i8"),
         ("blocks_per_hash", "i8"),  # engine blocks in a hashed block, 0 where several of those make one
         ("hashes_per_block", "i8"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from lengthwise.compiled import inlined as compiled
 from lengthwise.policies.queue import TokenRate
-from lengthwise.simulator.kernel import admission, lanes, memory, steptime, waiting
+from lengthwise.simulator.kernel import admission, memory, policy, ranks, steptime, waiting
 from lengthwise.simulator.kernel.access import (
     copy,
     event_at,
@@ -95,10 +95,13 @@ def preempt_for_head(engine: Record) -> int:
             engine.preempt_check_interval == 0 or engine.steps_since_check < engine.preempt_check_interval
         ):
             return 0
-        if engine.answer == NO_ANSWER:
+        if policy.finds_victims(engine):
+            position = ranks.head_victim(engine, row)
+        elif engine.answer == NO_ANSWER:
             engine.asked_row = row
             return ASK_HEAD_VICTIM
-        position, engine.answer = engine.answer, NO_ANSWER
+        else:
+            position, engine.answer = engine.answer, NO_ANSWER
         if position == NONE:
             engine.no_victim_for, engine.steps_since_check = row, 0
             return 0
@@ -125,6 +128,10 @@ def schedule_running(engine: Record) -> int:
             engine.budget -= running.scheduled
             engine.cursor += 1
             continue
+        elif engine.evicts_last:
+            victim = engine.n_running - 1
+        elif policy.finds_victims(engine):
+            victim = ranks.victim(engine)
         elif engine.answer == NO_ANSWER:
             return ASK_VICTIM
         else:
@@ -270,7 +277,6 @@ def finish(engine: Record, position: int) -> None:
     request.generated = request.output
     remove_running(engine, position)
     add_event(engine, -1 - row)
-    if engine.has_lanes:
-        lanes.finished(engine, row)
+    policy.finished(engine, row)
     engine.settled += 1
     engine.blocked_steps = 0

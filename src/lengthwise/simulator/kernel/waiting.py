@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from lengthwise.compiled import inlined as compiled
-from lengthwise.simulator.kernel.access import copy, key_at, level_at, request_at, waiting_at
+from lengthwise.simulator.kernel import policy
+from lengthwise.simulator.kernel.access import copy, level_at, request_at, waiting_at
 from lengthwise.simulator.kernel.records import (
     ASK_KEYS,
     ASK_LEVEL,
@@ -78,23 +79,16 @@ def full(engine: Record) -> bool:
 
 
 @compiled
-def _key(engine: Record, row: int) -> float:
-    column = engine.column if engine.rekey == ON_LEVEL and engine.column != STALE else 0
-    predicted = engine.stages == 1 or engine.now >= request_at(engine, row).arrival + engine.prediction_delay
-    stage = engine.stages - 1 if predicted else 0
-    return float(key_at(engine, (column * engine.stages + stage) * engine.requests_size + row).value)
-
-
-@compiled
 def push(engine: Record, row: int) -> None:
     """Add a request: after its equals, or before them if it was preempted."""
     request, entry = request_at(engine, row), waiting_at(engine, engine.n_waiting)
     engine.last_order += 1
     entry.order = -engine.last_order if request.preemptions else engine.last_order
-    entry.key, entry.row = _key(engine, row), row
+    entry.key, entry.row = policy.key(engine, row), row
     entry.priority, entry.round = request.priority, request.round
     engine.n_waiting += 1
     _rise(engine, engine.n_waiting - 1)
+    policy.joined(engine, row, engine.last_order)
     engine.blocked_steps = 0
     engine.keyed_at = -np.inf  # keys that go stale with time must be computed again
 
@@ -110,6 +104,7 @@ def pop(engine: Record) -> int:
     if engine.n_waiting:
         copy(waiting_at(engine, 0), waiting_at(engine, engine.n_waiting))
         _sink(engine, 0)
+    policy.admitted(engine, row)
     return row
 
 
@@ -117,7 +112,7 @@ def pop(engine: Record) -> int:
 def rekey_one(engine: Record, row: int) -> None:
     """Reorder a waiting request by its current round and key."""
     place = request_at(engine, row).heap_index
-    waiting_at(engine, place).key = _key(engine, row)
+    waiting_at(engine, place).key = policy.key(engine, row)
     waiting_at(engine, place).round = request_at(engine, row).round
     _sink(engine, _rise(engine, place))
     if engine.rekey == SELECTED:
@@ -140,7 +135,7 @@ def rekey_all(engine: Record) -> None:
     """Rebuild the heap with current keys."""
     for place in range(engine.n_waiting):
         entry = waiting_at(engine, place)
-        entry.key = _key(engine, entry.row)
+        entry.key = policy.key(engine, entry.row)
         request_at(engine, entry.row).heap_index = place
     for place in range(engine.n_waiting // 2 - 1, -1, -1):
         _sink(engine, place)
@@ -166,6 +161,9 @@ def refresh(engine: Record) -> int:
             engine.column = 0
             rekey_all(engine)
     elif engine.rekey == SELECTED and engine.now > engine.keyed_at:
+        if policy.selects(engine):
+            _put_first(engine, policy.select(engine))
+            return 0
         if engine.answer == NO_ANSWER:
             return ASK_SELECTION
         _put_first(engine, engine.answer)

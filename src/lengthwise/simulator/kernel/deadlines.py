@@ -1,0 +1,178 @@
+"""The policy `slo`, compiled: `policies.slo` on the engine's memory, for requests without a deadline of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lengthwise.compiled import inlined as compiled
+from lengthwise.policies import slo as policy
+from lengthwise.simulator.kernel.access import bin_at, by_arrival_at, copy, median_at, request_at, target_at
+from lengthwise.simulator.kernel.records import LATENCY_BINS, NONE, TARGET_BINS, Record
+
+OWN_SERVICE, HEADROOM, QUANTILE = policy.OWN_SERVICE, policy.HEADROOM, policy.LEARNED_QUANTILE
+LEARNED_AFTER, OVERLOADED_AT, OLDEST_SHARE = policy.LEARNED_AFTER, policy.OVERLOADED_AT, policy.OLDEST_SHARE
+WINDOW, MAX_UNIT, PRIOR_JOBS = float(policy.WINDOW_JOBS), policy.MAX_UNIT, policy.PRIOR_JOBS
+CENTRES, EDGES = policy.CENTRES, policy.LATENCY_EDGES
+
+
+@compiled
+def _place(engine: Record, row: int) -> int:
+    """Index of a request in the arrays of lengths, by whether its prediction has arrived."""
+    return int(request_at(engine, row).predicted * engine.requests_size + row)
+
+
+@compiled
+def enter(engine: Record, row: int) -> None:
+    """Count an arrival: `LatencyTarget.enter`."""
+    request_at(engine, row).predicted = 0
+    state = target_at(engine, 0)
+    state.unit *= 1.0 + 1.0 / WINDOW
+    state.arrived += 1
+    if state.unit > MAX_UNIT:
+        for number in range(TARGET_BINS):
+            state.predicted[number] /= state.unit
+            state.true[number] /= state.unit
+        for number in range(LATENCY_BINS):
+            state.latencies[number] /= state.unit
+        state.done /= state.unit
+        state.all_predicted /= state.unit
+        state.all_true /= state.unit
+        state.unit = 1.0
+
+
+@compiled
+def finished(engine: Record, row: int) -> None:
+    """Record a true length: `LatencyTarget.finished`."""
+    state, at, tokens = target_at(engine, 0), _place(engine, row), request_at(engine, row).output
+    median, place = median_at(engine, at).value, bin_at(engine, at).value
+    state.done += state.unit
+    state.predicted[place] += state.unit * median
+    state.true[place] += state.unit * tokens
+    state.all_predicted += state.unit * median
+    state.all_true += state.unit * tokens
+    scale = state.all_true / state.all_predicted
+    for number in range(TARGET_BINS):
+        prior = PRIOR_JOBS * state.unit * CENTRES[number]
+        state.true_per_predicted[number] = (state.true[number] + prior * scale) / (state.predicted[number] + prior)
+
+
+@compiled
+def insert(engine: Record, row: int, order: int) -> None:
+    """Add a request that waits, the last to join; `n_waiting` includes it already."""
+    request, place = request_at(engine, row), engine.n_waiting - 1
+    while place > 0 and by_arrival_at(engine, place - 1).arrival > request.arrival:
+        copy(by_arrival_at(engine, place), by_arrival_at(engine, place - 1))
+        place -= 1
+    entry, at = by_arrival_at(engine, place), _place(engine, row)
+    entry.arrival, entry.row, entry.order, entry.priority = request.arrival, row, order, request.priority
+    entry.median, entry.bin = median_at(engine, at).value, bin_at(engine, at).value
+
+
+@compiled
+def _find(engine: Record, row: int) -> int:
+    place = 0
+    while by_arrival_at(engine, place).row != row:
+        place += 1
+    return place
+
+
+@compiled
+def admitted(engine: Record, row: int) -> None:
+    """Remove the selected request and account for its work; `n_waiting` is without it already."""
+    for place in range(_find(engine, row), engine.n_waiting):
+        copy(by_arrival_at(engine, place), by_arrival_at(engine, place + 1))
+    state = target_at(engine, 0)
+    work = state.chosen_work
+    state.credit += -work if state.chosen_oldest else work * OLDEST_SHARE / (1.0 - OLDEST_SHARE)
+    state.credit = max(0.0, state.credit)
+
+
+@compiled
+def set_prediction(engine: Record, row: int) -> None:
+    """Apply a late prediction."""
+    request = request_at(engine, row)
+    request.predicted = 1
+    if request.heap_index >= 0:
+        entry, at = by_arrival_at(engine, _find(engine, row)), _place(engine, row)
+        entry.median, entry.bin = median_at(engine, at).value, bin_at(engine, at).value
+
+
+@compiled
+def _observe_latency(engine: Record, seconds: float) -> None:
+    """Count what the requests that have arrived since the last call would take under FCFS."""
+    state = target_at(engine, 0)
+    if state.arrived and state.done >= LEARNED_AFTER * state.unit:
+        state.latencies[min(np.searchsorted(EDGES, seconds), LATENCY_BINS - 1)] += state.unit * state.arrived
+        total = 0.0
+        for number in range(LATENCY_BINS):
+            total += state.latencies[number]
+        below, place = state.latencies[0], 0
+        while below < QUANTILE * total:
+            place += 1
+            below += state.latencies[place]
+        state.target_s = EDGES[place]
+    state.arrived = 0
+
+
+@compiled
+def _choose(engine: Record, place: int, oldest: bool) -> int:
+    state, entry = target_at(engine, 0), by_arrival_at(engine, place)
+    state.chosen_work, state.chosen_oldest = entry.median * state.true_per_predicted[entry.bin], oldest
+    return int(entry.row)
+
+
+@compiled
+def _shortest_on_time(engine: Record, priority: int, target: float) -> int:
+    """Place of the shortest request that can still be on time, the first to join among equals, or NONE."""
+    state, slots_per_rate = target_at(engine, 0), engine.max_num_seqs / engine.tokens_per_s
+    chosen = NONE
+    for place in range(engine.n_waiting):
+        entry = by_arrival_at(engine, place)
+        service = entry.median * state.true_per_predicted[entry.bin] * slots_per_rate
+        if entry.priority != priority or entry.arrival + target < engine.now + service:
+            continue
+        best = by_arrival_at(engine, max(chosen, 0))
+        shorter = entry.median < best.median or (entry.median == best.median and entry.order < best.order)
+        if chosen == NONE or shorter:
+            chosen = place
+    return chosen
+
+
+@compiled
+def select(engine: Record) -> int:
+    """Row of the request to admit next: `Slo.select`."""
+    state, rate, learned = target_at(engine, 0), engine.tokens_per_s, np.isnan(engine.policy_parameters[0])
+    priority, oldest = by_arrival_at(engine, 0).priority, 0
+    for place in range(1, engine.n_waiting):
+        if by_arrival_at(engine, place).priority < priority:
+            priority, oldest = by_arrival_at(engine, place).priority, place
+    if rate <= 0.0:
+        return _choose(engine, oldest, True)
+    total = 0.0
+    for place in range(oldest, engine.n_waiting):
+        entry = by_arrival_at(engine, place)
+        if entry.priority == priority:
+            total += entry.median * state.true_per_predicted[entry.bin]
+    mean_work = state.all_true / state.done if state.done else 0.0
+    _observe_latency(engine, (total + engine.max_num_seqs * mean_work) / rate)
+    target, slots_per_rate = state.target_s if learned else engine.policy_parameters[0], engine.max_num_seqs / rate
+    done, least, chosen, shortest = 0.0, np.inf, oldest, np.inf
+    for place in range(oldest, engine.n_waiting):
+        entry = by_arrival_at(engine, place)
+        if entry.priority != priority:
+            continue
+        work = entry.median * state.true_per_predicted[entry.bin]
+        service = work * slots_per_rate
+        if entry.median < shortest and (place == oldest or HEADROOM * service <= least):
+            chosen, shortest = place, entry.median
+        done += work
+        slack = entry.arrival + target - engine.now - (done - work) / rate - OWN_SERVICE * service
+        least = min(least, slack)
+    if not learned and least < -OVERLOADED_AT * target:
+        on_time = _shortest_on_time(engine, priority, target)
+        first = by_arrival_at(engine, oldest)
+        if on_time == NONE or state.credit >= first.median * state.true_per_predicted[first.bin]:
+            return _choose(engine, oldest, True)
+        return _choose(engine, on_time, False)
+    state.credit = 0.0
+    return _choose(engine, chosen, True)

@@ -1,0 +1,125 @@
+"""The compiled policies: what each does when a request arrives, gets its prediction, is admitted and finishes.
+
+Their definitions are in `lengthwise.policies`, and the tests hold both to the same outcome. All other policies, and
+those inside a wrapper, are asked by the host.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from lengthwise.compiled import inlined as compiled
+from lengthwise.simulator.kernel import deadlines, lanes, ranks
+from lengthwise.simulator.kernel.access import groups_at, key_at, request_at, waiting_at
+from lengthwise.simulator.kernel.records import (
+    BOOST,
+    GITTINS,
+    HRRN,
+    LENGTHWISE,
+    ON_LEVEL,
+    PREBLE,
+    SLO,
+    SRPT,
+    STALE,
+    Record,
+)
+
+GROUPS = 10  # of `preble`
+
+
+@compiled
+def arrived(engine: Record, row: int) -> None:
+    """Set the round of a request that has arrived."""
+    if engine.policy == LENGTHWISE:
+        lanes.enter(engine, row)
+    elif engine.policy == SLO:
+        deadlines.enter(engine, row)
+    elif engine.policy == PREBLE:
+        request, state = request_at(engine, row), groups_at(engine, 0)
+        group = min(GROUPS - 1, GROUPS * request.cached // max(request.prompt, 1))
+        quota = (group + 1) * 10
+        start = max(state.serving * quota, state.ends[group])
+        state.ends[group] = start + 1
+        request.round = GROUPS * (start // quota) + GROUPS - 1 - group
+
+
+@compiled
+def set_prediction(engine: Record, row: int) -> None:
+    """Apply a late prediction to a request's round."""
+    if engine.policy == LENGTHWISE:
+        lanes.set_prediction(engine, row)
+    elif engine.policy == SLO:
+        deadlines.set_prediction(engine, row)
+
+
+@compiled
+def joined(engine: Record, row: int, order: int) -> None:
+    """Count a request that waits, new or preempted; `n_waiting` includes it already."""
+    if engine.policy == SLO:
+        deadlines.insert(engine, row, order)
+
+
+@compiled
+def admitted(engine: Record, row: int) -> None:
+    """Count an admission; `n_waiting` is without the request already."""
+    if engine.policy == SLO:
+        deadlines.admitted(engine, row)
+    elif engine.policy == PREBLE:
+        state = groups_at(engine, 0)
+        state.serving = max(state.serving, request_at(engine, row).round // GROUPS)
+
+
+@compiled
+def finished(engine: Record, row: int) -> None:
+    """Count a finished request."""
+    if engine.policy == LENGTHWISE:
+        lanes.finished(engine, row)
+    elif engine.policy == SLO:
+        deadlines.finished(engine, row)
+
+
+@compiled
+def key(engine: Record, row: int) -> float:
+    """The key of a request that waits, from its progress or from the columns that the host has filled."""
+    request = request_at(engine, row)
+    if engine.policy == BOOST:
+        work = max(float(request.prompt - request.cached + request.generated), 1.0)
+        horizon, scale = engine.policy_parameters[0], engine.policy_parameters[1]
+        return float(request.arrival + horizon * math.log(-math.expm1(-work / scale)))
+    if engine.policy == SRPT or engine.policy == GITTINS:
+        return ranks.rank(engine, row, request.generated)
+    column = engine.column if engine.rekey == ON_LEVEL and engine.column != STALE else 0
+    predicted = engine.stages == 1 or engine.now >= request.arrival + engine.prediction_delay
+    stage = engine.stages - 1 if predicted else 0
+    return float(key_at(engine, (column * engine.stages + stage) * engine.requests_size + row).value)
+
+
+@compiled
+def selects(engine: Record) -> bool:
+    """Whether the head of the queue is found by `select`."""
+    return bool(engine.policy == SLO or engine.policy == HRRN)
+
+
+@compiled
+def select(engine: Record) -> int:
+    """Row of the request to admit next."""
+    if engine.policy == SLO:
+        return deadlines.select(engine)
+    best, smallest = waiting_at(engine, 0), np.inf
+    for place in range(engine.n_waiting):
+        entry = waiting_at(engine, place)
+        if entry.priority > best.priority:
+            continue
+        expected = ranks.job(engine, entry.row).expected
+        ratio = (request_at(engine, entry.row).arrival - engine.now) / max(expected, 1.0)
+        if entry.priority < best.priority or ratio < smallest or (ratio == smallest and entry.order < best.order):
+            best, smallest = entry, ratio
+    return int(best.row)
+
+
+@compiled
+def finds_victims(engine: Record) -> bool:
+    """Whether `ranks` finds the victims."""
+    return bool(engine.policy == SRPT or engine.policy == GITTINS)
