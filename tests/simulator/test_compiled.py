@@ -91,6 +91,8 @@ def agree(accelerated: Outcome, readable: Outcome) -> None:
     for ours, theirs in zip(accelerated.engines, readable.engines, strict=True):
         assert ours.admissions.tolist() == theirs.admissions.tolist()
         assert (ours.steps, ours.kv_peak) == (theirs.steps, theirs.kv_peak)
+        for name in ("time", "waiting", "running", "kv_use"):
+            assert np.array_equal(getattr(ours.timeline, name), getattr(theirs.timeline, name)), name
         assert ours.busy_s == pytest.approx(theirs.busy_s, rel=1e-12)  # sums over jumps round otherwise
 
 

@@ -130,6 +130,7 @@ def _jump(engine: Record, until: float) -> int:
     batch, most = engine.n_running, _max_jump(engine)
     if most <= 0:
         return 0
+    until = min(until, engine.sample_at)
     if engine.preempts or engine.reports_cached or batch < engine.max_num_seqs:
         until = min(until, _arrival(engine), _prediction(engine))
     context = batch
