@@ -98,10 +98,16 @@ def set_prediction(engine: Record, row: int) -> None:
 
 
 @compiled
-def _observe_latency(engine: Record, seconds: float) -> None:
+def _observe_latency(engine: Record, priority: int) -> None:
     """Count what the requests that have arrived since the last call would take under FCFS."""
     state = target_at(engine, 0)
     if state.arrived and state.done >= LEARNED_AFTER * state.unit:
+        work = 0.0
+        for place in range(engine.n_waiting):
+            entry = by_arrival_at(engine, place)
+            if entry.priority == priority:
+                work += entry.median * state.true_per_predicted[entry.bin]
+        seconds = (work + engine.max_num_seqs * (state.all_true / state.done)) / engine.tokens_per_s
         state.latencies[min(np.searchsorted(EDGES, seconds), LATENCY_BINS - 1)] += state.unit * state.arrived
         total = 0.0
         for number in range(LATENCY_BINS):
@@ -148,14 +154,13 @@ def select(engine: Record) -> int:
             priority, oldest = by_arrival_at(engine, place).priority, place
     if rate <= 0.0:
         return _choose(engine, oldest, True)
-    total = 0.0
-    for place in range(oldest, engine.n_waiting):
-        entry = by_arrival_at(engine, place)
-        if entry.priority == priority:
-            total += entry.median * state.true_per_predicted[entry.bin]
-    mean_work = state.all_true / state.done if state.done else 0.0
-    _observe_latency(engine, (total + engine.max_num_seqs * mean_work) / rate)
-    target, slots_per_rate = state.target_s if learned else engine.policy_parameters[0], engine.max_num_seqs / rate
+    target, late = engine.policy_parameters[0], 0.0
+    if learned:
+        _observe_latency(engine, priority)
+        target = state.target_s
+    else:
+        late = -OVERLOADED_AT * target
+    slots_per_rate = engine.max_num_seqs / rate
     done, least, chosen, shortest = 0.0, np.inf, oldest, np.inf
     for place in range(oldest, engine.n_waiting):
         entry = by_arrival_at(engine, place)
@@ -168,7 +173,9 @@ def select(engine: Record) -> int:
         done += work
         slack = entry.arrival + target - engine.now - (done - work) / rate - OWN_SERVICE * service
         least = min(least, slack)
-    if not learned and least < -OVERLOADED_AT * target:
+        if least < late:
+            break  # no later request fits, and there is overload if a target is given
+    if not learned and least < late:
         on_time = _shortest_on_time(engine, priority, target)
         first = by_arrival_at(engine, oldest)
         if on_time == NONE or state.credit >= first.median * state.true_per_predicted[first.bin]:

@@ -447,7 +447,11 @@ def _use_compiled(record: Record, policy: Policy, code: int) -> None:
         record["rekey"] = r.SELECTED
     elif code in (r.BOOST, r.SRPT, r.GITTINS):
         record["rekey"] = r.NEVER  # the kernel computes a key whenever a request joins the queue
-    parameters = {Boost: ("horizon", "scale"), Srpt: ("margin", "times", "c"), Gittins: ("margin", "times")}
+    parameters: dict[type, tuple[str, ...]] = {
+        Boost: ("horizon", "scale"),
+        Srpt: ("margin", "times", "c"),
+        Gittins: ("margin", "times"),
+    }
     for place, name in enumerate(parameters.get(type(policy), ())):
         record["policy_parameters"][place] = getattr(policy, name)
     if isinstance(policy, Slo):

@@ -11,12 +11,13 @@ import math
 import numpy as np
 
 from lengthwise.compiled import inlined as compiled
+from lengthwise.lengths import OUTLIVED_BELOW
 from lengthwise.policies import preemptive, residual
 from lengthwise.simulator.kernel.access import job_at, rank_table_at, request_at, running_at
 from lengthwise.simulator.kernel.records import GITTINS, NONE, SRPT, Record
 
 STEP, REACH, SIGMAS, NODES = residual.STEP, residual.REACH, residual.SIGMAS, residual.NODES
-SIGMA_ONE, OUTLIVED_BELOW, ABOVE_ANY_RANK = residual.SIGMA_ONE, residual.OUTLIVED_BELOW, preemptive.ABOVE_ANY_RANK
+SIGMA_ONE, ABOVE_ANY_RANK = residual.SIGMA_ONE, preemptive.ABOVE_ANY_RANK
 LAST_NODE = NODES - 1.001
 Z_OF, SURVIVAL_OF, FALL_OF = 0, NODES, 2 * NODES
 SIGMA_OF, FRESH_OF = 3 * NODES, 3 * NODES + SIGMAS
