@@ -20,6 +20,7 @@ __all__ = ["app", "main"]
 COMMANDS = {
     "predict": "Predict how long an LLM's answer to a prompt will be.",
     "serve": "Run the gateway: an OpenAI-compatible proxy that routes and orders by predicted length.",
+    "keys": "Make, list and remove API keys for the gateway.",
     "engine": "Run the embedded vLLM engine with the length-aware scheduler, or fit its cost model.",
     "shadow": "Predict and log beside a running engine, and estimate what reordering would gain.",
     "simulate": "Compare policies and routers on a simulated fleet, on the same arrivals and lengths.",

@@ -14,6 +14,7 @@ from lengthwise.cli.output import Wait
 from lengthwise.engines.client import without_credentials
 from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway
 from lengthwise.gateway.config import EngineConfig, read_config
+from lengthwise.gateway.keys import read_keys
 from lengthwise.gateway.server import url_of
 
 _EMBEDDED = "http://127.0.0.1"  # replaced by the address of the embedded engine
@@ -62,7 +63,10 @@ def serve(
         """Return the configuration; options are checked alone first, so that an error names the option or the file."""
         defaults = {"engines": [_EMBEDDED]}
         alone = validated(GatewayConfig, **(defaults | options))
-        return alone if config is None else read_config(config, overrides=options, defaults=defaults)
+        loaded = alone if config is None else read_config(config, overrides=options, defaults=defaults)
+        if loaded.keys is not None:
+            read_keys(loaded.keys)
+        return loaded
 
     # Everything is checked, and the port is taken, before an engine is started.
     settings = load()

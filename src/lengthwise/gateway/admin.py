@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lengthwise.errors import InputError
-from lengthwise.gateway.config import EngineConfig, GatewayConfig
+from lengthwise.gateway.config import EngineConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.fleet import Fleet
@@ -24,17 +22,13 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "/lengthwise/v1"
 
-_PROXIED: Final = frozenset({"forwarded", "via", "x-real-ip", "origin"})
-"""Headers of requests that came through a proxy or from a web page."""
-
 _MOST_BYTES: Final = 64 << 10
 
 
 class Admin:
-    """The handlers of these paths. All but reading the policy are for this machine, unless `remote_control`."""
+    """The handlers of these paths; the gate decides which requests reach them."""
 
-    def __init__(self, config: GatewayConfig, dispatcher: Dispatcher, fleet: Fleet, metrics: Metrics) -> None:
-        self._config = config
+    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, metrics: Metrics) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._metrics = metrics
@@ -51,7 +45,6 @@ class Admin:
         """List the engines; POST adds one."""
         if request.method == "GET":
             return JSONResponse({"engines": [_described(engine) for engine in self._dispatcher.engines]})
-        self._only_admin(request)
         try:
             wanted = EngineConfig.model_validate_json(await _small_body(request))
             engine = await self._fleet.add(wanted)
@@ -65,17 +58,12 @@ class Admin:
 
     async def remove_engine(self, request: Request) -> Response:
         """Let an engine leave; its running requests finish."""
-        self._only_admin(request)
         name = request.path_params["name"]
         try:
             self._fleet.remove(name)
         except KeyError as error:
             raise ApiError(404, f"no engine has the name '{name[:100]}'", param="name", code="not_found") from error
         return JSONResponse({"name": name, "leaving": True}, 202)
-
-    def _only_admin(self, request: Request) -> None:
-        if not (self._config.remote_control or _is_local(request)):
-            raise ApiError(403, f"{request.url.path} is for this machine only", code="not_local")
 
     async def policy(self, request: Request) -> Response:
         """Return the policy; POST or PUT changes it, for waiting requests too."""
@@ -84,7 +72,6 @@ class Admin:
         return JSONResponse({"policy": self._dispatcher.policy.name})
 
     async def _change_policy(self, request: Request) -> None:
-        self._only_admin(request)
         try:
             name = json.loads(await _small_body(request))["policy"]
             policy = make_policy(str(name), imports=False)
@@ -115,27 +102,3 @@ async def _small_body(request: Request) -> bytes:
         if len(raw) > _MOST_BYTES:
             raise ApiError(413, f"the body is larger than {_MOST_BYTES} bytes", code="body_too_large")
     return raw
-
-
-def _is_local(request: Request) -> bool:
-    """Whether the peer is this machine, and not a proxy or a web page on it.
-
-    The host asked for must be this machine too: a foreign name may point here (DNS rebinding).
-    """
-    if any(name in _PROXIED or name.startswith("x-forwarded") for name in request.headers):
-        return False
-    return request.client is not None and _is_loopback(request.client.host) and _is_loopback(_host_of(request))
-
-
-def _host_of(request: Request) -> str:
-    try:
-        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -32,7 +33,7 @@ from lengthwise.gateway.model_names import ModelNames
 from lengthwise.gateway.retries import Retries
 from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.gateway.streaming import BodyBudget
-from lengthwise.policies import make_policy
+from lengthwise.gateway.tenants import TenantGate, Tenants
 from lengthwise.predictors.service import prediction_service
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def create_app(config: GatewayConfig) -> Starlette:
     gateway = _Gateway(config)
     app = Starlette(
         routes=gateway.routes(),
+        middleware=[Middleware(TenantGate, tenants=gateway.tenants)],
         lifespan=gateway.lifespan,
         exception_handlers={
             ApiError: api_error_response,
@@ -64,10 +66,11 @@ def create_app(config: GatewayConfig) -> Starlette:
 class _Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
+        self.tenants = Tenants(config)
         self._predictions = prediction_service(config.predictor)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
         self._dispatcher = Dispatcher(
-            make_policy(config.policy),
+            self.tenants.policy(config.policy),
             self._predictions,
             routes,
             max_waiting=config.max_waiting,
@@ -81,6 +84,7 @@ class _Gateway:
         self._retries = Retries(most=config.retries, share=config.retry_share)
         self._budget = BodyBudget(config.max_held_bytes)
         self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions, self._budget)
+        self._metrics.register(self.tenants)
         self._fleet = Fleet(config, self._dispatcher, self._metrics)
 
     def routes(self) -> list[Route]:
@@ -105,7 +109,7 @@ class _Gateway:
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
-            *Admin(self._config, self._dispatcher, self._fleet, self._metrics).routes(),
+            *Admin(self._dispatcher, self._fleet, self._metrics).routes(),
         ]
 
     @asynccontextmanager
@@ -113,9 +117,11 @@ class _Gateway:
         async with self._fleet:
             if self._dispatcher.uses_predictions:
                 self._predictions.warm()
+            keys = asyncio.create_task(self.tenants.watch(self._config.health_interval_s))
             try:
                 yield
             finally:
+                keys.cancel()
                 self._predictions.close()
 
     async def models(self, request: Request) -> Response:

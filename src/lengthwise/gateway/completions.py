@@ -20,13 +20,14 @@ from lengthwise.engines.client import (
     EngineUnreachableError,
 )
 from lengthwise.gateway.bodies import CompletionBody, parse
-from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.config import GatewayConfig, TenantConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError, error_format, from_engine
 from lengthwise.gateway.forwarding import ResponseOwners
 from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
 from lengthwise.gateway.retries import RETRIED_STATUSES, Retries, retry_after_s
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, relay
+from lengthwise.gateway.tenants import Lease, lease_of
 from lengthwise.gateway.usage import ResponsesMeasure
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
@@ -58,6 +59,8 @@ class _Call:
     """Seconds from its slot on an engine to the first token; None if unknown."""
     refused_by: list[GatewayEngine] = field(default_factory=list)
     """Engines that have refused it or lost it before an answer; each time it was retried."""
+    failed: bool = False
+    """Whether it ended in an error that is not its client's disconnect."""
 
     @property
     def source(self) -> Source:
@@ -111,14 +114,15 @@ class Completions:
         """Serve one request and count its outcome."""
         self._metrics.receive()
         began = self._dispatcher.clock()
-        caller = Caller(scope, receive, send)
+        lease = lease_of(scope)
+        caller = Caller(scope, receive, send, lease)
         caller.error_format = self._error_format
         request_id = caller.headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
         outcome: Outcome = "bug"
         try:
             raw = await caller.body(min(self._config.max_body_bytes, self._config.max_held_bytes), self._budget)
             async with caller.present():
-                outcome = await self._serve(raw, caller, request_id, began)
+                outcome = await self._serve(raw, caller, lease, request_id, began)
         except ApiError as error:
             outcome = error.outcome
             await caller.fail(error, request_id)
@@ -132,22 +136,28 @@ class Completions:
             self._metrics.requests.labels(self._path, outcome).inc()
             self._whole.observe(self._dispatcher.clock() - began)
 
-    async def _serve(self, raw: bytes, caller: Caller, request_id: bytes, began: float) -> Outcome:
-        read = partial(self._read, raw, began, caller)
+    async def _serve(self, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float) -> Outcome:
+        read = partial(self._read, raw, began, caller, lease.tenant)
         body, job = read() if len(raw) < _LARGE_BODY else await asyncio.to_thread(read)
         if (model := self._names.resolve(body.model)) != body.model and model is not None:
             raw = body.rename(raw, model)
             job.llm = model
             caller.extra_headers.append((MODEL_HEADER, model.encode()))
         self._dispatcher.refuse(body.model)  # before a prediction is made for it
-        hide_usage = self._config.stream_usage and self._predictions.predicts and body.lacks_usage
+        counts = self._predictions.predicts or lease.tenant.tokens_per_minute is not None
+        hide_usage = self._config.stream_usage and counts and body.lacks_usage
         if hide_usage:
             raw = body.with_usage(raw)
         measure = self._model.measure(hide_usage=hide_usage)
         call = _Call(job, body, raw, caller, request_id, measure, self._predict(job, body))
         try:
+            lease.charge(job.prompt_tokens + round(job.expected))
             return await self._hold_and_run(call)
+        except ApiError:
+            call.failed = True
+            raise
         finally:
+            lease.settle(_used_tokens(call))
             if job.started is not None:
                 self._metrics.predictions.labels(call.source).inc()
             tokens, cut = (measure.length if body.one_answer else None) or (None, False)
@@ -155,9 +165,14 @@ class Completions:
             if tokens is not None or job.started is None:
                 self._dispatcher.finished(job, tokens or 0)
 
-    def _read(self, raw: bytes, began: float, caller: Caller) -> tuple[CompletionBody, Job]:
+    def _read(self, raw: bytes, began: float, caller: Caller, tenant: TenantConfig) -> tuple[CompletionBody, Job]:
         body = parse(self._model, raw)
-        return body, body.job(str(next(_job_numbers)), began, caller.headers)
+        job = body.job(str(next(_job_numbers)), began, caller.headers)
+        if self._config.keys is not None:
+            job.tenant = tenant.name
+        if body.priority is None or not tenant.may_set_priority:
+            job.priority = tenant.priority
+        return body, job
 
     def _predict(self, job: Job, body: CompletionBody) -> LengthDistribution | None:
         """Use the client's hint, else ask for a prediction, else use the LLM's history, which is returned."""
@@ -244,6 +259,7 @@ class Completions:
         if answer.is_stream and answer.status < 400 and not call.measure.done:
             self._metrics.failed(engine, "unfinished")
             return "broken_stream"
+        call.failed = answer.status >= 400
         return _answered(answer)
 
     def _left_s(self, job: Job) -> float:
@@ -301,6 +317,14 @@ class Completions:
 
 def _finite(seconds: float) -> float | None:
     return None if seconds == math.inf else seconds
+
+
+def _used_tokens(call: _Call) -> int | None:
+    """Return the tokens of prompt and answer; None if it has run and the engine did not report them."""
+    tokens, prompt = call.measure.tokens, call.measure.prompt_tokens
+    if tokens is not None:
+        return tokens + (call.job.prompt_tokens if prompt is None else prompt)
+    return 0 if call.failed or call.job.started is None else None
 
 
 def _answered(answer: EngineAnswer) -> Outcome:

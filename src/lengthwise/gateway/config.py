@@ -134,6 +134,8 @@ class TenantConfig(_Section):
     """Whether `priority` in a request's body replaces the tenant's."""
     may_declare_length: bool = False
     """Whether lengths in a request's body (`nvext.agent_hints.osl`, `vllm_xargs.expected_tokens`, `length_*`) count."""
+    admin: bool = False
+    """Whether its keys may use the admin API from other machines."""
 
 
 def _from_url(value: Any) -> Any:  # noqa: ANN401
@@ -172,6 +174,11 @@ class GatewayConfig(_Section):
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     """Port to listen on; 0 takes any free port."""
+
+    keys: Path | None = None
+    """File with API keys (`lengthwise keys add`); read again when it changes. With it a request needs a key."""
+    require_keys: bool = True
+    """Whether a request without a key is refused with 401; else it belongs to the tenant `default`."""
 
     in_flight: Annotated[int, Field(ge=1)] = 64
     """Requests that run at once on one engine; the others wait here, in the policy's order."""
@@ -249,8 +256,10 @@ class GatewayConfig(_Section):
 
     @property
     def default_tenant(self) -> TenantConfig:
-        """The tenant of requests without a key. What it does not set, its clients may."""
+        """The tenant of requests without a key. Without a keys file its clients may do what its section leaves open."""
         given = self.tenants.get(DEFAULT_TENANT) or TenantConfig(name=DEFAULT_TENANT)
+        if self.keys is not None:
+            return given
         permissions = {"may_set_priority", "may_declare_length"} - given.model_fields_set
         return given.model_copy(update=dict.fromkeys(permissions, True))
 

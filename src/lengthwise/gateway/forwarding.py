@@ -20,6 +20,7 @@ from lengthwise.gateway.errors import ApiError, error_format, from_engine
 from lengthwise.gateway.json_fields import edit_fields
 from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, passed_headers, relay
+from lengthwise.gateway.tenants import lease_of
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -107,7 +108,7 @@ class Forwarding:
         """Forward one request and count its outcome."""
         self._metrics.receive()
         began = self._dispatcher.clock()
-        caller = Caller(scope, receive, send)
+        caller = Caller(scope, receive, send, lease_of(scope))
         caller.error_format = error_format(scope["path"])
         request_id = caller.headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
         outcome: Outcome = "bug"

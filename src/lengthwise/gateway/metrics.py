@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Summa
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
 
     from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
     from lengthwise.gateway.streaming import BodyBudget
@@ -128,6 +129,10 @@ class Metrics:
     def receive(self) -> None:
         """Count a request at its arrival; `requests` counts it at its end."""
         self._state.received += 1
+
+    def register(self, collector: Collector) -> None:
+        """Add metrics that are read at each scrape."""
+        self._registry.register(collector)
 
     def failed(self, engine: GatewayEngine, kind: str) -> None:
         """Count a failed call."""

@@ -17,6 +17,7 @@ from lengthwise.gateway.errors import ApiError, ErrorFormat, from_engine
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+    from lengthwise.gateway.tenants import Lease
 
 _REASON: Final = re.compile(rb'"finish_reason"\s*:\s*"(\w+)"')
 # A JSON string holds no bare quotes, so an answer that mentions this field does not match.
@@ -64,6 +65,11 @@ class Measure:
     def reported(self) -> bool:
         """Whether the engine reported the tokens."""
         return self._tokens is not None
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of the answer, reported or counted; None if unknown."""
+        return self.counted if self._tokens is None else self._tokens
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -171,7 +177,9 @@ class BodyBudget:
 class Caller:
     """The client's end of one request."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, lease: Lease | None = None) -> None:
+        """With `lease`, the answer shows what is left of the tenant's limits."""
+        self._lease = lease
         self._receive = receive
         self._send = send
         self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])
@@ -249,6 +257,8 @@ class Caller:
         """Send the head of the answer."""
         self.answered = True
         sent = [*headers, *self.extra_headers]
+        if self._lease is not None and (limits := self._lease.headers):
+            sent = [pair for pair in sent if not pair[0].startswith(b"x-ratelimit-")] + limits
         await self._send({"type": "http.response.start", "status": status, "headers": sent})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,11 +156,14 @@ class Fair(RoundsWrapper):
     The cost: the inner policy orders a round, not the whole queue, also while only one tenant sends requests. A larger
     quantum gives it more to order and tenants coarser turns; the default holds some 80 requests of 400 tokens for each
     tenant. Requests without a tenant form one tenant. The state, the position of each tenant, belongs to the queue.
+    A host may give tenants `weights`: a tenant of weight w has w * quantum in each round, and the claim holds for its
+    work divided by w.
     """
 
     kind = "fair"
 
     quantum: float = parameter(32_768, minimum=1)
+    weights: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def uses_predictions(self) -> bool:
@@ -169,8 +172,10 @@ class Fair(RoundsWrapper):
 
     def make_rounds(self) -> Rounds:
         """Return the positions of the tenants."""
-        quantum = int(self.quantum)
-        return FlowRounds(flow=_tenant, work=_expected_work, quota=lambda _: quantum)
+        quantum, weights = self.quantum, self.weights
+        return FlowRounds(
+            flow=_tenant, work=_expected_work, quota=lambda tenant: max(1, int(quantum * weights.get(tenant, 1.0)))
+        )
 
 
 def _tenant(job: Job) -> str:

@@ -85,8 +85,11 @@ def stem(path: Path) -> str:
 
 
 @contextmanager
-def atomic_path(target: str | Path) -> Iterator[Path]:
-    """Yield a temporary path next to `target`; it replaces the target only when the block succeeds."""
+def atomic_path(target: str | Path, *, mode: int | None = None) -> Iterator[Path]:
+    """Yield a temporary path next to `target`; it replaces the target only when the block succeeds.
+
+    The file gets `mode`, or what the umask leaves.
+    """
     target = Path(target)
     if target.is_dir():
         raise InputError("is a folder", source=target, hint="name a file to write")
@@ -101,7 +104,7 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
     try:
         yield temporary
         # mkstemp makes files readable by the owner only; a data file follows the umask.
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(0o666 & ~_umask() if mode is None else mode)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
