@@ -151,7 +151,8 @@ class Completions:
         measure = self._model.measure(hide_usage=hide_usage)
         call = _Call(job, body, raw, caller, request_id, measure, self._predict(job, body))
         try:
-            lease.charge(job.prompt_tokens + round(job.expected))
+            expected = job.expected if job.prediction or call.history is None else call.history.mean()
+            lease.charge(job.prompt_tokens + round(expected))
             return await self._hold_and_run(call)
         except ApiError:
             call.failed = True
