@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 from lengthwise.cli.model_options import given_fields, options_from, validated
 from lengthwise.cli.output import Wait
 from lengthwise.engines.client import without_credentials
+from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway
 from lengthwise.gateway.config import EngineConfig, read_config
 from lengthwise.gateway.keys import read_keys
@@ -73,12 +74,12 @@ def serve(
     if check:
         typer.echo(f"valid: {_summary(settings)}")
         return
-    with contextlib.closing(bind(settings.host, settings.port)) as sock, _started(settings) as changed:
-        settings = settings.model_copy(update=changed)
+    with contextlib.closing(bind(settings.host, settings.port)) as sock, _started(settings) as resolved:
+        settings = resolved(settings)
         for down in check_engines([each.url for each in settings.engines], wait_s=wait):
             typer.echo(f"warning: engine {down} does not answer; it gets requests once it does", err=True)
         ready = f"serving on {url_of(sock, settings.host)} before {_summary(settings)}"
-        run_gateway(settings, sock, on_ready=lambda: typer.echo(ready))
+        run_gateway(settings, sock, on_ready=lambda: typer.echo(ready), load=lambda: resolved(load()))
 
 
 def _summary(config: GatewayConfig) -> str:
@@ -93,25 +94,37 @@ def _summary(config: GatewayConfig) -> str:
 
 
 @contextlib.contextmanager
-def _started(config: GatewayConfig) -> Iterator[dict[str, Any]]:
-    """Yield the changes to the configuration: engines that run as long as the gateway get their URLs."""
-    if [engine.url for engine in config.engines] != [_EMBEDDED]:
-        with contextlib.ExitStack() as stack:
-            yield {"engines": tuple(one for each in config.engines for one in _simulated(each, stack))}
-        return
+def _started(config: GatewayConfig) -> Iterator[Callable[[GatewayConfig], GatewayConfig]]:
+    """Start the engines that run as long as the gateway; yield a function that puts their URLs into a configuration."""
+    with contextlib.ExitStack() as stack:
+        started = {
+            each: _embedded(config, stack) if each.url == _EMBEDDED else _simulated(each, stack)
+            for each in config.engines
+            if each.simulated or each.url == _EMBEDDED
+        }
+
+        def resolved(settings: GatewayConfig) -> GatewayConfig:
+            own = {each for each in settings.engines if each.simulated or each.url == _EMBEDDED}
+            if own - started.keys():
+                raise InputError("simulated and embedded engines start with the gateway only", hint="restart it")
+            engines = tuple(one for each in settings.engines for one in started.get(each, [each]))
+            embedded = {"forward_predictions": True} if settings.engines[0].url == _EMBEDDED else {}
+            return settings.model_copy(update={"engines": engines, **embedded})
+
+        yield resolved
+
+
+def _embedded(config: GatewayConfig, stack: contextlib.ExitStack) -> list[EngineConfig]:
     from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 
     typer.echo("starting the embedded engine ...", err=True)
     # The gateway forwards its predictions: the engine's predictor process starts at the first request without one.
     options = EngineOptions(policy=config.policy, predictor=config.predictor, warm_predictor=False)
-    with EmbeddedEngine(options) as engine:
-        yield {"engines": (EngineConfig(url=engine.url),), "forward_predictions": True}
+    return [EngineConfig(url=stack.enter_context(EmbeddedEngine(options)).url)]
 
 
 def _simulated(engine: EngineConfig, stack: contextlib.ExitStack) -> list[EngineConfig]:
-    """Return an engine, or the simulated engines that it stands for, which run until the stack is closed."""
-    if not engine.simulated:
-        return [engine]
+    """Return the simulated engines that a specification stands for; they run until the stack is closed."""
     from lengthwise.engines.simulated_server import SimulatedEngines
 
     urls = stack.enter_context(SimulatedEngines(engine.url)).urls

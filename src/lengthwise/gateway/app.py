@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +30,7 @@ from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.forwarding import BARE_PATHS, Forwarding, ResponseOwners
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.model_names import ModelNames
+from lengthwise.gateway.reload import Reloader
 from lengthwise.gateway.retries import Retries
 from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.gateway.streaming import BodyBudget
@@ -42,13 +43,13 @@ if TYPE_CHECKING:
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_app(config: GatewayConfig) -> Starlette:
+def create_app(config: GatewayConfig, load: Callable[[], GatewayConfig] | None = None) -> Starlette:
     """Return the gateway as an ASGI application; it connects to its engines when its lifespan starts.
 
     Once `app.state.draining` is set to True, /ready answers 503, so that no new requests are sent to a gateway that is
-    about to stop.
+    about to stop. With `load`, SIGHUP changes the configuration of the running gateway to what it returns.
     """
-    gateway = _Gateway(config)
+    gateway = _Gateway(config, load)
     app = Starlette(
         routes=gateway.routes(),
         middleware=[Middleware(TenantGate, tenants=gateway.tenants)],
@@ -64,8 +65,9 @@ def create_app(config: GatewayConfig) -> Starlette:
 
 
 class _Gateway:
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, load: Callable[[], GatewayConfig] | None) -> None:
         self._config = config
+        self._load = load
         self.tenants = Tenants(config)
         self._predictions = prediction_service(config.predictor)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
@@ -86,6 +88,7 @@ class _Gateway:
         self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions, self._budget)
         self._metrics.register(self.tenants)
         self._fleet = Fleet(config, self._dispatcher, self._metrics)
+        self._reloader = Reloader(config, self.tenants, self._dispatcher, self._fleet, self._names)
 
     def routes(self) -> list[Route]:
         budget = self._budget
@@ -101,8 +104,10 @@ class _Gateway:
             self._retries,
         )
         forwarding = Forwarding(self._config, self._dispatcher, self._metrics, budget, self._names, owners)
+        completions = {path: Completions(path, model, *shared) for path, model in BODIES.items()}
+        self._reloader.users += [*completions.values(), forwarding]
         return [
-            *(Route(path, Completions(path, model, *shared), methods=["POST"]) for path, model in BODIES.items()),
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in completions.items()),
             Route("/v1/models", self.models),
             Route("/v1/models/{model:path}", self.model),
             *(Route(path, forwarding) for path in ("/v1/{path:path}", *BARE_PATHS)),
@@ -114,7 +119,7 @@ class _Gateway:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        async with self._fleet:
+        async with self._fleet, self._reloader.on_signal(self._load):
             if self._dispatcher.uses_predictions:
                 self._predictions.warm()
             keys = asyncio.create_task(self.tenants.watch(self._config.health_interval_s))

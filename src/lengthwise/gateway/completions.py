@@ -110,6 +110,10 @@ class Completions:
         self._first_byte = metrics.first_byte_seconds.labels(path)
         self._whole = metrics.request_seconds.labels(path)
 
+    def use(self, config: GatewayConfig) -> None:
+        """Use these settings for requests from now on."""
+        self._config = config
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request and count its outcome."""
         self._metrics.receive()

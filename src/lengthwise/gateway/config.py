@@ -143,7 +143,7 @@ def _from_url(value: Any) -> Any:  # noqa: ANN401
 
 
 def _distinct(engines: tuple[EngineConfig, ...]) -> tuple[EngineConfig, ...]:
-    urls = [without_credentials(engine.url) for engine in engines if not engine.simulated]
+    urls = [without_credentials(engine.url) for engine in engines]
     if len(set(urls)) < len(urls):
         raise InputError("an engine is given twice", hint="name each engine once")
     names = [engine.name or f"engine-{number}" for number, engine in enumerate(engines)]

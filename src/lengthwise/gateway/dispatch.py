@@ -152,7 +152,7 @@ class Dispatcher:
         """Those that serve and those that leave."""
         self.clock = clock
         self.admission_quantile = admission_quantile
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._slot_s: float | None = None
         self._breaker_failures = breaker_failures
         self._breaker_s = breaker_s
@@ -226,7 +226,7 @@ class Dispatcher:
     def refuse(self, model: str | None) -> None:
         """Raise 404 if no engine serves the model, 429 if too many requests wait and none of its engines is free."""
         group = self._group(model)
-        if self.waiting >= self._max_waiting and not self._free(group):
+        if self.waiting >= self.max_waiting and not self._free(group):
             raise ApiError(
                 429,
                 f"{self.waiting} requests are waiting; try again later",
@@ -342,6 +342,14 @@ class Dispatcher:
             engine.openings += 1
         doublings = min(max(0, engine.openings - 1), _MOST_DOUBLINGS)
         engine.retry_at = self.clock() + self._breaker_s * 2**doublings * self._jitter.uniform(1.0, 1.5)
+
+    def set_slots(self, engine: GatewayEngine, slots: int) -> None:
+        """Change the requests that may run at once on an engine; those that run are not stopped."""
+        engine.slots = slots
+        if engine.up:
+            self.routes.up(engine)
+        self._update_load()
+        self._dispatch()
 
     def set_memory(self, engine: GatewayEngine, memory: EngineMemory) -> None:
         """Record the KV memory that an engine reports."""

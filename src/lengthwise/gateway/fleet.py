@@ -30,7 +30,7 @@ class Fleet:
         self._metrics = metrics
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._watches: dict[int, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
         # Before the first request, so that none goes to an engine that is down or serves another model.
@@ -53,16 +53,25 @@ class Fleet:
         for engine in self._dispatcher.engines:
             await engine.client.close()
 
-    async def add(self, wanted: EngineConfig) -> GatewayEngine:
-        """Connect to an engine and check it; it gets requests once it is up. InputError if it is there already."""
-        engine = await self._connect(wanted)
+    def use(self, config: GatewayConfig) -> None:
+        """Use these timeouts and limits for engines that join from now on."""
+        self._config = config
+
+    async def add(self, wanted: EngineConfig, *, replacing: str | None = None) -> GatewayEngine:
+        """Connect to an engine and check it; it gets requests once it is up. InputError if it is there already.
+
+        With `replacing`, the engine of that name leaves as this one joins, so that no waiting request is without one.
+        """
+        engine = await self._connect(wanted, replacing)
         try:
             await self._need_router()
-            self._refuse_twice(engine)
+            self._refuse_twice(engine, replacing)
         except BaseException:
             await engine.client.close()
             raise
         self._join(engine)
+        if replacing is not None:
+            self.remove(replacing)
         return engine
 
     def remove(self, name: str, timeout_s: float | None = None) -> asyncio.Task[None]:
@@ -81,11 +90,11 @@ class Fleet:
         except TimeoutError:
             _log.warning("%s leaves with %d running requests, which are cut", engine.name, engine.in_flight)
         finally:
-            self._watches.pop(engine.name).cancel()
+            self._watches.pop(engine.number).cancel()
             await engine.client.close()
             self._metrics.forget(engine)
 
-    async def _connect(self, wanted: EngineConfig) -> GatewayEngine:
+    async def _connect(self, wanted: EngineConfig, replacing: str | None = None) -> GatewayEngine:
         """Open a client and check its engine once: whether it is up, and its models."""
         config, number = self._config, next(self._numbers)
         client = EngineClient(
@@ -96,7 +105,7 @@ class Fleet:
             silence_timeout_s=config.silence_timeout_s,
         )
         engine = GatewayEngine(client, number, wanted.in_flight or config.in_flight)
-        self._refuse_twice(engine)
+        self._refuse_twice(engine, replacing)
         try:
             await client.open()
             engine.up = await self._check(engine)
@@ -108,10 +117,12 @@ class Fleet:
 
     def _join(self, engine: GatewayEngine) -> None:
         self._dispatcher.add_engine(engine)
-        self._watches[engine.name] = self._start(_repeat(self._watch(engine), self._config.health_interval_s))
+        self._watches[engine.number] = self._start(_repeat(self._watch(engine), self._config.health_interval_s))
 
-    def _refuse_twice(self, engine: GatewayEngine) -> None:
+    def _refuse_twice(self, engine: GatewayEngine, replacing: str | None) -> None:
         for other in self._dispatcher.engines:
+            if other.name == replacing and not other.leaving:
+                continue
             if other.client.url == engine.client.url and not other.leaving:
                 raise InputError(f"engine {other.client.url} is there already", hint="remove it first")
             if other.name == engine.name:

@@ -104,6 +104,10 @@ class Forwarding:
         self._owners = owners
         self._running: Counter[int] = Counter()
 
+    def use(self, config: GatewayConfig) -> None:
+        """Use these settings for requests from now on."""
+        self._config = config
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request and count its outcome."""
         self._metrics.receive()

@@ -17,8 +17,12 @@ class ModelNames:
     """Resolves the names of models that clients use."""
 
     def __init__(self, models: Mapping[str, ModelConfig], dispatcher: Dispatcher) -> None:
-        self._models = models
         self._dispatcher = dispatcher
+        self.use(models)
+
+    def use(self, models: Mapping[str, ModelConfig]) -> None:
+        """Use these models from now on."""
+        self._models = models
         self.aliases = {alias: name for name, model in models.items() for alias in model.aliases}
         """The models by their aliases."""
 

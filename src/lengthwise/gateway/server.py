@@ -19,6 +19,7 @@ from lengthwise.errors import InputError
 from lengthwise.gateway.app import create_app
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocol import ConnectionLimits, LimitedProtocol, file_limit, most_connections
+from lengthwise.gateway.reload import EarlyHangup
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -84,9 +85,18 @@ async def _answers(url: str) -> bool:
 
 
 def run_gateway(
-    config: GatewayConfig, sock: socket.socket | None = None, on_ready: Callable[[], None] | None = None
+    config: GatewayConfig,
+    sock: socket.socket | None = None,
+    on_ready: Callable[[], None] | None = None,
+    *,
+    load: Callable[[], GatewayConfig] | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then let running requests finish, at most `shutdown_timeout_s`."""
+    """Serve until SIGINT or SIGTERM, then let running requests finish, at most `shutdown_timeout_s`.
+
+    With `load`, SIGHUP changes the configuration to what it returns.
+    """
+    if load is not None:
+        signal.signal(signal.SIGHUP, EarlyHangup())
     if sock is None:
         sock = bind(config.host, config.port)
     limits = ConnectionLimits(
@@ -97,7 +107,7 @@ def run_gateway(
         max_connections=config.max_connections,
     )
     run_app(
-        create_app(config),
+        create_app(config, load),
         sock,
         limits,
         drain_s=config.drain_s,
