@@ -1,6 +1,6 @@
 """A real HTTP server that stands in for a GPU engine: it sleeps per token, and fails as it is told.
 
-`StandIn` runs it in a thread; `python -m tests.gateway.engine PORT` in a process of its own, to be killed or
+`StandIn` runs it in a thread; `python -m tests.gateway.engine PORT [TOKEN_S]` in a process of its own, to be killed or
 measured. `RawEngine` answers with bytes of the test's choice and cuts the connection: faults that no decent
 server library lets one commit.
 """
@@ -270,4 +270,5 @@ def _request(connection: socket.socket) -> bytes:
 
 
 if __name__ == "__main__":
-    uvicorn.run(StandIn().app(), port=int(sys.argv[1]), log_level="warning", ws="none")
+    token_s = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+    uvicorn.run(StandIn(token_s=token_s).app(), port=int(sys.argv[1]), log_level="warning", ws="none")

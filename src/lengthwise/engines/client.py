@@ -264,6 +264,9 @@ class EngineClient:
                 if reuse and isinstance(_engine_error(error, self.name), EngineBrokenError):
                     continue
                 raise _engine_error(error, self.name) from error
+            if not 200 <= response.status < 600:  # no status that a server may send on
+                response.close()
+                raise EngineBrokenError(f"{self.name} answers with status {response.status}")
             answer = EngineAnswer(self, response)
             self.answers.add(answer)
             return answer
