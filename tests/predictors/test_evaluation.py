@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import ConstantPredictor
 from lengthwise.predictors.evaluation import CEILING, PER_BOTH, PER_LLM, evaluate, evaluated_rows, run
+from lengthwise.predictors.prefix_memory import MemoryPredictor
 from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples
 from tests.predictors.rows import LLMS, Knows, KnowsTheBin, known_rows
@@ -162,3 +164,15 @@ def test_a_limit_spreads_over_the_rows(samples: LengthSamples) -> None:
     assert found.rows == 12
     assert set(found.subjects["constant"].by_llm) == set(LLMS)
     assert set(found.subjects["constant"].by_corpus) == {"long", "short"}
+
+
+def test_prefix_memory_is_scored_on_rows_that_it_has_not_seen() -> None:
+    samples, _ = known_rows(prompts=200)
+    prompts = [
+        f"{'Answer in one word. ' * 20 if corpus == 'short' else 'Write an essay. ' * 20}{row}"
+        for row, corpus in enumerate(samples.table["corpus"].to_pylist())
+    ]
+    table = samples.table.set_column(samples.table.column_names.index("prompt"), "prompt", pa.array(prompts))
+    scores = evaluate(MemoryPredictor(), replace(samples, table=table), name="memory").subjects["memory"].overall
+    assert scores.tau > 0.3
+    assert 0.8 < scores.coverage_90 <= 1.0

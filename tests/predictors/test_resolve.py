@@ -32,6 +32,9 @@ def test_specs_are_read() -> None:
     assert parse_predictor_spec("noisy:0.6") == parse_predictor_spec("noisy:tau=0.6") == PredictorSpec("noisy", tau=0.6)
     assert parse_predictor_spec("noisy:log=0.5") == PredictorSpec("noisy", log_error=0.5)
     assert parse_predictor_spec("History") == PredictorSpec("history")
+    assert parse_predictor_spec("Memory") == parse_predictor_spec("memory+history") == PredictorSpec("memory")
+    assert parse_predictor_spec("memory+fast") == PredictorSpec("memory", model="fast")
+    assert parse_predictor_spec("memory+my/own.lw") == PredictorSpec("memory", model="my/own.lw")
     assert parse_predictor_spec("fast") == PredictorSpec("model", model="fast")
     assert parse_predictor_spec("Mine.lw") == PredictorSpec("model", model="Mine.lw")
     assert parse_predictor_spec("my/own") == PredictorSpec("model", model="my/own")
@@ -44,7 +47,7 @@ def test_specs_are_read() -> None:
     [
         ("oracl", "did you mean oracle"),
         ("fst", "did you mean fast"),
-        ("", "known are oracle, none, history, hint, constant, constant-corpus, noisy:TAU"),
+        ("", "known are oracle, none, history, hint, constant, constant-corpus, memory, noisy:TAU"),
         ("", "there is no predictor ''"),
         ("noisy", "does not state the noise"),
         ("noisy:", "does not state the noise"),
@@ -54,6 +57,10 @@ def test_specs_are_read() -> None:
         ("noisy:much", "does not state the noise"),
         ("noisy:log=-1", "does not state the noise"),
         ("oracle:0.5", "there is no predictor"),
+        ("memory+oracle", "no prefix memory over 'oracle'"),
+        ("memory+memory", "no prefix memory over 'memory'"),
+        ("memory+fst", "did you mean fast"),
+        ("memory+", "there is no predictor ''"),
     ],
 )
 def test_an_invalid_name_is_a_one_line_error(spec: str, message: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.simulator import Fleet, predict_workload, simulate
+from lengthwise.simulator.cluster import online_predictions
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.workloads import Workload, redraw
 from tests.simulator.builders import UNEVEN, fleet, requests
@@ -76,9 +77,19 @@ def test_a_model_reads_the_prompts_of_all_seeds_as_if_each_were_alone() -> None:
         np.testing.assert_allclose(pooled.mu, predict_workload(draw(seed), "fast").mu)
 
 
+def test_a_predictor_that_learns_predicts_anew_at_every_load() -> None:
+    plan = Plan(engines(), ["sjf"], ["memory"], loads=[0.3, 3.0], seeds=[1])
+    grid = run_grid(plan, draw)
+    for cell, capacity_share in zip(grid.cells, plan.loads, strict=True):
+        rate = capacity_share * grid.capacities[0].requests_per_s
+        workload = draw(1).replace(arrival_s=draw(1).arrival_s / rate)
+        alone = simulate(workload, engines(), "sjf", predictor=online_predictions(workload, engines(), "memory"))
+        assert cell.outcomes[0].finish.tolist() == alone.finish.tolist()
+
+
 def test_progress_only_goes_up_and_ends_at_one() -> None:
     told: list[float] = []
-    plan = Plan(engines(), ["fcfs", "sjf"], ["oracle", "fast"], loads=[0.5, 0.9], seeds=[0, 1])
+    plan = Plan(engines(), ["fcfs", "sjf"], ["oracle", "fast", "memory"], loads=[0.5, 0.9], seeds=[0, 1])
     run_grid(plan, draw, on_progress=lambda _, share: told.append(share))
     assert told == sorted(told)
     assert told[-1] == pytest.approx(1.0)

@@ -18,6 +18,7 @@ from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.history import History
 from lengthwise.predictors.resolve import packaged_predictors
 from lengthwise.simulator import predict_workload, simulate
+from lengthwise.simulator.cluster import online_predictions
 from lengthwise.workloads import Workload
 from tests.simulator.builders import fleet, requests
 
@@ -112,6 +113,61 @@ def test_history_takes_a_cut_answer_as_at_least_that_long() -> None:
     cut = castillo_like(200).limited_to(100)
     whole = predict_workload(cut.replace(max_tokens=None), "history")
     assert predict_workload(cut, "history").mu[-1] > whole.mu[-1]
+
+
+def tenants(n: int = 400, gap_s: float = 10.0) -> Workload:
+    """One tenant with short answers, one with long ones; the blocks and sessions are always new."""
+    rng = np.random.default_rng(5)
+    return Workload.from_table(
+        {
+            "arrival_s": np.arange(n) * gap_s,
+            "input_tokens": np.full(n, 130),
+            "output_tokens": np.where(np.arange(n) % 2, 400, 40) + rng.integers(0, 20, n),
+            "block_hashes": [[2 * row, 2 * row + 1] for row in range(n)],
+            "tenant": ["long" if row % 2 else "short" for row in range(n)],
+            "session": [str(row) for row in range(n)],
+        },
+        name="tenants",
+        block_size=64,
+    )
+
+
+def test_memory_learns_what_a_tenant_asks_for() -> None:
+    found = predict_workload(tenants(), "memory")
+    medians = np.exp(found.mu[200:])
+    assert medians[::2] == pytest.approx(50, rel=0.2)
+    assert medians[1::2] == pytest.approx(410, rel=0.2)
+
+
+def test_memory_sees_a_length_only_once_its_request_has_finished() -> None:
+    workload = tenants(20)
+    late = predict_workload(workload, "memory", finish_s=np.full(20, 1e9))
+    assert np.ptp(late.mu) == 0.0
+    never = predict_workload(workload, "memory", finish_s=np.full(20, np.nan))
+    assert np.ptp(never.mu) == 0.0
+    # The first finishes between the arrivals of the fifth and the sixth, no other ever.
+    finish_s = np.full(20, np.inf)
+    finish_s[0] = 45.0
+    one = predict_workload(workload, "memory", finish_s=finish_s)
+    assert np.ptp(one.mu[:5]) == 0.0
+    assert one.mu[6] < one.mu[0]
+    assert np.ptp(predict_workload(tenants(20, gap_s=0.0), "memory").mu) == 0.0
+
+
+def test_a_simulation_shows_memory_the_lengths_that_finished_on_its_fleet() -> None:
+    quick, slow = tenants(100, gap_s=30.0), tenants(100, gap_s=0.001)
+    assert simulate(quick, fleet(), "sjf", predictor="memory").predictor == "memory"
+    taus = [online_predictions(each, fleet(), "memory").tau for each in (quick, slow)]
+    assert taus[0] > 0.3
+    assert math.isnan(taus[1]) or taus[1] < 0.1
+
+
+def test_memory_over_a_model_reads_the_prompts_as_the_model_does() -> None:
+    workload = castillo_like(100)
+    over, alone = predict_workload(workload, "memory+fast"), predict_workload(workload, "fast")
+    assert over.mu[0] == pytest.approx(alone.mu[0])
+    with pytest.raises(InputError, match="no prompt texts"):
+        predict_workload(tenants(), "memory+fast")
 
 
 def test_a_model_reads_each_prompt_once_and_predicts_what_it_would_alone() -> None:

@@ -18,7 +18,8 @@ def evaluate(
     predictor: Annotated[
         str,
         typer.Argument(
-            help="A packaged predictor, a model file, `constant`, `constant-corpus`, `ask:URL` or a dotted path."
+            help="A packaged predictor, a model file, `memory` or `memory+fast` (prefix memory: it learns row by row), "
+            "`constant`, `constant-corpus`, `ask:URL` or a dotted path."
         ),
     ],
     source: SampleSource = "castillo",

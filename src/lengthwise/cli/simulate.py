@@ -55,7 +55,8 @@ def simulate(
         str | None,
         typer.Option(
             help="Predictors to compare, separated by commas: `fast`, `default` or a model file (workloads with "
-            "prompts), `history`, `none`, `noisy:TAU`, `oracle` (TRUE LENGTHS: an upper bound) "
+            "prompts), `history`, `memory` (past lengths behind the same prefix, session or tenant), `memory+fast`, "
+            "`none`, `noisy:TAU`, `oracle` (TRUE LENGTHS: an upper bound) "
             "[default: fast if the workload has prompts, else history].",
         ),
     ] = None,

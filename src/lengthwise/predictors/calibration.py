@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import TIE_NU, student
+from lengthwise.lengths import TIE_NU, LogT, student
 from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, Predictions, as_logt
 from lengthwise.predictors.history import Running, Tracker, remember
 
@@ -235,6 +235,12 @@ class OnlineCalibrated:
         found = [self.adjustment(each.llm) for each in inputs]
         shift, factor = np.array([each.shift for each in found]), np.array([each.factor for each in found])
         return replace(predictions, mu=predictions.mu + shift, sigma=predictions.sigma * factor)
+
+    def prediction(self, request: PredictionInput) -> LogT:
+        """Return one prediction; the predictor is not called again for a request that it has predicted."""
+        mu, sigma = self._prediction(request)
+        adjustment = self.adjustment(request.llm)
+        return LogT(mu + adjustment.shift, sigma * adjustment.factor, request.cap)
 
     def observe(self, request: PredictionInput, length: int, *, censored: bool = False) -> None:
         """Observe an answer's length; `censored` if it was cut off or is running, so that the length is a lower bound.

@@ -7,7 +7,7 @@ tools named. A bare prompt is one user turn and is unchanged: predictors are tra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -26,7 +26,8 @@ class PredictionInput:
     """One rendering of a request, the same in training, gateway and engine.
 
     `text` holds system, history and last user turn in order, roles marked, tools named (see `render_chat`); a bare
-    prompt is one user turn. `hint` is the length that the client expects.
+    prompt is one user turn. `hint` is the length that the client expects. The rest is for prefix memory: `blocks` are
+    the chained hashes of the prompt's blocks, and a template is a name that the client declares for its prompts.
     """
 
     text: str
@@ -34,6 +35,10 @@ class PredictionInput:
     max_tokens: int | None = None
     prompt_tokens: int | None = None
     hint: int | None = None
+    blocks: Sequence[int] | NDArray[np.uint64] = field(default=(), compare=False)  # given by the text
+    tenant: str | None = None
+    template: str | None = None
+    session: str | None = None
 
     @property
     def cap(self) -> int:

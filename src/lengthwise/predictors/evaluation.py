@@ -19,8 +19,10 @@ from lengthwise.errors import InputError
 from lengthwise.predictors import scores
 from lengthwise.predictors.baselines import CAP, Ceiling, ConstantPredictor, clean_moments, column
 from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, Predictions
+from lengthwise.predictors.prefix_memory import MemoryPredictor
 from lengthwise.predictors.resolve import CONSTANTS, parse_predictor_spec, resolve_predictor
 from lengthwise.predictors.scores import CRPS_LEVELS, ClassScores
+from lengthwise.workloads.blocks import hash_text
 
 if TYPE_CHECKING:
     from lengthwise.workloads import LengthSamples
@@ -300,8 +302,13 @@ def forecast(
     batch: int = 256,
     progress: Callable[[float], None] | None = None,
 ) -> Forecast:
-    """Predict every row, in batches of texts of similar length (less padding)."""
+    """Predict every row, in batches of texts of similar length (less padding).
+
+    Prefix memory predicts the rows in a fixed random order, each from one clean length of every row before it.
+    """
     edges = np.empty(0) if edges is None else edges
+    if isinstance(predictor, MemoryPredictor):
+        return _forecast_online(predictor, samples, edges, max_tokens, progress)
     if isinstance(predictor, ConstantPredictor):
         return Forecast.of(predictor.predict_rows(samples, max_tokens), edges)
     inputs = prediction_inputs(samples, max_tokens)
@@ -312,6 +319,28 @@ def forecast(
         if progress is not None:
             progress(min(1.0, (start + batch) / len(order)))
     return Forecast.joined(parts, order)
+
+
+def _forecast_online(
+    predictor: MemoryPredictor,
+    samples: LengthSamples,
+    edges: Floats,
+    max_tokens: int,
+    progress: Callable[[float], None] | None,
+) -> Forecast:
+    inputs = [replace(each, blocks=hash_text(each.text)) for each in prediction_inputs(samples, max_tokens)]
+    lengths, clean = samples.lengths_matrix(), samples.clean_mask()
+    order = np.random.default_rng(0).permutation(len(inputs))
+    mu, sigma = np.empty(len(inputs)), np.empty(len(inputs))
+    for number, row in enumerate(order.tolist()):
+        found = predictor.predict([inputs[row]])
+        mu[row], sigma[row] = found.mu[0], found.sigma[0]
+        if clean[row].any():
+            tokens = int(lengths[row][clean[row]][0])
+            predictor.observe(inputs[row], tokens, censored=tokens >= max_tokens)
+        if progress is not None and number % 256 == 0:
+            progress(number / len(order))
+    return Forecast.of(LogTPredictions.of(mu, sigma, max_tokens), edges)
 
 
 def prediction_inputs(samples: LengthSamples, max_tokens: int | None = CAP) -> list[PredictionInput]:

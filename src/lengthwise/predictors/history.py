@@ -24,10 +24,12 @@ HINT_SIGMA: Final = 0.25
 MEMORY: Final = 150
 """Observations after which an observation has lost 63 % of its weight, without drift."""
 
+FAST_MEMORY: Final = 35
+"""The same for the memory that follows changes."""
+
 MOST_LLMS: Final = 1024
 """LLM names come from clients: above this number the least recently used one is dropped."""
 
-_FAST_MEMORY: Final = 35
 _ALARM: Final = 4.0  # standard errors between the two memories; no false one in 100,000 simulated steady observations
 _KEPT_AT_ALARM: Final = 5.0  # observations' worth of the fast memory that the slow one starts again from
 _PRIOR_WEIGHT: Final = 5.0  # observations that a new LLM's history starts with
@@ -106,7 +108,7 @@ class Tracker:
     @classmethod
     def starting(cls, location: float, scale: float, count: float) -> Tracker:
         """Start at this location and scale, with the weight of `count` observations."""
-        fast = Running.starting(_FAST_MEMORY, location, scale, min(count, _FAST_MEMORY))
+        fast = Running.starting(FAST_MEMORY, location, scale, min(count, FAST_MEMORY))
         return cls(Running.starting(MEMORY, location, scale, count), fast)
 
     @property

@@ -3,6 +3,8 @@
 fast, default              a packaged predictor
 my_model.lw                a model file (any name that ends in .lw or has a folder in it)
 history                    the LLM's past lengths only
+memory, memory+fast        prefix memory: past lengths behind the same prefix, session or tenant, over `history` or
+                           over another predictor
 hint                       the length that the client expects, else `fast`
 none                       no prediction: the wide prior
 constant, constant-corpus  one prediction per LLM (and corpus), fitted to other rows of the evaluated data set
@@ -29,7 +31,9 @@ from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Pre
 from lengthwise.predictors.model_file import SUFFIX, ModelFile, read_model_file
 from lengthwise.specs import Spec, find, parse_spec, unknown_name
 
-Kind = Literal["oracle", "none", "noisy", "history", "hint", "constant", "constant-corpus", "ask", "model", "plugin"]
+Kind = Literal[
+    "oracle", "none", "noisy", "history", "hint", "constant", "constant-corpus", "ask", "memory", "model", "plugin"
+]
 Floats = NDArray[np.float64]
 
 MODELS: Final = Path(str(resources.files("lengthwise.predictors"))) / "models"
@@ -41,6 +45,8 @@ ADAPTED: Final = "adapted.json"
 """The part of a model file that holds the LLMs added by `lengthwise adapt`."""
 
 _PLAIN: Final[tuple[Kind, ...]] = ("oracle", "none", "history", "hint", "constant", "constant-corpus")
+_MEMORY: Final = "memory"
+_BELOW_MEMORY: Final = ("model", "hint", "ask", "plugin")
 _NEED_TRUTH: Final = ("oracle", "noisy")
 CONSTANTS: Final = ("constant", "constant-corpus")
 """Predictors that an evaluation fits to other rows of its data set."""
@@ -48,7 +54,10 @@ CONSTANTS: Final = ("constant", "constant-corpus")
 
 @dataclass(frozen=True, slots=True)
 class PredictorSpec:
-    """A parsed predictor name. `model` is the packaged name, file, URL or plug-in spec where the kind has one."""
+    """A parsed predictor name.
+
+    `model` is the packaged name, file, URL or plug-in spec where the kind has one; of `memory` the other predictor.
+    """
 
     kind: Kind
     tau: float | None = None
@@ -74,6 +83,8 @@ def parse_predictor_spec(text: str) -> PredictorSpec:
     name = text.strip()
     if name.lower().startswith("ask:"):
         return PredictorSpec("ask", model=name[4:])
+    if (memory := _parse_memory(name)) is not None:
+        return memory
     if _is_file(name):
         return PredictorSpec("model", model=name)
     spec = parse_spec(name, "predictor")
@@ -87,7 +98,7 @@ def parse_predictor_spec(text: str) -> PredictorSpec:
     packaged = packaged_predictors()
     if kind in packaged and bare:
         return PredictorSpec("model", model=kind)
-    known = [*_PLAIN, "noisy:TAU", "noisy:log=SPREAD", "ask:URL", *packaged]
+    known = [*_PLAIN, _MEMORY, "noisy:TAU", "noisy:log=SPREAD", "ask:URL", *packaged]
     if kind in (*_PLAIN, *packaged):
         raise unknown_name(name, "predictor", known)
     find(spec, "predictor", dict.fromkeys(known))
@@ -113,6 +124,10 @@ def resolve_predictor(predictor: str | Path | PredictorSpec | LengthPredictor) -
         )
     if spec.kind == "plugin":
         return _plugin(spec)
+    if spec.kind == "memory":
+        from lengthwise.predictors.prefix_memory import MemoryPredictor
+
+        return MemoryPredictor(None if spec.model is None else resolve_predictor(spec.model))
     if spec.kind == "ask":
         from lengthwise.predictors.ask import AskPredictor
 
@@ -174,6 +189,23 @@ def model_path(name: str | Path) -> Path:
 
 def _is_file(name: str) -> bool:
     return name.endswith(SUFFIX) or len(Path(name).parts) > 1
+
+
+def _parse_memory(name: str) -> PredictorSpec | None:
+    kind, plus, other = name.partition("+")
+    if kind.strip().lower() != _MEMORY:
+        return None
+    if not plus:
+        return PredictorSpec("memory")
+    below = parse_predictor_spec(other)
+    if below.kind == "history":
+        return PredictorSpec("memory")
+    if below.kind not in _BELOW_MEMORY:
+        raise InputError(
+            f"no prefix memory over '{other.strip()}'",
+            hint="give memory, or memory+fast, memory+default or memory+FILE",
+        )
+    return PredictorSpec("memory", model=other.strip())
 
 
 def _parse_noisy(spec: Spec, text: str) -> PredictorSpec:

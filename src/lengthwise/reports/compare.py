@@ -112,7 +112,7 @@ def compare(
         drawing = {name: options.pop(name) for name in ("rate", "load", "requests") if name in options}
         engines = as_fleet(fleet)
         drawn = as_workload(workload, engines, seed=seed, **drawing)
-        predictions = as_predictions(drawn, predictor)
+        predictions = as_predictions(drawn, engines, predictor)
         outcomes = [simulate(drawn, engines, name, predictor=predictions, **options) for name in names]
     elif len(outcomes) != len(runs):
         raise InputError("neither all outcomes nor all names", field="runs", hint="give one kind")

@@ -18,7 +18,7 @@ from lengthwise.routers import Router, StaticRouter, make_router
 from lengthwise.simulator.engine import MakeEngine, SimulatedEngine, accelerated, engine_factory
 from lengthwise.simulator.fleet import Fleet, FleetEvent, initially_absent, sorted_events
 from lengthwise.simulator.outcome import EngineOutcome, Outcome
-from lengthwise.simulator.predictions import RequestPredictions, default_predictor, predict_workload
+from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns, predict_workload
 from lengthwise.simulator.routing import FleetRouter, RoutingTrace
 from lengthwise.simulator.traffic import Traffic
 from lengthwise.workloads import Workload
@@ -79,14 +79,14 @@ def simulate(
         from lengthwise.simulator.disaggregated import serve_pools  # imports `simulate`
 
         pools.check(fleet, fleet_events=fleet_events, explain=explain, prediction_delay_s=prediction_delay_s)
-        predictions = as_predictions(workload, predictor)
-        decoded = predictions if refresh is None else as_predictions(workload, refresh)
+        predictions = as_predictions(workload, fleet, predictor)
+        decoded = predictions if refresh is None else as_predictions(workload, fleet, refresh)
         options: dict[str, Any] = {"decision_s": decision_s, "routing_s": routing_s, "accelerate": accelerate}
         return serve_pools(workload, fleet, pools, policy, router, (predictions, decoded), report, **options)
     events = sorted_events(fleet_events, len(fleet))
     check_any_fits(workload, fleet)
     used = uses_predictions(policy, router, fleet)
-    predictions = as_predictions(workload, predictor, used=used)
+    predictions = as_predictions(workload, fleet, predictor, used=used)
     traffic = Traffic.of(
         workload, predictions, prediction_delay_s=prediction_delay_s, quantile=admission_quantile(fleet)
     )
@@ -183,14 +183,27 @@ def at_rate(workload: Workload, rate: float | None) -> Workload:
     return workload if rate is None else workload.replace(arrival_s=workload.arrival_s / rate)
 
 
+def online_predictions(workload: Workload, fleet: Fleet, predictor: str, *, seed: int = 0) -> RequestPredictions:
+    """Return the predictions of a predictor that learns from finished requests.
+
+    A length is visible once its request has finished on this fleet under FCFS and round robin.
+    """
+    served = simulate(workload, fleet, "fcfs", predictor="none")
+    return predict_workload(workload, predictor, seed=seed, finish_s=served.finish)
+
+
 def as_predictions(
-    workload: Workload, predictor: str | RequestPredictions | None, *, used: bool = True
+    workload: Workload, fleet: Fleet, predictor: str | RequestPredictions | None, *, used: bool = True
 ) -> RequestPredictions:
     """Return predictions for the workload by a predictor's name; None is the default one, or none if not `used`."""
     if predictor is None:
         predictor = default_predictor(workload) if used else "none"
     if isinstance(predictor, str):
-        return predict_workload(workload, predictor)
+        return (
+            online_predictions(workload, fleet, predictor)
+            if learns(predictor)
+            else predict_workload(workload, predictor)
+        )
     return _checked(predictor, RequestPredictions, "predictor", 'a name such as "fast", or RequestPredictions')
 
 

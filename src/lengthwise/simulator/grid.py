@@ -19,13 +19,20 @@ from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.resolve import parse_predictor_spec
 from lengthwise.routers import make_router
-from lengthwise.simulator.cluster import Capacity, at_rate, check_seconds, measure_capacity, simulate
+from lengthwise.simulator.cluster import (
+    Capacity,
+    at_rate,
+    check_seconds,
+    measure_capacity,
+    online_predictions,
+    simulate,
+)
 from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent, sorted_events
 from lengthwise.simulator.metrics import TRUTH, Slo, Summary, time_per_output_token
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.paired import Ratio, over_requests, over_seeds
-from lengthwise.simulator.predictions import RequestPredictions, default_predictor, predict_workload
+from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns, predict_workload
 from lengthwise.simulator.routing import RoutingTrace
 from lengthwise.simulator.tasks import Report
 from lengthwise.specs import parse_spec
@@ -339,25 +346,32 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
     """Simulate every cell of the plan until its last request finishes.
 
     `draw` makes the workload of a seed: with its own arrivals if the plan keeps them, else at one request per second,
-    which is then scaled. Predictions and capacity are computed once per seed and hold at every load.
+    which is then scaled. Capacity, and predictions but for those of a predictor that learns from finished requests, are
+    computed once per seed and hold at every load.
     """
     drawn = [draw(seed) for seed in plan.seeds]
     plan = plan.with_predictors(drawn[0])
     names = (*plan.predictors, *(() if plan.refresh is None else (plan.refresh,)))
     for name in names:
-        if parse_predictor_spec(name).kind == "model":
+        if parse_predictor_spec(name).kind in ("model", "memory"):
             predict_workload(drawn[0].head(1), name)  # fail early: no model file, or a workload without prompts
-    steps = _Steps(on_progress, len(drawn) * (1 + len(names) + len(plan.levels(1.0)) * len(plan.runs)))
+    levels = len(plan.levels(1.0))
+    again = sum(map(learns, plan.predictors)) * (levels - 1)
+    steps = _Steps(on_progress, len(drawn) * (1 + len(names) + again + levels * len(plan.runs)))
     capacities = tuple(measure_capacity(each, plan.fleet, on_progress=steps.next("capacity")) for each in drawn)
-    predictions = {name: _predictions(name, drawn, plan.seeds, steps) for name in plan.predictors}
+    predictions = {name: _predictions(name, drawn, plan.seeds, steps) for name in plan.predictors if not learns(name)}
     refreshed = None if plan.refresh is None else _predictions(plan.refresh, drawn, plan.seeds, steps)
     cells: list[Cell] = []
-    for place in range(len(plan.levels(1.0))):
+    for place in range(levels):
         workloads = [
             at_rate(each, plan.levels(capacity.requests_per_s)[place][1])
             for each, capacity in zip(drawn, capacities, strict=True)
         ]
         level = _level(plan, place, workloads, capacities)
+        # What a learner has seen depends on the load; the grid shows the predictions of the last level.
+        predictions |= {
+            name: _online_predictions(plan, name, workloads, steps) for name in plan.predictors if learns(name)
+        }
         for router, predictor, policy in plan.runs:
             known = predictions[plan.predictors[0] if predictor is None else predictor]
             outcomes = tuple(
@@ -376,7 +390,8 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
                 for workload, predicted, again in zip(workloads, known, refreshed or [None] * len(drawn), strict=True)
             )
             cells.append(Cell(level, predictor, outcomes[0].policy, outcomes, make_router(router).name))
-    given = plan.fleet, tuple(plan.seeds), plan.slo, drawn[0], capacities, predictions, tuple(cells)
+    shown = {name: predictions[name] for name in plan.predictors}
+    given = plan.fleet, tuple(plan.seeds), plan.slo, drawn[0], capacities, shown, tuple(cells)
     return Grid(*given, pools=plan.pools, refresh=plan.refresh)
 
 
@@ -385,6 +400,16 @@ def _level(plan: Plan, place: int, workloads: Sequence[Workload], capacities: Se
     offered = float(np.mean([workload.rate for workload in workloads]))
     load = float(np.mean([capacity.load(workload.rate) for workload, capacity in pairs]))
     return Level(plan.loads[place] if plan.loads else load, offered)
+
+
+def _online_predictions(
+    plan: Plan, name: str, workloads: Sequence[Workload], steps: _Steps
+) -> tuple[RequestPredictions, ...]:
+    found = []
+    for workload, seed in zip(workloads, plan.seeds, strict=True):
+        found.append(online_predictions(workload, plan.fleet, name, seed=seed))
+        steps.next(name)(1.0)
+    return tuple(found)
 
 
 def _predictions(

@@ -1,7 +1,7 @@
 """Predictions for every request of a workload before it runs, as columns.
 
-`oracle` and `noisy` use the true lengths of the workload, models read its prompts, and `history` uses the answers of
-earlier requests. Nothing here knows engines or policies.
+`oracle` and `noisy` use the true lengths of the workload, models read its prompts, `history` uses the answers of
+earlier requests, and `memory` those of finished ones. Nothing here knows engines or policies.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import pyarrow.compute as pc
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, LengthDistribution, LogT, LogTColumns, Point, wide_prior
-from lengthwise.predictors.contract import PredictionInput, as_logt
+from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_logt
 from lengthwise.predictors.history import History
 from lengthwise.predictors.noise import noisy_medians, own_sigma
+from lengthwise.predictors.prefix_memory import MemoryPredictor
 from lengthwise.predictors.resolve import PredictorSpec, parse_predictor_spec, resolve_predictor
 from lengthwise.predictors.scores import tau_within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 TAIL: Final = 0.9
 """The level of TIE's CVaR."""
 _BATCH: Final = 256
+_TTFT_S: Final = 1.0
+_TPOT_S: Final = 0.03
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +99,17 @@ def default_predictor(workload: Workload) -> str:
 
 
 def predict_workload(
-    workload: Workload, predictor: str, *, seed: int = 0, on_progress: Progress | None = None
+    workload: Workload,
+    predictor: str,
+    *,
+    seed: int = 0,
+    finish_s: Floats | None = None,
+    on_progress: Progress | None = None,
 ) -> RequestPredictions:
     """Return the predictions of a predictor by its name (see `parse_predictor_spec`); `seed` is for noise.
 
-    Requests with the same prompt and LLM have the same prediction, noise included.
+    Requests with the same prompt and LLM have the same prediction, noise included; not so with `memory`, to which a
+    length is visible from its request's time in `finish_s` on, by default a second and 30 ms per token after arrival.
     """
     spec = parse_predictor_spec(predictor)
     true = workload.output_tokens.astype(np.float64)
@@ -115,7 +124,14 @@ def predict_workload(
         return _of(workload, predictor, *_noisy(workload, spec, true, known, seed), known)
     if spec.kind == "history":
         return _of(workload, predictor, *_history(workload), caps)
+    if spec.kind == "memory":
+        return _of(workload, predictor, *_memory(workload, spec, finish_s, on_progress), caps)
     return _of(workload, predictor, *_model(workload, spec, on_progress), caps)
+
+
+def learns(predictor: str) -> bool:
+    """Whether predictions depend on when earlier requests finish."""
+    return parse_predictor_spec(predictor).kind == "memory"
 
 
 def _noisy(workload: Workload, spec: PredictorSpec, true: Floats, caps: Floats, seed: int) -> tuple[Floats, Floats]:
@@ -137,6 +153,50 @@ def _history(workload: Workload) -> tuple[Floats, Floats]:
         sigma.append(tracker.scale)
         history.observe(llm, length, censored=limit is not None and length >= limit)
     return np.array(mu), np.array(sigma)
+
+
+@dataclass(frozen=True, eq=False)
+class _KnownColumns:
+    """Predictions that exist already; the text of an input is its row."""
+
+    mu: Floats
+    sigma: Floats
+
+    def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
+        rows = [int(each.text) for each in inputs]
+        return LogTPredictions.of(self.mu[rows], self.sigma[rows], np.array([each.cap for each in inputs], float))
+
+
+def _memory(
+    workload: Workload, spec: PredictorSpec, finish_s: Floats | None, on_progress: Progress | None
+) -> tuple[Floats, Floats]:
+    """Predict each request at its arrival, from the requests that have finished by then."""
+    text = None
+    if spec.model is not None:
+        text = _KnownColumns(*_model(workload, parse_predictor_spec(spec.model), on_progress))
+    predictor = MemoryPredictor(text)
+    tokens = workload.output_tokens.tolist()
+    limits, tenants, sessions = (workload.table[name].to_pylist() for name in ("max_tokens", "tenant", "session"))
+    inputs = [
+        PredictionInput(str(row), llm, limit, blocks=workload.blocks(row), tenant=tenant, session=session)
+        for row, (llm, limit, tenant, session) in enumerate(
+            zip(_llms(workload).tolist(), limits, tenants, sessions, strict=True)
+        )
+    ]
+    if finish_s is None:
+        finish_s = workload.arrival_s + _TTFT_S + _TPOT_S * workload.output_tokens
+    ends = np.where(np.isfinite(finish_s), finish_s, np.inf)
+    order = np.argsort(ends, kind="stable").tolist()
+    ended = np.searchsorted(ends[order], workload.arrival_s, side="right").tolist()
+    mu, sigma, observed = np.empty(len(inputs)), np.empty(len(inputs)), 0
+    for row, each in enumerate(inputs):
+        for done in order[observed : ended[row]]:
+            limit = limits[done]
+            predictor.observe(inputs[done], tokens[done], censored=limit is not None and tokens[done] >= limit)
+        observed = max(observed, ended[row])
+        found = predictor.predict([each])
+        mu[row], sigma[row] = found.mu[0], found.sigma[0]
+    return mu, sigma
 
 
 def _model(workload: Workload, spec: PredictorSpec, on_progress: Progress | None) -> tuple[Floats, Floats]:

@@ -22,9 +22,9 @@ import pyarrow as pa
 import lengthwise
 from lengthwise.errors import InputError
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
-from lengthwise.simulator.cluster import at_rate, measure_capacity, simulate
+from lengthwise.simulator.cluster import at_rate, measure_capacity, online_predictions, simulate
 from lengthwise.simulator.fleet import Fleet, FleetEvent
-from lengthwise.simulator.predictions import RequestPredictions, predict_workload
+from lengthwise.simulator.predictions import RequestPredictions, learns, predict_workload
 from lengthwise.workloads import Workload
 from lengthwise.workloads.files import atomic_path
 
@@ -139,7 +139,7 @@ class CellTask:
             self.setting.fleet,
             self.policy,
             router=self.router,
-            predictor=_predictions(self.setting, self.predictor),
+            predictor=_predictions(self.setting, self.predictor, self.rate),
             prediction_delay_s=self.prediction_delay_s,
             decision_s=self.decision_s,
             routing_s=self.routing_s,
@@ -262,6 +262,8 @@ def code_version() -> str:
 
 def _predictor_key(name: str) -> tuple[str, str | None]:
     spec = parse_predictor_spec(name)
+    if spec.kind == "memory" and spec.model:
+        return name, _predictor_key(spec.model)[1]
     return name, file_digest(model_path(spec.model)) if spec.kind == "model" and spec.model else None
 
 
@@ -276,6 +278,13 @@ def _setting_key(source: WorkloadSource, fleet: Fleet, seed: int, own_arrivals: 
     return content_key(workload=digest, fleet=[repr(engine) for engine in fleet.engines], seed=seed)
 
 
+def _predictions(setting: Setting, predictor: str, rate: float | None) -> RequestPredictions:
+    return _predictions_at(setting, predictor, rate if learns(predictor) else None)
+
+
 @lru_cache(maxsize=8)
-def _predictions(setting: Setting, predictor: str) -> RequestPredictions:
+def _predictions_at(setting: Setting, predictor: str, rate: float | None) -> RequestPredictions:
+    """Return the predictions; only those of a predictor that learns depend on the rate."""
+    if learns(predictor):
+        return online_predictions(setting.workload_at(rate), setting.fleet, predictor, seed=setting.seed)
     return predict_workload(setting.workload, predictor, seed=setting.seed)
