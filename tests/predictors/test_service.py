@@ -454,3 +454,30 @@ def test_many_questions_from_a_busy_host_are_each_answered_once() -> None:
     for key, prediction in host.taken.items():
         assert math.log(prediction.quantile(0.5)) == pytest.approx(math.log(min(1000, 1 + int(key))), abs=0.5)
     host.service.close()
+
+
+def test_a_single_prediction_needs_no_admitted_request_and_counts_as_none() -> None:
+    service = PredictionService(Guess)
+    try:
+        found, failed = (service.predict(PredictionInput(text, "m", 1000)) for text in ("about 120", "no number"))
+        assert found is not None
+        assert found.result(20).quantile(0.5) == pytest.approx(120)
+        assert failed is not None
+        with pytest.raises(ValueError, match="could not convert"):
+            failed.result(20)
+        assert service.counts.asked == service.counts.answered == service.counts.failed == 0
+    finally:
+        service.close()
+    assert PredictionService(None).predict(PredictionInput("about 120", "m", 1000)) is None
+
+
+def test_a_predictor_that_hangs_takes_no_single_predictions(guess: Guess) -> None:
+    clock = Clock()
+    service = PredictionService(lambda: guess, patience_s=10, clock=clock)
+    guess.gate.clear()
+    assert service.predict(PredictionInput("about 120", "m", 1000)) is not None
+    assert guess.inside.wait(20)
+    clock.now = 11.0
+    assert service.predict(PredictionInput("about 120", "m", 1000)) is None
+    guess.gate.set()
+    service.close()

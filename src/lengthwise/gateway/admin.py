@@ -1,8 +1,15 @@
-"""The gateway's own paths, under /lengthwise/v1: its policy, queue and engines, and why a request is where it is."""
+"""The gateway's own paths, under /lengthwise/v1: predictions, policy, queue and engines, and why a request waits."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
@@ -10,28 +17,57 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lengthwise.errors import InputError
-from lengthwise.gateway.config import EngineConfig
+from lengthwise.gateway.bodies import ChatBody, CompletionBody, MessagesBody, ResponsesBody, parse
+from lengthwise.gateway.completions import Call
+from lengthwise.gateway.config import EngineConfig, GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.metrics import Metrics
-from lengthwise.policies import make_policy
+from lengthwise.lengths import LengthDistribution, wide_prior
+from lengthwise.policies import Job, make_policy
+from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from lengthwise.gateway.metrics import Source
+
 PREFIX: Final = "/lengthwise/v1"
 
 _MOST_BYTES: Final = 64 << 10
+_MOST_PREDICTED_BYTES: Final = 1 << 20
+_MOST_LISTED: Final = 10_000
+_PREDICT_S: Final = 10.0
+_QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+
+_log = logging.getLogger(__name__)
+
+
+class _Fields(CompletionBody):
+    messages: Any = None
+    system: Any = None
+    input: Any = None
 
 
 class Admin:
-    """The handlers of these paths; the gate decides which requests reach them."""
+    """The handlers of these paths; the gate decides which requests reach them. No answer holds a prompt's text."""
 
-    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        dispatcher: Dispatcher,
+        fleet: Fleet,
+        predictions: PredictionService,
+        metrics: Metrics,
+        calls: Mapping[str, Call],
+    ) -> None:
+        self._config = config
         self._dispatcher = dispatcher
         self._fleet = fleet
+        self._predictions = predictions
         self._metrics = metrics
+        self._calls = calls
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -39,11 +75,14 @@ class Admin:
             Route(f"{PREFIX}/policy", self.policy, methods=["GET", "POST", "PUT"]),
             Route(f"{PREFIX}/engines", self.engines, methods=["GET", "POST"]),
             Route(f"{PREFIX}/engines/{{name}}", self.remove_engine, methods=["DELETE"]),
+            Route(f"{PREFIX}/queue", self.queue),
+            Route(f"{PREFIX}/explain/{{request_id:path}}", self.explain),
+            Route(f"{PREFIX}/predict", self.predict, methods=["POST"]),
         ]
 
     async def engines(self, request: Request) -> Response:
         """List the engines; POST adds one."""
-        if request.method == "GET":
+        if request.method != "POST":
             return JSONResponse({"engines": [_described(engine) for engine in self._dispatcher.engines]})
         try:
             wanted = EngineConfig.model_validate_json(await _small_body(request))
@@ -64,6 +103,83 @@ class Admin:
         except KeyError as error:
             raise ApiError(404, f"no engine has the name '{name[:100]}'", param="name", code="not_found") from error
         return JSONResponse({"name": name, "leaving": True}, 202)
+
+    async def queue(self, request: Request) -> Response:
+        """List the waiting requests of each queue, the next to run first; at most `limit` (100) of each."""
+        try:
+            limit = min(max(0, int(request.query_params.get("limit", "100"))), _MOST_LISTED)
+        except ValueError as error:
+            raise ApiError(400, "limit: give a number of requests", param="limit", code="invalid_value") from error
+        queues = [
+            {
+                "engines": [engine.name for engine in engines],
+                "waiting": len(queue),
+                "running": queue.running,
+                "slots": queue.slots,
+                "requests": [self._waiting(job) for job in islice(queue, limit)],
+            }
+            for engines, queue in self._dispatcher.queues
+        ]
+        return JSONResponse({"waiting": self._dispatcher.waiting, "queues": queues})
+
+    async def explain(self, request: Request) -> Response:
+        """Return why an open request is where it is: the numbers behind its place and its engine."""
+        wanted = request.path_params["request_id"]
+        calls = [call for call in self._calls.values() if call.request_id.decode("latin-1") == wanted]
+        if not calls:
+            message = f"no request '{wanted[:100]}' is waiting or running"
+            raise ApiError(404, message, param="request_id", code="not_found")
+        return JSONResponse({"requests": [self._explained(call) for call in calls]})  # clients may repeat an id
+
+    async def predict(self, request: Request) -> Response:
+        """Return the predicted length of the answer to a body of any of the queued APIs, without running it."""
+        raw = await _small_body(request, min(self._config.max_body_bytes, _MOST_PREDICTED_BYTES))
+        body = parse(_api_of(raw), raw)
+        source, prediction = await self._predicted(body)
+        return JSONResponse({"model": body.model, "source": source, **_numbers(prediction.censored_at(body.limit))})
+
+    async def _predicted(self, body: CompletionBody) -> tuple[Source, LengthDistribution]:
+        if (hint := body.prediction()) is not None:
+            return "hint", hint
+        future = self._predictions.predict(body.prediction_input()) if body.readable else None
+        if future is not None:
+            try:
+                return "predictor", await asyncio.wait_for(asyncio.wrap_future(future), _PREDICT_S)
+            except Exception as error:  # the predictor may come from another package: history is used in its place
+                _log.warning("a prediction failed: %.300r", error)
+        history = self._predictions.from_history(body.llm, body.limit)
+        return ("prior", wide_prior()) if history is None else ("history", history)
+
+    def _waiting(self, job: Job) -> dict[str, Any]:
+        call = self._calls.get(job.id)
+        return {
+            "request_id": None if call is None else call.request_id.decode("latin-1"),
+            "model": job.llm,
+            "tenant": job.tenant,
+            "priority": job.priority,
+            "waited_s": round(self._dispatcher.clock() - job.arrival, 3),
+            "prompt_tokens": job.prompt_tokens,
+            "max_tokens": job.max_tokens,
+            "prediction": {"source": None if call is None else call.source, **_numbers(_prediction(job))},
+        }
+
+    def _explained(self, call: Call) -> dict[str, Any]:
+        job, now, policy = call.job, self._dispatcher.clock(), self._dispatcher.policy
+        found: dict[str, Any] = {"state": "arriving", **self._waiting(job)}
+        found["policy"] = {"name": policy.name, "formula": inspect.getdoc(type(policy))}
+        for engines, queue in self._dispatcher.queues:
+            if job.id in queue:
+                found["state"] = "waiting"
+                found["position"] = next(place for place, other in enumerate(queue, start=1) if other is job)
+                found["policy"] |= {"key": queue.key_of(job.id), "round": job.round_number, "terms": _terms(job, now)}
+                found["queue"] = {**asdict(queue.view), "tokens_per_s": round(queue.tokens_per_s, 3)}
+                found["engines"] = [_described(engine) for engine in engines]
+        for engine in self._dispatcher.engines:
+            if job.id in engine.jobs:
+                routes = self._dispatcher.routes
+                found |= {"state": "running", "engine": engine.name}
+                found["router"] = {"name": routes.name, "terms": dict(routes.terms.get(job.id, {}))}
+        return found
 
     async def policy(self, request: Request) -> Response:
         """Return the policy; POST or PUT changes it, for waiting requests too."""
@@ -95,10 +211,51 @@ def _described(engine: GatewayEngine) -> dict[str, Any]:
     }
 
 
-async def _small_body(request: Request) -> bytes:
-    raw = b""
+def _api_of(raw: bytes) -> type[CompletionBody]:
+    """Return the kind of a body by its fields; `input` is that of /v1/responses, `system` that of /v1/messages."""
+    fields = parse(_Fields, raw).model_fields_set
+    if "messages" in fields:
+        return MessagesBody if "system" in fields else ChatBody
+    return ResponsesBody if "input" in fields else CompletionBody
+
+
+def _prediction(job: Job) -> LengthDistribution:
+    return (job.prediction or wide_prior()).censored_at(job.max_tokens)
+
+
+def _numbers(prediction: LengthDistribution) -> dict[str, Any]:
+    """Return a prediction as numbers, in tokens."""
+    return {
+        "median": round(prediction.quantile(0.5), 1),
+        "mean": round(prediction.mean(), 1),
+        "quantiles": {str(q): round(prediction.quantile(q), 1) for q in _QUANTILES},
+        "cap": prediction.cap,
+    }
+
+
+def _terms(job: Job, now: float) -> dict[str, float]:
+    """Return the numbers of a job that policies' formulas use; lengths in tokens, times in seconds."""
+    terms = {
+        "median": job.median,
+        "expected": job.expected,
+        "tail": job.tail,
+        "mu": job.mu,
+        "sigma": job.sigma,
+        "waited_s": now - job.arrival,
+        "prompt_tokens": job.prompt_tokens,
+        "cached_tokens": job.cached_tokens,
+    }
+    if math.isfinite(job.deadline):
+        terms["left_s"] = job.deadline - now
+    return {name: round(float(value), 4) for name, value in terms.items()}
+
+
+async def _small_body(request: Request, limit: int = _MOST_BYTES) -> bytes:
+    parts: list[bytes] = []
+    size = 0
     async for part in request.stream():
-        raw += part
-        if len(raw) > _MOST_BYTES:
-            raise ApiError(413, f"the body is larger than {_MOST_BYTES} bytes", code="body_too_large")
-    return raw
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            raise ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+    return b"".join(parts)

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from lengthwise.engines.client import EngineError
 from lengthwise.gateway.admin import Admin
 from lengthwise.gateway.bodies import BODIES
-from lengthwise.gateway.completions import Completions
+from lengthwise.gateway.completions import Call, Completions
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher
 from lengthwise.gateway.errors import (
@@ -93,6 +93,8 @@ class _Gateway:
     def routes(self) -> list[Route]:
         budget = self._budget
         owners = ResponseOwners()
+        calls: dict[str, Call] = {}
+        admin = Admin(self._config, self._dispatcher, self._fleet, self._predictions, self._metrics, calls)
         shared = (
             self._config,
             self._dispatcher,
@@ -102,6 +104,7 @@ class _Gateway:
             self._names,
             owners,
             self._retries,
+            calls,
         )
         forwarding = Forwarding(self._config, self._dispatcher, self._metrics, budget, self._names, owners)
         completions = {path: Completions(path, model, *shared) for path, model in BODIES.items()}
@@ -114,7 +117,7 @@ class _Gateway:
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
-            *Admin(self._dispatcher, self._fleet, self._metrics).routes(),
+            *admin.routes(),
         ]
 
     @asynccontextmanager

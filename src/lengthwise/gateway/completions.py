@@ -44,7 +44,7 @@ _job_numbers: Final = itertools.count()  # a client's request id need not be uni
 
 
 @dataclass(slots=True)
-class _Call:
+class Call:
     """One request and its answer."""
 
     job: Job
@@ -95,7 +95,9 @@ class Completions:
         names: ModelNames,
         owners: ResponseOwners,
         retries: Retries,
+        calls: dict[str, Call],
     ) -> None:
+        """`calls` holds the open ones, by the id of the job."""
         self._path = path
         self._error_format = error_format(path)
         self._model = model
@@ -103,6 +105,7 @@ class Completions:
         self._names = names
         self._owners = owners
         self._retries = retries
+        self._calls = calls
         self._config = config
         self._dispatcher = dispatcher
         self._predictions = predictions
@@ -153,7 +156,7 @@ class Completions:
         if hide_usage:
             raw = body.with_usage(raw)
         measure = self._model.measure(hide_usage=hide_usage)
-        call = _Call(job, body, raw, caller, request_id, measure, self._predict(job, body))
+        call = self._calls[job.id] = Call(job, body, raw, caller, request_id, measure, self._predict(job, body))
         try:
             expected = job.expected if job.prediction or call.history is None else call.history.mean()
             lease.charge(job.prompt_tokens + round(expected))
@@ -162,6 +165,7 @@ class Completions:
             call.failed = True
             raise
         finally:
+            del self._calls[job.id]
             lease.settle(_used_tokens(call))
             if job.started is not None:
                 self._metrics.predictions.labels(call.source).inc()
@@ -187,7 +191,7 @@ class Completions:
             job.update_prediction(history)
         return history
 
-    async def _hold_and_run(self, call: _Call) -> Outcome:
+    async def _hold_and_run(self, call: Call) -> Outcome:
         self._retries.on_request()
         while True:
             engine = await self._place(call)
@@ -211,7 +215,7 @@ class Completions:
                 self._dispatcher.release(engine, call.job, tokens, call.ttft_s)
             await asyncio.sleep(wait_s)
 
-    async def _place(self, call: _Call) -> GatewayEngine:
+    async def _place(self, call: Call) -> GatewayEngine:
         """Wait for a slot, at most as long as the request may wait."""
         job, config = call.job, self._config
         limits = [
@@ -230,7 +234,7 @@ class Completions:
         self._metrics.queue_seconds.observe(self._dispatcher.clock() - job.arrival)
         return engine
 
-    def _retry_in_s(self, engine: GatewayEngine, call: _Call, error: EngineError) -> float | None:
+    def _retry_in_s(self, engine: GatewayEngine, call: Call, error: EngineError) -> float | None:
         """Return the seconds to wait before the request is sent again; None if it is not."""
         if isinstance(error, EngineUnreachableError):
             # The engine has not received the request and is down: back to the queue, until one is up.
@@ -243,7 +247,7 @@ class Completions:
         call.refused_by.append(engine)
         return wait_s
 
-    async def _run(self, engine: GatewayEngine, call: _Call) -> Outcome:
+    async def _run(self, engine: GatewayEngine, call: Call) -> Outcome:
         """Send the request to an engine and pass its answer on; mark the engine as down if it cannot be reached."""
         try:
             # A prediction that has not arrived is not waited for: the engine then predicts.
@@ -273,7 +277,7 @@ class Completions:
             return math.inf
         return job.arrival + self._config.request_timeout_s - self._dispatcher.clock()
 
-    def _first_byte_s(self, engine: GatewayEngine, call: _Call) -> float | None:
+    def _first_byte_s(self, engine: GatewayEngine, call: Call) -> float | None:
         """Return the seconds until the first byte must have arrived; None without a limit.
 
         An answer in one piece arrives with its last token: the time to generate it, as predicted, is added.
@@ -291,7 +295,7 @@ class Completions:
         elif not isinstance(error, EngineRefusedError) or error.status >= 500:
             self._dispatcher.on_answer(engine, failed=True)
 
-    async def _exchange(self, engine: GatewayEngine, call: _Call, raw: bytes, limit: asyncio.Timeout) -> EngineAnswer:
+    async def _exchange(self, engine: GatewayEngine, call: Call, raw: bytes, limit: asyncio.Timeout) -> EngineAnswer:
         path, headers = self._path + call.caller.query, call.caller.forwarded_headers(call.request_id)
         answer = await engine.client.forward("POST", path, raw, headers)
 
@@ -324,7 +328,7 @@ def _finite(seconds: float) -> float | None:
     return None if seconds == math.inf else seconds
 
 
-def _used_tokens(call: _Call) -> int | None:
+def _used_tokens(call: Call) -> int | None:
     """Return the tokens of prompt and answer; None if it has run and the engine did not report them."""
     tokens, prompt = call.measure.tokens, call.measure.prompt_tokens
     if tokens is not None:

@@ -208,6 +208,11 @@ class Dispatcher:
             self.routes.forget(engine)
             engine.drained.set()
 
+    @property
+    def queues(self) -> list[tuple[list[GatewayEngine], PolicyQueue]]:
+        """Each queue, and the engines that it is for."""
+        return [(group.engines, group.queue) for group in self._groups.values()]
+
     def use(self, policy: Policy) -> None:
         """Change the policy under the waiting requests: the kill switch."""
         _log.warning("policy %s replaces %s, %d waiting", policy.name, self.policy.name, self.waiting)

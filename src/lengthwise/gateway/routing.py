@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lengthwise.policies import Job
@@ -40,6 +40,8 @@ class RouterAdapter:
         """Time spent in decisions."""
         self.failures = 0
         """Calls of the router that raised."""
+        self.terms: dict[str, Mapping[str, float]] = {}
+        """The cost terms of each running job's engine."""
 
     @property
     def name(self) -> str | None:
@@ -88,6 +90,7 @@ class RouterAdapter:
         engine = numbers[decision.engine]
         self.decisions[engine.name] += 1
         self.costs.update(decision.terms)
+        self.terms[job.id] = decision.terms
         if _log.isEnabledFor(logging.DEBUG):
             terms = " ".join(f"{name}={value:.6g}" for name, value in decision.terms.items())
             _log.debug("job %s to %s of %d free: %s", job.id, engine.name, len(free), terms)
@@ -99,6 +102,7 @@ class RouterAdapter:
 
     def on_finished(self, job: Job, engine: GatewayEngine, now: float, generated: int, ttft_s: float | None) -> None:
         """Report that a request no longer runs on an engine, for whatever reason."""
+        self.terms.pop(job.id, None)
         self._observe(Finished(job.id, engine.number, now, generated, ttft_s))
 
     def on_metrics(self, engine: GatewayEngine, gauges: EngineGauges, now: float) -> None:

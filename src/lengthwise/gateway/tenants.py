@@ -33,6 +33,7 @@ Refusal = Literal["requests", "tokens", "concurrency"]
 _OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
 _ADMIN_PREFIX: Final = "/lengthwise/"
 _TENANT_PATHS: Final = frozenset({"/lengthwise/v1/predict"})  # under that prefix, for every tenant
+_OPEN_READING: Final = ("/lengthwise/v1/policy", "GET")
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 _PROXIED: Final = frozenset({b"forwarded", b"via", b"x-real-ip", b"origin"})
 """Headers of requests that came through a proxy or from a web page."""
@@ -242,15 +243,15 @@ class Tenants:
         """Raise ApiError 403 (401 for an unknown key) unless a request may use the admin API.
 
         From this machine it may; from others with the key of an admin tenant, or, without a keys file, with
-        `remote_control` or by reading only.
+        `remote_control`. Without keys all may read the policy; the queue and the engines concern other clients.
         """
         if _is_local(scope):
             return
         if self.uses_keys:
             if not self._find(scope).tenant.admin:
                 raise ApiError(403, "this key may not use the admin API", code="not_admin")
-        elif not self._config.remote_control and scope["method"] not in ("GET", "HEAD"):
-            raise ApiError(403, "this path can be changed from this machine only", code="not_local")
+        elif not self._config.remote_control and (scope["path"], scope["method"]) != _OPEN_READING:
+            raise ApiError(403, "this path is for this machine only", code="not_local")
 
     def _find(self, scope: Scope) -> Account:
         key = _presented_key(scope["headers"])

@@ -122,6 +122,15 @@ class PolicyQueue:
             if place is not None and place.stamp == stamp:
                 yield place.job
 
+    def key_of(self, job_id: str) -> float | None:
+        """Return the key by which a waiting job is ordered now, among those of its priority and round."""
+        place = self._places.get(job_id)
+        if place is None:
+            return None
+        return next(
+            (key for _, _, key, _, stamp, other in self._heap if other == job_id and stamp == place.stamp), None
+        )
+
     def push(self, job: Job, now: float, *, front: bool = False) -> None:
         """Add a job: behind jobs of an equal key, or before them with `front` (for a preempted job)."""
         if job.id in self._places:

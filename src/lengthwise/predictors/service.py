@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -136,10 +137,23 @@ class PredictionService:
 
         Every admitted key must be passed to `ended`.
         """
-        seen = self._history.pooled.seen
-        history = self._history.prediction(llm, PredictionInput("", llm, max_tokens).cap) if seen else None
+        history = self.from_history(llm, max_tokens)
         self._open[key] = _Open(llm, history, (key, next(self._numbers)))
         return history
+
+    def from_history(self, llm: str, max_tokens: int | None) -> LengthDistribution | None:
+        """Return the prediction from an LLM's history; None (the wide prior) without history."""
+        if not self._history.pooled.seen:
+            return None
+        return self._history.prediction(llm, PredictionInput("", llm, max_tokens).cap)
+
+    def predict(self, request: PredictionInput) -> Future[LengthDistribution] | None:
+        """Return a prediction to come, of no admitted request; None where the predictor takes no questions now."""
+        if self._worker is None or self._found_hanging(self._worker) or self._worker.waiting >= self._max_waiting:
+            return None
+        done: Future[LengthDistribution] = Future()
+        self._worker.put(Inquiry(request, done))
+        return done
 
     def ask(self, key: str, read: Callable[[], PredictionInput]) -> bool:
         """Request a prediction for an admitted request; return whether `deliver` will pass one.
@@ -264,6 +278,14 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Inquiry:
+    """A prediction is requested that no admitted request waits for."""
+
+    request: PredictionInput
+    done: Future[LengthDistribution]
+
+
+@dataclass(frozen=True, slots=True)
 class Reset:
     """The calibration starts anew."""
 
@@ -284,7 +306,7 @@ class Worker:
         """Why the predictor cannot be loaded."""
         self._logged = False
         self._stopping = False
-        self._inbox: queue.SimpleQueue[Question | Ended | Reset | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Question | Ended | Inquiry | Reset | None] = queue.SimpleQueue()
         self._outbox: deque[tuple[Ticket, LengthDistribution | None]] = deque()
         self._inputs: dict[Ticket, PredictionInput] = {}
         self._thread: threading.Thread | None = None
@@ -303,7 +325,7 @@ class Worker:
         """Whether the predictor is loaded."""
         return self._predictor is not None
 
-    def put(self, message: Question | Ended | Reset, *, start: bool = True) -> None:
+    def put(self, message: Question | Ended | Inquiry | Reset, *, start: bool = True) -> None:
         """Send a message to the worker; start it if necessary."""
         self._inbox.put(message)
         if start:
@@ -337,6 +359,8 @@ class Worker:
             # A request's end is put after its question, so its prediction is known by now.
             if isinstance(message, Ended):
                 self._observe(message)
+            elif isinstance(message, Inquiry):
+                self._inquire(message)
             elif isinstance(message, Reset) and self._predictor is not None:
                 self._predictor = OnlineCalibrated(self._predictor.predictor)
         self.busy_since = None
@@ -354,9 +378,9 @@ class Worker:
             self.work(wait=True)
             time.sleep(_PAUSE_S)
 
-    def _batch(self, *, wait: bool) -> list[Question | Ended | Reset | None]:
+    def _batch(self, *, wait: bool) -> list[Question | Ended | Inquiry | Reset | None]:
         most = min(_MOST, 1 + int(_AT_ONCE_S / max(self._prompt_cpu_s, 1e-6)))
-        batch: list[Question | Ended | Reset | None] = []
+        batch: list[Question | Ended | Inquiry | Reset | None] = []
         try:
             while len(batch) < most and not (batch and isinstance(batch[-1], Reset)):
                 batch.append(self._inbox.get(block=wait and not batch))
@@ -398,6 +422,14 @@ class Worker:
             self.counts.answered += 1
             self.counts.age_s += now - question.at
             self._outbox.append((question.ticket, prediction))
+
+    def _inquire(self, inquiry: Inquiry) -> None:
+        if not inquiry.done.set_running_or_notify_cancel():
+            return
+        try:
+            inquiry.done.set_result(self._loaded().predict([inquiry.request])[0])
+        except Exception as error:
+            inquiry.done.set_exception(error)
 
     def _observe(self, ended: Ended) -> None:
         request = self._inputs.pop(ended.ticket, None)
