@@ -137,7 +137,7 @@ async def test_a_retry_waits_for_another_engine_without_blocking_requests_behind
         calls = []
         for n in range(2):  # one runs on the second engine, the other is refused by the first and waits
             calls.append(asyncio.create_task(post(http, url, body(str(n)))))
-            await until_true(lambda n=n: len(one.bodies) + len(two.bodies) == n + 1)  # type: ignore[misc]
+            await until_true(lambda n=n: len(one.bodies) + len(two.bodies) >= n + 1)  # type: ignore[misc]
         await until_waiting(http, url, 1)
         one.mode = "ok"
         assert (await post(http, url, body("behind")))[0] == 200
