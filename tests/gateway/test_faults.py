@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +21,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from tests.cli.test_reload import serving as reloadable
 from tests.cli.test_serve import serving
 from tests.gateway.accounting import Ledger, ledger, read_metrics
 from tests.gateway.engine import Mode, RawEngine, StandIn, free_port, served, wait_for
@@ -312,3 +315,42 @@ async def test_fuzzed_bodies_hints_and_headers(front: Front) -> None:
             await book.settle(front.answered())
             book.assert_all_answered()
             assert {b"200", b"400"} <= statuses
+
+
+async def test_reloads_under_load_lose_nothing(tmp_path: Path) -> None:
+    engines = [StandIn(token_s=0.001) for _ in range(3)]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(served(engine.app())) for engine in engines]
+        gateway = stack.enter_context(reloadable(tmp_path, engines=urls[:2], in_flight=SLOTS))
+        async with ledger(gateway.url) as book:
+            for number, left in enumerate([urls[1:], urls[2:], urls, urls[:2]]):
+                load = asyncio.create_task(book.load(24, tokens=10))
+                await asyncio.to_thread(gateway.reload, engines=left, in_flight=SLOTS + number % 2)
+                await load
+            book.assert_all_answered()
+            await book.settle(name for engine in engines for name in engine.names())
+    assert all(engine.bodies for engine in engines)
+
+
+async def test_after_sigterm_under_load_the_gateway_is_not_ready_then_every_request_ends(tmp_path: Path) -> None:
+    engines = [StandIn(token_s=0.01), StandIn(hang_after=2)]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(served(engine.app())) for engine in engines]
+        times = {"drain_s": 3, "shutdown_timeout_s": 1}
+        gateway = stack.enter_context(reloadable(tmp_path, engines=urls, in_flight=SLOTS, **times))
+        async with ledger(gateway.url) as book:
+            load = asyncio.create_task(book.load(24))
+            await until_true(lambda: engines[1].hanging == SLOTS)
+            gateway.process.send_signal(signal.SIGTERM)
+
+            async def not_ready() -> bool:
+                async with book.http.get(gateway.url + "/ready") as response:
+                    return response.status == 503
+
+            await until(not_ready)
+            late = await book.ask(stream=False)
+            assert book.ends[late] == "answered", "requests are accepted until clients know"
+            await load
+            assert book.count("lost") == 0
+            assert book.count("failed") == SLOTS, "those that hang"
+        assert await asyncio.to_thread(gateway.process.wait, 20) == 0
