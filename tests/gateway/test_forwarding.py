@@ -133,6 +133,7 @@ async def test_a_request_without_a_model_is_forwarded_where_engines_are_alike(
         "/reset_prefix_cache",
         "/collective_rpc",
         "/v1/load_lora_adapter",
+        "/v1/chat/completions/batch",
         "/v1/%6coad_lora_adapter",
         "/v1/unload_lora_adapter",
         "/v1/../sleep",

@@ -136,3 +136,17 @@ async def test_models_lists_aliases_beside_their_models(
             assert await response.json() == {"id": "gpt-4o", "object": "model", "root": "big"}
         async with http.get(url + "/v1/models/org/unknown") as response:
             assert (response.status, (await response.json())["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_the_latency_target_of_a_model_is_for_requests_that_declare_none(
+    http: aiohttp.ClientSession, fleet: tuple[list[StandIn], list[str]]
+) -> None:
+    engines, urls = fleet
+    models = {"big": {"aliases": ["best"], "slo_s": 500.0}}
+    with gateway(*urls, models=models) as url:
+        for headers in ({}, {"x-lengthwise-slo-s": "9"}):
+            async with http.post(url + "/v1/completions", json=body(model="best"), headers=headers) as response:
+                assert response.status == 200
+    targets = [request["vllm_xargs"]["slo_s"] for request in engines[0].bodies]
+    assert 300 < targets[0] <= 500
+    assert 0 < targets[1] <= 9

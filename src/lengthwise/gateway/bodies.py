@@ -160,6 +160,27 @@ class CompletionBody(_Part):
         """Return the input of a predictor."""
         return PredictionInput(self.text(), self.llm, self.limit)
 
+    def restrict(self, raw: bytes, *, priority: bool, lengths: bool) -> bytes:
+        """Ignore what the client may not declare, and return the body without it.
+
+        `priority`: whether `priority` counts; `lengths`: whether `nvext.agent_hints.osl`, `vllm_xargs.expected_tokens`
+        and `vllm_xargs.length_*` do.
+        """
+        changes: dict[str, bytes | None] = {}
+        if not priority and "priority" in self.model_fields_set:
+            self.priority = changes["priority"] = None
+        if not lengths and self.model_fields_set & {"nvext", "vllm_xargs"}:
+            self.nvext = self.vllm_xargs = None
+            sent = json.loads(raw)
+            xargs, nvext = sent.get("vllm_xargs"), sent.get("nvext")
+            if isinstance(xargs, dict) and any(map(_is_length, xargs)):
+                kept = {name: value for name, value in xargs.items() if not _is_length(name)}
+                changes["vllm_xargs"] = json.dumps(kept).encode()
+            if isinstance(nvext, dict) and isinstance(hints := nvext.get("agent_hints"), dict) and "osl" in hints:
+                del hints["osl"]
+                changes["nvext"] = json.dumps(nvext).encode()
+        return edit_fields(raw, changes) if changes else raw
+
     def rename(self, raw: bytes, model: str) -> bytes:
         """Replace the model that the client named; return the body with it."""
         self.model = model
@@ -325,6 +346,10 @@ def _turns_of_message(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if parts or calls:
         turns.append({"role": message.get("role", "user"), "content": parts or None, "tool_calls": calls})
     return turns
+
+
+def _is_length(name: str) -> bool:
+    return name == "expected_tokens" or name.startswith("length_")
 
 
 def _latency_target(header: bytes | None) -> float:

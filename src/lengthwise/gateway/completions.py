@@ -59,6 +59,8 @@ class Call:
     """Seconds from its slot on an engine to the first token; None if unknown."""
     refused_by: list[GatewayEngine] = field(default_factory=list)
     """Engines that have refused it or lost it before an answer; each time it was retried."""
+    tenant: str = ""
+    """The tenant of its key."""
     failed: bool = False
     """Whether it ended in an error that is not its client's disconnect."""
 
@@ -145,18 +147,21 @@ class Completions:
 
     async def _serve(self, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float) -> Outcome:
         read = partial(self._read, raw, began, caller, lease.tenant)
-        body, job = read() if len(raw) < _LARGE_BODY else await asyncio.to_thread(read)
+        body, job, raw = read() if len(raw) < _LARGE_BODY else await asyncio.to_thread(read)
         if (model := self._names.resolve(body.model)) != body.model and model is not None:
             raw = body.rename(raw, model)
             job.llm = model
             caller.extra_headers.append((MODEL_HEADER, model.encode()))
+        if job.deadline == math.inf and (target_s := self._names.slo_s(body.model)) is not None:
+            job.deadline = job.arrival + target_s
         self._dispatcher.refuse(body.model)  # before a prediction is made for it
         counts = self._predictions.predicts or lease.tenant.tokens_per_minute is not None
         hide_usage = self._config.stream_usage and counts and body.lacks_usage
         if hide_usage:
             raw = body.with_usage(raw)
         measure = self._model.measure(hide_usage=hide_usage)
-        call = self._calls[job.id] = Call(job, body, raw, caller, request_id, measure, self._predict(job, body))
+        call = Call(job, body, raw, caller, request_id, measure, self._predict(job, body), tenant=lease.tenant.name)
+        self._calls[job.id] = call
         try:
             expected = job.expected if job.prediction or call.history is None else call.history.mean()
             lease.charge(job.prompt_tokens + round(expected))
@@ -174,14 +179,18 @@ class Completions:
             if tokens is not None or job.started is None:
                 self._dispatcher.finished(job, tokens or 0)
 
-    def _read(self, raw: bytes, began: float, caller: Caller, tenant: TenantConfig) -> tuple[CompletionBody, Job]:
+    def _read(
+        self, raw: bytes, began: float, caller: Caller, tenant: TenantConfig
+    ) -> tuple[CompletionBody, Job, bytes]:
         body = parse(self._model, raw)
+        if not (tenant.may_set_priority and tenant.may_declare_length):
+            raw = body.restrict(raw, priority=tenant.may_set_priority, lengths=tenant.may_declare_length)
         job = body.job(str(next(_job_numbers)), began, caller.headers)
         if self._config.keys is not None:
             job.tenant = tenant.name
-        if body.priority is None or not tenant.may_set_priority:
+        if body.priority is None:
             job.priority = tenant.priority
-        return body, job
+        return body, job, raw
 
     def _predict(self, job: Job, body: CompletionBody) -> LengthDistribution | None:
         """Use the client's hint, else ask for a prediction, else use the LLM's history, which is returned."""
@@ -320,7 +329,7 @@ class Completions:
         finally:
             answer.close()
         if isinstance(call.measure, ResponsesMeasure) and call.measure.response_id is not None:
-            self._owners.add(call.measure.response_id, engine)
+            self._owners.add(call.measure.response_id, engine, call.tenant)
         return answer
 
 

@@ -8,13 +8,13 @@ import re
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lengthwise.engines.client import EngineAnswer, EngineError, EngineUnreachableError
 from lengthwise.gateway.bodies import BODIES
-from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.config import GatewayConfig, TenantConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError, error_format, from_engine
 from lengthwise.gateway.json_fields import edit_fields
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 BARE_PATHS: Final = ("/pooling", "/classify", "/score", "/rerank", "/tokenize", "/detokenize")
 """Paths of vLLM outside /v1 that clients use."""
 
-_CLOSED: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-"""Paths under /v1 by which vLLM is administered."""
+_CLOSED: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/chat/completions/batch"})
+"""Paths of vLLM under /v1 that administer it, or generate answers outside the queue and the limits of tenants."""
 
 # No dot segments, no encoded slashes: a path cannot lead out of /v1 on an engine that normalises paths.
 _PATH: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~:@+=-]+)+")
@@ -48,23 +48,27 @@ class ResponseOwners:
     """The engines that hold the answers of /v1/responses, by id; the oldest are forgotten."""
 
     def __init__(self) -> None:
-        self._engines: OrderedDict[str, GatewayEngine] = OrderedDict()
+        self._owners: OrderedDict[str, tuple[GatewayEngine, str]] = OrderedDict()
 
-    def add(self, response_id: str, engine: GatewayEngine) -> None:
-        """Record the engine of an answer."""
-        self._engines[response_id] = engine
-        if len(self._engines) > _MOST_OWNERS:
-            self._engines.popitem(last=False)
+    def add(self, response_id: str, engine: GatewayEngine, tenant: str) -> None:
+        """Record the engine and the tenant of an answer."""
+        self._owners[response_id] = engine, tenant
+        if len(self._owners) > _MOST_OWNERS:
+            self._owners.popitem(last=False)
 
-    def get(self, response_id: str) -> GatewayEngine | None:
-        """Return the engine of an answer, if known."""
-        return self._engines.get(response_id)
+    def find(self, response_id: str, tenant: str) -> GatewayEngine | None:
+        """Return the engine of an answer, if known; ApiError 404 if it is another tenant's."""
+        engine, owner = self._owners.get(response_id, (None, tenant))
+        if owner != tenant:
+            raise ApiError(404, f"the response '{response_id[:100]}' is not known here", code="not_found")
+        return engine
 
 
 class _JsonModel(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     model: str | None = None
+    priority: Any = None
 
 
 class _Model(NamedTuple):
@@ -72,6 +76,7 @@ class _Model(NamedTuple):
 
     name: str | None = None
     span: tuple[int, int] | None = None
+    has_priority: bool = False
 
     def renamed(self, raw: bytes, name: str) -> bytes:
         if self.span is None:
@@ -112,7 +117,8 @@ class Forwarding:
         """Forward one request and count its outcome."""
         self._metrics.receive()
         began = self._dispatcher.clock()
-        caller = Caller(scope, receive, send, lease_of(scope))
+        lease = lease_of(scope)
+        caller = Caller(scope, receive, send, lease)
         caller.error_format = error_format(scope["path"])
         request_id = caller.headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
         outcome: Outcome = "bug"
@@ -120,7 +126,7 @@ class Forwarding:
             _check(scope["method"], scope["path"])
             raw = await caller.body(min(self._config.max_body_bytes, self._config.max_held_bytes), self._budget)
             async with caller.present():
-                outcome = await self._forward(scope["method"], scope["path"], raw, caller, request_id)
+                outcome = await self._forward(scope["method"], scope["path"], raw, caller, lease.tenant, request_id)
         except ApiError as error:
             outcome = error.outcome
             await caller.fail(error, request_id)
@@ -134,14 +140,18 @@ class Forwarding:
             self._metrics.requests.labels(_ENDPOINT, outcome).inc()
             self._metrics.request_seconds.labels(_ENDPOINT).observe(self._dispatcher.clock() - began)
 
-    async def _forward(self, method: str, path: str, raw: bytes, caller: Caller, request_id: bytes) -> Outcome:
+    async def _forward(
+        self, method: str, path: str, raw: bytes, caller: Caller, tenant: TenantConfig, request_id: bytes
+    ) -> Outcome:
         asked = _model_of(raw, caller.headers.get(b"content-type", b""))
         model = self._names.resolve(asked.name)
         if model is not None and model != asked.name:
             raw = asked.renamed(raw, model)
             caller.extra_headers.append((MODEL_HEADER, model.encode()))
+        if asked.has_priority and not tenant.may_set_priority:
+            raw = edit_fields(raw, {"priority": None})
         each_in_turn = model is None and (method != "POST" or path.startswith(_STORED))
-        engines = self._engines(path, model, needs_model=not each_in_turn)
+        engines = self._engines(path, model, tenant.name, needs_model=not each_in_turn)
         headers = caller.forwarded_headers()
         headers["x-request-id"] = request_id.decode("latin-1")
         failure: EngineError | None = None
@@ -168,10 +178,10 @@ class Forwarding:
         assert failure is not None  # noqa: S101  (there is an engine, and its answer returns)
         raise from_engine(failure) from failure
 
-    def _engines(self, path: str, model: str | None, *, needs_model: bool) -> Sequence[GatewayEngine]:
+    def _engines(self, path: str, model: str | None, tenant: str, *, needs_model: bool) -> Sequence[GatewayEngine]:
         """Return the engines to try, in order."""
         if path.startswith(_STORED):
-            owner = self._owners.get(path.removeprefix(_STORED).partition("/")[0])
+            owner = self._owners.find(path.removeprefix(_STORED).partition("/")[0], tenant)
             if owner is not None and owner.up:
                 return [owner]
         engines = [engine for engine in self._dispatcher.engines if engine.serves(model) and not engine.leaving]
@@ -202,9 +212,10 @@ def _model_of(raw: bytes, content_type: bytes) -> _Model:
     if boundary is not None:
         return _model_of_form(raw, b"--" + boundary[1])
     try:
-        return _Model(_JsonModel.model_validate_json(raw).model)
+        body = _JsonModel.model_validate_json(raw)
     except ValidationError:
         return _Model()
+    return _Model(body.model, None, "priority" in body.model_fields_set)
 
 
 def _model_of_form(raw: bytes, delimiter: bytes) -> _Model:
