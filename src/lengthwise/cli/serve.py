@@ -16,7 +16,7 @@ from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway
 from lengthwise.gateway.config import EngineConfig, read_config
 from lengthwise.gateway.keys import read_keys
-from lengthwise.gateway.server import url_of
+from lengthwise.gateway.server import tls_context, url_of
 
 _EMBEDDED = "http://127.0.0.1"  # replaced by the address of the embedded engine
 
@@ -67,6 +67,7 @@ def serve(
         loaded = alone if config is None else read_config(config, overrides=options, defaults=defaults)
         if loaded.keys is not None:
             read_keys(loaded.keys)
+        tls_context(loaded)
         return loaded
 
     # Everything is checked, and the port is taken, before an engine is started.
@@ -78,7 +79,8 @@ def serve(
         settings = resolved(settings)
         for down in check_engines([each.url for each in settings.engines], wait_s=wait):
             typer.echo(f"warning: engine {down} does not answer; it gets requests once it does", err=True)
-        ready = f"serving on {url_of(sock, settings.host)} before {_summary(settings)}"
+        url = url_of(sock, settings.host, tls=settings.tls_certificate is not None)
+        ready = f"serving on {url} before {_summary(settings)}"
         run_gateway(settings, sock, on_ready=lambda: typer.echo(ready), load=lambda: resolved(load()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.applications import Starlette
@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lengthwise.engines.client import EngineError
+from lengthwise.gateway.access_log import AccessLog
 from lengthwise.gateway.admin import Admin
 from lengthwise.gateway.bodies import BODIES
 from lengthwise.gateway.completions import Call, Completions
@@ -52,7 +53,7 @@ def create_app(config: GatewayConfig, load: Callable[[], GatewayConfig] | None =
     gateway = _Gateway(config, load)
     app = Starlette(
         routes=gateway.routes(),
-        middleware=[Middleware(TenantGate, tenants=gateway.tenants)],
+        middleware=[Middleware(TenantGate, tenants=gateway.tenants, log=gateway.access_log)],
         lifespan=gateway.lifespan,
         exception_handlers={
             ApiError: api_error_response,
@@ -61,6 +62,7 @@ def create_app(config: GatewayConfig, load: Callable[[], GatewayConfig] | None =
         },
     )
     app.state.draining = False
+    app.state.reloader = gateway.reloader
     return app
 
 
@@ -69,6 +71,7 @@ class _Gateway:
         self._config = config
         self._load = load
         self.tenants = Tenants(config)
+        self.access_log = None if config.access_log is None else AccessLog(config.access_log)
         self._predictions = prediction_service(config.predictor)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
         self._dispatcher = Dispatcher(
@@ -88,7 +91,10 @@ class _Gateway:
         self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions, self._budget)
         self._metrics.register(self.tenants)
         self._fleet = Fleet(config, self._dispatcher, self._metrics)
-        self._reloader = Reloader(config, self.tenants, self._dispatcher, self._fleet, self._names)
+        self.reloader = Reloader(config, self.tenants, self._dispatcher, self._fleet, self._names)
+        if self.access_log is not None:
+            self._metrics.register(self.access_log)
+            self.reloader.users.append(self.access_log)
 
     def routes(self) -> list[Route]:
         budget = self._budget
@@ -108,7 +114,7 @@ class _Gateway:
         )
         forwarding = Forwarding(self._config, self._dispatcher, self._metrics, budget, self._names, owners)
         completions = {path: Completions(path, model, *shared) for path, model in BODIES.items()}
-        self._reloader.users += [*completions.values(), forwarding]
+        self.reloader.users += [*completions.values(), forwarding]
         return [
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in completions.items()),
             Route("/v1/models", self.models),
@@ -122,12 +128,13 @@ class _Gateway:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        async with self._fleet, self._reloader.on_signal(self._load):
+        async with self._fleet, self.reloader.on_signal(self._load):
             if self._dispatcher.uses_predictions:
                 self._predictions.warm()
             keys = asyncio.create_task(self.tenants.watch(self._config.health_interval_s))
             try:
-                yield
+                with self.access_log or nullcontext():
+                    yield
             finally:
                 keys.cancel()
                 self._predictions.close()

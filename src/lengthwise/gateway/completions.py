@@ -19,6 +19,7 @@ from lengthwise.engines.client import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
+from lengthwise.gateway.access_log import shortened
 from lengthwise.gateway.bodies import CompletionBody, parse
 from lengthwise.gateway.config import GatewayConfig, TenantConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
@@ -61,6 +62,10 @@ class Call:
     """Engines that have refused it or lost it before an answer; each time it was retried."""
     tenant: str = ""
     """The tenant of its key."""
+    first_byte_s: float | None = None
+    """Seconds from its arrival to the first byte of its answer."""
+    engine: str | None = None
+    """The engine that it was sent to last."""
     failed: bool = False
     """Whether it ended in an error that is not its client's disconnect."""
 
@@ -142,6 +147,7 @@ class Completions:
             await caller.end_with(ApiError(503, "the gateway is shutting down", code="shutting_down"), request_id)
         finally:
             self._budget.free += caller.held_bytes
+            caller.log(outcome=outcome)
             self._metrics.requests.labels(self._path, outcome).inc()
             self._whole.observe(self._dispatcher.clock() - began)
 
@@ -172,6 +178,8 @@ class Completions:
         finally:
             del self._calls[job.id]
             lease.settle(_used_tokens(call))
+            if caller.logged:
+                _log_call(call)
             if job.started is not None:
                 self._metrics.predictions.labels(call.source).inc()
             tokens, cut = (measure.length if body.one_answer else None) or (None, False)
@@ -241,6 +249,7 @@ class Completions:
             headers = {"retry-after": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
             raise ApiError(status, "no engine was free in time", code=code, headers=headers) from None
         self._metrics.queue_seconds.observe(self._dispatcher.clock() - job.arrival)
+        call.engine = engine.name
         return engine
 
     def _retry_in_s(self, engine: GatewayEngine, call: Call, error: EngineError) -> float | None:
@@ -313,7 +322,8 @@ class Completions:
             limit.reschedule(None if left_s == math.inf else asyncio.get_running_loop().time() + left_s)
             self._dispatcher.on_answer(engine, failed=answer.status >= 500)
             now, started = self._dispatcher.clock(), call.job.started
-            self._first_byte.observe(now - call.job.arrival)
+            call.first_byte_s = now - call.job.arrival
+            self._first_byte.observe(call.first_byte_s)
             self._dispatcher.on_first_byte(engine, call.job)
             if answer.is_stream and started is not None:  # an answer in one piece arrives with its last token
                 call.ttft_s = now - started
@@ -343,6 +353,21 @@ def _used_tokens(call: Call) -> int | None:
     if tokens is not None:
         return tokens + (call.job.prompt_tokens if prompt is None else prompt)
     return 0 if call.failed or call.job.started is None else None
+
+
+def _log_call(call: Call) -> None:
+    job, measure = call.job, call.measure
+    call.caller.log(
+        model=shortened(call.body.model),
+        engine=call.engine,
+        prompt_tokens=job.prompt_tokens if measure.prompt_tokens is None else measure.prompt_tokens,
+        predicted_tokens=round(job.expected, 1),
+        prediction=call.source,
+        completion_tokens=measure.tokens,
+        queue_s=None if job.started is None else round(job.started - job.arrival, 4),
+        first_byte_s=None if call.first_byte_s is None else round(call.first_byte_s, 4),
+        retries=len(call.refused_by),
+    )
 
 
 def _answered(answer: EngineAnswer) -> Outcome:

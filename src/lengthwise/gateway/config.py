@@ -175,6 +175,12 @@ class GatewayConfig(_Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     """Port to listen on; 0 takes any free port."""
 
+    tls_certificate: Path | None = None
+    """File with the certificate chain (PEM): the gateway serves HTTPS. SIGHUP reads it again."""
+    tls_key: Path | None = None
+    """File with the certificate's private key, if it is not in the same file."""
+    access_log: str | None = None
+    """File for one JSON line per request, without prompts or keys; - is standard output."""
     keys: Path | None = None
     """File with API keys (`lengthwise keys add`); read again when it changes. With it a request needs a key."""
     require_keys: bool = True
@@ -262,6 +268,12 @@ class GatewayConfig(_Section):
             return given
         permissions = {"may_set_priority", "may_declare_length"} - given.model_fields_set
         return given.model_copy(update=dict.fromkeys(permissions, True))
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if self.tls_key is not None and self.tls_certificate is None:
+            raise InputError("tls_key is given without tls_certificate", hint="give both")
+        return self
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lengthwise.engines.client import EngineAnswer, EngineError, EngineUnreachableError
+from lengthwise.gateway.access_log import shortened
 from lengthwise.gateway.bodies import BODIES
 from lengthwise.gateway.config import GatewayConfig, TenantConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
@@ -137,6 +138,7 @@ class Forwarding:
             await caller.end_with(ApiError(503, "the gateway is shutting down", code="shutting_down"), request_id)
         finally:
             self._budget.free += caller.held_bytes
+            caller.log(outcome=outcome)
             self._metrics.requests.labels(_ENDPOINT, outcome).inc()
             self._metrics.request_seconds.labels(_ENDPOINT).observe(self._dispatcher.clock() - began)
 
@@ -157,6 +159,7 @@ class Forwarding:
         failure: EngineError | None = None
         for number, engine in enumerate(engines, start=1):
             self._running[engine.number] += 1
+            caller.log(model=shortened(model), engine=engine.name)
             try:
                 answer = await engine.client.forward(method, path + caller.query, raw, headers)
                 try:

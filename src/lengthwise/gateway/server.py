@@ -6,6 +6,7 @@ import asyncio
 import errno
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -50,9 +51,9 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def url_of(sock: socket.socket, host: str) -> str:
+def url_of(sock: socket.socket, host: str, *, tls: bool = False) -> str:
     """Return the URL of a bound socket under the host's name."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
 
 
 def check_engines(urls: Sequence[str], *, wait_s: float = 0.0) -> list[str]:
@@ -106,14 +107,53 @@ def run_gateway(
         write_timeout_s=config.write_timeout_s,
         max_connections=config.max_connections,
     )
+    app, tls = create_app(config, load), tls_context(config)
+    if tls is not None:
+        app.state.reloader.users.append(_Certificate(tls))
     run_app(
-        create_app(config, load),
+        app,
         sock,
         limits,
         drain_s=config.drain_s,
         shutdown_timeout_s=config.shutdown_timeout_s,
         on_ready=on_ready,
+        tls=tls,
     )
+
+
+def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
+    """Return the TLS settings, if any; InputError if certificate and key cannot be used."""
+    if config.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    _load_certificate(context, config)
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, config: GatewayConfig) -> None:
+    assert config.tls_certificate is not None  # noqa: S101
+    try:
+        context.load_cert_chain(config.tls_certificate, config.tls_key, password=_no_password)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise InputError(
+            f"certificate and key cannot be used: {error.strerror if isinstance(error, OSError) else error}",
+            source=config.tls_certificate,
+            hint="give PEM files that belong together, the key without a password",
+        ) from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")
+
+
+class _Certificate:
+    """Reads the certificate again at a reload, for connections from then on."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+
+    def use(self, config: GatewayConfig) -> None:
+        _load_certificate(self._context, config)
 
 
 def run_app(
@@ -124,6 +164,7 @@ def run_app(
     drain_s: float = 0.0,
     shutdown_timeout_s: int,
     on_ready: Callable[[], None] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve an application in the same way."""
     fitting = most_connections(file_limit())
@@ -131,22 +172,21 @@ def run_app(
     sock.listen(_BACKLOG)
     if on_ready is not None:
         on_ready()
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http=partial(LimitedProtocol, limits=limits),  # type: ignore[arg-type]
-            ws="none",
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,  # the kill switch checks the peer address
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=shutdown_timeout_s,
-        ),
+    config = uvicorn.Config(
         app,
-        drain_s,
+        http=partial(LimitedProtocol, limits=limits),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # the kill switch checks the peer address
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=shutdown_timeout_s,
     )
+    config.load()
+    config.ssl = tls
+    server = _Server(config, app, drain_s)
     # uvicorn raises the signal again after its shutdown. SIGTERM would then end the process before callers could clean
     # up (the embedded engine).
     before = signal.signal(signal.SIGTERM, _leave)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from multidict import CIMultiDict
 
 from lengthwise.engines.client import EngineAnswer, EngineError
+from lengthwise.gateway.access_log import RECORD
 from lengthwise.gateway.errors import ApiError, ErrorFormat, from_engine
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ class Caller:
     def __init__(self, scope: Scope, receive: Receive, send: Send, lease: Lease | None = None) -> None:
         """With `lease`, the answer shows what is left of the tenant's limits."""
         self._lease = lease
+        self._record: dict[str, Any] | None = scope.get(RECORD)
         self._receive = receive
         self._send = send
         self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])
@@ -252,6 +254,16 @@ class Caller:
             raise ClientGoneError from None
         finally:
             watcher.cancel()
+
+    @property
+    def logged(self) -> bool:
+        """Whether the request has a line in the access log."""
+        return self._record is not None
+
+    def log(self, **fields: str | float | None) -> None:
+        """Add to the request's line in the access log."""
+        if self._record is not None:
+            self._record.update(fields)
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Send the head of the answer."""

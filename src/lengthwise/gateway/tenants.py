@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from lengthwise.errors import InputError
+from lengthwise.gateway.access_log import RECORD, AccessLog, noting
 from lengthwise.gateway.config import DEFAULT_TENANT, GatewayConfig, TenantConfig
 from lengthwise.gateway.errors import ApiError, error_format
 from lengthwise.gateway.keys import key_hash, read_keys
@@ -313,15 +314,22 @@ class TenantGate:
     Where keys are in use, the client's credentials do not pass: they are for the gateway, not for engines.
     """
 
-    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
+    def __init__(self, app: ASGIApp, tenants: Tenants, log: AccessLog | None = None) -> None:
         self._app = app
         self._tenants = tenants
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or refuse it with 401, 403 or 429."""
         if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
             await self._app(scope, receive, send)
-            return
+        elif self._log is None:
+            await self._admit(scope, receive, send)
+        else:
+            with self._log.record(scope) as record:
+                await self._admit({**scope, RECORD: record}, receive, noting(send, record))
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         lease = None
         try:
@@ -335,6 +343,8 @@ class TenantGate:
         if self._tenants.uses_keys:
             scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] not in _CREDENTIALS]}
         scope[_LEASE] = lease
+        if lease is not None and RECORD in scope:
+            scope[RECORD]["tenant"] = lease.tenant.name
         try:
             await self._app(scope, receive, send)
         finally:
