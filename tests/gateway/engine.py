@@ -24,6 +24,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from lengthwise.engines.engine_kind import MARKER
 from tests.gateway.formats import other_answer, stream_events, whole_answer
 
 if TYPE_CHECKING:
@@ -88,6 +89,11 @@ class StandIn:
     metrics: str | None = None
     """What it says of itself, if anything."""
     scrapes: int = 0
+    owned_by: str | None = None
+    """The owner of its model, which tells what it is."""
+    scheduler: dict[str, str] | None = None
+    """What it answers if asked for its scheduler."""
+    asked_kind: int = 0
     hang_after: int | None = None
     """Tokens of an answer after which it hangs."""
     hanging: int = 0
@@ -126,7 +132,9 @@ class StandIn:
         )
 
     async def _models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        return JSONResponse(
+            {"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": self.owned_by}]}
+        )
 
     async def _health(self, request: Request) -> Response:
         self.health_headers.append(dict(request.headers))
@@ -149,6 +157,9 @@ class StandIn:
     async def _complete(self, request: Request) -> Response:
         raw = await request.body()
         body = json.loads(raw)
+        if MARKER in (body.get("vllm_xargs") or {}):
+            self.asked_kind += 1
+            return JSONResponse({"choices": [], "kv_transfer_params": {MARKER: self.scheduler}})
         self.raw.append(raw)
         self.bodies.append(body)
         self.headers.append(dict(request.headers))

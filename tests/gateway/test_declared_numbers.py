@@ -32,7 +32,7 @@ HUGE = [{"nvext": {"agent_hints": {"osl": 1e308}}}, {"vllm_xargs": {"expected_to
 async def test_a_huge_hint_leaves_the_gateway_serving(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, policy: str, hint: dict[str, Any]
 ) -> None:
-    with gateway(engine_url, policy=policy) as url:
+    with gateway({"url": engine_url, "kind": "lengthwise"}, policy=policy) as url:
         for _ in range(2):
             assert (await post(http, url, {"prompt": "x", **hint}))[0] == 200
         for _ in range(3):

@@ -80,7 +80,7 @@ async def test_headers_of_the_client_are_passed_on_and_its_request_id_kept(
 async def test_a_hint_is_told_to_the_engine_as_expected_tokens(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
-    with gateway(engine_url) as url:
+    with gateway({"url": engine_url, "kind": "lengthwise"}) as url:
         await post(http, url, hinted("nvext", 40))
         await post(http, url, hinted("beside others", 40, vllm_xargs={"other": "x"}))
         await post(http, url, hinted("told already", 40, vllm_xargs={"expected_tokens": 7}))
@@ -100,7 +100,7 @@ async def test_a_hint_is_told_to_the_engine_as_expected_tokens(
 async def test_the_time_left_to_a_deadline_is_sent_to_the_engine(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
-    with gateway(engine_url) as url:
+    with gateway({"url": engine_url, "kind": "lengthwise"}) as url:
         for target in ("30", "1e9", "-1"):
             await http.post(url + PLAIN, json=body("a"), headers={"x-lengthwise-slo-s": target})
         refused = await http.post(url + PLAIN, json=body("a"), headers={"x-lengthwise-slo-s": "soon"})
@@ -111,12 +111,12 @@ async def test_the_time_left_to_a_deadline_is_sent_to_the_engine(
     assert sent[2] == 0.001
 
 
-async def test_hints_stay_here_for_engines_that_refuse_unknown_fields(
+async def test_nothing_is_added_for_an_engine_of_another_kind(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
-    with gateway(engine_url, forward_hints=False) as url:
-        await post(http, url, hinted("a", 40))
-    assert "vllm_xargs" not in engine.bodies[0]
+    with gateway(engine_url) as url:
+        await http.post(url + PLAIN, json=hinted("a", 40), headers={"x-lengthwise-slo-s": "30"})
+    assert engine.bodies == [hinted("a", 40)]
 
 
 async def test_models_of_all_engines_are_listed_once_each(http: aiohttp.ClientSession) -> None:

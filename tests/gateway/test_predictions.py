@@ -272,8 +272,8 @@ async def test_an_engine_with_our_scheduler_gets_the_prediction_that_the_gateway
     http: aiohttp.ClientSession, guess: Guess
 ) -> None:
     engine = StandIn(lengths=dict.fromkeys(["blocker", "predicted", "merged", "hinted"], 1))
-    options: dict[str, Any] = {"policy": "sjf", "predictor": "fast", "forward_predictions": True, "in_flight": 1}
-    with served(engine.app()) as engine_url, gateway(engine_url, **options) as url:
+    options: dict[str, Any] = {"policy": "sjf", "predictor": "fast", "in_flight": 1}
+    with served(engine.app()) as engine_url, gateway({"url": engine_url, "kind": "lengthwise"}, **options) as url:
         waiting = [
             asking("predicted", "about 300"),
             asking("merged", "about 20", vllm_xargs={"other": 1}),
@@ -296,21 +296,21 @@ async def test_a_request_never_waits_for_its_prediction_and_is_sent_without_one(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str, guess: Guess
 ) -> None:
     guess.gate.clear()
-    options: dict[str, Any] = {"policy": "sjf", "predictor": "fast", "forward_predictions": True}
-    with gateway(engine_url, **options) as url:
+    with gateway({"url": engine_url, "kind": "lengthwise"}, policy="sjf", predictor="fast") as url:
         assert (await post(http, url, asking("a", "about 300")))[0] == 200
     assert "vllm_xargs" not in engine.bodies[0], "the engine predicts it"
 
 
-@pytest.mark.parametrize("options", [{"forward_predictions": False}, {"policy": "fcfs"}, {"predictor": "none"}])
+@pytest.mark.parametrize("options", [{"kind": "openai"}, {"policy": "fcfs"}, {"predictor": "none"}])
 async def test_no_prediction_is_forwarded_to_unknown_engines_or_where_none_is_made(
     http: aiohttp.ClientSession, guess: Guess, options: dict[str, Any]
 ) -> None:
     engine = StandIn(lengths=dict.fromkeys(["blocker", "a"], 1))
-    settings = {"policy": "sjf", "predictor": "fast", "forward_predictions": True, "in_flight": 1, **options}
-    with served(engine.app()) as engine_url, gateway(engine_url, **settings) as url:
+    settings = {"policy": "sjf", "predictor": "fast", "in_flight": 1, "kind": "lengthwise", **options}
+    kind = settings.pop("kind")
+    with served(engine.app()) as engine_url, gateway({"url": engine_url, "kind": kind}, **settings) as url:
         answers = await hold(http, url, engine, [asking("a", "about 300")])
-        if options == {"forward_predictions": False}:
+        if kind == "openai":
             await events(http, url, answered=1)
         engine.gate.set()
         await answers

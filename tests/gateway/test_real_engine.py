@@ -67,6 +67,13 @@ async def test_a_chat_is_answered(gateway: str, http: aiohttp.ClientSession) -> 
     assert body["usage"]["completion_tokens"] <= 8
 
 
+async def test_our_scheduler_is_found_in_the_engine(gateway: str, http: aiohttp.ClientSession) -> None:
+    async with http.get(f"{gateway}/lengthwise/v1/engines") as answer:
+        found = (await answer.json())["engines"][0]
+    assert found["kind"] == "lengthwise"
+    assert "with our scheduler" in found["description"]
+
+
 async def test_a_stream_says_the_same(gateway: str, http: aiohttp.ClientSession) -> None:
     async with http.post(f"{gateway}/v1/chat/completions", json=chat()) as answer:
         whole = (await answer.json())["choices"][0]["message"]["content"]

@@ -81,7 +81,13 @@ def serve(
             typer.echo(f"warning: engine {down} does not answer; it gets requests once it does", err=True)
         url = url_of(sock, settings.host, tls=settings.tls_certificate is not None)
         ready = f"serving on {url} before {_summary(settings)}"
-        run_gateway(settings, sock, on_ready=lambda: typer.echo(ready), load=lambda: resolved(load()))
+        run_gateway(
+            settings,
+            sock,
+            on_ready=lambda: typer.echo(ready),
+            on_engines=typer.echo,
+            load=lambda: resolved(load()),
+        )
 
 
 def _summary(config: GatewayConfig) -> str:
@@ -110,8 +116,7 @@ def _started(config: GatewayConfig) -> Iterator[Callable[[GatewayConfig], Gatewa
             if own - started.keys():
                 raise InputError("simulated and embedded engines start with the gateway only", hint="restart it")
             engines = tuple(one for each in settings.engines for one in started.get(each, [each]))
-            embedded = {"forward_predictions": True} if settings.engines[0].url == _EMBEDDED else {}
-            return settings.model_copy(update={"engines": engines, **embedded})
+            return settings.model_copy(update={"engines": engines})
 
         yield resolved
 
@@ -122,7 +127,7 @@ def _embedded(config: GatewayConfig, stack: contextlib.ExitStack) -> list[Engine
     typer.echo("starting the embedded engine ...", err=True)
     # The gateway forwards its predictions: the engine's predictor process starts at the first request without one.
     options = EngineOptions(policy=config.policy, predictor=config.predictor, warm_predictor=False)
-    return [EngineConfig(url=stack.enter_context(EmbeddedEngine(options)).url)]
+    return [EngineConfig(url=stack.enter_context(EmbeddedEngine(options)).url, kind="lengthwise")]
 
 
 def _simulated(engine: EngineConfig, stack: contextlib.ExitStack) -> list[EngineConfig]:

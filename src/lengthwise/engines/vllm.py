@@ -52,11 +52,18 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from lengthwise.engines.engine_kind import MARKER
 from lengthwise.engines.forced_lengths import ForcedLengths
 from lengthwise.engines.refine import Refiner, State, attached, generated_by, refiner_for
 from lengthwise.engines.steps import EngineFacts, StepLog, spans
 from lengthwise.engines.vllm_bench import BenchControl, Setup
-from lengthwise.engines.vllm_queue import JobTracker, PolicyRequestQueue, generates, may_be_preempted
+from lengthwise.engines.vllm_queue import (
+    JobTracker,
+    PolicyRequestQueue,
+    extra_args,
+    generates,
+    may_be_preempted,
+)
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job, Policy, make_policy
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
@@ -245,6 +252,8 @@ class LengthwiseSyncScheduler(Scheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (passed on)
         reply = None if self.bench is None else self.bench.ended(request)
+        if reply is None and MARKER in extra_args(request):
+            reply = {"policy": self.setup.policy, "predictor": self.setup.predictor}
         self.jobs.ended(request, learn=reply is None)
         freed = super()._free_request(request, *args, **kwargs)
         if reply is not None:

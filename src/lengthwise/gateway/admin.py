@@ -202,6 +202,8 @@ class Admin:
 def _described(engine: GatewayEngine) -> dict[str, Any]:
     return {
         "name": engine.name,
+        "kind": engine.kind,
+        "description": engine.description,
         "up": engine.up,
         "leaving": engine.leaving,
         "breaker": engine.breaker,

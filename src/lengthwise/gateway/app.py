@@ -44,13 +44,18 @@ if TYPE_CHECKING:
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_app(config: GatewayConfig, load: Callable[[], GatewayConfig] | None = None) -> Starlette:
+def create_app(
+    config: GatewayConfig,
+    load: Callable[[], GatewayConfig] | None = None,
+    on_engines: Callable[[str], None] | None = None,
+) -> Starlette:
     """Return the gateway as an ASGI application; it connects to its engines when its lifespan starts.
 
+    `on_engines` is then called with what the engines are, in words.
     Once `app.state.draining` is set to True, /ready answers 503, so that no new requests are sent to a gateway that is
     about to stop. With `load`, SIGHUP changes the configuration of the running gateway to what it returns.
     """
-    gateway = _Gateway(config, load)
+    gateway = _Gateway(config, load, on_engines)
     app = Starlette(
         routes=gateway.routes(),
         middleware=[Middleware(TenantGate, tenants=gateway.tenants, log=gateway.access_log)],
@@ -67,9 +72,15 @@ def create_app(config: GatewayConfig, load: Callable[[], GatewayConfig] | None =
 
 
 class _Gateway:
-    def __init__(self, config: GatewayConfig, load: Callable[[], GatewayConfig] | None) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        load: Callable[[], GatewayConfig] | None,
+        on_engines: Callable[[str], None] | None,
+    ) -> None:
         self._config = config
         self._load = load
+        self._on_engines = on_engines
         self.tenants = Tenants(config)
         self.access_log = None if config.access_log is None else AccessLog(config.access_log)
         self._predictions = prediction_service(config.predictor)
@@ -129,6 +140,9 @@ class _Gateway:
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         async with self._fleet, self.reloader.on_signal(self._load):
+            if self._on_engines is not None:
+                engines = self._dispatcher.engines
+                self._on_engines(", ".join(f"{e.name} is {e.description or 'not known yet'}" for e in engines))
             if self._dispatcher.uses_predictions:
                 self._predictions.warm()
             keys = asyncio.create_task(self.tenants.watch(self._config.health_interval_s))

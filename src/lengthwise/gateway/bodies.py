@@ -54,6 +54,8 @@ class CompletionBody(_Part):
 
     measure: ClassVar[type[Measure]] = Measure
     """Measures the answer."""
+    takes_priority: ClassVar[bool] = True
+    """Whether engines read `priority` in this body."""
 
     model: str | None = None
     stream: bool | None = None
@@ -186,20 +188,26 @@ class CompletionBody(_Part):
         self.model = model
         return edit_fields(raw, {"model": json.dumps(model).encode()})
 
-    def for_engine(self, raw: bytes, job: Job, now: float, *, hint: bool, prediction: bool) -> bytes:
-        """Return the body with what the vLLM plug-in reads in `vllm_xargs`; a value that the client sends there wins.
+    def for_engine(self, raw: bytes, job: Job, now: float, *, prediction: bool) -> bytes:
+        """Return the body with what our scheduler in vLLM reads in `vllm_xargs`; what the client sends there wins.
 
-        `hint`: the client's hint as `expected_tokens`, and the time left to the deadline as `slo_s`. `prediction`: the
-        job's prediction as `length_mu` and `length_sigma` (a log-t).
+        The job's prediction, if `prediction`, as `length_mu` and `length_sigma` (a log-t), else the client's hint as
+        `expected_tokens`; the time left to the deadline as `slo_s`.
         """
         xargs = {}
         if prediction:
             xargs = {"length_mu": round(job.mu, 4), "length_sigma": round(job.sigma, 4)}
-        elif hint and self.hint is not None and (self.vllm_xargs is None or self.vllm_xargs.expected_tokens is None):
+        elif self.hint is not None and (self.vllm_xargs is None or self.vllm_xargs.expected_tokens is None):
             xargs = {"expected_tokens": round(job.expected, 1)}
-        if hint and math.isfinite(job.deadline):
+        if math.isfinite(job.deadline):
             xargs["slo_s"] = round(max(MIN_TARGET_S, job.deadline - now), 3)
         return self._with_xargs(raw, xargs) if xargs else raw
+
+    def with_priority(self, raw: bytes, priority: int) -> bytes:
+        """Return the body with another `priority`."""
+        if "priority" not in self.model_fields_set:
+            return add_field(raw, b'"priority":%d' % priority)
+        return edit_fields(raw, {"priority": b"%d" % priority})
 
     def _with_xargs(self, raw: bytes, xargs: Mapping[str, float]) -> bytes:
         if "vllm_xargs" not in self.model_fields_set:
@@ -276,6 +284,7 @@ class MessagesBody(ChatBody):
     """The same for /v1/messages of Anthropic's API."""
 
     measure: ClassVar[type[Measure]] = MessagesMeasure
+    takes_priority: ClassVar[bool] = False
 
     system: Any = None
     metadata: Any = None

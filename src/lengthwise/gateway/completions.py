@@ -268,10 +268,7 @@ class Completions:
     async def _run(self, engine: GatewayEngine, call: Call) -> Outcome:
         """Send the request to an engine and pass its answer on; mark the engine as down if it cannot be reached."""
         try:
-            # A prediction that has not arrived is not waited for: the engine then predicts.
-            forward = self._config.forward_predictions and call.source == "predictor"
-            now, hint = self._dispatcher.clock(), self._config.forward_hints
-            raw = call.body.for_engine(call.raw, call.job, now, hint=hint, prediction=forward)
+            raw = self._body_for(engine, call)
             async with asyncio.timeout(self._first_byte_s(engine, call)) as limit:
                 answer = await self._exchange(engine, call, raw, limit)
         except TimeoutError as error:
@@ -288,6 +285,17 @@ class Completions:
             return "broken_stream"
         call.failed = answer.status >= 400
         return _answered(answer)
+
+    def _body_for(self, engine: GatewayEngine, call: Call) -> bytes:
+        """Return the body with what the engine's scheduler can use."""
+        if engine.kind == "lengthwise":
+            # A prediction that has not arrived is not waited for: the engine then predicts.
+            forward = call.source == "predictor"
+            return call.body.for_engine(call.raw, call.job, self._dispatcher.clock(), prediction=forward)
+        if engine.kind == "openai" or not call.body.takes_priority:
+            return call.raw
+        priority = self._dispatcher.engine_priority(call.job)
+        return call.body.with_priority(call.raw, priority if engine.kind == "vllm" else -priority)
 
     def _left_s(self, job: Job) -> float:
         """Return the seconds that a request may still take."""

@@ -28,7 +28,7 @@ from lengthwise.predictors.service import known_predictor
 from lengthwise.routers import make_router
 from lengthwise.specs import unknown_name
 
-EngineKind = Literal["auto", "lengthwise", "vllm", "sglang", "openai"]
+ConfiguredKind = Literal["auto", "lengthwise", "vllm", "sglang", "openai"]
 
 DEFAULT_TENANT: Final = "default"
 """The tenant of requests without a key."""
@@ -91,7 +91,7 @@ class EngineConfig(_Section):
     """Its URL, or `simulated:` and a fleet."""
     name: Annotated[str, AfterValidator(_plain_name)] | None = None
     """Its name in answers, metrics and logs; engine-0, engine-1 and so on by its place if it has none."""
-    kind: EngineKind = "auto"
+    kind: ConfiguredKind = "auto"
     """What the engine is; `auto` asks it."""
     in_flight: Annotated[int, Field(ge=1)] | None = None
     """Requests that run at once on it; the gateway's `in_flight` if not given."""
@@ -201,11 +201,6 @@ class GatewayConfig(_Section):
     """Largest head of a request; a larger one is refused with 431."""
     max_connections: Annotated[int | None, Field(ge=1)] = None
     """Open connections of clients; one more is refused with 503. Without it half the limit of open files."""
-    forward_hints: bool = True
-    """Send a client's hint to the engine as `vllm_xargs.expected_tokens`; off for engines that reject it."""
-    forward_predictions: bool = False
-    """Send the predicted length to engines that run our scheduler, as `vllm_xargs.length_mu` and `length_sigma`; they
-    predict only the requests that carry none. Always on for the embedded engine."""
     stream_usage: bool = True
     """Ask engines for the length of streamed answers (`stream_options`); removed for clients that did not ask."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from lengthwise.engines.client import EngineClient
+from lengthwise.gateway.engine_priority import EnginePriority
 from lengthwise.gateway.errors import ApiError
 from lengthwise.lengths import DEFAULT_CAP, LengthDistribution
 from lengthwise.policies import Fcfs, Job, Policy, PolicyQueue, TokenRate
@@ -19,6 +20,7 @@ from lengthwise.policies.admission import PeakAdmission
 from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
+    from lengthwise.engines.engine_kind import EngineKind
     from lengthwise.engines.engine_metrics import EngineMemory
     from lengthwise.gateway.routing import RouterAdapter
 
@@ -43,6 +45,14 @@ class GatewayEngine:
     """It gets no new request and leaves when the running ones have ended."""
     drained: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it has left."""
+    kind: EngineKind = "openai"
+    """What it is, and so what is added to requests for it."""
+    description: str | None = None
+    """The same in words; None until it is known."""
+    kind_found: bool = False
+    """Whether the kind was found by asking; else it is configured, or not known yet."""
+    ask_kind_at: float = 0.0
+    """When it is asked again, if it did not answer."""
     checks: int = 0
     """Health checks in a row with the last one's result; negative if they failed."""
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -112,6 +122,7 @@ class _Group:
     tokens: int = 0
     """Of finished answers: engines do not report progress."""
     none_up_since: float | None = None
+    priority: EnginePriority = field(default_factory=EnginePriority)
 
 
 @dataclass(eq=False, slots=True)
@@ -274,6 +285,17 @@ class Dispatcher:
     def another_up(self, model: str | None, avoid: Collection[GatewayEngine]) -> bool:
         """Whether an engine outside `avoid` serves the model and is up."""
         return any(engine.up and engine not in avoid for engine in self._group(model).engines)
+
+    def engine_priority(self, job: Job) -> int:
+        """Return the number by which an engine orders a request that is sent now, lower first."""
+        group, now = self._groups.get(self._numbers(job.llm)), self.clock()
+        if group is None:  # the engines list other models since
+            return job.priority
+        try:
+            order = job.round_number, float(self.policy.key(job, group.queue.view, now))
+        except Exception:  # a policy of another package; the queue counts and logs what it raises
+            order = job.round_number, math.inf
+        return group.priority.number(order if order[1] == order[1] else (order[0], math.inf), job.priority, now)
 
     def on_first_byte(self, engine: GatewayEngine, job: Job) -> None:
         """Report to the router that the answer has started."""

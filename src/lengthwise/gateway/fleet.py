@@ -6,9 +6,10 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.engines.engine_kind import find_engine_kind
 from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
 from lengthwise.errors import InputError
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from lengthwise.gateway.metrics import Metrics
 
 _log = logging.getLogger(__name__)
+_ASK_AGAIN_S: Final = 30.0
 
 
 class Fleet:
@@ -105,11 +107,15 @@ class Fleet:
             silence_timeout_s=config.silence_timeout_s,
         )
         engine = GatewayEngine(client, number, wanted.in_flight or config.in_flight)
+        if wanted.kind != "auto":
+            engine.kind, engine.description = wanted.kind, f"{wanted.kind} (configured)"
         self._refuse_twice(engine, replacing)
         try:
             await client.open()
             engine.up = await self._check(engine)
-            engine.models = await _models(engine) if engine.up else None
+            if engine.up:
+                engine.models = await _models(engine)
+                await self._identify(engine)
         except BaseException:
             await client.close()
             raise
@@ -138,14 +144,31 @@ class Fleet:
             healthy = await self._check(engine)
             if healthy:  # before it is up, so that no request for another model is sent there
                 dispatcher.set_models(engine, await _models(engine))
+                await self._identify(engine)
             dispatcher.on_check(engine, healthy=healthy)
             if not healthy:
                 scrapes = True  # an engine without metrics is asked again once it was down
+                if engine.kind_found:
+                    engine.description = None  # another server may take its place
                 return
             if scrapes and (dispatcher.routes.router is not None or dispatcher.admission_quantile is not None):
                 scrapes = await _scrape(engine, dispatcher)
 
         return check
+
+    async def _identify(self, engine: GatewayEngine) -> None:
+        """Find out what an engine is, unless that is known; one that does not answer is asked again later."""
+        now = self._dispatcher.clock()
+        if engine.description is not None or now < engine.ask_kind_at:
+            return
+        try:
+            found = await find_engine_kind(engine.client)
+        except EngineError as error:
+            _log.warning("%s: %s; nothing is added to its requests", engine.name, error)
+            engine.ask_kind_at = now + _ASK_AGAIN_S
+            return
+        engine.kind, engine.description, engine.kind_found = found.kind, str(found), True
+        _log.info("%s is %s", engine.name, found)
 
     async def _check(self, engine: GatewayEngine) -> bool:
         try:

@@ -25,8 +25,7 @@ _log = logging.getLogger(__name__)
 RELOADED: Final = frozenset(
     {"engines", "models", "tenants", "keys", "require_keys", "policy", "remote_control"}
     | {"in_flight", "admission_quantile", "max_waiting", "max_body_bytes"}
-    | {"forward_hints", "forward_predictions", "stream_usage"}
-    | {"first_byte_timeout_s", "queue_timeout_s", "request_timeout_s", "enforce_deadlines"}
+    | {"stream_usage", "first_byte_timeout_s", "queue_timeout_s", "request_timeout_s", "enforce_deadlines"}
 )
 """The settings that a reload changes; the others need a restart."""
 

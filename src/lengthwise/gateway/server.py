@@ -90,11 +90,13 @@ def run_gateway(
     sock: socket.socket | None = None,
     on_ready: Callable[[], None] | None = None,
     *,
+    on_engines: Callable[[str], None] | None = None,
     load: Callable[[], GatewayConfig] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let running requests finish, at most `shutdown_timeout_s`.
 
-    With `load`, SIGHUP changes the configuration to what it returns.
+    `on_ready` is called when the port listens, `on_engines` with what the engines are once they were asked. With
+    `load`, SIGHUP changes the configuration to what it returns.
     """
     if load is not None:
         signal.signal(signal.SIGHUP, EarlyHangup())
@@ -107,7 +109,7 @@ def run_gateway(
         write_timeout_s=config.write_timeout_s,
         max_connections=config.max_connections,
     )
-    app, tls = create_app(config, load), tls_context(config)
+    app, tls = create_app(config, load, on_engines), tls_context(config)
     if tls is not None:
         app.state.reloader.users.append(_Certificate(tls))
     run_app(

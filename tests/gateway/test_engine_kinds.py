@@ -1,0 +1,132 @@
+"""What is sent to an engine depends on what it is, which is found by asking it or configured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lengthwise.gateway.engine_priority import SPREAD_S, EnginePriority
+from tests.gateway.engine import StandIn, served
+from tests.gateway.helpers import body, gateway, hinted, post, until
+
+pytestmark = pytest.mark.anyio
+
+VLLM = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+
+
+async def kind_of(http: aiohttp.ClientSession, url: str) -> tuple[str, str | None]:
+    async with http.get(url + "/lengthwise/v1/engines") as response:
+        engine = (await response.json())["engines"][0]
+    return engine["kind"], engine["description"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "description"),
+    [
+        (StandIn(metrics=VLLM, scheduler={"policy": "tie"}), "lengthwise", "vLLM with our scheduler, policy tie"),
+        (StandIn(metrics=VLLM), "vllm", "vLLM"),
+        (StandIn(owned_by="vllm"), "vllm", "vLLM"),
+        (StandIn(owned_by="sglang"), "sglang", "SGLang"),
+        (StandIn(metrics="sglang:num_running_reqs 0\nsglang:num_queue_reqs 0\n"), "sglang", "SGLang"),
+        (StandIn(), "openai", "an OpenAI server"),
+    ],
+)
+async def test_an_engine_is_asked_what_it_is(
+    http: aiohttp.ClientSession, engine: StandIn, kind: str, description: str
+) -> None:
+    with served(engine.app()) as engine_url, gateway(engine_url) as url:
+        assert await kind_of(http, url) == (kind, description)
+        await post(http, url, body())
+    assert engine.asked_kind == (kind in ("lengthwise", "vllm")), "only vLLM is asked for its scheduler, and once"
+
+
+async def test_an_engine_that_was_down_is_asked_again(http: aiohttp.ClientSession) -> None:
+    stock, ours = StandIn(owned_by="vllm"), StandIn(owned_by="vllm", scheduler={"policy": "sjf"})
+    with served(stock.app()) as engine_url:
+        port = int(engine_url.rsplit(":", 1)[1])
+        serving = gateway(engine_url)
+        url = serving.__enter__()
+        assert (await kind_of(http, url))[0] == "vllm"
+    try:
+
+        async def forgotten() -> bool:
+            return (await kind_of(http, url))[1] is None
+
+        await until(forgotten)
+        with served(ours.app(), port):
+
+            async def found() -> bool:
+                return (await kind_of(http, url))[0] == "lengthwise"
+
+            await until(found)
+    finally:
+        serving.__exit__(None, None, None)
+
+
+async def sent(http: aiohttp.ClientSession, kind: str, *bodies: dict[str, Any], policy: str = "sjf") -> list[Any]:
+    engine = StandIn()
+    with served(engine.app()) as engine_url, gateway({"url": engine_url, "kind": kind}, policy=policy) as url:
+        for each in bodies:
+            await post(http, url, each)
+    return [each.get("priority") for each in engine.bodies]
+
+
+async def test_the_order_is_sent_as_a_priority_lower_first_to_vllm_and_higher_first_to_sglang(
+    http: aiohttp.ClientSession,
+) -> None:
+    bodies = [hinted(str(n), tokens) for n, tokens in enumerate((100, 3, 50, 2000, 1))]
+    vllm, sglang = await sent(http, "vllm", *bodies), await sent(http, "sglang", *bodies)
+    assert max(vllm[1], vllm[4]) < vllm[2] < vllm[3]
+    assert min(sglang[1], sglang[4]) > sglang[2] > sglang[3]
+    assert await sent(http, "openai", *bodies) == [None] * 5
+
+
+async def test_a_clients_priority_comes_before_the_policys_order(http: aiohttp.ClientSession) -> None:
+    bodies = [hinted("a", 3), hinted("b", 900, priority=-1), hinted("c", 1, priority=1)]
+    plain, urgent, later = await sent(http, "vllm", *bodies)
+    assert urgent < plain < later
+    assert await sent(http, "openai", *bodies) == [None, -1, 1], "an unknown engine gets the client's own"
+
+
+async def test_no_field_is_added_to_a_body_without_priority(http: aiohttp.ClientSession) -> None:
+    engine = StandIn()
+    asked = {"model": "stand-in", "max_tokens": 3, "messages": [{"role": "user", "content": "x"}]}
+    with served(engine.app()) as engine_url, gateway({"url": engine_url, "kind": "vllm"}) as url:
+        await http.post(url + "/v1/messages", json=asked)
+    assert all("priority" not in each for each in engine.bodies)
+
+
+ORDERS = st.lists(st.tuples(st.integers(0, 3), st.floats(-1e9, 1e9)), min_size=1, max_size=400)
+
+
+@given(ORDERS, st.floats(0, 1e6), st.floats(0, 5))
+def test_no_request_is_overtaken_by_one_sent_much_later(
+    orders: list[tuple[int, float]], start: float, gap: float
+) -> None:
+    priority = EnginePriority()
+    numbers = [priority.number(order, 0, start + gap * n) for n, order in enumerate(orders)]
+    for n, number in enumerate(numbers):
+        assert all(number <= later for m, later in enumerate(numbers[n:]) if gap * m > SPREAD_S + 0.1)
+
+
+@given(ORDERS, st.tuples(st.integers(0, 3), st.floats(-1e9, 1e9)), st.tuples(st.integers(0, 3), st.floats(-1e9, 1e9)))
+def test_of_two_requests_sent_together_the_one_before_in_the_order_is_never_behind(
+    orders: list[tuple[int, float]], one: tuple[int, float], other: tuple[int, float]
+) -> None:
+    first, second = EnginePriority(), EnginePriority()
+    for order in orders:
+        first.number(order, 0, 0.0)
+        second.number(order, 0, 0.0)
+    low, high = sorted((one, other))
+    assert first.number(low, 0, 1.0) <= second.number(high, 0, 1.0)
+
+
+@given(st.integers(-(1 << 31), (1 << 31) - 1), st.tuples(st.integers(0, 3), st.floats(-1e9, 1e9)))
+def test_the_number_fits_into_64_bits(own: int, order: tuple[int, float]) -> None:
+    priority = EnginePriority()
+    priority.number(order, own, 0.0)
+    assert -(1 << 63) <= priority.number(order, own, 1e8) < 1 << 63
