@@ -12,6 +12,7 @@ NAMES: Final = (
     "length_families",
     "castillo",
     "left_out",
+    "left_out_groups",
     "simulator_error",
     "one_prompt",
     "router_grid",

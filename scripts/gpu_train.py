@@ -7,6 +7,7 @@
     explore  there: variants side by side, scored on held-out prompts
     distil   there: an ensemble over folds, then students trained on it; the weights of the best are written
     left_out there: variants trained without one LLM
+    diverse  there: teachers on all sources, networks without some groups of sources, then a student
     join     here: the weights as one file, for `lengthwise train --weights`
 
 `explore` and `distil` need torch, transformers and SciPy, not the other dependencies of the package: its modules are
@@ -42,7 +43,7 @@ PACKAGES = (
     "experiments", "lengthwise", "lengthwise.predictors", "lengthwise.predictors.encoder", "lengthwise.training",
     "lengthwise.training.encoder", "lengthwise.training.probe",
 )  # fmt: skip
-JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without")
+JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without", "groups", "only")
 
 
 def bare_package() -> None:
@@ -75,9 +76,9 @@ def pack(arguments: argparse.Namespace) -> None:
     config = read_config(arguments.config)
     loaded = load_backbone(config.backbone, config.max_tokens)
     samples = load_samples(config.data)
-    unlabelled = (
-        [] if config.head.kind == "bins" else unlabelled_prompts(samples, config.data)
-    )  # students learn from them
+    # Students learn from pieces and noise; diverse prompts need none.
+    alone = config.head.kind == "bins" or config.data.diverse
+    unlabelled = [] if alone else unlabelled_prompts(samples, config.data)
     packed = make_pack(samples, config.data, loaded.text, unlabelled)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     packed.write(arguments.folder / "pack.npz")
@@ -336,7 +337,43 @@ def work(arguments: argparse.Namespace) -> None:
     state = {k: v.detach().half().cpu() for k, v in network.state_dict().items()}
     torch.save(state, WORK / f"{name}.pt")
     finished = {"name": name, "settings": settings, "scores": scores_of(outputs, data), "curves": curves}
+    absent = left_out_groups(settings, data)
+    if absent:
+        finished["left_out"] = scores_by_group(outputs, data, absent)
     (WORK / f"{name}.json").write_text(json.dumps(finished))
+
+
+def left_out_groups(settings: dict[str, Any], data: Any) -> list[str]:  # noqa: ANN401
+    """Return the corpora that a variant does not train on: those in `groups` (a+b), or all but those in `only`."""
+    given = {key: str(settings[key]).split("+") for key in ("groups", "only") if key in settings}
+    unknown = [name for names in given.values() for name in names if name not in data.corpora]
+    if unknown:
+        raise SystemExit(f"'{unknown[0]}' is not a corpus; known: {', '.join(data.corpora)}")
+    only = given.get("only", data.corpora)
+    return [name for name in data.corpora if name in given.get("groups", ()) or name not in only]
+
+
+def scores_by_group(outputs: Any, data: Any, groups: list[str]) -> dict[str, Any]:  # noqa: ANN401
+    """Return the scores on prompts of each group, over LLMs with at least 30 prompts there."""
+    import numpy as np
+
+    from lengthwise.predictors.encoder.readout import places_and_spreads
+    from lengthwise.training.encoder.ensemble import score, sigma_factors
+    from lengthwise.training.encoder.pack import HELD_OUT, TEST
+
+    mu, spread = places_and_spreads(outputs, "logt")
+    here = np.isfinite(mu[:, 0])
+    held = np.flatnonzero(
+        (data.part == HELD_OUT) & here & ~np.isin(data.corpus, [data.corpora.index(g) for g in groups])
+    )
+    sigma = np.asarray(spread)[:, :-1] * sigma_factors(mu, np.asarray(spread), data, held)
+    found = {}
+    for group in groups:
+        rows = np.flatnonzero((data.corpus == data.corpora.index(group)) & here)
+        rows = rows[(data.part[rows] <= HELD_OUT) | (data.part[rows] == TEST)]
+        if len(rows) >= 30:
+            found[group] = {"prompts": len(rows), **score(mu, sigma, data, rows, leave_out=("SmolLM2",), least=30)}
+    return found
 
 
 def make_task(arguments: argparse.Namespace, settings: dict[str, Any], data: Any) -> tuple[Any, Any]:  # noqa: ANN401
@@ -348,8 +385,10 @@ def make_task(arguments: argparse.Namespace, settings: dict[str, Any], data: Any
 
     soft = np.load(arguments.soft) if arguments.soft else None
     train = (data.part == TRAIN) & (data.fold != settings.get("fold", -1))
+    absent = [data.corpora.index(name) for name in left_out_groups(settings, data)]
+    train &= ~np.isin(data.corpus, absent)
     learns = train | ((data.part == UNLABELLED) & (soft is not None and bool(settings.get("extra", True))))
-    held_out = np.flatnonzero(data.part == HELD_OUT)
+    held_out = np.flatnonzero((data.part == HELD_OUT) & ~np.isin(data.corpus, absent))
     everything = np.arange(len(data))
     if arguments.limit:  # the shortest of each part, for a trial without a GPU
         short = np.argsort(np.diff(data.offsets), kind="stable")
@@ -435,6 +474,69 @@ def distil(arguments: argparse.Namespace) -> None:
     report(arguments, [*names, *students], members=members, keep=students)
 
 
+def diverse(arguments: argparse.Namespace) -> None:
+    """Train on all sources in one go: teachers and left-out networks in parallel, then the student.
+
+    Writes metrics.json (scores of all; `left_out` by group, for training on other groups and on CASTILLO alone), the
+    weights of the student, and soft.npz: the teachers' mean for every prompt and CASTILLO's LLMs, which
+    `scripts/train_fast.py` learns from (`outputs` makes its file).
+    """
+    bare_package()
+    import numpy as np
+
+    from lengthwise.training.encoder.ensemble import Member, soft_targets
+
+    began = time.time()
+    until = began + arguments.budget - 20
+    data = read_pack(arguments.folder)
+    castillo = [name for name in data.corpora if name[0].isupper()]
+    code = [name for name in castillo if name not in ("Alpaca", "DollyDataset", "ShareGPT")]
+    groups = [name for name in data.corpora if name not in castillo]
+    recipe = arguments.recipe
+    teachers = [f"t{n}:{recipe},fold={n},seed={n + 1}" for n in range(arguments.folds)]
+    short = f"{recipe},epochs={arguments.left_out_epochs}"
+    others = [f"without_{n}:{short},groups={'+'.join(groups[n :: arguments.parts])}" for n in range(arguments.parts)]
+    others += [f"without_code:{short},groups={'+'.join(code)}"]
+    others += [f"castillo:{recipe},only={'+'.join(name for name in castillo if name != 'Alpaca')}"]
+    done = run_all(arguments, [*teachers, *others], began + arguments.teachers_share * arguments.budget)
+    names = [name for name in done if name.startswith("t")]
+    members = [Member(**dict(np.load(WORK / f"{name}.npz"))) for name in names]
+    targets = soft_targets(members, data, oof=arguments.oof, disagreement=arguments.disagreement)
+    np.save(WORK / "soft.npy", targets.astype(np.float32))
+    students = run_all(
+        arguments, [f"student:{recipe},epochs={arguments.student_epochs}"], until, soft=WORK / "soft.npy"
+    )
+    results = {name: json.loads((WORK / f"{name}.json").read_text()) for name in [*done, *students]}
+    kept = "student" if students else names[0]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    left_out = {name: result["left_out"] for name, result in results.items() if "left_out" in result}
+    summary = {"kept": kept, "left_out": left_out, "results": list(results.values()), "seconds": time.time() - began}
+    (arguments.out / "metrics.json").write_text(json.dumps({**summary, "weights": save_pieces(kept, arguments.out)}))
+    columns = [number for number, llm in enumerate(data.llms) if "/" in llm]
+    llms = np.array([data.llms[number] for number in columns])
+    np.savez_compressed(arguments.out / "soft.npz", outputs=targets[:, columns].astype(np.float16), llms=llms)
+    for name, result in results.items():
+        print(f"{name:14}", json.dumps(result["scores"]), json.dumps(result.get("left_out", {})))  # noqa: T201
+
+
+def outputs(arguments: argparse.Namespace) -> None:
+    """Write soft.npz of --out, with the prompts of the data, as the teacher's file of scripts/train_fast.py (--to)."""
+    import numpy as np
+
+    from lengthwise.training.data import PromptTable, load_samples
+    from lengthwise.training.encoder.config import parse_config
+    from lengthwise.training.fast.teacher import TeacherOutputs
+
+    config = json.loads((arguments.folder / "config.json").read_text())
+    texts = PromptTable.of(load_samples(parse_config(config).data)).column("prompt")
+    with np.load(arguments.out / "soft.npz") as archive:
+        found, llms = archive["outputs"][: len(texts)].astype(np.float32), tuple(archive["llms"].tolist())
+    known = np.isfinite(found[:, 0, 0])
+    kept = TeacherOutputs(tuple(text for text, use in zip(texts, known, strict=True) if use), llms, found[known])
+    kept.write(arguments.to)
+    print(f"{arguments.to}: {len(kept.texts)} prompts, {len(llms)} LLMs")  # noqa: T201
+
+
 def best_teachers(names: list[str], slack: float) -> list[str]:
     """Return the finished ones with a tau on held-out prompts near the best."""
     done = {
@@ -516,6 +618,10 @@ def main() -> None:
     parser.add_argument("--teacher", action="append", help="the same; several are used in turn over the folds")
     parser.add_argument("--student", action="append", help="the same; the best on held-out prompts is kept")
     parser.add_argument("--folds", type=int, default=10)
+    parser.add_argument("--recipe", default="weight=sqrt_corpus", help="settings of every network of `diverse`")
+    parser.add_argument("--parts", type=int, default=4, help="networks of `diverse` without a share of the groups")
+    parser.add_argument("--left-out-epochs", type=int, default=4)
+    parser.add_argument("--student-epochs", type=int, default=8)
     parser.add_argument("--oof", type=float, default=0.5)
     parser.add_argument("--disagreement", type=float, default=1.0)
     parser.add_argument("--budget", type=float, default=560.0, help="seconds for all of it")
@@ -535,7 +641,7 @@ def main() -> None:
 
 MODES = {
     "pack": pack, "unpack": unpack, "invent": invent, "more": more, "explore": explore, "distil": distil,
-    "left_out": left_out, "join": join, "work": work, "predict": work,
+    "left_out": left_out, "diverse": diverse, "outputs": outputs, "join": join, "work": work, "predict": work,
 }  # fmt: skip
 
 if __name__ == "__main__":

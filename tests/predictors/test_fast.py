@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -279,10 +280,49 @@ def test_a_mean_of_networks_says_the_mean_of_what_they_say() -> None:
         hidden, direct = network.prompt(network.standardise(x))
         return network.outputs(hidden + network.llm_bias(1, features), direct)
 
-    np.testing.assert_allclose(
-        says(FastNetwork.mean(networks)), np.mean([says(one) for one in networks], axis=0), rtol=1e-4
-    )
-    np.testing.assert_allclose(says(FastNetwork.mean(networks[:1])), says(networks[0]), rtol=1e-6)
+    each = np.array([says(one) for one in networks])
+    found = says(FastNetwork.mean(networks))
+    np.testing.assert_allclose(found[:4], each.mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(found[4:], each[:, 0], rtol=1e-4)  # the median of each, for their disagreement
+    np.testing.assert_allclose(says(FastNetwork.mean(networks[:1]))[:4], says(networks[0]), rtol=1e-6)
+
+
+def test_the_spread_grows_with_the_disagreement_of_the_networks() -> None:
+    one = tiny()
+    network = FastNetwork.mean([random_network(one.tables.width, seed) for seed in range(3)])
+    narrow, wide = (replace(one, network=network, widening=w).predict(["hello"], ["a/one-7B"]) for w in (0.0, 4.0))
+    assert wide.mu[0] == narrow.mu[0]
+    assert wide.sigma[0] > narrow.sigma[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("Write at least 300 words on it", 420),
+        ("a 1,200-word essay", 1680),
+        ("in 3 short paragraphs", 330),
+        ("10 characters or 500 Words", 700),
+        ("words, 300 of them", 0),
+        ("99999999999999999999 words", 0),
+    ],
+)
+def test_a_size_that_the_prompt_states_is_a_feature(text: str, tokens: int) -> None:
+    reader = Reader.of([b"words", b"word", b"paragraphs", b"characters"])
+    assert np.expm1(reader.read(text).features[FEATURES // 2 - 1]) == pytest.approx(tokens, abs=0.01)
+
+
+def test_a_file_of_an_earlier_release_without_that_feature_predicts_as_it_did(tmp_path: Path) -> None:
+    earlier = np.delete(np.arange(FEATURES), [FEATURES // 2 - 1, FEATURES - 1])
+    now = tiny()
+    network = replace(now.network, a=now.network.a.copy())
+    network.a[[FEATURES // 2 - 1, FEATURES - 1]] = 0.0
+    keep = np.concatenate([earlier, np.arange(FEATURES, now.tables.width)])
+    small = replace(network, centre=network.centre[keep], spread=network.spread[keep], a=network.a[keep])
+    write_model_file(tmp_path / "earlier.lw", CARD, replace(now, network=small).parts())
+    loaded = load_fast(read_model_file(tmp_path / "earlier.lw"), "earlier.lw")
+    text = "hello list of 200 words"
+    expected = replace(now, network=network).predict([text], ["a/one-7B"])
+    np.testing.assert_allclose(loaded.predict([text], ["a/one-7B"]).mu, expected.mu, rtol=1e-3)
 
 
 def test_calibration_shifts_medians_and_widens_spreads_of_its_llm_and_of_strangers() -> None:

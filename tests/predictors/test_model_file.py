@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import json
+import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.model_file import read_model_file, write_model_file
+from lengthwise.predictors.resolve import load_predictor
 
 CARD = {"kind": "test", "name": "t", "data": "none", "licences": [], "limits": "all"}
 
@@ -41,3 +47,53 @@ def test_a_newer_file_asks_for_an_update(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("lengthwise.predictors.model_file.FORMAT", 1)
     with pytest.raises(InputError, match="newer than 1; update"):
         read_model_file(tmp_path / "m.lw")
+
+
+def test_a_part_that_was_replaced_after_writing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.lw"
+    write_model_file(path, CARD, {"weights": b"12345678", "names": b"a"})
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    for altered in (parts | {"weights": b"12345679"}, parts | {"more": b""}):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in altered.items():
+                archive.writestr(name, data)
+        with pytest.raises(InputError, match="was altered after it was written"):
+            read_model_file(path)
+
+
+def test_a_file_without_sums_of_its_parts_is_of_an_earlier_release_and_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.lw"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("card.json", json.dumps({**CARD, "format": 1}))
+        archive.writestr("weights", b"12")
+    assert read_model_file(path).part("weights") == b"12"
+
+
+@pytest.mark.parametrize("kind", ["fast", "encoder"])
+def test_parts_of_another_kind_of_file_are_refused_in_one_line(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "m.lw"
+    names = ("tables.npz", "network.npz", "calibration.json", "words.txt", "llms.txt", "encoder.json", "model.onnx")
+    write_model_file(path, {**CARD, "kind": kind}, dict.fromkeys((*names, "tokenizer.json"), b"{}"))
+    with pytest.raises(InputError, match=r"m\.lw: a part is invalid; get the file again") as refused:
+        load_predictor(path)
+    assert "\n" not in str(refused.value)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_no_damage_to_a_file_gets_past_reading(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.lw"
+        write_model_file(path, CARD, {"weights": bytes(range(256)) * 4})
+        whole = path.read_bytes()
+        place = data.draw(st.integers(0, len(whole) - 1))
+        damaged = data.draw(
+            st.sampled_from([whole[:place], whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :]])
+        )
+        path.write_bytes(damaged)
+        try:
+            read = read_model_file(path)
+        except InputError:
+            return
+        assert read.part("weights") == bytes(range(256)) * 4  # bytes that no reader looks at

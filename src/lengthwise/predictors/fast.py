@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from math import sqrt
 from pathlib import Path
@@ -54,6 +54,11 @@ NUMBERS: Final = 8
 UNKNOWN_ROWS: Final = 256
 """Rows that other unknown words are hashed to."""
 
+_UNIT_TOKENS: Final = {
+    b"character": 0.25, b"letter": 0.25, b"word": 1.4, b"sentence": 25.0, b"paragraph": 110.0, b"page": 600.0,
+}  # fmt: skip
+_MOST_REQUESTS: Final = 8
+
 RESERVED: Final = 1 + len(SIGNS) + NUMBERS + UNKNOWN_ROWS
 """Rows before the first word of the vocabulary."""
 
@@ -75,8 +80,10 @@ def _tables() -> tuple[bytes, bytes, int]:
 
 
 _KEEP, _CLASSES, CLASSES = _tables()
-_COUNTS: Final = CLASSES + 4
+_COUNTS: Final = CLASSES + 5
 FEATURES: Final = 2 * _COUNTS
+_EARLIER: Final = np.delete(np.arange(FEATURES), [_COUNTS - 1, FEATURES - 1])
+"""Features of files that do not use the size that a prompt states."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -93,12 +100,19 @@ class Reader:
     """Looks words up in a vocabulary."""
 
     rows: dict[bytes, int]
+    units: NDArray[np.float32]
+    """Tokens of the unit that a row names, such as "words"; 0 for other rows."""
 
     @classmethod
     def of(cls, vocabulary: Sequence[bytes]) -> Self:
         """Number the words of a vocabulary after the reserved rows."""
         rows = {word: RESERVED + number for number, word in enumerate(vocabulary)}
-        return cls(rows | {mark.strip(): 1 + number for number, mark in enumerate(_MARKS.values())})
+        units = np.zeros(RESERVED + len(vocabulary), np.float32)
+        for unit, tokens in _UNIT_TOKENS.items():
+            for word in (unit, unit + b"s"):
+                if word in rows:
+                    units[rows[word]] = tokens
+        return cls(rows | {mark.strip(): 1 + number for number, mark in enumerate(_MARKS.values())}, units)
 
     @property
     def size(self) -> int:
@@ -114,10 +128,25 @@ class Reader:
         for place in (words < 0).nonzero()[0].tolist():
             words[place] = row = _unknown(found[place - 1])
             unknown += row >= _FIRST_UNKNOWN
+        stated = self.units.take(words).nonzero()[0]
+        requested = self._requested(found, words, stated.tolist()) if len(stated) else 0
         # A prompt without words counts as entirely unknown.
         unknown_share = unknown / len(found) if words.max() >= _FIRST_NUMBER else 1.0
-        features = _features(raw, len(text), len(found), raw.count(b"\n\n"), unknown)
+        features = _features(raw, len(text), len(found), raw.count(b"\n\n"), unknown, requested)
         return PromptText(words, features, unknown_share)
+
+    def _requested(self, found: list[bytes], words: NDArray[np.int32], places: list[int]) -> int:
+        """Return the largest size that a prompt states, as in "in 200 words", in tokens; 0 where it states none."""
+        most = 0.0
+        for place in places[:_MOST_REQUESTS]:
+            before = found[max(0, place - 4) : place - 1]  # `words` begins with an edge, `found` does not
+            numbers = [number for number, word in enumerate(before) if word.isdigit() and len(word) < 6]
+            if numbers:
+                last = numbers[-1]
+                thousands = last and len(before[last]) == 3 and last - 1 in numbers and len(before[last - 1]) < 3
+                count = int((before[last - 1] if thousands else b"") + before[last])
+                most = max(most, count * float(self.units[words[place]]))
+        return round(min(most, 20_000.0))
 
 
 def excerpt(text: str) -> bytes:
@@ -193,6 +222,7 @@ class WordTables:
     words: NDArray[np.int8]
     pairs: NDArray[np.int8]
     rarity: Floats
+    features: int = FEATURES
 
     @classmethod
     def of(cls, words: NDArray[np.floating], pairs: NDArray[np.floating], rarity: Floats) -> Self:
@@ -208,20 +238,20 @@ class WordTables:
     @property
     def width(self) -> int:
         """Numbers in a description."""
-        return FEATURES + int(self.words.shape[1])
+        return self.features + int(self.words.shape[1])
 
     def describe(self, page: PromptText) -> Floats:
         """Describe a page: its features, then the sum of the rows of its terms, each once and weighed by rarity."""
         out = np.empty(self.width, np.float32)
-        out[:FEATURES] = page.features
+        out[: self.features] = page.features if self.features == FEATURES else page.features[_EARLIER]
         size, narrow = len(self.words), self.pairs.shape[1]
         found = terms(page.words, size)
         weight = self.rarity.take(found)
         weight *= 1.0 / (sqrt(weight @ weight) + 1e-6)
         edge = int(found.searchsorted(size))
         words, pairs = self.words.take(found[:edge], axis=0), self.pairs.take(found[edge:] - size, axis=0)
-        np.dot(weight[:edge], words.astype(np.float32), out=out[FEATURES:])
-        out[FEATURES : FEATURES + narrow] += weight[edge:] @ pairs.astype(np.float32)
+        np.dot(weight[:edge], words.astype(np.float32), out=out[self.features :])
+        out[self.features : self.features + narrow] += weight[edge:] @ pairs.astype(np.float32)
         return out
 
 
@@ -242,7 +272,8 @@ class FastNetwork(Weights):
     """x = clip((description - centre) / spread); z = relu(x A + a); h = relu(z B + l); y = h C + z D + c.
 
     l = b + V (identity row of the LLM + features of its name K). The last identity row is for unknown LLMs.
-    Outputs: log median, log sigma, log mean and log std of repeated answers, relative to the LLM's usual log length.
+    Outputs: log median, log sigma, log mean and log std of repeated answers, relative to the LLM's usual log length;
+    after these, in a mean of several networks, the log median of each.
     """
 
     centre: Floats
@@ -260,13 +291,21 @@ class FastNetwork(Weights):
 
     @classmethod
     def mean(cls, networks: Sequence[Self]) -> Self:
-        """Return one network whose outputs are the mean of several networks'; they must standardise alike."""
+        """Return one network with the mean outputs of several, then the log median of each; they standardise alike."""
         first, share = networks[0], np.float32(1.0 / len(networks))
         side_by_side = {name: np.concatenate([getattr(one, name) for one in networks], axis=-1)
                   for name in ("a", "a_bias", "b_bias", "identity", "k")}  # fmt: skip
         blocks = {name: block_diag(*(getattr(one, name) for one in networks)) for name in ("b", "v")}
-        stacked = {name: np.concatenate([getattr(one, name) for one in networks]) * share for name in ("c", "d")}
-        bias = np.mean([one.c_bias for one in networks], axis=0)
+        stacked = {
+            name: np.column_stack(
+                [
+                    np.concatenate([getattr(one, name) for one in networks]) * share,
+                    block_diag(*(getattr(one, name)[:, :1] for one in networks)),
+                ]
+            )
+            for name in ("c", "d")
+        }
+        bias = np.append(np.mean([one.c_bias for one in networks], axis=0), [one.c_bias[0] for one in networks])
         return cls.of(
             {"centre": first.centre, "spread": first.spread, **side_by_side, **blocks, **stacked, "c_bias": bias}
         )
@@ -297,7 +336,7 @@ class FastNetwork(Weights):
         return hidden, direct
 
     def outputs(self, hidden: Floats, direct: NDArray[Any]) -> NDArray[Any]:
-        """Return (..., 4) outputs from the contributions to the hidden layer (overwritten) and to the outputs."""
+        """Return (..., 4 or more) outputs from the parts of the hidden layer (overwritten) and of the outputs."""
         np.maximum(hidden, 0.0, out=hidden)
         return np.asarray(hidden @ self.c + direct)
 
@@ -343,6 +382,11 @@ class _Prompt:
 class FastPredictor:
     """Log-t predictions from word tables and a small network.
 
+    sigma = factor * sqrt(sigma of the network^2 + widening * variance of the networks' log medians)
+
+    Each network was trained without some kinds of prompts: they disagree on kinds that none has seen. The factor is
+    that of the LLM, times up to MOST_WIDENING by novelty: unknown words, unusual features, text not read.
+
     `levels` (usual log length) has one entry per LLM of `llms` and a last one for unknown LLMs. Thread-safe without
     a lock: two threads that meet a new LLM name at once compute the same entry.
     """
@@ -353,6 +397,7 @@ class FastPredictor:
     llms: tuple[str, ...]
     levels: NDArray[np.float64]
     calibration: Calibration
+    widening: float = 0.0
     card: Mapping[str, Any] = field(default_factory=dict)
     _llm_cache: dict[str, _Llm] = field(default_factory=dict, repr=False)
 
@@ -374,10 +419,13 @@ class FastPredictor:
         hidden = np.array([one.hidden for one in prompts]) + np.array([llm.bias for llm in known])
         direct = np.array([one.direct for one in prompts]) + np.array([llm.shift for llm in known])
         y = self.network.outputs(hidden, direct)
+        apart = y[:, OUTPUTS:].var(axis=1) if y.shape[1] > OUTPUTS else 0.0
+        y = y[:, :OUTPUTS]
         np.minimum(np.maximum(y, _LEAST, out=y), _MOST, out=y)
         natural = np.exp(y)
         novelty = np.array([one.novelty for one in prompts])
-        sigma = natural[:, 1] * [llm.sigma_factor for llm in known] * (1.0 + (MOST_WIDENING - 1.0) * novelty)
+        factor = np.array([llm.sigma_factor for llm in known]) * (1.0 + (MOST_WIDENING - 1.0) * novelty)
+        sigma = factor * np.sqrt(natural[:, 1] ** 2 + self.widening * apart)
         cap = np.array([one.cap for one in asked], np.float64)
         # Everything is bounded: the checks of LogTPredictions.of, a tenth of the time, are not needed.
         sigma = np.maximum(sigma, NOTHING_KNOWN * novelty)
@@ -388,7 +436,7 @@ class FastPredictor:
         page = self.reader.read(text)
         x = self.network.standardise(self.tables.describe(page))
         hidden, direct = self.network.prompt(x)
-        return _Prompt(hidden, direct, _novelty(page, x, text))
+        return _Prompt(hidden, direct, _novelty(page, x[: self.tables.features], text))
 
     def _find_llm(self, name: str) -> _Llm:
         """Look up an LLM's name; an unknown one is logged once and gets the row trained for unknown LLMs."""
@@ -401,7 +449,8 @@ class FastPredictor:
             # The name is a client's: %r escapes control characters.
             _log.warning("LLM %.100r is not known to this predictor; the predictions of an unknown LLM are used", name)
         features = np.array(identify(name).features(), np.float32)
-        shift = self.levels[row] * _RELATIVE + _AT_ZERO
+        shift = np.zeros(len(self.network.c_bias))
+        shift[:OUTPUTS] = self.levels[row] * _RELATIVE + _AT_ZERO
         shift[0] += adjustment.shift
         found = _Llm(shift, adjustment.factor, self.network.llm_bias(row, features))
         if len(self._llm_cache) < 10_000:  # names come from clients: memory stays bounded
@@ -416,6 +465,7 @@ class FastPredictor:
             "pairs": self.tables.pairs,
             "rarity": self.tables.rarity.astype(np.float16),
             "levels": self.levels,
+            "widening": np.array([self.widening]),
         }
         network: dict[str, NDArray[Any]] = {
             name: value.astype(np.float16) for name, value in self.network.arrays().items()
@@ -437,7 +487,9 @@ def load_fast(file: ModelFile, source: str | Path) -> FastPredictor:
         arrays = unpack_arrays(table_part)
         network = FastNetwork.of(unpack_arrays(network_part))
         tables = WordTables(arrays["words"], arrays["pairs"], arrays["rarity"].astype(np.float32))
-        levels = arrays["levels"]
+        if len(network.centre) == tables.width - FEATURES + len(_EARLIER):
+            tables = replace(tables, features=len(_EARLIER))
+        levels, widening = arrays["levels"], float(arrays.get("widening", [0.0])[0])
         calibration = Calibration.from_json(json.loads(file.part("calibration.json", source)))
     except (KeyError, TypeError, ValueError, EOFError, OSError, BadZipFile) as error:
         raise InputError("a part is invalid", source=source, hint="get the file again") from error
@@ -447,15 +499,15 @@ def load_fast(file: ModelFile, source: str | Path) -> FastPredictor:
         )
     reader = Reader.of(file.part("words.txt", source).split(b"\n"))
     llms = tuple(file.part("llms.txt", source).decode().split("\n"))
-    return FastPredictor(reader, tables, network, llms, levels, calibration, file.card)
+    return FastPredictor(reader, tables, network, llms, levels, calibration, widening, file.card)
 
 
-def _novelty(page: PromptText, x: Floats, text: str) -> float:
+def _novelty(page: PromptText, features: Floats, text: str) -> float:
     """Return how unlike the training data a prompt is, from 0 to 1: unknown words, unusual features, text not read.
 
     Only the counted features are checked; a small share of clipped inputs is usual.
     """
-    outlying = np.count_nonzero(np.abs(x[:FEATURES]) >= CLIP) / FEATURES
+    outlying = np.count_nonzero(np.abs(features) >= CLIP) / len(features)
     read = (HEAD_CHARACTERS + TAIL_CHARACTERS) / max(len(text), 1)
     novelty = max(
         (page.unknown_share - _USUAL_UNKNOWN) / (_ALL_UNKNOWN - _USUAL_UNKNOWN),

@@ -1,16 +1,19 @@
 """A predictor as one versioned file: a card, and the parts its loader needs.
 
 The file is a zip archive: `card.json` states the kind of predictor, its training data, their licences, its figures and
-its limits; the other parts are read by the loader of that kind.
+its limits; the other parts are read by the loader of that kind. It is data, never code: no part is unpickled or run.
+The card holds a SHA-256 of every part, so that a file that was damaged or edited by hand is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,6 +27,9 @@ from lengthwise.errors import InputError
 SUFFIX: Final = ".lw"
 FORMAT: Final = 1
 _CARD: Final = "card.json"
+_SUMS: Final = "parts_sha256"
+_LARGEST: Final = 2_000_000_000
+"""Bytes of all parts, unpacked: a small file cannot fill the memory."""
 _NEEDED: Final = ("kind", "name", "data", "licences", "limits")
 
 
@@ -51,11 +57,13 @@ def write_model_file(path: Path, card: Mapping[str, Any], parts: Mapping[str, by
     missing = [name for name in _NEEDED if name not in card]
     if missing:
         raise InputError(f"the card has no {', '.join(missing)}", source=path, field=missing[0])
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
+    stated = json.dumps({**card, "format": FORMAT, _SUMS: sums}, indent=2).encode()
     handle, partial = tempfile.mkstemp(dir=path.parent, suffix=SUFFIX)
     os.close(handle)
     try:
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in {_CARD: json.dumps({**card, "format": FORMAT}, indent=2).encode(), **parts}.items():
+            for name, data in {_CARD: stated, **parts}.items():
                 # A fixed date, so that the same content is the same file.
                 archive.writestr(zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
         Path(partial).chmod(0o644)
@@ -65,18 +73,29 @@ def write_model_file(path: Path, card: Mapping[str, Any], parts: Mapping[str, by
 
 
 def read_model_file(path: Path) -> ModelFile:
-    """Read a model file; InputError if it is missing, broken or of a newer format."""
+    """Read a model file; InputError if it is missing, broken, altered or of a newer format."""
     if not path.is_file():
         raise InputError("is not a file", source=path, hint="give a model file that `lengthwise train` wrote")
     try:
         with zipfile.ZipFile(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > _LARGEST:
+                raise InputError(f"unpacks to more than {_LARGEST:,} bytes", source=path, hint="get it again")
             parts = {name: archive.read(name) for name in archive.namelist()}
         card = json.loads(parts.pop(_CARD))
         written = int(card["format"])
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+        sums = {str(name): str(value) for name, value in card.pop(_SUMS, {}).items()}
+    except InputError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, AttributeError, EOFError, OSError,
+            RuntimeError, NotImplementedError) as error:  # fmt: skip
         raise InputError("is not a complete model file", source=path, hint="get it again") from error
     if written > FORMAT:
         raise InputError(f"has format {written}, newer than {FORMAT}", source=path, hint="update lengthwise to read it")
+    if sums and sums != {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}:
+        raise InputError("was altered after it was written", source=path, hint="get it again, or train it again")
+    missing = [name for name in _NEEDED if name not in card]
+    if missing:
+        raise InputError(f"the card has no {missing[0]}", source=path, hint="get it again")
     return ModelFile(card, parts)
 
 

@@ -160,7 +160,7 @@ def _load(file: ModelFile, path: Path) -> LoadedPredictor:
     if file.kind == "encoder":
         from lengthwise.predictors.encoder.predictor import EncoderPredictor
 
-        return EncoderPredictor.load(file)
+        return EncoderPredictor.load(file, path)
     kind, hint = file.kind, "known: encoder, fast"
     raise InputError(f"holds a predictor of kind '{kind}'", source=path, field="kind", hint=hint)
 

@@ -6,6 +6,8 @@ everywhere; on these it learns from a teacher, which is unsure on noise, other s
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +25,9 @@ from lengthwise.predictors.llm_names import identify, resolve_llm
 from lengthwise.training.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST, TRAIN, Pack
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.datasets import ALPACA, load_alpaca_lengths
+from lengthwise.workloads.diverse import GROUPS, load_diverse, prompt_key
 from lengthwise.workloads.files import data_home, read_parquet_table
+from lengthwise.workloads.length_samples import NEVER_ENDED, RAN_AWAY, RAN_AWAY_STD_OVER_MEAN
 
 if TYPE_CHECKING:
     from lengthwise.predictors.encoder.text import TextEncoder
@@ -62,6 +66,8 @@ LICENCES: Final = {
     "MiniLM (encoder)": _MINILM,
 }
 """Licences of the sources of the shipped predictors. No model file holds any of their prompts."""
+POOLED_BELOW: Final = 100
+"""An LLM with fewer diverse prompts is pooled with others of its family and size."""
 PIECES: Final = 2
 """Pieces cut from each training prompt."""
 
@@ -74,8 +80,11 @@ def load_samples(config: DataConfig) -> LengthSamples:
         samples = LengthSamples.read(config.source)
     else:
         samples = load_castillo(config.source)
+    known = samples.llms
     if config.smollm2:
         samples = _with_smollm2(samples, config.source)
+    if config.diverse:
+        samples = _with_diverse(samples, config, known)
     excluded = {resolve_llm(name, samples.llms) for name in config.without}
     return samples.where(llm=[llm for llm in samples.llms if llm not in excluded]) if excluded else samples
 
@@ -108,6 +117,37 @@ def _with_smollm2(samples: LengthSamples, source: str | None) -> LengthSamples:
     return LengthSamples(pa.concat_tables([samples.table, more.table]).combine_chunks(), samples.origin)
 
 
+def _with_diverse(samples: LengthSamples, config: DataConfig, known: Sequence[str]) -> LengthSamples:
+    """Add diverse prompts, at most `group_limit` of each group, without those that the samples have.
+
+    LLMs with few prompts are pooled by the family and size that their names state: too few for a row of their own.
+    """
+    home = data_home() if config.source is None else Path(config.source).parent
+    table = load_diverse(None if home is None else home / "diverse", known_llms=known, ships=True).table
+    taken = {prompt_key(text) for text in pc.unique(samples.table["prompt"]).to_pylist()}
+    keys = zip(table["corpus"].to_pylist(), table["prompt_id"].to_pylist(), table["prompt"].to_pylist(), strict=True)
+    prompts = {(corpus, ident): text for corpus, ident, text in keys if prompt_key(text) not in taken}
+    kept: set[tuple[str, str]] = set()
+    rng = np.random.default_rng(config.split_seed)
+    for group in GROUPS:
+        own = [key for key in prompts if key[0] == group]
+        kept.update(own[i] for i in rng.permutation(len(own))[: config.group_limit])
+    rows = [key in kept for key in zip(table["corpus"].to_pylist(), table["prompt_id"].to_pylist(), strict=True)]
+    table = table.filter(pa.array(rows))
+    names = table["llm"].to_pylist()
+    count = Counter(names)
+    pooled = [name if count[name] >= POOLED_BELOW or name in known else _pool(name) for name in names]
+    number = table.schema.get_field_index("llm")
+    table = table.set_column(number, table.schema.field("llm"), pa.array(pooled, pa.string()))
+    return LengthSamples(pa.concat_tables([samples.table, table]).combine_chunks(), samples.origin)
+
+
+def _pool(name: str) -> str:
+    stated = identify(name)
+    size = "" if stated.billions is None else f"-{2.0 ** round(math.log2(stated.billions)):g}b"
+    return f"other-{stated.family or 'llm'}{size}"
+
+
 @dataclass(frozen=True, eq=False)
 class PromptTable:
     """P prompts, L LLMs, up to K answers each."""
@@ -131,13 +171,20 @@ class PromptTable:
         about = samples.table.select(["corpus", "split", "prompt_id", "prompt"]).take(pa.array(first))
         if about["prompt"].null_count:
             raise InputError("has prompts without text", source=samples.origin, field="prompt")
-        raw, clean = samples.lengths_matrix(), samples.clean_mask()
         numbers = {name: number for number, name in enumerate(samples.llms)}
         llm = np.array([numbers[name] for name in samples.table["llm"].to_pylist()])
+        raw, capped = _padded(samples)
+        present = raw > 0
+        count = present.sum(axis=1, keepdims=True)
+        mean = raw.sum(axis=1, keepdims=True) / count
+        spread = np.sqrt((np.where(present, raw - mean, 0.0) ** 2).sum(axis=1, keepdims=True) / count)
+        runaway = (raw > RAN_AWAY) & (spread > RAN_AWAY_STD_OVER_MEAN * mean)
+        clean = present & (raw < NEVER_ENDED) & ~runaway
         lengths = np.zeros((len(about), len(numbers), raw.shape[1]), np.int16)
         censored = np.zeros(lengths.shape, bool)
+        # A pool has several rows for a prompt: the last one stays.
         lengths[prompt, llm] = np.where(clean, raw, 0)
-        censored[prompt, llm] = samples.capped_matrix() & clean
+        censored[prompt, llm] = capped & clean
         return cls(about, samples.llms, lengths, censored)
 
     def __len__(self) -> int:
@@ -157,6 +204,19 @@ class PromptTable:
         count = (self.lengths > 0).sum(axis=2)
         total = self.lengths.sum(axis=2, dtype=np.float64)
         return np.asarray(np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0))
+
+
+def _padded(samples: LengthSamples) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return lengths and capped flags as (rows, most samples of a row), 0 where a row has fewer."""
+    counts = pc.list_value_length(samples.table["lengths"]).to_numpy()
+    row = np.repeat(np.arange(len(counts)), counts)
+    column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    shape = (len(counts), int(counts.max(initial=0)))
+    lengths, capped = np.zeros(shape, np.int64), np.zeros(shape, bool)
+    flat = {name: samples.table[name].combine_chunks().flatten() for name in ("lengths", "capped")}
+    lengths[row, column] = flat["lengths"].to_numpy()
+    capped[row, column] = flat["capped"].to_numpy(zero_copy_only=False)
+    return lengths, capped
 
 
 def make_pack(
@@ -199,7 +259,7 @@ def parts(table: PromptTable, config: DataConfig) -> NDArray[np.int8]:
     place = _uniforms(table, config.split_seed)
     part = np.full(len(table), ASIDE, np.int8)
     for i, (name, which) in enumerate(zip(table.column("corpus"), table.column("split"), strict=True)):
-        if name in config.corpora and which in config.splits:
+        if (name in config.corpora or name in GROUPS) and which in config.splits:
             part[i] = HELD_OUT if place[i] < config.held_out else TRAIN
         elif which == "test":
             part[i] = TEST if name in config.corpora else ELSEWHERE

@@ -33,14 +33,15 @@ def standardise(inputs: Floats, clip: float) -> tuple[Floats, dict[str, Floats]]
     return np.clip((inputs - centre) / spread, -clip, clip), {"centre": centre, "spread": spread}
 
 
-def train_network(network: Any, rows: int, loss: Callable[[Any], Any], recipe: Recipe) -> None:  # noqa: ANN401
-    """Minimise `loss`, a function of row numbers; the random generator is torch's."""
+def train_network(network: Any, rows: Any, loss: Callable[[Any], Any], recipe: Recipe) -> None:  # noqa: ANN401
+    """Minimise `loss`, a function of row numbers, over a count of rows or these rows; the generator is torch's."""
+    chosen = torch.arange(rows) if isinstance(rows, int) else rows
     optimiser = torch.optim.AdamW(network.parameters(), recipe.rate, weight_decay=recipe.decay)
-    steps = recipe.epochs * -(-rows // recipe.batch)
+    steps = recipe.epochs * -(-len(chosen) // recipe.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, recipe.rate, total_steps=steps, pct_start=0.1)
     for _ in range(recipe.epochs):
-        for batch in torch.randperm(rows).split(recipe.batch):
-            value = loss(batch)
+        for batch in torch.randperm(len(chosen)).split(recipe.batch):
+            value = loss(chosen[batch])
             optimiser.zero_grad()
             value.backward()
             optimiser.step()

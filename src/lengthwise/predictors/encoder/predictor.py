@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,17 @@ class EncoderPredictor:
         return f"EncoderPredictor({self.name!r}, {len(self.llms)} LLMs)"
 
     @classmethod
-    def load(cls, file: ModelFile) -> EncoderPredictor:
-        """Read the parts of a model file of kind "encoder"."""
+    def load(cls, file: ModelFile, source: str | Path = "model file") -> EncoderPredictor:
+        """Read the parts of a model file of kind "encoder"; InputError if one is invalid."""
+        try:
+            return cls._load(file)
+        except InputError:
+            raise
+        except Exception as error:  # ONNX Runtime and tokenizers raise bare exceptions of their own
+            raise InputError("a part is invalid", source=source, hint="get the file again") from error
+
+    @classmethod
+    def _load(cls, file: ModelFile) -> EncoderPredictor:
         settings = json.loads(file.part("encoder.json"))
         edges, knots = settings.get("edges"), settings.get("knots")
         return cls(

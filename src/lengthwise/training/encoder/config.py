@@ -103,6 +103,10 @@ class DataConfig(_Part):
     splits: tuple[Literal["train", "validate"], ...] = ("train", "validate")
     smollm2: bool = True
     """Add the lengths of SmolLM2 on the same prompts as a further LLM, right-censored at 1,024."""
+    diverse: bool = False
+    """Add the prompts of many kinds of `workloads/diverse.py`, those whose licences allow shipping."""
+    group_limit: int | None = Field(default=None, ge=1)
+    """Most prompts of each group of diverse sources."""
     without: tuple[str, ...] = ()
     """LLMs to leave out, by full or short name."""
     held_out: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1

@@ -38,11 +38,12 @@ def score(
     *,
     leave_out: tuple[str, ...] = (),
     nu: float = NU,
+    least: int = 3,
 ) -> dict[str, float]:
     """Score medians exp(mu) and spreads (P, LLMs or more) of these prompts, within each LLM with lengths for them.
 
     Returns means over LLMs, rounded: tau, mae, and the coverage of the central intervals. LLMs whose names contain one
-    of `leave_out` are not scored.
+    of `leave_out` and those with fewer than `least` prompts are not scored.
     """
     taus, errors, covered = [], [], []
     for number, llm in enumerate(pack.llms):
@@ -50,7 +51,7 @@ def score(
             continue
         lengths = pack.lengths[prompts, number].astype(np.float64)
         here = np.flatnonzero((lengths > 0).any(1))
-        if len(here) < 3:
+        if len(here) < least:
             continue
         lengths, at = lengths[here], prompts[here]
         mean = lengths.sum(1) / (lengths > 0).sum(1)

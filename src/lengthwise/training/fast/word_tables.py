@@ -50,6 +50,8 @@ class Vocabulary:
 
     reader: Reader
     meaning: Floats
+    own: frozenset[bytes]
+    """Words of the encoder's vocabulary."""
 
     @classmethod
     def of(cls, texts: Sequence[str], encoder: Path | None = None) -> Vocabulary:
@@ -59,18 +61,42 @@ class Vocabulary:
         """
         folder = package_folder() if encoder is None else encoder
         known = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
-        words = {word.encode() for word in known if word.isascii() and word.isalnum()}
-        seen = Counter(word for text in texts for word in set(split(excerpt(text))))
-        frequent = {
-            word for word, prompts in seen.items() if prompts >= WORD_IN_PROMPTS and not word.startswith(b"\x01")
-        }
-        vocabulary = sorted(words | frequent)
+        words = frozenset(word.encode() for word in known if word.isascii() and word.isalnum())
+        vocabulary = sorted(words | _frequent(texts))
         vectors = _word_vectors(folder, [word.decode("utf-8", "replace") for word in (*vocabulary, *SIGNS)])
         centred = vectors - vectors.mean(axis=0)
         main = centred @ np.linalg.svd(centred[::8], full_matrices=False)[2][:MEANING].T
         meaning = np.zeros((RESERVED + len(vocabulary), MEANING), np.float32)
         meaning[1 : 1 + len(SIGNS)], meaning[RESERVED:] = main[len(vocabulary) :], main[: len(vocabulary)]
-        return cls(Reader.of(vocabulary), meaning)
+        return cls(Reader.of(vocabulary), meaning, words)
+
+    @classmethod
+    def stored(cls, path: Path | None, texts: Sequence[str], encoder: Path | None = None) -> Vocabulary:
+        """Read the vocabulary from a file; without one, build it and write the file."""
+        if path is not None and path.is_file():
+            with np.load(path) as archive:
+                words, own = (archive[name].tobytes().split(b"\n") for name in ("words", "own"))
+                return cls(Reader.of(words), archive["meaning"], frozenset(own))
+        made = cls.of(texts, encoder)
+        if path is not None:
+            rows = made.reader.rows
+            words = sorted((word for word in rows if rows[word] >= RESERVED), key=rows.__getitem__)
+            joined = [np.frombuffer(b"\n".join(part), np.uint8) for part in (words, sorted(made.own))]
+            np.savez(path, meaning=made.meaning, words=joined[0], own=joined[1])
+        return made
+
+    def of_texts(self, texts: Sequence[str]) -> Vocabulary:
+        """Return the words of the encoder and those frequent in these texts; the vectors are not computed again."""
+        frequent = _frequent(texts)
+        kept = sorted(word for word in self.reader.rows if word in self.own or word in frequent)
+        rows = [self.reader.rows[word] for word in kept]
+        meaning = np.concatenate([self.meaning[:RESERVED], self.meaning[rows]])
+        return Vocabulary(Reader.of(kept), meaning, self.own)
+
+
+def _frequent(texts: Sequence[str]) -> set[bytes]:
+    seen = Counter(word for text in texts for word in set(split(excerpt(text))))
+    return {word for word, prompts in seen.items() if prompts >= WORD_IN_PROMPTS and not word.startswith(b"\x01")}
 
 
 def _word_vectors(folder: Path, words: Sequence[str]) -> Floats:
@@ -114,7 +140,14 @@ class Learned:
         return np.asarray(described, np.float32)
 
 
-def learn_tables(pages: Sequence[PromptText], effect: Doubles, meaning: Floats, folds: Folds, seed: int) -> Learned:
+def learn_tables(
+    pages: Sequence[PromptText],
+    effect: Doubles,
+    meaning: Floats,
+    folds: Folds,
+    seed: int,
+    weight: Doubles | None = None,
+) -> Learned:
     """Learn the tables from training pages and the log ratio of their answers to the usual length.
 
     Topics are a singular value decomposition of the weighted terms, the first guess a ridge regression on the same;
@@ -129,13 +162,16 @@ def learn_tables(pages: Sequence[PromptText], effect: Doubles, meaning: Floats, 
     learned = seen >= _SEEN_AT_LEAST
     rarity[size:][~learned[size:]] = 0.0
     known = sparse.csc_array(_weigh(counts, rarity))[:, learned].tocsr()
+    scale = np.ones(len(effect)) if weight is None else np.sqrt(weight)
     columns, out_of_fold = np.zeros((len(seen), TOPICS + 1)), np.zeros((FOLDS, len(seen)))
-    topics = randomized_svd(known, min(TOPICS, *known.shape), n_iter=4, random_state=seed)[2].T
+    topics = randomized_svd(sparse.diags_array(scale) @ known, min(TOPICS, *known.shape), n_iter=4, random_state=seed)[
+        2
+    ].T
     columns[learned, : topics.shape[1]] = topics
-    columns[learned, TOPICS] = slope = _ridge(known, effect)
+    columns[learned, TOPICS] = slope = _ridge(known, effect, scale)
     for fold in range(FOLDS):
         rest = folds != fold
-        out_of_fold[fold, learned] = _ridge(known[rest], effect[rest]) * (_STEPS / np.abs(slope).max())
+        out_of_fold[fold, learned] = _ridge(known[rest], effect[rest], scale[rest]) * (_STEPS / np.abs(slope).max())
     tables = WordTables.of(np.column_stack([columns[:size], meaning]), columns[size:], rarity.astype(np.float32))
     return Learned(tables, out_of_fold)
 
@@ -154,6 +190,7 @@ def _weigh(counts: Any, rarity: NDArray[Any]) -> Any:  # noqa: ANN401
     return sparse.csr_array(sparse.diags_array(1.0 / (norms + 1e-6)) @ weighted)
 
 
-def _ridge(weights: Any, effect: Doubles) -> Doubles:  # noqa: ANN401
-    """Slopes without the intercept, which the network's standardisation removes."""
-    return np.asarray(lsqr(weights, effect - effect.mean(), damp=_RIDGE**0.5, iter_lim=60)[0])
+def _ridge(weights: Any, effect: Doubles, scale: Doubles) -> Doubles:  # noqa: ANN401
+    """Slopes without the intercept, which the network's standardisation removes; a row counts by its squared scale."""
+    centred = scale * (effect - np.average(effect, weights=scale**2))
+    return np.asarray(lsqr(sparse.diags_array(scale) @ weights, centred, damp=_RIDGE**0.5, iter_lim=60)[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.predictors import LogTPredictions
 from lengthwise.predictors.fast import FEATURES, Reader
-from lengthwise.training.data import PromptTable
-from lengthwise.training.fast.distillation_set import DistillationSet, TeacherOutputs, calibration, figures, levels
-from lengthwise.training.fast.word_tables import FOLDS, TOPICS, learn_tables
+from lengthwise.training.fast.fit import Examples, FastRecipe, fit_network
+from lengthwise.training.fast.teacher import TeacherOutputs
+from lengthwise.training.fast.train import FastTrainer, LeftOutPairs, calibrated, fit_widening, predicted
+from lengthwise.training.fast.word_tables import FOLDS, TOPICS, Vocabulary, learn_tables
+from lengthwise.training.pairs import PairTable, score_pairs
 
 LLMS = ("a/one-7B", "b/two-1B")
 WORDS = [b"write", b"a", b"long", b"short", b"story", b"about", b"list", b"name", b"of", b"the"]
@@ -31,7 +33,7 @@ class CharacterCount:
         return np.array([[[len(text), 0.0, len(text), 1.0]] * (len(self.llms) + 1) for text in texts], np.float32)
 
 
-def table(prompts: int = 300, seed: int = 0) -> PromptTable:
+def table(prompts: int = 300, seed: int = 0) -> PairTable:
     """Prompts of random words; "long" and "short" determine the length, and answers of LLM b are twice as long."""
     rng = np.random.default_rng(seed)
     texts, lengths = [], np.empty((prompts, 2, 10))
@@ -40,9 +42,11 @@ def table(prompts: int = 300, seed: int = 0) -> PromptTable:
         texts.append(b" ".join([*rng.choice(WORDS[4:], 6), kind, b"%d" % number]).decode())
         usual = {b"long": 800.0, b"short": 20.0, b"story": 200.0}[kind]
         lengths[number] = usual * np.array([[1.0], [2.0]]) * np.exp(0.15 * rng.standard_t(3.5, (2, 10)))
-    return PromptTable(
-        pa.table({"prompt": texts}), LLMS, np.rint(lengths).astype(np.int16), np.zeros(lengths.shape, bool)
-    )
+    flat = np.rint(np.maximum(lengths, 1.0)).astype(np.int32).reshape(2 * prompts, 10)
+    return PairTable(
+        tuple(texts), ("chat", "code"), np.arange(prompts) % 2, np.zeros(prompts, bool), LLMS,
+        np.repeat(np.arange(prompts), 2), np.tile([0, 1], prompts), flat, np.zeros(flat.shape, bool),
+    )  # fmt: skip
 
 
 def taught(texts: Sequence[str]) -> TeacherOutputs:
@@ -74,20 +78,9 @@ def test_a_file_without_outputs_is_refused(tmp_path: Path) -> None:
         TeacherOutputs.read(tmp_path / "plain.parquet")
 
 
-def test_selected_prompts_have_their_pieces_and_all_noise() -> None:
-    data = DistillationSet.of(table(30), taught, seed=0)
-    texts = data.prompts.column("prompt")
-    assert np.isfinite(data.outputs.select((*texts, *data.pieces), LLMS)).all()
-    part = data.rows(np.array([4, 9]))
-    origin = dict(zip(data.pieces, data.origins, strict=True))
-    assert part.prompts.column("prompt") == [texts[4], texts[9]]
-    assert {origin[text] for text in part.pieces} <= {4, 9, 30}
-    assert set(part.origins.tolist()) == {0, 1, 2}
-
-
 def test_training_descriptions_equal_served_ones_except_for_an_out_of_fold_guess() -> None:
     prompts, reader = table(), Reader.of(WORDS)
-    pages = [reader.read(text) for text in prompts.column("prompt")]
+    pages = [reader.read(text) for text in prompts.texts]
     effect = np.random.default_rng(1).normal(size=len(pages))  # nothing to learn
     folds = np.arange(len(pages)) % FOLDS
     meaning = np.random.default_rng(2).normal(size=(reader.size, 3)).astype(np.float32)
@@ -103,32 +96,70 @@ def test_training_descriptions_equal_served_ones_except_for_an_out_of_fold_guess
 
 def test_the_first_guess_separates_long_from_short() -> None:
     prompts, reader = table(), Reader.of(WORDS)
-    pages = [reader.read(text) for text in prompts.column("prompt")]
-    effect = (np.log(prompts.mean()) - levels(prompts)[:-1]).mean(axis=1)
+    pages = [reader.read(text) for text in prompts.texts]
+    effect = (prompts.log_mean() - prompts.levels()[prompts.llm]).reshape(-1, 2).mean(axis=1)
     folds = np.arange(len(pages)) % FOLDS
     learned = learn_tables(pages, effect, np.zeros((reader.size, 1), np.float32), folds, seed=0)
     assert np.corrcoef(learned.describe(pages, folds)[:, FEATURES + TOPICS], effect)[0, 1] > 0.9
 
 
-def test_calibrated_predictions_cover_their_nominal_share_and_figures_report_it() -> None:
-    prompts = table()
-    n = len(prompts) * len(LLMS)
-    mu = np.log(prompts.mean()).ravel() + 0.3
-    off = LogTPredictions.of(mu, np.full(n, 0.05), 10_000, sample_mean=np.exp(mu), sample_std=np.ones(n))
-    unknown = LogTPredictions.of(mu - 1.0, np.full(n, 0.05), 10_000)
-    adjustments = calibration(prompts, off, unknown)
-    assert adjustments.others.shift == pytest.approx(0.7, abs=0.05)
-    assert {round(one.shift, 1) for one in adjustments.by_llm.values()} == {-0.3}
-    found = figures(prompts, adjustments.apply(off, list(LLMS) * len(prompts)), leave_out="b/two-1B")
-    assert found["cover50"] == pytest.approx(0.5, abs=0.04)
-    assert found["cover90"] == pytest.approx(0.9, abs=0.03)
-    assert found["tau"] == found["by_llm"]["a/one-7B"]["tau"] == pytest.approx(1.0)
+def words() -> Vocabulary:
+    reader = Reader.of(sorted(WORDS))
+    meaning = np.random.default_rng(2).normal(size=(reader.size, 3)).astype(np.float32)
+    return Vocabulary(reader, meaning, frozenset(WORDS))
+
+
+def test_a_trained_predictor_orders_covers_and_knows_both_llms() -> None:
+    trainer = FastTrainer(words(), FastRecipe(hidden=32, joint=16, networks=2, epochs=15))
+    train, fresh = table(600), table(150, seed=1)
+    predictor, found = calibrated(trainer, train, 1.0, 0, lambda _: None)
+    assert predictor.llms == LLMS
+    assert predictor.levels[1] - predictor.levels[0] == pytest.approx(np.log(2.0), abs=0.1)
+    scored = score_pairs(fresh, *predicted(predictor, fresh))
+    assert scored.tau > 0.6  # two thirds of the pairs differ in kind
+    assert scored.coverage_90 > 0.8
+    assert 0.85 < found["held_out"]["coverage_90"] < 0.99  # 60 held-out prompts: cautious
+
+
+def test_llms_with_few_prompts_teach_the_unknown_one() -> None:
+    train = table(240)
+    few = replace(train, llms=(*LLMS, "rare/llm-3B"), llm=np.where(np.arange(len(train.llm)) % 40 == 1, 2, train.llm))
+    predictor = FastTrainer(words(), FastRecipe(hidden=8, joint=8, networks=1, epochs=1)).fit(few)
+    assert predictor.llms == LLMS
+
+
+def test_the_widening_covers_left_out_groups() -> None:
+    prompts = table(120)
+    mu = prompts.log_mean() + np.where(np.arange(len(prompts.prompt)) % 4 < 2, 1.0, -1.0)
+    pairs = LeftOutPairs(prompts, mu, np.full(len(mu), 0.05), np.full(len(mu), 0.25))
+    widening = fit_widening([pairs], 3.5)
+    assert 0.5 <= widening <= 2.0
+    assert score_pairs(prompts, mu, pairs.spread(0.0), 3.5).coverage_90 < 0.2
+
+
+def test_a_teacher_adds_targets_to_pairs_and_pairs_of_its_own() -> None:
+    prompts = table(60).take(np.arange(60))
+    only = replace(prompts, prompt=prompts.prompt[::2], llm=prompts.llm[::2], lengths=prompts.lengths[::2],
+                   censored=prompts.censored[::2])  # fmt: skip
+    trainer = FastTrainer(words(), FastRecipe(hidden=8, joint=8, networks=1, epochs=1), taught(prompts.texts))
+    assert trainer.fit(only).predict(["list the story"], [LLMS[1]]).mu[0] > 0.0
+
+
+def test_a_vocabulary_is_stored_and_cut_to_the_words_of_the_texts(tmp_path: Path) -> None:
+    path = tmp_path / "words.npz"
+    joined = np.frombuffer(b"\n".join(sorted(WORDS)), np.uint8)
+    np.savez(path, meaning=words().meaning, words=joined, own=joined)
+    read = Vocabulary.stored(path, [])
+    assert read.reader.rows == words().reader.rows
+    rare = Vocabulary(read.reader, read.meaning, frozenset(WORDS[:2]))
+    kept = rare.of_texts(["story"] * 3 + ["list"] * 2)
+    assert set(kept.reader.rows) >= {*WORDS[:2], b"story"}
+    assert b"list" not in kept.reader.rows
+    np.testing.assert_array_equal(kept.meaning[kept.reader.rows[b"story"]], read.meaning[read.reader.rows[b"story"]])
 
 
 def test_a_network_learns_from_labels_from_a_teacher_and_from_capped_answers() -> None:
-    pytest.importorskip("torch")
     from lengthwise.predictors.llm_names import FEATURES as NAMES
-    from lengthwise.training.fast.fit import Examples, FastRecipe, fit_network
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(600, 3)).astype(np.float32)
@@ -140,7 +171,11 @@ def test_a_network_learns_from_labels_from_a_teacher_and_from_capped_answers() -
     cut = np.zeros(lengths.shape, bool)
     cut[:, 2] = lengths[:, 2] > 150.0  # the third LLM is capped at 150 tokens
     lengths[:, 2] = np.minimum(lengths[:, 2], 150.0)
-    examples = Examples(x, lengths, cut, soft, np.eye(3, NAMES, dtype=np.float32), np.full(3, 5.0))
+    pairs = np.arange(1800)
+    examples = Examples(
+        x, pairs // 3, pairs % 3, lengths.reshape(-1, 10), cut.reshape(-1, 10), soft.reshape(-1, 4), np.ones(1800),
+        np.eye(4, NAMES, dtype=np.float32), np.full(3, 5.0), np.arange(3),
+    )  # fmt: skip
     network = fit_network(examples, FastRecipe(hidden=32, joint=16, dropout=0.0, input_dropout=0.0, epochs=20), seed=0)
     for llm in range(3):
         who = network.llm_bias(llm, examples.name_features[llm])

@@ -1,0 +1,207 @@
+"""Prompts of kinds that training left out: how well does the recipe of `fast` order and cover their lengths?
+
+The groups of `workloads/diverse.py` and CASTILLO's code and chat corpora are left out in turn, with one fixed recipe:
+the word tables, the networks and the widening of the spread are all fitted without the group. Beside it: the same
+recipe on CASTILLO alone (on the other half of CASTILLO, for a group of CASTILLO). Both are trained on lengths only,
+without a teacher.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from experiments.study import Run, Study
+from lengthwise.predictors.fast import FastPredictor
+from lengthwise.reports.tables import Table, share, signed
+from lengthwise.training.data import SMOLLM2
+from lengthwise.training.fast.fit import FastRecipe
+from lengthwise.training.fast.train import (
+    FastTrainer,
+    LeftOutPairs,
+    fit_widening,
+    official_test,
+    predicted,
+    training_pairs,
+)
+from lengthwise.training.fast.word_tables import Vocabulary
+from lengthwise.training.pairs import GroupScore, PairTable, score_pairs
+from lengthwise.workloads.diverse import CASTILLO_GROUPS
+from lengthwise.workloads.files import data_home
+
+TARGET_TAU: Final = 0.08
+"""Wanted gain of the mean tau over CASTILLO alone."""
+TARGET_COVERAGE: Final = (0.85, 0.95)
+ENOUGH_PROMPTS: Final = 500
+"""A group with fewer prompts has no target for its coverage."""
+
+
+@dataclass(frozen=True)
+class LeftOutGroupsGrid:
+    """The recipe, and how many trainings leave groups out."""
+
+    parts: int = 0
+    """Trainings that leave out a share of the groups outside CASTILLO each; 0: one training for each group."""
+    prompts_per_group: int = 3_000
+    """Most prompts of a group, drawn at random."""
+    networks: int = 4
+    epochs: int = 8
+    ships: bool = True
+    """Only sources of clear licences, as for the packaged predictor."""
+    vectors: Path | None = None
+    """File that stores the words' embeddings between runs."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class LeftOutGroup:
+    """One group: trained on CASTILLO alone, and on CASTILLO and the other groups."""
+
+    group: str
+    alone: GroupScore
+    others: GroupScore
+    widening: float
+    """Fitted on the other left-out groups."""
+
+
+@dataclass(frozen=True)
+class LeftOutGroupsResult:
+    """One row per group, and the official test of CASTILLO by training."""
+
+    grid: LeftOutGroupsGrid
+    rows: tuple[LeftOutGroup, ...]
+    official: Mapping[str, GroupScore]
+    widening: float
+    """Fitted on all left-out groups, for a predictor that ships."""
+
+    @property
+    def gain(self) -> float:
+        """Difference of the mean tau."""
+        return float(np.mean([row.others.tau - row.alone.tau for row in self.rows]))
+
+
+def measure(run: Run, grid: LeftOutGroupsGrid) -> LeftOutGroupsResult:
+    """Train without each group, and on CASTILLO alone; score both."""
+    logging.getLogger("lengthwise.predictors").setLevel(logging.ERROR)  # most LLMs of a left-out group are unknown
+    everything = training_pairs(ships=grid.ships)
+    table, test = capped(everything.take(everything.trainable()), grid), official_test(everything)
+    recipe = FastRecipe(networks=grid.networks, epochs=grid.epochs)
+    trainer = FastTrainer(Vocabulary.stored(grid.vectors, table.texts), recipe)
+    diverse = [name for name in table.groups if name not in CASTILLO_GROUPS and table.in_groups([name]).any()]
+    parts = [diverse[n :: grid.parts] for n in range(grid.parts)] if grid.parts else [[name] for name in diverse]
+    official: dict[str, GroupScore] = {}
+    run.report("CASTILLO alone", 0.0)
+    castillo = trainer.fit(table.take(table.in_groups(list(CASTILLO_GROUPS))), grid.seed)
+    official["CASTILLO alone"] = _official(castillo, test)
+    alone = {name: _scored(castillo, table, name) for name in diverse}
+    left: dict[str, LeftOutPairs] = {}
+    for number, part in enumerate(parts):
+        run.report(f"without {', '.join(part)}", (number + 1) / (len(parts) + 3))
+        fitted = trainer.fit(table.take(~table.in_groups(part)), grid.seed)
+        official[f"without {', '.join(part)}"] = _official(fitted, test)
+        left |= {name: LeftOutPairs.of(fitted, table.take(table.in_groups([name]))) for name in part}
+    for name, other in itertools.permutations(CASTILLO_GROUPS):
+        run.report(f"without {name}", 0.9)
+        alone[name] = _scored(trainer.fit(table.take(table.in_groups([other])), grid.seed), table, name)
+        fitted = trainer.fit(table.take(~table.in_groups([name])), grid.seed)
+        left[name] = LeftOutPairs.of(fitted, table.take(table.in_groups([name])))
+    rows = []
+    for name, own in left.items():
+        widening = fit_widening([pairs for other, pairs in left.items() if other != name], castillo.calibration.nu)
+        found = score_pairs(own.table, own.mu, own.spread(widening), castillo.calibration.nu)
+        rows.append(LeftOutGroup(name, alone[name], found, widening))
+    return LeftOutGroupsResult(grid, tuple(rows), official, fit_widening(list(left.values()), castillo.calibration.nu))
+
+
+def capped(table: PairTable, grid: LeftOutGroupsGrid) -> PairTable:
+    """Return at most `prompts_per_group` prompts of each group."""
+    order = np.random.default_rng(grid.seed).permutation(len(table))
+    rank = np.zeros(len(table), np.intp)
+    for number in range(len(table.groups)):
+        own = order[table.group[order] == number]
+        rank[own] = np.arange(len(own))
+    return table.take(rank < grid.prompts_per_group)
+
+
+def _scored(predictor: FastPredictor, table: PairTable, group: str) -> GroupScore:
+    own = table.take(table.in_groups([group]))
+    return score_pairs(own, *predicted(predictor, own))
+
+
+def _official(predictor: FastPredictor, test: PairTable) -> GroupScore:
+    return score_pairs(test, *predicted(predictor, test), only=[llm for llm in test.llms if llm != SMOLLM2])
+
+
+def tables(found: LeftOutGroupsResult) -> list[Table]:
+    """One row per group, and one for each training on the official test."""
+    low, high = TARGET_COVERAGE
+    columns = ["left out", "prompts", "LLMs", "tau, CASTILLO alone", "tau, with the other groups", "gain",
+               "in 90 %, alone", "in 90 %", "median error", "covered"]  # fmt: skip
+    rows = [
+        [
+            row.group,
+            str(row.others.prompts),
+            str(row.others.llms),
+            f"{row.alone.tau:.3f}",
+            f"{row.others.tau:.3f}",
+            signed(row.others.tau - row.alone.tau),
+            share(row.alone.coverage_90),
+            share(row.others.coverage_90),
+            f"x{np.exp(row.others.error):.2f}",
+            "–" if row.others.prompts < ENOUGH_PROMPTS else "yes" if low <= row.others.coverage_90 <= high else "no",
+        ]
+        for row in found.rows
+    ]
+    mean = [np.mean([[row.alone.tau, row.others.tau] for row in found.rows], axis=0)]
+    rows += [["mean", "", "", f"{mean[0][0]:.3f}", f"{mean[0][1]:.3f}", signed(found.gain), "", "", "", ""]]
+    grid = found.grid
+    left = "one group" if grid.parts == 0 else f"every {grid.parts}th group"
+    notes = [
+        f"each training leaves out {left}; tau over LLMs with at least 30 prompts",
+        f"at most {grid.prompts_per_group} prompts of a group, {grid.networks} networks, {grid.epochs} epochs",
+        f"wanted: mean gain {TARGET_TAU:+.2f}; {low:.0%} to {high:.0%} covered from {ENOUGH_PROMPTS} prompts on",
+        "median error: factor between predicted median and mean length",
+    ]
+    official = [[name, f"{score.tau:.3f}", share(score.coverage_90)] for name, score in found.official.items()]
+    return [
+        Table("Groups of prompts left out of training", columns, rows, notes),
+        Table("CASTILLO's official test, six corpora", ["training", "tau", "in 90 %"], official, []),
+    ]
+
+
+def facts(found: LeftOutGroupsResult) -> dict[str, Any]:
+    """Everything that the tables show, for JSON."""
+    return {
+        "groups": [asdict(row) for row in found.rows],
+        "official": {name: asdict(score) for name, score in found.official.items()},
+        "gain": found.gain,
+        "widening": found.widening,
+    }
+
+
+def _needs(_: LeftOutGroupsGrid) -> str | None:
+    home = data_home()
+    if home is None or not (home / "diverse" / "lengths.parquet").is_file():
+        return "needs LENGTHWISE_DATA with castillo/, smollm2/ and diverse/"
+    return None
+
+
+STUDY: Study[LeftOutGroupsGrid, LeftOutGroupsResult] = Study(
+    name="left_out_groups",
+    title="Prompts of kinds left out of training",
+    question="How well does `fast` predict prompts of kinds that it was not trained on?",
+    source="CASTILLO and diverse prompts",
+    grid=LeftOutGroupsGrid(),
+    quick=replace(LeftOutGroupsGrid(), parts=4, prompts_per_group=1_500, epochs=6),
+    minutes=(40, 12),
+    measure=measure,
+    tables=tables,
+    facts=facts,
+    needs=_needs,
+)

@@ -1,0 +1,186 @@
+"""Trains the fast predictor on pairs of prompts and LLMs of any sources, and calibrates it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from lengthwise.predictors.calibration import Calibration, fit_calibration
+from lengthwise.predictors.fast import OUTPUTS, FastPredictor
+from lengthwise.predictors.llm_names import identify
+from lengthwise.training.data import load_samples
+from lengthwise.training.encoder.config import DataConfig
+from lengthwise.training.fast.fit import Examples, FastRecipe, fit_network
+from lengthwise.training.fast.word_tables import FOLDS, Vocabulary, learn_tables
+from lengthwise.training.pairs import PairTable, score_pairs
+from lengthwise.workloads.diverse import CASTILLO_GROUPS, load_diverse
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from lengthwise.training.fast.teacher import TeacherOutputs
+
+    Doubles = NDArray[np.float64]
+
+LEAST_PROMPTS: Final = 100
+"""An LLM with fewer training prompts has no identity row: its lengths teach the row of unknown LLMs."""
+HELD_OUT: Final = 0.1
+WIDENINGS: Final = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+TAUGHT_LLMS: Final = 8
+"""LLMs without lengths for a prompt that are learned from the teacher there, drawn at random."""
+
+
+@dataclass(frozen=True, eq=False)
+class FastTrainer:
+    """One recipe for any table of pairs. `teacher` has predictions for some of the prompts; None: lengths only."""
+
+    vocabulary: Vocabulary
+    recipe: FastRecipe = field(default_factory=FastRecipe)
+    teacher: TeacherOutputs | None = None
+
+    def fit(self, table: PairTable, seed: int = 0) -> FastPredictor:
+        """Train on all prompts of the table; the predictor is not calibrated."""
+        vocabulary = self.vocabulary.of_texts(table.texts)
+        levels, weight = table.levels(), table.prompt_weights()
+        known = np.flatnonzero(table.prompts_per_llm() >= LEAST_PROMPTS)
+        identity = np.full(len(table.llms), -1)
+        identity[known] = np.arange(len(known))
+        answers = np.bincount(table.prompt, minlength=len(table))
+        pair_weight = (weight / np.sqrt(np.maximum(answers, 1)))[table.prompt]
+        effect = np.bincount(table.prompt, table.log_mean() - levels[table.llm], len(table)) / np.maximum(answers, 1)
+        folds = np.random.default_rng(seed).integers(0, FOLDS, len(table))
+        pages = [vocabulary.reader.read(text) for text in table.texts]
+        learned = learn_tables(pages, effect, vocabulary.meaning, folds, seed, weight * (answers > 0))
+        examples = Examples(
+            description=learned.describe(pages, folds),
+            prompt=table.prompt,
+            llm=table.llm,
+            lengths=table.lengths,
+            censored=table.censored,
+            soft=np.full((len(table.prompt), OUTPUTS), np.nan, np.float32),
+            weight=pair_weight / pair_weight.mean(),
+            name_features=np.array([identify(llm).features() for llm in (*table.llms, "")], np.float32),
+            levels=levels[:-1],
+            identity=identity,
+            absent=_absent(table, self.recipe.networks),
+        )
+        if self.teacher is not None:
+            examples = _taught(examples, table, self.teacher, seed)
+        network = fit_network(examples, self.recipe, seed)
+        llms = tuple(table.llms[number] for number in known)
+        return FastPredictor(
+            vocabulary.reader, learned.tables, network, llms, np.append(levels[known], levels[-1]), Calibration()
+        )
+
+
+def _absent(table: PairTable, networks: int) -> list[NDArray[np.bool_]]:
+    """Return for each network the prompts of every n-th group outside CASTILLO."""
+    present = [name for name in table.groups if name not in CASTILLO_GROUPS and table.in_groups([name]).any()]
+    return [table.in_groups(present[number::networks]) for number in range(networks)] if networks > 1 else []
+
+
+def predicted(predictor: FastPredictor, table: PairTable) -> tuple[Doubles, Doubles, float]:
+    """Return mu, sigma and nu of every pair."""
+    found = predictor.predict([table.texts[i] for i in table.prompt], [table.llms[i] for i in table.llm])
+    return found.mu, found.sigma, found.nu
+
+
+def training_pairs(*, ships: bool) -> PairTable:
+    """Return CASTILLO with SmolLM2's lengths, and the diverse prompts; with `ships` those of clear licences only."""
+    castillo = load_samples(DataConfig(smollm2=True))
+    return PairTable.of(castillo, load_diverse(known_llms=castillo.llms, ships=ships))
+
+
+def official_test(table: PairTable) -> PairTable:
+    """Return the official test prompts of CASTILLO's six corpora."""
+    return table.take(table.test & table.in_groups(list(CASTILLO_GROUPS)))
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOutPairs:
+    """Pairs of prompts that a predictor was not trained on, and its predictions for them."""
+
+    table: PairTable
+    mu: Doubles
+    sigma: Doubles
+    """Of the network, without widening."""
+    apart: Doubles
+    """Variance of the networks' log medians."""
+
+    @classmethod
+    def of(cls, predictor: FastPredictor, table: PairTable) -> LeftOutPairs:
+        """Predict without widening, and with widening 1 to see the variance."""
+        mu, narrow, _ = predicted(replace(predictor, widening=0.0), table)
+        _, wide, _ = predicted(replace(predictor, widening=1.0), table)
+        return cls(table, mu, narrow, np.maximum(wide**2 - narrow**2, 0.0))
+
+    def spread(self, widening: float) -> Doubles:
+        """Return sigma with this widening."""
+        return np.asarray(np.sqrt(self.sigma**2 + widening * self.apart))
+
+
+def fit_widening(parts: Sequence[LeftOutPairs], nu: float) -> float:
+    """Return the widening at which 90 % intervals cover 90 % of the lengths of left-out groups, groups equal."""
+
+    def covered(widening: float) -> float:
+        return float(np.mean([score_pairs(p.table, p.mu, p.spread(widening), nu).coverage_90 for p in parts]))
+
+    tried = [(widening, covered(widening)) for widening in WIDENINGS]
+    return min(tried, key=lambda pair: abs(pair[1] - 0.9))[0]
+
+
+def calibrated(
+    trainer: FastTrainer, train: PairTable, widening: float, seed: int, report: Callable[[str], None]
+) -> tuple[FastPredictor, dict[str, Any]]:
+    """Train with a tenth held out to calibrate each LLM, then on everything; return the predictor and its figures."""
+    held = np.random.default_rng(seed).random(len(train)) < HELD_OUT
+    kept, out = train.take(~held), train.take(held)
+    first = replace(trainer, recipe=replace(trainer.recipe, networks=min(2, trainer.recipe.networks))).fit(kept, seed)
+    first = replace(first, widening=widening)
+    names = [train.llms[number] for number in out.llm]
+    texts = [out.texts[number] for number in out.prompt]
+    truth: dict[str, Any] = {"lengths": out.lengths, "present": out.lengths > 0, "censored": out.censored}
+    weights = out.prompt_weights()[out.prompt]
+    report(f"held out: {score_pairs(out, *predicted(first, out))}")
+    known = fit_calibration(first.predict(texts, names), names, **truth, weights=weights)
+    unknown = fit_calibration(first.predict(texts, [""] * len(texts)), [""] * len(texts), **truth, weights=weights)
+    by_llm = {llm: each for llm, each in known.by_llm.items() if llm in first.llms}
+    adjustments = Calibration(unknown.others, by_llm, known.nu)
+    held_out = score_pairs(out, *predicted(replace(first, calibration=adjustments, _llm_cache={}), out))
+    final = replace(trainer.fit(train, seed), calibration=adjustments, widening=widening)
+    return final, {"held_out": asdict(held_out), "widening": widening}
+
+
+def _taught(examples: Examples, table: PairTable, teacher: TeacherOutputs, seed: int) -> Examples:
+    """Add the teacher's outputs to the pairs, and pairs that only the teacher has."""
+    llms = [number for number, llm in enumerate(table.llms) if llm in teacher.llms]
+    soft = teacher.select(table.texts, [table.llms[number] for number in llms])
+    chance = np.random.default_rng(seed).random(soft.shape[:2])
+    chance[~np.isfinite(soft[..., 0])] = np.inf
+    column_of = np.full(len(table.llms), -1)
+    column_of[llms] = np.arange(len(llms))
+    column = column_of[examples.llm]
+    has = column >= 0
+    own = examples.soft.copy()
+    own[has] = soft[examples.prompt[has], column[has]]
+    chance[examples.prompt[has], column[has]] = np.inf
+    few = np.sort(chance, axis=1)[:, min(TAUGHT_LLMS, len(llms)) - 1 :][:, :1]
+    prompt, taught = np.nonzero((chance <= few) & np.isfinite(chance))
+    usual = np.bincount(examples.prompt, examples.weight, len(table)) / np.maximum(
+        np.bincount(examples.prompt, minlength=len(table)), 1
+    )
+    rows = np.concatenate([examples.prompt, prompt])
+    order = np.argsort(rows, kind="stable")
+    spare = np.zeros((len(prompt), examples.lengths.shape[1]), bool)
+    return replace(
+        examples,
+        prompt=rows[order],
+        llm=np.concatenate([examples.llm, np.array(llms, np.intp)[taught]])[order],
+        lengths=np.concatenate([examples.lengths, spare])[order],
+        censored=np.concatenate([examples.censored, spare])[order],
+        soft=np.concatenate([own, soft[prompt, taught]])[order],
+        weight=np.concatenate([examples.weight, usual[prompt]])[order],
+    )
