@@ -34,7 +34,8 @@ class Ledger:
     before: dict[str, float]
     ends: dict[str, End] = field(default_factory=dict)
     statuses: Counter[int] = field(default_factory=Counter)
-    headers: list[dict[str, str]] = field(default_factory=list)
+    retry_after: list[str] = field(default_factory=list)
+    """The headers of refusals."""
     _sent: int = 0
 
     async def ask(self, *, stream: bool, tokens: int = 5, **fields: Any) -> str:
@@ -45,7 +46,7 @@ class Ledger:
         try:
             async with self.http.post(self.url + PLAIN, json=body(name, tokens, stream=stream, **fields)) as response:
                 self.statuses[response.status] += 1
-                self.headers.append({key.lower(): value for key, value in response.headers.items()})
+                self.retry_after += response.headers.getall("retry-after", [])
                 self.ends[name] = _end(response, await response.read())
         except asyncio.CancelledError:
             self.ends[name] = "left"
