@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import io
+import asyncio
 import json
 import re
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 from urllib.parse import unquote, urlsplit
 
-import aiohttp
-from multidict import CIMultiDict
-from yarl import URL
-
+from lengthwise.engines.http1 import HttpAnswer, HttpPool, NotConnectedError
 from lengthwise.errors import InputError
 
 _IDLE_S: Final = 3.0
 """How long an idle connection is reused. vLLM's server closes idle connections after 5 s; a request sent on one that is
 being closed would be lost."""
-
-_LARGE_BODY: Final = 1 << 20  # aiohttp writes bytes in one piece, and warns above this
-
-# Headers that aiohttp would add; only the caller's are sent.
-_AUTO_HEADERS: Final = ("Accept", "Accept-Encoding", "User-Agent", "Content-Type")
 
 
 class EngineError(Exception):
@@ -83,9 +75,12 @@ def without_credentials(url: str) -> str:
 class EngineAnswer:
     """An engine's answer: its head has arrived, the body is read as it arrives. The caller closes it."""
 
-    def __init__(self, engine: EngineClient, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, engine: EngineClient, response: HttpAnswer) -> None:
         self._engine = engine
         self._response = response
+        self._content_type = self.header("content-type") or ""
+        self.is_stream = self._content_type.startswith("text/event-stream")
+        """Whether server-sent events follow."""
 
     @property
     def status(self) -> int:
@@ -96,44 +91,35 @@ class EngineAnswer:
     def raw_headers(self) -> Sequence[tuple[bytes, bytes]]:
         """The engine's headers as it sent them; a redirect to itself without its address."""
         base = self._engine.url.encode()
-        return [(k, v.removeprefix(base) if k.lower() == b"location" else v) for k, v in self._response.raw_headers]
+        return [(k, v.removeprefix(base) if k.lower() == b"location" else v) for k, v in self._response.headers]
 
     def header(self, name: str) -> str | None:
-        """Return one header of the engine's."""
-        return self._response.headers.get(name)
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether server-sent events follow."""
-        return self._response.headers.get("content-type", "").startswith("text/event-stream")
+        """Return one header of the engine's, by its name in lower case."""
+        wanted = name.encode()
+        return next((v.decode("latin-1") for k, v in self._response.headers if k.lower() == wanted), None)
 
     @property
     def is_json(self) -> bool:
         """Whether the body is JSON."""
-        return self._response.headers.get("content-type", "").startswith("application/json")
+        return self._content_type.startswith("application/json")
 
     async def chunk(self) -> bytes:
         """Return the next bytes as soon as they arrive; empty at the end."""
         try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
+            return await self._response.chunk()
+        except OSError as error:
             raise _engine_error(error, self._engine.name) from error
 
     async def read(self) -> bytes:
         """Return the whole body."""
         try:
             return await self._response.read()
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             raise _engine_error(error, self._engine.name) from error
 
     def close(self) -> None:
         """Reuse the connection if the answer was read to its end, else close it, which aborts the request."""
-        self._engine.answers.discard(self)
         self._response.release()
-
-    def cut(self) -> None:
-        """Fail the caller that reads it: closing a session does not wake it."""
-        self._response.content.set_exception(aiohttp.ServerDisconnectedError())
 
 
 class EngineClient:
@@ -156,25 +142,20 @@ class EngineClient:
         """With `keep`, connections are reused; without, each request has its own."""
         self.url = without_credentials(engine_url(url))
         self.name = name or f"engine {self.url}"
-        self._authorization = _basic(url) if api_key is None else f"Bearer {api_key}"
-        self._keep = keep
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=silence_timeout_s)
-        self._sessions: tuple[aiohttp.ClientSession, ...] = ()
-        self.answers: set[EngineAnswer] = set()
-        """Answers that are being read."""
+        self._authorization = _basic(url) if api_key is None else f"Bearer {api_key}".encode()
+        self._idle_s = _IDLE_S if keep else 0.0
+        self._timeouts_s = connect_timeout_s, silence_timeout_s
+        self._pool: HttpPool | None = None
 
     async def open(self) -> None:
         """Make the client ready for requests."""
-        fresh = self._new_session(aiohttp.TCPConnector(limit=0, force_close=True))
-        pooled = self._new_session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)) if self._keep else fresh
-        self._sessions = pooled, fresh
+        connect_s, silence_s = self._timeouts_s
+        self._pool = HttpPool(self.url, connect_timeout_s=connect_s, silence_timeout_s=silence_s, idle_s=self._idle_s)
 
     async def close(self) -> None:
         """Close all connections; running requests fail with EngineBrokenError."""
-        for answer in list(self.answers):
-            answer.cut()
-        for session in self._sessions:
-            await session.close()
+        if self._pool is not None:
+            self._pool.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -183,112 +164,100 @@ class EngineClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _new_session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
-        return aiohttp.ClientSession(
-            connector=connector,
-            timeout=self._timeout,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=_AUTO_HEADERS,
-            trace_configs=[trace],
-        )
+    @property
+    def open_answers(self) -> int:
+        """Requests that have been sent and whose answers are not closed."""
+        return 0 if self._pool is None else self._pool.busy
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineAnswer:
         """Send a body and return once the head of the answer arrives."""
-        return await self._call("POST", path, body=body, headers=headers)
+        return await self._call("POST", path, _encoded(headers), body)
 
     async def get(self, path: str, headers: Mapping[str, str] | None = None) -> EngineAnswer:
         """Get a path."""
-        return await self._call("GET", path, headers=headers)
+        return await self._call("GET", path, _encoded(headers))
 
-    async def forward(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> EngineAnswer:
+    async def forward(
+        self, method: str, path: str, body: bytes, headers: Iterable[tuple[bytes, bytes]]
+    ) -> EngineAnswer:
         """Forward a client's request unchanged; `path` is encoded and includes the query."""
-        return await self._call(method, path, encoded=True, body=body or None, headers=headers)
+        return await self._call(method, path, headers, body or None)
 
     async def check(self, timeout_s: float = 5.0) -> None:
         """Return if the engine is healthy, else raise an EngineError."""
-        answer = await self._call("GET", "/health", timeout=aiohttp.ClientTimeout(total=timeout_s))
-        answer.close()
+        status, _ = await self._get_whole("/health", timeout_s)
         # Not every OpenAI-compatible server has /health: one that answers 404 or 401 is up.
-        if answer.status >= 500:
-            raise EngineBrokenError(f"{self.name} answers {answer.status} to /health")
+        if status >= 500:
+            raise EngineBrokenError(f"{self.name} answers {status} to /health")
 
     async def models(self, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0) -> list[dict[str, Any]]:
         """Return the engine's list of models."""
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        answer = await self._call("GET", "/v1/models", headers=headers, timeout=timeout)
+        status, body = await self._get_whole("/v1/models", timeout_s, headers)
+        if 400 <= status < 500:
+            raise EngineRefusedError(f"{self.name} answers {status} to /v1/models", status)
         try:
-            if 400 <= answer.status < 500:
-                raise EngineRefusedError(f"{self.name} answers {answer.status} to /v1/models", answer.status)
-            listed = json.loads(await answer.read())
-            return [model for model in listed["data"] if "id" in model]
+            return [model for model in json.loads(body)["data"] if "id" in model]
         except (ValueError, KeyError, TypeError) as error:
-            raise EngineBrokenError(
-                f"{self.name} answers {answer.status} to /v1/models, without a list of models"
-            ) from error
-        finally:
-            answer.close()
+            raise EngineBrokenError(f"{self.name} answers {status} to /v1/models, without a list of models") from error
+
+    async def _get_whole(
+        self, path: str, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """Return status and body; `timeout_s` is for all of it."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self.get(path, headers)
+                try:
+                    return answer.status, await answer.read()
+                finally:
+                    answer.close()
+        except TimeoutError as error:
+            raise _engine_error(error, self.name) from error
 
     async def _call(
-        self,
-        method: str,
-        path: str,
-        *,
-        encoded: bool = False,
-        headers: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        **options: Any,  # noqa: ANN401
+        self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], body: bytes | None = None
     ) -> EngineAnswer:
-        if not self._sessions:
+        if self._pool is None:
             raise RuntimeError("an EngineClient is used inside `async with`")
         if self._authorization is not None:
-            headers = CIMultiDict(headers or {})
-            headers["Authorization"] = self._authorization
-        for session in self._sessions:
-            reuse: dict[str, bool] = {}
+            own = (b"Authorization", self._authorization)
+            headers = [own, *(header for header in headers if header[0].lower() != b"authorization")]
+        encoded = path.encode()
+        fresh = False
+        while True:
+            answer: HttpAnswer | None = None
             try:
-                response = await session.request(
-                    method,
-                    URL(self.url + path, encoded=encoded),
-                    data=body if body is None or len(body) < _LARGE_BODY else io.BytesIO(body),
-                    allow_redirects=False,
-                    headers=headers,
-                    trace_request_ctx=reuse,
-                    **options,
-                )
-            except (aiohttp.ClientError, OSError) as error:
+                answer = await self._pool.request(method, encoded, headers, body, fresh=fresh)
+                await answer.head()
+            except OSError as error:
                 # Engines close idle connections at any time: a request that one of them swallows is sent once more,
                 # on a new connection.
-                if reuse and isinstance(_engine_error(error, self.name), EngineBrokenError):
-                    continue
-                raise _engine_error(error, self.name) from error
-            if not 200 <= response.status < 600:  # no status that a server may send on
-                response.close()
-                raise EngineBrokenError(f"{self.name} answers with status {response.status}")
-            answer = EngineAnswer(self, response)
-            self.answers.add(answer)
-            return answer
-        raise AssertionError  # the last session reuses no connection
+                if answer is None or answer.seen or not answer.reused or isinstance(error, TimeoutError):
+                    raise _engine_error(error, self.name) from error
+                fresh = True
+            else:
+                return EngineAnswer(self, answer)
+            finally:
+                if answer is not None and not answer.status:
+                    answer.release()
 
 
-async def _note_reuse(_: aiohttp.ClientSession, context: Any, __: aiohttp.TraceConnectionReuseconnParams) -> None:  # noqa: ANN401
-    context.trace_request_ctx["reused"] = True
+def _encoded(headers: Mapping[str, str] | None) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
 
 
-def _basic(url: str) -> str | None:
+def _basic(url: str) -> bytes | None:
     """Return the header for the credentials in a URL."""
     parts = urlsplit(url.strip())
     if parts.username is None:
         return None
     pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    return "Basic " + b64encode(pair.encode()).decode()
+    return b"Basic " + b64encode(pair.encode())
 
 
 def _engine_error(error: Exception, engine: str) -> EngineError:
-    """Return the EngineError for an error of aiohttp. A TimeoutError is an OSError, so the order matters."""
-    if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
+    """Return the EngineError for an error of a connection. A TimeoutError is an OSError too."""
+    if isinstance(error, NotConnectedError):
         return EngineUnreachableError(f"{engine} cannot be reached")
     if isinstance(error, TimeoutError):
         return EngineTimeoutError(f"{engine} sent nothing for too long")

@@ -154,8 +154,8 @@ class Forwarding:
             raw = edit_fields(raw, {"priority": None})
         each_in_turn = model is None and (method != "POST" or path.startswith(_STORED))
         engines = self._engines(path, model, tenant.name, needs_model=not each_in_turn)
-        headers = caller.forwarded_headers()
-        headers["x-request-id"] = request_id.decode("latin-1")
+        headers = [header for header in caller.forwarded_headers() if header[0] != b"x-request-id"]
+        headers.append((b"x-request-id", request_id))
         failure: EngineError | None = None
         for number, engine in enumerate(engines, start=1):
             self._running[engine.number] += 1

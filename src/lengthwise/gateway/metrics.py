@@ -48,7 +48,7 @@ class _State:
         held = self._budget.total - self._budget.free
         yield GaugeMetricFamily("lengthwise_held_bytes", "Bytes of request bodies that are held.", held)
         yield GaugeMetricFamily("lengthwise_tasks", "Tasks of the event loop.", len(asyncio.all_tasks()))
-        reading = {engine.name: len(engine.client.answers) for engine in engines}
+        reading = {engine.name: engine.client.open_answers for engine in engines}
         yield _gauge("lengthwise_engine_answers_open", "Answers of an engine that are being read.", "engine", reading)
         yield GaugeMetricFamily("lengthwise_requests_waiting", "Requests waiting in the gateway.", dispatcher.waiting)
         running = {engine.name: engine.in_flight for engine in engines}

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from multidict import CIMultiDict
-
 from lengthwise.engines.client import EngineAnswer, EngineError
 from lengthwise.gateway.access_log import RECORD
 from lengthwise.gateway.errors import ApiError, ErrorFormat, from_engine
@@ -139,14 +137,6 @@ _OWN: Final = _CONNECTION | frozenset(b"content-type date server x-request-id".s
 """And the headers that each side sets itself."""
 
 
-def _text(data: bytes) -> str:
-    """Decode a header for the client library, which encodes in UTF-8."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
-
-
 def _hop_by_hop(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """Return the names that `Connection` lists: they belong to one connection too."""
     listed = [value.lower().split(b",") for name, value in headers if name == b"connection"]
@@ -218,7 +208,7 @@ class Caller:
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def forwarded_headers(self, request_id: bytes | None = None) -> CIMultiDict[str]:
+    def forwarded_headers(self, request_id: bytes | None = None) -> list[tuple[bytes, bytes]]:
         """Return the client's headers for the engine: Authorization, traceparent and all others, repeated ones too.
 
         Only those of the connection are left out; with `request_id` also those that the gateway sets itself.
@@ -227,7 +217,7 @@ class Caller:
         headers = [(name, value) for name, value in self._headers if name not in left_out]
         if request_id is not None:
             headers += [(b"x-request-id", request_id), (b"content-type", b"application/json")]
-        return CIMultiDict((_text(name), _text(value)) for name, value in headers)
+        return headers
 
     @asynccontextmanager
     async def present(self) -> AsyncIterator[None]:
