@@ -25,6 +25,7 @@ from lengthwise.training.fast.fit import FastRecipe
 from lengthwise.training.fast.train import (
     FastTrainer,
     LeftOutPairs,
+    capped,
     fit_widening,
     official_test,
     predicted,
@@ -49,7 +50,7 @@ class LeftOutGroupsGrid:
     parts: int = 0
     """Trainings that leave out a share of the groups outside CASTILLO each; 0: one training for each group."""
     prompts_per_group: int = 3_000
-    """Most prompts of a group, drawn at random."""
+    """Most prompts of a group outside CASTILLO, drawn at random."""
     networks: int = 4
     epochs: int = 8
     ships: bool = True
@@ -90,7 +91,10 @@ def measure(run: Run, grid: LeftOutGroupsGrid) -> LeftOutGroupsResult:
     """Train without each group, and on CASTILLO alone; score both."""
     logging.getLogger("lengthwise.predictors").setLevel(logging.ERROR)  # most LLMs of a left-out group are unknown
     everything = training_pairs(ships=grid.ships)
-    table, test = capped(everything.take(everything.trainable()), grid), official_test(everything)
+    table, test = (
+        capped(everything.take(everything.trainable()), grid.prompts_per_group, grid.seed),
+        official_test(everything),
+    )
     recipe = FastRecipe(networks=grid.networks, epochs=grid.epochs)
     trainer = FastTrainer(Vocabulary.stored(grid.vectors, table.texts), recipe)
     diverse = [name for name in table.groups if name not in CASTILLO_GROUPS and table.in_groups([name]).any()]
@@ -117,16 +121,6 @@ def measure(run: Run, grid: LeftOutGroupsGrid) -> LeftOutGroupsResult:
         found = score_pairs(own.table, own.mu, own.spread(widening), castillo.calibration.nu)
         rows.append(LeftOutGroup(name, alone[name], found, widening))
     return LeftOutGroupsResult(grid, tuple(rows), official, fit_widening(list(left.values()), castillo.calibration.nu))
-
-
-def capped(table: PairTable, grid: LeftOutGroupsGrid) -> PairTable:
-    """Return at most `prompts_per_group` prompts of each group."""
-    order = np.random.default_rng(grid.seed).permutation(len(table))
-    rank = np.zeros(len(table), np.intp)
-    for number in range(len(table.groups)):
-        own = order[table.group[order] == number]
-        rank[own] = np.arange(len(own))
-    return table.take(rank < grid.prompts_per_group)
 
 
 def _scored(predictor: FastPredictor, table: PairTable, group: str) -> GroupScore:

@@ -8,7 +8,7 @@ validate rows of six corpora of CASTILLO, on SmolLM2's lengths for the same prom
 `workloads/diverse.py` whose licences allow it. Alpaca and every text of the test split are left out. --outputs gives
 predictions of a teacher as further targets (`scripts/gpu_train.py outputs` writes them).
 
-Each LLM is calibrated on prompts held out of a first training. How much the spread grows where the networks disagree
+Each LLM is calibrated on prompts that are not trained on. How much the spread grows where the networks disagree
 (--widening) is what `python -m experiments run left_out_groups` finds on groups left out of training.
 """
 
@@ -22,20 +22,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lengthwise.predictors.fast import KIND
 from lengthwise.predictors.model_file import write_model_file
 from lengthwise.training.data import LICENCES, SMOLLM2
 from lengthwise.training.fast.fit import FastRecipe
 from lengthwise.training.fast.teacher import TeacherOutputs
-from lengthwise.training.fast.train import FastTrainer, calibrated, official_test, predicted, training_pairs
+from lengthwise.training.fast.train import FastTrainer, calibrated, capped, official_test, predicted, training_pairs
 from lengthwise.training.fast.word_tables import MEANING, Vocabulary
 from lengthwise.training.pairs import PairTable, score_pairs
 from lengthwise.workloads.diverse import CASTILLO_GROUPS, diverse_licences
 
 SEED = 0
 WIDENING = 2.0  # of `left_out_groups`
+PER_GROUP = 2_500
 MODELS = Path(__file__).parent.parent / "src" / "lengthwise" / "predictors" / "models"
 
 
@@ -45,14 +44,13 @@ def main() -> None:
     logging.getLogger("lengthwise.predictors").setLevel(logging.ERROR)  # LLMs of left-out groups are unknown
     table = training_pairs(ships=True)
     train, test = table.take(table.trainable()), official_test(table)
-    if options.limit:
-        train = train.take(np.random.default_rng(SEED).permutation(len(train))[: options.limit])
+    train = capped(train, options.per_group, SEED)
     vocabulary = Vocabulary.stored(options.vectors, train.texts, options.encoder)
     teacher = None if options.outputs is None else TeacherOutputs.read(options.outputs)
     recipe = FastRecipe(networks=options.networks, epochs=options.epochs)
     trainer = FastTrainer(vocabulary, recipe, teacher)
     _print(f"{len(train)} prompts, {len(train.prompt)} pairs, {len(train.llms)} LLMs, {vocabulary.reader.size} words")
-    predictor, found = calibrated(trainer, train, options.widening, SEED, _print)
+    predictor, found = calibrated(trainer, train, options.widening, SEED)
     scored = [llm for llm in test.llms if llm != SMOLLM2]
     found["test"] = asdict(score_pairs(test, *predicted(predictor, test), only=scored))
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +69,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--networks", type=int, default=FastRecipe.networks, help="averaged into one")
     parser.add_argument("--epochs", type=int, default=FastRecipe.epochs)
     parser.add_argument("--widening", type=float, default=WIDENING, help="factor on the variance between networks")
-    parser.add_argument("--limit", type=int, default=0, help="train on this many prompts only, for a trial")
+    parser.add_argument("--per-group", type=int, default=PER_GROUP, help="most prompts of a group outside CASTILLO")
     parser.add_argument("--out", type=Path, default=MODELS / "fast.lw")
     return parser.parse_args()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -38,10 +39,15 @@ COMMANDS = {
     "lengths": "Fit distributions to observed answer lengths.",
     "doctor": "Show what is installed and which command needs what is missing.",
 }
+# Many products of small matrices: more threads cost ten times the CPU time and save none.
+_ONE_THREAD = ("adapt",)
 
 
 def _load(name: str) -> Any:  # noqa: ANN401  (the command's class is Typer's private one)
     command: Any
+    if name in _ONE_THREAD:
+        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(variable, "1")  # read when NumPy is imported, which the command does
     module = import_module(f"lengthwise.cli.{name}")
     if hasattr(module, "app"):
         command = get_group(module.app)

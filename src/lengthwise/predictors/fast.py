@@ -80,6 +80,7 @@ def _tables() -> tuple[bytes, bytes, int]:
 
 
 _KEEP, _CLASSES, CLASSES = _tables()
+_DIGITS: Final = 2  # the number of their class
 _COUNTS: Final = CLASSES + 5
 FEATURES: Final = 2 * _COUNTS
 _EARLIER: Final = np.delete(np.arange(FEATURES), [_COUNTS - 1, FEATURES - 1])
@@ -350,10 +351,15 @@ MOST_WIDENING: Final = 2.5
 NOTHING_KNOWN: Final = 1.0
 """Least sigma of such a prompt: about that of all lengths of an LLM."""
 
+MOST_SIGMA: Final = 1.5
+"""Largest sigma: a central 90 % interval from a 24th to 24 times the median says that nothing is known."""
+
 _USUAL_UNKNOWN: Final = 0.10
 _ALL_UNKNOWN: Final = 0.50
 _USUAL_OUTLIERS: Final = 0.04
 _ALL_OUTLYING: Final = 0.25
+_USUAL_DIGITS: Final = 0.4
+_ALL_DIGITS: Final = 0.6
 
 # Of the network's four outputs: which are relative to the LLM's usual log length, what is added, and the bounds.
 _RELATIVE: Final = np.array([1.0, 0.0, 1.0, 1.0])
@@ -428,7 +434,7 @@ class FastPredictor:
         sigma = factor * np.sqrt(natural[:, 1] ** 2 + self.widening * apart)
         cap = np.array([one.cap for one in asked], np.float64)
         # Everything is bounded: the checks of LogTPredictions.of, a tenth of the time, are not needed.
-        sigma = np.maximum(sigma, NOTHING_KNOWN * novelty)
+        sigma = np.minimum(np.maximum(sigma, NOTHING_KNOWN * novelty), MOST_SIGMA)
         nu, mean, std = self.calibration.nu, natural[:, 2], natural[:, 3]
         return LogTPredictions(y[:, 0], sigma, cap, nu, sample_mean=mean, sample_std=std)
 
@@ -503,7 +509,9 @@ def load_fast(file: ModelFile, source: str | Path) -> FastPredictor:
 
 
 def _novelty(page: PromptText, features: Floats, text: str) -> float:
-    """Return how unlike the training data a prompt is, from 0 to 1: unknown words, unusual features, text not read.
+    """Return how unlike the training data a prompt is, from 0 to 1.
+
+    The largest of: unknown words, unusual features, digits (a prompt of token ids), text not read.
 
     Only the counted features are checked; a small share of clipped inputs is usual.
     """
@@ -512,6 +520,7 @@ def _novelty(page: PromptText, features: Floats, text: str) -> float:
     novelty = max(
         (page.unknown_share - _USUAL_UNKNOWN) / (_ALL_UNKNOWN - _USUAL_UNKNOWN),
         (outlying - _USUAL_OUTLIERS) / (_ALL_OUTLYING - _USUAL_OUTLIERS),
+        (float(page.features[_COUNTS + _DIGITS]) - _USUAL_DIGITS) / (_ALL_DIGITS - _USUAL_DIGITS),
         1.0 - 2.0 * read,
     )
     return min(max(novelty, 0.0), 1.0)

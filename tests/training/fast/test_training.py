@@ -112,7 +112,7 @@ def words() -> Vocabulary:
 def test_a_trained_predictor_orders_covers_and_knows_both_llms() -> None:
     trainer = FastTrainer(words(), FastRecipe(hidden=32, joint=16, networks=2, epochs=15))
     train, fresh = table(600), table(150, seed=1)
-    predictor, found = calibrated(trainer, train, 1.0, 0, lambda _: None)
+    predictor, found = calibrated(trainer, train, 1.0, 0)
     assert predictor.llms == LLMS
     assert predictor.levels[1] - predictor.levels[0] == pytest.approx(np.log(2.0), abs=0.1)
     scored = score_pairs(fresh, *predicted(predictor, fresh))

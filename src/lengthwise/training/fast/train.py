@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 LEAST_PROMPTS: Final = 100
 """An LLM with fewer training prompts has no identity row: its lengths teach the row of unknown LLMs."""
-HELD_OUT: Final = 0.1
+HELD_OUT: Final = 0.06
+"""Share of the prompts that calibrate."""
 WIDENINGS: Final = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 TAUGHT_LLMS: Final = 8
 """LLMs without lengths for a prompt that are learned from the teacher there, drawn at random."""
@@ -133,25 +134,30 @@ def fit_widening(parts: Sequence[LeftOutPairs], nu: float) -> float:
 
 
 def calibrated(
-    trainer: FastTrainer, train: PairTable, widening: float, seed: int, report: Callable[[str], None]
+    trainer: FastTrainer, train: PairTable, widening: float, seed: int
 ) -> tuple[FastPredictor, dict[str, Any]]:
-    """Train with a tenth held out to calibrate each LLM, then on everything; return the predictor and its figures."""
+    """Train on all but a few prompts, on which each LLM is calibrated; return the predictor and its figures."""
     held = np.random.default_rng(seed).random(len(train)) < HELD_OUT
-    kept, out = train.take(~held), train.take(held)
-    first = replace(trainer, recipe=replace(trainer.recipe, networks=min(2, trainer.recipe.networks))).fit(kept, seed)
-    first = replace(first, widening=widening)
+    fitted, out = replace(trainer.fit(train.take(~held), seed), widening=widening), train.take(held)
     names = [train.llms[number] for number in out.llm]
     texts = [out.texts[number] for number in out.prompt]
-    truth: dict[str, Any] = {"lengths": out.lengths, "present": out.lengths > 0, "censored": out.censored}
     weights = out.prompt_weights()[out.prompt]
-    report(f"held out: {score_pairs(out, *predicted(first, out))}")
-    known = fit_calibration(first.predict(texts, names), names, **truth, weights=weights)
-    unknown = fit_calibration(first.predict(texts, [""] * len(texts)), [""] * len(texts), **truth, weights=weights)
-    by_llm = {llm: each for llm, each in known.by_llm.items() if llm in first.llms}
-    adjustments = Calibration(unknown.others, by_llm, known.nu)
-    held_out = score_pairs(out, *predicted(replace(first, calibration=adjustments, _llm_cache={}), out))
-    final = replace(trainer.fit(train, seed), calibration=adjustments, widening=widening)
-    return final, {"held_out": asdict(held_out), "widening": widening}
+    truth: dict[str, Any] = {"lengths": out.lengths, "present": out.lengths > 0, "censored": out.censored}
+    known = fit_calibration(fitted.predict(texts, names), names, **truth, weights=weights)
+    unknown = fit_calibration(fitted.predict(texts, [""] * len(texts)), [""] * len(texts), **truth, weights=weights)
+    by_llm = {llm: each for llm, each in known.by_llm.items() if llm in fitted.llms}
+    predictor = replace(fitted, calibration=Calibration(unknown.others, by_llm, known.nu), _llm_cache={})
+    return predictor, {"held_out": asdict(score_pairs(out, *predicted(predictor, out))), "widening": widening}
+
+
+def capped(table: PairTable, prompts: int, seed: int = 0) -> PairTable:
+    """Return at most so many prompts of each group outside CASTILLO, drawn at random."""
+    order = np.random.default_rng(seed).permutation(len(table))
+    rank = np.zeros(len(table), np.intp)
+    for number, name in enumerate(table.groups):
+        own = order[table.group[order] == number]
+        rank[own] = 0 if name in CASTILLO_GROUPS else np.arange(len(own))
+    return table.take(rank < prompts)
 
 
 def _taught(examples: Examples, table: PairTable, teacher: TeacherOutputs, seed: int) -> Examples:
