@@ -14,6 +14,7 @@ NAMES: Final = (
     "left_out",
     "left_out_groups",
     "simulator_error",
+    "frontier",
     "one_prompt",
     "router_grid",
     "preble",

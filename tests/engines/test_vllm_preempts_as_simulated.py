@@ -5,6 +5,7 @@ A step takes one second in both, also for a policy whose keys change with time.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.engine
 from pathlib import Path
 
 from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
-from lengthwise.policies import make_policy
+from lengthwise.lengths import Point
+from lengthwise.policies import Job, PolicyQueue, TokenRate, make_policy
 from lengthwise.simulator import Fleet, Outcome, simulate
 from tests.engines.scheduling import BLOCK_SIZE, make_request, make_scheduler, spoken, tiny_model
 from tests.simulator.builders import engine
@@ -29,6 +31,7 @@ from tests.simulator.test_against_vllm import Drawn
 SLOTS = 3
 BUDGET = 96
 PLENTY = 1000
+RATE = 3.0  # tokens per second
 POLICY = "srpt:c=0.8"
 
 
@@ -56,9 +59,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
 
 @dataclass
 class Served:
-    """What a scheduler did: admissions (again after a preemption), the step of each end, preemptions of each."""
+    """What a scheduler did: admissions (again after a preemption), the step of each and of each end, preemptions."""
 
     admissions: list[int] = field(default_factory=list)
+    admitted_at: list[int] = field(default_factory=list)
     finish: dict[int, int] = field(default_factory=dict)
     preemptions: list[int] = field(default_factory=list)
 
@@ -82,6 +86,7 @@ def run_vllm(scheduler: Any, drawn: Drawn, clock: StepClock) -> Served:
             for one in scheduler.running
             if one.request_id not in before or one.request_id in preempted
         ]
+        served.admitted_at += [now] * (len(served.admissions) - len(served.admitted_at))
         names = list(output.num_scheduled_tokens)
         done = [scheduler.requests[name] for name in names]
         sampled = [[int(one.request_id)] if one.num_computed_tokens >= one.num_tokens else [] for one in done]
@@ -96,9 +101,9 @@ def run_vllm(scheduler: Any, drawn: Drawn, clock: StepClock) -> Served:
     return served
 
 
-def simulated(drawn: Drawn, policy: str, *, blocks: int, caching: bool) -> Outcome:
+def simulated(drawn: Drawn, policy: str, *, blocks: int, caching: bool, accelerate: bool | None = None) -> Outcome:
     spec = engine(seqs=SLOTS, budget=BUDGET, blocks=blocks, block_size=BLOCK_SIZE, caching=caching)
-    return simulate(drawn.workload(), Fleet((spec,)), make_policy(policy), predictor="oracle")
+    return simulate(drawn.workload(), Fleet((spec,)), make_policy(policy), predictor="oracle", accelerate=accelerate)
 
 
 def scheduler(model: Path, policy: str, *, blocks: int, caching: bool, cls: type[Any] = LengthwiseSyncScheduler) -> Any:
@@ -162,3 +167,60 @@ def test_with_memory_too_short_as_well(model: Path, clock: StepClock, seed: int,
     theirs = run_vllm(scheduler(model, policy, blocks=16, caching=caching), drawn, clock)
     assert_same(theirs, simulated(drawn, policy, blocks=16, caching=caching))
     assert theirs.preemptions != simulated(drawn, policy, blocks=PLENTY, caching=caching).preemptions.tolist()
+
+
+def queued(drawn: Drawn, policy: str, served: Served) -> list[int]:
+    """The order of the gateway's queue, given the arrivals, free slots and ends of another host."""
+    queue, order = PolicyQueue(make_policy(policy), slots=SLOTS), []
+    jobs = [
+        Job(str(row), float(at), len(prompt), prediction=Point(answer, 4096))
+        for row, (prompt, answer, at) in enumerate(zip(drawn.prompts, drawn.answers, drawn.steps, strict=True))
+    ]
+    for now in range(max(served.finish.values()) + 1):
+        for row, job in enumerate(jobs):
+            if served.finish[row] == now:
+                job.generated = drawn.answers[row]
+                queue.finished(job)
+                queue.tokens_per_s = RATE
+            if drawn.steps[row] == now:
+                queue.push(job, float(now))
+        for _ in range(served.admitted_at.count(now)):
+            first = queue.pop(float(now))
+            order.append(-1 if first is None else int(first.id))
+    return order
+
+
+@pytest.mark.parametrize("policy", ["slo", "slo:seconds=60", "slo:seconds=200"])
+@pytest.mark.parametrize("seed", range(3))
+def test_slo_admits_in_the_same_order_in_simulator_vllm_and_the_gateways_queue(
+    model: Path, clock: StepClock, monkeypatch: pytest.MonkeyPatch, seed: int, policy: str
+) -> None:
+    """The rate is the same constant in all three: hosts count tokens at different moments of a step."""
+
+    def known_rate(rate: TokenRate, now: float, tokens: int, *, waiting: bool) -> None:
+        rate.per_s = RATE
+
+    monkeypatch.setattr(TokenRate, "observe", known_rate)
+    drawn = Drawn.of(seed, alike=False)
+    theirs = run_vllm(scheduler(model, policy, blocks=PLENTY, caching=False), drawn, clock)
+    assert_same(theirs, simulated(drawn, policy, blocks=PLENTY, caching=False, accelerate=False))
+    assert theirs.admissions == queued(drawn, policy, theirs)
+    if policy != "slo":  # which learns its target from more requests than these
+        assert theirs.admissions != sorted(theirs.admissions)
+
+
+def test_a_latency_target_in_vllm_xargs_is_a_deadline_and_moves_a_request_forward(
+    model: Path, clock: StepClock
+) -> None:
+    """A target in vllm_xargs counts from the arrival; the gateway puts the time left of its header there."""
+    served = make_scheduler(LengthwiseSyncScheduler, model, slots=1, policy="slo:seconds=5000")
+    urgent = {"expected_tokens": 40, "slo_s": 60}
+    for row in range(5):
+        told = urgent if row == 4 else {"expected_tokens": 40}
+        served.add_request(make_request(str(row), 4, 40, arrival=float(row), said=told))
+    jobs = [served.jobs.of(request) for request in served.requests.values()]
+    assert [job.deadline for job in jobs] == [math.inf] * 4 + [64.0]
+    served.jobs.rate.per_s = 1.0
+    clock.step = 10
+    served.schedule()
+    assert [request.request_id for request in served.running] == ["4"]

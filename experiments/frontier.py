@@ -1,0 +1,357 @@
+"""Mean against tail: where every policy lies, how close true lengths come, and what poor predictions do to the tail.
+
+One simulated engine (Llama-3-8B on an A100), CASTILLO's lengths of Llama-3.1-8B cut at 4,096, to drain; the same
+arrivals, lengths and predictions for every policy of a seed. Gains are FCFS over the policy for mean and per-token
+latency; the tail is the policy over FCFS for p99 and maximum of E2E. Predictors that are shipped see test prompts only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.study import Run, Study
+from lengthwise.errors import InputError
+from lengthwise.predictors.resolve import parse_predictor_spec
+from lengthwise.reports.figures import COLOURS, GREY, figure, legend, png, save
+from lengthwise.reports.tables import Table
+from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
+from lengthwise.simulator.paired import Ratio, over_seeds
+from lengthwise.simulator.tasks import code_version, content_key, file_digest
+from lengthwise.workloads import LengthSamples, Workload, castillo_workload, load_castillo
+
+LLM: Final = "llama-3.1-8b"
+CUT: Final = 4096
+GIVEN: Final = 1.05
+"""The target that is given to `slo`, in p99s of FCFS."""
+TARGETS: Final = (1.0, 1.02, GIVEN, 1.1, 1.2, 1.5, 2.0, 3.0)
+"""Targets of the curves, in p99s of FCFS."""
+OVERLOAD_S, OVERLOAD_TARGET_S = 600.0, 30.0
+
+Setting = tuple[int, float, int, float]
+"""Slots, load, requests (0: as many as arrive in ten minutes), and the CV of the gaps between arrivals."""
+
+SETTINGS: Final[dict[str, Setting]] = {
+    "4 slots, load 1.1": (4, 1.1, 600, 1.0),
+    "8 slots, load 1.1": (8, 1.1, 2000, 1.0),
+    "32 slots, load 1.1": (32, 1.1, 2000, 1.0),
+    "64 slots, load 1.3": (64, 1.3, 4000, 1.0),
+    "8 slots, load 0.9, CV 2": (8, 0.9, 2000, 2.0),
+    "8 slots, load 0.7": (8, 0.7, 2000, 1.0),
+}
+DRAWN: Final = ("8 slots, load 1.1", "64 slots, load 1.3")
+ROBUST: Final = "8 slots, load 1.1"
+OVERLOAD: Final = "8 slots, load 1.3 for ten minutes"
+ERRORS: Final = {"all 4 times too long": 4.0, "all 4 times too short": 0.25, "each 4 times wrong, either way": math.nan}
+GIVEN_SLO, GIVEN_TRUE = "slo, given", "slo, given, true lengths"
+COMPARED: Final = ("lengthwise", "slo", GIVEN_SLO)
+
+
+@dataclass(frozen=True)
+class FrontierGrid:
+    """Seeds, predictors and policies."""
+
+    seeds: int = 20
+    first_seed: int = 200
+    predictors: tuple[str, ...] = ("noisy:0.55", "default")
+    policies: tuple[str, ...] = ("lengthwise", "slo", "tie", "sjf", "sept", "srpt", "gittins", "hrrn", "boost")
+    settings: tuple[str, ...] = tuple(SETTINGS)
+
+    def __post_init__(self) -> None:
+        if self.seeds < 2:
+            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
+        unknown = [name for name in self.settings if name not in SETTINGS]
+        if unknown:
+            raise InputError(f"'{unknown[0]}'", field="settings", hint=f"known are {'; '.join(SETTINGS)}")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A policy in a cell. `target`: of `slo`, in p99s of FCFS; `true`: with true lengths in place of predictions."""
+
+    label: str
+    policy: str
+    target: float | None = None
+    true: bool = False
+
+
+@dataclass(frozen=True)
+class FrontierCell:
+    """One seed of one setting under FCFS and all arms: a task that is cached."""
+
+    setting: Setting
+    predictor: str
+    seed: int
+    arms: tuple[Arm, ...]
+    error: str = ""
+    """One of ERRORS: what is done to the predictions."""
+
+    @property
+    def key(self) -> str:
+        """Digest of the cell, the code and the data."""
+        data = load_samples(self.predictor)
+        return content_key(cell=self, code=(code_version(), file_digest(Path(__file__))), data=(data.origin, len(data)))
+
+    def run(self) -> dict[str, Any]:
+        """Simulate every arm."""
+        slots, load, n, variation = self.setting
+        fleet = Fleet.parse("1*llama-3-8b@a100").limited_to(max_num_seqs=slots)
+        samples = load_samples(self.predictor)
+        drawn = castillo_workload(
+            samples, LLM, requests=n or 4000, rate=1.0, seed=self.seed, cv=variation, max_tokens=CUT
+        )
+        requests = drawn.replace(arrival_s=drawn.arrival_s / (load * measure_capacity(drawn, fleet).requests_per_s))
+        if n == 0:
+            requests = requests.head(int(np.searchsorted(requests.arrival_s, OVERLOAD_S)))
+        predictions = _predictions(requests, self.predictor, self.seed, self.error)
+        base = simulate(requests, fleet, "fcfs", predictor=predictions)
+        p99 = float(np.quantile(base.finish - base.arrival, 0.99))
+        fixed = OVERLOAD_TARGET_S if n == 0 else None
+        found = {"fcfs": _figures(base, fixed or GIVEN * p99)}
+        for arm in self.arms:
+            target = None if arm.target is None else fixed or arm.target * p99
+            spec = arm.policy if target is None else f"{arm.policy}:seconds={target:.6f}"
+            outcome = simulate(requests, fleet, spec, predictor="oracle" if arm.true else predictions)
+            found[arm.label] = _figures(outcome, fixed or GIVEN * p99)
+        return found
+
+
+@lru_cache(maxsize=2)
+def load_samples(predictor: str) -> LengthSamples:
+    """CASTILLO; only its test prompts for a predictor that is trained on the others."""
+    return load_castillo(split="test" if parse_predictor_spec(predictor).kind == "model" else None)
+
+
+def _predictions(requests: Workload, predictor: str, seed: int, error: str) -> RequestPredictions:
+    if parse_predictor_spec(predictor).kind == "model":
+        known = _by_prompt(predictor)
+        mu, sigma = np.array([known[prompt] for prompt in requests.table["prompt"].to_pylist()]).T
+        found = replace(predict_workload(requests, "noisy:1"), predictor=predictor, mu=mu, sigma=sigma)
+    else:
+        found = predict_workload(requests, predictor, seed=seed)
+    if not error:
+        return found
+    factor = np.full(len(found), ERRORS[error])
+    if math.isnan(ERRORS[error]):
+        factor = np.where(np.random.default_rng(seed).random(len(found)) < 0.5, 4.0, 0.25)
+    return replace(found, mu=found.mu + np.log(factor))
+
+
+@lru_cache(maxsize=2)
+def _by_prompt(predictor: str) -> dict[str, tuple[float, float]]:
+    """Predict every prompt once: a shipped predictor reads the prompt alone."""
+    samples = load_samples(predictor)
+    every = castillo_workload(samples, LLM, requests=len(samples.where(llm=LLM)), rate=1.0, seed=0)
+    found = predict_workload(every, predictor)
+    numbers = zip(found.mu.tolist(), found.sigma.tolist(), strict=True)
+    return dict(zip(every.table["prompt"].to_pylist(), numbers, strict=True))
+
+
+def _figures(outcome: Outcome, target_s: float) -> list[float]:
+    """Return mean, mean per token, p99 and maximum of E2E, and the share within the target."""
+    e2e = outcome.finish - outcome.arrival
+    numbers = (e2e.mean(), (e2e / outcome.output_tokens).mean(), np.quantile(e2e, 0.99), e2e.max())
+    return [*map(float, numbers), float(np.mean(e2e <= target_s))]
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """A policy in a setting, over seeds: gains above 1 and tails below 1 are better than FCFS."""
+
+    mean: Ratio
+    per_token: Ratio
+    p99: Ratio
+    maximum: Ratio
+    in_time: float
+    """Share of requests within the target."""
+
+
+Place = tuple[str, str]
+"""A setting, and a predictor (or an error of its predictions)."""
+
+
+@dataclass(frozen=True)
+class FrontierResult:
+    """All points, by setting and predictor, then by arm."""
+
+    grid: FrontierGrid
+    points: dict[Place, dict[str, FrontierPoint]]
+
+
+def measure(run: Run, grid: FrontierGrid) -> FrontierResult:
+    """Simulate every setting, the poor predictions and the overload."""
+    curves = [Arm(f"slo {each}", "slo", each) for each in TARGETS]
+    curves += [Arm(f"true {each}", "slo", each, true=True) for each in TARGETS]
+    given = (Arm(GIVEN_SLO, "slo", GIVEN), Arm(GIVEN_TRUE, "slo", GIVEN, true=True))
+    plain = tuple(Arm(name, name) for name in grid.policies)
+    compared = tuple(
+        Arm(name, "slo" if "slo" in name else name, GIVEN if "given" in name else None) for name in COMPARED
+    )
+    wanted: dict[Place, tuple[Setting, str, str, tuple[Arm, ...]]] = {}
+    for predictor in grid.predictors:
+        for name in grid.settings:
+            drawn = tuple(curves) if name in DRAWN else ()
+            wanted[name, predictor] = (SETTINGS[name], predictor, "", (*plain, *given, *drawn))
+    first = grid.predictors[0]
+    wanted[ROBUST, "noisy:0.2"] = (SETTINGS[ROBUST], "noisy:0.2", "", compared)
+    for error in ERRORS:
+        wanted[ROBUST, error] = (SETTINGS[ROBUST], first, error, compared)
+    wanted[OVERLOAD, first] = ((8, 1.3, 0, 1.0), first, "", (*compared, Arm("sjf", "sjf")))
+    points = {}
+    for place, (setting, predictor, error, arms) in wanted.items():
+        seeds = range(grid.first_seed, grid.first_seed + grid.seeds)
+        cells = [FrontierCell(setting, predictor, seed, arms, error) for seed in seeds]
+        found = run.results(", ".join(place), cells)
+        points[place] = {label: _point(found, label) for label in ("fcfs", *(arm.label for arm in arms))}
+    return FrontierResult(grid, points)
+
+
+def _point(found: Sequence[dict[str, Any]], label: str) -> FrontierPoint:
+    base, ours = (
+        [list(column) for column in zip(*(each[name] for each in found), strict=True)] for name in ("fcfs", label)
+    )
+    mean, per_token, p99, maximum, in_time = range(5)
+    return FrontierPoint(
+        mean=over_seeds(base[mean], ours[mean]),
+        per_token=over_seeds(base[per_token], ours[per_token]),
+        p99=over_seeds(ours[p99], base[p99]),
+        maximum=over_seeds(ours[maximum], base[maximum]),
+        in_time=float(np.mean(ours[in_time])),
+    )
+
+
+def tables(found: FrontierResult) -> list[Table]:
+    """Every policy in every setting, poor predictions, and the overload."""
+    grid = found.grid
+    rows: list[list[str]] = []
+    rules: set[int] = set()
+    for predictor in grid.predictors:
+        for setting in grid.settings:
+            rules.add(len(rows))
+            for label in (GIVEN_SLO, *grid.policies, GIVEN_TRUE):
+                at = found.points[setting, predictor][label]
+                figures = [_text(each) for each in (at.mean, at.per_token, at.p99, at.maximum)]
+                rows.append([f"{setting}, {predictor}", label, *figures])
+    columns = ["setting", "policy", "mean E2E", "per token", "p99", "maximum"]
+    seeds = f"{grid.seeds} seeds from {grid.first_seed}; 95 % intervals"
+    notes = [
+        f"mean and per token: FCFS over the policy; p99 and maximum: the policy over FCFS; {seeds}",
+        f"given: a target of {GIVEN} times the p99 of FCFS",
+    ]
+    poor = [
+        [label, error, _text(at.mean), _text(at.p99)]
+        for (setting, error), points in found.points.items()
+        if setting == ROBUST and error not in grid.predictors
+        for label, at in points.items()
+        if label in COMPARED
+    ]
+    over = [
+        [label, f"{at.in_time:.0%}", _text(at.mean), _text(at.p99), _text(at.maximum)]
+        for label, at in found.points[OVERLOAD, grid.predictors[0]].items()
+    ]
+    late = f"share of requests within {OVERLOAD_TARGET_S:.0f} s, which is the target given"
+    return [
+        Table("Mean against tail", columns, rows, notes, frozenset(rules)),
+        Table(f"Poor predictions, {ROBUST}", ["policy", "predictions", "mean E2E", "p99"], poor),
+        Table(OVERLOAD, ["policy", "in time", "mean E2E", "p99", "maximum"], over, [late]),
+    ]
+
+
+def _text(ratio: Ratio) -> str:
+    return f"{ratio.ratio:.3f} ±{(ratio.high - ratio.low) / 2:.3f}"
+
+
+def facts(found: FrontierResult) -> list[dict[str, Any]]:
+    """All points, for JSON."""
+    return [
+        {"setting": setting, "predictions": predictor, "policy": label, **vars(point)}
+        for (setting, predictor), points in found.points.items()
+        for label, point in points.items()
+    ]
+
+
+def draw(found: FrontierResult, path: Path) -> None:
+    """Write the figure."""
+    with _drawn(found) as drawing:
+        save(drawing, path)
+
+
+def images(found: FrontierResult) -> dict[str, str]:
+    """The figure as PNG in base64."""
+    with _drawn(found) as drawing:
+        return {"Mean against tail": png(drawing)}
+
+
+@contextlib.contextmanager
+def _drawn(found: FrontierResult) -> Iterator[Figure]:
+    predictor = found.grid.predictors[0]
+    settings = [name for name in DRAWN if name in found.grid.settings]
+    title = f"Mean against tail of the policies, predictions {predictor}"
+    with figure(1, max(1, len(settings)), size=(6.6 * max(1, len(settings)), 4.8), title=title) as (drawing, panels):
+        for axes, setting in zip(panels, settings, strict=False):
+            _panel(axes, found.points[setting, predictor], found.grid.policies)
+            axes.set_title(setting)
+        yield drawing
+
+
+def _panel(axes: Axes, points: dict[str, FrontierPoint], policies: Sequence[str]) -> None:
+    """One setting: a curve over targets with true lengths and one with predictions, and every policy."""
+    for prefix, name, colour in (
+        ("true", "slo over targets, true lengths", GREY),
+        ("slo", "slo over targets", COLOURS[1]),
+    ):
+        curve = sorted(
+            (points[f"{prefix} {each}"].p99.ratio, points[f"{prefix} {each}"].mean.ratio) for each in TARGETS
+        )
+        axes.plot(*zip(*curve, strict=True), color=colour, marker=".", linewidth=1.4, label=name, zorder=2)
+    axes.scatter([1.0], [1.0], color="#22282d", s=34, zorder=3)
+    axes.annotate("fcfs", (1.0, 1.0), xytext=(5, -10), textcoords="offset points", fontsize=8)
+    for label in policies:
+        x, y = points[label].p99, points[label].mean
+        colour = COLOURS[0] if label in ("lengthwise", "slo") else "#5b6770"
+        axes.errorbar(
+            x.ratio,
+            y.ratio,
+            xerr=[[x.ratio - x.low], [x.high - x.ratio]],
+            yerr=[[y.ratio - y.low], [y.high - y.ratio]],
+            fmt="o",
+            color=colour,
+            markersize=5,
+            linewidth=1,
+            zorder=3,
+        )
+        axes.annotate(label, (x.ratio, y.ratio), xytext=(5, 4), textcoords="offset points", fontsize=8)
+    axes.set_xscale("log")
+    ticks = (0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 8.0)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("p99 of E2E over that of FCFS (left is better)")
+    axes.set_ylabel("mean E2E of FCFS over the policy's (up is better)")
+    legend(axes, loc="lower right")
+
+
+STUDY: Study[FrontierGrid, FrontierResult] = Study(
+    name="frontier",
+    title="Mean against tail of the policies",
+    question="How much of the mean does each policy gain, and at what price in the tail?",
+    source="CASTILLO",
+    grid=FrontierGrid(),
+    quick=FrontierGrid(
+        seeds=2, predictors=("noisy:0.55",), policies=("lengthwise", "slo", "sjf"), settings=("8 slots, load 1.1",)
+    ),
+    minutes=(15, 1),
+    measure=measure,
+    tables=tables,
+    facts=facts,
+    images=images,
+    draw=draw,
+)
