@@ -1,16 +1,17 @@
 """Speed of policies: `python -m benchmarks.policies`.
 
 CPU time of one `key`, of the `keys` of 1,000 waiting jobs (before their first token, and preempted after some tokens),
-and of one `find_victim` among 64 running jobs; the fastest of several rounds. In microseconds.
+and of one `find_victim` among 64 running jobs; and of `select` among 1,000 waiting jobs under `slo`. The fastest of
+several rounds, in microseconds.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from benchmarks import cpu_microseconds
+from benchmarks import Figure, cpu_microseconds
 from lengthwise.lengths import LogT
-from lengthwise.policies import POLICIES, Job, JobColumns, QueueView, make_policy
+from lengthwise.policies import POLICIES, Job, JobColumns, PolicyQueue, QueueView, WaitingJobs, make_policy
 
 SPECS = (*POLICIES, "bounded(tie)", "fair(srpt)", "classes(gittins)")
 VIEW = QueueView(1000, 64, 64)
@@ -33,6 +34,25 @@ def measure(spec: str, jobs: list[Job]) -> dict[str, float]:
     }
 
 
+def measure_select(spec: str, jobs: list[Job]) -> float:
+    """Return the time of one `select`, with the latency of FCFS counted, as after each arrival."""
+    queue = PolicyQueue(make_policy(spec), slots=64)
+    for number, job in enumerate(jobs[:100]):
+        queue.push(job, job.arrival)
+        queue.pop(job.arrival)
+        job.generated = 50 + number
+        queue.finished(job)
+        job.generated = 0
+    state = jobs[0].rounds
+    waiting = WaitingJobs(JobColumns.of(jobs), QueueView(1000, 64, 64, 2000.0), state)
+
+    def select() -> int:
+        state.arrived = 1  # type: ignore[union-attr]
+        return queue.policy.select(waiting, 2000.0)  # type: ignore[attr-defined, no-any-return]
+
+    return cpu_microseconds(select, 50)
+
+
 def main() -> None:
     rng = np.random.default_rng(0)
     jobs = [
@@ -46,6 +66,8 @@ def main() -> None:
     for spec, row in figures.items():
         key, fresh, preempted, victim = row.values()
         print(f"{spec:18} {key:8.2f} {fresh:12.1f} {preempted:10.1f} {victim:15.1f}")
+    for spec in ("slo", "slo:seconds=2000"):
+        print(Figure(f"select of {spec} among 1,000", measure_select(spec, jobs), most=200.0))
 
 
 if __name__ == "__main__":

@@ -76,6 +76,8 @@ class Raising(BasePolicy):
 class RaisingSelect(Raising):
     """The same, and it selects."""
 
+    select_columns = ("arrival",)
+
     at: float = parameter(-1, minimum=-1)
 
     def select(self, queue: WaitingJobs, now: float) -> int:

@@ -82,6 +82,15 @@ def test_under_overload_the_earliest_deadlines_get_a_quarter_of_the_work(lengths
         assert overtaking <= 3 * sum(lengths[: job + 1]) + 3 * max(lengths) + seconds
 
 
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=40), st.floats(50.0, 1e4), st.floats(0.0, 0.2))
+def test_after_its_deadline_a_job_is_the_first_of_its_priority(lengths: list[int], seconds: float, late: float) -> None:
+    """The bound without overload: here the engine is fast, so that work makes no deadline late."""
+    queue = queue_of(lengths, spec=f"slo:seconds={seconds}", rate=1e7)
+    first = queue.peek(seconds * (1.0 + late))  # the first job has arrived at 0
+    assert first is not None
+    assert first.id == "0"
+
+
 def late_traffic(n: int = 1500, load: float = 1.3) -> tuple[Outcome, Outcome, float]:
     """Return the outcomes of FCFS and of `slo` in an overload that lasts until FCFS needs many times the target."""
     rng = np.random.default_rng(5)

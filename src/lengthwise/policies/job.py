@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import chain
@@ -184,7 +184,7 @@ class JobColumns:
     def of(cls, jobs: Iterable[Job]) -> JobColumns:
         """Return the columns of jobs."""
         numbers = np.fromiter(chain.from_iterable(map(_NUMBERS, jobs)), np.float64)
-        return cls(*numbers.reshape(-1, len(_NAMES)).T.copy())
+        return cls(*numbers.reshape(-1, len(COLUMN_NAMES)).T.copy())
 
     @classmethod
     def filled(
@@ -234,48 +234,57 @@ class JobColumns:
 
     def take(self, rows: NDArray[np.integer]) -> JobColumns:
         """Return the columns of the jobs in these rows."""
-        return JobColumns(*(getattr(self, name)[rows] for name in _NAMES))
+        return JobColumns(*(getattr(self, name)[rows] for name in COLUMN_NAMES))
 
 
-_NAMES = tuple(field.name for field in fields(JobColumns))
-_NUMBERS = attrgetter(*_NAMES)
+COLUMN_NAMES: Final = tuple(field.name for field in fields(JobColumns))
+_NUMBERS = attrgetter(*COLUMN_NAMES)
 
 
 class WaitingColumns:
-    """The numbers of waiting jobs, kept up to date as jobs come and go, so that a decision builds no columns."""
+    """The numbers of waiting jobs, kept up to date as jobs come and go, so that a decision builds no columns.
 
-    def __init__(self) -> None:
-        self._numbers = np.empty((len(_NAMES), 64))
+    Only the named columns are kept; the others are empty, so that an expectation that is not read is not computed.
+    """
+
+    def __init__(self, names: Collection[str] = COLUMN_NAMES) -> None:
+        self._names = ("priority", *(name for name in names if name != "priority"))
+        self._read = attrgetter(*self._names, "id")  # the id: a tuple for a single name too
+        self._numbers = np.empty((len(self._names), 64))
         self._ids: list[str] = []
+        self._members: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def put(self, job: Job) -> None:
         """Add a job, or update its numbers if it is here."""
-        if job.id in self._ids:
+        if job.id in self._members:
             place = self._ids.index(job.id)
         else:
             place = len(self._ids)
             self._ids.append(job.id)
+            self._members.add(job.id)
             if place == self._numbers.shape[1]:
                 self._numbers = np.concatenate([self._numbers, np.empty_like(self._numbers)], axis=1)
-        self._numbers[:, place] = _NUMBERS(job)
+        self._numbers[:, place] = self._read(job)[:-1]
 
     def discard(self, job_id: str) -> None:
         """Remove a job, if it is here."""
-        if job_id in self._ids:
+        if job_id in self._members:
+            self._members.remove(job_id)
             place, last = self._ids.index(job_id), len(self._ids)
             self._numbers[:, place : last - 1] = self._numbers[:, place + 1 : last]
             del self._ids[place]
 
     def most_urgent(self) -> tuple[list[str], JobColumns]:
         """Return the jobs of the lowest priority number, in the order in which they joined, and their ids."""
-        numbers = self._numbers[:, : len(self._ids)]
-        urgent = np.flatnonzero(numbers[_PRIORITY] == numbers[_PRIORITY].min())
-        if len(urgent) == len(self._ids):
-            return self._ids, JobColumns(*numbers)
-        return [self._ids[place] for place in urgent], JobColumns(*numbers[:, urgent])
+        numbers, ids = self._numbers[:, : len(self._ids)], self._ids
+        lowest = numbers[0].min()
+        if numbers[0].max() > lowest:
+            urgent = np.flatnonzero(numbers[0] == lowest)
+            numbers, ids = numbers[:, urgent], [ids[place] for place in urgent]
+        return ids, JobColumns(**{**_EMPTY_COLUMNS, **dict(zip(self._names, numbers, strict=True))})
 
 
-_PRIORITY: Final = _NAMES.index("priority")
+_EMPTY_COLUMNS: Final = dict.fromkeys(COLUMN_NAMES, np.empty(0))

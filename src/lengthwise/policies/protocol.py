@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -40,7 +40,8 @@ class QueueView:
 class WaitingJobs:
     """What `select` chooses from: the waiting jobs of the most urgent priority, the view, and the queue's state.
 
-    Jobs are in the order in which they joined the queue. `state` is what the policy's `rounds` returned.
+    Jobs are in the order in which they joined the queue; columns that are not in the policy's `select_columns` are
+    empty. `state` is what the policy's `rounds` returned.
     """
 
     jobs: JobColumns
@@ -93,6 +94,10 @@ class SelectingPolicy(Protocol):
     Hosts then admit the job of `select`, among the waiting jobs of the most urgent priority, in place of the smallest
     key. `rounds` returns a `SelectionState`. Inside a wrapper, which orders by round and key, `select` is not called.
     """
+
+    @property
+    def select_columns(self) -> Collection[str]:
+        """Return the columns of `JobColumns` that `select` reads: hosts keep no others up to date."""
 
     def select(self, queue: WaitingJobs, now: float) -> int:
         """Return the index of the job to admit next; there is at least one."""

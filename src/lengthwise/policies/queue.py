@@ -265,7 +265,8 @@ class PolicyQueue:
     def _start_selecting(self) -> None:
         """Keep columns of the waiting jobs if the policy selects."""
         self._selected = None
-        self._columns = WaitingColumns() if isinstance(self.policy, SelectingPolicy) else None
+        policy = self.policy
+        self._columns = WaitingColumns(policy.select_columns) if isinstance(policy, SelectingPolicy) else None
         if self._columns is not None:
             for place in sorted(self._places.values(), key=lambda place: place.sequence):
                 self._columns.put(place.job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import ClassVar, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,7 @@ class Slo(BasePolicy):
     """
 
     kind = "slo"
+    select_columns: ClassVar = ("arrival", "mu", "cap", "deadline")
 
     seconds: float | str = parameter("learned", minimum=1e-3, choice="learned")
 
