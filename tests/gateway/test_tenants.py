@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -151,6 +152,20 @@ async def test_a_request_needs_a_key_that_is_in_the_file(
         assert (await ask(http, url, key))[0] == 200
         async with http.post(url + CHAT, json={"messages": []}, headers={"x-api-key": key}) as response:
             assert response.status == 200
+
+
+async def test_the_openai_client_works_with_a_key_and_raises_its_own_errors(engine_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    key = add_key(file, "team-a", {"requests_per_minute": 1})
+    with gateway(engine_url, keys=file) as url:
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key=key, max_retries=0) as client:
+            answer = await client.completions.create(model="stand-in", prompt="x", max_tokens=2)
+            assert answer.choices[0].text == "x x "
+            with pytest.raises(openai.RateLimitError, match="1 requests per minute"):
+                await client.completions.create(model="stand-in", prompt="x")
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="lw-wrong", max_retries=0) as client:
+            with pytest.raises(openai.AuthenticationError, match="Incorrect API key"):
+                await client.models.list()
 
 
 async def test_a_removed_key_is_refused_once_the_file_has_changed(
