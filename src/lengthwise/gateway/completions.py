@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import uuid
+import os
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -131,7 +131,7 @@ class Completions:
         lease = lease_of(scope)
         caller = Caller(scope, receive, send, lease)
         caller.error_format = self._error_format
-        request_id = caller.headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
+        request_id = caller.headers.get(b"x-request-id") or os.urandom(16).hex().encode()
         outcome: Outcome = "bug"
         try:
             raw = await caller.body(min(self._config.max_body_bytes, self._config.max_held_bytes), self._budget)

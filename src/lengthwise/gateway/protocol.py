@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from lengthwise.gateway.errors import ApiError
+from lengthwise.gateway.streaming import ON_DISCONNECT
 
 _log = logging.getLogger(__name__)
 _LOG_EVERY_S: Final = 10.0
@@ -55,6 +57,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, limits: ConnectionLimits, **options: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **options)
         self._limits = limits
+        self.on_disconnect: set[Callable[[], None]] = set()
         self._in_head = True
         self._head_bytes = 0  # of complete headers
         self._head_pieces = 0  # received since the last complete head
@@ -76,24 +79,23 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_reading_timer()
         self.resume_writing()
         super().connection_lost(exc)
+        for call in list(self.on_disconnect):
+            call()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_bytes = 0
         self._wait_for_head()
 
-    def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value))
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
+        self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if self._head_bytes > self._limits.max_header_bytes:
+            raise ValueError("the headers are too large")  # the parser stops, and send_400_response answers
         self._body_bytes = self._head_pieces = 0
         self._start_reading_timer(self._limits.body_timeout_s, self._on_late_body)
         super().on_headers_complete()
+        extensions: dict[str, Any] = {ON_DISCONNECT: self.on_disconnect}
+        self.scope["extensions"] = extensions
 
     def on_body(self, body: bytes) -> None:
         self._saw_body = True
@@ -135,11 +137,6 @@ class LimitedProtocol(HttpToolsProtocol):
     def _head_error(self) -> ApiError:
         most = self._limits.max_header_bytes
         return ApiError(431, f"the headers are larger than {most} bytes", code="headers_too_large")
-
-    def _count_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self._limits.max_header_bytes:
-            raise ValueError("the headers are too large")  # the parser stops, and send_400_response answers
 
     def _wait_for_head(self) -> None:
         self._start_reading_timer(self._limits.header_timeout_s, self._on_late_head)

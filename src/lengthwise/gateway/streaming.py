@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lengthwise.engines.client import EngineAnswer, EngineError
@@ -143,6 +144,10 @@ def _hop_by_hop(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
     return frozenset(name.strip() for names in listed for name in names)
 
 
+ON_DISCONNECT: Final = "lengthwise.on_disconnect"
+"""ASGI extension of our server: the functions that it calls when the client disconnects."""
+
+
 class ClientGoneError(Exception):
     """The client has disconnected."""
 
@@ -174,6 +179,9 @@ class Caller:
         self._record: dict[str, Any] | None = scope.get(RECORD)
         self._receive = receive
         self._send = send
+        # A task that waits for the disconnect, as with other servers, would cost more than all else here.
+        extensions = scope.get("extensions") or {}
+        self._on_disconnect: set[Callable[[], None]] | None = extensions.get(ON_DISCONNECT)
         self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self.headers = dict(self._headers)
         """The last value of each header."""
@@ -226,15 +234,13 @@ class Caller:
         assert task is not None  # noqa: S101
         gone = False
 
-        async def watch() -> None:
+        def leave() -> None:
             nonlocal gone
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
             if not self._ended:  # a server also disconnects after the last byte
                 gone = True
                 task.cancel()
 
-        watcher = asyncio.create_task(watch())
+        stop_watching = self._watch(leave)
         try:
             yield
         except asyncio.CancelledError:
@@ -243,7 +249,20 @@ class Caller:
             task.uncancel()
             raise ClientGoneError from None
         finally:
-            watcher.cancel()
+            stop_watching()
+
+    def _watch(self, leave: Callable[[], None]) -> Callable[[], object]:
+        """Call `leave` when the client disconnects, until the function that is returned is called."""
+        if self._on_disconnect is not None:
+            self._on_disconnect.add(leave)
+            return partial(self._on_disconnect.discard, leave)
+
+        async def watch() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            leave()
+
+        return asyncio.create_task(watch()).cancel
 
     @property
     def logged(self) -> bool:
