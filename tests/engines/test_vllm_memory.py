@@ -45,7 +45,7 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     worker = service._worker
     assert worker is not None
     worker.start = lambda: None  # type: ignore[method-assign]  # it works when told to, so that counts can be compared
-    monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _: service)
+    monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _, **__: service)
     # Hardly enough memory: some are preempted all the time.
     return make_scheduler(
         LengthwiseScheduler,

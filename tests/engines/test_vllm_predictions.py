@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vllm.tokenizers.registry import cached_get_tokenizer
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
 from lengthwise.engines.smollm2 import MODEL_NAME, model_folder
 from lengthwise.engines.vllm import LengthwiseScheduler
@@ -45,7 +45,7 @@ def tokenizer() -> Any:
 def guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guess]:
     """In the place of the predictor: it predicts the number that a prompt ends with, and can be made to hang."""
     made = Guess()
-    monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _: PredictionService(lambda: made))
+    monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _, **__: PredictionService(lambda: made))
     yield made
     made.gate.set()
 
@@ -147,7 +147,7 @@ def test_a_lazy_predictor_starts_at_the_first_request_that_brings_no_prediction(
         started.append("predictor")
         return guess
 
-    monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _: PredictionService(load))
+    monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _, **__: PredictionService(load))
     options: dict[str, Any] = {"policy": "sjf", "tokenizer": model_folder(), "measuring": {"warm_predictor": False}}
     scheduler = make_scheduler(LengthwiseScheduler, model, slots=1, **options)
     brought = [ask(str(n), f"about {n}", 8, said={"length_mu": 2.0, "length_sigma": 0.5}) for n in range(5)]
@@ -251,7 +251,7 @@ def test_without_a_tokenizer_there_is_history_only(model: Path, guess: Guess) ->
 def test_the_predictor_comes_from_options_or_the_environment(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[str] = []
 
-    def choosing(name: str) -> PredictionService:
+    def choosing(name: str, **_: str) -> PredictionService:
         chosen.append(name)
         return PredictionService(None)
 
@@ -304,3 +304,30 @@ def test_the_order_inside_vllm_is_that_of_the_predictors_own_predictions(
     assert keys == pytest.approx(direct, rel=1e-5)
     assert [request.request_id for request in scheduler.waiting] == sorted(direct, key=direct.__getitem__)
     scheduler.shutdown()
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_prefix_memory_learns_from_the_blocks_of_prompts(model: Path, caching: bool) -> None:
+    scheduler = make_scheduler(
+        LengthwiseScheduler, model, policy="sjf", predictor="none", prefix_caching=caching, slots=8
+    )
+    prompts = {name: list(range(start, start + 200)) for name, start in (("short", 0), ("long", 500))}
+
+    def asked(name: str, number: int, tokens: int) -> Request:
+        return make_request(f"{name} {number}", 0, tokens, prompt=[*prompts[name], number], said={"cap": 1000})
+
+    tokens = {"short": 2, "long": 60}
+    drain(scheduler, {0: [asked(name, number, n) for number in range(20) for name, n in tokens.items()]})
+    medians = {}
+    for name in prompts:
+        scheduler.add_request(asked(name, 99, 5))
+        medians[name] = scheduler.jobs.of(scheduler.requests[f"{name} 99"]).prediction.quantile(0.5)
+    assert medians["short"] < 6
+    assert medians["long"] > 30
+    scheduler.shutdown()
+
+
+def test_prefix_memory_can_be_turned_off(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert make_scheduler(LengthwiseScheduler, model, predictor="none").predictions.memory is not None
+    monkeypatch.setenv("LENGTHWISE_MEMORY", "off")
+    assert make_scheduler(LengthwiseScheduler, model, predictor="none").predictions.memory is None

@@ -178,7 +178,7 @@ def host(given: Traffic, model: Path, policy: str, mood: Mood | None = None) -> 
     assert worker is not None
     worker.start = lambda: None  # type: ignore[method-assign]  # no thread: its steps are taken here
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lengthwise.engines.vllm.prediction_service", lambda _: service)
+        patch.setattr("lengthwise.engines.vllm.prediction_service", lambda _, **__: service)
         scheduler = make_scheduler(
             LengthwiseScheduler,
             model,
@@ -301,7 +301,9 @@ def test_a_predictor_that_really_hangs_delays_no_step(model: Path, monkeypatch: 
     stuck.gate.clear()
     runs = []
     for load in (lambda: stuck, None):
-        monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _, load=load: PredictionService(load))
+        monkeypatch.setattr(
+            "lengthwise.engines.vllm.prediction_service", lambda _, load=load, **__: PredictionService(load)
+        )
         scheduler = make_scheduler(LengthwiseScheduler, model, blocks=30, policy="sjf", tokenizer=model_folder())
         runs.append(drain(scheduler, {n: [make_request(str(n), 5 + n % 40, 1 + n % 17)] for n in range(60)}))
         if load is not None:

@@ -20,8 +20,8 @@ PLAIN = "/v1/completions"
 
 @contextmanager
 def gateway(*engines: str | dict[str, Any], **options: Any) -> Iterator[str]:
-    """A gateway before these engines; quick to notice and without a predictor, unless told otherwise."""
-    defaults = {"health_interval_s": 0.05, "hold_timeout_s": 5.0, "predictor": "none"}
+    """A gateway before these engines; quick to notice and without a predictor or memory, unless told otherwise."""
+    defaults = {"health_interval_s": 0.05, "hold_timeout_s": 5.0, "predictor": "none", "memory": "off"}
     config = GatewayConfig.model_validate({"engines": engines, **defaults, **options})
     with served(create_app(config)) as url:
         yield url

@@ -31,7 +31,7 @@ def engine() -> Iterator[RawEngine]:
 def url(engine: RawEngine) -> Iterator[str]:
     """A gateway with a predictor, so that it removes the usage of streams and learns from every length."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lengthwise.gateway.app.prediction_service", lambda _: PredictionService(Guess))
+        patch.setattr("lengthwise.gateway.app.prediction_service", lambda _, **__: PredictionService(Guess))
         with gateway(engine.url, predictor="fast", policy="sjf") as url:
             yield url
 

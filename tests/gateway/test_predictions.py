@@ -31,7 +31,7 @@ def guess(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
     """
     made, patience_s = Guess(), getattr(request, "param", 60.0)
 
-    def service(name: str) -> PredictionService:
+    def service(name: str, **_: Any) -> PredictionService:
         return PredictionService(None if name == "none" else lambda: made, patience_s=patience_s)
 
     monkeypatch.setattr("lengthwise.gateway.app.prediction_service", service)
@@ -315,3 +315,49 @@ async def test_no_prediction_is_forwarded_to_unknown_engines_or_where_none_is_ma
         engine.gate.set()
         await answers
     assert not any("vllm_xargs" in sent for sent in engine.bodies)
+
+
+async def learn(http: aiohttp.ClientSession, url: str) -> None:
+    for _ in range(10):
+        for name in ("chatty", "terse"):
+            assert (await post(http, url, asking(name, name * 200)))[0] == 200
+
+
+async def test_prefix_memory_orders_by_the_lengths_behind_the_same_prefix(http: aiohttp.ClientSession) -> None:
+    engine = StandIn(lengths={"blocker": 1, "chatty": 400, "terse": 3})
+    with (
+        served(engine.app()) as engine_url,
+        gateway(engine_url, policy="sjf", in_flight=1, memory="on") as url,
+    ):
+        await learn(http, url)
+        answers = await hold(http, url, engine, [asking("chatty", "chatty" * 200), asking("terse", "terse" * 200)])
+        engine.gate.set()
+        await answers
+        async with http.get(url + "/health") as response:
+            assert (await response.json())["memory"] == "on"
+    assert engine.names()[-2:] == ["terse", "chatty"]
+
+
+async def test_engines_behind_one_gateway_share_its_prefix_memory(http: aiohttp.ClientSession) -> None:
+    engines = [StandIn(lengths={"chatty": 400, "terse": 3}) for _ in range(2)]
+    with served(engines[0].app()) as first, served(engines[1].app()) as second:
+        with gateway(first, second, router="round_robin", memory="on") as url:
+            await learn(http, url)
+            # Two tenants, and the blocks of 256 bytes of their prompts: 4 of 1,200 and 3 of 1,000.
+            assert await metric(http, url, "lengthwise_prefix_memory_nodes") == 2 + 4 + 3
+        assert min(len(engine.bodies) for engine in engines) > 0
+
+
+async def test_a_template_is_known_by_header_or_metadata(http: aiohttp.ClientSession) -> None:
+    engine = StandIn()
+    with served(engine.app()) as engine_url, gateway(engine_url, memory="on") as url:
+        nodes = "lengthwise_prefix_memory_nodes"
+        await post(http, url, body("a"))
+        assert await metric(http, url, nodes) == 1  # the tenant
+        await post(http, url, body("a", metadata={"template": "summary"}))
+        assert await metric(http, url, nodes) == 2
+        async with http.post(url + PLAIN, json=body("a"), headers={"x-lengthwise-template": "summary"}) as response:
+            assert response.status == 200
+        assert await metric(http, url, nodes) == 2
+        await post(http, url, body("a", metadata="anything"))
+        assert await metric(http, url, nodes) == 2

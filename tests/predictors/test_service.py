@@ -17,8 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution
 from lengthwise.predictors import PredictionInput, load_predictor
+from lengthwise.predictors.prefix_memory import Levels, PrefixMemory, levels_of
 from lengthwise.predictors.resolve import packaged_predictors
-from lengthwise.predictors.service import PredictionService, known_predictor, prediction_service
+from lengthwise.predictors.service import PredictionService, known_memory, known_predictor, prediction_service
 from tests.predictors.guesses import Guess
 
 
@@ -481,3 +482,111 @@ def test_a_predictor_that_hangs_takes_no_single_predictions(guess: Guess) -> Non
     assert service.predict(PredictionInput("about 120", "m", 1000)) is None
     guess.gate.set()
     service.close()
+
+
+LEVELS = levels_of("m", [1, 2, 3])
+
+
+def serve(service: PredictionService, tokens: int, times: int, levels: Levels = LEVELS) -> None:
+    for _ in range(times):
+        service.admit("served", "m", 1000, levels)
+        service.ended("served", tokens)
+
+
+def test_prefix_memory_improves_the_history_of_a_known_prefix_only() -> None:
+    service = PredictionService(None, memory=PrefixMemory(1 << 16))
+    assert service.admit("first", "m", 1000, LEVELS) is None
+    for _ in range(20):
+        serve(service, 20, 1)
+        serve(service, 600, 1, levels_of("m", [7]))
+    known, other = service.admit("a", "m", 1000, LEVELS), service.admit("b", "m", 1000, levels_of("m", [9]))
+    alone = service.admit("c", "m", 1000)
+    assert known is not None
+    assert other is not None
+    assert alone is not None
+    assert known.quantile(0.5) == pytest.approx(20, rel=0.3)
+    assert other.quantile(0.5) == pytest.approx(alone.quantile(0.5))
+
+
+def test_prefix_memory_improves_what_the_predictor_says(guess: Guess) -> None:
+    host = Host(PredictionService(lambda: guess, memory=PrefixMemory(1 << 16)))
+
+    def ask(key: str, levels: Levels) -> float:
+        host.waiting.add(key)
+        host.service.admit(key, "m", 1000, levels)
+        host.service.ask(key, lambda: PredictionInput("about 400", "m", 1000))
+        host.until(lambda: key in host.taken)
+        return host.taken[key].quantile(0.5)
+
+    assert ask("new", LEVELS) == pytest.approx(400)
+    for number in range(60):
+        ask(f"short {number}", LEVELS)
+        host.service.ended(f"short {number}", 40)
+        ask(f"right {number}", levels_of("m", [50 + number]))
+        host.service.ended(f"right {number}", 400)
+    assert ask("short", LEVELS) < 80
+    assert ask("unknown", levels_of("m", [5])) > 150
+    host.service.close()
+
+
+def test_prefix_memory_is_kept_in_a_file(tmp_path: Path) -> None:
+    file = known_memory(str(tmp_path / "memory.npz"))
+    service = prediction_service("none", memory=file)
+    serve(service, 20, 30)
+    service.close()
+    again = prediction_service("none", memory=file)
+    serve(again, 600, 1, levels_of("m", [7]))
+    known = again.admit("a", "m", 1000, LEVELS)
+    assert known is not None
+    assert known.quantile(0.5) < 40
+    assert [each.name for each in tmp_path.iterdir()] == ["memory.npz"]
+
+
+def test_a_memory_that_cannot_be_saved_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    service = PredictionService(None, memory=PrefixMemory(1 << 16), memory_file=tmp_path / "gone" / "memory.npz")
+    with caplog.at_level(logging.WARNING):
+        service.close()
+    assert "is not saved" in caplog.text
+
+
+class Broken(PrefixMemory):
+    def predict(self, *_: object, **__: object) -> None:  # type: ignore[override]
+        raise RuntimeError("broken")
+
+
+def test_a_prefix_memory_that_fails_is_dropped_and_predictions_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    service = PredictionService(None, memory=Broken(1 << 16))
+    serve(service, 20, 1)
+    with caplog.at_level(logging.WARNING):
+        assert service.admit("a", "m", 1000, LEVELS) is not None
+        assert service.admit("b", "m", 1000, LEVELS) is not None
+    assert service.memory is None
+    assert caplog.text.count("prefix memory failed") == 1
+
+
+def test_a_reset_forgets_prefix_memory() -> None:
+    service = PredictionService(None, memory=PrefixMemory(1 << 16))
+    serve(service, 20, 5)
+    service.reset()
+    assert service.memory is not None
+    assert service.memory.seen == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"), [("yes", "give on, off, or a file"), ("no/such/folder/m.npz", "there is no folder")]
+)
+def test_an_invalid_setting_of_memory_is_refused(setting: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        known_memory(setting)
+    assert known_memory("off") == "off"
+
+
+def test_a_damaged_memory_file_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "m.npz").write_bytes(b"nonsense")
+    with pytest.raises(InputError, match="is not a saved prefix memory"):
+        prediction_service("none", memory=str(tmp_path / "m.npz"))
+
+
+def test_a_host_is_not_given_memory_as_a_predictor() -> None:
+    with pytest.raises(InputError, match="is for simulations"):
+        known_predictor("memory+fast")

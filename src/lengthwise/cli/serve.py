@@ -126,7 +126,7 @@ def _embedded(config: GatewayConfig, stack: contextlib.ExitStack) -> list[Engine
 
     typer.echo("starting the embedded engine ...", err=True)
     # The gateway forwards its predictions: the engine's predictor process starts at the first request without one.
-    options = EngineOptions(policy=config.policy, predictor=config.predictor, warm_predictor=False)
+    options = EngineOptions(policy=config.policy, predictor=config.predictor, memory="off", warm_predictor=False)
     return [EngineConfig(url=stack.enter_context(EmbeddedEngine(options)).url, kind="lengthwise")]
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from lengthwise.engines.refine import WORKER as STATES_WORKER
 from lengthwise.engines.refine import check_fit
@@ -35,7 +35,7 @@ from lengthwise.policies import make_policy
 from lengthwise.predictors.probe import DEFAULT as DEFAULT_PROBE
 from lengthwise.predictors.probe import load_probe, probe_path
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
-from lengthwise.predictors.service import known_predictor
+from lengthwise.predictors.service import MEMORY_ON, known_memory, known_predictor
 
 SCHEDULER: Final = "lengthwise.engines.vllm.LengthwiseScheduler"
 _STARTS_IN_S: Final = 300.0
@@ -59,6 +59,9 @@ class EngineOptions(BaseModel):
     """Order of waiting requests in the engine (docs/reference/policies.md)."""
     predictor: str = DEFAULT_PREDICTOR
     """Length predictor: fast, default, none, or a model file (.lw)."""
+    memory: Annotated[str, AfterValidator(known_memory)] = MEMORY_ON
+    """Prefix memory, which learns the lengths of this traffic by prefix: on, off, or a file (.npz) that it continues
+    from and is saved to at the end."""
     probe: str | None = None
     """Refine predictions by the LLM's hidden states: default, or a probe file (.lw)."""
     host: str = "127.0.0.1"
@@ -170,6 +173,8 @@ class EmbeddedEngine:
         if options.plugin:
             chosen = {**options.plugin_options, "policy": options.policy}
             chosen["predictor"] = known_predictor(options.predictor)
+            if options.memory != MEMORY_ON:
+                chosen["memory"] = options.memory
             if not options.warm_predictor:
                 chosen["warm_predictor"] = False
             if options.probe is not None:

@@ -17,12 +17,15 @@ is delivered, and the request is not admitted again before that.
 - Every finished request passes Scheduler._free_request once, with its final status.
 
 Options come from `--additional-config '{"lengthwise": {"policy": "sjf", "predictor": "fast"}}'` or the environment
-variables LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are lengthwise and fast. `"steps": "PATH.parquet"`
-logs every step of the engine (`engines.steps`). A request's prediction arrives in `vllm_xargs`: `expected_tokens` (a
-length, from a client), or `length_mu` and `length_sigma` (a log-t, from the gateway). A request without either is
-queued at once by the LLM's history (before there is any, the wide prior) and re-keyed at the first step after the
-prediction of the engine's predictor arrives. That predictor runs in a process of its own, started with the engine or,
-with `"warm_predictor": false`, at the first request without a prediction.
+variables LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are lengthwise and fast. Prefix memory
+(`predictors.prefix_memory`) improves both kinds of predictions; `"memory": "off"` or LENGTHWISE_MEMORY turns it off, a
+file (.npz) keeps it between runs. `"steps": "PATH.parquet"` logs every step of the engine (`engines.steps`).
+
+A request's prediction arrives in `vllm_xargs`: `expected_tokens` (a length, from a client), or `length_mu` and
+`length_sigma` (a log-t, from the gateway). A request without either is queued at once by the LLM's history (before
+there is any, the wide prior) and re-keyed at the first step after the prediction of the engine's predictor arrives.
+That predictor runs in a process of its own, started with the engine or, with `"warm_predictor": false`, at the first
+request without a prediction.
 
 With the option `probe` (`default` or a file), our worker and --enforce-eager, the hidden states of each step refine the
 predictions of running requests (`engines.refine`):
@@ -67,7 +70,13 @@ from lengthwise.engines.vllm_queue import (
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job, Policy, make_policy
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
-from lengthwise.predictors.service import PredictionService, known_predictor, prediction_service
+from lengthwise.predictors.service import (
+    MEMORY_ON,
+    PredictionService,
+    known_memory,
+    known_predictor,
+    prediction_service,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -79,6 +88,7 @@ RELEASES: Final = ("0.32.",)
 DEFAULT_POLICY: Final = "lengthwise"
 POLICY_VARIABLE: Final = "LENGTHWISE_POLICY"
 PREDICTOR_VARIABLE: Final = "LENGTHWISE_PREDICTOR"
+MEMORY_VARIABLE: Final = "LENGTHWISE_MEMORY"
 
 _log = logging.getLogger("lengthwise.engines.vllm")
 
@@ -102,7 +112,8 @@ class LengthwiseSyncScheduler(Scheduler):
         self.length_policy: Policy = make_policy(name)
         known = known_predictor(predictor)
         forced = ForcedLengths.of(options.get("forced_lengths"))
-        service = prediction_service(known) if forced is None else forced.service(known)
+        memory = known_memory(options.get("memory") or os.environ.get(MEMORY_VARIABLE) or MEMORY_ON)
+        service = prediction_service(known, memory=memory) if forced is None else forced.service(known)
         self.setup = Setup(name, predictor, service, forced)
         self.bench = BenchControl.of(self, options)
         self.warm_predictor = bool(options.get("warm_predictor", True))

@@ -18,6 +18,8 @@ from lengthwise.engines.engine_kind import xargs_prediction
 from lengthwise.engines.prompts import PromptReader
 from lengthwise.policies import Job, Policy, PolicyQueue, TokenRate
 from lengthwise.predictors import PredictionInput
+from lengthwise.predictors.prefix_memory import Levels, levels_of
+from lengthwise.workloads.blocks import hash_tokens
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -74,7 +76,7 @@ class JobTracker:
         if job is None:
             cap = self.cap(request)
             given = xargs_prediction(extra_args(request), cap)
-            known = self._scheduler.predictions.admit(request.request_id, self.llm, cap)
+            known = self._scheduler.predictions.admit(request.request_id, self.llm, cap, self._levels(request))
             job = Job(
                 id=request.request_id,
                 arrival=self._arrival(request),
@@ -91,6 +93,14 @@ class JobTracker:
                 job.update_prediction(known)
         job.generated, job.preemptions = request.num_output_tokens, request.num_preemptions
         return job
+
+    def _levels(self, request: Request) -> Levels | None:
+        """Return what prefix memory knows the request by: vLLM's block hashes or, without prefix caching, our own."""
+        if self._scheduler.predictions.memory is None:
+            return None
+        if request.block_hashes:
+            return levels_of(self.llm, [int.from_bytes(block[:8], "little") for block in request.block_hashes])
+        return levels_of(self.llm, hash_tokens(request.prompt_token_ids or ()))
 
     def ask(self, request: Request) -> bool:
         """Ask for a prediction, unless one came with the request, the policy uses none, or there is no text.

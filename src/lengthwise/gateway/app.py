@@ -83,7 +83,7 @@ class _Gateway:
         self._on_engines = on_engines
         self.tenants = Tenants(config)
         self.access_log = None if config.access_log is None else AccessLog(config.access_log)
-        self._predictions = prediction_service(config.predictor)
+        self._predictions = prediction_service(config.predictor, memory=config.memory)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
         self._dispatcher = Dispatcher(
             self.tenants.policy(config.policy),
@@ -193,6 +193,7 @@ class _Gateway:
             "policy": self._dispatcher.policy.name,
             "router": self._dispatcher.routes.name,
             "predictor": self._config.predictor,
+            "memory": "off" if self._predictions.memory is None else "on",
             "predictions_from": "predictor" if self._predictions.works else "history",
         }
         return JSONResponse(body)

@@ -17,6 +17,7 @@ from lengthwise.lengths import DEFAULT_CAP, Point
 from lengthwise.policies import Job
 from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.contract import render_chat
+from lengthwise.predictors.prefix_memory import Levels, levels_of
 from lengthwise.workloads.blocks import BYTES_PER_TOKEN, hash_text, hash_tokens
 
 MAX_LENGTH: Final = 131_072
@@ -68,6 +69,7 @@ class CompletionBody(_Part):
     n: Any = None
     prompt: Any = None
     stream_options: Any = None
+    metadata: Any = None
 
     @property
     def declared_limit(self) -> int | None:
@@ -110,6 +112,13 @@ class CompletionBody(_Part):
             tenant=self.end_user,
             session=None if session is None else session.decode("latin-1"),
         )
+
+    def levels(self, job: Job, headers: Mapping[bytes, bytes]) -> Levels:
+        """Return what prefix memory knows the request by. A client declares its template in a header or `metadata`."""
+        header = headers.get(b"x-lengthwise-template")
+        declared = self.metadata.get("template") if isinstance(self.metadata, dict) else None
+        template = header.decode("latin-1") if header else declared if isinstance(declared, str) else None
+        return levels_of(self.llm, job.blocks, tenant=job.tenant, template=template, session=job.session)
 
     @property
     def end_user(self) -> str | None:

@@ -161,12 +161,14 @@ class Completions:
         if job.deadline == math.inf and (target_s := self._names.slo_s(body.model)) is not None:
             job.deadline = job.arrival + target_s
         self._dispatcher.refuse(body.model)  # before a prediction is made for it
-        counts = self._predictions.predicts or lease.tenant.tokens_per_minute is not None
+        learns = self._predictions.predicts or self._predictions.memory is not None
+        counts = learns or lease.tenant.tokens_per_minute is not None
         hide_usage = self._config.stream_usage and counts and body.lacks_usage
         if hide_usage:
             raw = body.with_usage(raw)
         measure = self._model.measure(hide_usage=hide_usage)
-        call = Call(job, body, raw, caller, request_id, measure, self._predict(job, body), tenant=lease.tenant.name)
+        history = self._predict(job, body, caller)
+        call = Call(job, body, raw, caller, request_id, measure, history, tenant=lease.tenant.name)
         self._calls[job.id] = call
         try:
             expected = job.expected if job.prediction or call.history is None else call.history.mean()
@@ -200,9 +202,10 @@ class Completions:
             job.priority = tenant.priority
         return body, job, raw
 
-    def _predict(self, job: Job, body: CompletionBody) -> LengthDistribution | None:
+    def _predict(self, job: Job, body: CompletionBody, caller: Caller) -> LengthDistribution | None:
         """Use the client's hint, else ask for a prediction, else use the LLM's history, which is returned."""
-        history = self._predictions.admit(job.id, body.llm, body.limit)
+        levels = None if self._predictions.memory is None else body.levels(job, caller.headers)
+        history = self._predictions.admit(job.id, body.llm, body.limit, levels)
         asks = job.prediction is None and body.readable and self._dispatcher.uses_predictions
         if not (asks and self._predictions.ask(job.id, body.prediction_input)) and job.prediction is None:
             job.update_prediction(history)

@@ -24,7 +24,7 @@ from lengthwise.engines.client import engine_url, without_credentials
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
-from lengthwise.predictors.service import known_predictor
+from lengthwise.predictors.service import MEMORY_ON, known_memory, known_predictor
 from lengthwise.routers import make_router
 from lengthwise.specs import unknown_name
 
@@ -170,6 +170,9 @@ class GatewayConfig(_Section):
     """Choice among engines (docs/reference/routing.md); lengthwise where there are several."""
     predictor: Annotated[str, AfterValidator(known_predictor)] = DEFAULT_PREDICTOR
     """Length predictor: fast, default, none, or a model file (.lw)."""
+    memory: Annotated[str, AfterValidator(known_memory)] = MEMORY_ON
+    """Prefix memory, which learns the lengths of this traffic by prefix, session, tenant and template: on, off, or a
+    file (.npz) that it continues from and is saved to at the end."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8080

@@ -72,6 +72,9 @@ class _State:
         decisions = routes.decisions.total()
         text = "Time of a routing decision."
         yield SummaryMetricFamily("lengthwise_router_seconds", text, decisions, routes.seconds)
+        if (memory := self._predictions.memory) is not None:
+            text = "Nodes of prefix memory: prefixes, sessions, tenants and templates."
+            yield GaugeMetricFamily("lengthwise_prefix_memory_nodes", text, memory.held)
         works = self._predictions.works or not self._predictions.predicts
         text = "1 for the predictor in use; 0 while it fails, and history is used."
         yield _gauge("lengthwise_predictor", text, "predictor", {self._predictor: works})

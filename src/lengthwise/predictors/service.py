@@ -2,10 +2,11 @@
 
 The host's thread never waits for a predictor and never runs one: a worker thread calls it, in a separate process. The
 host admits a request and gets the prediction from the LLM's history (`admit`), requests a prediction (`ask`), receives
-finished predictions (`deliver`) and reports each answer's length (`ended`), which updates the history and the
-predictor's calibration. A request whose prediction is on its way has the wide prior, not the history: the first answers
-to finish are the short ones, and by a history of them every new request would be short. Nothing here raises into the
-host. The clock is an argument; policies and HTTP are unknown here.
+finished predictions (`deliver`) and reports each answer's length (`ended`), which updates the history, the
+predictor's calibration and prefix memory. Prefix memory belongs to the host's thread and improves the predictions of
+both, the history and the predictor. A request whose prediction is on its way has the wide prior, not the history: the
+first answers to finish are the short ones, and by a history of them every new request would be short. Nothing here
+raises into the host. The clock is an argument; policies and HTTP are unknown here.
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from lengthwise.lengths import LengthDistribution
+from lengthwise.errors import InputError
+from lengthwise.lengths import LengthDistribution, LogT
 from lengthwise.predictors.calibration import OnlineCalibrated
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput
 from lengthwise.predictors.history import History
+from lengthwise.predictors.prefix_memory import Levels, PrefixMemory
 from lengthwise.predictors.resolve import packaged_predictors, parse_predictor_spec, resolve_predictor
 from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
 
 Ticket = tuple[str, int]
 
 NO_PREDICTOR: Final = "none"
+MEMORY_ON: Final = "on"
+MEMORY_OFF: Final = "off"
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +66,11 @@ class Counts:
 @dataclass(slots=True)
 class _Open:
     llm: str
+    start: LogT  # of the LLM's history, before prefix memory
     history: LengthDistribution | None
+    levels: Levels | None
     ticket: Ticket  # identifies it in the worker: a host may use a key again
+    text: LogT | None = None  # of the predictor, before prefix memory
     asked: bool = False
 
 
@@ -72,7 +80,8 @@ class PredictionService:
     `load` is called by the worker, at `warm` or the first question; None means no predictor, only history. At most
     `max_waiting` questions wait, none longer than `deadline_s`: enough for a batch that arrives at once. A predictor
     that has not returned for `patience_s` hangs, and gets no questions until it returns. `process` is the subprocess
-    that it runs in, if any: its CPU time is counted, and it ends with the service.
+    that it runs in, if any: its CPU time is counted, and it ends with the service. The state of `memory` is written to
+    `memory_file` at the end.
     """
 
     def __init__(
@@ -84,7 +93,12 @@ class PredictionService:
         deadline_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
         process: SubprocessPredictor | None = None,
+        memory: PrefixMemory | None = None,
+        memory_file: Path | None = None,
     ) -> None:
+        self.memory = memory
+        """Prefix memory; None where it is off or has failed."""
+        self._memory_file = memory_file
         self._history = History()
         self._open: dict[str, _Open] = {}
         self._numbers = itertools.count()
@@ -122,8 +136,10 @@ class PredictionService:
         return self._worker is None or self._worker.loaded
 
     def reset(self) -> None:
-        """Forget the history and the predictor's calibration."""
+        """Forget the history, the predictor's calibration and what prefix memory has learned."""
         self._history = History()
+        if self.memory is not None:
+            self.memory = PrefixMemory(self.memory.max_bytes)
         if self._worker is not None:
             self._worker.put(Reset(), start=False)
 
@@ -132,13 +148,17 @@ class PredictionService:
         if self._worker is not None:
             self._worker.start()
 
-    def admit(self, key: str, llm: str, max_tokens: int | None) -> LengthDistribution | None:
+    def admit(
+        self, key: str, llm: str, max_tokens: int | None, levels: Levels | None = None
+    ) -> LengthDistribution | None:
         """Register a request and return the prediction from its LLM's history; None (the wide prior) without history.
 
-        Every admitted key must be passed to `ended`.
+        With its levels, prefix memory improves this prediction and that of the predictor. Every admitted key must be
+        passed to `ended`.
         """
-        history = self.from_history(llm, max_tokens)
-        self._open[key] = _Open(llm, history, (key, next(self._numbers)))
+        start = self._history.prediction(llm, PredictionInput("", llm, max_tokens).cap)
+        history = self._remembered(start, levels, text=False) if self._history.pooled.seen else None
+        self._open[key] = _Open(llm, start, history, levels, (key, next(self._numbers)))
         return history
 
     def from_history(self, llm: str, max_tokens: int | None) -> LengthDistribution | None:
@@ -188,7 +208,7 @@ class PredictionService:
                     take(key, state.history)
                 continue
             # A request that ended before its prediction arrived has no further use for it.
-            if state is None or state.ticket != ticket or not take(key, prediction):
+            if state is None or state.ticket != ticket or not take(key, self._with_memory(state, prediction)):
                 self._counts.late += 1
 
     def ended(self, key: str, tokens: int | None, *, censored: bool = False) -> None:
@@ -203,6 +223,7 @@ class PredictionService:
         known = None if tokens is None or (censored and tokens < 1) else tokens
         if known is not None:
             self._history.observe(state.llm, known, censored=censored)
+            self._memorise(state, known, censored=censored)
         if state.asked and self._worker is not None:
             self._worker.put(Ended(state.ticket, known, censored))
 
@@ -212,6 +233,46 @@ class PredictionService:
             self._worker.stop()
         if self._process is not None:
             self._process.close()
+        self._save_memory()
+
+    def _with_memory(self, state: _Open, prediction: LengthDistribution) -> LengthDistribution:
+        if not isinstance(prediction, LogT):
+            return prediction
+        state.text = prediction
+        return self._remembered(prediction, state.levels, text=True)
+
+    def _remembered(self, start: LogT, levels: Levels | None, *, text: bool) -> LogT:
+        """Return the prediction that prefix memory makes of another."""
+        if self.memory is None or levels is None:
+            return start
+        try:
+            return self.memory.predict(levels, start, text=text)
+        except Exception as error:  # nothing raises into the host
+            self._drop_memory(error)
+            return start
+
+    def _memorise(self, state: _Open, tokens: int, *, censored: bool) -> None:
+        if self.memory is None or state.levels is None:
+            return
+        start, text = (state.start, False) if state.text is None else (state.text, True)
+        try:
+            self.memory.observe(state.levels, start, tokens, text=text, censored=censored)
+        except Exception as error:  # nothing raises into the host
+            self._drop_memory(error)
+
+    def _drop_memory(self, error: Exception) -> None:
+        self.memory = None
+        _log.warning("prefix memory failed (%.300r); predictions come without it", error)
+
+    def _save_memory(self) -> None:
+        if self.memory is None or self._memory_file is None:
+            return
+        new = self._memory_file.with_suffix(".tmp")
+        try:
+            new.write_bytes(self.memory.state())
+            new.replace(self._memory_file)
+        except OSError as error:
+            _log.warning("prefix memory is not saved to %s: %s", self._memory_file, error)
 
     def _found_hanging(self, worker: Worker) -> bool:
         since = worker.busy_since
@@ -229,16 +290,36 @@ class PredictionService:
 
 
 def prediction_service(
-    name: str, seen_as: Callable[[LengthPredictor], LengthPredictor] | None = None
+    name: str,
+    seen_as: Callable[[LengthPredictor], LengthPredictor] | None = None,
+    *,
+    memory: str = MEMORY_OFF,
 ) -> PredictionService:
     """Return the service of a predictor by name, in a separate process; `none` uses history only.
 
-    `seen_as` may wrap the predictor.
+    `seen_as` may wrap the predictor. `memory` is a setting of prefix memory, as `known_memory` returns it.
     """
+    file = None if memory in (MEMORY_ON, MEMORY_OFF) else Path(memory)
+    learned = None if memory == MEMORY_OFF else PrefixMemory()
+    if learned is not None and file is not None and file.exists():
+        learned.restore(file.read_bytes(), str(file))
     if name in (NO_PREDICTOR, "history"):
-        return PredictionService(None)
+        return PredictionService(None, memory=learned, memory_file=file)
     process = SubprocessPredictor(name)
-    return PredictionService((lambda: seen_as(process.start())) if seen_as else process.start, process=process)
+    load = (lambda: seen_as(process.start())) if seen_as else process.start
+    return PredictionService(load, process=process, memory=learned, memory_file=file)
+
+
+def known_memory(setting: str) -> str:
+    """Return a setting of prefix memory: on, off, or the path of the file that it continues from and is saved to."""
+    if setting in (MEMORY_ON, MEMORY_OFF):
+        return setting
+    file = Path(setting)
+    if file.suffix != ".npz":
+        raise InputError(f"prefix memory '{setting}'", hint="give on, off, or a file that ends in .npz")
+    if not file.parent.is_dir():
+        raise InputError(f"there is no folder {file.parent}", source=setting, hint="create it first")
+    return str(file.resolve())
 
 
 def known_predictor(name: str) -> str:
@@ -246,6 +327,11 @@ def known_predictor(name: str) -> str:
     if name in (NO_PREDICTOR, *packaged_predictors()):
         return name
     spec = parse_predictor_spec(name)
+    if spec.kind == "memory":
+        raise InputError(
+            f"'{name}' is for simulations and evaluations",
+            hint="a server has prefix memory unless it is off: give the predictor alone, or none",
+        )
     if spec.kind != "ask":  # its server may start later
         resolve_predictor(spec)
     return str(Path(name).resolve()) if spec.kind == "model" else name
