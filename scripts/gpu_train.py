@@ -497,7 +497,8 @@ def diverse(arguments: argparse.Namespace) -> None:
     short = f"{recipe},epochs={arguments.left_out_epochs}"
     others = [f"without_{n}:{short},groups={'+'.join(groups[n :: arguments.parts])}" for n in range(arguments.parts)]
     others += [f"without_code:{short},groups={'+'.join(code)}"]
-    others += [f"castillo:{recipe},only={'+'.join(name for name in castillo if name != 'Alpaca')}"]
+    trained = "+".join(name for name in castillo if name != "Alpaca")
+    others += [f"castillo:{recipe},epochs={arguments.castillo_epochs},only={trained}"]
     done = run_all(arguments, [*teachers, *others], began + arguments.teachers_share * arguments.budget)
     names = [name for name in done if name.startswith("t")]
     members = [Member(**dict(np.load(WORK / f"{name}.npz"))) for name in names]
@@ -620,7 +621,8 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=10)
     parser.add_argument("--recipe", default="weight=sqrt_corpus", help="settings of every network of `diverse`")
     parser.add_argument("--parts", type=int, default=4, help="networks of `diverse` without a share of the groups")
-    parser.add_argument("--left-out-epochs", type=int, default=4)
+    parser.add_argument("--left-out-epochs", type=int, default=3)
+    parser.add_argument("--castillo-epochs", type=int, default=16, help="a sixth of the prompts: more epochs")
     parser.add_argument("--student-epochs", type=int, default=8)
     parser.add_argument("--oof", type=float, default=0.5)
     parser.add_argument("--disagreement", type=float, default=1.0)

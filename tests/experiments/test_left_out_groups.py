@@ -1,0 +1,57 @@
+"""Groups left out of training: every group is scored by a predictor that has not seen it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import left_out_groups
+from experiments.left_out_groups import STUDY, LeftOutGroupsGrid, LeftOutGroupsResult, measure
+from experiments.study import Run
+from lengthwise.simulator.tasks import ResultCache
+from lengthwise.training.fast.train import FastTrainer
+from lengthwise.training.pairs import PairTable
+from tests.experiments.samples import check_output
+from tests.training.fast.test_training import table, words
+
+GROUPS = ("castillo-code", "castillo-chat", "chat", "writing")
+
+
+def pairs() -> PairTable:
+    made = table(480)
+    group = np.arange(480) % 4
+    return replace(made, groups=GROUPS, group=group, test=(group == 0) & (np.arange(480) % 3 == 0))
+
+
+@pytest.fixture
+def result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LeftOutGroupsResult:
+    seen: list[set[str]] = []
+    fit = FastTrainer.fit
+
+    def watched(self: FastTrainer, train: PairTable, seed: int = 0) -> object:
+        assert not train.test.any()
+        seen.append({train.groups[number] for number in train.group})
+        return fit(replace(self, recipe=replace(self.recipe, hidden=16, joint=8)), train, seed)
+
+    made = words()
+    vectors = tmp_path / "words.npz"
+    joined = np.frombuffer(b"\n".join(sorted(made.own)), np.uint8)
+    np.savez(vectors, meaning=made.meaning, words=joined, own=joined)
+    monkeypatch.setattr(left_out_groups, "training_pairs", lambda ships: pairs())
+    monkeypatch.setattr(FastTrainer, "fit", watched)
+    grid = LeftOutGroupsGrid(networks=2, epochs=3, prompts_per_group=100, vectors=vectors)
+    found = measure(Run(ResultCache(tmp_path)), grid)
+    check_output(STUDY.output(found))
+    assert {"castillo-code", "castillo-chat"} in seen
+    for name in GROUPS:
+        assert set(GROUPS) - {name} in seen
+    return found
+
+
+def test_every_group_is_left_out_once_and_scored_beside_castillo_alone(result: LeftOutGroupsResult) -> None:
+    assert {row.group for row in result.rows} == set(GROUPS)
+    assert all(row.others.llms == 2 and row.others.prompts <= 120 for row in result.rows)
+    assert set(result.official) == {"CASTILLO alone", "without chat", "without writing"}
