@@ -93,11 +93,15 @@ def captured(samples: LengthSamples, seeds: int, predictor: str) -> dict[str, An
         str(load): {name: [] for name in ("mean_e2e", "per_token", "p99_e2e", "tau", "saved_s", "saved_s_if_true")}
         for load in LOADS[1:]
     }
+    first = traffic(samples, 0, 1.0)  # has every prompt: a predictor reads nothing else
+    model = None if predictor == "ceiling" else predict_workload(first, predictor)
+    place = {prompt: row for row, prompt in enumerate(first.table["prompt"].to_pylist())}
     for seed in range(seeds):
-        ceiling = predictor == "ceiling"
-        predictions = (
-            other_answers(samples, seed) if ceiling else predict_workload(traffic(samples, seed, 1.0), predictor)
-        )
+        predictions = other_answers(samples, seed)
+        if model is not None:
+            prompts = castillo_workload(samples, LLM, requests=N, rate=1.0, seed=seed).table["prompt"].to_pylist()
+            known = model.take(np.array([place[prompt] for prompt in prompts]))
+            predictions = replace(predictions, predictor=predictor, mu=known.mu, sigma=known.sigma)
         for load in LOADS[1:]:  # predictions do not depend on the load
             requests = traffic(samples, seed, load)
             runs = [
