@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from lengthwise.cli import app
+from lengthwise.gateway.keys import add_key
 from tests.gateway.engine import StandIn, free_port, served, wait_for
 
 COMMAND = [sys.executable, "-c", "from lengthwise.cli import main; main()"]
@@ -176,6 +177,14 @@ def test_check_validates_a_file_and_starts_nothing(tmp_path: Path) -> None:
     assert result.stderr.startswith(
         f"error: {file}, field 'engines.0.nam': there is no field 'nam'; did you mean name?"
     )
+
+
+def test_a_tenant_that_has_no_key_is_a_warning(tmp_path: Path) -> None:
+    file, keys = tmp_path / "fleet.yaml", tmp_path / "keys.json"
+    file.write_text("engines: [http://gpu-1:8000]\ntenants: {team-a: {}, team-b: {}, default: {}}\n")
+    add_key(keys, "team-a", {})
+    result = check("--config", str(file), "--keys", str(keys))
+    assert (result.exit_code, result.stderr) == (0, "warning: without a key no request belongs to team-b\n")
 
 
 def test_options_override_the_environment_and_that_the_file(tmp_path: Path) -> None:

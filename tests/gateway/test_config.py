@@ -143,7 +143,8 @@ def test_overrides_replace_what_the_file_says(tmp_path: Path) -> None:
         ("engines: [", "fleet.yaml, line 1: "),
         ("- http://a", "fleet.yaml: holds no fields; begin with engines:"),
         ("", "fleet.yaml: holds no fields"),
-        ("engines: []", "field 'engines': '[]' is not valid; Tuple should have at least 1 item"),
+        ("engines: [['http://user:s3cret@a']]", "field 'engines.0': this value is not valid"),
+        ("engines: []", "field 'engines': this value is not valid; Tuple should have at least 1 item"),
     ],
 )
 def test_an_error_in_a_file_names_the_file_and_the_field(text: str, problem: str, tmp_path: Path) -> None:

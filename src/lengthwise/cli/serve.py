@@ -14,7 +14,7 @@ from lengthwise.cli.output import Wait
 from lengthwise.engines.client import without_credentials
 from lengthwise.errors import InputError
 from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway
-from lengthwise.gateway.config import EngineConfig, read_config
+from lengthwise.gateway.config import DEFAULT_TENANT, EngineConfig, read_config
 from lengthwise.gateway.keys import read_keys
 from lengthwise.gateway.server import tls_context, url_of
 
@@ -72,6 +72,8 @@ def serve(
 
     # Everything is checked, and the port is taken, before an engine is started.
     settings = load()
+    if unused := _tenants_without_key(settings):
+        typer.echo(f"warning: without a key no request belongs to {', '.join(unused)}", err=True)
     if check:
         typer.echo(f"valid: {_summary(settings)}")
         return
@@ -88,6 +90,11 @@ def serve(
             on_engines=typer.echo,
             load=lambda: resolved(load()),
         )
+
+
+def _tenants_without_key(config: GatewayConfig) -> list[str]:
+    stored = () if config.keys is None else read_keys(config.keys).tenants
+    return sorted(config.tenants.keys() - {tenant.name for tenant in stored if tenant.keys} - {DEFAULT_TENANT})
 
 
 def _summary(config: GatewayConfig) -> str:

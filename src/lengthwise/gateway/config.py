@@ -301,7 +301,9 @@ def read_config(path: Path, *, overrides: Mapping[str, Any], defaults: Mapping[s
         raise InputError(unknown.problem, source=path, field=field, hint=unknown.hint)
     if first["type"] == "missing":
         raise InputError("is missing", source=path, field=field)
-    shown = "this value" if place[-1] == "api_key" else f"'{str(first['input'])[:80]}'"
+    # A whole section may hold secrets.
+    plain = place[-1] != "api_key" and isinstance(first["input"], str | int | float | None)
+    shown = f"'{str(first['input'])[:80]}'" if plain else "this value"
     raise InputError(f"{shown} is not valid", source=path, field=field, hint=first["msg"])
 
 
