@@ -48,7 +48,7 @@ class SeparateRouters:
         self.name = spec
         self._routers: list[Router] = [make_router(spec) for _ in range(gateways)]
         self._scrape_s = scrape_s
-        self._next_scrape_s = 0.0
+        self._next_scrape_s = [scrape_s * number / gateways if number else 0.0 for number in range(gateways)]
         self._running: Counter[EngineId] = Counter()
         self._waiting: Counter[EngineId] = Counter()
         self._admitted: set[str] = set()
@@ -68,12 +68,11 @@ class SeparateRouters:
             router.engine_down(engine)
 
     def choose(self, job: Job, now: float, among: Collection[EngineId] | None = None) -> Decision:
-        if now >= self._next_scrape_s:
-            self._next_scrape_s = now + self._scrape_s
-            for engine in self._engines:
-                seen = Scraped(engine, now, self._running[engine], self._waiting[engine])
-                for router in self._routers:
-                    router.observe(seen)
+        for number, router in enumerate(self._routers):
+            if now >= self._next_scrape_s[number]:
+                self._next_scrape_s[number] = now + self._scrape_s
+                for engine in self._engines:
+                    router.observe(Scraped(engine, now, self._running[engine], self._waiting[engine]))
         decision = self._owner(job.id).choose(job, now, among)
         self._waiting[decision.engine] += 1
         return decision

@@ -117,13 +117,27 @@ async def test_two_hundred_at_once_with_policies_changing_are_each_served_once(h
 async def test_a_request_waits_while_the_predicted_peak_of_kv_memory_does_not_fit(http: aiohttp.ClientSession) -> None:
     gauges = "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
     engine = StandIn(metrics=f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="26"}} 1.0\n{gauges}')
-    with served(engine.app()) as url_, gateway(url_, policy="fcfs", in_flight=8, admission_quantile=0.9) as url:
+    with served(engine.app()) as url_, gateway(url_, policy="sjf", in_flight=8) as url:
         await until_true(lambda: engine.scrapes > 1)
         engine.gate.clear()
         sizes = {"a": 150, "b": 150, "c": 150}
         tasks = [asyncio.create_task(post(http, url, hinted(name, tokens))) for name, tokens in sizes.items()]
         await until_waiting(http, url, 1)
         await until_true(lambda: engine.running == 2)  # two of 150 tokens fit into 400, the third does not
+        engine.gate.set()
+        assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
+    assert engine.most_at_once == 2
+
+
+async def test_slots_and_memory_that_other_clients_use_are_not_free(http: aiohttp.ClientSession) -> None:
+    gauges = "vllm:num_requests_running 6.0\nvllm:num_requests_waiting 0.0\nvllm:kv_cache_usage_perc 0.5\n"
+    engine = StandIn(metrics=f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="26"}} 1.0\n{gauges}')
+    with served(engine.app()) as url_, gateway(url_, policy="sjf", in_flight=8) as url:
+        await until_true(lambda: engine.scrapes > 3)
+        engine.gate.clear()
+        tasks = [asyncio.create_task(post(http, url, hinted(name, 20))) for name in "abcd"]
+        await until_waiting(http, url, 2)  # two slots are left, and 200 of 400 tokens
+        await until_true(lambda: engine.running == 2)
         engine.gate.set()
         assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
     assert engine.most_at_once == 2

@@ -14,6 +14,7 @@ from lengthwise.policies.admission import (
     LENGTH_LEVELS,
     KvDemand,
     PeakAdmission,
+    job_levels,
     length_levels,
     peak_kv_tokens,
     predicted_remaining,
@@ -76,3 +77,9 @@ def test_a_jobs_demand_is_its_context_and_the_rest_of_its_prediction() -> None:
 def test_impossible_settings_are_input_errors(kv: int, block: int, quantile: float) -> None:
     with pytest.raises(InputError):
         PeakAdmission(kv, block, quantile)
+
+
+@given(st.floats(-2, 12), st.floats(0.05, 3), st.integers(1, 9000), st.sampled_from([0.5, 0.85, 0.9]))
+def test_the_levels_of_one_job_are_those_of_the_arrays(mu: float, sigma: float, cap: int, quantile: float) -> None:
+    job = Job("a", 0.0, prediction=LogT(mu, sigma, cap))
+    assert list(job_levels(job, quantile)) == length_levels(job.mu, job.sigma, job.cap, quantile)[0].tolist()

@@ -191,9 +191,9 @@ class GatewayConfig(_Section):
 
     in_flight: Annotated[int, Field(ge=1)] = 64
     """Requests that run at once on one engine; the others wait here, in the policy's order."""
-    admission_quantile: Annotated[float | None, Field(gt=0, lt=1)] = None
-    """Send a request only where the predicted peak of KV memory fits, by this quantile of lengths (such as 0.9); needs
-    engines that report their KV memory in /metrics. Without it only --in-flight limits."""
+    admission_quantile: Annotated[float, Field(ge=0, lt=1)] = 0.85
+    """Send a request only where the predicted peak of KV memory fits, by this quantile of lengths; 0 turns it off. For
+    engines that report their KV memory in /metrics, where lengths are predicted."""
     max_waiting: Annotated[int, Field(ge=0)] = 10_000
     """Requests that wait at once; one more is refused with 429."""
     max_body_bytes: Annotated[int, Field(ge=1)] = 50 << 20

@@ -7,7 +7,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -16,12 +16,12 @@ from lengthwise.gateway.engine_priority import EnginePriority
 from lengthwise.gateway.errors import ApiError
 from lengthwise.lengths import DEFAULT_CAP, LengthDistribution
 from lengthwise.policies import Fcfs, Job, Policy, PolicyQueue, TokenRate
-from lengthwise.policies.admission import PeakAdmission
+from lengthwise.policies.admission import KvDemand, PeakAdmission, job_levels
 from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
     from lengthwise.engines.engine_kind import EngineKind
-    from lengthwise.engines.engine_metrics import EngineMemory
+    from lengthwise.engines.engine_metrics import EngineGauges, EngineMemory
     from lengthwise.gateway.routing import RouterAdapter
 
 _log = logging.getLogger(__name__)
@@ -58,6 +58,14 @@ class GatewayEngine:
     jobs: dict[str, Job] = field(default_factory=dict)
     memory: EngineMemory | None = None
     """Its KV memory, once it reports it."""
+    levels: dict[str, Sequence[int]] = field(default_factory=dict)
+    """Predicted lengths of its jobs at rising quantiles (`policies.admission`), where admission uses them."""
+    kv_bound: int = 0
+    """KV tokens of its jobs if all end at the last of these quantiles."""
+    foreign: int = 0
+    """Requests of other clients there, as far as it reports them."""
+    foreign_kv_tokens: int = 0
+    _foreign_before: int = 0
     models: frozenset[str] | None = None
     """The models it lists; None while unknown, then it may serve any."""
     failures: int = 0
@@ -84,8 +92,9 @@ class GatewayEngine:
 
     @property
     def free(self) -> bool:
-        """Whether it is up, stays and has a free slot."""
-        return self.up and not self.leaving and self.in_flight < (1 if self.breaker == "half_open" else self.slots)
+        """Whether it is up, stays and has a slot that neither this gateway nor another client uses."""
+        slots = 1 if self.breaker == "half_open" else max(1, self.slots - self.foreign)
+        return self.up and not self.leaving and self.in_flight < slots
 
     def longest_generation_s(self, job: Job, *, declared: bool) -> float:
         """Return a time within which it generates an answer all but surely; infinity before its speed is known.
@@ -104,12 +113,54 @@ class GatewayEngine:
         """Whether it serves a model, as far as known; a request without a model may run on any engine."""
         return not model or self.models is None or model in self.models
 
-    def admits(self, job: Job, quantile: float) -> bool:
-        """Whether the predicted peak of KV memory, with `job`, fits; True while its memory is unknown."""
+    def admits(self, job: Job, levels: Sequence[int], now: float) -> bool:
+        """Whether the predicted peak of KV memory, with `job`, fits; True while its memory is unknown.
+
+        Engines do not report the progress of single requests: tokens so far are the time in the slot times the recent
+        tokens per second. Memory that requests of other clients use counts as taken.
+        """
         if self.memory is None:
             return True
-        rule = PeakAdmission(self.memory.kv_tokens, self.memory.block_size, quantile)
-        return rule.admits(rule.demand(job), [rule.demand(other) for other in self.jobs.values()])
+        kv_tokens = self.memory.kv_tokens - self.foreign_kv_tokens
+        if self.kv_bound + job.prompt_tokens + levels[-2] <= kv_tokens:
+            return True  # nearly all answers may reach the end of their predictions at once
+        rule = PeakAdmission(max(1, kv_tokens), self.memory.block_size)
+        return rule.admits(rule.demand_at(job, levels, 0), self.demands(now))
+
+    def demands(self, now: float) -> list[KvDemand]:
+        """Return the estimated KV memory of the requests that run there."""
+        per_s = self.tokens / self.busy_s if self.busy_s else 0.0
+        return [
+            PeakAdmission.demand_at(job, self.levels[name], min(int((now - job.started) * per_s), int(job.cap)))
+            for name, job in self.jobs.items()
+            if name in self.levels and job.started is not None
+        ]
+
+    def take(self, job: Job, levels: Sequence[int] | None) -> None:
+        """Give a job a slot."""
+        self.jobs[job.id] = job
+        if levels is not None:
+            self.levels[job.id] = levels
+            self.kv_bound += job.prompt_tokens + levels[-2]
+
+    def give_back(self, job: Job) -> None:
+        """Take the job's slot back."""
+        self.jobs.pop(job.id, None)
+        levels = self.levels.pop(job.id, None)
+        if levels is not None:
+            self.kv_bound -= job.prompt_tokens + levels[-2]
+
+    def on_load(self, gauges: EngineGauges, own: int, now: float) -> None:
+        """Record the load that it reports: what is beyond the `own` requests of this gateway is that of other clients.
+
+        A number counts once two reports in a row have it, since a report and the requests here are of different times.
+        """
+        seen = max(0, gauges.running + gauges.waiting - own)
+        self.foreign, self._foreign_before = min(seen, self._foreign_before), seen
+        self.foreign_kv_tokens = 0
+        if self.foreign and self.memory is not None and gauges.kv_use is not None:
+            held = sum(demand.tokens for demand in self.demands(now))
+            self.foreign_kv_tokens = max(0, int(gauges.kv_use * self.memory.kv_tokens) - held)
 
 
 @dataclass(eq=False, slots=True)
@@ -181,8 +232,8 @@ class Dispatcher:
 
     @property
     def uses_predictions(self) -> bool:
-        """Whether the order, the choice of an engine or admission uses predictions."""
-        return self.policy.uses_predictions or self.routes.uses_predictions or self.admission_quantile is not None
+        """Whether the order or the choice of an engine uses predictions; admission uses them where they are made."""
+        return self.policy.uses_predictions or self.routes.uses_predictions
 
     @property
     def waiting(self) -> int:
@@ -303,7 +354,7 @@ class Dispatcher:
 
     def release(self, engine: GatewayEngine, job: Job, generated: int = 0, ttft_s: float | None = None) -> None:
         """Give a slot back; `ttft_s` is the time from the slot to the first token."""
-        engine.jobs.pop(job.id, None)
+        engine.give_back(job)
         if job.started is not None:
             held_s = self.clock() - job.started
             if generated:
@@ -385,6 +436,12 @@ class Dispatcher:
             if engine.up:
                 self.routes.up(engine)
 
+    def on_load(self, engine: GatewayEngine, gauges: EngineGauges, asked_at: float, own: int) -> None:
+        """Record the load that an engine reports, for the router and its free slots; `own` ran there when asked."""
+        engine.on_load(gauges, max(own, engine.in_flight), asked_at)
+        if engine.up:
+            self.routes.on_metrics(engine, gauges, asked_at)
+
     def set_models(self, engine: GatewayEngine, models: frozenset[str] | None) -> None:
         """Record the models that an engine lists. Waiting requests move to the engines that serve theirs now."""
         if engine.models != models:
@@ -444,10 +501,17 @@ class Dispatcher:
         if avoid:
             up = [engine for engine in up if engine not in avoid] or up
         free = [e for e in [e for e in up if e.breaker != "open"] or up if e.free]
-        if job is not None and self.admission_quantile is not None:
-            free = [engine for engine in free if engine.admits(job, self.admission_quantile)]
+        if job is not None and free and (levels := self._levels(job)) is not None:
+            now = self.clock()
+            free = [engine for engine in free if engine.admits(job, levels, now)]
         fewest = min((engine.failures for engine in free), default=0)
         return [engine for engine in free if engine.failures == fewest]
+
+    def _levels(self, job: Job) -> tuple[int, ...] | None:
+        """Return the predicted lengths by which a job is admitted; None where admission is off or nothing predicted."""
+        if not self.admission_quantile or not self.uses_predictions:
+            return None
+        return job_levels(job, self.admission_quantile)
 
     def _apply_prediction(self, job_id: str, prediction: LengthDistribution) -> bool:
         """Update a waiting job and its key; False if it no longer waits."""
@@ -488,7 +552,7 @@ class Dispatcher:
         if turn.engine.done():  # cancelled just now; its `place` cleans up
             return
         engine = self.routes.choose(turn.job, free, now)
-        engine.jobs[turn.job.id] = turn.job
+        engine.take(turn.job, self._levels(turn.job))
         turn.job.started = now
         self._update_load()
         turn.engine.set_result(engine)

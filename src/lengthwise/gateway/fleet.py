@@ -151,7 +151,7 @@ class Fleet:
                 if engine.kind_found:
                     engine.description = None  # another server may take its place
                 return
-            if scrapes and (dispatcher.routes.router is not None or dispatcher.admission_quantile is not None):
+            if scrapes:
                 scrapes = await _scrape(engine, dispatcher)
 
         return check
@@ -213,6 +213,7 @@ async def _models(engine: GatewayEngine) -> frozenset[str] | None:
 
 async def _scrape(engine: GatewayEngine, dispatcher: Dispatcher) -> bool:
     """Pass the engine's load and KV memory on; False if it reports neither."""
+    own = engine.in_flight
     asked_at = dispatcher.clock()  # a request sent while the answer arrives may be missing in it
     metrics = await fetch_metrics(engine.client)
     if not metrics:
@@ -220,6 +221,6 @@ async def _scrape(engine: GatewayEngine, dispatcher: Dispatcher) -> bool:
     if (memory := read_memory(metrics)) is not None:
         dispatcher.set_memory(engine, memory)
     gauges = read_gauges(metrics)
-    if gauges is not None and engine.up:
-        dispatcher.routes.on_metrics(engine, gauges, asked_at)
+    if gauges is not None:
+        dispatcher.on_load(engine, gauges, asked_at, own)
     return gauges is not None

@@ -12,8 +12,10 @@ the peak; the simulator's compiled kernel computes the same number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -27,6 +29,7 @@ from lengthwise.policies.job import Job
 LENGTH_LEVELS: Final = 5
 """How many lengths `length_levels` returns for a request: four quantiles and the cap."""
 _MAX_TOKENS: Final = 1 << 30
+_MAX_LOG: Final = math.log(_MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,19 @@ def length_levels(mu: ArrayLike, sigma: ArrayLike, cap: ArrayLike, quantile: flo
     return np.asarray(
         np.minimum(np.concatenate([np.clip(np.ceil(lengths), 1, cap_), cap_], axis=1), _MAX_TOKENS), np.int32
     )
+
+
+def job_levels(job: Job, quantile: float) -> tuple[int, ...]:
+    """Return `length_levels` of one job, without arrays: for hosts that decide once per request."""
+    cap = max(1.0, job.cap)
+    lengths = (math.ceil(math.exp(min(job.mu + job.sigma * t, _MAX_LOG))) for t in _t_levels(quantile))
+    return (*(int(min(max(1.0, length), cap, _MAX_TOKENS)) for length in lengths), int(min(cap, _MAX_TOKENS)))
+
+
+@lru_cache(maxsize=16)
+def _t_levels(quantile: float) -> tuple[float, ...]:
+    levels = 1.0 - (1.0 - quantile) * 0.5 ** np.arange(LENGTH_LEVELS - 1)
+    return tuple(stdtrit(TIE_NU, levels).tolist())
 
 
 def predicted_remaining(levels: Iterable[int], generated: int) -> int:
@@ -95,8 +111,12 @@ class PeakAdmission:
 
     def demand(self, job: Job) -> KvDemand:
         """Return a job's demand by its prediction (without one, the wide prior)."""
-        levels = length_levels(job.mu, job.sigma, job.cap, self.quantile)[0]
-        return KvDemand(job.prompt_tokens + job.generated, predicted_remaining(levels.tolist(), job.generated))
+        return self.demand_at(job, job_levels(job, self.quantile), job.generated)
+
+    @staticmethod
+    def demand_at(job: Job, levels: Sequence[int], generated: int) -> KvDemand:
+        """Return the demand of a job whose `job_levels` are known, once it has so many answer tokens."""
+        return KvDemand(job.prompt_tokens + generated, predicted_remaining(levels, generated))
 
     def excess(self, candidate: KvDemand, running: Sequence[KvDemand]) -> int:
         """Return by how many tokens the peak exceeds the KV cache, 0 if it does not.

@@ -59,6 +59,7 @@ PROMPT_S = 9  # seconds of prefill for these
 CONTEXT = 10  # tokens of prompts and expected answers
 PRIVATE = 11  # the same without cached prompt tokens: what is not shared
 SPREAD = 12  # variance of PRIVATE, tokens squared
+_MOST_FOREIGN = 32.0  # requests of others for one of this router's
 FOREIGN = 13  # requests that the engine reports and that this router did not send
 SCRAPED_AT = 14  # seconds
 KV_USE = 15  # share of KV memory as scraped; NaN if unknown
@@ -393,6 +394,7 @@ class Ledger:
     """The work of all engines, by slot."""
 
     def __init__(self) -> None:
+        self._foreign_per_job = 0.0
         self._rows: dict[str, int] = {}
         self._ids: list[str | None] = []
         self._blocks: list[NDArray[np.uint64] | None] = []
@@ -474,6 +476,9 @@ class Ledger:
         )
         self._rows[job.id] = row
         self._ids[row], self._blocks[row] = job.id, blocks
+        # Other routers see the same reports and choose alike: until the next report each job stands for theirs too,
+        # or all of them would send to the engine that was the emptiest.
+        self.loads[slot, FOREIGN] += self._foreign_per_job
 
     def progressed(self, job: str, slot: int, now: float, generated: int = 0) -> None:
         """Record that a job started (0) or has `generated` tokens; fewer than known before is out of date."""
@@ -501,6 +506,7 @@ class Ledger:
             known -= int(links[row, SLOT] == slot and jobs[row, SENT] > metrics.now)
         excess = known - metrics.running - metrics.waiting
         load[FOREIGN] = max(0, -excess)
+        self._foreign_per_job = min(self.loads[:, FOREIGN].sum() / max(1.0, self.loads[:, LIVE].sum()), _MOST_FOREIGN)
         for row in self._by_news(FIRST, NEWS_AFTER) if excess > 0 else ():
             if excess == 0 or jobs[row, NEWS] > metrics.now - GRACE_S:
                 return
