@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -376,3 +378,53 @@ async def test_the_admin_api_takes_this_machine_or_an_admin_key(
 async def test_without_keys_the_default_tenant_may_have_limits(engine_url: str, http: aiohttp.ClientSession) -> None:
     with gateway(engine_url, tenants={"default": {"requests_per_minute": 1}}) as url:
         assert [(await ask(http, url, None))[0] for _ in range(2)] == [200, 429]
+
+
+async def test_under_load_every_request_is_admitted_or_refused_once_and_nothing_leaks(
+    engine: StandIn, engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.json"
+    limits: dict[str, dict[str, Any]] = {
+        "free": {},
+        "few": {"requests_per_minute": 20},
+        "small": {"tokens_per_minute": 300},
+        "narrow": {"concurrency": 2},
+    }
+    keys = {name: add_key(file, name, settings) for name, settings in limits.items()}
+    choice = random.Random(7)
+    engine.token_s = 0.001
+    began = time.monotonic()
+    with gateway(engine_url, keys=file, in_flight=8) as url:
+
+        async def one(tenant: str, leaves: bool) -> int | None:
+            call = ask(http, url, keys[tenant], tokens=choice.randint(1, 40), stream=choice.random() < 0.3)
+            try:
+                return (await asyncio.wait_for(call, 0.02 if leaves else 30))[0]
+            except aiohttp.ContentTypeError:  # a stream
+                return 200
+            except TimeoutError:
+                return None
+
+        plan = [(choice.choice(list(keys)), choice.random() < 0.2) for _ in range(300)]
+        statuses = await asyncio.gather(*(one(*each) for each in plan))
+        assert set(statuses) <= {200, 429, None}
+        running = [f'lengthwise_tenant_running{{tenant="{name}"}}' for name in keys]
+
+        async def idle() -> bool:
+            return sum([await metric(http, url, line) for line in running]) == 0
+
+        await until(idle)
+        for name in keys:
+            admitted = await metric(http, url, f'lengthwise_tenant_requests_total{{tenant="{name}"}}')
+            refused = [
+                await metric(http, url, f'lengthwise_tenant_refused_total{{limit="{limit}",tenant="{name}"}}')
+                for limit in ("requests", "tokens", "concurrency")
+            ]
+            sent = sum(tenant == name for tenant, _ in plan)
+            arrived = admitted + refused[0] + refused[2]
+            assert sent - sum(leaves for _, leaves in plan) <= arrived <= sent, "a client may leave before it is read"
+            assert sum(refused) >= sum(
+                status == 429 for (tenant, _), status in zip(plan, statuses, strict=True) if tenant == name
+            )
+        most = 20 * (1 + (time.monotonic() - began) / 60)
+        assert await metric(http, url, 'lengthwise_tenant_requests_total{tenant="few"}') <= most
