@@ -6,12 +6,16 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from tests.gateway.engine import StandIn, free_port, served
 from tests.gateway.helpers import PLAIN, body, gateway, metric, post, until, until_true, until_waiting
 
 if TYPE_CHECKING:
     import aiohttp
+    from starlette.requests import Request
 
 pytestmark = pytest.mark.anyio
 
@@ -141,3 +145,30 @@ async def test_what_cannot_join_is_refused_with_the_reason(
         ) as refused:
             assert refused.status == 403
         assert await remove(http, url, "unknown") == 404
+
+
+async def test_an_engine_that_leaves_finishes_forwarded_requests_too(http: aiohttp.ClientSession) -> None:
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def embed(_: Request) -> Response:
+        loop.call_soon_threadsafe(arrived.set)
+        while not go_on.is_set():
+            await asyncio.sleep(0.005)
+        return JSONResponse({"data": []})
+
+    async def other(_: Request) -> Response:
+        return JSONResponse({"data": [{"id": "stand-in"}]})
+
+    app = Starlette(routes=[Route("/v1/embeddings", embed, methods=["POST"]), Route("/{path:path}", other)])
+    with served(app) as engine_url, gateway(engine_url) as url:
+
+        async def embedding() -> int:
+            async with http.post(url + "/v1/embeddings", json={"model": "stand-in", "input": "x"}) as response:
+                return response.status
+
+        call = asyncio.create_task(embedding())
+        await arrived.wait()
+        assert await remove(http, url, "engine-0") == 202
+        go_on.set()
+        assert await call == 200

@@ -123,3 +123,15 @@ async def test_a_large_body_is_served_and_one_to_the_policy_endpoint_is_413(
         async with http.post(url + PLAIN, data=io.BytesIO(b"{" + b" " * (2 << 20))) as response:
             assert response.status == 400
     assert len(engine.raw[0]) > 3 << 20
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", [PLAIN, "/v1/embeddings"])
+async def test_a_body_of_too_many_elements_is_413_and_a_long_text_is_not(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str, path: str
+) -> None:
+    with gateway(engine_url) as url:
+        for content, status in [([1] * (1 << 20), 413), ([1] * (1 << 19), 200), ("a, b: " * (1 << 18), 200)]:
+            sent = json.dumps({"model": "stand-in", "prompt": "x", "input": content, "max_tokens": 1}).encode()
+            async with http.post(url + path, data=io.BytesIO(sent)) as response:
+                assert response.status == status

@@ -23,6 +23,9 @@ from lengthwise.workloads.blocks import BYTES_PER_TOKEN, hash_text, hash_tokens
 MAX_LENGTH: Final = 131_072
 """The most tokens that scheduling assumes for an answer, whatever a client declares."""
 
+MOST_ELEMENTS: Final = 1 << 20
+"""JSON elements of a body: token ids of a prompt, messages and their fields."""
+
 _Limit = Annotated[int, Field(ge=0, le=1 << 31)]
 _Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 _Tokens = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -383,8 +386,18 @@ def _latency_target(header: bytes | None) -> float:
     return min(max(seconds, MIN_TARGET_S), MAX_TARGET_S)
 
 
+def check_elements(raw: bytes) -> None:
+    """Raise ApiError 413 if a body may have so many JSON elements that parsing it would stop all other requests.
+
+    Commas and colons are counted, those in texts too. The parser holds the interpreter's lock: a thread is no help.
+    """
+    if len(raw) > MOST_ELEMENTS and raw.count(b",") + raw.count(b":") > MOST_ELEMENTS:
+        raise ApiError(413, f"the body has more than {MOST_ELEMENTS} JSON elements", code="body_too_complex")
+
+
 def parse(model: type[CompletionBody], raw: bytes) -> CompletionBody:
     """Return the validated body; ApiError 400 that names the invalid field."""
+    check_elements(raw)
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -25,6 +26,7 @@ from lengthwise.gateway.config import GatewayConfig, TenantConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError, error_format, from_engine
 from lengthwise.gateway.forwarding import ResponseOwners
+from lengthwise.gateway.json_fields import LARGE_BODY, edited
 from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
 from lengthwise.gateway.retries import RETRIED_STATUSES, Retries, retry_after_s
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, relay
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 
     from lengthwise.gateway.metrics import Metrics, Outcome, Source
 
-_LARGE_BODY: Final = 1 << 20  # a larger one is read in a thread
 _TIMER_S: Final = 0.01  # event loops round the times of their timers
 _job_numbers: Final = itertools.count()  # a client's request id need not be unique, a job's must be
 
@@ -153,9 +154,10 @@ class Completions:
 
     async def _serve(self, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float) -> Outcome:
         read = partial(self._read, raw, began, caller, lease.tenant)
-        body, job, raw = read() if len(raw) < _LARGE_BODY else await asyncio.to_thread(read)
+        body, job, raw = read() if len(raw) < LARGE_BODY else await asyncio.to_thread(read)
         if (model := self._names.resolve(body.model)) != body.model and model is not None:
-            raw = body.rename(raw, model)
+            renamed = model
+            raw = await edited(raw, lambda raw: body.rename(raw, renamed))
             job.llm = model
             caller.extra_headers.append((MODEL_HEADER, model.encode()))
         if job.deadline == math.inf and (target_s := self._names.slo_s(body.model)) is not None:
@@ -271,7 +273,8 @@ class Completions:
     async def _run(self, engine: GatewayEngine, call: Call) -> Outcome:
         """Send the request to an engine and pass its answer on; mark the engine as down if it cannot be reached."""
         try:
-            raw = self._body_for(engine, call)
+            edit = self._edit_for(engine, call)
+            raw = call.raw if edit is None else await edited(call.raw, edit)
             async with asyncio.timeout(self._first_byte_s(engine, call)) as limit:
                 answer = await self._exchange(engine, call, raw, limit)
         except TimeoutError as error:
@@ -289,16 +292,17 @@ class Completions:
         call.failed = answer.status >= 400
         return _answered(answer)
 
-    def _body_for(self, engine: GatewayEngine, call: Call) -> bytes:
-        """Return the body with what the engine's scheduler can use."""
+    def _edit_for(self, engine: GatewayEngine, call: Call) -> Callable[[bytes], bytes] | None:
+        """Return the edit that adds what the engine's scheduler can use to the body, if any."""
+        body, job = call.body, call.job
         if engine.kind == "lengthwise":
             # A prediction that has not arrived is not waited for: the engine then predicts.
-            forward = call.source == "predictor"
-            return call.body.for_engine(call.raw, call.job, self._dispatcher.clock(), prediction=forward)
-        if engine.kind == "openai" or not call.body.takes_priority:
-            return call.raw
-        priority = self._dispatcher.engine_priority(call.job)
-        return call.body.with_priority(call.raw, priority if engine.kind == "vllm" else -priority)
+            forward, now = call.source == "predictor", self._dispatcher.clock()
+            return lambda raw: body.for_engine(raw, job, now, prediction=forward)
+        if engine.kind == "openai" or not body.takes_priority:
+            return None
+        priority = self._dispatcher.engine_priority(job)
+        return lambda raw: body.with_priority(raw, priority if engine.kind == "vllm" else -priority)
 
     def _left_s(self, job: Job) -> float:
         """Return the seconds that a request may still take."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lengthwise.gateway.metrics import Metrics
 
 _log = logging.getLogger(__name__)
+_POLL_S: Final = 0.05
 _ASK_AGAIN_S: Final = 30.0
 
 
@@ -89,8 +90,12 @@ class Fleet:
         try:
             async with asyncio.timeout(timeout_s):
                 await engine.drained.wait()
+                self._watches[engine.number].cancel()
+                while engine.client.open_answers:  # forwarded requests, which take no slot
+                    await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            _log.warning("%s leaves with %d running requests, which are cut", engine.name, engine.in_flight)
+            cut = engine.client.open_answers
+            _log.warning("%s leaves with %d running requests, which are cut", engine.name, cut)
         finally:
             self._watches.pop(engine.number).cancel()
             await engine.client.close()

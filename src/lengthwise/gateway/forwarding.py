@@ -14,11 +14,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lengthwise.engines.client import EngineAnswer, EngineError, EngineUnreachableError
 from lengthwise.gateway.access_log import shortened
-from lengthwise.gateway.bodies import BODIES
+from lengthwise.gateway.bodies import BODIES, check_elements
 from lengthwise.gateway.config import GatewayConfig, TenantConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError, error_format, from_engine
-from lengthwise.gateway.json_fields import edit_fields
+from lengthwise.gateway.json_fields import edit_fields, edited
 from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, passed_headers, relay
 from lengthwise.gateway.tenants import lease_of
@@ -148,10 +148,10 @@ class Forwarding:
         asked = _model_of(raw, caller.headers.get(b"content-type", b""))
         model = self._names.resolve(asked.name)
         if model is not None and model != asked.name:
-            raw = asked.renamed(raw, model)
+            raw = await edited(raw, lambda raw: asked.renamed(raw, model))
             caller.extra_headers.append((MODEL_HEADER, model.encode()))
         if asked.has_priority and not tenant.may_set_priority:
-            raw = edit_fields(raw, {"priority": None})
+            raw = await edited(raw, lambda raw: edit_fields(raw, {"priority": None}))
         each_in_turn = model is None and (method != "POST" or path.startswith(_STORED))
         engines = self._engines(path, model, tenant.name, needs_model=not each_in_turn)
         headers = [header for header in caller.forwarded_headers() if header[0] != b"x-request-id"]
@@ -214,6 +214,7 @@ def _model_of(raw: bytes, content_type: bytes) -> _Model:
     boundary = _BOUNDARY.match(content_type)
     if boundary is not None:
         return _model_of_form(raw, b"--" + boundary[1])
+    check_elements(raw)
     try:
         body = _JsonModel.model_validate_json(raw)
     except ValidationError:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 # Strings are matched whole, so that what is inside them is no structure.
 _TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]', re.DOTALL)
+
+
+LARGE_BODY: Final = 1 << 20
+"""Bytes of a body from which on it is parsed and edited in a thread."""
 
 
 class _Field(NamedTuple):
@@ -35,6 +40,11 @@ def edit_fields(raw: bytes, changes: Mapping[str, bytes | None]) -> bytes:
             space = old[: len(old) - len(old.lstrip())]
             kept.append(raw[field.start : field.value] + space + value + old[len(old.rstrip()) :])
     return raw[: fields[0].start] + b",".join(kept) + raw[fields[-1].end :]
+
+
+async def edited(raw: bytes, edit: Callable[[bytes], bytes]) -> bytes:
+    """Return an edited body; a large one is edited in a thread, since others would wait for seconds."""
+    return edit(raw) if len(raw) < LARGE_BODY else await asyncio.to_thread(edit, raw)
 
 
 def add_field(raw: bytes, field: bytes) -> bytes:
