@@ -185,6 +185,7 @@ def test_a_tenant_that_has_no_key_is_a_warning(tmp_path: Path) -> None:
     add_key(keys, "team-a", {})
     result = check("--config", str(file), "--keys", str(keys))
     assert (result.exit_code, result.stderr) == (0, "warning: without a key no request belongs to team-b\n")
+    assert "policy fair(lengthwise)" in result.stdout
 
 
 def test_options_override_the_environment_and_that_the_file(tmp_path: Path) -> None:

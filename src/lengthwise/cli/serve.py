@@ -17,6 +17,7 @@ from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway
 from lengthwise.gateway.config import DEFAULT_TENANT, EngineConfig, read_config
 from lengthwise.gateway.keys import read_keys
 from lengthwise.gateway.server import tls_context, url_of
+from lengthwise.gateway.tenants import Tenants
 
 _EMBEDDED = "http://127.0.0.1"  # replaced by the address of the embedded engine
 
@@ -105,7 +106,8 @@ def _summary(config: GatewayConfig) -> str:
     ]
     router = f", router {config.chosen_router}" if config.chosen_router else ""
     engines = ", ".join(named) or "the embedded engine"
-    return f"{engines}, policy {config.policy}{router}, predictor {config.predictor}"
+    policy = Tenants(config).policy(config.policy).name
+    return f"{engines}, policy {policy}{router}, predictor {config.predictor}"
 
 
 @contextlib.contextmanager
