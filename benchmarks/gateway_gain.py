@@ -1,7 +1,7 @@
 """What the gateway brings end to end: simulated engines in real time, bursts that drain, the same traffic for each arm.
 
     python -m benchmarks.gateway_gain [--seeds 8] [--speed 2] [--predictor fast] [--out rows.parquet]
-    python -m benchmarks.gateway_gain admission [--seeds 4] [--kv-tokens 5000]     # KV memory is short
+    python -m benchmarks.gateway_gain admission --kv-tokens 10000 --slots 16     # KV memory is short
 
 Four simulated engines (`lengthwise engine --simulated`), a gateway as its own process and an open-loop client. A seed
 is one burst: CASTILLO's test prompts with lengths of Llama-3.1-8B arrive at twice the fleet's capacity until 12
@@ -161,14 +161,14 @@ def main() -> None:
     parser.add_argument("--engine", default="llama-3-8b@a100")
     parser.add_argument("--kv-tokens", type=int, default=0, help="KV memory of an engine; 0: its own")
     parser.add_argument("--predictor", default="fast", help="comma-separated")
-    parser.add_argument("--quantiles", default="0.9", help="of `admission`, comma-separated")
+    parser.add_argument("--quantiles", default="0.85", help="of `admission`, comma-separated")
     parser.add_argument("--out", help="raw rows (Parquet)")
     options = parser.parse_args()
     predictors = options.predictor.split(",")
     if options.what == "gain":
         arms = [BASELINE, *map(ours, predictors)]
     else:
-        arms = [ours(predictors[0])]
+        arms = [Arm("lengthwise, slots only", ("--predictor", predictors[0], "--admission-quantile", "0"))]
         for quantile in options.quantiles.split(","):
             flags = ("--predictor", predictors[0], "--admission-quantile", quantile)
             arms.append(Arm(f"lengthwise, admission {quantile}", flags))

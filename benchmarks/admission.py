@@ -1,0 +1,59 @@
+"""Admission by predicted peak KV memory: preemptions and throughput by quantile, on engines with little memory.
+
+    python -m benchmarks.admission [--seeds 6] [--kv-tokens 12000,24000,40000]
+
+A simulation of one Llama-3-8B on an A100 with 64 slots and little KV memory. All requests (CASTILLO's test prompts and
+the lengths of Llama-3.1-8B, predicted by `fast`) wait from the start, which is the hardest case: there is always another
+to admit. `slots only` admits whatever prompt fits, as vLLM does. Throughput is relative to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import pyarrow as pa
+
+from lengthwise.bench.episodes import DEFAULT_LLM, Kind, TrafficPlan, draw, load_prompts
+from lengthwise.simulator import Fleet, simulate
+from lengthwise.simulator.paired import over_seeds
+from lengthwise.simulator.predictions import predict_workload
+
+ENGINE = "1*llama-3-8b@a100"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--requests", type=int, default=640)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--kv-tokens", default="12000,24000,40000")
+    parser.add_argument("--quantiles", default="0.5,0.7,0.8,0.85,0.9")
+    parser.add_argument("--policy", default="lengthwise")
+    options = parser.parse_args()
+    plan, n = TrafficPlan(), options.requests
+    prompts = load_prompts(plan)
+    drawn = []
+    for seed in range(options.seeds):
+        workload = draw(prompts, plan, Kind.of("backlog"), seed, n=n, capacity=1.0).workload
+        workload = workload.replace(llm=pa.array([DEFAULT_LLM] * n))
+        drawn.append((workload, predict_workload(workload, "fast")))
+    for kv_tokens in map(int, options.kv_tokens.split(",")):
+        fleet = Fleet.parse(ENGINE).limited_to(max_num_seqs=options.slots, kv_tokens=kv_tokens)
+        makespans: dict[str, list[float]] = {}
+        for quantile in ["", *options.quantiles.split(",")]:
+            peak = {"admission": "peak", "admission_quantile": float(quantile)} if quantile else {}
+            outcomes = [
+                simulate(workload, fleet.limited_to(**peak), options.policy, predictor=predictions)
+                for workload, predictions in drawn
+            ]
+            preempted = 1000 * sum(int(outcome.preemptions.sum()) for outcome in outcomes) / (n * options.seeds)
+            makespans[quantile] = [float(np.nanmax(outcome.finish)) for outcome in outcomes]
+            ratio = over_seeds(makespans[""], makespans[quantile])
+            shown = f"throughput {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]" if quantile else ""
+            name = f"quantile {quantile}" if quantile else "slots only"
+            print(f"{kv_tokens:6} KV tokens  {name:14} {preempted:8.2f} preemptions per 1,000  {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
