@@ -3,8 +3,8 @@
     python -m benchmarks.admission [--seeds 6] [--kv-tokens 12000,24000,40000]
 
 A simulation of one Llama-3-8B on an A100 with 64 slots and little KV memory. All requests (CASTILLO's test prompts and
-the lengths of Llama-3.1-8B, predicted by `fast`) wait from the start, which is the hardest case: there is always another
-to admit. `slots only` admits whatever prompt fits, as vLLM does. Throughput is relative to it.
+the lengths of Llama-3.1-8B, predicted by `fast`) wait from the start, which is the hardest case: there is always one
+more to admit. `slots only` admits whatever prompt fits, as vLLM does. Throughput is relative to it.
 """
 
 from __future__ import annotations

@@ -132,6 +132,17 @@ def test_a_scrape_with_fewer_jobs_drops_those_silent_for_longest() -> None:
     assert arrays.loads[0, columns.FOREIGN] == 0
 
 
+def test_until_the_next_report_a_job_stands_for_those_of_routers_that_see_the_same_report() -> None:
+    arrays = ledger()
+    arrays.sent(job("a"), 0, 0.0, 0.0, NO_BLOCKS)
+    arrays.scraped(0, Scraped(0, 10.0, running=4, waiting=0))
+    arrays.sent(job("b"), 0, 11.0, 0.0, NO_BLOCKS)
+    assert arrays.loads[0, columns.FOREIGN] == 6, "three of others, and three more for the three times larger fleet"
+    arrays.scraped(0, Scraped(0, 12.0, running=2, waiting=0))
+    arrays.sent(job("c"), 0, 13.0, 0.0, NO_BLOCKS)
+    assert arrays.loads[0, columns.FOREIGN] == 0
+
+
 def test_a_scrape_with_more_jobs_adds_foreign_load_and_an_older_one_changes_nothing() -> None:
     arrays = ledger()
     arrays.sent(job("a"), 0, 0.0, 0.0, NO_BLOCKS)
