@@ -329,7 +329,11 @@ def _panel(axes: Axes, points: dict[str, FrontierPoint], policies: Sequence[str]
             linewidth=1,
             zorder=3,
         )
-        axes.annotate(label, (x.ratio, y.ratio), xytext=(5, 4), textcoords="offset points", fontsize=8)
+        near = [other for other in policies if _near(points[other], points[label])]
+        if label == near[0]:  # one label for policies that lie in one place
+            side, offset = ("right", (-5, 6)) if x.ratio > 4.0 else ("left", (5, -10 if label == "slo" else 4))
+            where: dict[str, Any] = {"xytext": offset, "textcoords": "offset points", "ha": side, "fontsize": 8}
+            axes.annotate(", ".join(near), (x.ratio, y.ratio), **where)
     axes.set_xscale("log")
     ticks = (0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 8.0)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -337,6 +341,10 @@ def _panel(axes: Axes, points: dict[str, FrontierPoint], policies: Sequence[str]
     axes.set_xlabel("p99 of E2E over that of FCFS (left is better)")
     axes.set_ylabel("mean E2E of FCFS over the policy's (up is better)")
     legend(axes, loc="lower right")
+
+
+def _near(one: FrontierPoint, other: FrontierPoint) -> bool:
+    return max(abs(math.log(one.p99.ratio / other.p99.ratio)), abs(one.mean.ratio - other.mean.ratio)) < 0.03
 
 
 STUDY: Study[FrontierGrid, FrontierResult] = Study(
