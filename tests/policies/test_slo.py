@@ -43,6 +43,13 @@ def test_no_job_passes_one_that_would_miss_its_deadline() -> None:
     assert first.id == "0"
 
 
+def test_a_job_without_a_prediction_passes_no_other() -> None:
+    queue = queue_of([900])
+    queue.push(Job("1", 1.0), 1.0)
+    queue.push(Job("2", 2.0, prediction=Point(20, 10_000)), 2.0)
+    assert served(queue, 3.0) == [2, 0, 1]
+
+
 def test_without_a_rate_the_order_is_that_of_deadlines() -> None:
     assert served(queue_of([400, 300, 20], rate=0.0), 3.0) == [0, 1, 2]
 

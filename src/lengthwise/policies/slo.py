@@ -9,6 +9,7 @@ from typing import ClassVar, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lengthwise.lengths import wide_prior
 from lengthwise.policies.base import BasePolicy, Numbers, parameter
 from lengthwise.policies.job import Job, JobColumns
 from lengthwise.policies.protocol import QueueView, Rounds, Slots, WaitingJobs, one_slot
@@ -23,6 +24,7 @@ WINDOW_JOBS: Final = 4096  # statistics fade over so many jobs
 MAX_UNIT: Final = 1e12  # beyond, all totals are divided by the unit
 LENGTH_BINS: Final = 28
 _BINS_PER_DOUBLING: Final = 2
+PRIOR_MU: Final = wide_prior().mu  # of a job without a prediction
 PRIOR_JOBS: Final = 8.0  # of a bin, counted as exact on the scale of all jobs
 LATENCY_EDGES: Final = 0.01 * 2.0 ** (np.arange(1, 321) / 16)  # seconds
 CENTRES: Final = 2.0 ** ((np.arange(LENGTH_BINS) + 0.5) / _BINS_PER_DOUBLING)  # tokens
@@ -54,8 +56,8 @@ class Slo(BasePolicy):
     Under overload a quarter of the work is served in order of deadlines: a job waits at most four times as long as in
     that order, and the time of four longest jobs.
 
-    Until the rate is known, the earliest deadline. Memory short: the last admitted is preempted. Without a prediction:
-    the wide prior's median. Inside a wrapper the order is that of `key`, the deadline.
+    Until the rate is known, the earliest deadline. Memory short: the last admitted is preempted. Without a prediction a
+    job passes no other; its work is the wide prior's median. Inside a wrapper the order is that of `key`, the deadline.
     """
 
     kind = "slo"
@@ -80,7 +82,7 @@ class Slo(BasePolicy):
         work = median * state.true_per_predicted[length_bins(median)]
         if rate <= 0.0:
             return state.choose(int(np.argmin(np.minimum(jobs.deadline, jobs.arrival))), work, oldest=True)
-        service = work * (slots / rate)
+        service, unpredicted = work * (slots / rate), jobs.mu == PRIOR_MU
         state.observe_latency((float(work.sum()) + slots * state.mean_work) / rate)
         target = state.target_s if isinstance(self.seconds, str) else self.seconds
         own_deadline = np.where(jobs.deadline >= now + service, jobs.deadline, math.inf)
@@ -91,12 +93,12 @@ class Slo(BasePolicy):
         least = np.minimum.accumulate(slack)
         oldest = int(order[0])
         if not isinstance(self.seconds, str) and least[-1] < -OVERLOADED_AT * target:
-            on_time = deadline >= now + service
+            on_time = (deadline >= now + service) & ~unpredicted
             if state.credit >= work[oldest] or not on_time.any():
                 return state.choose(oldest, work, oldest=True)
             return state.choose(int(np.argmin(np.where(on_time, median, math.inf))), work, oldest=False)
         state.credit = 0.0
-        fits = np.append(True, HEADROOM * service[order[1:]] <= least[:-1])
+        fits = np.append(True, (HEADROOM * service[order[1:]] <= least[:-1]) & ~unpredicted[order[1:]])
         shortest = int(np.argmin(np.where(fits, median[order], math.inf)))
         return state.choose(int(order[shortest]), work, oldest=True)
 

@@ -22,6 +22,14 @@ def _place(engine: Record, row: int) -> int:
 
 
 @compiled
+def _fill(engine: Record, place: int, row: int) -> None:
+    """Set the length of a waiting request; a negative bin means the wide prior: see `host`."""
+    entry, at = by_arrival_at(engine, place), _place(engine, row)
+    entry.median, number = median_at(engine, at).value, bin_at(engine, at).value
+    entry.bin, entry.predicted = max(number, -1 - number), number >= 0
+
+
+@compiled
 def enter(engine: Record, row: int) -> None:
     """Count an arrival: `LatencyTarget.enter`."""
     request_at(engine, row).predicted = 0
@@ -44,7 +52,8 @@ def enter(engine: Record, row: int) -> None:
 def finished(engine: Record, row: int) -> None:
     """Record a true length: `LatencyTarget.finished`."""
     state, at, tokens = target_at(engine, 0), _place(engine, row), request_at(engine, row).output
-    median, place = median_at(engine, at).value, bin_at(engine, at).value
+    median, number = median_at(engine, at).value, bin_at(engine, at).value
+    place = max(number, -1 - number)
     state.done += state.unit
     state.predicted[place] += state.unit * median
     state.true[place] += state.unit * tokens
@@ -63,9 +72,9 @@ def insert(engine: Record, row: int, order: int) -> None:
     while place > 0 and by_arrival_at(engine, place - 1).arrival > request.arrival:
         copy(by_arrival_at(engine, place), by_arrival_at(engine, place - 1))
         place -= 1
-    entry, at = by_arrival_at(engine, place), _place(engine, row)
+    entry = by_arrival_at(engine, place)
     entry.arrival, entry.row, entry.order, entry.priority = request.arrival, row, order, request.priority
-    entry.median, entry.bin = median_at(engine, at).value, bin_at(engine, at).value
+    _fill(engine, place, row)
 
 
 @compiled
@@ -93,8 +102,7 @@ def set_prediction(engine: Record, row: int) -> None:
     request = request_at(engine, row)
     request.predicted = 1
     if request.heap_index >= 0:
-        entry, at = by_arrival_at(engine, _find(engine, row)), _place(engine, row)
-        entry.median, entry.bin = median_at(engine, at).value, bin_at(engine, at).value
+        _fill(engine, _find(engine, row), row)
 
 
 @compiled
@@ -135,7 +143,7 @@ def _shortest_on_time(engine: Record, priority: int, target: float) -> int:
     for place in range(engine.n_waiting):
         entry = by_arrival_at(engine, place)
         service = entry.median * state.true_per_predicted[entry.bin] * slots_per_rate
-        if entry.priority != priority or entry.arrival + target < engine.now + service:
+        if entry.priority != priority or not entry.predicted or entry.arrival + target < engine.now + service:
             continue
         best = by_arrival_at(engine, max(chosen, 0))
         shorter = entry.median < best.median or (entry.median == best.median and entry.order < best.order)
@@ -168,7 +176,7 @@ def select(engine: Record) -> int:
             continue
         work = entry.median * state.true_per_predicted[entry.bin]
         service = work * slots_per_rate
-        if entry.median < shortest and (place == oldest or HEADROOM * service <= least):
+        if entry.median < shortest and (place == oldest or (entry.predicted and HEADROOM * service <= least)):
             chosen, shortest = place, entry.median
         done += work
         slack = entry.arrival + target - engine.now - (done - work) / rate - OWN_SERVICE * service

@@ -31,7 +31,7 @@ from lengthwise.policies.base import BasePolicy, last_of_largest
 from lengthwise.policies.lengthwise import Lengthwise, length_bin
 from lengthwise.policies.preemptive import Gittins, Srpt
 from lengthwise.policies.residual import flat_tables, sigma_index
-from lengthwise.policies.slo import Slo, length_bins
+from lengthwise.policies.slo import PRIOR_MU, Slo, length_bins
 from lengthwise.simulator.costs import CostModel
 from lengthwise.simulator.fleet import EngineSpec
 from lengthwise.simulator.kernel import loop, memory
@@ -130,7 +130,10 @@ class PolicyKeys:
             return dict(zip(("medians", "bins"), self._lane_lengths(), strict=True))
         if self.compiled == r.SLO:
             medians = np.concatenate([np.minimum(np.exp(jobs.mu), jobs.cap) for jobs in self.jobs.stages])
-            return {"medians": medians.view(r.REAL), "bins": length_bins(medians).astype(np.int32).view(r.INT)}
+            bins = length_bins(medians).astype(np.int32)
+            unpredicted = np.concatenate([jobs.mu == PRIOR_MU for jobs in self.jobs.stages])
+            bins = np.where(unpredicted, -1 - bins, bins)
+            return {"medians": medians.view(r.REAL), "bins": bins.view(r.INT)}
         if self.compiled not in (r.HRRN, r.SRPT, r.GITTINS):
             return {}
         jobs = np.concatenate([self._rank_inputs(stage, jobs) for stage, jobs in enumerate(self.jobs.stages)])

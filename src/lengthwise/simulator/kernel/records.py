@@ -184,7 +184,16 @@ TARGET: Final = np.dtype(
 """The state of `policies.slo.LatencyTarget`."""
 
 BY_ARRIVAL: Final = np.dtype(
-    [("arrival", "f8"), ("median", "f8"), ("bin", "i4"), ("row", "i4"), ("order", "i4"), ("priority", "i4")]
+    [
+        ("arrival", "f8"),
+        ("median", "f8"),
+        ("bin", "i4"),
+        ("predicted", "i4"),
+        ("row", "i4"),
+        ("order", "i4"),
+        ("priority", "i4"),
+    ],
+    align=True,
 )
 """A waiting request under `slo`, by arrival, then by order of joining."""
 
