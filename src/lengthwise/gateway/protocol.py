@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.streaming import ON_DISCONNECT
 
 _log = logging.getLogger(__name__)
+_TIMER_S: Final = 0.01  # event loops round the times of their timers
 _LOG_EVERY_S: Final = 10.0
 _BODY_STEP: Final = 1 << 16  # bytes that renew the time for a body: a steady client is never too slow
 _MOST_FILES: Final = 1 << 16
@@ -63,6 +65,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_pieces = 0  # received since the last complete head
         self._saw_body = False
         self._body_bytes = 0
+        self._read_deadline = math.inf
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -76,7 +79,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_reading_timer()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
         self.resume_writing()
         super().connection_lost(exc)
         for call in list(self.on_disconnect):
@@ -92,7 +97,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._head_bytes > self._limits.max_header_bytes:
             raise ValueError("the headers are too large")  # the parser stops, and send_400_response answers
         self._body_bytes = self._head_pieces = 0
-        self._start_reading_timer(self._limits.body_timeout_s, self._on_late_body)
+        self._read_until(self._limits.body_timeout_s, in_head=False)
         super().on_headers_complete()
         extensions: dict[str, Any] = {ON_DISCONNECT: self.on_disconnect}
         self.scope["extensions"] = extensions
@@ -102,11 +107,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._body_bytes += len(body)
         if self._body_bytes >= _BODY_STEP:
             self._body_bytes = 0
-            self._start_reading_timer(self._limits.body_timeout_s, self._on_late_body)
+            self._read_until(self._limits.body_timeout_s, in_head=False)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._stop_reading_timer()
+        self._read_deadline = math.inf
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -139,17 +144,31 @@ class LimitedProtocol(HttpToolsProtocol):
         return ApiError(431, f"the headers are larger than {most} bytes", code="headers_too_large")
 
     def _wait_for_head(self) -> None:
-        self._start_reading_timer(self._limits.header_timeout_s, self._on_late_head)
+        self._read_until(self._limits.header_timeout_s, in_head=True)
 
-    def _start_reading_timer(self, seconds: float, expired: Any) -> None:  # noqa: ANN401
-        self._stop_reading_timer()
-        self._in_head = expired == self._on_late_head
-        self._read_timer = self.loop.call_later(seconds, expired)
+    def _read_until(self, seconds: float, *, in_head: bool) -> None:
+        """Expect the head, or more of the body, within `seconds`.
 
-    def _stop_reading_timer(self) -> None:
-        if self._read_timer is not None:
+        A timer that ends earlier stays and is started anew when it ends: most requests then need none of their own.
+        """
+        self._in_head = in_head
+        self._read_deadline = self.loop.time() + seconds
+        if self._read_timer is not None and self._read_timer.when() > self._read_deadline:
             self._read_timer.cancel()
             self._read_timer = None
+        if self._read_timer is None:
+            self._read_timer = self.loop.call_at(self._read_deadline, self._check_reading)
+
+    def _check_reading(self) -> None:
+        self._read_timer = None
+        if self._read_deadline == math.inf:
+            return
+        if self.loop.time() < self._read_deadline - _TIMER_S:
+            self._read_timer = self.loop.call_at(self._read_deadline, self._check_reading)
+        elif self._in_head:
+            self._on_late_head()
+        else:
+            self._on_late_body()
 
     def _on_late_head(self) -> None:
         # `cycle` is None before the first request. An answer that is being sent is not cut.
@@ -160,7 +179,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _on_late_body(self) -> None:
         if self.flow.read_paused:  # the gateway has not read what arrived
-            self._start_reading_timer(self._limits.body_timeout_s, self._on_late_body)
+            self._read_until(self._limits.body_timeout_s, in_head=False)
         elif self.cycle.response_started:
             self.transport.close()
         else:
