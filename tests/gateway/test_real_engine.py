@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from lengthwise.engines.embedded import EmbeddedEngine
 from lengthwise.engines.smollm2 import MODEL_NAME
-from tests.gateway.helpers import metric
+from tests.gateway.helpers import metric, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 SLOTS = 4
@@ -165,3 +165,31 @@ async def test_thirty_requests_are_served_under_each_policy(gateway: str, reques
 
 def test_mean_latency_falls_at_the_gateway_too() -> None:
     assert LATENCY["sjf"] < 0.75 * LATENCY["fcfs"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_and_messages_of_vllm_pass_and_are_measured(
+    gateway: str, http: aiohttp.ClientSession, stream: bool
+) -> None:
+    turns = [{"role": "user", "content": "Say hello."}]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"input": "Say hello.", "max_output_tokens": 6},
+        "/v1/messages": {"messages": turns, "max_tokens": 6, "system": "Be brief."},
+    }
+    last = {"/v1/responses": "response.completed", "/v1/messages": "message_stop"}
+    for path, fields in bodies.items():
+        sent = {"model": MODEL_NAME, "temperature": 0, "stream": stream, **fields}
+        async with http.post(gateway + path, json=sent) as response:
+            answer = await response.text()
+            assert response.status == 200, answer
+        if stream:
+            events = re.findall(r"^event: (\S+)", answer, re.MULTILINE)
+            assert events[-1] == last[path]
+        else:
+            assert 0 < json.loads(answer)["usage"]["output_tokens"] <= 6
+        assert await metric(http, gateway, f'lengthwise_requests_total{{endpoint="{path}",outcome="ok"}}') == 1
+
+    async def learned() -> bool:
+        return await metric(http, gateway, 'lengthwise_predictor_events_total{event="observed"}') == 2
+
+    await until(learned, 30.0)
