@@ -13,7 +13,7 @@ from lengthwise.cli.model_options import given_fields, options_from, validated
 from lengthwise.cli.output import Wait
 from lengthwise.engines.client import without_credentials
 from lengthwise.errors import InputError
-from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway
+from lengthwise.gateway import GatewayConfig, bind, check_engines, run_gateway, run_workers
 from lengthwise.gateway.config import DEFAULT_TENANT, EngineConfig, read_config
 from lengthwise.gateway.keys import read_keys
 from lengthwise.gateway.server import tls_context, url_of
@@ -84,7 +84,8 @@ def serve(
             typer.echo(f"warning: engine {down} does not answer; it gets requests once it does", err=True)
         url = url_of(sock, settings.host, tls=settings.tls_certificate is not None)
         ready = f"serving on {url} before {_summary(settings)}"
-        run_gateway(
+        run = run_gateway if settings.workers == 1 else run_workers
+        run(
             settings,
             sock,
             on_ready=lambda: typer.echo(ready),

@@ -92,11 +92,12 @@ def run_gateway(
     *,
     on_engines: Callable[[str], None] | None = None,
     load: Callable[[], GatewayConfig] | None = None,
+    prepare: Callable[[Starlette], None] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let running requests finish, at most `shutdown_timeout_s`.
 
     `on_ready` is called when the port listens, `on_engines` with what the engines are once they were asked. With
-    `load`, SIGHUP changes the configuration to what it returns.
+    `load`, SIGHUP changes the configuration to what it returns. `prepare` may change the application.
     """
     if load is not None:
         signal.signal(signal.SIGHUP, EarlyHangup())
@@ -110,6 +111,8 @@ def run_gateway(
         max_connections=config.max_connections,
     )
     app, tls = create_app(config, load, on_engines), tls_context(config)
+    if prepare is not None:
+        prepare(app)
     if tls is not None:
         app.state.reloader.users.append(_Certificate(tls))
     run_app(
