@@ -96,13 +96,14 @@ class ReferenceMemory:
                 own += slope * (mu - node.m)
                 squares = max(0.0, squares - 2 * slope * node.ym + slope**2 * node.mm)
             step = own - location
-            worth = 100.0 if self.text else 1.0
-            scores = self.scores.setdefault(kind, [-abs(math.log(k / worth)) for k in STRENGTHS])
+            prior = [-abs(math.log(k / (1000.0 if self.text else 1.0))) for k in STRENGTHS]
+            scores = self.scores.setdefault(kind, list(prior))
             if learn_from is not None:
                 y, unit = learn_from
                 for place, k in enumerate(STRENGTHS):
                     z = (y - location - node.weight / (node.weight + k) * step) / unit
-                    scores[place] = 0.999 * scores[place] - (NU + 1) / 2 * math.log1p(z * z / NU)
+                    kept = 0.999 * scores[place] + 0.001 * prior[place]
+                    scores[place] = kept - (NU + 1) / 2 * math.log1p(z * z / NU)
             shares = np.exp(np.array(scores) - max(scores))
             location += step * sum(
                 share * node.weight / (node.weight + k)

@@ -578,7 +578,8 @@ def test_a_reset_forgets_prefix_memory() -> None:
 def test_an_invalid_setting_of_memory_is_refused(setting: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         known_memory(setting)
-    assert known_memory("off") == "off"
+    assert known_memory("off") == known_memory(False) == "off"
+    assert known_memory(True) == "on"
 
 
 def test_a_damaged_memory_file_is_refused_at_the_start(tmp_path: Path) -> None:

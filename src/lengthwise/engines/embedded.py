@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from lengthwise.engines.refine import WORKER as STATES_WORKER
 from lengthwise.engines.refine import check_fit
@@ -59,7 +59,7 @@ class EngineOptions(BaseModel):
     """Order of waiting requests in the engine (docs/reference/policies.md)."""
     predictor: str = DEFAULT_PREDICTOR
     """Length predictor: fast, default, none, or a model file (.lw)."""
-    memory: Annotated[str, AfterValidator(known_memory)] = MEMORY_ON
+    memory: Annotated[str, BeforeValidator(known_memory)] = MEMORY_ON
     """Prefix memory, which learns the lengths of this traffic by prefix: on, off, or a file (.npz) that it continues
     from and is saved to at the end."""
     probe: str | None = None

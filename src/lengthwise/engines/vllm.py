@@ -112,7 +112,7 @@ class LengthwiseSyncScheduler(Scheduler):
         self.length_policy: Policy = make_policy(name)
         known = known_predictor(predictor)
         forced = ForcedLengths.of(options.get("forced_lengths"))
-        memory = known_memory(options.get("memory") or os.environ.get(MEMORY_VARIABLE) or MEMORY_ON)
+        memory = known_memory(options.get("memory", os.environ.get(MEMORY_VARIABLE) or MEMORY_ON))
         service = prediction_service(known, memory=memory) if forced is None else forced.service(known)
         self.setup = Setup(name, predictor, service, forced)
         self.bench = BenchControl.of(self, options)

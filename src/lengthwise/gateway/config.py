@@ -176,7 +176,7 @@ class GatewayConfig(_Section):
     """Choice among engines (docs/reference/routing.md); lengthwise where there are several."""
     predictor: Annotated[str, AfterValidator(known_predictor)] = DEFAULT_PREDICTOR
     """Length predictor: fast, default, none, or a model file (.lw)."""
-    memory: Annotated[str, AfterValidator(known_memory)] = MEMORY_ON
+    memory: Annotated[str, BeforeValidator(known_memory)] = MEMORY_ON
     """Prefix memory, which learns the lengths of this traffic by prefix, session, tenant and template: on, off, or a
     file (.npz) that it continues from and is saved to at the end."""
     host: str = "127.0.0.1"

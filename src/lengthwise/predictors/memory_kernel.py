@@ -57,6 +57,10 @@ SCALE, SCALE_COUNT = range(2)
 CLOCK, HELD = range(2)
 """Positions in `counters`."""
 
+# Before any evidence the level above is worth about one observation, with a text predictor a thousand: prefixes must
+# show that they say more than the text.
+_PRIOR: Final[NDArray[np.float64]] = -np.abs(np.log(np.array(STRENGTHS) / [[1.0], [1000.0]]))
+
 _NU: Final = TIE_NU
 _KEEP: Final = 1.0 - 1.0 / FAST_MEMORY
 _LEARNED_KEEP: Final = 0.999
@@ -92,11 +96,8 @@ def new_arrays(max_bytes: int) -> Arrays:
     rows = max_bytes // (NODE_BYTES * WAYS) * WAYS
     stats = _aligned(32 * rows).view(np.float32).reshape(rows, 8)
     learned = np.zeros((2, EVIDENCE + CLASSES, 2 * len(STRENGTHS)))
-    # Before any evidence the level above is worth about one observation, with a text predictor a hundred.
-    for text, worth in enumerate((1.0, 100.0)):
-        learned[text, :EVIDENCE, : len(STRENGTHS)] = -np.abs(np.log(np.array(STRENGTHS) / worth))
-        shares = np.exp(learned[text, :EVIDENCE, : len(STRENGTHS)])
-        learned[text, :EVIDENCE, len(STRENGTHS) :] = shares / shares.sum(axis=1, keepdims=True)
+    learned[:, :EVIDENCE, : len(STRENGTHS)] = _PRIOR[:, None]
+    learned[:, :EVIDENCE, len(STRENGTHS) :] = (np.exp(_PRIOR) / np.exp(_PRIOR).sum(axis=1, keepdims=True))[:, None]
     learned[:, EVIDENCE:, SCALE], learned[:, EVIDENCE:, SCALE_COUNT] = 1.0, 20.0
     return Arrays(_aligned(8 * rows).view(np.uint64), stats, stats.view(np.uint32), learned, np.zeros(2, np.int64))
 
@@ -205,9 +206,8 @@ def _descend(
         if unit > 0.0:
             for place, worth in enumerate(STRENGTHS):
                 z = (y - location - n / (n + worth) * step) / unit
-                learned[text, kind, place] = _LEARNED_KEEP * learned[text, kind, place] - _TAIL * math.log1p(
-                    z * z / _NU
-                )
+                kept = _LEARNED_KEEP * learned[text, kind, place] + (1.0 - _LEARNED_KEEP) * _PRIOR[text, place]
+                learned[text, kind, place] = kept - _TAIL * math.log1p(z * z / _NU)
             _share_out(learned, text, kind)
         weight = 0.0
         for place, worth in enumerate(STRENGTHS):

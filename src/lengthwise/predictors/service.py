@@ -310,8 +310,10 @@ def prediction_service(
     return PredictionService(load, process=process, memory=learned, memory_file=file)
 
 
-def known_memory(setting: str) -> str:
+def known_memory(setting: str | bool) -> str:
     """Return a setting of prefix memory: on, off, or the path of the file that it continues from and is saved to."""
+    if isinstance(setting, bool):  # what YAML reads `on` and `off` as
+        return MEMORY_ON if setting else MEMORY_OFF
     if setting in (MEMORY_ON, MEMORY_OFF):
         return setting
     file = Path(setting)
