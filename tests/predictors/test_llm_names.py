@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.predictors.llm_names import FEATURES, LlmIdentity, identify
+from lengthwise.predictors.llm_names import FEATURES, LlmIdentity, identify, resolve_llm
 from lengthwise.workloads import load_castillo
 
 
@@ -37,3 +37,16 @@ def test_every_llm_of_castillo_is_known() -> None:
 @given(st.text())
 def test_any_string_is_a_name(name: str) -> None:
     assert len(identify(name).features()) == FEATURES
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4",
+        "llama-3.1-8b-instruct-q4_k_m",
+        "Llama-3.1-8B-Instruct-fp8",
+    ],
+)
+def test_quantised_weights_are_the_llm_itself(name: str) -> None:
+    known = ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct")
+    assert resolve_llm(name, known) == known[0]

@@ -16,6 +16,10 @@ FAMILIES: Final = ("llama", "qwen", "gemma", "mistral", "phi", "smollm", "deepse
 _WORDS: Final = {"mixtral": "mistral", "ministral": "mistral", "codellama": "llama", "gpt-oss": "gpt"}
 _EXPERTS: Final = re.compile(r"(\d+)x(\d+(?:\.\d+)?)b\b")
 _SIZE: Final = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([bm])\b")
+_QUANTISATION: Final = re.compile(
+    r"[-_.](gptq|awq|gguf|ggml|exl2|hqq|fp8|fp16|bf16|int4|int8|\d(\.\d+)?-?bits?|4bit|8bit|i?q\d(_[a-z\d]+)*|hf|"
+    r"\d+g|act-?order)(?=[-_.]|$)"
+)
 _MINI_SIZES: Final = {"phi-4-mini": 3.8, "phi-3-mini": 3.8, "phi-4": 14.7}
 
 
@@ -47,7 +51,7 @@ def identify(llm: str) -> LlmIdentity:
 def resolve_llm(name: str, known: Collection[str]) -> str:
     """The known LLM meant by `name`.
 
-    Tried in turn: the name itself; without the organisation, "-Instruct" and capitals; the same as the
+    Tried in turn: the name itself; without the organisation, quantisation, "-Instruct" and capitals; the same as the
     beginning of exactly one name ("mixtral-8x7b"). "llama-3.1-8B" is "meta-llama/Llama-3.1-8B-Instruct".
     """
     if name in known:
@@ -76,5 +80,13 @@ def _billions(name: str) -> float | None:
     return None
 
 
+def without_quantisation(name: str) -> str:
+    """Return a name in lower case without organisation, host and quantisation: the same weights, the same lengths."""
+    short = name.rstrip("/").rsplit("/", 1)[-1].split("@", 1)[0].strip().lower().removeprefix("meta-")
+    while (cut := _QUANTISATION.sub("", short)) != short:
+        short = cut
+    return short
+
+
 def _short(name: str) -> str:
-    return re.sub(r"-(instruct|it)(?=-|$)", "", name.rsplit("/", 1)[-1].lower())
+    return re.sub(r"-(instruct|it)(?=-|$)", "", without_quantisation(name))

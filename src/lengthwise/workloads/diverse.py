@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow.compute as pc
 
 from lengthwise.errors import InputError
+from lengthwise.predictors.llm_names import without_quantisation
 from lengthwise.workloads.files import VARIABLE, data_home, read_parquet_table
 from lengthwise.workloads.length_samples import LengthSamples
 
@@ -47,10 +48,6 @@ CASTILLO_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _GROUP_OF: Final = {source: group for group, sources in GROUPS.items() for source in sources}
 _COLUMNS: Final = ("prompt", "model", "output_tokens", "finish", "source", "licence", "maybe_hidden_reasoning")
-_QUANTISATION: Final = re.compile(
-    r"[-_.](gptq|awq|gguf|ggml|exl2|hqq|fp8|fp16|bf16|int4|int8|\d(\.\d+)?-?bits?|4bit|8bit|i?q\d(_[a-z\d]+)*|hf|"
-    r"\d+g|act-?order)(?=[-_.]|$)"
-)
 _SPACE: Final = re.compile(r"\s+")
 
 
@@ -103,10 +100,8 @@ def diverse_licences(where: str | Path | None = None, *, ships: bool = False) ->
 
 
 def normalise_llm(name: str) -> str:
-    """Return a name in lower case without organisation, host and quantisation: the same LLM has the same name."""
-    short = name.rstrip("/").rsplit("/", 1)[-1].split("@", 1)[0].strip().lower().removeprefix("meta-")
-    while (cut := _QUANTISATION.sub("", short)) != short:
-        short = cut
+    """Return the name by which rows of different sources are of the same LLM."""
+    short = without_quantisation(name)
     return short.removesuffix("-turbo") if "instruct" in short else short or name
 
 
