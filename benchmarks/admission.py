@@ -1,4 +1,4 @@
-"""Admission by predicted peak KV memory: preemptions and throughput by quantile, on engines with little memory.
+"""Admission by predicted peak KV memory: preemptions and throughput by quantile and margin, on engines with little memory.
 
     python -m benchmarks.admission [--seeds 6] [--kv-tokens 12000,24000,40000]
 
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=640)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--kv-tokens", default="12000,24000,40000")
-    parser.add_argument("--quantiles", default="0.5,0.7,0.8,0.85,0.9")
+    parser.add_argument("--rules", default="0.5:0,0.85:0,0.9:0,0.5:0.1,0.5:0.12,0.5:0.15", help="QUANTILE:MARGIN")
     parser.add_argument("--policy", default="lengthwise")
     options = parser.parse_args()
     plan, n = TrafficPlan(), options.requests
@@ -41,18 +41,21 @@ def main() -> None:
     for kv_tokens in map(int, options.kv_tokens.split(",")):
         fleet = Fleet.parse(ENGINE).limited_to(max_num_seqs=options.slots, kv_tokens=kv_tokens)
         makespans: dict[str, list[float]] = {}
-        for quantile in ["", *options.quantiles.split(",")]:
-            peak = {"admission": "peak", "admission_quantile": float(quantile)} if quantile else {}
+        for rule in ["", *options.rules.split(",")]:
+            quantile, _, margin = rule.partition(":")
+            peak: dict[str, float | str] = {}
+            if rule:
+                peak = {"admission": "peak", "admission_quantile": float(quantile), "admission_margin": float(margin)}
             outcomes = [
                 simulate(workload, fleet.limited_to(**peak), options.policy, predictor=predictions)
                 for workload, predictions in drawn
             ]
             preempted = 1000 * sum(int(outcome.preemptions.sum()) for outcome in outcomes) / (n * options.seeds)
-            makespans[quantile] = [float(np.nanmax(outcome.finish)) for outcome in outcomes]
-            ratio = over_seeds(makespans[""], makespans[quantile])
-            shown = f"throughput {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]" if quantile else ""
-            name = f"quantile {quantile}" if quantile else "slots only"
-            print(f"{kv_tokens:6} KV tokens  {name:14} {preempted:8.2f} preemptions per 1,000  {shown}", flush=True)
+            makespans[rule] = [float(np.nanmax(outcome.finish)) for outcome in outcomes]
+            ratio = over_seeds(makespans[""], makespans[rule])
+            shown = f"throughput {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]" if rule else ""
+            name = f"quantile {quantile}, margin {margin}" if rule else "slots only"
+            print(f"{kv_tokens:6} KV tokens  {name:26} {preempted:8.2f} preemptions per 1,000  {shown}", flush=True)
 
 
 if __name__ == "__main__":

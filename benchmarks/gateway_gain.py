@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--engine", default="llama-3-8b@a100")
     parser.add_argument("--kv-tokens", type=int, default=0, help="KV memory of an engine; 0: its own")
     parser.add_argument("--predictor", default="fast", help="comma-separated")
-    parser.add_argument("--quantiles", default="0.85", help="of `admission`, comma-separated")
+    parser.add_argument("--quantiles", default="0.5", help="of `admission`, comma-separated")
     parser.add_argument("--out", help="raw rows (Parquet)")
     options = parser.parse_args()
     predictors = options.predictor.split(",")

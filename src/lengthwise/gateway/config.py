@@ -199,7 +199,7 @@ class GatewayConfig(_Section):
     """Processes that serve the port together; each has a share of the limits, and a predictor of its own."""
     in_flight: Annotated[int, Field(ge=1)] = 64
     """Requests that run at once on one engine; the others wait here, in the policy's order."""
-    admission_quantile: Annotated[float, Field(ge=0, lt=1)] = 0.85
+    admission_quantile: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Send a request only where the predicted peak of KV memory fits, by this quantile of lengths; 0 turns it off. For
     engines that report their KV memory in /metrics, where lengths are predicted."""
     max_waiting: Annotated[int, Field(ge=0)] = 10_000

@@ -16,7 +16,7 @@ from lengthwise.gateway.engine_priority import EnginePriority
 from lengthwise.gateway.errors import ApiError
 from lengthwise.lengths import DEFAULT_CAP, LengthDistribution
 from lengthwise.policies import Fcfs, Job, Policy, PolicyQueue, TokenRate
-from lengthwise.policies.admission import KvDemand, PeakAdmission, job_levels
+from lengthwise.policies.admission import ADMISSION_MARGIN, KvDemand, PeakAdmission, job_levels
 from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class GatewayEngine:
         """
         if self.memory is None:
             return True
-        kv_tokens = self.memory.kv_tokens - self.foreign_kv_tokens
+        kv_tokens = int((1.0 - ADMISSION_MARGIN) * self.memory.kv_tokens) - self.foreign_kv_tokens
         if self.kv_bound + job.prompt_tokens + levels[-2] <= kv_tokens:
             return True  # nearly all answers may reach the end of their predictions at once
         rule = PeakAdmission(max(1, kv_tokens), self.memory.block_size)

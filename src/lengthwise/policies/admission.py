@@ -26,6 +26,9 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU
 from lengthwise.policies.job import Job
 
+ADMISSION_MARGIN: Final = 0.12
+"""Share of KV memory that the gateway leaves free, for answers that are longer than predicted: their sum exceeds its
+prediction by far less than each of them, so a margin with the median costs less throughput than a high quantile."""
 LENGTH_LEVELS: Final = 5
 """How many lengths `length_levels` returns for a request: four quantiles and the cap."""
 _MAX_TOKENS: Final = 1 << 30

@@ -216,7 +216,7 @@ class Engine:
         self.spec, self.policy, self.traffic, self.decision_s = spec, policy, traffic, decision_s
         self.now = 0.0
         self.pool = BlockPool(spec.kv_blocks, caching=spec.prefix_caching)
-        self._peak = PeakAdmission(spec.kv_blocks * spec.block_size, spec.block_size, spec.admission_quantile)
+        self._peak = PeakAdmission(spec.peak_limit, spec.block_size, spec.admission_quantile)
         self.queue = PolicyQueue(policy, spec.max_num_seqs, on_failure=_raise)
         self.running: list[EngineRequest] = []
         self.settled = 0
