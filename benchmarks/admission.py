@@ -1,4 +1,4 @@
-"""Admission by predicted peak KV memory: preemptions and throughput by quantile and margin, on engines with little memory.
+"""Admission by predicted peak KV memory: preemptions and throughput by quantile and margin, where memory is short.
 
     python -m benchmarks.admission [--seeds 6] [--kv-tokens 12000,24000,40000]
 
