@@ -133,7 +133,7 @@ async def test_models_lists_aliases_beside_their_models(
         assert set(listed) == {"big", "small", "gpt-4o", "best", "mini"}
         assert listed["mini"]["root"] == "small"
         async with http.get(url + "/v1/models/gpt-4o") as response:
-            assert await response.json() == {"id": "gpt-4o", "object": "model", "root": "big"}
+            assert (await response.json()).items() >= {"id": "gpt-4o", "object": "model", "root": "big"}.items()
         async with http.get(url + "/v1/models/org/unknown") as response:
             assert (response.status, (await response.json())["error"]["code"]) == (404, "model_not_found")
 
@@ -143,7 +143,7 @@ async def test_the_latency_target_of_a_model_is_for_requests_that_declare_none(
 ) -> None:
     engines, urls = fleet
     models = {"big": {"aliases": ["best"], "slo_s": 500.0}}
-    with gateway(*urls, models=models) as url:
+    with gateway({"url": urls[0], "kind": "lengthwise"}, models=models) as url:
         for headers in ({}, {"x-lengthwise-slo-s": "9"}):
             async with http.post(url + "/v1/completions", json=body(model="best"), headers=headers) as response:
                 assert response.status == 200
