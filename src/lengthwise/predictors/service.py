@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import queue
 import threading
 import time
@@ -267,7 +268,7 @@ class PredictionService:
     def _save_memory(self) -> None:
         if self.memory is None or self._memory_file is None:
             return
-        new = self._memory_file.with_suffix(".tmp")
+        new = self._memory_file.with_suffix(f".{os.getpid()}.tmp")  # several processes may share the file
         try:
             new.write_bytes(self.memory.state())
             new.replace(self._memory_file)
