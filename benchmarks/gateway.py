@@ -22,6 +22,7 @@ import os
 import platform
 import resource
 import secrets
+import signal
 import socket
 import statistics
 import subprocess
@@ -248,8 +249,8 @@ def measure(gateway: Gateway, body: dict[str, Any], requests: int, concurrency: 
 
 def costs(arguments: argparse.Namespace) -> None:
     """Measure all gateways on small requests and on streams."""
-    streamed = request_body(stream=True, max_tokens=CHUNKS, chunk_s=CHUNK_S)
-    kinds = {"request": (request_body(), arguments.requests), "chunk": (streamed, 2 * CONCURRENCY)}
+    streamed = request_body(stream=True, max_tokens=CHUNKS, user=str(CHUNK_S))
+    kinds = {"request": (request_body(), arguments.requests), "stream": (streamed, CONCURRENCY)}
     found: dict[tuple[str, str], list[float]] = {}
     with ExitStack() as stack:
         urls = stack.enter_context(engines())
@@ -261,14 +262,16 @@ def costs(arguments: argparse.Namespace) -> None:
         gateways = [stack.enter_context(gateway(name, command, litellm_settings)) for name, command in commands.items()]
         for _ in range(arguments.rounds):
             for (kind, (body, requests)), one in itertools.product(kinds.items(), gateways):
-                found.setdefault((one.name, kind), []).append(measure(one, body, requests))
+                cpu_ms = measure(one, body, requests)
+                found.setdefault((one.name, kind), []).append(cpu_ms)
+                print(f"{one.name}: {cpu_ms:.3f} CPU-ms/{kind}", file=sys.stderr)
     absent = [name for name in ("sglang-router", "vllm-router", "litellm") if name not in commands]
     print(f"{machine()}; {ENGINES} engines, concurrency {CONCURRENCY}, medians of {arguments.rounds} rounds")
     print(f"a request of 500 bytes answered in one piece; a stream of {CHUNKS} chunks, 50 a second")
     print(f"{'':<20}{'CPU-ms/request':>16}{'ratio':>8}{'CPU-ms/chunk':>16}{'ratio':>8}")
     for name in commands:
         cells = ""
-        for kind, scale in (("request", 1), ("chunk", CHUNKS)):
+        for kind, scale in (("request", 1), ("stream", CHUNKS)):
             rounds = found[name, kind]
             bare = found["bare proxy", kind]
             ratio = statistics.median(mine / base for mine, base in zip(rounds, bare, strict=True))
@@ -280,7 +283,7 @@ def costs(arguments: argparse.Namespace) -> None:
 def streams(arguments: argparse.Namespace) -> None:
     """Hold many slow streams on one core; `load` raises if one of them fails."""
     seconds, rate = 20, 5
-    body = request_body(stream=True, max_tokens=seconds * rate, chunk_s=1 / rate)
+    body = request_body(stream=True, max_tokens=seconds * rate, user=str(1 / rate))
     with engines() as urls, gateway("ours", ours(urls, arguments.predictor, "--in-flight", "1000")) as one:
         for task in Path(f"/proc/{one.pid}/task").iterdir():
             os.sched_setaffinity(int(task.name), {0})
@@ -318,7 +321,7 @@ def queue(arguments: argparse.Namespace) -> None:
     slots = 8
     longest = min(10_000, hard // 2 - 200)  # a gateway takes half of its open files for clients
     found: dict[int, list[float]] = {100: [], longest: []}
-    body = request_body(chunk_s=0.002)
+    body = request_body(user=str(0.002))
     with engines() as urls:
         limits = ("--in-flight", str(slots), "--max-waiting", "20000")
         with gateway("ours", ours(urls, arguments.predictor, *limits)) as one:
@@ -359,6 +362,7 @@ def main() -> None:
         )
     )
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes it started end too
     arguments.run(arguments)
 
 

@@ -1,7 +1,7 @@
 """An engine for load tests of gateways: `python -m benchmarks.stand_in PORT` answers with fixed bytes.
 
-`max_tokens` is the number of chunks of a stream, `chunk_s` the time between two of them, or before an answer in one
-piece.
+`max_tokens` is the number of chunks of a stream, `user` the seconds between two of them, or before an answer in one
+piece: a field of the API, since some gateways remove others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await _send(send, 404 if scope["path"] == "/metrics" else 200, json.dumps(known).encode())
         return
     body: dict[str, Any] = json.loads(raw)
-    tokens, chunk_s = int(body.get("max_tokens", 3)), float(body.get("chunk_s", 0.0))
+    tokens, chunk_s = int(body.get("max_tokens", 3)), float(body.get("user", 0.0))
     if body.get("stream"):
         await _stream(send, tokens, chunk_s, usage=bool((body.get("stream_options") or {}).get("include_usage")))
         return
