@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -34,7 +34,7 @@ class RouterAdapter:
         self.router = router
         self.decisions: Counter[str] = Counter()
         """Decisions by engine name."""
-        self.costs: Counter[str] = Counter()
+        self.costs: defaultdict[str, float] = defaultdict(float)
         """Sums of the cost terms of the chosen engines, in the router's unit."""
         self.seconds = 0.0
         """Time spent in decisions."""
