@@ -122,7 +122,9 @@ async def test_a_waiting_request_has_the_history_once_its_predictor_has_failed(
     engine = StandIn(lengths={"a": 5, "blocker": 5, "b": 5})
     with served(engine.app()) as engine_url, gateway(engine_url, policy="sjf", in_flight=1, predictor="fast") as url:
         assert (await post(http, url, asking("a", "no number")))[0] == 200
+        guess.gate.clear()  # so that the blocker is sent before its prediction fails
         answers = await hold(http, url, engine, [asking("b", "no number")])
+        guess.gate.set()
         await events(http, url, failed=3)
         engine.gate.set()
         assert {status for status, _ in await answers} == {200}
