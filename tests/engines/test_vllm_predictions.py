@@ -161,7 +161,7 @@ def test_a_lazy_predictor_starts_at_the_first_request_that_brings_no_prediction(
     scheduler.predictions.close()
 
 
-def test_without_a_prediction_a_request_stands_where_the_llms_history_puts_it(
+def test_where_the_predictor_fails_a_request_has_the_llms_history_and_before_that_no_prediction(
     scheduler: Any, guess: Guess, ask: Callable[..., Any]
 ) -> None:
     stopping = {"stop_token_ids": [7]}  # the hat gives nothing but sevens
@@ -171,7 +171,9 @@ def test_without_a_prediction_a_request_stands_where_the_llms_history_puts_it(
     guess.gate.clear()
     scheduler.add_request(ask("unknown", "no number", 1000))
     job = scheduler.jobs.of(scheduler.requests["unknown"])
-    assert job.prediction is not None
+    assert not job.prediction, "it is on its way"
+    guess.gate.set()
+    until(lambda: scheduler.predictions.deliver(scheduler._predict) or job.prediction)
     assert job.prediction.mean() < 20, "this LLM's answers have been short"
 
 
