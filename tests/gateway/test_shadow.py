@@ -121,9 +121,9 @@ async def test_other_paths_and_methods_pass_unlogged(
     with shadow(engine_url, log) as url:
         async with http.get(url + "/v1/models?a=b%20c") as response:
             assert (await response.json())["data"][0]["id"] == engine.model
-        async with http.delete(url + "/health") as response:
+        async with http.put(url + "/v1/models") as response:
             assert response.status == 405
-        async with http.get(url + "/nowhere") as response:
+        async with http.get(url + "/v1/responses/unknown") as response:
             assert response.status == 404
     assert read_log(log).entries == ()
 
