@@ -51,7 +51,7 @@ def test_an_unknown_command_is_refused() -> None:
     ("package", "arguments", "extra"),
     [
         ("pyarrow", "simulate castillo", "sim"),
-        ("aiohttp", "serve --engine http://127.0.0.1:1", "serve"),
+        ("httptools", "serve --engine http://127.0.0.1:1", "serve"),
         ("matplotlib", "evaluate constant --limit 20 --report out.html", "reports"),
     ],
 )

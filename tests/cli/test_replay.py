@@ -25,7 +25,7 @@ def workload(tmp_path: Path) -> str:
 
 
 def test_a_workload_is_replayed_through_a_real_gateway(workload: str, tmp_path: Path) -> None:
-    engine = StandIn(token_s=0.002)
+    engine = StandIn(token_s=0.002, owned_by="vllm", scheduler={"policy": "sjf"})  # hints are for our scheduler
     rows = tmp_path / "rows.parquet"
     with served(engine.app()) as engine_url, gateway(engine_url) as url:
         options = ["--url", url, "--json", "--hints", "oracle", "-o", str(rows)]

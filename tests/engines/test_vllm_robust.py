@@ -8,7 +8,7 @@ moments that Hypothesis chooses, so that every run can be run again.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
@@ -275,24 +275,6 @@ def test_a_bound_on_overtaking_holds_whatever_is_predicted_and_whenever(
     order = [int(name) for name in into.run.admitted]
     for place, one in enumerate(order):
         assert sum(other > one for other in order[:place]) <= overtakes
-
-
-@pytest.mark.parametrize("mood", ["raises", "nonsense", "hangs"])
-@pytest.mark.parametrize("policy", ["sjf", "tie", "lengthwise"])
-@settings(SMALL, max_examples=12)
-@given(given=traffic())
-def test_a_predictor_that_raises_or_hangs_changes_no_step(model: Path, policy: str, mood: Mood, given: Traffic) -> None:
-    """Step by step the same as without a predictor, where requests go by the history of their LLM."""
-    runs = []
-    for each, service in ((mood, None), ("well", PredictionService(None))):
-        into = host(given, model, policy, each)  # type: ignore[arg-type]
-        if service is not None:
-            into.scheduler.setup = replace(into.scheduler.setup, predictions=service)
-            into.service = service
-        serve(given, into)
-        runs.append(into.run)
-    assert runs[0].steps == runs[1].steps
-    assert runs[0].finished_at == runs[1].finished_at
 
 
 def test_a_predictor_that_really_hangs_delays_no_step(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,9 +74,9 @@ def _billions(name: str) -> float | None:
         if name.startswith(start):
             return billions
     if experts := _EXPERTS.search(name):
-        return int(experts[1]) * float(experts[2])
+        return int(experts[1]) * float(experts[2]) or None
     if size := _SIZE.search(name):
-        return float(size[1]) / (1.0 if size[2] == "b" else 1000.0)
+        return float(size[1]) / (1.0 if size[2] == "b" else 1000.0) or None
     return None
 
 

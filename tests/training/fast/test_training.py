@@ -111,14 +111,14 @@ def words() -> Vocabulary:
 
 def test_a_trained_predictor_orders_covers_and_knows_both_llms() -> None:
     trainer = FastTrainer(words(), FastRecipe(hidden=32, joint=16, networks=2, epochs=15))
-    train, fresh = table(600), table(150, seed=1)
+    train, fresh = table(1000), table(150, seed=1)
     predictor, found = calibrated(trainer, train, 1.0, 0)
     assert predictor.llms == LLMS
     assert predictor.levels[1] - predictor.levels[0] == pytest.approx(np.log(2.0), abs=0.1)
     scored = score_pairs(fresh, *predicted(predictor, fresh))
     assert scored.tau > 0.6  # two thirds of the pairs differ in kind
     assert scored.coverage_90 > 0.8
-    assert 0.85 < found["held_out"]["coverage_90"] < 0.99  # 60 held-out prompts: cautious
+    assert 0.85 < found["held_out"]["coverage_90"] < 0.99  # about 50 held-out prompts: cautious
 
 
 def test_llms_with_few_prompts_teach_the_unknown_one() -> None:
