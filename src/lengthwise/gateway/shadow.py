@@ -111,7 +111,9 @@ class ShadowProxy:
         self.predictions.deliver(self._take)
 
     def _take(self, key: str, prediction: LengthDistribution) -> bool:
-        self._open[key].predicted = prediction
+        seen = self._open[key]
+        if prediction is not seen.history:  # which is passed where the predictor failed
+            seen.predicted = prediction
         return True
 
     async def _forward(self, scope: Scope, caller: Caller, raw: bytes, seen: _Seen) -> None:
