@@ -9,7 +9,6 @@ without a teacher.
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from experiments.study import Run, Study
+from lengthwise.predictors.adapt import unknown_llms_unlogged
 from lengthwise.predictors.fast import FastPredictor
 from lengthwise.reports.tables import Table, share, signed
 from lengthwise.training.data import SMOLLM2
@@ -87,9 +87,9 @@ class LeftOutGroupsResult:
         return float(np.mean([row.others.tau - row.alone.tau for row in self.rows]))
 
 
+@unknown_llms_unlogged()  # most LLMs of a left-out group
 def measure(run: Run, grid: LeftOutGroupsGrid) -> LeftOutGroupsResult:
     """Train without each group, and on CASTILLO alone; score both."""
-    logging.getLogger("lengthwise.predictors").setLevel(logging.ERROR)  # most LLMs of a left-out group are unknown
     everything = training_pairs(ships=grid.ships)
     table, test = (
         capped(everything.take(everything.trainable()), grid.prompts_per_group, grid.seed),

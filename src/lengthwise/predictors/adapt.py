@@ -365,7 +365,7 @@ def _meant(name: str, known: tuple[str, ...]) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def unknown_llms_unlogged() -> Iterator[None]:
     """Suppress the warning about an unknown LLM."""
     logger = logging.getLogger("lengthwise.predictors")
     level = logger.level
@@ -381,7 +381,7 @@ def predict_known_llms(
 ) -> tuple[Floats, Floats, float]:
     """Return mu and sigma (texts, LLMs + 1) for every known LLM and, last, for `llm` unadapted; and nu."""
     found = []
-    with _quiet():
+    with unknown_llms_unlogged():
         for start in range(0, len(texts), _BATCH):
             some = texts[start : start + _BATCH]
             predictions = as_logt(
