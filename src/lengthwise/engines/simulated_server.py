@@ -150,7 +150,7 @@ def _length(body: dict[str, Any], xargs: dict[str, Any], limit: int, digest: int
 
 
 class SimulatedApp:
-    """The engines as one ASGI application, told apart by the port that a request came to."""
+    """The engines as one ASGI application; the port of a request selects its engine."""
 
     def __init__(self, engines: Sequence[LiveEngine], ports: Sequence[int]) -> None:
         self._engines = dict(zip(ports, engines, strict=True))

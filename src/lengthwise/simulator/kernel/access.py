@@ -63,6 +63,7 @@ predicted_length_at = _at("predicted_length")  # at row * n_levels + level
 hash_offset_at = _at("hash_offsets")
 hash_at = _at("hashes")
 median_at = _at("medians")  # at stage * requests + row
+arrival_at = _at("arrivals")
 bin_at = _at("bins")
 job_at = _at("jobs")  # at stage * requests + row
 rank_table_at = _at("rank_tables")

@@ -6,7 +6,7 @@ import numpy as np
 
 from lengthwise.compiled import inlined as compiled
 from lengthwise.policies import slo as policy
-from lengthwise.simulator.kernel.access import bin_at, by_arrival_at, copy, median_at, request_at, target_at
+from lengthwise.simulator.kernel.access import arrival_at, bin_at, by_arrival_at, copy, median_at, request_at, target_at
 from lengthwise.simulator.kernel.records import LATENCY_BINS, NONE, TARGET_BINS, Record
 
 OWN_SERVICE, HEADROOM, QUANTILE = policy.OWN_SERVICE, policy.HEADROOM, policy.LEARNED_QUANTILE
@@ -68,12 +68,12 @@ def finished(engine: Record, row: int) -> None:
 @compiled
 def insert(engine: Record, row: int, order: int) -> None:
     """Add a request that waits, the last to join; `n_waiting` includes it already."""
-    request, place = request_at(engine, row), engine.n_waiting - 1
-    while place > 0 and by_arrival_at(engine, place - 1).arrival > request.arrival:
+    arrival, place = arrival_at(engine, row).value, engine.n_waiting - 1
+    while place > 0 and by_arrival_at(engine, place - 1).arrival > arrival:
         copy(by_arrival_at(engine, place), by_arrival_at(engine, place - 1))
         place -= 1
     entry = by_arrival_at(engine, place)
-    entry.arrival, entry.row, entry.order, entry.priority = request.arrival, row, order, request.priority
+    entry.arrival, entry.row, entry.order, entry.priority = arrival, row, order, request_at(engine, row).priority
     _fill(engine, place, row)
 
 

@@ -133,7 +133,8 @@ class PolicyKeys:
             bins = length_bins(medians).astype(np.int32)
             unpredicted = np.concatenate([jobs.mu == PRIOR_MU for jobs in self.jobs.stages])
             bins = np.where(unpredicted, -1 - bins, bins)
-            return {"medians": medians.view(r.REAL), "bins": bins.view(r.INT)}
+            arrivals = np.array(self.jobs.stages[0].arrival, np.float64)
+            return {"medians": medians.view(r.REAL), "bins": bins.view(r.INT), "arrivals": arrivals.view(r.REAL)}
         if self.compiled not in (r.HRRN, r.SRPT, r.GITTINS):
             return {}
         jobs = np.concatenate([self._rank_inputs(stage, jobs) for stage, jobs in enumerate(self.jobs.stages)])
