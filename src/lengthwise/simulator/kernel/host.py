@@ -128,17 +128,19 @@ class PolicyKeys:
         """The arrays that a compiled policy reads, the same for all engines."""
         if self.compiled == r.LENGTHWISE:
             return dict(zip(("medians", "bins"), self._lane_lengths(), strict=True))
+        arrivals = np.array(self.jobs.stages[0].arrival, np.float64).view(r.REAL)
         if self.compiled == r.SLO:
             medians = np.concatenate([np.minimum(np.exp(jobs.mu), jobs.cap) for jobs in self.jobs.stages])
             bins = length_bins(medians).astype(np.int32)
             unpredicted = np.concatenate([jobs.mu == PRIOR_MU for jobs in self.jobs.stages])
             bins = np.where(unpredicted, -1 - bins, bins)
-            arrivals = np.array(self.jobs.stages[0].arrival, np.float64)
-            return {"medians": medians.view(r.REAL), "bins": bins.view(r.INT), "arrivals": arrivals.view(r.REAL)}
+            return {"medians": medians.view(r.REAL), "bins": bins.view(r.INT), "arrivals": arrivals}
         if self.compiled not in (r.HRRN, r.SRPT, r.GITTINS):
-            return {}
+            return {"arrivals": arrivals}
         jobs = np.concatenate([self._rank_inputs(stage, jobs) for stage, jobs in enumerate(self.jobs.stages)])
-        return {"jobs": jobs} if self.compiled == r.HRRN else {"jobs": jobs, "rank_tables": flat_tables().view(r.REAL)}
+        if self.compiled == r.HRRN:
+            return {"jobs": jobs, "arrivals": arrivals}
+        return {"jobs": jobs, "rank_tables": flat_tables().view(r.REAL)}
 
     def _rank_inputs(self, stage: int, jobs: JobColumns) -> NDArray[Any]:
         found = np.zeros(len(jobs), r.JOB)

@@ -12,7 +12,7 @@ import numpy as np
 
 from lengthwise.compiled import inlined as compiled
 from lengthwise.simulator.kernel import deadlines, lanes, ranks
-from lengthwise.simulator.kernel.access import groups_at, key_at, request_at, waiting_at
+from lengthwise.simulator.kernel.access import arrival_at, groups_at, key_at, request_at, waiting_at
 from lengthwise.simulator.kernel.records import (
     BOOST,
     GITTINS,
@@ -87,7 +87,7 @@ def key(engine: Record, row: int) -> float:
     if engine.policy == BOOST:
         work = max(float(request.prompt - request.cached + request.generated), 1.0)
         horizon, scale = engine.policy_parameters[0], engine.policy_parameters[1]
-        return float(request.arrival + horizon * math.log(-math.expm1(-work / scale)))
+        return float(arrival_at(engine, row).value + horizon * math.log(-math.expm1(-work / scale)))
     if engine.policy == SRPT or engine.policy == GITTINS:
         return ranks.rank(engine, row, request.generated)
     column = engine.column if engine.rekey == ON_LEVEL and engine.column != STALE else 0
@@ -113,7 +113,7 @@ def select(engine: Record) -> int:
         if entry.priority > best.priority:
             continue
         expected = ranks.job(engine, entry.row).expected
-        ratio = (request_at(engine, entry.row).arrival - engine.now) / max(expected, 1.0)
+        ratio = (arrival_at(engine, entry.row).value - engine.now) / max(expected, 1.0)
         if entry.priority < best.priority or ratio < smallest or (ratio == smallest and entry.order < best.order):
             best, smallest = entry, ratio
     return int(best.row)

@@ -255,7 +255,7 @@ ARRAYS: Final = {
     "hash_offsets": LONG,
     "hashes": HASH,
     "medians": REAL,  # [stage of prediction, request], under `lengthwise` and `slo`, as the next
-    "arrivals": REAL,  # [request], under `slo`: at the router, which passes requests on later
+    "arrivals": REAL,  # [request], of `slo`, `hrrn`, `boost`: at the router, which passes requests on later
     "bins": INT,  # of the medians; under `lengthwise` -1 - bin for the wide prior
     "jobs": JOB,  # [stage of prediction, request], under `hrrn`, `srpt` and `gittins`
     "rank_tables": REAL,  # see `ranks`
