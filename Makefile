@@ -15,7 +15,7 @@ export LENGTHWISE_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: help install engine upstream serve test test-fast check format bench evidence clean
+.PHONY: help install engine upstream serve test test-fast check docs format bench evidence clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -59,11 +59,16 @@ test: $(ENGINE) $(DEV) $(UPSTREAM) ## every test, with the real engine
 test-fast: $(DEV) ## every test that needs no real engine
 	$(BIN)/pytest -n 2 --dist loadgroup -m 'not engine'
 
-check: $(DEV) ## format, lint, types, import contracts
+docs: $(DEV) ## the documentation as a site in out/site; fails on a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'out/site/index.html; `$(BIN)/mkdocs serve` shows it on 127.0.0.1:8000'
+
+check: $(DEV) ## format, lint, types, import contracts, links of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(DEV) ## format the code and apply safe fixes
 	$(BIN)/ruff format .

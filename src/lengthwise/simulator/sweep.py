@@ -33,13 +33,18 @@ Texts = Annotated[list[str], BeforeValidator(_listed)]
 class Limits(BaseModel):
     """Limits of every engine; None keeps the engine's own."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     max_num_seqs: int | None = None
+    """Requests that run at once."""
     max_num_batched_tokens: int | None = None
+    """Tokens computed per step."""
     kv_tokens: int | None = None
+    """KV memory in tokens."""
     prefix_caching: bool | None = None
+    """Whether equal prompt prefixes are computed once."""
     admission: str | None = None
+    """What must fit into KV memory for admission: `prompt`, `peak` or `reserve`."""
 
 
 class SweepConfig(BaseModel):
@@ -49,27 +54,46 @@ class SweepConfig(BaseModel):
     all routers or one for each.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     workload: Names
+    """`castillo`, names of `lengthwise traces list`, or workload files."""
     fleet: Names
+    """Engines as COUNT*MODEL@GPU."""
     policy: Names = ["fcfs"]
+    """Policies (docs/reference/policies.md)."""
     router: Names = ["round_robin"]
+    """Routers (docs/reference/routing.md)."""
     predictor: Texts = []
+    """Predictors; without any, `fast` where the workload has prompts, else `history`."""
     load: Numbers = []
+    """Multiples of the capacity under FCFS and round robin."""
     rate: Numbers = []
+    """Instead of a load: requests per second. With neither, the workload's own arrivals."""
     seeds: int = Field(1, ge=1)
+    """Number of seeds."""
     seed: int = Field(0, ge=0)
+    """The first seed."""
     requests: int | None = Field(None, ge=1)
+    """Number of requests; without it all."""
     llm: str = "llama-3.1-8b"
+    """castillo: the LLM whose answer lengths are used."""
     cv: float | None = None
+    """Draw new arrivals with gaps of this coefficient of variation; 1 is Poisson."""
     limits: Limits = Limits()
+    """Limits of every engine."""
     routing_time: dict[str, float] | float | None = None
+    """Microseconds that a router takes per request; without it as measured."""
     prediction_delay: float = 0.0
+    """Seconds from arrival to prediction."""
     decision_time: float = 0.0
+    """Seconds that each admission or preemption costs the engine."""
     down: Texts = []
+    """ENGINE@SECOND: the engine fails."""
     up: Texts = []
+    """ENGINE@SECOND: the engine starts, or starts again."""
     drain: Texts = []
+    """ENGINE@SECOND: the engine takes no new requests."""
 
     def plans(self) -> list[tuple[Source, Plan]]:
         """Return a validated plan for each pair of workload and fleet."""

@@ -16,7 +16,7 @@ Positive = Annotated[float, Field(gt=0.0)]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class IdentityConfig(_Part):
