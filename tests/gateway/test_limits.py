@@ -47,6 +47,7 @@ def answer(sock: socket.socket) -> tuple[int, str]:
     while more := sock.recv(65536):
         data += more
     head, _, content = data.partition(b"\r\n\r\n")
+    assert (b"retry-after: 1" in head) == head.startswith(b"HTTP/1.1 503")
     return int(head.split()[1]), json.loads(content)["error"]["code"]
 
 

@@ -200,6 +200,7 @@ async def test_a_request_that_waits_too_long_fails_and_is_never_sent(
         await until_true(lambda: engine.running == 1)
         async with http.post(url + PLAIN, json=body("waits"), headers=headers) as response:
             assert (response.status, (await response.json())["error"]["code"]) == (status, code)
+            assert ("retry-after" in response.headers) == (status == 503)
         await until_waiting(http, url, 0)
         engine.gate.set()
         await running

@@ -28,12 +28,13 @@ from lengthwise.gateway.errors import (
     internal_error_response,
 )
 from lengthwise.gateway.fleet import Fleet
-from lengthwise.gateway.forwarding import BARE_PATHS, Forwarding, ResponseOwners
+from lengthwise.gateway.forwarding import BARE_PATHS, Forwarding
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.model_names import ModelNames
 from lengthwise.gateway.reload import Reloader
 from lengthwise.gateway.retries import Retries
 from lengthwise.gateway.routing import RouterAdapter, warm_router
+from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget
 from lengthwise.gateway.tenants import TenantGate, Tenants
 from lengthwise.predictors.service import prediction_service

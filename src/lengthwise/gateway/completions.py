@@ -21,14 +21,14 @@ from lengthwise.engines.client import (
     EngineUnreachableError,
 )
 from lengthwise.gateway.access_log import shortened
-from lengthwise.gateway.bodies import CompletionBody, parse
+from lengthwise.gateway.bodies import CompletionBody, ResponsesBody, parse
 from lengthwise.gateway.config import GatewayConfig, TenantConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError, error_format, from_engine
-from lengthwise.gateway.forwarding import ResponseOwners
 from lengthwise.gateway.json_fields import LARGE_BODY, edited
 from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
 from lengthwise.gateway.retries import RETRIED_STATUSES, Retries, retry_after_s
+from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, relay
 from lengthwise.gateway.tenants import Lease, lease_of
 from lengthwise.gateway.usage import ResponsesMeasure
@@ -67,6 +67,8 @@ class Call:
     """Seconds from its arrival to the first byte of its answer."""
     engine: str | None = None
     """The engine that it was sent to last."""
+    pinned: GatewayEngine | None = None
+    """The only engine that it may run on, which stores the answer that it continues."""
     failed: bool = False
     """Whether it ended in an error that is not its client's disconnect."""
 
@@ -163,6 +165,9 @@ class Completions:
         if job.deadline == math.inf and (target_s := self._names.slo_s(body.model)) is not None:
             job.deadline = job.arrival + target_s
         self._dispatcher.refuse(body.model)  # before a prediction is made for it
+        pinned = None
+        if isinstance(body, ResponsesBody) and body.previous_response_id is not None:
+            pinned = await self._owner(body.previous_response_id, body.model, caller, lease.tenant.name)
         learns = self._predictions.predicts or self._predictions.memory is not None
         counts = learns or lease.tenant.tokens_per_minute is not None
         hide_usage = self._config.stream_usage and counts and body.lacks_usage
@@ -170,7 +175,7 @@ class Completions:
             raw = body.with_usage(raw)
         measure = self._model.measure(hide_usage=hide_usage)
         history = self._predict(job, body, caller)
-        call = Call(job, body, raw, caller, request_id, measure, history, tenant=lease.tenant.name)
+        call = Call(job, body, raw, caller, request_id, measure, history, tenant=lease.tenant.name, pinned=pinned)
         self._calls[job.id] = call
         try:
             expected = job.expected if job.prediction or call.history is None else call.history.mean()
@@ -203,6 +208,15 @@ class Completions:
         if body.priority is None:
             job.priority = tenant.priority
         return body, job, raw
+
+    async def _owner(self, response_id: str, model: str | None, caller: Caller, tenant: str) -> GatewayEngine | None:
+        """Return the engine that stores an answer, if it serves the model; ApiError 404 if it is another tenant's."""
+        engines = [e for e in self._dispatcher.engines if e.up and not e.leaving and e.serves(model)]
+        if len(engines) < 2:  # no choice; only the tenant is checked
+            self._owners.find(response_id, tenant)
+            return None
+        owner = await self._owners.locate(response_id, tenant, engines, caller.forwarded_headers())
+        return owner if owner is not None and owner.serves(model) else None
 
     def _predict(self, job: Job, body: CompletionBody, caller: Caller) -> LengthDistribution | None:
         """Use the client's hint, else ask for a prediction, else use the LLM's history, which is returned."""
@@ -249,9 +263,10 @@ class Completions:
         try:
             if self._dispatcher.clock() >= until:
                 raise TimeoutError
-            engine = await self._dispatcher.place(job, avoid=call.refused_by, until=until)
+            engine = await self._dispatcher.place(job, avoid=call.refused_by, until=until, only=call.pinned)
         except TimeoutError:
-            headers = {"retry-after": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+            late = status == HTTPStatus.SERVICE_UNAVAILABLE
+            headers = {"retry-after": str(self._dispatcher.retry_after_s(job.llm))} if late else None
             raise ApiError(status, "no engine was free in time", code=code, headers=headers) from None
         self._metrics.queue_seconds.observe(self._dispatcher.clock() - job.arrival)
         call.engine = engine.name
@@ -345,7 +360,8 @@ class Completions:
 
         try:
             if answer.status in RETRIED_STATUSES:
-                another = self._dispatcher.another_up(call.job.llm, [*call.refused_by, engine])
+                avoid = [*call.refused_by, engine]
+                another = call.pinned is None and self._dispatcher.another_up(call.job.llm, avoid)
                 asked_s = None if another else retry_after_s(answer.header("retry-after"))
                 wait_s = self._retries.wait_s(len(call.refused_by), asked_s)
                 if wait_s is not None:
@@ -353,8 +369,8 @@ class Completions:
             await relay(answer, call.caller, call.request_id, call.measure, began)
         finally:
             answer.close()
-        if isinstance(call.measure, ResponsesMeasure) and call.measure.response_id is not None:
-            self._owners.add(call.measure.response_id, engine, call.tenant)
+            if isinstance(call.measure, ResponsesMeasure) and call.measure.response_id is not None:
+                self._owners.add(call.measure.response_id, engine, call.tenant)
         return answer
 
 

@@ -185,6 +185,8 @@ class _Turn:
     group: _Group
     avoid: Collection[GatewayEngine] = ()
     """Engines that have refused it: used only while no other is up."""
+    only: GatewayEngine | None = None
+    """The engine that it must run on, as long as that stays."""
 
 
 class Dispatcher:
@@ -298,22 +300,33 @@ class Dispatcher:
                 429,
                 f"{self.waiting} requests are waiting; try again later",
                 code="queue_full",
-                headers={"retry-after": str(self._retry_after_s(group))},
+                headers={"retry-after": str(self.retry_after_s(model))},
             )
 
-    def _retry_after_s(self, group: _Group) -> int:
-        """Return the predicted wait behind the queue, from 1 to 60 s: its requests at the recent time in a slot."""
+    def retry_after_s(self, model: str | None) -> int:
+        """Return the predicted wait behind a queue, from 1 to 60 s: its requests at the recent time in a slot."""
+        group = self._groups.get(self._numbers(model))
+        if group is None:  # the engines list other models since
+            return 1
         wait_s = (len(group.queue) + 1) * (self._slot_s or 0.0) / group.queue.slots
         return math.ceil(min(max(wait_s, 1.0), _MOST_RETRY_AFTER_S))
 
-    async def place(self, job: Job, *, avoid: Collection[GatewayEngine] = (), until: float = math.inf) -> GatewayEngine:
+    async def place(
+        self,
+        job: Job,
+        *,
+        avoid: Collection[GatewayEngine] = (),
+        until: float = math.inf,
+        only: GatewayEngine | None = None,
+    ) -> GatewayEngine:
         """Wait for the job's turn and take a slot of an engine; `release` gives it back.
 
         A retry takes the next slot of an engine that is not in `avoid`; those are used only while no other is up.
+        With `only`, the job waits in a queue of that engine alone, unless the engine leaves.
         TimeoutError if the turn has not come at `until`. If cancelled, the job leaves the queue or gives back its slot.
         """
         engine: asyncio.Future[GatewayEngine] = asyncio.get_running_loop().create_future()
-        turn = self._turns[job.id] = _Turn(job, engine, self._group(job.llm), avoid)
+        turn = self._turns[job.id] = _Turn(job, engine, self._group(job.llm, only), avoid, only)
         try:
             if avoid:
                 self._retrying[job.id] = turn
@@ -454,7 +467,7 @@ class Dispatcher:
         self._groups.clear()
         for turn in [*moved, *self._retrying.values()]:
             try:
-                turn.group = self._group(turn.job.llm)
+                turn.group = self._group(turn.job.llm, turn.only)
             except ApiError as error:
                 _fail(turn, error)
                 continue
@@ -472,9 +485,9 @@ class Dispatcher:
             if since is not None and now - max(turn.job.arrival, since) >= after_s:
                 _fail(turn, ApiError(503, "no engine is up", code="no_engine"))
 
-    def _group(self, model: str | None) -> _Group:
-        """Return the engines and the queue of a model; ApiError 404 if no engine serves it."""
-        numbers = self._numbers(model)
+    def _group(self, model: str | None, only: GatewayEngine | None = None) -> _Group:
+        """Return the engines and the queue of a model, or of one engine; ApiError 404 if no engine serves the model."""
+        numbers = self._numbers(model) if only is None or only.leaving else (only.number,)
         if not numbers and all(engine.leaving for engine in self.engines):
             raise ApiError(503, "no engine is up", code="no_engine")
         if not numbers:

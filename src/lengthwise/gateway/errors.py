@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ErrorFormat = Literal["openai", "responses", "anthropic"]
 
+_TRY_LATER: Final = (429, 503)
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -43,7 +44,7 @@ def error_format(path: str) -> ErrorFormat:
 
 
 class ApiError(Exception):
-    """An error that the gateway answers a request with."""
+    """An error that the gateway answers a request with. One of 429 or 503 always has a Retry-After, by default 1 s."""
 
     def __init__(
         self,
@@ -59,7 +60,9 @@ class ApiError(Exception):
         self.message = message
         self.code = code
         self.param = param
-        self.headers = headers
+        self.headers = dict(headers or {})
+        if status in _TRY_LATER:
+            self.headers.setdefault("retry-after", "1")
 
     @property
     def type(self) -> str:
@@ -71,7 +74,7 @@ class ApiError(Exception):
     @property
     def outcome(self) -> Outcome:
         """The label in metrics of a request that ends with it."""
-        if self.status in (429, 503):
+        if self.status in _TRY_LATER:
             return "refused"
         return "client_error" if self.status < 500 else "engine_error"
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import uuid
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,6 +20,7 @@ from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError, error_format, from_engine
 from lengthwise.gateway.json_fields import edit_fields, edited
 from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
+from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, passed_headers, relay
 from lengthwise.gateway.tenants import lease_of
 
@@ -40,29 +41,8 @@ _METHODS: Final = frozenset({"GET", "POST", "DELETE"})
 _BOUNDARY: Final = re.compile(rb'multipart/form-data\b.*\bboundary="?([^";]{1,70})', re.IGNORECASE | re.DOTALL)
 _MODEL_PART: Final = re.compile(rb'content-disposition:[^\r\n]*;\s*name="?model"?\s*(?:\r|$)', re.IGNORECASE)
 _STORED: Final = "/v1/responses/"
-_MOST_OWNERS: Final = 1 << 16
 _MOST_PART_HEAD: Final = 4096
 _ENDPOINT: Final = "forwarded"  # one label for all paths: clients choose them
-
-
-class ResponseOwners:
-    """The engines that hold the answers of /v1/responses, by id; the oldest are forgotten."""
-
-    def __init__(self) -> None:
-        self._owners: OrderedDict[str, tuple[GatewayEngine, str]] = OrderedDict()
-
-    def add(self, response_id: str, engine: GatewayEngine, tenant: str) -> None:
-        """Record the engine and the tenant of an answer."""
-        self._owners[response_id] = engine, tenant
-        if len(self._owners) > _MOST_OWNERS:
-            self._owners.popitem(last=False)
-
-    def find(self, response_id: str, tenant: str) -> GatewayEngine | None:
-        """Return the engine of an answer, if known; ApiError 404 if it is another tenant's."""
-        engine, owner = self._owners.get(response_id, (None, tenant))
-        if owner != tenant:
-            raise ApiError(404, f"the response '{response_id[:100]}' is not known here", code="not_found")
-        return engine
 
 
 class _JsonModel(BaseModel):
@@ -196,7 +176,7 @@ class Forwarding:
             raise ApiError(400, "model: Field required", param="model", code="invalid_value")
         up = [engine for engine in engines if engine.up]
         if not up:
-            raise ApiError(503, "no engine is up", code="no_engine", headers={"retry-after": "1"})
+            raise ApiError(503, "no engine is up", code="no_engine")
         return sorted(up, key=lambda e: (e.breaker == "open", self._running[e.number], e.in_flight))
 
 

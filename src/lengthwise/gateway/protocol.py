@@ -189,8 +189,9 @@ class LimitedProtocol(HttpToolsProtocol):
         """Answer with an error in OpenAI's format and close the connection."""
         if self.transport.is_closing():
             return
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(error.body)
-        self.transport.write(STATUS_LINE[error.status] + head + error.body)
+        headers = {**error.headers, "content-type": "application/json", "content-length": str(len(error.body))}
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "connection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[error.status] + head.encode("latin-1") + error.body)
         self.transport.close()
 
     def _log_full(self, most: int) -> None:

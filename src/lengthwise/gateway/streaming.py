@@ -161,12 +161,7 @@ class BodyBudget:
     def take(self, size: int) -> None:
         """Take bytes; ApiError 503 if they do not fit."""
         if size > self.free:
-            raise ApiError(
-                503,
-                "too many bytes of requests are held; try again later",
-                code="bodies_full",
-                headers={"retry-after": "1"},
-            )
+            raise ApiError(503, "too many bytes of requests are held; try again later", code="bodies_full")
         self.free -= size
 
 
