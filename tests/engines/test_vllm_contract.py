@@ -23,7 +23,8 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_input_batch import InputBatch
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
-from lengthwise.engines.vllm import RELEASES, LengthwiseScheduler
+from lengthwise.engines import VLLM_RELEASES
+from lengthwise.engines.vllm import LengthwiseScheduler
 from lengthwise.engines.vllm_queue import PolicyRequestQueue
 from tests.engines.scheduling import make_request, make_scheduler, tiny_model
 
@@ -34,7 +35,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Scheduler:
 
 
 def test_the_release_is_one_that_was_tested() -> None:
-    assert vllm.__version__.startswith(RELEASES)
+    assert vllm.__version__.startswith(VLLM_RELEASES)
 
 
 def test_a_waiting_queue_is_asked_what_ours_can_answer() -> None:

@@ -37,7 +37,7 @@ COMMANDS = {
     "workload": "Create a workload file, or describe one.",
     "traces": "List, show and convert traces.",
     "lengths": "Fit distributions to observed answer lengths.",
-    "doctor": "Show what is installed and which command needs what is missing.",
+    "doctor": "Show what is installed, what is missing, and what would keep a server from starting.",
 }
 # Many products of small matrices: more threads cost ten times the CPU time and save none.
 _ONE_THREAD = ("adapt",)

@@ -55,6 +55,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from lengthwise.engines import VLLM_RELEASES
 from lengthwise.engines.engine_kind import MARKER
 from lengthwise.engines.forced_lengths import ForcedLengths
 from lengthwise.engines.refine import Refiner, State, attached, generated_by, refiner_for
@@ -81,9 +82,6 @@ from lengthwise.predictors.service import (
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
-
-RELEASES: Final = ("0.32.",)
-"""Releases of vLLM that the plug-in is tested with."""
 
 DEFAULT_POLICY: Final = "lengthwise"
 POLICY_VARIABLE: Final = "LENGTHWISE_POLICY"
@@ -126,8 +124,8 @@ class LengthwiseSyncScheduler(Scheduler):
         self.now = time.time()
         self.waiting = PolicyRequestQueue(self)
         self.kv_holding_waiting = PolicyRequestQueue(self)
-        if not vllm.__version__.startswith(RELEASES):
-            _log.warning("vLLM %s is untested; tested releases: %s", vllm.__version__, RELEASES)
+        if not vllm.__version__.startswith(VLLM_RELEASES):
+            _log.warning("vLLM %s is untested; tested releases: %s", vllm.__version__, VLLM_RELEASES)
         self.jobs.prepare()
         if options.get("steps"):
             self.steps = StepLog(Path(options["steps"]), self.facts())
