@@ -219,7 +219,8 @@ class StandIn:
 
 
 def _name(body: dict[str, Any]) -> str:
-    return str(body.get("user") or (body.get("metadata") or {}).get("user_id"))
+    metadata = body.get("metadata")
+    return str(body.get("user") or (metadata.get("user_id") if isinstance(metadata, dict) else None))
 
 
 class RawEngine:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 PREFIX: Final = "/lengthwise/v1"
 
 _MOST_BYTES: Final = 64 << 10
+_MOST_SPEC: Final = 1000  # characters of a policy: wrappers around wrappers would exceed the stack
 _MOST_PREDICTED_BYTES: Final = 1 << 20
 _MOST_LISTED: Final = 10_000
 _PREDICT_S: Final = 10.0
@@ -141,7 +142,10 @@ class Admin:
     async def _predicted(self, body: CompletionBody) -> tuple[Source, LengthDistribution]:
         if (hint := body.prediction()) is not None:
             return "hint", hint
-        future = self._predictions.predict(body.prediction_input()) if body.readable else None
+        try:
+            future = self._predictions.predict(body.prediction_input()) if body.readable else None
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ApiError(400, "messages, input or tools are not in the API's format", code="invalid_value") from error
         if future is not None:
             try:
                 return "predictor", await asyncio.wait_for(asyncio.wrap_future(future), _PREDICT_S)
@@ -190,7 +194,7 @@ class Admin:
     async def _change_policy(self, request: Request) -> None:
         try:
             name = json.loads(await _small_body(request))["policy"]
-            policy = make_policy(str(name), imports=False)
+            policy = make_policy(str(name)[:_MOST_SPEC], imports=False)
         except InputError as error:
             raise ApiError(400, str(error), param="policy", code="unknown_policy") from error
         except (ValueError, KeyError, TypeError) as error:

@@ -8,10 +8,12 @@ import asyncio
 import logging
 import math
 import resource
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from lengthwise.gateway.errors import ApiError
@@ -64,6 +66,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0  # of complete headers
         self._head_pieces = 0  # received since the last complete head
         self._saw_body = False
+        self._received = b""
         self._body_bytes = 0
         self._read_deadline = math.inf
         self._read_timer: asyncio.TimerHandle | None = None
@@ -116,12 +119,32 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._saw_body = False
+        self._received = data
         super().data_received(data)
+        self._received = b""
         # A header that is not complete reaches no callback: its pieces are counted here.
         if self._in_head and not self._saw_body:
             self._head_pieces += len(data)
             if self._head_pieces > self._limits.max_header_bytes:
                 self._refuse(self._head_error)
+
+    def _should_upgrade(self) -> bool:
+        """Always: uvicorn then leaves the request to `handle_websocket_upgrade`, in place of losing its body."""
+        return True
+
+    def handle_websocket_upgrade(self) -> None:
+        """Serve a request that asks for another protocol as if it did not: some clients send `Upgrade: h2c` always.
+
+        The parser reads nothing after the head of such a request: another one reads it again, without that header.
+        """
+        upgrade = sys.exception()
+        if not isinstance(upgrade, httptools.HttpParserUpgrade) or self.parser.get_method() == b"CONNECT":
+            self.send_400_response("Invalid HTTP request received.")
+            return
+        kept = [name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade"]
+        line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        self.parser = httptools.HttpRequestParser(self)
+        super().data_received(line + b"".join(kept) + b"\r\n" + self._received[upgrade.args[0] :])
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that is not HTTP, or whose head is too large, in OpenAI's format."""

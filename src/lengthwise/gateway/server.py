@@ -182,7 +182,7 @@ def run_app(
         http=partial(LimitedProtocol, limits=limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
-        log_level="warning",
+        log_level="error",  # a warning for each request that is not HTTP would let clients fill the log
         access_log=False,
         server_header=False,
         proxy_headers=False,  # the kill switch checks the peer address
