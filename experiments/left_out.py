@@ -4,15 +4,16 @@ A predictor trained without the LLM is adapted on lengths of prompts that no tra
 owner would collect them, and evaluated on official test prompts of six corpora. Beside it: the predictor trained with
 all the LLM's lengths.
 
-Model files come from `data: {without: [gemma-3-4b]}` in a config of `lengthwise train` (DIR/without-gemma-3-4b.lw);
-the outputs of networks trained on a GPU machine from `scripts/gpu_train.py left_out`, with the pack they used.
+Without further settings the recipe of `fast` is trained here, with and without each LLM, on lengths only. Model files
+come from `data: {without: [gemma-3-4b]}` in a config of `lengthwise train` (DIR/without-gemma-3-4b.lw); the outputs of
+networks trained on a GPU machine from `scripts/gpu_train.py left_out`, with the pack they used.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,10 +32,15 @@ from lengthwise.predictors.mixture import Answers, fit_mixture, kinds, likeness
 from lengthwise.predictors.resolve import LoadedPredictor
 from lengthwise.reports.tables import Table, share, signed
 from lengthwise.training.data import PromptTable, load_samples
-from lengthwise.training.encoder.config import parse_config
+from lengthwise.training.encoder.config import DataConfig, parse_config
 from lengthwise.training.encoder.pack import HELD_OUT, Pack
 from lengthwise.training.encoder.package import calibrate
+from lengthwise.training.fast.fit import FastRecipe
+from lengthwise.training.fast.train import FastTrainer, calibrated
+from lengthwise.training.fast.word_tables import Vocabulary
+from lengthwise.training.pairs import PairTable
 from lengthwise.workloads import LengthSamples
+from lengthwise.workloads.files import data_home
 
 Floats = NDArray[np.float64]
 
@@ -43,10 +49,12 @@ Progress = Callable[[str, float], None]
 
 LLMS: Final = ("Llama-3.1-8B", "gemma-3-4b", "Qwen2.5-14B", "Mixtral-8x7B")
 CORPORA: Final = ("Apps", "BigCodeBench", "DS1000", "DollyDataset", "Mbpp", "ShareGPT")
-LENGTHS: Final = 100
+LENGTHS: Final = (20, 100, 500)
 DRAWS: Final = 10
 HELD_OUT_SHARE: Final = 0.1
-"""Share of the prompts that no training uses: by hash, the same in every training (`data.held_out`)."""
+"""Share of the prompts that no training of a model file uses: by hash, the same in every training (`data.held_out`)."""
+TRAINED_HELD_OUT_SHARE: Final = 0.35
+"""The same for the trainings of this study: enough prompts to draw 500 from."""
 SPLIT_SEED: Final = 0
 TARGET_TAU: Final = 0.03
 """Largest accepted difference of tau between known and adapted LLM."""
@@ -67,10 +75,16 @@ class Prompts:
     """Used for evaluation; the others are the pool."""
 
     @classmethod
-    def of(cls, samples: LengthSamples, llm: str, pool: Sequence[str] = ("validate",)) -> Prompts:
+    def of(
+        cls,
+        samples: LengthSamples,
+        llm: str,
+        pool: Sequence[str] = ("validate",),
+        held_out: float = HELD_OUT_SHARE,
+    ) -> Prompts:
         """The pool is the held-out prompts of these splits; validate has the test's mix of corpora, train has not."""
         rows = samples.where(llm=llm, corpus=CORPORA)
-        held = rows.split_by_prompt({"held": HELD_OUT_SHARE, "rest": 1.0 - HELD_OUT_SHARE}, SPLIT_SEED)["held"]
+        held = _split(rows, held_out)["held"]
         unseen = set(zip(held.table["corpus"].to_pylist(), held.table["prompt_id"].to_pylist(), strict=True))
         columns = (rows.table[name].to_pylist() for name in ("corpus", "prompt_id", "split", "prompt"))
         corpora, ids, splits, texts = columns
@@ -91,6 +105,10 @@ class Prompts:
             clean=clean[use],
             test=np.array([splits[i] == "test" for i in use], bool),
         )
+
+
+def _split(rows: LengthSamples, held_out: float) -> Mapping[str, LengthSamples]:
+    return rows.split_by_prompt({"held": held_out, "rest": 1.0 - held_out}, SPLIT_SEED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +175,7 @@ def leave_out(
     prompts: Prompts,
     known: Scores,
     *,
-    lengths: int = LENGTHS,
+    lengths: int = 100,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> LeftOut:
@@ -231,12 +249,21 @@ class LeftOutGrid:
     pack: Path | None = None
     """Folder of the pack from which those networks were trained."""
     known: str = "default"
-    """The predictor trained with all LLMs."""
+    """The predictor trained with all LLMs, for those of `models` and `outputs`."""
+    networks: int = 4
+    epochs: int = 10
+    vectors: Path | None = None
+    """File that stores the words' embeddings between runs."""
     llms: tuple[str, ...] = LLMS
-    lengths: tuple[int, ...] = (LENGTHS,)
+    lengths: tuple[int, ...] = LENGTHS
     draws: int = DRAWS
     pool: tuple[str, ...] = ("validate",)
     """Splits whose held-out prompts are drawn from."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether the predictors are trained here."""
+        return self.models is None and self.outputs is None
 
 
 @dataclass(frozen=True)
@@ -251,15 +278,44 @@ def measure(run: Run, grid: LeftOutGrid) -> LeftOutResult:
     """Adapt and score every LLM."""
     samples = run.castillo()
     wanted = [resolve_llm(name, samples.llms) for name in grid.llms]
-    prompts = {llm: Prompts.of(samples, llm, grid.pool) for llm in wanted}
-    predicted = _read(grid, prompts)
-    known = load_predictor(grid.known)
+    held_out = TRAINED_HELD_OUT_SHARE if grid.trains else HELD_OUT_SHARE
+    prompts = {llm: Prompts.of(samples, llm, grid.pool, held_out) for llm in wanted}
+    if grid.trains:
+        predicted, known = _train(run, grid, prompts)
+    else:
+        predicted, known = _read(grid, prompts), load_predictor(grid.known)
     rows: list[LeftOut] = []
     for number, (llm, each) in enumerate(predicted.items()):
-        run.report(llm, number / len(predicted))
+        run.report(llm, 0.8 + 0.2 * number / len(predicted))
         scores_known = known_as(known, prompts[llm])
         rows += [leave_out(each, prompts[llm], scores_known, lengths=count, draws=grid.draws) for count in grid.lengths]
     return LeftOutResult(grid, tuple(rows))
+
+
+def _train(
+    run: Run, grid: LeftOutGrid, prompts: Mapping[str, Prompts]
+) -> tuple[dict[str, KnownPredictions], LoadedPredictor]:
+    """Train the recipe of `fast` with all LLMs and without each; no training sees the prompts that are drawn from."""
+    rows = _split(load_samples(DataConfig(smollm2=True)).where(corpus=CORPORA), TRAINED_HELD_OUT_SHARE)["rest"]
+    table = PairTable.of(rows)
+    table = table.take(table.trainable())
+    vocabulary = Vocabulary.stored(grid.vectors, table.texts)
+    trainer = FastTrainer(vocabulary, FastRecipe(networks=grid.networks, epochs=grid.epochs))
+    run.report("all LLMs", 0.1)
+    known, _ = calibrated(trainer, table, 0.0, SPLIT_SEED)
+    found = {}
+    for number, (llm, own) in enumerate(prompts.items()):
+        run.report(f"without {llm}", 0.2 + 0.6 * number / len(prompts))
+        fitted, _ = calibrated(trainer, _without(table, llm), 0.0, SPLIT_SEED)
+        found[llm] = KnownPredictions.by(fitted, own)
+    return found, known
+
+
+def _without(table: PairTable, llm: str) -> PairTable:
+    """Return the table without the pairs of an LLM."""
+    keep = table.llm != table.llms.index(llm)
+    pairs = {name: getattr(table, name)[keep] for name in ("prompt", "llm", "lengths", "censored")}
+    return replace(table, **pairs)
 
 
 def _read(grid: LeftOutGrid, prompts: Mapping[str, Prompts]) -> dict[str, KnownPredictions]:
@@ -307,12 +363,14 @@ def tables(found: LeftOutResult) -> list[Table]:
         ]
         for row in found.rows
     ]
+    trained = f"the recipe of fast, {grid.networks} networks, {grid.epochs} epochs, lengths only"
     notes = [
-        f"known: {grid.known}; mean of {grid.draws} draws, one length of each held-out prompt drawn from "
-        + ", ".join(grid.pool),
+        f"known: {trained if grid.trains else grid.known}; mean of {grid.draws} draws",
+        f"one length of each held-out prompt drawn from {', '.join(grid.pool)}",
         f"met: tau at most {TARGET_TAU} below the known one, 90 % intervals covering {low:.0%} to {high:.0%}",
     ]
-    return [Table(f"Left out of training, then adapted: {grid.models or grid.outputs}", columns, rows, notes)]
+    source = "fast" if grid.trains else str(grid.models or grid.outputs)
+    return [Table(f"Left out of training, then adapted: {source}", columns, rows, notes)]
 
 
 def facts(found: LeftOutResult) -> list[dict[str, Any]]:
@@ -321,19 +379,22 @@ def facts(found: LeftOutResult) -> list[dict[str, Any]]:
 
 
 def _needs(grid: LeftOutGrid) -> str | None:
-    if grid.models is None and grid.outputs is None:
-        return "needs predictors trained without an LLM: --set models=FOLDER, or outputs=FOLDER with pack=FOLDER"
+    home = data_home()
+    if grid.trains and (home is None or not (home / "castillo").is_dir()):
+        return (
+            "needs LENGTHWISE_DATA with castillo/ and smollm2/, or predictors trained without an LLM: --set models=DIR"
+        )
     return None
 
 
 STUDY: Study[LeftOutGrid, LeftOutResult] = Study(
     name="left_out",
     title="LLMs left out of training, then adapted",
-    question="How well is an LLM predicted that training left out, after adapting on 100 lengths?",
+    question="How well is an LLM predicted that training left out, after adapting on 20 to 500 lengths?",
     source="CASTILLO, predictors trained without an LLM",
     grid=LeftOutGrid(),
-    quick=LeftOutGrid(draws=3),
-    minutes=(10, 3),
+    quick=LeftOutGrid(draws=3, networks=1, epochs=6),
+    minutes=(40, 15),
     measure=measure,
     tables=tables,
     facts=facts,

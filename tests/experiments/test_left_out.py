@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,7 +109,11 @@ def test_a_real_predictor_predicts_an_llm_it_was_not_trained_on() -> None:
     assert np.isfinite(row.adapted.tau)
 
 
-def test_the_table_has_a_row_per_llm_and_without_predictors_the_study_says_what_it_needs() -> None:
+def test_the_table_has_a_row_per_llm_and_without_data_the_study_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     row = LeftOut("m", 180, 100, Scores(0.6, 0.5, 0.9), Scores(0.5, 0.5, 0.9), (Scores(0.58, 0.5, 0.9),))
     check_output(STUDY.output(LeftOutResult(LeftOutGrid(), (row,))))
+    monkeypatch.setenv("LENGTHWISE_DATA", str(tmp_path))
     assert "trained without an LLM" in (STUDY.needs(LeftOutGrid()) or "")
+    assert STUDY.needs(LeftOutGrid(models=tmp_path)) is None

@@ -37,6 +37,7 @@ from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget
 from lengthwise.gateway.tenants import TenantGate, Tenants
+from lengthwise.gateway.traffic_log import TrafficLog
 from lengthwise.predictors.service import prediction_service
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ class _Gateway:
         self._on_engines = on_engines
         self.tenants = Tenants(config)
         self.access_log = None if config.access_log is None else AccessLog(config.access_log)
+        self._traffic = (
+            None
+            if config.learn is None
+            else TrafficLog(config.learn, keep_prompts=config.keep_prompts, max_bytes=config.learn_bytes)
+        )
         self._predictions = prediction_service(config.predictor, memory=config.memory)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
         self._dispatcher = Dispatcher(
@@ -107,6 +113,8 @@ class _Gateway:
         if self.access_log is not None:
             self._metrics.register(self.access_log)
             self.reloader.users.append(self.access_log)
+        if self._traffic is not None:
+            self._metrics.register(self._traffic)
 
     def routes(self) -> list[Route]:
         budget = self._budget
@@ -123,6 +131,7 @@ class _Gateway:
             owners,
             self._retries,
             calls,
+            self._traffic,
         )
         forwarding = Forwarding(self._config, self._dispatcher, self._metrics, budget, self._names, owners)
         completions = {path: Completions(path, model, *shared) for path, model in BODIES.items()}
@@ -148,7 +157,7 @@ class _Gateway:
                 self._predictions.warm()
             keys = asyncio.create_task(self.tenants.watch(self._config.health_interval_s))
             try:
-                with self.access_log or nullcontext():
+                with self.access_log or nullcontext(), self._traffic or nullcontext():
                     yield
             finally:
                 keys.cancel()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from lengthwise.gateway.metrics import Metrics, Outcome, Source
+    from lengthwise.gateway.traffic_log import TrafficLog
 
 _TIMER_S: Final = 0.01  # event loops round the times of their timers
 _job_numbers: Final = itertools.count()  # a client's request id need not be unique, a job's must be
@@ -106,8 +107,10 @@ class Completions:
         owners: ResponseOwners,
         retries: Retries,
         calls: dict[str, Call],
+        traffic: TrafficLog | None = None,
     ) -> None:
         """`calls` holds the open ones, by the id of the job."""
+        self._traffic = traffic
         self._path = path
         self._error_format = error_format(path)
         self._model = model
@@ -168,7 +171,7 @@ class Completions:
         pinned = None
         if isinstance(body, ResponsesBody) and body.previous_response_id is not None:
             pinned = await self._owner(body.previous_response_id, body.model, caller, lease.tenant.name)
-        learns = self._predictions.predicts or self._predictions.memory is not None
+        learns = self._predictions.predicts or self._predictions.memory is not None or self._traffic is not None
         counts = learns or lease.tenant.tokens_per_minute is not None
         hide_usage = self._config.stream_usage and counts and body.lacks_usage
         if hide_usage:
@@ -191,6 +194,8 @@ class Completions:
                 _log_call(call)
             if job.started is not None:
                 self._metrics.predictions.labels(call.source).inc()
+            if self._traffic is not None and (trace := self._predictions.trace(job.id)) is not None:
+                self._traffic.add(call, trace, self._dispatcher.clock() - began)
             tokens, cut = (measure.length if body.one_answer else None) or (None, False)
             self._predictions.ended(job.id, tokens, censored=cut)
             if tokens is not None or job.started is None:
@@ -220,7 +225,11 @@ class Completions:
 
     def _predict(self, job: Job, body: CompletionBody, caller: Caller) -> LengthDistribution | None:
         """Use the client's hint, else ask for a prediction, else use the LLM's history, which is returned."""
-        levels = None if self._predictions.memory is None else body.levels(job, caller.headers)
+        levels = None
+        if self._predictions.memory is not None or self._traffic is not None:
+            levels = body.levels(job, caller.headers)
+            if self._traffic is not None:
+                levels = self._traffic.keyed(levels)
         history = self._predictions.admit(job.id, body.llm, body.limit, levels)
         asks = job.prediction is None and body.readable and self._dispatcher.uses_predictions
         if not (asks and self._predictions.ask(job.id, body.prediction_input)) and job.prediction is None:

@@ -190,6 +190,13 @@ class GatewayConfig(_Section):
     """File with the certificate's private key, if it is not in the same file."""
     access_log: str | None = None
     """File for one JSON line per request, without prompts or keys; - is standard output."""
+    learn: Path | None = None
+    """Folder for a traffic log, which `adapt --from` and `evaluate --from` read: lengths, predictions and keyed hashes
+    of every request, no prompts or keys. Prefix memory is kept there too."""
+    keep_prompts: bool = False
+    """Whether the traffic log also has the text of prompts, from which `adapt --from` learns more."""
+    learn_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
+    """Size of the traffic log; the oldest rows are deleted."""
     keys: Path | None = None
     """File with API keys (`lengthwise keys add`); read again when it changes. With it a request needs a key."""
     require_keys: bool = True
@@ -289,6 +296,12 @@ class GatewayConfig(_Section):
     def _check_tls(self) -> Self:
         if self.tls_key is not None and self.tls_certificate is None:
             raise InputError("tls_key is given without tls_certificate", hint="give both")
+        return self
+
+    @model_validator(mode="after")
+    def _check_learn(self) -> Self:
+        if self.keep_prompts and self.learn is None:
+            raise InputError("keep_prompts is given without learn", hint="name a folder with --learn DIR")
         return self
 
     @model_validator(mode="after")

@@ -62,6 +62,11 @@ class Measure:
         return None
 
     @property
+    def finish_reason(self) -> str | None:
+        """Why the only answer ended, if the engine reports it."""
+        return self._reasons[0].decode("latin-1") if len(self._reasons) == 1 else None
+
+    @property
     def reported(self) -> bool:
         """Whether the engine reported the tokens."""
         return self._tokens is not None

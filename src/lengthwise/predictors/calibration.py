@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.lengths import TIE_NU, LogT, student
+from lengthwise.lengths import TIE_NU, LengthDistribution, LogT, student
 from lengthwise.predictors.contract import LengthPredictor, LogTPredictions, PredictionInput, Predictions, as_logt
 from lengthwise.predictors.history import Running, Tracker, remember
 
@@ -256,6 +256,14 @@ class OnlineCalibrated:
         """Return the current adjustment of this LLM's predictions."""
         tracker = self._trackers.get(llm)
         return Adjustment() if tracker is None else Adjustment(tracker.location, tracker.scale, tracker.seen)
+
+    def uncalibrated(self, prediction: LengthDistribution, llm: str) -> LogT | None:
+        """Return a prediction that `predict` has just made for this LLM as it was before the adjustment."""
+        if not isinstance(prediction, LogT):
+            return None
+        adjustment = self.adjustment(llm)
+        mu, sigma = prediction.mu - adjustment.shift, prediction.sigma / adjustment.factor
+        return LogT(mu, sigma, prediction.cap, prediction.nu)
 
     def state(self) -> str:
         """Return the learned state as JSON, without the predictor itself."""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution, LogT
@@ -64,6 +64,19 @@ class Counts:
     """Sum over the answered of the seconds from request to prediction."""
 
 
+class Trace(NamedTuple):
+    """What the prediction of an admitted request is made of, for a log."""
+
+    predictor: str
+    history: LogT
+    """Of the LLM's history at its arrival."""
+    text: LogT | None
+    """Of the predictor alone, before its online calibration."""
+    prediction: LogT | None
+    """Of the predictor, with online calibration and prefix memory."""
+    levels: Levels | None
+
+
 @dataclass(slots=True)
 class _Open:
     llm: str
@@ -72,6 +85,8 @@ class _Open:
     levels: Levels | None
     ticket: Ticket  # identifies it in the worker: a host may use a key again
     text: LogT | None = None  # of the predictor, before prefix memory
+    raw: LogT | None = None  # likewise, before online calibration
+    latest: LogT | None = None  # of the predictor, with prefix memory
     asked: bool = False
 
 
@@ -96,7 +111,10 @@ class PredictionService:
         process: SubprocessPredictor | None = None,
         memory: PrefixMemory | None = None,
         memory_file: Path | None = None,
+        predictor: str = "",
     ) -> None:
+        self.predictor = predictor
+        """The name of the predictor, for logs."""
         self.memory = memory
         """Prefix memory; None where it is off or has failed."""
         self._memory_file = memory_file
@@ -201,7 +219,7 @@ class PredictionService:
             return
         self._found_hanging(self._worker)
         while (arrived := self._worker.next_arrived()) is not None:
-            ticket, prediction = arrived
+            ticket, prediction, raw = arrived
             key, _ = ticket
             state = self._open.get(key)
             if prediction is None:
@@ -209,8 +227,15 @@ class PredictionService:
                     take(key, state.history)
                 continue
             # A request that ended before its prediction arrived has no further use for it.
-            if state is None or state.ticket != ticket or not take(key, self._with_memory(state, prediction)):
+            if state is None or state.ticket != ticket or not take(key, self._with_memory(state, prediction, raw)):
                 self._counts.late += 1
+
+    def trace(self, key: str) -> Trace | None:
+        """Return what the prediction of an admitted request is made of; None if it has ended."""
+        state = self._open.get(key)
+        if state is None:
+            return None
+        return Trace(self.predictor, state.start, state.raw, state.latest, state.levels)
 
     def ended(self, key: str, tokens: int | None, *, censored: bool = False) -> None:
         """Report that an admitted request ended, with its length (None if unknown). A second report is ignored.
@@ -236,11 +261,12 @@ class PredictionService:
             self._process.close()
         self._save_memory()
 
-    def _with_memory(self, state: _Open, prediction: LengthDistribution) -> LengthDistribution:
+    def _with_memory(self, state: _Open, prediction: LengthDistribution, raw: LogT | None) -> LengthDistribution:
         if not isinstance(prediction, LogT):
             return prediction
-        state.text = prediction
-        return self._remembered(prediction, state.levels, text=True)
+        state.text, state.raw = prediction, raw
+        state.latest = self._remembered(prediction, state.levels, text=True)
+        return state.latest
 
     def _remembered(self, start: LogT, levels: Levels | None, *, text: bool) -> LogT:
         """Return the prediction that prefix memory makes of another."""
@@ -305,10 +331,10 @@ def prediction_service(
     if learned is not None and file is not None and file.exists():
         learned.restore(file.read_bytes(), str(file))
     if name in (NO_PREDICTOR, "history"):
-        return PredictionService(None, memory=learned, memory_file=file)
+        return PredictionService(None, memory=learned, memory_file=file, predictor=name)
     process = SubprocessPredictor(name)
     load = (lambda: seen_as(process.start())) if seen_as else process.start
-    return PredictionService(load, process=process, memory=learned, memory_file=file)
+    return PredictionService(load, process=process, memory=learned, memory_file=file, predictor=Path(name).name)
 
 
 def known_memory(setting: str | bool) -> str:
@@ -396,7 +422,7 @@ class Worker:
         self._logged = False
         self._stopping = False
         self._inbox: queue.SimpleQueue[Question | Ended | Inquiry | Reset | None] = queue.SimpleQueue()
-        self._outbox: deque[tuple[Ticket, LengthDistribution | None]] = deque()
+        self._outbox: deque[tuple[Ticket, LengthDistribution | None, LogT | None]] = deque()
         self._inputs: dict[Ticket, PredictionInput] = {}
         self._thread: threading.Thread | None = None
         self._prompt_cpu_s = _AT_ONCE_S
@@ -420,8 +446,11 @@ class Worker:
         if start:
             self.start()
 
-    def next_arrived(self) -> tuple[Ticket, LengthDistribution | None] | None:
-        """Return the next finished question, with None for its prediction if it failed; None if there is none."""
+    def next_arrived(self) -> tuple[Ticket, LengthDistribution | None, LogT | None] | None:
+        """Return the next finished question, its prediction and the same without calibration, None where it failed.
+
+        None if there is none.
+        """
         return self._outbox.popleft() if self._outbox else None
 
     def start(self) -> None:
@@ -483,7 +512,7 @@ class Worker:
         for question in questions:
             if now - question.at > self._deadline_s:
                 self.counts.dropped += 1
-                self._outbox.append((question.ticket, None))
+                self._outbox.append((question.ticket, None, None))
                 continue
             try:
                 read.append((question, question.read()))
@@ -510,7 +539,7 @@ class Worker:
             self._inputs[question.ticket] = request
             self.counts.answered += 1
             self.counts.age_s += now - question.at
-            self._outbox.append((question.ticket, prediction))
+            self._outbox.append((question.ticket, prediction, predictor.uncalibrated(prediction, request.llm)))
 
     def _inquire(self, inquiry: Inquiry) -> None:
         if not inquiry.done.set_running_or_notify_cancel():
@@ -548,7 +577,7 @@ class Worker:
 
     def _fail(self, question: Question, what: str, error: Exception) -> None:
         self.counts.failed += 1
-        self._outbox.append((question.ticket, None))
+        self._outbox.append((question.ticket, None, None))
         self._log_once(what, error)
 
     def _log_once(self, what: str, error: Exception) -> None:
