@@ -194,7 +194,8 @@ def _row(content: dict[str, Any]) -> TrafficRow:
     row = TrafficRow(**given | {name: _pair(given[name]) for name in ("prediction", "predicted", "history")})
     numbers = [row.time, row.total_s, *row.history, *(row.prediction or ()), *(row.predicted or ())]
     hashes = [len(bytes.fromhex(text)) % 8 for text in (row.names, row.blocks)]
-    if not all(map(math.isfinite, numbers)) or not isinstance(row.model, str) or any(hashes):
+    texts = all(isinstance(given[name], str) for name in ("model", "tenant", "predictor"))
+    if not all(map(math.isfinite, numbers)) or not texts or any(hashes):
         raise ValueError("not a row")
     return row
 
