@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
+from tests.predictors.traffic_rows import made, write
 
 runner = CliRunner()
 
@@ -44,3 +45,27 @@ def test_mistakes_are_one_line_and_exit_code_2() -> None:
         assert result.exit_code == 2
         assert said in result.stderr
         assert "Traceback" not in result.output
+
+
+def test_a_traffic_log_is_scored_by_model_tenant_and_day_with_a_report(tmp_path: Path) -> None:
+    write(tmp_path / "learn", made(200, tenant="team-a"))
+    result = runner.invoke(app, ["evaluate", "--from", "learn", "--report", "out.html"])
+    assert result.exit_code == 0, result.output
+    for shown in ("as served", "history", "By tenant", "team-a", "2001-09-09"):
+        assert shown in result.stdout
+    assert "By day" in Path("out.html").read_text(encoding="utf-8")
+    found = json.loads(runner.invoke(app, ["evaluate", "--from", "learn", "--json"]).stdout)
+    assert found["scored"] == 200
+    assert found["groups"]["tenant"]["team-a"]["as served"]["tau"] > 0.4
+
+
+def test_a_log_takes_no_predictor_and_without_both_there_is_nothing_to_do(tmp_path: Path) -> None:
+    for arguments, problem in (
+        (["fast", "--from", "learn"], "leave the predictor out"),
+        ([], "give a traffic log with --from DIR"),
+        (["--from", str(tmp_path / "none")], "is not a folder"),
+        (["--from", str(tmp_path)], "holds no requests"),
+    ):
+        result = runner.invoke(app, ["evaluate", *arguments])
+        assert result.exit_code == 2
+        assert problem in result.output.replace("\n", " ")

@@ -17,7 +17,8 @@ from lengthwise.gateway.traffic_log import TrafficLog
 from lengthwise.predictors.prefix_memory import levels_of
 from lengthwise.predictors.traffic import HEADER, TrafficRow, read_traffic, row_json
 from tests.gateway.engine import StandIn
-from tests.gateway.helpers import CHAT, PLAIN, body, gateway, metric, post, until_true
+from tests.gateway.helpers import CHAT, body, gateway, metric, post, until_true
+from tests.predictors.traffic_rows import PLAIN
 
 if TYPE_CHECKING:
     import aiohttp
@@ -35,13 +36,7 @@ def rows(folder: Path) -> tuple[TrafficRow, ...]:
 
 
 def row(number: int, **fields: Any) -> TrafficRow:
-    plain = TrafficRow(
-        time=1e9 + number, request_id=f"r-{number}", tenant="default", model="m", engine="engine-0", input_tokens=5,
-        max_tokens=None, names="", blocks="", predictor="fast", source="predictor", prediction=(5.0, 0.5),
-        predicted=(5.0, 0.5), history=(4.0, 1.0), output_tokens=100, censored=False, finish_reason="stop", wait_s=0.0,
-        first_byte_s=0.1, total_s=1.0,
-    )  # fmt: skip
-    return plain._replace(**fields)
+    return PLAIN._replace(time=1e9 + number, request_id=f"r-{number}", **fields)
 
 
 async def test_a_row_has_the_length_the_predictions_and_the_waits(
@@ -51,7 +46,7 @@ async def test_a_row_has_the_length_the_predictions_and_the_waits(
     with gateway({"url": engine_url, "name": "gpu-1"}, learn=folder, predictor="fast", memory="on") as url:
         for name in ("short", "cut"):
             sent = body(name, 9, prompt="Name three colours.", model="stand-in")
-            async with http.post(url + PLAIN, json=sent, headers={"x-request-id": name}) as response:
+            async with http.post(url + "/v1/completions", json=sent, headers={"x-request-id": name}) as response:
                 assert response.status == 200
             await asyncio.sleep(0)
         await until_predicted(http, url, 2)

@@ -150,8 +150,10 @@ class Traffic:
 
     def columns(self, prediction: Floats) -> LogTColumns:
         """Return predictions (n, 2) as columns."""
-        # An answer may be longer than its declared cap: engines count reasoning or the last token differently.
-        return LogTColumns.of(prediction[:, 0], prediction[:, 1], np.maximum(self.cap, np.nan_to_num(self.tokens)))
+        # An answer may be longer than its declared cap; a cut one has its own length as its cap.
+        tokens = np.nan_to_num(self.tokens, nan=1.0)
+        caps = np.maximum(np.where(self.censored, tokens, np.maximum(self.cap, tokens)), 1.0)
+        return LogTColumns.of(prediction[:, 0], prediction[:, 1], caps)
 
     def levels(self, row: int) -> Levels:
         """Return what prefix memory identifies a row by."""

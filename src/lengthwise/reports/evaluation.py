@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -14,6 +14,21 @@ from lengthwise.reports.tables import Table, number, share
 
 if TYPE_CHECKING:  # matplotlib is an extra
     from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+
+class Scatter(Protocol):
+    """Predicted and true lengths, and the calibration of the predictions."""
+
+    @property
+    def predictor(self) -> str: ...  # noqa: D102
+    @property
+    def predicted(self) -> NDArray[np.float64]: ...  # noqa: D102
+    @property
+    def true(self) -> NDArray[np.float64]: ...  # noqa: D102
+    @property
+    def calibration(self) -> Mapping[float, float]: ...  # noqa: D102
+
 
 _COLUMNS: Final[tuple[tuple[str, Callable[[EvaluationScores], str]], ...]] = (
     ("rows", lambda s: f"{s.rows:,}"),
@@ -114,8 +129,8 @@ _MARKS: Final = (*COLOURS[:3], GREY)
 def pictures(found: Evaluation) -> dict[str, str]:
     """Return PNGs in base64 by title."""
     with figure(1, 2, size=(13, 5.6), title=f"{found.predictor}: {found.rows:,} rows") as (drawing, axes):
-        _predicted_against_true(axes[0], found)
-        _calibration(axes[1], found)
+        draw_predicted(axes[0], found)
+        draw_calibration(axes[1], found)
         prediction = png(drawing)
     return {
         "Predicted against true, and calibration": prediction,
@@ -124,7 +139,8 @@ def pictures(found: Evaluation) -> dict[str, str]:
     }
 
 
-def _predicted_against_true(axes: Axes, found: Evaluation) -> None:
+def draw_predicted(axes: Axes, found: Scatter) -> None:
+    """Draw predicted against true lengths."""
     known = np.isfinite(found.true) & np.isfinite(found.predicted)
     true, predicted = np.maximum(found.true[known], 1.0), np.maximum(found.predicted[known], 1.0)
     ends = (float(min(true.min(), predicted.min())) / 1.2, float(max(true.max(), predicted.max())) * 1.2)
@@ -144,7 +160,8 @@ def _predicted_against_true(axes: Axes, found: Evaluation) -> None:
     describe(axes, title, x="mean of the clean samples (tokens)", y="predicted (tokens)", legend_at="upper left")
 
 
-def _calibration(axes: Axes, found: Evaluation) -> None:
+def draw_calibration(axes: Axes, found: Scatter) -> None:
+    """Draw the share of lengths inside the central intervals."""
     nominal = [100 * level for level in found.calibration]
     axes.plot([0, 100], [0, 100], color=GREY, linewidth=1.2, label="calibrated")
     actual = [100 * level for level in found.calibration.values()]

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lengthwise.errors import InputError
+from lengthwise.predictors.traffic_evaluation import ALONE, HISTORY, SERVED, evaluate_traffic, log_scores
+from tests.predictors.traffic_rows import PLAIN, made, traffic
+
+
+def test_calibrated_predictions_are_found_calibrated_and_better_than_the_history() -> None:
+    found = evaluate_traffic(traffic(made(2000)))
+    served, history = found.overall[SERVED], found.overall[HISTORY]
+    assert served.coverage_50 == pytest.approx(0.5, abs=0.04)
+    assert served.coverage_90 == pytest.approx(0.9, abs=0.03)
+    assert served.tau > 0.5
+    assert math.isnan(history.tau), "one prediction for all"
+    assert served.log_error < history.log_error
+    assert served.log_score > history.log_score
+    assert found.calibration[0.9] == served.coverage_90
+
+
+def test_groups_are_scored_apart_by_model_tenant_day_and_predictor() -> None:
+    rows = made(1500, tenant="a") + made(500, seed=1, shift=1.5, tenant="b", predictor="my.lw")
+    found = evaluate_traffic(traffic(rows))
+    assert list(found.groups["tenant"]) == ["a", "b"], "the largest first"
+    assert found.groups["tenant"]["a"][SERVED].coverage_90 > 0.85
+    assert found.groups["tenant"]["b"][SERVED].coverage_90 < 0.6
+    assert found.groups["predictor"]["my.lw"][SERVED].requests == 500
+    days = found.groups["day"]
+    assert list(days) == ["2001-09-09", "2001-09-10"]
+    assert sum(scores[SERVED].requests for scores in days.values()) == 2000
+    assert found.groups["model"]["m"] == found.overall
+
+
+def test_an_answer_cut_by_its_limit_counts_and_one_that_its_client_ended_does_not() -> None:
+    rows = made(50)
+    cut = PLAIN._replace(max_tokens=90, output_tokens=90, censored=True, finish_reason="length")
+    left = PLAIN._replace(output_tokens=3, censored=True, finish_reason="cancelled")
+    failed = PLAIN._replace(output_tokens=None, finish_reason="error")
+    found = evaluate_traffic(traffic([*rows, cut, left, failed]))
+    assert (found.requests, found.scored) == (53, 51)
+    assert found.finish_reasons == {"stop": 50, "length": 1, "cancelled": 1, "error": 1}
+    assert evaluate_traffic(traffic([cut])).overall[SERVED].coverage_50 == 1.0, "its median, 148, is above the limit"
+
+
+def test_the_log_score_is_the_density_and_for_a_cut_answer_the_survival() -> None:
+    from scipy import stats
+
+    rows = traffic([PLAIN, PLAIN._replace(censored=True, max_tokens=100)])
+    z = (math.log(100) - 5.0) / 0.5
+    expected = [stats.t.logpdf(z, 3.5) - math.log(0.5), stats.t.logsf(z, 3.5)]
+    assert log_scores(rows, rows.prediction) == pytest.approx(expected)
+
+
+def test_rows_without_the_predictor_are_served_but_not_scored_alone() -> None:
+    rows = made(40)
+    late = [row._replace(predicted=None, source="history", prediction=(5.0, 1.0)) for row in made(10, seed=2)]
+    found = evaluate_traffic(traffic(rows + late))
+    assert found.overall[SERVED].requests == 50
+    assert found.overall[ALONE].requests == 40
+    assert found.sources == {"predictor": 40, "history": 10}
+
+
+def test_a_log_without_predictions_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="none of 1 requests has a prediction and a length"):
+        evaluate_traffic(traffic([PLAIN._replace(prediction=None)]))
+
+
+def test_everything_but_the_points_is_plain() -> None:
+    found = evaluate_traffic(traffic(made(30))).to_dict()
+    assert not any(isinstance(value, np.ndarray) for value in found.values())
