@@ -14,12 +14,14 @@ from lengthwise.engines.steps import EngineFacts
 from lengthwise.errors import InputError
 
 _GAUGE: Final = r"^(?:{})(?:\{{[^}}]*\}})? ([\d.e+-]+)$"
-_RUNNING, _WAITING, _KV = (
+_RUNNING, _WAITING, _KV, _PREFIX_QUERIES, _PREFIX_HITS = (
     re.compile(_GAUGE.format(names), re.MULTILINE)
     for names in (
         "vllm:num_requests_running|sglang:num_running_reqs",
         "vllm:num_requests_waiting|sglang:num_queue_reqs",
         "vllm:kv_cache_usage_perc|sglang:token_usage",
+        "vllm:prefix_cache_queries_total|sglang:prompt_tokens_total",
+        "vllm:prefix_cache_hits_total|sglang:cached_tokens_total",
     )
 )
 _CACHE: Final = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
@@ -28,11 +30,15 @@ _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class EngineGauges:
-    """An engine's load. `kv_use`: share of its KV memory in use, if reported."""
+    """An engine's load. `kv_use`: share of its KV memory in use, if reported.
+
+    `prefix_tokens`: tokens of prompts that were in its prefix cache, and of all prompts, since its start.
+    """
 
     running: int
     waiting: int
     kv_use: float | None = None
+    prefix_tokens: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,8 @@ def read_gauges(metrics: str) -> EngineGauges | None:
         return None
     # One line per engine core behind the server: their sum is the engine's.
     ran, waited = (int(sum(map(float, values))) for values in (running, waiting))
-    return EngineGauges(ran, waited, float(kv[0]) if kv else None)
+    hits, queries = (int(sum(map(float, pattern.findall(metrics)))) for pattern in (_PREFIX_HITS, _PREFIX_QUERIES))
+    return EngineGauges(ran, waited, float(kv[0]) if kv else None, (hits, queries) if queries else None)
 
 
 def read_memory(metrics: str) -> EngineMemory | None:

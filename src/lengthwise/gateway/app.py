@@ -15,10 +15,11 @@ from starlette.routing import Route
 
 from lengthwise.engines.client import EngineError
 from lengthwise.gateway.access_log import AccessLog
-from lengthwise.gateway.admin import Admin
+from lengthwise.gateway.admin import PREFIX, Admin
 from lengthwise.gateway.bodies import BODIES
 from lengthwise.gateway.completions import Call, Completions
 from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.dashboard import Dashboard
 from lengthwise.gateway.dispatch import Dispatcher
 from lengthwise.gateway.errors import (
     ApiError,
@@ -31,6 +32,7 @@ from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.forwarding import BARE_PATHS, Forwarding
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.model_names import ModelNames
+from lengthwise.gateway.recent_requests import RecentRequests
 from lengthwise.gateway.reload import Reloader
 from lengthwise.gateway.retries import Retries
 from lengthwise.gateway.routing import RouterAdapter, warm_router
@@ -120,6 +122,8 @@ class _Gateway:
         budget = self._budget
         owners = ResponseOwners()
         calls: dict[str, Call] = {}
+        recent = RecentRequests(self._dispatcher)
+        dashboard = Dashboard(self._config, self._dispatcher, calls, recent)
         admin = Admin(self._config, self._dispatcher, self._fleet, self._predictions, self._metrics, calls)
         shared = (
             self._config,
@@ -131,6 +135,7 @@ class _Gateway:
             owners,
             self._retries,
             calls,
+            recent,
             self._traffic,
         )
         forwarding = Forwarding(self._config, self._dispatcher, self._metrics, budget, self._names, owners)
@@ -145,6 +150,7 @@ class _Gateway:
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
             *admin.routes(),
+            *dashboard.routes(PREFIX),
         ]
 
     @asynccontextmanager

@@ -27,6 +27,7 @@ from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError, error_format, from_engine
 from lengthwise.gateway.json_fields import LARGE_BODY, edited
 from lengthwise.gateway.model_names import MODEL_HEADER, ModelNames
+from lengthwise.gateway.recent_requests import RecentRequests
 from lengthwise.gateway.retries import RETRIED_STATUSES, Retries, retry_after_s
 from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget, Caller, ClientGoneError, Measure, relay
@@ -107,6 +108,7 @@ class Completions:
         owners: ResponseOwners,
         retries: Retries,
         calls: dict[str, Call],
+        recent: RecentRequests,
         traffic: TrafficLog | None = None,
     ) -> None:
         """`calls` holds the open ones, by the id of the job."""
@@ -119,6 +121,7 @@ class Completions:
         self._owners = owners
         self._retries = retries
         self._calls = calls
+        self._recent = recent
         self._config = config
         self._dispatcher = dispatcher
         self._predictions = predictions
@@ -189,6 +192,7 @@ class Completions:
             raise
         finally:
             del self._calls[job.id]
+            self._recent.add(call)
             lease.settle(_used_tokens(call))
             if caller.logged:
                 _log_call(call)

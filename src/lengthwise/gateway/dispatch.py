@@ -62,6 +62,8 @@ class GatewayEngine:
     """Predicted lengths of its jobs at rising quantiles (`policies.admission`), where admission uses them."""
     kv_bound: int = 0
     """KV tokens of its jobs if all end at the last of these quantiles."""
+    gauges: EngineGauges | None = None
+    """The load that it reported last."""
     foreign: int = 0
     """Requests of other clients there, as far as it reports them."""
     foreign_kv_tokens: int = 0
@@ -155,6 +157,7 @@ class GatewayEngine:
 
         A number counts once two reports in a row have it, since a report and the requests here are of different times.
         """
+        self.gauges = gauges
         seen = max(0, gauges.running + gauges.waiting - own)
         self.foreign, self._foreign_before = min(seen, self._foreign_before), seen
         self.foreign_kv_tokens = 0

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from lengthwise.errors import InputError
 from lengthwise.gateway.access_log import RECORD, AccessLog, noting
 from lengthwise.gateway.config import DEFAULT_TENANT, GatewayConfig, TenantConfig
+from lengthwise.gateway.dashboard import PAGE_PATHS
 from lengthwise.gateway.errors import ApiError, error_format
 from lengthwise.gateway.keys import key_hash, read_keys
 from lengthwise.policies import Policy, make_policy
@@ -31,13 +32,16 @@ _log = logging.getLogger(__name__)
 Header = tuple[bytes, bytes]
 Refusal = Literal["requests", "tokens", "concurrency"]
 
-_OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
+_OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics", *PAGE_PATHS})
 _ADMIN_PREFIX: Final = "/lengthwise/"
 _TENANT_PATHS: Final = frozenset({"/lengthwise/v1/predict"})  # under that prefix, for every tenant
 _OPEN_READING: Final = ("/lengthwise/v1/policy", "GET")
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
-_PROXIED: Final = frozenset({b"forwarded", b"via", b"x-real-ip", b"origin"})
-"""Headers of requests that came through a proxy or from a web page."""
+_PROXIED: Final = frozenset({b"forwarded", b"via", b"x-real-ip"})
+"""Headers of requests that came through a proxy."""
+
+_OTHER_SITES: Final = frozenset({b"cross-site", b"same-site"})
+"""Browsers name by these the pages of others, for requests without an origin too."""
 
 _LEASE: Final = "lengthwise.lease"
 _MINUTE_S: Final = 60.0
@@ -378,11 +382,14 @@ def _with_weights(policy: Policy, weights: Mapping[str, float]) -> Policy | None
 
 
 def _is_local(scope: Scope) -> bool:
-    """Whether the peer is this machine, and not a proxy or a web page on it.
+    """Whether the peer is this machine, and not a proxy or a web page on it; the gateway's own page may ask.
 
     The host asked for must be this machine too: a foreign name may point here (DNS rebinding).
     """
     headers = dict(scope["headers"])
+    own = b"%s://%s" % (scope["scheme"].encode(), headers.get(b"host", b""))
+    if headers.get(b"origin", own) != own or headers.get(b"sec-fetch-site") in _OTHER_SITES:
+        return False
     if any(name in _PROXIED or name.startswith(b"x-forwarded") for name in headers):
         return False
     client = scope.get("client")

@@ -106,7 +106,7 @@ class _Worker:
             await send(message)
 
         await self._app(scope, reading, sending)
-        if status < 400 and not scope["path"].endswith("/predict"):
+        if status < 400 and not scope["path"].endswith(("/predict", "/what-if")):
             self._link.send(_Change({name: scope[name] for name in (*_SCOPE, *_SCOPE_BYTES)}, body))
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,0 +1,346 @@
+"""The dashboard at /: static files, a stream of snapshots for its viewers, and "what if" in a process of its own.
+
+A snapshot is made once a second while somebody watches, and its bytes are shared by all viewers. It holds numbers and
+names of policies, tenants and engines: no prompt, no address, no key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from lengthwise.errors import InputError
+from lengthwise.gateway.errors import ApiError
+from lengthwise.gateway.recent_requests import SOURCES, RecentRequests, Rows, latency_series
+from lengthwise.lengths import TIE_NU, student
+from lengthwise.policies import make_policy
+from lengthwise.policies.registry import POLICIES
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from lengthwise.gateway.completions import Call
+    from lengthwise.gateway.config import GatewayConfig
+    from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
+    from lengthwise.policies import Job
+
+PAGE_PATHS: Final = {"/": "index.html", "/dashboard.css": "dashboard.css", "/dashboard.js": "dashboard.js"}
+"""Static files, which hold no data."""
+
+MOST_VIEWERS: Final = 32
+_EVERY_S: Final = 1.0
+_MOST_SNAPSHOTS: Final = 600  # then a viewer connects again, so that its access is checked again
+_MOST_WAITING: Final = 40
+_MOST_RUNNING: Final = 64
+_MOST_FINISHED: Final = 40  # of one second
+_HISTORY: Final = 800
+_BUCKET_S: Final = 15.0
+_LEVELS: Final = (0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95)
+_LEAST_REPLAYED: Final = 50
+_MOST_ANSWER_S: Final = 120.0
+_MOST_QUESTION_BYTES: Final = 4096
+_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def _known_policy(name: str) -> str:
+    return make_policy(name, imports=False).name
+
+
+class WhatIf(BaseModel):
+    """What to simulate beside what runs now."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    policies: Annotated[tuple[Annotated[str, AfterValidator(_known_policy)], ...], Field(min_length=1, max_length=6)]
+    """Policies to try."""
+    engines: Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(min_length=1, max_length=6)]
+    """Numbers of engines to try."""
+    engine: Annotated[str, Field(pattern=r"^[\w.-]+@[\w.-]+$", max_length=80)] = "llama-3-8b@a100"
+    """MODEL@GPU: the shape of the step times; their scale is fitted to the measured times."""
+
+
+@dataclass(frozen=True)
+class LiveFleet:
+    """What runs now, for a simulation of it."""
+
+    policy: str
+    engines: int
+    slots: int
+    """Of one engine."""
+    kv_tokens: int | None
+    router: str
+
+
+class Dashboard:
+    """The page, its events and its simulations."""
+
+    def __init__(
+        self, config: GatewayConfig, dispatcher: Dispatcher, calls: Mapping[str, Call], recent: RecentRequests
+    ) -> None:
+        self._config = config
+        self._dispatcher = dispatcher
+        self._calls = calls
+        self._recent = recent
+        self._viewers: set[asyncio.Queue[bytes | None]] = set()
+        self._ticking: asyncio.Task[None] | None = None
+        self._simulating = asyncio.Lock()
+        folder = Path(__file__).parent / "static"
+        self._files = {path: (folder / name).read_bytes() for path, name in PAGE_PATHS.items()}
+
+    def routes(self, prefix: str) -> list[Route]:
+        """Return the routes; those under `prefix` are for administrators."""
+        return [
+            *(Route(path, self.page) for path in PAGE_PATHS),
+            Route(f"{prefix}/events", self.events),
+            Route(f"{prefix}/what-if", self.what_if, methods=["POST"]),
+        ]
+
+    async def page(self, request: Request) -> Response:
+        """Return a static file."""
+        path = request.url.path
+        return Response(self._files[path], media_type=_TYPES[PAGE_PATHS[path].rpartition(".")[2]], headers=_HEADERS)
+
+    async def events(self, request: Request) -> Response:
+        """Return the stream of snapshots, the history first; 503 if too many watch."""
+        if len(self._viewers) >= MOST_VIEWERS:
+            message = f"{MOST_VIEWERS} viewers watch, the most allowed"
+            raise ApiError(503, message, code="too_many_viewers", headers={"retry-after": "10"})
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._watch(request), media_type="text/event-stream", headers=headers)
+
+    async def _watch(self, request: Request) -> AsyncIterator[bytes]:
+        snapshots: asyncio.Queue[bytes | None] = asyncio.Queue(4)
+        self._viewers.add(snapshots)
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick(request))
+        try:
+            rows = self._recent.all()
+            yield _event("history", await asyncio.to_thread(self._history, rows))
+            for _ in range(_MOST_SNAPSHOTS):
+                snapshot = await snapshots.get()
+                if snapshot is None:
+                    return
+                yield snapshot
+        finally:
+            self._viewers.discard(snapshots)
+
+    async def _tick(self, request: Request) -> None:
+        """Send a snapshot a second to all viewers until none is left or the gateway stops."""
+        reported, bucket = self._recent.added, self._dispatcher.clock() // _BUCKET_S
+        before = self._recent.added, self._recent.tokens
+        try:
+            while self._viewers and not request.app.state.draining:
+                await asyncio.sleep(_EVERY_S)
+                now = self._dispatcher.clock()
+                new = self._recent.last(self._recent.added - reported)
+                reported = self._recent.added
+                snapshot = self._snapshot(now, new)
+                snapshot["finished_per_s"] = (self._recent.added - before[0]) / _EVERY_S
+                snapshot["tokens_per_s"] = (self._recent.tokens - before[1]) / _EVERY_S
+                before = self._recent.added, self._recent.tokens
+                if (current := now // _BUCKET_S) != bucket:
+                    snapshot["series"] = self._series(bucket, current)
+                    bucket = current
+                data = _event("snapshot", snapshot)
+                for viewer in self._viewers:
+                    if not viewer.full():  # a slow viewer misses snapshots
+                        viewer.put_nowait(data)
+        finally:
+            self._ticking = None
+            for viewer in self._viewers:
+                while viewer.full():
+                    viewer.get_nowait()
+                viewer.put_nowait(None)
+
+    def _series(self, since: float, until: float) -> list[list[Any]]:
+        rows = self._recent.all()
+        start = np.searchsorted(rows["ended_s"], since * _BUCKET_S)
+        end = np.searchsorted(rows["ended_s"], until * _BUCKET_S)
+        return list(latency_series(rows[start:end], _BUCKET_S))
+
+    def _snapshot(self, now: float, new: Rows) -> dict[str, Any]:
+        dispatcher = self._dispatcher
+        engines = dispatcher.engines
+        waiting = chain.from_iterable(queue for _, queue in dispatcher.queues)
+        running = ((engine, job) for engine in engines for job in engine.jobs.values())
+        return {
+            "now": round(now, 1),
+            "policy": self._recent.policy_number,
+            "policies": self._recent.policies.names,
+            "tenants": self._recent.tenants.names,
+            "router": dispatcher.routes.name,
+            "waiting": dispatcher.waiting,
+            "running": sum(engine.in_flight for engine in engines),
+            "failed": self._recent.failed,
+            "viewers": len(self._viewers),
+            "engines": [_engine(engine) for engine in engines],
+            "queue": [[*self._job(job), round(now - job.arrival, 2)] for job in islice(waiting, _MOST_WAITING)],
+            "slots": [
+                [*self._job(job), engine.name, self._progress(engine, job, now), round(now - (job.started or now), 2)]
+                for engine, job in islice(running, _MOST_RUNNING)
+            ],
+            "finished": [_finished(row) for row in new[-_MOST_FINISHED:].tolist()],
+        }
+
+    def _history(self, rows: Rows) -> dict[str, Any]:
+        """Return what a viewer needs once: constants, and the last hour."""
+        config, now = self._config, self._dispatcher.clock()
+        current = rows["ended_s"] < now // _BUCKET_S * _BUCKET_S
+        return {
+            "now": round(now, 1),
+            "predictor": config.predictor,
+            "workers": config.workers,
+            "keys": config.keys is not None,
+            "known_policies": sorted(POLICIES),
+            "policies": self._recent.policies.names,
+            "tenants": self._recent.tenants.names,
+            "sources": SOURCES,
+            "bucket_s": _BUCKET_S,
+            "levels": {str(level): round(student.isf(1.0 - level, TIE_NU), 4) for level in _LEVELS},
+            "finished": [_finished(row) for row in rows[-_HISTORY:].tolist()],
+            "series": list(latency_series(rows[current], _BUCKET_S)),
+        }
+
+    def _job(self, job: Job) -> list[Any]:
+        call = self._calls.get(job.id)
+        tenant = 0 if call is None else self._recent.tenants.number(call.tenant)
+        source = 0 if call is None else SOURCES.index(call.source)
+        return [int(job.id), round(job.mu, 3), round(job.sigma, 3), int(job.cap), tenant, source, job.prompt_tokens]
+
+    def _progress(self, engine: GatewayEngine, job: Job, now: float) -> int:
+        """Return the tokens of an answer so far: the events of its stream, or more by its time at the usual speed."""
+        call = self._calls.get(job.id)
+        if call is None or job.started is None or not engine.busy_s:
+            return 0
+        usual = (now - job.started) * engine.tokens / engine.busy_s
+        if call.body.stream and call.first_byte_s is None:
+            usual = 0.0
+        return int(min(max(usual, call.measure.counted or 0), job.cap))
+
+    async def what_if(self, request: Request) -> Response:
+        """Return what the last hour would have been under other policies and numbers of engines; one at a time."""
+        question = await _question(request)
+        rows = self._recent.all()
+        if len(rows) < _LEAST_REPLAYED:
+            message = f"{len(rows)} requests ended in the last hour; {_LEAST_REPLAYED} are needed"
+            raise ApiError(409, message, code="too_few_requests")
+        if self._simulating.locked():
+            raise ApiError(429, "another simulation runs; try again later", code="busy", headers={"retry-after": "10"})
+        async with self._simulating:
+            lines, ended = await _simulated(_encoded(question, self._now(), rows))
+        found = [json.loads(line) for line in lines]
+        if found and "error" in found[-1]:
+            raise ApiError(400, found[-1]["error"], code="invalid_value")
+        if not found:
+            message = "the simulation failed" if ended else f"the simulation took more than {_MOST_ANSWER_S:.0f} s"
+            raise ApiError(503, message, code="no_simulation")
+        return JSONResponse({"now": found[0], "answers": found[1:], "complete": ended})
+
+    def _now(self) -> LiveFleet:
+        engines = [e for e in self._dispatcher.engines if e.up and not e.leaving] or self._dispatcher.engines
+        memory = [engine.memory.kv_tokens for engine in engines if engine.memory is not None]
+        policy = self._dispatcher.policy.name
+        try:
+            make_policy(policy, imports=False)
+        except InputError:  # of another package, or with settings that a name does not hold
+            policy = "fcfs"
+        return LiveFleet(
+            policy,
+            max(1, len(engines)),
+            max((engine.slots for engine in engines), default=self._config.in_flight),
+            min(memory, default=None),
+            self._dispatcher.routes.name or "lengthwise",
+        )
+
+
+def _engine(engine: GatewayEngine) -> dict[str, Any]:
+    gauges = engine.gauges
+    return {
+        "name": engine.name,
+        "kind": engine.kind,
+        "state": "down" if not engine.up else "leaving" if engine.leaving else engine.breaker,
+        "running": engine.in_flight,
+        "slots": engine.slots,
+        "kv": None if gauges is None or gauges.kv_use is None else round(gauges.kv_use, 4),
+        "kv_tokens": None if engine.memory is None else engine.memory.kv_tokens,
+        "prefix": None if gauges is None else gauges.prefix_tokens,
+    }
+
+
+def _finished(row: tuple[Any, ...]) -> list[Any]:
+    number, arrival, ended, queue_s, first_byte_s, prompt, tokens, cap, mu, sigma, policy, tenant, source, cut = row
+    times = [round(value, 3) for value in (queue_s, first_byte_s, ended - arrival)]
+    law = [round(mu, 3), round(sigma, 3), cap]
+    return [number, *law, tenant, source, prompt, tokens, int(cut), *times, policy, round(ended, 1)]
+
+
+def _event(name: str, data: Mapping[str, Any]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+async def _question(request: Request) -> WhatIf:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_QUESTION_BYTES:
+            raise ApiError(413, f"the body is larger than {_MOST_QUESTION_BYTES} bytes", code="body_too_large")
+    try:
+        return WhatIf.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise ApiError(400, f"{field}: {first['msg']}", param=field, code="invalid_value") from error
+    except InputError as error:
+        raise ApiError(400, str(error), code="invalid_value") from error
+
+
+def _encoded(question: WhatIf, running: LiveFleet, rows: Rows) -> bytes:
+    stream = io.BytesIO()
+    stream.write(json.dumps({"question": question.model_dump(), "running": asdict(running)}).encode() + b"\n")
+    np.save(stream, rows, allow_pickle=False)
+    return stream.getvalue()
+
+
+async def _simulated(question: bytes) -> tuple[list[bytes], bool]:
+    """Return the lines that the process answers, and whether it ended in time."""
+    command = (sys.executable, "-m", "lengthwise.gateway.what_if")
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=null)
+    assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018
+    lines: list[bytes] = []
+    try:
+        async with asyncio.timeout(_MOST_ANSWER_S):
+            with suppress(ConnectionError):
+                process.stdin.write(question)
+                await process.stdin.drain()
+                process.stdin.close()
+            async for line in process.stdout:
+                lines.append(line)  # noqa: PERF401  (those before a timeout count)
+            await process.wait()
+    except TimeoutError:
+        return lines, False
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return lines, True

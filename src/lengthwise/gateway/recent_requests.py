@@ -1,0 +1,140 @@
+"""The requests of the last hour as numbers: lengths, predictions and times, without any text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from lengthwise.gateway.completions import Call
+    from lengthwise.gateway.dispatch import Dispatcher
+
+Rows = NDArray[np.void]
+
+HOUR_S: Final = 3600.0
+SOURCES: Final = ("prior", "history", "predictor", "hint")
+_MOST_NAMES: Final = 256
+_OTHERS: Final = "others"
+_ROW: Final = np.dtype(
+    [
+        ("number", "i8"),
+        ("arrival_s", "f8"),
+        ("ended_s", "f8"),
+        ("queue_s", "f4"),
+        ("first_byte_s", "f4"),
+        ("prompt_tokens", "i4"),
+        ("tokens", "i4"),
+        ("cap", "i4"),
+        ("mu", "f4"),
+        ("sigma", "f4"),
+        ("policy", "i2"),
+        ("tenant", "i2"),
+        ("source", "i1"),
+        ("cut", "?"),
+    ]
+)
+
+
+class Names:
+    """Numbers for names, the same for the same name; at most 256, further names share the last number."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        """Return the number of a name."""
+        found = self._numbers.get(name)
+        if found is None:
+            if len(self.names) >= _MOST_NAMES - 1:
+                name = _OTHERS
+            found = self._numbers.setdefault(name, len(self.names))
+            if found == len(self.names):
+                self.names.append(name)
+        return found
+
+
+class RecentRequests:
+    """A ring of finished requests: those of the last hour, at most `most`."""
+
+    def __init__(self, dispatcher: Dispatcher, most: int = 50_000) -> None:
+        self.policies = Names()
+        self.tenants = Names()
+        self.added = 0
+        """Finished requests since the start."""
+        self.failed = 0
+        """Requests that ended in an error."""
+        self.tokens = 0
+        """Of the finished answers."""
+        self._dispatcher = dispatcher
+        self._ring = np.zeros(most, _ROW)
+        self._policy: tuple[object, int] = (None, 0)
+
+    def add(self, call: Call) -> None:
+        """Record a request that has ended; one without an answer is only counted."""
+        job, tokens = call.job, call.measure.tokens
+        self.failed += call.failed
+        if call.failed or tokens is None or job.started is None:
+            return
+        length = call.measure.length
+        prompt = call.measure.prompt_tokens
+        now = self._dispatcher.clock()
+        self._ring[self.added % len(self._ring)] = (
+            int(job.id),
+            job.arrival,
+            now,
+            job.started - job.arrival,
+            now - job.arrival if call.first_byte_s is None else call.first_byte_s,
+            min(job.prompt_tokens if prompt is None else prompt, 1 << 30),
+            min(tokens, 1 << 30),
+            min(job.cap, 1 << 30),
+            job.mu,
+            job.sigma,
+            self.policy_number,
+            self.tenants.number(call.tenant),
+            SOURCES.index(call.source),
+            length is not None and length[1],
+        )
+        self.added += 1
+        self.tokens += tokens
+
+    @property
+    def policy_number(self) -> int:
+        """The number of the policy in force."""
+        policy = self._dispatcher.policy
+        if self._policy[0] is not policy:  # a wrapper makes its name anew at each reading
+            self._policy = policy, self.policies.number(policy.name)
+        return self._policy[1]
+
+    def last(self, count: int) -> Rows:
+        """Return the last `count` rows that are not older than an hour, the oldest first."""
+        count = min(count, self.added, len(self._ring))
+        rows: Rows = self._ring[np.arange(self.added - count, self.added) % len(self._ring)]
+        return rows[rows["ended_s"] >= self._dispatcher.clock() - HOUR_S]
+
+    def all(self) -> Rows:
+        """Return all rows of the last hour."""
+        return self.last(len(self._ring))
+
+
+def latency_series(rows: Rows, bucket_s: float) -> Iterator[list[Any]]:
+    """Yield [bucket, policy, tenant, n, and mean and P95 of TTFT, of E2E and of per-token latency] of each bucket.
+
+    A bucket holds the requests that ended in it; a request without a stream has its whole answer as its first byte.
+    """
+    if not len(rows):
+        return
+    buckets = (rows["ended_s"] // bucket_s).astype(np.int64)
+    order = np.lexsort((rows["tenant"], rows["policy"], buckets))
+    rows, buckets = rows[order], buckets[order]
+    e2e = rows["ended_s"] - rows["arrival_s"]
+    values = np.stack([rows["first_byte_s"], e2e, e2e / np.maximum(1, rows["tokens"])])
+    keys = np.stack([buckets, rows["policy"], rows["tenant"]])
+    starts = np.flatnonzero(np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)))
+    for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+        part = values[:, start:end]
+        both = np.stack([part.mean(axis=1), np.percentile(part, 95, axis=1)], axis=1)
+        yield [*keys[:, start].tolist(), int(end - start), *(float(f"{value:.4g}") for value in both.ravel())]

@@ -1,0 +1,62 @@
+"""Recorded traffic in the simulator: the clock is fitted, and ratios become words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lengthwise.gateway.dashboard import LiveFleet, WhatIf
+from lengthwise.gateway.recent_requests import _ROW, Rows
+from lengthwise.gateway.what_if import Replay, answers, in_words
+from lengthwise.simulator import simulate
+
+ENGINE = "llama-3-8b@a100"
+NOW = LiveFleet("fcfs", 1, 8, 40_000, "lengthwise")
+
+
+def recorded(speed: float, n: int = 120) -> Rows:
+    """Requests of an engine that is `speed` times as fast as the simulated one, in overload for a while."""
+    rng = np.random.default_rng(0)
+    rows = np.zeros(n, _ROW)
+    rows["arrival_s"] = np.cumsum(rng.exponential(0.3, n))
+    rows["tokens"] = np.maximum(2, rng.lognormal(4.5, 1.0, n)).astype(int)
+    rows["prompt_tokens"] = 100
+    rows["mu"], rows["sigma"], rows["cap"] = np.log(rows["tokens"]), 0.3, 8192
+    served = simulate(
+        Replay.of(rows, NOW, ENGINE).workload, f"1*{ENGINE}", "fcfs", predictor="none", accelerate=False
+    )  # 256 slots: no request waits
+    rows["ended_s"] = (rows["arrival_s"] + served.finish - served.arrival) / speed
+    rows["arrival_s"] /= speed
+    return rows
+
+
+@pytest.mark.parametrize("speed", [1.0, 20.0])
+def test_the_clock_is_fitted_to_the_measured_times(speed: float) -> None:
+    rows = recorded(speed)
+    fitted, outcome = Replay.of(rows, NOW, ENGINE).fitted(rows, NOW)
+    simulated = np.median(outcome.finish - outcome.started) / fitted.scale
+    assert simulated == pytest.approx(np.median(rows["ended_s"] - rows["arrival_s"]), rel=0.1)
+    assert fitted.scale == pytest.approx(speed, rel=0.25)
+
+
+def test_more_engines_are_faster_and_what_runs_now_is_the_same() -> None:
+    question = WhatIf(policies=("fcfs", "sjf"), engines=(1, 2))
+    first, same, shorter, more, _ = answers(question, replace(NOW, slots=2), recorded(1.0))
+    assert first["requests"] == 120
+    assert same["words"] == "`fcfs` on 1 engine: mean the same, p99 the same"
+    assert shorter["mean"] > 1.0
+    assert more["mean"] > 1.0
+    assert more["words"].startswith("`fcfs` on 2 engines: mean ")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (1.0, "the same"), (1.02, "the same"), (1.05, "1.05x faster"), (1.2, "1.2x faster"), (0.5, "2.0x slower"),
+        (25.0, "25x faster"), (float("nan"), "unknown"),
+    ],
+)  # fmt: skip
+def test_a_ratio_is_put_into_words(ratio: float, words: str) -> None:
+    assert in_words(ratio) == words
