@@ -9,6 +9,8 @@ NAMES: Final = (
     "trail",
     "theory",
     "tie",
+    "mu_sigma",
+    "hazard",
     "length_families",
     "castillo",
     "left_out",

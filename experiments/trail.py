@@ -3,8 +3,9 @@
 Mean latency and TTFT against FCFS over c at the poster's rate, with predictions from the prompt alone, refined by age,
 by a stand-in for the probe of hidden states, and with true lengths; without a prefix cache, as in the paper, where a
 preempted request is computed again from the start, and with one, as in vLLM today, where most of it is found again.
-Then where preemption pays: few slots and many, below capacity and above. TRAIL's formula is checked by the study
-`theory`.
+Then where preemption pays: few slots and many, below capacity and above; a run of the paper's size; and an engine whose
+KV memory is full before its slots are, which is what the limit on preemption is for. TRAIL's formula is checked by the
+study `theory`.
 
 The probe is a STAND-IN: it knows the true remaining length and adds noise, scaled to the stated error. It shows what
 refined predictions of that error would do to scheduling, not that a probe reaches it.
@@ -156,6 +157,11 @@ class TrailGrid:
     limits: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     slots: tuple[int, ...] = (1, 4, 16, SLOTS)
     loads: tuple[float, ...] = (0.7, 0.9, 1.1)
+    large: int = 10_000
+    """Requests of the runs of the paper's size."""
+    kv_slots: int = 256
+    kv_tokens: int = 12_000
+    """An engine whose KV memory binds: about a quarter of the slots fill it."""
     predictor: str = "default"
     """Predictions from the prompt."""
 
@@ -172,6 +178,8 @@ class Setting:
     caching: bool
     rate: float
     capacity_per_s: float
+    kv_tokens: int | None = None
+    """None: the engine's own KV memory, which these requests do not fill."""
 
     @property
     def load(self) -> float:
@@ -215,6 +223,10 @@ class TrailResult:
     grid: TrailGrid
     over_c: tuple[Cell, ...]
     where: tuple[Cell, ...]
+    large: tuple[Cell, ...]
+    """At the poster's rate, as many requests as in the paper."""
+    memory: tuple[Cell, ...]
+    """As many, with KV memory that binds."""
 
 
 def measure(run: Run, grid: TrailGrid) -> TrailResult:
@@ -236,14 +248,15 @@ def measure(run: Run, grid: TrailGrid) -> TrailResult:
     for i, caching in enumerate((False, True)):
         setting = _setting(traffic, SLOTS, caching, rate=PAPER_RATE)
         for j, kind in enumerate(KINDS):
-            done = 0.05 + 0.35 * (i + j / len(KINDS))
+            done = 0.05 + 0.3 * (i + j / len(KINDS))
             run.report(f"rate {PAPER_RATE:g}, {kind}", done)
             over_c += _runs(setting, traffic, kind, grid.limits)
     where: list[Cell] = []
     places = [(slots, load, caching) for slots in grid.slots for load in grid.loads for caching in (False, True)]
     for i, (slots, load, caching) in enumerate(places):
-        run.report(f"{slots} slots, load {load:g}", 0.75 + 0.25 * i / len(places))
+        run.report(f"{slots} slots, load {load:g}", 0.65 + 0.15 * i / len(places))
         where += _runs(_setting(traffic, slots, caching, load=load), traffic, AGE, (0.0, PAPER_C))
+    large, memory = _paper_sized(run, grid, rows)
     return TrailResult(
         origin=samples.origin,
         corpus=CORPUS if known else "all test prompts",
@@ -253,7 +266,27 @@ def measure(run: Run, grid: TrailGrid) -> TrailResult:
         grid=grid,
         over_c=tuple(over_c),
         where=tuple(where),
+        large=large,
+        memory=memory,
     )
+
+
+def _paper_sized(run: Run, grid: TrailGrid, rows: LengthSamples) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
+    """Over c with as many requests as in the paper: at its rate with enough memory, and at loads where memory binds."""
+    run.report(f"{grid.large:,} requests, predictions", 0.8)
+    traffic = [_Traffic.of(rows, grid.predictor, grid.large, seed, {}) for seed in range(grid.seeds)]
+    large: list[Cell] = []
+    memory: list[Cell] = []
+    for i, caching in enumerate((False, True)):
+        run.report(f"{grid.large:,} requests", 0.85 + 0.07 * i)
+        enough = _setting(traffic, SLOTS, caching, rate=PAPER_RATE)
+        binding = [
+            _setting(traffic, grid.kv_slots, caching, load=load, kv_tokens=grid.kv_tokens) for load in grid.loads
+        ]
+        for kind in (AGE, TRUTH):
+            large += _runs(enough, traffic, kind, grid.limits)
+            memory += [cell for setting in binding for cell in _runs(setting, traffic, kind, grid.limits)]
+    return tuple(large), tuple(memory)
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,7 +309,8 @@ class _Traffic:
 
     def serve(self, setting: Setting, policy: Policy | str, predictions: RequestPredictions | str) -> Outcome:
         sped_up = self.workload.replace(arrival_s=self.workload.arrival_s / setting.rate)
-        return simulate(sped_up, _fleet(setting.slots, setting.caching), policy, predictor=predictions)
+        fleet = _fleet(setting.slots, setting.caching, setting.kv_tokens)
+        return simulate(sped_up, fleet, policy, predictor=predictions)
 
     def srpt(self, setting: Setting, kind: str, c: float) -> Outcome:
         """`srpt` with a kind of prediction."""
@@ -292,16 +326,22 @@ class _Traffic:
         return self.serve(setting, Srpt(c=c), about[kind])
 
 
-def _fleet(slots: int, caching: bool) -> Fleet:
-    return Fleet.parse(f"1*{ENGINE}").limited_to(max_num_seqs=slots, prefix_caching=caching)
+def _fleet(slots: int, caching: bool, kv_tokens: int | None) -> Fleet:
+    return Fleet.parse(f"1*{ENGINE}").limited_to(max_num_seqs=slots, prefix_caching=caching, kv_tokens=kv_tokens)
 
 
 def _setting(
-    traffic: Sequence[_Traffic], slots: int, caching: bool, *, rate: float | None = None, load: float = 1.0
+    traffic: Sequence[_Traffic],
+    slots: int,
+    caching: bool,
+    *,
+    rate: float | None = None,
+    load: float = 1.0,
+    kv_tokens: int | None = None,
 ) -> Setting:
-    fleet = _fleet(slots, caching)
+    fleet = _fleet(slots, caching, kv_tokens)
     capacity = float(np.mean([measure_capacity(each.workload, fleet).requests_per_s for each in traffic]))
-    return Setting(slots, caching, load * capacity if rate is None else rate, capacity)
+    return Setting(slots, caching, load * capacity if rate is None else rate, capacity, kv_tokens)
 
 
 def _runs(setting: Setting, traffic: Sequence[_Traffic], kind: str, limits: Sequence[float]) -> list[Cell]:
@@ -337,7 +377,38 @@ def tables(found: TrailResult) -> list[Table]:
         _errors(found),
         *(_over_c(found, caching) for caching in (False, True)),
         _where(found),
+        _paper_size(found.large, f"{found.grid.large:,} requests at {PAPER_RATE:g}/s, {SLOTS} slots"),
+        _paper_size(
+            found.memory,
+            f"KV memory binds: {found.grid.kv_tokens:,} tokens, {found.grid.kv_slots} slots, "
+            f"{found.grid.large:,} requests",
+        ),
     ]
+
+
+def _paper_size(cells: Sequence[Cell], title: str) -> Table:
+    rows = [
+        [
+            f"{cell.setting.load:.2f}",
+            "yes" if cell.setting.caching else "no",
+            cell.predictions,
+            f"{cell.c:g}",
+            multiple(cell.e2e),
+            multiple(cell.ttft),
+            multiple(cell.over_none),
+            f"{cell.e2e_p99.ratio:.3f}",
+            f"{cell.preemptions:.2f}",
+            share(cell.recomputed),
+        ]
+        for cell in cells
+    ]
+    columns = (
+        "load", "prefix cache", "predictions", "c", "E2E gain", "TTFT gain", "E2E, c = 0 / this", "p99 gain",
+        "preempted", "recomputed",
+    )  # fmt: skip
+    begins = frozenset(i for i, cell in enumerate(cells) if i and cell.c == cells[0].c)
+    notes = [f"Gains over FCFS. The paper: E2E {PAPER_E2E_GAIN[0]:g} to {PAPER_E2E_GAIN[1]:g}, 10,000 prompts."]
+    return Table(title, columns, rows, notes, begins)
 
 
 def _cache(caching: bool) -> str:
@@ -476,7 +547,19 @@ def _where_figure(found: TrailResult) -> Figure:
 
 def claims(found: TrailResult) -> list[Claim]:
     """Gains over FCFS at the poster's c, beside the least gain that the paper reports over its rates."""
-    return [
+    most = max(found.grid.loads)
+    sized = [
+        Claim(
+            f"mean E2E, FCFS over srpt with c = {cell.c:g}, {cell.predictions}, n = {found.grid.large:,}, {where}",
+            PAPER_E2E_GAIN[0],
+            cell.e2e,
+            _cache(cell.setting.caching),
+        )
+        for where, cells in (("enough KV memory", found.large), ("KV memory binds", found.memory))
+        for cell in cells
+        if cell.c in (0.0, PAPER_C) and (where == "enough KV memory" or math.isclose(cell.setting.load, most))
+    ]
+    return sized + [
         Claim(
             f"{what}, FCFS over srpt with c = {PAPER_C:g}, {run.predictions}", paper, ours, _cache(run.setting.caching)
         )
@@ -496,7 +579,7 @@ STUDY: Study[TrailGrid, TrailResult] = Study(
     paper="TRAIL, arXiv 2410.01035",
     source="CASTILLO (Alpaca)",
     grid=TrailGrid(),
-    quick=TrailGrid(seeds=2, requests=400, limits=(0.0, 0.8, 1.0), slots=(4, SLOTS), loads=(0.9,)),
+    quick=TrailGrid(seeds=2, requests=400, limits=(0.0, 0.8, 1.0), slots=(4, SLOTS), loads=(0.9,), large=2000),
     minutes=(20, 1),
     measure=measure,
     tables=tables,

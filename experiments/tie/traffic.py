@@ -103,10 +103,15 @@ class SyntheticTraffic:
     """Standard deviation over mean of 100 answers to each prompt."""
 
 
-def synthetic_traffic(requests: int, seed: int) -> SyntheticTraffic:
-    """Draw prompts, answers, arrivals at one per second, and predictions, each from a separate stream of the seed."""
-    prompts = generator(seed, "prompts")
-    mu, sigma = prompts.normal(*MU, requests), np.exp(prompts.normal(*LOG_SIGMA, requests))
+def synthetic_traffic(requests: int, seed: int, correlation: float = 0.0) -> SyntheticTraffic:
+    """Draw prompts, answers, arrivals at one per second, and predictions, each from a separate stream of the seed.
+
+    `correlation` is that of mu and ln sigma over prompts; the paper does not report its own.
+    """
+    prompts = generator(seed, "prompts").standard_normal((2, requests))
+    mu = MU[0] + MU[1] * prompts[0]
+    shared = correlation * prompts[0] + math.sqrt(1 - correlation**2) * prompts[1]
+    sigma = np.exp(LOG_SIGMA[0] + LOG_SIGMA[1] * shared)
     answers = _answers(mu, sigma, 1, generator(seed, "lengths"))[:, 0]
     expected = LogTColumns.of(mu, sigma, paper.MAX_TOKENS).mean()
     workload = Workload.from_table(

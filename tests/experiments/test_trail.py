@@ -42,7 +42,9 @@ from lengthwise.workloads import Workload, castillo_workload, load_castillo
 from tests.experiments.samples import check_output
 
 CAP = MOST_TOKENS
-SMALL = TrailGrid(seeds=2, requests=80, limits=(0.0, 0.8), slots=(2,), loads=(0.9,), predictor="noisy:0.5")
+SMALL = TrailGrid(
+    seeds=2, requests=80, limits=(0.0, 0.8), slots=(2,), loads=(0.9,), large=160, kv_tokens=3_000, predictor="noisy:0.5"
+)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +123,14 @@ def test_what_is_computed_again_is_counted_and_a_cache_saves_most_of_it(found: T
     assert without.preemptions > 0.02
     assert without.most <= 4
     assert without.recomputed > 4 * cached.recomputed
+
+
+def test_requests_are_preempted_without_a_limit_on_it_where_kv_memory_binds_and_not_where_it_does_not(
+    found: TrailResult,
+) -> None:
+    enough, binding = ([run for run in runs if run.c == 0.0] for runs in (found.large, found.memory))
+    assert all(run.preemptions == 0 for run in enough)
+    assert all(run.preemptions > 0 and run.setting.kv_tokens == SMALL.kv_tokens for run in binding)
 
 
 def test_tables_page_and_json_are_complete(found: TrailResult) -> None:

@@ -1,0 +1,291 @@
+"""Does the rate at which answers end fall with position, as TIE's theorem assumes?
+
+Theorem 3.2 of TIE (arXiv 2604.00499) derives a power-law tail from an assumption on the rate of the end token. With
+h(t) the probability that an answer of at least t tokens ends at t:
+
+    h(t) constant    exponential tail           t h(t) grows as t, slope of ln h over ln t: 0
+    h(t) = a / t     power law, exponent a      t h(t) constant, slope -1
+
+Pooled over prompts h falls in any case: what is left at large t are the prompts with long answers. So positions are
+also measured in medians of the other samples of the same prompt, and the same estimate is made of simulated lengths of
+the prompts' fitted geometric, log-normal and log-t distributions: what these controls show is due to the estimate.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from experiments.study import Line, Run, Study, line_figure
+from lengthwise.errors import InputError
+from lengthwise.lengths import TIE_NU
+from lengthwise.lengths.families import LOGNORMAL, logt_family
+from lengthwise.lengths.fit import fit_rows
+from lengthwise.reports.page import Figure, axis
+from lengthwise.reports.simulation import multiple
+from lengthwise.reports.tables import Table
+from lengthwise.simulator.paired import Ratio
+from lengthwise.workloads import LengthSamples
+from lengthwise.workloads.files import data_home, read_parquet_table
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+CUT: Final = 14_999
+"""CASTILLO's samples of this length or more were cut off."""
+LEAST_SAMPLES: Final = 6
+TOKENS: Final = (1.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, float(CUT))
+MEDIANS: Final = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
+TAIL: Final = 1.5
+"""Positions, in medians, above which the slope is estimated."""
+MEASURED, GEOMETRIC, NORMAL, LOGT = "measured", "control: geometric", "control: log-normal", "control: log-t"
+_LEAST_EVENTS: Final = 30
+_RESAMPLES: Final = 200
+
+
+@dataclass(frozen=True)
+class HazardGrid:
+    """Rows are drawn at random, all LLMs together."""
+
+    rows: int = 8000
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Positions from `begin` to `end`, and position times hazard there with a 95 % interval over prompts."""
+
+    begin: float
+    end: float
+    hazard: float
+    """Of one unit of position: a token, or a median."""
+    times_position: Ratio
+    ends: int
+
+
+@dataclass(frozen=True)
+class Hazards:
+    """One source of lengths; bins with fewer than 30 ends are left out. The slope is of ln h over ln t in the tail."""
+
+    data: str
+    kind: str
+    by_token: tuple[Bin, ...]
+    by_median: tuple[Bin, ...]
+    slope: Ratio
+
+
+@dataclass(frozen=True)
+class HazardResult:
+    """Everything measured."""
+
+    grid: HazardGrid
+    rows: dict[str, int]
+    found: tuple[Hazards, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Answers:
+    """Lengths (rows, samples); those not present are ignored, of a cut one only "at least" is known."""
+
+    length: Floats
+    present: Mask
+    cut: Mask
+    prompt: NDArray[np.int64]
+    limit: float
+
+
+def measure(run: Run, grid: HazardGrid) -> HazardResult:
+    """Estimate the hazard of each source and of its controls."""
+    sources = {"CASTILLO": _castillo(run.castillo(), grid)}
+    smollm2 = _smollm2(grid)
+    if smollm2 is None:
+        run.note("LENGTHWISE_DATA holds no smollm2/lengths.parquet; its answers are left out")
+    else:
+        sources["SmolLM2-135M"] = smollm2
+    found: list[Hazards] = []
+    for name, answers in sources.items():
+        for kind, each in _with_controls(answers, np.random.default_rng(grid.seed)):
+            run.report(f"{name}, {kind}", len(found) / (4 * len(sources)))
+            found.append(_estimate(name, kind, each, grid.seed))
+    return HazardResult(grid, {name: len(each.length) for name, each in sources.items()}, tuple(found))
+
+
+def _castillo(samples: LengthSamples, grid: HazardGrid) -> _Answers:
+    length = samples.lengths_matrix().astype(np.float64)
+    keys = zip(samples.table["corpus"].to_pylist(), samples.table["prompt_id"].to_pylist(), strict=True)
+    prompt = np.unique(["\n".join(key) for key in keys], return_inverse=True)[1]
+    present = length > 0
+    cut = (length >= CUT) | samples.capped_matrix()
+    return _drawn(_Answers(np.minimum(length, CUT), present, cut, prompt, float(CUT)), grid)
+
+
+def _smollm2(grid: HazardGrid) -> _Answers | None:
+    home = data_home()
+    file = None if home is None else Path(home) / "smollm2" / "lengths.parquet"
+    if file is None or not file.is_file():
+        return None
+    table = read_parquet_table(file)
+    length, cut = (_matrix(table[name]) for name in ("output_sizes", "capped"))
+    limit = float(length.max())
+    return _drawn(_Answers(length, length > 0, cut > 0, np.arange(len(length)), limit), grid)
+
+
+def _matrix(lists: pa.ChunkedArray) -> Floats:
+    rows = lists.to_pylist()
+    widest = max(map(len, rows))
+    return np.array([[*map(float, row), *[0.0] * (widest - len(row))] for row in rows])
+
+
+def _drawn(answers: _Answers, grid: HazardGrid) -> _Answers:
+    usable = np.flatnonzero((answers.present & ~answers.cut).sum(axis=1) >= LEAST_SAMPLES)
+    if not len(usable):
+        raise InputError(f"no prompt has {LEAST_SAMPLES} finished samples")
+    rows = np.random.default_rng(grid.seed).permutation(usable)[: grid.rows]
+    columns = (answers.length[rows], answers.present[rows], answers.cut[rows], answers.prompt[rows])
+    return _Answers(*columns, answers.limit)
+
+
+def _with_controls(answers: _Answers, rng: np.random.Generator) -> Iterator[tuple[str, _Answers]]:
+    yield MEASURED, answers
+    shape = answers.length.shape
+    ended = (answers.present & ~answers.cut).sum(axis=1)
+    rate = ended / np.where(answers.present, answers.length, 0.0).sum(axis=1)
+    yield GEOMETRIC, _cut_at_limit(answers, rng.exponential(1.0, shape) / rate[:, None])
+    for kind, family, standard in (
+        (NORMAL, LOGNORMAL, rng.standard_normal(shape)),
+        (LOGT, logt_family(TIE_NU), rng.standard_t(TIE_NU, shape)),
+    ):
+        mu, sigma = fit_rows(family, answers.length, answers.present, answers.cut).params[:, :2].T
+        yield kind, _cut_at_limit(answers, np.exp(mu[:, None] + sigma[:, None] * standard))
+
+
+def _cut_at_limit(answers: _Answers, length: Floats) -> _Answers:
+    cut = length >= answers.limit
+    return replace(answers, length=np.clip(np.ceil(length), 1.0, answers.limit), cut=cut)
+
+
+def _estimate(name: str, kind: str, answers: _Answers, seed: int) -> Hazards:
+    rng = np.random.default_rng(seed)
+    prompts, groups = np.unique(answers.prompt, return_inverse=True)
+    weights = rng.multinomial(len(prompts), np.full(len(prompts), 1 / len(prompts)), _RESAMPLES)
+    middle = _median_of_others(answers)
+    by_token, _ = _bins(answers.length, answers, TOKENS, groups, weights)
+    by_median, slope = _bins(answers.length / middle, answers, MEDIANS, groups, weights)
+    return Hazards(name, kind, by_token, by_median, slope)
+
+
+def _median_of_others(answers: _Answers) -> Floats:
+    """For each sample the median of the row's other ones, so that a sample does not set its own scale."""
+    length = np.where(answers.present, answers.length, np.nan)
+    count = length.shape[1]
+    middle = np.empty_like(length)
+    for sample in range(count):
+        middle[:, sample] = np.nanmedian(np.delete(length, sample, axis=1), axis=1)
+    return middle
+
+
+def _bins(
+    position: Floats, answers: _Answers, edges: Sequence[float], groups: NDArray[np.intp], weights: NDArray[np.int64]
+) -> tuple[tuple[Bin, ...], Ratio]:
+    """Ends over exposure by bin, resampled over prompts; and the slope of the tail."""
+    ends, exposure = (np.zeros((weights.shape[1], len(edges) - 1)) for _ in range(2))
+    ended = answers.present & ~answers.cut
+    at = np.where(answers.present, position, 0.0)
+    for number, (begin, end) in enumerate(itertools.pairwise(edges)):
+        np.add.at(ends[:, number], groups, (ended & (at >= begin) & (at < end)).sum(axis=1))
+        np.add.at(exposure[:, number], groups, (np.clip(at, begin, end) - begin).sum(axis=1))
+    centre = np.sqrt(np.array(edges[:-1]) * np.array(edges[1:]))
+    total, kept = ends.sum(axis=0), ends.sum(axis=0) >= _LEAST_EVENTS
+    with np.errstate(divide="ignore", invalid="ignore"):
+        hazard = total / exposure.sum(axis=0)
+        drawn = (weights @ ends) / (weights @ exposure)
+        low, high = np.quantile(centre * drawn, (0.025, 0.975), axis=0)
+        tail = kept & (np.array(edges[:-1]) >= TAIL)
+        slopes = [_slope(centre[tail], each[tail], total[tail]) for each in (hazard, *drawn)]
+    bins = tuple(
+        Bin(
+            edges[number],
+            edges[number + 1],
+            float(hazard[number]),
+            Ratio(*(float(each[number]) for each in (centre * hazard, low, high))),
+            int(total[number]),
+        )
+        for number in np.flatnonzero(kept)
+    )
+    if np.isnan(slopes).any():
+        return bins, Ratio.none()
+    return bins, Ratio(slopes[0], *(float(each) for each in np.quantile(slopes[1:], (0.025, 0.975))))
+
+
+def _slope(centre: Floats, hazard: Floats, ends: Floats) -> float:
+    """Of ln hazard over ln position, weighted by ends."""
+    if len(centre) < 2 or not (hazard > 0).all():
+        return float("nan")
+    return float(np.polyfit(np.log(centre), np.log(hazard), 1, w=np.sqrt(ends))[0])
+
+
+def tables(found: HazardResult) -> list[Table]:
+    """The slope of the tail, then position times hazard by medians and by tokens."""
+    slopes = [[each.data, each.kind, multiple(each.slope)] for each in found.found]
+    notes = [
+        f"Slope of ln hazard over ln position, from {TAIL:g} medians of the prompt's other samples; 95 % over prompts.",
+        "0: the rate does not fall (exponential tail). -1: it falls as 1/position (power law).",
+        "Rows: " + ", ".join(f"{name} {count:,}" for name, count in found.rows.items()) + ".",
+    ]
+    return [
+        Table("Does the rate of ending fall?", ("data", "lengths", "slope"), slopes, notes),
+        _by_position(found, "by_median", "medians of the prompt's other samples"),
+        _by_position(found, "by_token", "tokens"),
+    ]
+
+
+def _by_position(found: HazardResult, field: str, unit: str) -> Table:
+    bins = sorted({(each.begin, each.end) for hazards in found.found for each in getattr(hazards, field)})
+    columns = [f"{hazards.data}, {hazards.kind}" for hazards in found.found]
+    rows = []
+    for begin, end in bins:
+        here = [{(b.begin, b.end): b for b in getattr(hazards, field)}.get((begin, end)) for hazards in found.found]
+        rows.append(
+            [f"{begin:g} to {end:g}", *("–" if each is None else multiple(each.times_position) for each in here)]
+        )
+    notes = ["Position times hazard: constant for a power law, growing with position where the rate does not fall."]
+    return Table(f"Position times hazard, by {unit}", ("position", *columns), rows, notes)
+
+
+def figures(found: HazardResult) -> list[Figure]:
+    """Position times hazard over position, in medians, for each source."""
+    panels: dict[str, list[Line]] = {}
+    for each in found.found:
+        x = [float(np.sqrt(b.begin * b.end)) for b in each.by_median]
+        line = Line(
+            each.kind,
+            x,
+            ratios=[b.times_position for b in each.by_median],
+            dash="solid" if each.kind == MEASURED else "dot",
+        )
+        panels.setdefault(each.data, []).append(line)
+    text = "Flat: a power law. Rising as the position: a rate that does not fall. Controls are simulated."
+    x_axis, y_axis = axis("position, medians of the prompt", type="log"), axis("position x hazard", type="log")
+    return [line_figure("The rate at which answers end", text, panels, x_axis, y_axis)]
+
+
+STUDY: Study[HazardGrid, HazardResult] = Study(
+    name="hazard",
+    title="The rate at which answers end, by position",
+    question="Does the rate of ending fall with position, as TIE's theorem assumes?",
+    paper="TIE, arXiv 2604.00499, theorem 3.2",
+    source="CASTILLO, SmolLM2-135M's answers",
+    grid=HazardGrid(),
+    quick=HazardGrid(rows=1500),
+    minutes=(1, 0.3),
+    measure=measure,
+    tables=tables,
+    figures=figures,
+)

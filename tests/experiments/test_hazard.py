@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from experiments.hazard import GEOMETRIC, LOGT, MEASURED, STUDY, HazardGrid, HazardResult, _Answers, _estimate, measure
+from experiments.study import Run
+from lengthwise.simulator.tasks import ResultCache
+from tests.experiments.samples import check_output
+
+ROWS, SAMPLES, LIMIT = 4000, 40, 1e6
+
+
+def answers(lengths: NDArray[np.float64]) -> _Answers:
+    capped = lengths >= LIMIT
+    return _Answers(np.minimum(lengths, LIMIT), np.ones(lengths.shape, bool), capped, np.arange(len(lengths)), LIMIT)
+
+
+def test_a_constant_rate_has_a_flat_hazard() -> None:
+    rng = np.random.default_rng(0)
+    found = _estimate("x", "y", answers(np.ceil(rng.exponential(400.0, (ROWS, SAMPLES)))), 0)
+    assert [each.hazard for each in found.by_token if each.ends > 2000] == pytest.approx([1 / 400] * 7, rel=0.05)
+    assert -0.15 < found.slope.ratio < 0.05  # the median of 39 other samples is not exact
+
+
+def test_a_power_law_has_a_hazard_that_falls_as_one_over_position() -> None:
+    rng = np.random.default_rng(0)
+    lengths = np.ceil(100.0 * (1 - rng.random((ROWS, SAMPLES))) ** (-1 / 2.0))
+    found = _estimate("x", "y", answers(lengths), 0)
+    assert found.slope.ratio == pytest.approx(-1.0, abs=0.1)
+    tail = [each.times_position.ratio for each in found.by_token if each.begin >= 128 and each.ends > 500]
+    assert tail == pytest.approx([2.0] * len(tail), rel=0.1)
+
+
+def test_an_answer_that_was_cut_counts_as_exposure_and_not_as_an_end() -> None:
+    lengths = np.tile([50.0, 60.0, 70.0, 80.0, 90.0, LIMIT], (100, 1))
+    found = _estimate("x", "y", answers(lengths), 0)
+    assert sum(each.ends for each in found.by_token) == 500
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> HazardResult:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("LENGTHWISE_DATA", raising=False)
+        return measure(Run(ResultCache(tmp_path_factory.mktemp("cache"))), HazardGrid(rows=300))
+
+
+def test_each_source_has_its_controls_and_the_geometric_one_falls_least(small: HazardResult) -> None:
+    slopes = {each.kind: each.slope.ratio for each in small.found}
+    assert set(slopes) == {MEASURED, GEOMETRIC, "control: log-normal", LOGT}
+    assert slopes[GEOMETRIC] == max(slope for slope in slopes.values() if not np.isnan(slope))
+
+
+def test_tables_and_figures_are_complete(small: HazardResult) -> None:
+    check_output(STUDY.output(small))
