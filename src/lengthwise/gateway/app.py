@@ -71,6 +71,7 @@ def create_app(
         },
     )
     app.state.draining = False
+    app.state.metrics = gateway.exported
     app.state.reloader = gateway.reloader
     return app
 
@@ -108,15 +109,15 @@ class _Gateway:
         self._names = ModelNames(config.models, self._dispatcher)
         self._retries = Retries(most=config.retries, share=config.retry_share)
         self._budget = BodyBudget(config.max_held_bytes)
-        self._metrics = Metrics(self._dispatcher, config.predictor, self._predictions, self._budget)
-        self._metrics.register(self.tenants)
-        self._fleet = Fleet(config, self._dispatcher, self._metrics)
+        self.exported = Metrics(self._dispatcher, config.predictor, self._predictions, self._budget)
+        self.exported.register(self.tenants)
+        self._fleet = Fleet(config, self._dispatcher, self.exported)
         self.reloader = Reloader(config, self.tenants, self._dispatcher, self._fleet, self._names)
         if self.access_log is not None:
-            self._metrics.register(self.access_log)
+            self.exported.register(self.access_log)
             self.reloader.users.append(self.access_log)
         if self._traffic is not None:
-            self._metrics.register(self._traffic)
+            self.exported.register(self._traffic)
 
     def routes(self) -> list[Route]:
         budget = self._budget
@@ -124,12 +125,12 @@ class _Gateway:
         calls: dict[str, Call] = {}
         recent = RecentRequests(self._dispatcher)
         dashboard = Dashboard(self._config, self._dispatcher, calls, recent)
-        admin = Admin(self._config, self._dispatcher, self._fleet, self._predictions, self._metrics, calls)
+        admin = Admin(self._config, self._dispatcher, self._fleet, self._predictions, self.exported, calls)
         shared = (
             self._config,
             self._dispatcher,
             self._predictions,
-            self._metrics,
+            self.exported,
             budget,
             self._names,
             owners,
@@ -138,7 +139,7 @@ class _Gateway:
             recent,
             self._traffic,
         )
-        forwarding = Forwarding(self._config, self._dispatcher, self._metrics, budget, self._names, owners)
+        forwarding = Forwarding(self._config, self._dispatcher, self.exported, budget, self._names, owners)
         completions = {path: Completions(path, model, *shared) for path, model in BODIES.items()}
         self.reloader.users += [*completions.values(), forwarding]
         return [
@@ -222,4 +223,4 @@ class _Gateway:
         return JSONResponse({"status": "ready" if up else "no engine is up"}, 200 if up else 503)
 
     async def metrics(self, _: Request) -> Response:
-        return Response(self._metrics.exposition(), media_type=_METRICS_TYPE)
+        return Response(self.exported.exposition(), media_type=_METRICS_TYPE)

@@ -6,7 +6,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
@@ -47,19 +47,25 @@ class _State:
         text = "Requests whose head has arrived; those that have not ended are in no lengthwise_requests_total."
         yield CounterMetricFamily("lengthwise_requests_received", text, self.received)
         held = self._budget.total - self._budget.free
-        yield GaugeMetricFamily("lengthwise_held_bytes", "Bytes of request bodies that are held.", held)
-        yield GaugeMetricFamily("lengthwise_tasks", "Tasks of the event loop.", len(asyncio.all_tasks()))
+        text = "Bytes of request bodies that are held; 0 without requests."
+        yield GaugeMetricFamily("lengthwise_held_bytes", text, held)
+        yield GaugeMetricFamily(
+            "lengthwise_tasks", "Tasks of the event loop; without requests, as at the start.", len(asyncio.all_tasks())
+        )
         reading = {engine.name: engine.client.open_answers for engine in engines}
         yield _gauge("lengthwise_engine_answers_open", "Answers of an engine that are being read.", "engine", reading)
-        yield GaugeMetricFamily("lengthwise_requests_waiting", "Requests waiting in the gateway.", dispatcher.waiting)
+        text = "Requests waiting in the gateway. If it is always 0, requests queue in the engines: lower --in-flight."
+        yield GaugeMetricFamily("lengthwise_requests_waiting", text, dispatcher.waiting)
         running = {engine.name: engine.in_flight for engine in engines}
-        yield _gauge("lengthwise_requests_running", "Requests running on an engine.", "engine", running)
+        text = "Requests running on an engine; at --in-flight it is full."
+        yield _gauge("lengthwise_requests_running", text, "engine", running)
         up = {engine.name: engine.up for engine in engines}
-        yield _gauge("lengthwise_engine_up", "1 if the engine answers its health check.", "engine", up)
+        yield _gauge("lengthwise_engine_up", "1 if the engine answers its health check. Alert on 0.", "engine", up)
         failing = {engine.name: engine.breaker != "closed" for engine in engines}
-        yield _gauge("lengthwise_engine_breaker_open", "1 while the engine's breaker is not closed.", "engine", failing)
+        text = "1 while the engine's breaker is open or half open. Alert on 1."
+        yield _gauge("lengthwise_engine_breaker_open", text, "engine", failing)
         yield _gauge("lengthwise_policy", "1 for the policy in force.", "policy", {dispatcher.policy.name: 1})
-        text = "Policies that raised; the waiting requests then continue in order of arrival."
+        text = "Policies that raised; waiting requests continue in order of arrival until a policy is set again."
         yield CounterMetricFamily("lengthwise_policy_failures", text, dispatcher.policy_failures)
         text = "Calls of the router that raised; the request then goes to the free engine with the fewest requests."
         yield CounterMetricFamily("lengthwise_router_failures", text, routes.failures)
@@ -67,7 +73,7 @@ class _State:
             yield _gauge("lengthwise_router", "1 for the router in use.", "router", {routes.name: 1})
         chosen = {engine.name: routes.decisions[engine.name] for engine in engines}
         yield _counter("lengthwise_router_choices", "Requests routed to an engine.", "engine", chosen)
-        text = "Sum of the cost terms of the chosen engines."
+        text = "Sum of the cost terms of the chosen engines, in the router's unit; over choices, the mean of a request."
         yield _counter("lengthwise_router_cost", text, "term", routes.costs)
         decisions = routes.decisions.total()
         text = "Time of a routing decision."
@@ -76,10 +82,11 @@ class _State:
             text = "Nodes of prefix memory: prefixes, sessions, tenants and templates."
             yield GaugeMetricFamily("lengthwise_prefix_memory_nodes", text, memory.held)
         works = self._predictions.works or not self._predictions.predicts
-        text = "1 for the predictor in use; 0 while it fails, and history is used."
+        text = "1 for the predictor in use; 0 while it hangs or after it failed for good, when history is used."
         yield _gauge("lengthwise_predictor", text, "predictor", {self._predictor: works})
         events = {event: getattr(counts, event) for event in _EVENTS}
-        yield _counter("lengthwise_predictor_events", "Predictions by what became of them.", "event", events)
+        text = "Predictions: asked = answered + failed + dropped + in progress. Alert on failed, dropped and hung."
+        yield _counter("lengthwise_predictor_events", text, "event", events)
         text = "CPU time of reading prompts and predicting."
         yield CounterMetricFamily("lengthwise_predictor_cpu_seconds", text, counts.cpu_s)
         text = "Time from a request to its prediction."
@@ -144,24 +151,29 @@ class Metrics:
         self._state = _State(dispatcher, predictor, predictions, budget)
         registry.register(self._state)
         self.requests = Counter(
-            "lengthwise_requests", "Finished requests by outcome.", ["endpoint", "outcome"], registry=registry
+            "lengthwise_requests",
+            f"Finished requests by outcome: {', '.join(get_args(Outcome))}.",
+            ["endpoint", "outcome"],
+            registry=registry,
         )
-        text = "Source of the prediction that a request was dispatched with."
+        text = "Requests by the source of their prediction when sent; under load most should be from the predictor."
         self.predictions = Counter("lengthwise_predictions", text, ["source"], registry=registry)
-        text = "Failed calls of an engine."
+        text = "Failed calls of an engine: unreachable, broken, timeout, unfinished (a stream without [DONE])."
         self.engine_failures = Counter("lengthwise_engine_failures", text, ["engine", "kind"], registry=registry)
-        text = "Requests sent to an engine once more, by the failure before."
+        text = "Requests sent to an engine once more: after unreachable, broken or refused (429, 502, 503)."
         self.retries = Counter("lengthwise_retries", text, ["reason"], registry=registry)
         text = "Time from a request's arrival to its slot on an engine."
         queued = _Durations("lengthwise_queue_seconds", text)
         self.queue_seconds = queued.labels()
-        text = "Time from a request's arrival to the first byte of its answer."
+        text = "Time from a request's arrival to the first byte of its answer: TTFT for streams, else the whole answer."
         self.first_byte_seconds = _Durations("lengthwise_time_to_first_byte_seconds", text, ["endpoint"])
-        text = "Time from a request's arrival to the last byte of its answer."
+        text = "Time from a request's arrival to the last byte of its answer, for every outcome."
         self.request_seconds = _Durations("lengthwise_request_seconds", text, ["endpoint"])
         for durations in (queued, self.first_byte_seconds, self.request_seconds):
             registry.register(durations)
-        self.policy_changes = Counter("lengthwise_policy_changes", "Policy changes at run time.", registry=registry)
+        self.policy_changes = Counter(
+            "lengthwise_policy_changes", "Policy changes at run time, by the admin API.", registry=registry
+        )
 
     def receive(self) -> None:
         """Count a request at its arrival; `requests` counts it at its end."""
@@ -180,6 +192,15 @@ class Metrics:
         for labels in list(self.engine_failures._metrics):  # noqa: SLF001  (the client has no list of labels)
             if labels[0] == engine.name:
                 self.engine_failures.remove(*labels)
+
+    def families(self) -> Iterator[tuple[str, str, list[str], str]]:
+        """Yield name, type, labels and text of each metric; needs a running event loop, as a scrape does."""
+        for family in self._registry.collect():
+            labels = getattr(family, "_labelnames", None)
+            if labels is None:  # of the client's own counters
+                labels = self._registry._names_to_collectors[family.name]._labelnames  # type: ignore[attr-defined]  # noqa: SLF001
+            name = family.name + ("_total" if family.type == "counter" else "")
+            yield name, family.type, list(labels), family.documentation
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus's text format."""

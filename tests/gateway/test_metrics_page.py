@@ -1,0 +1,91 @@
+"""The page of metrics is current, and Grafana's dashboard and the alert rules use metrics and labels that exist."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from scripts import metrics_page
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+_SELECTOR = re.compile(r"\b(lengthwise_\w+)(?:\{([^}]*)\})?")
+
+
+@pytest.fixture(scope="module")
+def exported() -> dict[str, set[str]]:
+    """The labels of each name that Prometheus stores."""
+    found = {}
+    for name, kind, labels, _ in asyncio.run(metrics_page.families()):
+        for suffix in SUFFIXES.get(kind, ("",)):
+            found[name + suffix] = {*labels, *(["le"] if suffix == "_bucket" else [])}
+    return found
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((CONFIGS / "grafana-dashboard.json").read_text())["panels"]
+    return found
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((CONFIGS / "prometheus-alerts.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for panel in panels():
+        yield from ((target["expr"], target["legendFormat"]) for target in panel["targets"])
+    for rule in rules():
+        yield rule["expr"], json.dumps(rule["annotations"])
+
+
+def test_the_page_is_what_the_code_exports() -> None:
+    assert metrics_page.PAGE.read_text() == metrics_page.page(), "run: python -m scripts.metrics_page"
+
+
+@pytest.mark.parametrize(("expression", "text"), list(expressions()))
+def test_every_metric_and_label_of_an_expression_exists(
+    exported: dict[str, set[str]], expression: str, text: str
+) -> None:
+    used = _SELECTOR.findall(expression)
+    assert used
+    labels = set[str]()
+    for name, selector in used:
+        assert name in exported, f"{name} is not exported"
+        assert set(re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", selector)) <= exported[name]
+        labels |= exported[name]
+    grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(",")}
+    assert grouped <= labels
+    shown = set(re.findall(r"\{\{\s*(?:\$labels\.)?(\w+)\s*\}\}", text))
+    assert shown <= grouped
+
+
+def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
+    names = [rule["alert"] for rule in rules()]
+    assert len(set(names)) == len(names)
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["description"]
+
+
+def test_panels_do_not_overlap() -> None:
+    taken = set[tuple[int, int]]()
+    for panel in panels():
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken
+        taken |= cells
+    assert len({panel["id"] for panel in panels()}) == len(panels())
