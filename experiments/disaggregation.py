@@ -19,7 +19,7 @@ import numpy as np
 from experiments.study import Line, Run, Study, line_figure
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Figure, axis
-from lengthwise.reports.simulation import NAMES, multiple, seconds
+from lengthwise.reports.runs import NAMES, multiple, seconds
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import (
     Capacity,

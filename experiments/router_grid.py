@@ -20,7 +20,7 @@ import numpy as np
 from experiments.preble.study import VARIED, Cell, Place, React, Routing, Shared, group_by_seed, places, routing_task
 from experiments.study import Run, Study
 from lengthwise.errors import InputError
-from lengthwise.reports.simulation import multiple, seconds
+from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import Fleet
 from lengthwise.simulator.paired import Ratio

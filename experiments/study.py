@@ -32,7 +32,9 @@ import dataclasses
 import json
 import math
 import os
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -44,8 +46,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
-from lengthwise.reports.page import COLOURS, Figure, axes, html_page, interval_bars, panel
-from lengthwise.reports.simulation import multiple
+from lengthwise.reports.page import Figure, Origin, axes, colours, command_line, html_page, interval_bars, panel
+from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table, to_json
 from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.tasks import (
@@ -101,6 +103,7 @@ class Output:
     """What a study shows: tables in text, Plotly figures, PNG images (base64, by title), facts for JSON, notes."""
 
     title: str
+    verdict: str
     tables: Sequence[Table]
     figures: Sequence[Figure]
     images: Mapping[str, str]
@@ -111,7 +114,10 @@ class Output:
     def html(self) -> str:
         """One page that needs no network."""
         images = None if self.figures else self.images
-        return html_page(self.title, self.tables, figures=self.figures, pictures=images)
+        origin = Origin.here(command=command_line(["python", "-m", "experiments", *sys.argv[1:]]))
+        return html_page(
+            self.title, self.tables, verdict=self.verdict, origin=origin, figures=self.figures, pictures=images
+        )
 
     def to_cache(self) -> dict[str, Any]:
         """JSON for `ResultCache`."""
@@ -198,7 +204,8 @@ class Study(Generic[GridT, ResultT]):
         if claims:
             tables.append(claims_table(claims, self.claim_notes(result)))
             facts = {"result": facts, "claims": [{**vars(claim), "verdict": claim.verdict} for claim in claims]}
-        return Output(self.title, tables, self.figures(result), self.images(result), facts, notes)
+        answer = claims_verdict(claims) or self.question
+        return Output(self.title, answer, tables, self.figures(result), self.images(result), facts, notes)
 
     def with_settings(self, settings: Iterable[str], *, quick: bool) -> GridT:
         """The grid, or the quick one, with `FIELD=VALUE` settings; a tuple's values are separated by commas."""
@@ -266,6 +273,15 @@ def claims_table(claims: Sequence[Claim], notes: Sequence[str] = ()) -> Table:
     return Table("What can be compared", columns, rows, notes)
 
 
+def claims_verdict(claims: Sequence[Claim]) -> str:
+    """Return in words how many of a paper's statements hold here; empty without claims that can be compared."""
+    counts = Counter(claim.verdict for claim in claims if claim.verdict != "–")
+    if not counts:
+        return ""
+    parts = ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())
+    return f"Of {counts.total()} statements that can be compared with the paper, {parts}."
+
+
 @dataclass(frozen=True)
 class Line:
     """A line of a figure, with values or with ratios and their intervals; `markers` are drawn as crosses."""
@@ -304,10 +320,10 @@ def line_figure(
 ) -> Figure:
     """One panel per title, all with the same axes; lines of one name share a colour and an entry of the legend."""
     names = list(dict.fromkeys(line.name for lines in panels.values() for line in lines))
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    colour_of = colours(names)
     data: list[dict[str, Any]] = []
     for place, lines in enumerate(panels.values()):
-        data += [line.trace(colours[line.name], place, in_legend=place == 0) for line in lines]
+        data += [line.trace(colour_of[line.name], place, in_legend=place == 0) for line in lines]
     layout = axes([(x, y)] * len(panels), columns=min(2, len(panels)), titles=list(panels))
     return Figure(title, text, data, layout, height=height)
 

@@ -30,7 +30,7 @@ from lengthwise.policies.preemptive import Srpt
 from lengthwise.policies.residual import expected_remaining
 from lengthwise.predictors.probe import DEFAULT, load_probe
 from lengthwise.reports.page import Figure, axis
-from lengthwise.reports.simulation import multiple, seconds
+from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
 from lengthwise.simulator.paired import Ratio, over_seeds

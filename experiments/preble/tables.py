@@ -19,7 +19,7 @@ from experiments.preble.study import (
     places,
 )
 from experiments.study import Claim
-from lengthwise.reports.simulation import multiple, seconds
+from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.routing import routing_time_s, routing_times

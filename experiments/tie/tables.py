@@ -26,8 +26,8 @@ from experiments.tie.study import (
     top,
 )
 from experiments.tie.traffic import AS_IN_PAPER, weighted_score
+from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.simulation import facts as grid_facts
-from lengthwise.reports.simulation import multiple, seconds
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.grid import Cell, Grid, Measure, Statistic
 from lengthwise.simulator.paired import Ratio, over_seeds

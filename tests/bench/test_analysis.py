@@ -11,6 +11,7 @@ from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
 from lengthwise.reports.bench import bench_page, bench_tables
+from lengthwise.reports.page import Origin
 from lengthwise.simulator.paired import over_pairs
 from tests.bench.measured import measured
 
@@ -64,10 +65,13 @@ def test_the_interval_covers_the_ratio_of_noisy_pairs_and_one_pair_has_none() ->
 def test_tables_and_page_show_every_arm_and_the_verdict(tmp_path: Path) -> None:
     store = measured(tmp_path, ARMS, 2, scaled, kinds=("burst", "steady:0.7"))
     result = analyse(store)
-    page = bench_page(result, store, "lengthwise bench")
+    page = bench_page(result, store, Origin("lengthwise bench --url x", "1.0", "today", "a GPU", "7"))
     assert [table.title for table in bench_tables(result)] == ["burst episodes", "steady:0.7 episodes"]
-    assert result.verdict in page
+    assert f"<h1>{result.verdict}</h1>" in page
     assert all(arm.label in page for arm in ARMS)
+    assert all(
+        text in page for text in ("lengthwise bench --url x", "a GPU", "Who gains and who pays (burst episodes)")
+    )
 
 
 def test_an_empty_folder_is_an_input_error(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_an_unknown_command_is_refused() -> None:
     [
         ("pyarrow", "simulate castillo", "sim"),
         ("httptools", "serve --engine http://127.0.0.1:1", "serve"),
-        ("matplotlib", "evaluate constant --limit 20 --report out.html", "reports"),
+        ("plotly", "evaluate constant --limit 20 --report out.html", "reports"),
     ],
 )
 def test_a_missing_package_names_the_extra_that_installs_it(package: str, arguments: str, extra: str) -> None:

@@ -38,12 +38,23 @@ def test_a_sweep_is_told_written_and_then_known(sweep: Path) -> None:
     first = invoke(sweep, "--out", str(out))
     assert first.exit_code == 0, first.output
     assert "castillo on 2*llama-3-8b@a100" in first.stdout
-    assert first.stdout.count("lengthwise") == 4
+    assert "mean E2E of fcfs behind lengthwise" in first.stdout
+    assert max(map(len, first.stdout.partition("┏")[2].splitlines()[:20])) <= 80
     assert "0 from the cache, 14 computed" in first.stderr
     second = json.loads(invoke(sweep, "--json").stdout)
     assert (second["from_cache"], second["computed"]) == (14, 0)
     assert second["rows"] == json.loads(json.dumps(pq.read_table(out).to_pylist()))
     assert [row["predictor"] for row in second["rows"][:3]] == [None, "oracle", "none"]
+
+
+def test_a_report_of_a_sweep_is_one_page_with_the_verdict_and_the_command(sweep: Path) -> None:
+    page = sweep.parent / "out.html"
+    result = invoke(sweep, "--report", str(page))
+    assert result.exit_code == 0, result.output
+    text = page.read_text(encoding="utf-8")
+    assert text.count('drawFigure("figure') == 4
+    assert result.stdout.split(". ")[0] in text
+    assert "<dt>Seed</dt><dd>0 to 1</dd>" in text
 
 
 def test_what_is_wrong_is_one_line(sweep: Path) -> None:

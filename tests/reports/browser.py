@@ -22,29 +22,49 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--window-size=1440,3000",
+    "--allow-file-access-from-files",
+    "--window-size=1600,3000",
 )
+DARK = "--blink-settings=preferredColorScheme=0"
 VIRTUAL_TIME_MS = 10_000
 TIMEOUT_S = 120
-# Errors are collected from the start; one second (of virtual time) after loading, the page describes itself in the DOM.
+# Errors are collected from the start; one second (of virtual time) after loading, the page describes itself.
 CATCH = """<head><script>
 window.errors = [];
 window.onerror = message => { window.errors.push(String(message)); };
+function sortedColumn(values) {
+  const table = document.querySelector('table'), body = table.tBodies[0], row = body.rows[0];
+  body.replaceChildren(...values.map(value => {
+    const copy = row.cloneNode(true); copy.cells[1].textContent = value; return copy;
+  }));
+  table.querySelectorAll('th button')[1].click();
+  return Array.from(body.rows).map(each => each.cells[1].textContent);
+}
 window.addEventListener('load', () => setTimeout(() => {
-  const plots = Array.from(document.querySelectorAll('.js-plotly-plot'));
-  const result = document.createElement('pre');
-  result.id = 'inspection';
-  result.textContent = JSON.stringify({
+  const plots = Array.from(document.querySelectorAll('.js-plotly-plot')), root = getComputedStyle(document.body);
+  const label = document.querySelector('.js-plotly-plot .xtick text');
+  window.parent.inspection({
     plots: plots.length,
     drawn: plots.map(plot => plot.querySelectorAll('.trace, .hm image, .point, .bars').length),
+    widths: plots.map(plot => plot.querySelector('svg').clientWidth),
     errors: window.errors,
     fetched: performance.getEntriesByType('resource').map(entry => entry.name),
     rules: Array.from(document.querySelectorAll('tr.rule td')).map(cell => getComputedStyle(cell).borderTopWidth),
     overflow_px: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+    paper: root.backgroundColor, ink: root.color, axis_text: label ? getComputedStyle(label).fill : null,
+    sorted: sortedColumn(['10.00 s', '900.0 ms', '\u2013', '1.20 s', '20.0 ms']),
   });
-  document.body.appendChild(result);
 }, 1000));
 </script>"""
+# The page is in a frame of the chosen width: a window of a headless browser has a least width.
+FRAME = """<!doctype html><script>
+window.inspection = found => {
+  const result = document.createElement('pre');
+  result.id = 'inspection';
+  result.textContent = JSON.stringify(found);
+  document.body.appendChild(result);
+};
+</script><body style="margin: 0"><iframe src="page.html" width="%d" height="2900" style="border: 0"></iframe></body>"""
 
 
 def find_browser() -> str:
@@ -58,21 +78,25 @@ def find_browser() -> str:
     return path
 
 
-def inspect(page: str, folder: Path, screenshot: Path | None = None) -> dict[str, Any]:
+def inspect(
+    page: str, folder: Path, screenshot: Path | None = None, *, width: int = 1440, dark: bool = False
+) -> dict[str, Any]:
     """Load the page from a file and return its plots, script errors, fetched resources and layout."""
     browser = find_browser()
-    path = folder / "page.html"
-    path.write_text(page.replace("<head>", CATCH, 1), encoding="utf-8")
+    folder.mkdir(exist_ok=True)
+    (folder / "page.html").write_text(page.replace("<head>", CATCH, 1), encoding="utf-8")
+    (folder / "frame.html").write_text(FRAME % width, encoding="utf-8")
     shot = [] if screenshot is None else [f"--screenshot={screenshot}"]
     run = subprocess.run(
         [
             browser,
             *FLAGS,
+            *([DARK] if dark else []),
             f"--user-data-dir={folder / 'profile'}",
             f"--virtual-time-budget={VIRTUAL_TIME_MS}",
             "--dump-dom",
             *shot,
-            path.as_uri(),
+            (folder / "frame.html").as_uri(),
         ],
         capture_output=True,
         text=True,

@@ -1,39 +1,31 @@
+"""A grid of simulations as tables, as facts and as a page."""
+
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from functools import cache
 
-import plotly.graph_objects as go
 import pytest
 
-from lengthwise.reports.page import Figure, html_page
-from lengthwise.reports.simulation import (
-    cdfs,
-    html_report,
-    latency_against_load,
-    length_heatmap,
-    mean_against_tail,
-    multiple,
-    over_time,
-    seconds,
-    tables,
-    waiting_by_length,
-)
+from lengthwise.reports.runs import ReportedRun, figures, multiple, seconds
+from lengthwise.reports.simulation import facts, html_report, runs_of, tables
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.grid import Grid, Plan, run_grid
 from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import redraw
 from tests.simulator.builders import UNEVEN, fleet, requests
 
-FIGURES = (latency_against_load, mean_against_tail, cdfs, over_time, length_heatmap, waiting_by_length)
-
 
 @cache
-def grid(*, policies: tuple[str, ...] = ("fcfs", "sjf"), predictors: tuple[str, ...] = ("none", "oracle")) -> Grid:
+def grid(
+    *,
+    policies: tuple[str, ...] = ("fcfs", "sjf"),
+    predictors: tuple[str, ...] = ("none", "oracle"),
+    loads: tuple[float, ...] = (0.7, 1.4),
+) -> Grid:
     source = requests([(8, 3), (8, 40), (8, 12), (8, 90)] * 15)
-    plan = Plan(fleet(UNEVEN, engines=2, seqs=2), policies, predictors, loads=(0.7, 1.4), seeds=(0, 1))
+    plan = Plan(fleet(UNEVEN, engines=2, seqs=2), policies, predictors, loads=loads, seeds=(0, 1))
     return run_grid(plan, lambda seed: redraw(source, requests=60, rate=1.0, seed=seed))
 
 
@@ -86,60 +78,28 @@ def test_figures_read_well() -> None:
     assert multiple(Ratio.none()) == "–"
 
 
-@pytest.mark.parametrize("draw", FIGURES)
-@pytest.mark.parametrize("policies", [("fcfs", "sjf"), ("sjf",)])
-def test_plotly_accepts_every_figure_and_each_holds_numbers(
-    draw: Callable[[Grid], Figure], policies: tuple[str, ...]
-) -> None:
-    figure = draw(grid(policies=policies))
-    data, layout = json.loads(to_json(figure.data)), json.loads(to_json(figure.layout))
-    go.Figure({"data": data, "layout": layout})  # raises on a name or a value that Plotly does not know
-    for trace in data:
-        assert any(value is not None for value in trace["y"])
-        assert f"xaxis{trace['xaxis'].removeprefix('x')}" in layout
-
-
-def test_the_heatmap_counts_every_request_once_for_each_policy() -> None:
-    for trace in json.loads(to_json(length_heatmap(grid()).data)):
-        assert sum(share for row in trace["z"] for share in row if share is not None) == pytest.approx(1.0)
-
-
-def test_the_fuller_a_cell_of_the_heatmap_the_darker_it_is() -> None:
-    shades = [colour for _, colour in length_heatmap(grid()).layout["coloraxis"]["colorscale"]]
-    light = [sum(int(shade[i : i + 2], 16) for i in (1, 3, 5)) for shade in shades]
-    assert light == sorted(light, reverse=True)
-
-
 def test_a_batch_has_no_load_to_speak_of() -> None:
     batch = requests([(8, 3), (8, 40), (8, 12)] * 5).replace(arrival_s=[0.0] * 15)
-    found = run_grid(Plan(fleet(UNEVEN, seqs=2), ["fcfs", "sjf"], ["oracle"]), lambda _: batch)
-    assert length_heatmap(found).text.startswith("All at once, predictions oracle (TRUE LENGTHS).")
+    found = runs_of(run_grid(Plan(fleet(UNEVEN, seqs=2), ["fcfs", "sjf"], ["oracle"]), lambda _: batch))
+    assert {run.level for run in found} == {"all at once"}
+    assert all(math.isnan(run.load) for run in found)
 
 
-def test_every_point_of_mean_against_tail_lies_inside_its_panel() -> None:
-    figure = mean_against_tail(grid())
-    for trace in figure.data:
-        for side in ("x", "y"):
-            low, high = figure.layout[f"{side}axis{trace[f'{side}axis'].removeprefix(side)}"]["range"]
-            assert low < trace[side][0] < high
+def test_facts_hold_all_that_the_page_draws() -> None:
+    stored = [ReportedRun.of(run) for run in json.loads(to_json(facts(grid())))["runs"]]
+    assert to_json([run.to_dict() for run in stored]) == to_json([run.to_dict() for run in runs_of(grid())])
+    assert to_json(figures(stored)) == to_json(figures(runs_of(grid())))
 
 
-def test_the_queue_over_time_is_longer_under_fcfs_and_empty_in_the_end() -> None:
-    fcfs, sjf = (trace for trace in json.loads(to_json(over_time(grid()).data)) if trace["yaxis"] == "y")
-    assert fcfs["name"] == "fcfs"
-    assert max(fcfs["y"]) > 0
-    assert sjf["y"][-1] == fcfs["y"][-1] == 0
-
-
-def test_the_page_needs_nothing_else() -> None:
+def test_the_page_opens_with_the_verdict_and_needs_nothing_else() -> None:
     page = html_report(grid())
-    assert page.count("Plotly.newPlot(") >= len(FIGURES)
+    assert page.index("<h1>") < page.index("Who gains and who pays") < page.index("Over FCFS, below 1 is better")
+    assert "<h1>No difference beyond noise at load 1.40: mean E2E of sjf, none is 1.00 of that of fcfs" in page
     assert "<script src" not in page
-    assert "<h2>Waiting time by predicted length</h2>" in page
     assert "gain captured" in page
 
 
-def test_a_name_cannot_end_the_script() -> None:
-    page = html_page("x", [], figures=[Figure("a<b", "", [{"type": "scatter", "name": "</script>"}], {})])
-    assert '"name": "<\\/script>"' in page
-    assert "<h2>a&lt;b</h2>" in page
+@pytest.mark.parametrize(("loads", "drawn"), [((1.4,), False), ((0.7, 1.4), True)])
+def test_latency_against_load_is_drawn_for_several_loads_only(loads: tuple[float, ...], drawn: bool) -> None:
+    titles = [each.title for each in figures(runs_of(grid(loads=loads)))]
+    assert ("How it depends on load" in titles) == drawn

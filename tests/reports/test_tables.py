@@ -27,6 +27,22 @@ def test_a_table_shows_titles_cells_and_notes_and_brackets_are_not_markup() -> N
         assert text in out.getvalue()
 
 
+def test_a_wide_table_is_split_to_fit_80_columns_and_every_part_names_its_rows() -> None:
+    out = io.StringIO()
+    columns = ("policy", "load", *(f"figure {i}" for i in range(12)))
+    rows = [("fcfs", "0.70", *["0.84 [0.80, 0.88]"] * 12), ("tie", "0.90", *["1"] * 12)]
+    print_tables([Table("Wide", columns, rows, ["A note."], keys=2)], Console(file=out, width=80))
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert (text.count("Wide"), text.count("A note."), text.count("fcfs"), text.count("0.84 [0.80, 0.88]")) == (
+        1,
+        1,
+        4,
+        12,
+    )
+    assert "…" not in text
+
+
 def test_json_has_plain_values_and_null_for_what_is_no_number() -> None:
     tree = Inner({"a": np.arange(2), 1: (np.float64(0.5), float("nan")), "b": Inner([np.inf, True, None])})
     expected = {"values": {"a": [0, 1], "1": [0.5, None], "b": {"values": [None, True, None]}}}

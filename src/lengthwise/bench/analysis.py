@@ -20,6 +20,7 @@ from scipy import stats
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
+from lengthwise.simulator.metrics import LatencyProfile
 from lengthwise.simulator.paired import Ratio, interval_over_pairs, over_pairs, pair_draws
 
 Floats = NDArray[np.float64]
@@ -40,6 +41,7 @@ class EpisodeRows:
     mu: Floats
     makespan_s: float
     preemptions: int
+    profile: LatencyProfile
 
     @classmethod
     def of(cls, table: pa.Table) -> EpisodeRows:
@@ -54,6 +56,12 @@ class EpisodeRows:
             mu=table["mu"].to_numpy(zero_copy_only=False).astype(np.float64),
             makespan_s=float(finished.max() - sent.min()),
             preemptions=int(np.nansum(table["preemptions"].to_numpy(zero_copy_only=False).astype(np.float64))),
+            profile=LatencyProfile.of(
+                sent=sent,
+                first_token=first,
+                finish=finished,
+                output_tokens=table["output_tokens"].to_numpy().astype(np.int64),
+            ),
         )
 
     @property

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -31,7 +31,9 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, TIE_NU, student
 from lengthwise.policies import make_policy
 from lengthwise.predictors.scores import mae, tau_within
-from lengthwise.reports.simulation import NAMES
+from lengthwise.reports.page import Origin
+from lengthwise.reports.runs import NAMES, ReportedRun, runs_page
+from lengthwise.reports.runs import verdict as runs_verdict
 from lengthwise.reports.tables import Table, number, share
 from lengthwise.simulator import (
     EngineSpec,
@@ -48,6 +50,7 @@ from lengthwise.simulator import (
     summarise,
 )
 from lengthwise.simulator.grid import Measure, latencies
+from lengthwise.simulator.metrics import TRUTH
 from lengthwise.simulator.paired import Ratio, over_requests
 from lengthwise.workloads import Workload
 
@@ -443,6 +446,34 @@ def tables(found: ShadowGain) -> list[Table]:
     """Return the tables of a report: match of the replay, gain, and accuracy of the predictions."""
     gain = [_match(found), _gain(found)]
     return [*gain, _accuracy(found)] if found.accuracy else gain
+
+
+def shadow_runs(found: ShadowGain) -> list[ReportedRun]:
+    """Return the replays of a log as a report shows them."""
+    base = {name: Ratio(1.0, 1.0, 1.0) for name in ("e2e_mean", "e2e_p99", "per_token_mean")}
+    replays: list[tuple[str, str | None, Summary, dict[str, Ratio]]] = [("fcfs", None, found.fcfs, base)]
+    for run in found.runs:
+        ratios = dict(zip(base, (run.mean_e2e, run.p99_e2e, run.per_token), strict=True))
+        replays.append((run.policy, TRUTH if run.predictions == TRUE else found.predictor, run.summary, ratios))
+    return [
+        ReportedRun(
+            policy,
+            predictor,
+            level=f"load {found.load:.2f}",
+            load=found.load,
+            latency={measure: asdict(getattr(summary, measure)) for measure in NAMES},
+            over_fcfs=ratios,
+            profile=summary.profile,
+        )
+        for policy, predictor, summary, ratios in replays
+    ]
+
+
+def html_report(found: ShadowGain, origin: Origin | None = None) -> str:
+    """Return the page of a replayed log; its verdict begins with whether the replay matches the measurement."""
+    runs = shadow_runs(found)
+    said = f"In a replay, {runs_verdict(runs)} {_verdict(found).capitalize()}."
+    return runs_page(f"{found.source}: what reordering would have gained", runs, tables(found), origin, said)
 
 
 def _match(found: ShadowGain) -> Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -96,8 +95,10 @@ def bench(
     result = analyse(store)
     if report is not None:
         from lengthwise.reports.bench import bench_page
+        from lengthwise.reports.page import Origin
 
-        report.write_text(bench_page(result, store, " ".join(["lengthwise", *sys.argv[1:]])), encoding="utf-8")
+        origin = Origin.here(seed=result.settings["traffic"]["seed"], hardware=str(result.settings["machine"]))
+        report.write_text(bench_page(result, store, origin), encoding="utf-8")
     if as_json:
         typer.echo(to_json(result))
         return

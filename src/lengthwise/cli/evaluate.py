@@ -12,7 +12,8 @@ from lengthwise.cli.output import AsJson, OnlyCorpus, OnlyLlm, Report, SampleSou
 from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import CAP
 from lengthwise.predictors.evaluation import Evaluation, run
-from lengthwise.reports.evaluation import html_report, tables
+from lengthwise.reports.evaluation import html_report, tables, verdict
+from lengthwise.reports.page import Origin
 from lengthwise.reports.progress import late_bar
 
 
@@ -60,7 +61,15 @@ def evaluate(
         found = run(
             predictor, samples, split=split, llm=llm, corpus=corpus, limit=limit, max_tokens=max_tokens, progress=bar
         )
-    show(found, tables, Evaluation.to_dict, html_report, report=report, as_json=as_json)
+    show(
+        found,
+        tables,
+        Evaluation.to_dict,
+        lambda evaluation: html_report(evaluation, Origin.here()),
+        verdict=verdict(found),
+        report=report,
+        as_json=as_json,
+    )
 
 
 def _evaluate_traffic(folder: Path, report: Path | None, *, as_json: bool) -> None:
@@ -69,4 +78,12 @@ def _evaluate_traffic(folder: Path, report: Path | None, *, as_json: bool) -> No
     from lengthwise.reports import traffic as reports
 
     found = evaluate_traffic(read_traffic(folder))
-    show(found, reports.tables, TrafficEvaluation.to_dict, reports.html_report, report=report, as_json=as_json)
+    show(
+        found,
+        reports.tables,
+        TrafficEvaluation.to_dict,
+        lambda it: reports.html_report(it, Origin.here()),
+        verdict=reports.verdict(found),
+        report=report,
+        as_json=as_json,
+    )

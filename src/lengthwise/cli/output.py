@@ -50,13 +50,16 @@ def show(
     plain: Callable[[Found], Any] = lambda found: found,
     page: Callable[[Found], str] | None = None,
     *,
+    verdict: str | None = None,
     report: Path | None = None,
     as_json: bool,
 ) -> None:
-    """Print tables or JSON, and write the report if one is requested."""
+    """Print the verdict and tables, or JSON, and write the report if one is requested."""
     if as_json:
         typer.echo(to_json(plain(found)))
     else:
+        if verdict is not None:
+            typer.echo(f"{verdict}\n")
         print_tables(tables(found))
     if report is not None and page is not None:
         with atomic_path(report) as path:

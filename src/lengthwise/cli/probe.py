@@ -11,6 +11,7 @@ import typer
 from lengthwise.cli.collect import read_prompts
 from lengthwise.cli.output import need_folder, show
 from lengthwise.errors import InputError
+from lengthwise.reports.page import Origin
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import share
 
@@ -66,7 +67,14 @@ def train(
         recipe = ProbeRecipe(epochs=epochs, seed=seed)
         trained = train_probe(found, chosen, llm, recipe=recipe, name=out.stem, report=bar)
     write_probe(out, trained.probe)
-    show(trained, tables, lambda it: {"out": str(out), **plain(it)}, html_report, report=report, as_json=as_json)
+    show(
+        trained,
+        tables,
+        lambda it: {"out": str(out), **plain(it)},
+        lambda it: html_report(it, Origin.here()),
+        report=report,
+        as_json=as_json,
+    )
     typer.echo(f"{out}: layer {trained.probe.layer}, {out.stat().st_size / 1e6:.2f} MB", err=as_json)
 
 

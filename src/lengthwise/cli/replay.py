@@ -11,7 +11,7 @@ import typer
 from lengthwise.cli.output import need_folder, show, write_parquet
 from lengthwise.engines.load import LoadPlan, LoadReport, run_load
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.simulation import NAMES
+from lengthwise.reports.runs import NAMES
 from lengthwise.reports.tables import Table
 from lengthwise.workloads import Workload, load_trace
 

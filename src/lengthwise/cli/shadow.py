@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.bench.shadow_gain import study_shadow, tables
-from lengthwise.cli.output import AsJson, MaxNumSeqs, Wait, show
+from lengthwise.bench.shadow_gain import html_report, study_shadow, tables
+from lengthwise.cli.output import AsJson, MaxNumSeqs, Wait, need_folder, show
 from lengthwise.engines.shadow_log import read_log
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.service import known_predictor
+from lengthwise.reports.page import Origin, this_machine
 from lengthwise.simulator import find_engine
 from lengthwise.specs import split_specs
 
@@ -91,12 +92,14 @@ def report(
     max_num_seqs: MaxNumSeqs = None,
     max_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens computed in a step.")] = None,
     kv_tokens: Annotated[int | None, typer.Option(min=1, help="KV memory of the engine.")] = None,
+    page: Annotated[Path | None, typer.Option("--report", help="Also write an HTML report with figures.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate what a policy would have gained on the traffic of a log, which may be still open.
 
     Example: `lengthwise shadow report shadow.jsonl --engine engine.yaml --policy lengthwise,sjf`
     """
+    need_folder(page, "--report", ".html")
     found = study_shadow(
         read_log(log),
         str(log),
@@ -106,4 +109,5 @@ def report(
         max_num_batched_tokens=max_batched_tokens,
         kv_tokens=kv_tokens,
     )
-    show(found, tables, as_json=as_json)
+    origin = Origin.here(hardware=f"replay of {found.engine_url}, simulated on {this_machine()}")
+    show(found, tables, page=lambda it: html_report(it, origin), report=page, as_json=as_json)

@@ -9,8 +9,10 @@ import typer
 
 from lengthwise.cli.output import AsJson, Report, need_folder, note, show, write_parquet
 from lengthwise.errors import InputError
+from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.simulation import facts, html_report, tables
+from lengthwise.reports.runs import verdict
+from lengthwise.reports.simulation import facts, html_report, runs_of, tables
 from lengthwise.simulator import Fleet, KvLink, Pools
 from lengthwise.simulator.fleet import FleetEvent, FleetEventKind, parse_fleet_events
 from lengthwise.simulator.grid import Plan, run_grid
@@ -194,7 +196,18 @@ def simulate(
         grid = run_grid(plan, draw, on_progress=bar)
     if out is not None:
         write_parquet(grid.to_table(), out)
-    show(grid, tables, facts, html_report, report=report, as_json=as_json)
+    origin = Origin.here(
+        seed=seed if seeds == 1 else f"{seed} to {seed + seeds - 1}", hardware=f"simulated {fleet}, on {this_machine()}"
+    )
+    show(
+        grid,
+        tables,
+        lambda found: {"origin": origin, **facts(found)},
+        lambda found: html_report(found, origin),
+        verdict=verdict(runs_of(grid)),
+        report=report,
+        as_json=as_json,
+    )
 
 
 def numbers(text: str | None, name: str) -> list[float]:

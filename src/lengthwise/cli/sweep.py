@@ -9,11 +9,13 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from lengthwise.cli.output import AsJson, need_folder, show, write_parquet
+from lengthwise.cli.output import AsJson, Report, need_folder, show, write_parquet
 from lengthwise.errors import InputError
 from lengthwise.ray.sweep import on_ray
+from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.simulation import sweep_tables
+from lengthwise.reports.runs import verdict
+from lengthwise.reports.simulation import sweep_report, sweep_runs, sweep_tables
 from lengthwise.simulator.sweep import read_sweep, run_sweep
 from lengthwise.simulator.tasks import ResultCache, in_processes
 
@@ -34,23 +36,34 @@ def sweep(
         Path | None, typer.Option(help="Folder of cached results [default: ~/.cache/lengthwise/sweeps].")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write one row per cell (.parquet).")] = None,
+    report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate every combination of a grid, in parallel. Results are cached by content: a second run computes nothing.
 
     An interrupted sweep resumes when it is run again.
 
-    Example: `lengthwise sweep configs/sweep.yaml --jobs 8 --out sweep.parquet`
+    Example: `lengthwise sweep configs/sweep.yaml --jobs 8 --report sweep.html`
     """
     need_folder(out, "--out", ".parquet")
+    need_folder(report, "--report", ".html")
     config = read_sweep(file)
     workers = in_processes(jobs) if ray is None else on_ray(ray)
     with late_bar() as bar:
         swept = run_sweep(config, ResultCache(cache_folder(cache)), workers, on_progress=bar)
     if out is not None:
         write_parquet(pa.Table.from_pylist(swept.rows), out)
-    data = {"rows": swept.rows, "from_cache": swept.from_cache, "computed": swept.computed}
-    show(data, lambda _: sweep_tables(swept.rows), as_json=as_json)
+    seeds = f"{config.seed} to {config.seed + config.seeds - 1}"
+    origin = Origin.here(seed=seeds, hardware=f"simulated {', '.join(config.fleet)}, on {this_machine()}")
+    data = {"origin": origin, "rows": swept.rows, "from_cache": swept.from_cache, "computed": swept.computed}
+    show(
+        data,
+        lambda _: sweep_tables(swept.rows),
+        page=lambda _: sweep_report(swept.rows, origin),
+        verdict=verdict(sweep_runs(swept.rows)),
+        report=report,
+        as_json=as_json,
+    )
     if not as_json:
         typer.echo(f"{swept.from_cache} from the cache, {swept.computed} computed", err=True)
 

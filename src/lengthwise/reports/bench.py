@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from lengthwise.bench.analysis import ArmResult, BenchResult, over, read_episodes, times
-from lengthwise.bench.episodes import Arm
+from lengthwise.bench.episodes import FCFS, Arm
 from lengthwise.bench.store import BenchStore
-from lengthwise.reports.page import COLOURS, Figure, axes, axis, html_page, interval_bars, panel
+from lengthwise.predictors.service import NO_PREDICTOR
+from lengthwise.reports.page import Origin
+from lengthwise.reports.runs import ReportedRun, pooled, runs_page
 from lengthwise.reports.tables import Table, share
+from lengthwise.simulator.paired import Ratio
 
-_POINTS = 300
+_FIGURES = {"mean": "e2e_mean", "p99": "e2e_p99", "ttft": "ttft_mean", "per_token": "per_token_mean"}
 
 
 def bench_tables(result: BenchResult) -> list[Table]:
@@ -62,84 +66,38 @@ def _table(kind: str, arms: list[ArmResult], settings: Mapping[str, Any]) -> Tab
     return Table(f"{kind} episodes", columns, rows, notes)
 
 
-def bench_page(result: BenchResult, store: BenchStore, command: str) -> str:
-    """Return the HTML report: the verdict, three figures, tables, and how to run it again."""
-    origin = Table("How this was measured", ["", ""], [[name, str(value)] for name, value in _origin(result, command)])
-    figures = [_ratios(result), _by_block(result), _latencies(store)]
-    return html_page(f"lengthwise bench: {result.verdict}", [*bench_tables(result), origin], figures=figures)
-
-
-def _origin(result: BenchResult, command: str) -> list[tuple[str, object]]:
-    settings = result.settings
-    return [
-        ("command", command),
-        ("machine", settings["machine"]),
-        ("engine", settings["engine"]),
-        ("traffic", settings["traffic"]),
-        ("data", settings["data"]),
-        ("left out", settings["left_out"]),
-        ("hours of episodes", f"{result.hours:.2f}"),
-    ]
-
-
-def _ratios(result: BenchResult) -> Figure:
-    arms = [each for each in result.arms if each.by_block["mean"]]
-    labels = [f"{each.kind}: {each.arm.label}" for each in arms]
-    traces = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": title,
-            "x": [each.ratios[name].ratio for each in arms],
-            "y": labels,
-            "error_x": interval_bars([each.ratios[name] for each in arms]),
-            "marker": {"size": 9, "color": COLOURS[place + 1]},
-        }
-        for place, (name, title) in enumerate((("mean", "mean E2E"), ("per_token", "per token"), ("p99", "p99 E2E")))
-    ]
-    layout = {"xaxis": axis("over fcfs, log scale", type="log"), "yaxis": axis(""), "margin": {"l": 220}}
-    text = "Left of 1 is better than first come, first served, on the same requests. Bars: 95 % over blocks."
-    return Figure("What each policy gains and pays", text, traces, layout, height=max(320, 120 + 40 * len(arms)))
-
-
-def _by_block(result: BenchResult) -> Figure:
-    arms = [each for each in result.arms if each.by_block["mean"]]
-    traces = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": f"{each.kind}: {each.arm.label}",
-            "line": {"color": COLOURS[(1 + place) % len(COLOURS)]},
-            "x": list(range(1, len(each.by_block["mean"]) + 1)),
-            "y": list(each.by_block["mean"]),
-        }
-        for place, each in enumerate(arms)
-    ]
-    layout = {"xaxis": axis("block"), "yaxis": axis("mean E2E over fcfs")}
-    return Figure("Block by block", "Each point is one pair of episodes on the same traffic.", traces, layout)
-
-
-def _latencies(store: BenchStore) -> Figure:
+def bench_runs(result: BenchResult, store: BenchStore) -> list[ReportedRun]:
+    """Return each arm of each kind of episode as a report shows it."""
     episodes = read_episodes(store.rows())
-    kinds = list(dict.fromkeys(kind for kind, _ in episodes))
-    arms = sorted({arm for _, arm in episodes}, key=lambda arm: (arm.policy != "fcfs", arm))
-    shares = np.linspace(0, 1, _POINTS)
-    traces = []
-    for (kind, arm), blocks in episodes.items():
-        values = np.concatenate([rows.e2e_s for rows in blocks.values()])
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": arm.label,
-                "legendgroup": arm.label,
-                "showlegend": kind == kinds[0],
-                "line": {"color": COLOURS[arms.index(arm) % len(COLOURS)], "width": 2 if arm == Arm("fcfs") else 1.5},
-                "x": np.quantile(values, shares).tolist(),
-                "y": shares.tolist(),
-                **panel(kinds.index(kind)),
-            }
+    found = []
+    for each in result.arms:
+        rows = list(episodes[each.kind, each.arm].values())
+        is_base = each.arm == Arm(FCFS)
+        found.append(
+            ReportedRun(
+                f"{each.arm.policy} (again)" if each.arm.copy else each.arm.policy,
+                None if each.arm.predictor == NO_PREDICTOR else each.arm.predictor,
+                level=f"{each.kind} episodes",
+                latency={"e2e_s": {name: each.seconds[name] for name in ("mean", "p50", "p99")}},
+                over_fcfs={
+                    ours: Ratio(1.0, 1.0, 1.0) if is_base else each.ratios[theirs] for theirs, ours in _FIGURES.items()
+                },
+                profile=pooled([each.profile for each in rows]),
+            )
         )
-    panels = [(axis("E2E latency, s", type="log"), axis("share of requests", range=[0, 1]))] * len(kinds)
-    layout = axes(panels, columns=min(2, len(kinds)), titles=kinds)
-    return Figure("How long requests took", "Cumulative shares, all blocks together.", traces, layout)
+    return found
+
+
+def bench_page(result: BenchResult, store: BenchStore, origin: Origin) -> str:
+    """Return the HTML report."""
+    how = Table("How this was measured", ["", ""], [[name, str(value)] for name, value in _setting(result)])
+    runs = bench_runs(result, store)
+    kinds = list(dict.fromkeys(run.level for run in runs))
+    by_kind = [replace(run, place=run.level if len(kinds) > 1 else "") for run in runs]
+    return runs_page("lengthwise bench", by_kind, [*bench_tables(result), how], origin, result.verdict)
+
+
+def _setting(result: BenchResult) -> list[tuple[str, object]]:
+    names = {"engine": "engine", "traffic": "traffic", "data": "data", "left_out": "left out", "machine": "machine"}
+    known = [(shown, result.settings[name]) for name, shown in names.items()]
+    return [*known, ("hours of episodes", f"{result.hours:.2f}")]

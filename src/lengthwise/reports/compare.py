@@ -14,7 +14,7 @@ import numpy as np
 
 from lengthwise.errors import InputError
 from lengthwise.reports.page import table_html
-from lengthwise.reports.simulation import NAMES, multiple, seconds
+from lengthwise.reports.runs import NAMES, multiple, seconds
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.simulator.cluster import as_fleet, as_predictions, as_workload

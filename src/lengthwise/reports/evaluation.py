@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from lengthwise.predictors.evaluation import Breakdown, Evaluation, EvaluationScores
-from lengthwise.reports.figures import COLOURS, GREY, describe, dots, figure, log_tokens, percent_axis, png, short_name
-from lengthwise.reports.page import html_page
+from lengthwise.predictors.evaluation import CEILING, PER_LLM, Breakdown, Evaluation, EvaluationScores
+from lengthwise.reports.figures import short_name
+from lengthwise.reports.page import (
+    BASELINE_COLOUR,
+    COLOURS,
+    Figure,
+    Origin,
+    axes,
+    axis,
+    html_page,
+    panel,
+    ratio_axis,
+)
 from lengthwise.reports.tables import Table, number, share
 
-if TYPE_CHECKING:  # matplotlib is an extra
-    from matplotlib.axes import Axes
+if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
@@ -117,76 +127,91 @@ def _groups(
     return Table(title, ("", *(name for name, _ in columns), *others), rows, [note])
 
 
-def html_report(found: Evaluation) -> str:
-    """Return one page with embedded pictures."""
-    return html_page(f"{found.predictor}: how well it predicts lengths", tables(found), pictures=pictures(found))
+def html_report(found: Evaluation, origin: Origin | None = None) -> str:
+    """Return the page: who is predicted well, how sure the predictions are, and where they fail."""
+    figures = [by_length(found), calibration(found), _groups_figure(found)]
+    title = f"{found.predictor} on {found.rows:,} rows of {found.origin}"
+    return html_page(title, tables(found), verdict=verdict(found), origin=origin, figures=figures)
 
 
-_TICKS: Final = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000)
-_MARKS: Final = (*COLOURS[:3], GREY)
+def verdict(found: Evaluation) -> str:
+    """Return in words how good the predictor is, beside a constant and the noise ceiling."""
+    ours, constant, ceiling = (found.subjects[name].overall for name in (found.predictor, PER_LLM, CEILING))
+    error = 1 - ours.mae_mean / constant.mae_mean
+    better = f"{100 * abs(error):.0f} % {'smaller' if error >= 0 else 'LARGER'} than that of a constant per LLM"
+    rank = (
+        "It does not rank prompts (tau is not defined)"
+        if math.isnan(ours.tau)
+        else f"It ranks prompts with tau {ours.tau:.2f} (the noise of sampling allows {ceiling.tau:.2f})"
+    )
+    return (
+        f"The error of {found.predictor} is {ours.mae_mean:,.0f} tokens, {better}. {rank}. "
+        f"Its 90 % interval holds {100 * ours.coverage_90:.0f} % of answers."
+    )
 
 
-def pictures(found: Evaluation) -> dict[str, str]:
-    """Return PNGs in base64 by title."""
-    with figure(1, 2, size=(13, 5.6), title=f"{found.predictor}: {found.rows:,} rows") as (drawing, axes):
-        draw_predicted(axes[0], found)
-        draw_calibration(axes[1], found)
-        prediction = png(drawing)
-    return {
-        "Predicted against true, and calibration": prediction,
-        "By LLM": _bars(found, "by LLM", lambda subject: subject.by_llm),
-        "By corpus": _bars(found, "by corpus", lambda subject: subject.by_corpus),
-    }
+_BINS: Final = 36
+_TENTHS: Final = 10
 
 
-def draw_predicted(axes: Axes, found: Scatter) -> None:
-    """Draw predicted against true lengths."""
+def by_length(found: Scatter) -> Figure:
+    """Predicted against true length as a density, and the error by tenth of true length."""
     known = np.isfinite(found.true) & np.isfinite(found.predicted)
     true, predicted = np.maximum(found.true[known], 1.0), np.maximum(found.predicted[known], 1.0)
-    ends = (float(min(true.min(), predicted.min())) / 1.2, float(max(true.max(), predicted.max())) * 1.2)
-    low, high = np.log10(ends)
-    # The same range on both axes: hexbin needs an extent even if a predictor always predicts the same length.
-    axes.hexbin(
-        true, predicted, xscale="log", yscale="log", gridsize=55, bins="log", mincnt=1, cmap="Blues",
-        extent=(low, high, low, high),
-    )  # fmt: skip
-    axes.plot(ends, ends, color=COLOURS[1], linewidth=1.2, label="equal")
-    ticks = [tick for tick in _TICKS if ends[0] <= tick <= ends[1]]
-    log_tokens(axes, ticks)
-    axes.set_yticks(ticks, [f"{tick:,g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.set(xlim=ends, ylim=ends)
-    title = "Predicted against true, prompts per cell (log)"
-    describe(axes, title, x="mean of the clean samples (tokens)", y="predicted (tokens)", legend_at="upper left")
+    ends = float(min(true.min(), predicted.min())) / 1.2, float(max(true.max(), predicted.max())) * 1.2
+    edges = np.geomspace(*ends, _BINS + 1)
+    counts = np.histogram2d(true, predicted, bins=(edges, edges))[0].T
+    both = {"type": "log", "range": np.log10(ends).tolist()}
+    line = {"type": "scatter", "mode": "lines", "line": {"color": BASELINE_COLOUR}, "hoverinfo": "skip"}
+    tenths = [part for part in np.array_split(np.argsort(true, kind="stable"), _TENTHS) if len(part)]
+    middle = [float(np.median(true[part])) for part in tenths]
+    over = [float(np.median(predicted[part] / true[part])) for part in tenths]
+    data: list[dict[str, Any]] = [
+        {
+            "type": "heatmap",
+            "x": edges,
+            "y": edges,
+            "z": np.where(counts > 0, np.log10(np.maximum(counts, 1.0)), np.nan),
+            "customdata": counts,
+            "colorscale": [[0.0, "#a9cdee"], [1.0, "#0b4a86"]],
+            "showscale": False,
+            "hovertemplate": "true %{x:.0f}<br>predicted %{y:.0f}<br>%{customdata} requests<extra></extra>",
+            **panel(0),
+        },
+        {**line, "name": "equal", "x": list(ends), "y": list(ends), "showlegend": False, **panel(0)},
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": found.predictor,
+            "x": middle,
+            "y": over,
+            "line": {"color": COLOURS[1]},
+            "showlegend": False,
+            **panel(1),
+        },
+        {**line, "name": "exact", "x": [middle[0], middle[-1]], "y": [1, 1], "showlegend": False, **panel(1)},
+    ]
+    panels = [
+        (axis("true (tokens)", **both), axis("predicted (tokens)", **both)),
+        (axis("true (tokens)", type="log"), ratio_axis("predicted over true", over)),
+    ]
+    titles = ["requests by true and predicted length", "median of predicted over true, by tenth"]
+    text = "On the line the prediction is exact. Darker cells hold more requests (log scale)."
+    return Figure("Which answers are predicted well", text, data, axes(panels, columns=2, titles=titles), height=460)
 
 
-def draw_calibration(axes: Axes, found: Scatter) -> None:
-    """Draw the share of lengths inside the central intervals."""
-    nominal = [100 * level for level in found.calibration]
-    axes.plot([0, 100], [0, 100], color=GREY, linewidth=1.2, label="calibrated")
-    actual = [100 * level for level in found.calibration.values()]
-    axes.plot(nominal, actual, color=COLOURS[0], marker="o", markersize=4, label=found.predictor)
-    axes.set(xlim=(0, 100), ylim=(0, 100))
-    x, y = "nominal share of the central interval (%)", "single clean samples inside (%)"
-    describe(axes, "Calibration: below the line is overconfident", x=x, y=y, legend_at="upper left")
-
-
-def _bars(found: Evaluation, by: str, of: Callable[[Breakdown], Mapping[str, EvaluationScores]]) -> str:
-    groups = list(of(found.subjects[found.predictor]))
-    height = 1.8 + 0.36 * len(groups)
-    with figure(1, 3, size=(14, height), title=f"{found.predictor} {by}") as (drawing, axes):
-        for panel, (title, value) in zip(axes, _PANELS, strict=True):
-            series = [
-                (name, [value(of(subject)[group]) for group in groups]) for name, subject in found.subjects.items()
-            ]
-            shown = [(name, values) for name, values in series if np.isfinite(values).any()]
-            colours = [_MARKS[i % len(_MARKS)] for i, (_, values) in enumerate(series) if np.isfinite(values).any()]
-            dots(panel, [short_name(group) for group in groups], shown, colours=colours)
-            panel.set_title(title)
-        percent_axis(axes[2])
-        handles, labels = axes[1].get_legend_handles_labels()
-        drawing.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-        return png(drawing)
+def calibration(found: Scatter) -> Figure:
+    """The share of lengths inside the central intervals."""
+    both = {"range": [0, 1], "tickformat": ".0%"}
+    line = {"type": "scatter", "mode": "lines", "name": "calibrated", "x": [0, 1], "y": [0, 1]}
+    ours = {"type": "scatter", "mode": "lines+markers", "name": found.predictor, "line": {"color": COLOURS[1]}}
+    data: list[dict[str, Any]] = [
+        {**line, "line": {"color": BASELINE_COLOUR}, **panel(0)},
+        {**ours, "x": list(found.calibration), "y": list(found.calibration.values()), **panel(0)},
+    ]
+    panels = [(axis("nominal share of the central interval", **both), axis("answers inside", **both))]
+    text = "Below the line the predictor is overconfident: fewer answers lie inside an interval than it claims."
+    return Figure("How sure it is", text, data, axes(panels, columns=1, titles=["calibration"]))
 
 
 _PANELS: Final[tuple[tuple[str, Callable[[EvaluationScores], float]], ...]] = (
@@ -194,3 +219,26 @@ _PANELS: Final[tuple[tuple[str, Callable[[EvaluationScores], float]], ...]] = (
     ("MAE of the mean (tokens)", lambda scores: scores.mae_mean),
     ("samples in the 90 % interval", lambda scores: scores.coverage_90),
 )
+
+
+def _groups_figure(found: Evaluation) -> Figure:
+    """A row per LLM and per corpus, a mark per subject."""
+    marks = dict(zip(found.subjects, (COLOURS[1], BASELINE_COLOUR, COLOURS[4], COLOURS[3]), strict=False))
+    ours = found.subjects[found.predictor]
+    groups = [(short_name(name), "by_llm", name) for name in ours.by_llm]
+    groups += [(name, "by_corpus", name) for name in ours.by_corpus]
+    names = [shown for shown, _, _ in groups]
+    data: list[dict[str, Any]] = []
+    for place, (_, value) in enumerate(_PANELS):
+        for name, subject in found.subjects.items():
+            values = [value(getattr(subject, by)[group]) for _, by, group in groups]
+            if np.isfinite(values).any():
+                mark = {"type": "scatter", "mode": "markers", "name": name, "legendgroup": name}
+                shown = {"x": values, "y": names, "marker": {"color": marks[name], "size": 9}}
+                data.append({**mark, **shown, "showlegend": place == 1, **panel(place)})
+    rows = {"type": "category", "categoryorder": "array", "categoryarray": names[::-1]}
+    ends: list[dict[str, Any]] = [{"range": [0, 1]}, {"rangemode": "tozero"}, {"range": [0, 1], "tickformat": ".0%"}]
+    panels = [(axis("", **end), axis("", **rows, showticklabels=not place)) for place, end in enumerate(ends)]
+    layout = axes(panels, columns=3, titles=[title for title, _ in _PANELS])
+    text = "Every LLM and every corpus; a constant has no tau."
+    return Figure("Where it is good and where not", text, data, layout, height=160 + 24 * len(groups))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from lengthwise.reports.page import COLOURS, Figure, axes, axis, html_page, panel
+from lengthwise.reports.page import COLOURS, Figure, Origin, axes, axis, html_page, panel
 from lengthwise.reports.tables import Table, share
 from lengthwise.training.probe.compare import (
     BUCKETS,
@@ -61,9 +61,16 @@ def tables(trained: Trained) -> list[Table]:
     return found
 
 
-def html_report(trained: Trained) -> str:
+def html_report(trained: Trained, origin: Origin | None = None) -> str:
     """The poster's heatmaps, errors by tokens generated, then the tables."""
-    return html_page("TRAIL: the probe", tables(trained), figures=[_heatmaps(trained), _by_tokens(trained)])
+    prompt = next(score for score in trained.scores if score.name == PROMPT_ONLY)
+    ratio, low, high = prompt.over_joint
+    found = (
+        f"The error of the prompt alone is {ratio:.2f} times that of the probe with it (95 % interval {low:.2f} to "
+        f"{high:.2f}); the paper has {_PAPER_ERROR_RATIO:g}."
+    )
+    drawn = [_heatmaps(trained), _by_tokens(trained)]
+    return html_page("TRAIL: the probe", tables(trained), verdict=found, origin=origin, figures=drawn)
 
 
 def _comparison(title: str, scores: list[Score]) -> Table:

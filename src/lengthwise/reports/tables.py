@@ -27,22 +27,56 @@ class Table:
     """Sentences below the table: what was left out, what a column means."""
     rule_before: frozenset[int] = frozenset()
     """Rows that begin a new section."""
+    keys: int = 1
+    """Leading columns that name a row; they are repeated where a table is split to fit the terminal."""
+
+    def parts(self, width: int) -> list[Table]:
+        """Return the table in parts that are at most `width` characters wide, if one column beside the keys is."""
+        widths = [
+            3 + max(max(map(len, name.split()), default=0), *(len(row[place]) for row in self.rows), 0)
+            for place, name in enumerate(self.columns)
+        ]
+        parts: list[list[int]] = []
+        for place in range(self.keys, len(self.columns)):
+            if parts and sum(widths[: self.keys]) + sum(widths[each] for each in (*parts[-1], place)) + 1 <= width:
+                parts[-1].append(place)
+            else:
+                parts.append([place])
+        if len(parts) < 2:
+            return [self]
+        figures = range(self.keys, len(self.columns))
+        size = -(-len(figures) // len(parts))
+        even = [list(figures[start : start + size]) for start in range(0, len(figures), size)]
+        if all(sum(widths[: self.keys]) + sum(widths[each] for each in part) < width for part in even):
+            parts = even
+        chosen = [[*range(self.keys), *part] for part in parts]
+        return [
+            dataclasses.replace(
+                self,
+                title=self.title if number == 0 else "",
+                columns=[self.columns[place] for place in places],
+                rows=[[row[place] for place in places] for row in self.rows],
+                notes=self.notes if number == len(parts) - 1 else (),
+            )
+            for number, places in enumerate(chosen)
+        ]
 
 
 def print_tables(tables: Sequence[Table], console: Console | None = None) -> None:
-    """Print to stdout; 200 columns wide if it is not a terminal."""
+    """Print to stdout; tables wider than the terminal, or than 80 columns without one, are split."""
     console = Console() if console is None else console
-    if not console.is_terminal:
-        console.width = 200
     for table in tables:
-        console.print(_rich(table))
+        for part in table.parts(console.width):
+            console.print(_rich(part))
         for note in table.notes:
-            console.print(note, style="dim", highlight=False, markup=False)
+            console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
         console.print()
 
 
 def _rich(table: Table) -> RichTable:
-    rich = RichTable(title=table.title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
+    rich = RichTable(
+        title=table.title or None, title_justify="left", title_style="bold", header_style="bold", pad_edge=False
+    )
     for i, column in enumerate(table.columns):
         rich.add_column(column, justify="left" if i == 0 else "right", no_wrap=i == 0, overflow="fold")
     for i, row in enumerate(table.rows):

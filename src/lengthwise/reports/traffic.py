@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from lengthwise.predictors.traffic_evaluation import HISTORY, SERVED, TrafficEvaluation, TrafficScores
-from lengthwise.reports.evaluation import draw_calibration, draw_predicted
-from lengthwise.reports.figures import COLOURS, GREY, describe, figure, png
-from lengthwise.reports.page import html_page
+from lengthwise.reports.evaluation import by_length, calibration
+from lengthwise.reports.page import BASELINE_COLOUR, COLOURS, Figure, Origin, axes, axis, html_page, panel
 from lengthwise.reports.tables import Table, number, share
 
 SCORE_COLUMNS: Final = ("requests", "tau", "log error", "in 50 %", "in 90 %", "log score")
@@ -59,29 +58,37 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-def html_report(found: TrafficEvaluation) -> str:
-    """Return one page with embedded pictures."""
-    with figure(1, 2, size=(13, 5.6), title=f"{found.scored:,} requests") as (drawing, axes):
-        draw_predicted(axes[0], found)
-        draw_calibration(axes[1], found)
-        pictures = {"Predicted against true, and calibration": png(drawing)}
-    pictures["By day"] = _by_day(found)
-    return html_page("How good predictions were", tables(found), pictures=pictures)
+def verdict(found: TrafficEvaluation) -> str:
+    """Return in words how good the predictions were beside the history of each model."""
+    ours, history = found.overall[SERVED], found.overall[HISTORY]
+    factor, other = (math.exp(each.log_error) for each in (ours, history))
+    return (
+        f"Half of the {found.scored:,} predictions were off by less than a factor of {factor:.2f}; the history of each "
+        f"model alone, {other:.2f}. They rank requests with tau {number(ours.tau, 2)}. "
+        f"The 90 % interval held {share(ours.coverage_90)} of the lengths."
+    )
 
 
-def _by_day(found: TrafficEvaluation) -> str:
+def html_report(found: TrafficEvaluation, origin: Origin | None = None) -> str:
+    """Return the page: which answers are predicted well, how sure the predictions are, and how they were by day."""
+    figures = [by_length(found), calibration(found), _by_day(found)]
+    title = f"Predictions in {found.origin}"
+    return html_page(title, tables(found), verdict=verdict(found), origin=origin, figures=figures)
+
+
+_PANELS: Final = {"tau": "Kendall's tau", "log_error": "median |log(length / predicted)|", "coverage_90": "in 90 %"}
+
+
+def _by_day(found: TrafficEvaluation) -> Figure:
     days = found.groups["day"]
-    places = range(len(days))
-    with figure(1, 3, size=(14, 4.2), title="By day (UTC)") as (drawing, axes):
-        panels = (
-            ("Kendall's tau", "tau"),
-            ("median |log(length / predicted)|", "log_error"),
-            ("in 90 %", "coverage_90"),
-        )
-        for panel, (title, name) in zip(axes, panels, strict=True):
-            for kind, colour in ((SERVED, COLOURS[0]), (HISTORY, GREY)):
-                values = [getattr(scores[kind], name) for scores in days.values()]
-                panel.plot(places, values, color=colour, marker="o", markersize=4, label=kind)
-            panel.set_xticks(list(places), list(days), rotation=45, ha="right")
-            describe(panel, title, legend_at="best")
-        return png(drawing)
+    data: list[dict[str, Any]] = []
+    for place, name in enumerate(_PANELS):
+        for kind, colour in ((SERVED, COLOURS[1]), (HISTORY, BASELINE_COLOUR)):
+            line = {"type": "scatter", "mode": "lines+markers", "name": kind, "legendgroup": kind}
+            values = [getattr(scores[kind], name) for scores in days.values()]
+            shown = {"x": list(days), "y": values, "line": {"color": colour}, "showlegend": place == 0}
+            data.append({**line, **shown, **panel(place)})
+    ends: list[dict[str, Any]] = [{"range": [0, 1]}, {"rangemode": "tozero"}, {"range": [0, 1], "tickformat": ".0%"}]
+    panels = [(axis("", type="category"), axis("", **end)) for end in ends]
+    layout = axes(panels, columns=3, titles=list(_PANELS.values()))
+    return Figure("When: day by day (UTC)", "The served predictions beside the history of each model.", data, layout)

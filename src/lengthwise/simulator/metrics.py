@@ -8,7 +8,8 @@ A finish of NaN marks a refused request, which is in no mean.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -42,6 +43,62 @@ class Spread:
         return cls(float(present.mean()), *(float(p) for p in np.percentile(present, (50, 90, 99))))
 
 
+_TENTHS: Final = 10
+_WINDOWS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyProfile:
+    """Latency by output length and over time, in a few numbers: what reports draw.
+
+    Requests are in ten groups of equal size by output length, and in 60 windows of equal length by the time of sending.
+    """
+
+    tokens: tuple[float, ...]
+    """Median output tokens of each tenth, the shortest first."""
+    e2e_s: tuple[float, ...]
+    """Mean E2E of each tenth."""
+    time_s: tuple[float, ...]
+    """End of each window, in seconds after the first request was sent."""
+    waiting: tuple[float, ...]
+    """Requests without their first token at that time."""
+    window_e2e_s: tuple[float, ...]
+    """Mean E2E of the requests sent in each window; NaN where none was sent."""
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> LatencyProfile:
+        """Return the profile from JSON, in which NaN is null."""
+        names = (each.name for each in fields(cls))
+        return cls(*(tuple(math.nan if value is None else float(value) for value in content[name]) for name in names))
+
+    @classmethod
+    def of(
+        cls, *, sent: Floats, first_token: Floats, finish: Floats, output_tokens: NDArray[np.int64]
+    ) -> LatencyProfile:
+        """Return the profile of the requests that were served."""
+        served = ~np.isnan(finish)
+        sent, first_token, finish, tokens = (each[served] for each in (sent, first_token, finish, output_tokens))
+        if not len(sent):
+            return cls((), (), (), (), ())
+        e2e = finish - sent
+        tenths = [part for part in np.array_split(np.argsort(tokens, kind="stable"), _TENTHS) if len(part)]
+        begin = float(sent.min())
+        ends = np.linspace(begin, float(finish.max()), _WINDOWS + 1)[1:]
+        # An answer that was not streamed has no first token: its request waits until the end.
+        first = np.where(np.isnan(first_token), finish, first_token)
+        waiting = np.searchsorted(np.sort(sent), ends, "right") - np.searchsorted(np.sort(first), ends, "right")
+        window = np.searchsorted(ends, sent, "left")
+        counts, sums = (np.bincount(window, weights, _WINDOWS) for weights in (None, e2e))
+        means = np.divide(sums, counts, out=np.full(_WINDOWS, np.nan), where=counts > 0)
+        return cls(
+            tuple(float(np.median(tokens[part])) for part in tenths),
+            tuple(float(e2e[part].mean()) for part in tenths),
+            tuple((ends - begin).tolist()),
+            tuple(waiting.astype(float).tolist()),
+            tuple(means.tolist()),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Summary of one run. Throughput is over the makespan: first sent to last finished."""
@@ -58,6 +115,7 @@ class Summary:
     e2e_s: Spread
     per_token_s: Spread
     queueing_s: Spread
+    profile: LatencyProfile
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary for JSON; NaN becomes None."""
@@ -118,10 +176,13 @@ def summarise(
         e2e_s=Spread.of(e2e),
         per_token_s=Spread.of(e2e / output_tokens),
         queueing_s=Spread.of(np.full(len(sent), np.nan) if started is None else started - sent),
+        profile=LatencyProfile.of(sent=sent, first_token=first_token, finish=finish, output_tokens=output_tokens),
     )
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  (numbers and dictionaries of numbers)
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,352 @@
+"""Compared runs as a verdict in words and three pictures: who gains and who pays, when, and how sure that is.
+
+Every command that compares latencies (simulate, sweep, shadow, bench, replay, plan) describes its runs alike; a stored
+JSON file holds the same description, so that a report can be made from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from lengthwise.reports.page import (
+    BASELINE_COLOUR,
+    Figure,
+    Origin,
+    axes,
+    axis,
+    colours,
+    html_page,
+    interval_bars,
+    panel,
+    ratio_axis,
+)
+from lengthwise.reports.tables import Table
+from lengthwise.simulator.grid import BASELINE, USUAL_ROUTER
+from lengthwise.simulator.metrics import TRUTH, LatencyProfile
+from lengthwise.simulator.paired import Ratio
+
+NAMES: Final = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "per_token_s": "per token"}
+RATIOS: Final = {"e2e_mean": "mean E2E", "e2e_p99": "p99 E2E", "ttft_mean": "mean TTFT", "per_token_mean": "per token"}
+LEAST_GAIN: Final = 0.03
+"""Share of the baseline's mean E2E. A smaller gain is not worth a change."""
+MOST_TAIL: Final = 1.10
+"""A p99 that is more than 10 % worse is a price that the verdict names."""
+_DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")
+_MOST_ROWS: Final = 24
+
+
+def predictor_label(predictor: str | None) -> str:
+    """A predictor's name, with a warning where predictions are the true lengths."""
+    return f"{TRUTH} (TRUE LENGTHS)" if predictor == TRUTH else predictor or ""
+
+
+def seconds(value: float) -> str:
+    """Format a duration in ms or s."""
+    if math.isnan(value):
+        return "–"
+    return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:,.2f} s"
+
+
+def multiple(ratio: Ratio, digits: int = 3) -> str:
+    """Format a ratio with its interval."""
+    if math.isnan(ratio.ratio):
+        return "–"
+    if ratio.low == ratio.high == 1:
+        return "1"
+    value, low, high = (f"{each:.{digits}f}" for each in (ratio.ratio, ratio.low, ratio.high))
+    return value if math.isnan(ratio.low) else f"{value} [{low}, {high}]"
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """One policy with one predictor and router at one level of load, as it is shown and stored."""
+
+    policy: str
+    predictor: str | None = None
+    router: str = USUAL_ROUTER
+    place: str = ""
+    """Workload and fleet, where a report has several."""
+    level: str = ""
+    """The load in words."""
+    load: float = math.nan
+    latency: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Mean, p50, p90 and p99 in seconds, by measure (`e2e_s`)."""
+    over_fcfs: Mapping[str, Ratio] = field(default_factory=dict)
+    """Ratios by figure (`e2e_mean`), below 1 is better."""
+    profile: LatencyProfile | None = None
+
+    @property
+    def name(self) -> str:
+        """The policy, and the router if it is not the usual one."""
+        return self.policy if self.router == USUAL_ROUTER else f"{self.policy} behind {self.router}"
+
+    @property
+    def label(self) -> str:
+        """The name and the source of the predictions."""
+        return f"{self.name}, {predictor_label(self.predictor)}" if self.predictor else self.name
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the others of its level are compared with it."""
+        return self.policy == BASELINE and all(ratio.ratio == 1 for ratio in self.over_fcfs.values())
+
+    def ratio(self, figure: str) -> Ratio:
+        """Return a figure over the baseline's."""
+        return self.over_fcfs.get(figure, Ratio.none())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the run for JSON: measures are keys of their own."""
+        plain = asdict(self)
+        return {**plain, **plain.pop("latency")}
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> ReportedRun:
+        """Read what `to_dict` has returned, after a round trip through JSON."""
+        profile = content.get("profile")
+        return cls(
+            policy=str(content["policy"]),
+            predictor=content.get("predictor"),
+            router=content.get("router") or USUAL_ROUTER,
+            place=content.get("place") or "",
+            level=content.get("level") or "",
+            load=_number(content.get("load")),
+            latency={
+                name: {each: _number(value) for each, value in content[name].items()}
+                for name in NAMES
+                if name in content
+            },
+            over_fcfs={
+                name: Ratio(*(_number(each[part]) for part in ("ratio", "low", "high")))
+                for name, each in (content.get("over_fcfs") or {}).items()
+            },
+            profile=None if profile is None else LatencyProfile.read(profile),
+        )
+
+
+def _number(value: Any) -> float:  # noqa: ANN401  (null in JSON is NaN)
+    return math.nan if value is None else float(value)
+
+
+def pooled(profiles: Sequence[LatencyProfile]) -> LatencyProfile:
+    """Return the mean of the tenths over seeds; over time, the first seed."""
+    first = profiles[0]
+    if any(len(each.tokens) != len(first.tokens) for each in profiles):
+        return first
+    tokens, e2e_s = (
+        tuple(np.mean([getattr(each, name) for each in profiles], axis=0).tolist()) for name in ("tokens", "e2e_s")
+    )
+    return LatencyProfile(tokens, e2e_s, first.time_s, first.waiting, first.window_e2e_s)
+
+
+def top_level(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
+    """Return the runs at the highest load, or at the last level where loads are not known."""
+    loads = [run.load for run in runs if not math.isnan(run.load)]
+    if loads:
+        return [run for run in runs if run.load == max(loads)]
+    return [run for run in runs if run.level == runs[-1].level]
+
+
+def verdict(runs: Sequence[ReportedRun]) -> str:
+    """Return in words what the best policy that a server can have gains and costs at the highest load."""
+    shown = top_level([run for run in runs if run.place == runs[0].place])
+    base = next((run for run in shown if run.is_baseline), None)
+    where = f" at {shown[0].level}" if shown[0].level else ""
+    if shown[0].place and len({run.place for run in runs}) > 1:
+        where += f" ({shown[0].place})"
+    if base is None:
+        fastest = min(shown, key=lambda run: run.latency["e2e_s"]["mean"])
+        reason = "" if len(shown) == 1 else "; fcfs is not among the policies, so nothing is compared with it"
+        return f"Mean E2E of {fastest.label} is {seconds(fastest.latency['e2e_s']['mean'])}{where}{reason}."
+    others = [run for run in shown if not run.is_baseline]
+    able = [run for run in others if run.predictor != TRUTH]
+    judged = [run for run in able or others if not math.isnan(run.ratio("e2e_mean").ratio)]
+    if not judged:
+        return (
+            f"Mean E2E of {base.label} is {seconds(base.latency['e2e_s']['mean'])}{where}; nothing is compared with it."
+        )
+    best = min(judged, key=_price)
+    bound = "" if able else "With TRUE LENGTHS, which no server has: "
+    return f"{bound}{_gain(best, where)} {_tail(best)}{_by_length(best, base)}"
+
+
+def _price(run: ReportedRun) -> float:
+    """Mean E2E over the baseline's; a tail that is more than 10 % worse counts against it."""
+    tail = run.ratio("e2e_p99").ratio
+    return run.ratio("e2e_mean").ratio * (tail / MOST_TAIL if tail > MOST_TAIL else 1.0)
+
+
+def _gain(best: ReportedRun, where: str) -> str:
+    mean = best.ratio("e2e_mean")
+    sure = "" if math.isnan(mean.low) else f" (95 % interval {_change(mean.low)} to {_change(mean.high)})"
+    if not math.isnan(mean.low) and mean.low <= 1 <= mean.high:
+        return f"No difference beyond noise{where}: mean E2E of {best.label} is {mean.ratio:.2f} of that of fcfs{sure}."
+    if mean.ratio > 1:
+        higher = f"{100 * (mean.ratio - 1):.0f} % higher"
+        return f"Nothing is better than fcfs{where}: mean E2E of {best.label} is {higher}{sure}."
+    small = ", too little to matter" if mean.ratio > 1 - LEAST_GAIN else ""
+    return f"{best.label} lowers mean E2E by {100 * (1 - mean.ratio):.0f} % against fcfs{where}{sure}{small}."
+
+
+def _change(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.0f} %"
+
+
+def _tail(best: ReportedRun) -> str:
+    tail = best.ratio("e2e_p99").ratio
+    if math.isnan(tail):
+        return ""
+    if tail > MOST_TAIL:
+        return f"The price: p99 E2E is {tail:.2f} times that of fcfs. "
+    return f"p99 E2E is {tail:.2f} times that of fcfs. "
+
+
+def _by_length(best: ReportedRun, base: ReportedRun) -> str:
+    ours, theirs = best.profile, base.profile
+    if ours is None or theirs is None or len(ours.e2e_s) != len(theirs.e2e_s) or len(ours.e2e_s) < 2:
+        return ""
+    short, long = (ours.e2e_s[place] / theirs.e2e_s[place] for place in (0, -1))
+    return f"The shortest tenth of answers takes {short:.2f} times as long as under fcfs, the longest {long:.2f} times."
+
+
+def figures(runs: Sequence[ReportedRun]) -> list[Figure]:
+    """Return the pictures of each place; latency against load only where there are several loads."""
+    found = []
+    places = list(dict.fromkeys(run.place for run in runs))
+    for place in places:
+        here = [run for run in runs if run.place == place]
+        suffix = f" ({place})" if len(places) > 1 else ""
+        shown = top_level(here)
+        drawn = [who_gains(shown), when(shown), how_sure(here), against_load(here)]
+        found += [
+            Figure(each.title + suffix, each.text, each.data, each.layout, each.height) for each in drawn if each.data
+        ]
+    return found
+
+
+def runs_page(
+    title: str, runs: Sequence[ReportedRun], tables: Sequence[Table], origin: Origin | None, said: str | None = None
+) -> str:
+    """Return the page of compared runs; `said` replaces the verdict."""
+    return html_page(title, tables, verdict=said or verdict(runs), origin=origin, figures=figures(runs))
+
+
+def who_gains(runs: Sequence[ReportedRun]) -> Figure:
+    """E2E by tenth of output length: in seconds, and over the baseline's where there is one."""
+    known = [run for run in runs if run.profile is not None and run.profile.tokens]
+    base = next((run for run in known if run.is_baseline), None)
+    data: list[dict[str, Any]] = []
+    ratios: list[float] = []
+    for run in known:
+        profile = _profile(run)
+        data.append({**trace(run, known, 0, "lines+markers"), "x": profile.tokens, "y": profile.e2e_s})
+        if base is not None and len(profile.e2e_s) == len(_profile(base).e2e_s):
+            over = np.divide(profile.e2e_s, _profile(base).e2e_s).tolist()
+            ratios += over
+            data.append({**trace(run, known, 1, "lines+markers"), "x": profile.tokens, "y": over})
+    tokens = axis("output tokens (median of each tenth)", type="log")
+    panels = [(tokens, axis("seconds", rangemode="tozero"))]
+    titles = ["mean E2E"]
+    if ratios:
+        panels.append((tokens, ratio_axis("over fcfs", ratios)))
+        titles.append("over fcfs: below 1 gains, above 1 pays")
+    text = f"{_where(runs)}Requests in ten groups of equal size by output length. Click a name to hide it."
+    return Figure("Who gains and who pays", text, data, axes(panels, columns=len(panels), titles=titles))
+
+
+def when(runs: Sequence[ReportedRun]) -> Figure:
+    """The queue and the latency over time."""
+    known = [run for run in runs if run.profile is not None and run.profile.time_s]
+    data: list[dict[str, Any]] = []
+    for run in known:
+        profile = _profile(run)
+        data.append({**trace(run, known, 0), "x": profile.time_s, "y": profile.waiting})
+        data.append({**trace(run, known, 1), "x": profile.time_s, "y": profile.window_e2e_s, "connectgaps": True})
+    time = axis("seconds since the start", rangemode="tozero")
+    panels = [(time, axis("requests", rangemode="tozero")), (time, axis("seconds", rangemode="tozero"))]
+    titles = ["waiting for the first token", "mean E2E by time of sending"]
+    text = f"{_where(runs)}The first seed, or the first block."
+    return Figure("When: queue and latency over time", text, data, axes(panels, columns=2, titles=titles))
+
+
+def how_sure(runs: Sequence[ReportedRun]) -> Figure:
+    """The ratios to the baseline with their intervals, a panel per figure."""
+    known = [run for run in runs if not run.is_baseline and not math.isnan(run.ratio("e2e_mean").ratio)]
+    if len(known) > _MOST_ROWS:
+        known = top_level(known)
+    levels = len({run.level for run in known}) > 1
+    names = [f"{run.label}, {run.level}" if levels else run.label for run in known]
+    shown = [name for name in RATIOS if any(not math.isnan(run.ratio(name).ratio) for run in known)]
+    data: list[dict[str, Any]] = []
+    panels = []
+    for place, figure in enumerate(shown):
+        ratios = [run.ratio(figure) for run in known]
+        for run, name, ratio in zip(known, names, ratios, strict=True):
+            bars = {} if math.isnan(ratio.low) else {"error_x": interval_bars([ratio])}
+            data.append(
+                {**trace(run, runs, place, "markers"), "x": [ratio.ratio], "y": [name], "showlegend": False, **bars}
+            )
+        ends = [end for ratio in ratios for end in (ratio.low, ratio.ratio, ratio.high)]
+        order = {"categoryorder": "array", "categoryarray": names[::-1], "showticklabels": place % 2 == 0}
+        panels.append((ratio_axis("", ends), axis("", type="category", **order)))
+    layout = axes(panels, columns=min(2, len(panels)) or 1, titles=[f"{RATIOS[name]} over fcfs" for name in shown])
+    row = 80 + 28 * len(known)
+    layout["grid"]["ygap"] = 60 / row
+    line = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "line": {"width": 1, "color": BASELINE_COLOUR}}
+    sides = [panel(place) for place in range(len(panels))]
+    layout["shapes"] = [{**line, "xref": each["xaxis"], "yref": f"{each['yaxis']} domain"} for each in sides]
+    text = (
+        "Left of 1 is better than fcfs on the same requests. Bars: 95 % intervals, paired; without a bar there is none."
+    )
+    return Figure("How sure that is", text, data, layout, height=60 + -(-len(panels) // 2) * row)
+
+
+def against_load(runs: Sequence[ReportedRun]) -> Figure:
+    """Mean and p99 of E2E, and TTFT, over load; empty for a single load."""
+    known = [run for run in runs if not math.isnan(run.load)]
+    data: list[dict[str, Any]] = []
+    shown = (("e2e_s", "mean"), ("e2e_s", "p99"), ("ttft_s", "mean"))
+    if len({run.load for run in known}) > 1:
+        for label in dict.fromkeys(run.label for run in known):
+            line = sorted((run for run in known if run.label == label), key=lambda run: run.load)
+            for place, (measure, statistic) in enumerate(shown):
+                y = [run.latency[measure][statistic] for run in line]
+                x = [run.load for run in line]
+                data.append({**trace(line[0], known, place, "lines+markers"), "x": x, "y": y})
+    unit = "requests/s" if known and known[0].level.endswith("/s") else "load"
+    panels = [(axis(unit), axis("seconds", rangemode="tozero"))] * len(shown)
+    titles = [f"{statistic} {NAMES[measure]}" for measure, statistic in shown]
+    return Figure(
+        "How it depends on load", "Averaged over seeds.", data, axes(panels, columns=len(shown), titles=titles)
+    )
+
+
+def trace(run: ReportedRun, among: Iterable[ReportedRun], place: int, mode: str = "lines") -> dict[str, Any]:
+    """A run in one panel: a colour per policy and router, a dash per predictor; true lengths have open marks."""
+    together = list(among)
+    colour = colours(each.name for each in together)[run.name]
+    sources = list(dict.fromkeys(each.predictor for each in together if each.predictor is not None))
+    dash = sources.index(run.predictor) if run.predictor in sources else 0
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "name": run.label,
+        "legendgroup": run.label,
+        "line": {"color": colour, "dash": _DASHES[dash % len(_DASHES)]},
+        "marker": {"color": colour, "size": 8, "symbol": "circle-open" if run.predictor == TRUTH else "circle"},
+        **panel(place),
+        "showlegend": place == 0,
+    }
+
+
+def _profile(run: ReportedRun) -> LatencyProfile:
+    assert run.profile is not None  # noqa: S101  (callers select runs that have one)
+    return run.profile
+
+
+def _where(runs: Sequence[ReportedRun]) -> str:
+    return f"At {runs[0].level}. " if runs and runs[0].level else ""

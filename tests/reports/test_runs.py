@@ -1,0 +1,129 @@
+"""Compared runs: the verdict in words and the three pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lengthwise.reports.page import Figure
+from lengthwise.reports.runs import (
+    ReportedRun,
+    against_load,
+    figures,
+    how_sure,
+    pooled,
+    verdict,
+    when,
+    who_gains,
+)
+from lengthwise.reports.tables import to_json
+from lengthwise.simulator.metrics import LatencyProfile
+from lengthwise.simulator.paired import Ratio
+
+ONE = Ratio(1.0, 1.0, 1.0)
+BASE_E2E = tuple(float(each) for each in range(1, 11))
+
+
+def run(
+    policy: str, mean: Ratio, tail: float = 1.0, *, predictor: str | None = "fast", load: float = 0.9, short: float = 1
+) -> ReportedRun:
+    e2e = (short * BASE_E2E[0], *BASE_E2E[1:])
+    return ReportedRun(
+        policy,
+        predictor,
+        level=f"load {load:.2f}",
+        load=load,
+        latency={name: {"mean": 10 * mean.ratio, "p99": 30 * tail} for name in ("ttft_s", "e2e_s")},
+        over_fcfs={"e2e_mean": mean, "e2e_p99": Ratio(tail, tail, tail), "ttft_mean": mean},
+        profile=LatencyProfile(BASE_E2E, e2e, (1.0, 2.0), (3.0, 0.0), (4.0, math.nan)),
+    )
+
+
+FCFS = run("fcfs", ONE, predictor=None)
+GOOD = run("lengthwise", Ratio(0.6, 0.55, 0.66), 1.05, short=0.25)
+
+
+def test_the_verdict_names_gain_interval_tail_and_who_pays() -> None:
+    assert verdict([FCFS, GOOD]) == (
+        "lengthwise, fast lowers mean E2E by 40 % against fcfs at load 0.90 (95 % interval -45 % to -34 %). "
+        "p99 E2E is 1.05 times that of fcfs. "
+        "The shortest tenth of answers takes 0.25 times as long as under fcfs, the longest 1.00 times."
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "begins"),
+    [
+        ([FCFS, run("sjf", Ratio(0.99, 0.95, 1.02))], "No difference beyond noise at load 0.90"),
+        ([FCFS, run("sjf", Ratio(1.2, 1.1, 1.3))], "Nothing is better than fcfs at load 0.90"),
+        ([FCFS, run("sjf", Ratio(0.5, 0.4, 0.6), predictor="oracle")], "With TRUE LENGTHS, which no server has: sjf"),
+        ([FCFS, GOOD, run("sjf", Ratio(0.5, 0.4, 0.6), predictor="oracle")], "lengthwise, fast lowers"),
+        ([FCFS, run("sjf", Ratio(0.5, 0.4, 0.6), 3.0), GOOD], "lengthwise, fast lowers"),
+        ([FCFS], "Mean E2E of fcfs is 10.00 s at load 0.90; nothing is compared"),
+        ([ReportedRun("sjf", latency={"e2e_s": {"mean": 2.0}})], "Mean E2E of sjf is 2.00 s."),
+    ],
+)
+def test_the_verdict_is_honest(runs: Sequence[ReportedRun], begins: str) -> None:
+    assert verdict(runs).startswith(begins)
+
+
+def test_a_high_tail_is_named_as_the_price() -> None:
+    assert "The price: p99 E2E is 3.00 times" in verdict([FCFS, run("sjf", Ratio(0.5, 0.4, 0.6), 3.0)])
+
+
+@pytest.mark.parametrize("draw", [who_gains, when, how_sure, against_load])
+@pytest.mark.parametrize("runs", [[FCFS, GOOD], [GOOD], [FCFS, GOOD, run("fcfs", ONE, predictor=None, load=1.1)]])
+def test_plotly_accepts_every_figure(draw: Callable[[Sequence[ReportedRun]], Figure], runs: list[ReportedRun]) -> None:
+    figure = draw(runs)
+    data, layout = json.loads(to_json(figure.data)), json.loads(to_json(figure.layout))
+    go.Figure({"data": data, "layout": layout})  # raises on a name or a value that Plotly does not know
+    for trace in data:
+        assert any(value is not None for value in trace["y"])
+        assert f"xaxis{trace['xaxis'].removeprefix('x')}" in layout
+
+
+@given(st.floats(0.99, 1.01), st.floats(0.0, 0.01))
+def test_an_axis_of_ratios_never_zooms_into_noise(middle: float, half: float) -> None:
+    noisy = run("sjf", Ratio(middle, middle - half, middle + half))
+    ends = how_sure([FCFS, noisy]).layout["xaxis"]["range"]
+    assert 10 ** ends[0] <= 0.8
+    assert 10 ** ends[1] >= 1.25
+
+
+@given(st.floats(0.01, 100.0))
+def test_an_axis_of_ratios_holds_every_interval(middle: float) -> None:
+    wide = run("sjf", Ratio(middle, middle / 2, middle * 2))
+    ends = how_sure([FCFS, wide]).layout["xaxis"]["range"]
+    assert 10 ** ends[0] < middle / 2 < middle * 2 < 10 ** ends[1]
+
+
+def test_a_policy_has_one_colour_in_every_picture_and_fcfs_is_grey() -> None:
+    colours: dict[str, set[str]] = {}
+    for runs in ([FCFS, GOOD], [GOOD, run("sjf", ONE), FCFS], [FCFS, GOOD, run("fcfs", ONE, predictor=None, load=1.1)]):
+        for figure in figures(runs):
+            for trace in figure.data:
+                colours.setdefault(trace["name"].split(",")[0], set()).add(trace["line"]["color"])
+    assert {name: len(found) for name, found in colours.items()} == {"fcfs": 1, "lengthwise": 1, "sjf": 1}
+    assert colours["fcfs"] == {"#848d97"}
+
+
+def test_seeds_are_averaged_by_length_and_the_first_is_shown_over_time() -> None:
+    other = LatencyProfile(BASE_E2E, tuple(3 * each for each in BASE_E2E), (9.0,), (9.0,), (9.0,))
+    both = pooled([GOOD.profile or other, other])
+    assert both.e2e_s[1] == pytest.approx(2 * BASE_E2E[1])
+    assert both.time_s == (1.0, 2.0)
+
+
+def test_a_run_survives_json() -> None:
+    again = ReportedRun.of(json.loads(to_json(GOOD.to_dict())))
+    assert again.label == GOOD.label
+    assert again.over_fcfs == GOOD.over_fcfs
+    assert again.profile is not None
+    assert again.profile.waiting == (3.0, 0.0)
+    assert math.isnan(again.profile.window_e2e_s[1])
