@@ -29,7 +29,7 @@ from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import LOGNORMAL, logt_family
 from lengthwise.lengths.fit import fit_rows
 from lengthwise.reports.page import Figure, axis
-from lengthwise.reports.simulation import multiple
+from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import LengthSamples

@@ -28,7 +28,7 @@ from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import logt_family
 from lengthwise.lengths.fit import fit_rows
 from lengthwise.reports.page import Figure, axis
-from lengthwise.reports.simulation import multiple
+from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, RequestPredictions
 from lengthwise.simulator.grid import Grid, Plan, run_grid
