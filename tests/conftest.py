@@ -86,6 +86,18 @@ def embedded_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedd
     assert str(last) not in live_process_groups(), "a stopped engine leaves no process behind"
 
 
+@pytest.fixture(scope="session")
+def stock_engine() -> Iterator[EmbeddedEngine]:
+    """One stock vLLM for all tests that need one: 3 slots, ordered by `priority`."""
+    from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+    from tests.engines.need import need_vllm
+
+    need_vllm()
+    extra = ("--scheduling-policy", "priority")
+    with EmbeddedEngine(EngineOptions(plugin=False, max_num_seqs=3, max_model_len=512, extra=extra)) as running:
+        yield running
+
+
 def live_process_groups() -> set[str]:
     """Return the process groups that have a process which is not a zombie."""
     listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout

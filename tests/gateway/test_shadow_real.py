@@ -14,10 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
+from lengthwise.engines.embedded import EmbeddedEngine
 from lengthwise.engines.shadow_log import read_log
 from lengthwise.engines.smollm2 import MODEL_NAME
-from tests.engines.need import need_vllm
 
 pytestmark = pytest.mark.engine
 
@@ -50,21 +49,19 @@ async def ask(url: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], str, Path]:
+def seen(stock_engine: EmbeddedEngine, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], str, Path]:
     """What clients got, what the command printed, and its log."""
-    need_vllm()
     log = tmp_path_factory.mktemp("shadow") / "log.jsonl"
-    options = EngineOptions(plugin=False, max_num_seqs=SLOTS, max_model_len=512)
-    with EmbeddedEngine(options) as engine:
-        command = [sys.executable, "-m", "lengthwise", "shadow", "--url", engine.url, "--port", "0", "--log", str(log)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            told = process.stdout.readline()
-            found = re.search(r"http://[\d.]+:\d+", told)
-            assert found is not None, told
-            answers = asyncio.run(ask(found[0]))
-            process.send_signal(signal.SIGINT)
-            printed, _ = process.communicate(timeout=120)
+    engine = ["--url", stock_engine.url]
+    command = [sys.executable, "-m", "lengthwise", "shadow", *engine, "--port", "0", "--log", str(log)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = process.stdout.readline()
+        found = re.search(r"http://[\d.]+:\d+", told)
+        assert found is not None, told
+        answers = asyncio.run(ask(found[0]))
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     return answers, printed, log
 

@@ -1,0 +1,62 @@
+"""`lengthwise serve` before a real stock vLLM with `--scheduling-policy priority`: it serves in the policy's order.
+
+SGLang has no build for this platform: `test_engine_kinds.py` has a stand-in with its paths, metrics and polarity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lengthwise.engines.embedded import EmbeddedEngine
+from lengthwise.engines.smollm2 import MODEL_NAME
+from tests.gateway.helpers import CHAT, gateway, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.engine]
+
+SHORT, USUAL, LONG, BLOCKS = 2, 5, 24, 160
+EACH = 5
+
+
+async def answer(http: aiohttp.ClientSession, url: str, tokens: int, ended: list[int]) -> None:
+    """Ask for so many tokens, declared as a hint; note when the answer ends."""
+    body: dict[str, Any] = {
+        "model": MODEL_NAME,
+        "messages": [{"role": "user", "content": "Count."}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "nvext": {"agent_hints": {"osl": tokens}},
+    }
+    async with http.post(url + CHAT, json=body) as response:
+        assert response.status == 200, await response.text()
+        assert (await response.json())["usage"]["completion_tokens"] == tokens
+    ended.append(tokens)
+
+
+async def test_requests_that_wait_inside_vllm_run_in_the_policys_order(
+    http: aiohttp.ClientSession, stock_engine: EmbeddedEngine
+) -> None:
+    slots, ended = stock_engine.options.max_num_seqs, list[int]()
+    with gateway(stock_engine.url, policy="sjf", in_flight=64) as url:
+        async with http.get(url + "/lengthwise/v1/engines") as response:
+            assert (await response.json())["engines"][0]["kind"] == "vllm"
+
+        async def until_running(n: int) -> None:
+            async def runs() -> bool:
+                async with http.get(url + "/health") as response:
+                    return bool((await response.json())["engines"][0]["running"] == n)
+
+            await until(runs, 60.0)
+
+        # A request is ranked among those before it.
+        await asyncio.gather(*(answer(http, url, USUAL, []) for _ in range(8)))
+        calls = [asyncio.create_task(answer(http, url, BLOCKS, [])) for _ in range(slots)]
+        await until_running(slots)
+        calls += [asyncio.create_task(answer(http, url, LONG, ended)) for _ in range(EACH)]
+        await until_running(slots + EACH)
+        calls += [asyncio.create_task(answer(http, url, SHORT, ended)) for _ in range(EACH)]
+        await asyncio.gather(*calls)
+    assert ended == [SHORT] * EACH + [LONG] * EACH
