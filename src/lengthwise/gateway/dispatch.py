@@ -31,6 +31,7 @@ _LONGEST_SIGMAS: Final = 4.0  # and
 _SLOWEST: Final = 4.0  # times the mean time per token: an answer takes no longer
 _MOST_EXPONENT: Final = 700.0
 _MOST_DOUBLINGS: Final = 5  # of the time that a breaker is open
+_MOST_MODELS: Final = 1024  # whose groups are remembered: where engines list no models, clients choose the names
 
 
 @dataclass(eq=False, slots=True)
@@ -96,7 +97,7 @@ class GatewayEngine:
     def free(self) -> bool:
         """Whether it is up, stays and has a slot that neither this gateway nor another client uses."""
         slots = 1 if self.breaker == "half_open" else max(1, self.slots - self.foreign)
-        return self.up and not self.leaving and self.in_flight < slots
+        return self.up and not self.leaving and len(self.jobs) < slots
 
     def longest_generation_s(self, job: Job, *, declared: bool) -> float:
         """Return a time within which it generates an answer all but surely; infinity before its speed is known.
@@ -138,9 +139,8 @@ class GatewayEngine:
             if name in self.levels and job.started is not None
         ]
 
-    def take(self, job: Job, levels: Sequence[int] | None) -> None:
-        """Give a job a slot."""
-        self.jobs[job.id] = job
+    def count_levels(self, job: Job, levels: Sequence[int] | None) -> None:
+        """Count the predicted KV memory of a job that runs there."""
         if levels is not None:
             self.levels[job.id] = levels
             self.kv_bound += job.prompt_tokens + levels[-2]
@@ -232,6 +232,7 @@ class Dispatcher:
         self.policy_failures = 0
         self._predictions = predictions
         self._groups: dict[tuple[int, ...], _Group] = {}
+        self._by_model: dict[str | None, _Group] = {}
         self._turns: dict[str, _Turn] = {}
         self._retrying: dict[str, _Turn] = {}  # not in a queue, where they would block those behind them
 
@@ -298,7 +299,7 @@ class Dispatcher:
     def refuse(self, model: str | None) -> None:
         """Raise 404 if no engine serves the model, 429 if too many requests wait and none of its engines is free."""
         group = self._group(model)
-        if self.waiting >= self.max_waiting and not self._free(group):
+        if self.waiting >= self.max_waiting and not _with_slot(group):
             raise ApiError(
                 429,
                 f"{self.waiting} requests are waiting; try again later",
@@ -308,7 +309,7 @@ class Dispatcher:
 
     def retry_after_s(self, model: str | None) -> int:
         """Return the predicted wait behind a queue, from 1 to 60 s: its requests at the recent time in a slot."""
-        group = self._groups.get(self._numbers(model))
+        group = self._known_group(model)
         if group is None:  # the engines list other models since
             return 1
         wait_s = (len(group.queue) + 1) * (self._slot_s or 0.0) / group.queue.slots
@@ -328,8 +329,12 @@ class Dispatcher:
         With `only`, the job waits in a queue of that engine alone, unless the engine leaves.
         TimeoutError if the turn has not come at `until`. If cancelled, the job leaves the queue or gives back its slot.
         """
+        group = self._group(job.llm, only)
+        if not avoid and not group.queue and (free := self._admitting(_with_slot(group), job)):
+            group.queue.admit(job)
+            return self._take(job, free)
         engine: asyncio.Future[GatewayEngine] = asyncio.get_running_loop().create_future()
-        turn = self._turns[job.id] = _Turn(job, engine, self._group(job.llm, only), avoid, only)
+        turn = self._turns[job.id] = _Turn(job, engine, group, avoid, only)
         try:
             if avoid:
                 self._retrying[job.id] = turn
@@ -355,7 +360,7 @@ class Dispatcher:
 
     def engine_priority(self, job: Job) -> int:
         """Return the number by which an engine orders a request that is sent now, lower first."""
-        group, now = self._groups.get(self._numbers(job.llm)), self.clock()
+        group, now = self._known_group(job.llm), self.clock()
         if group is None:  # the engines list other models since
             return job.priority
         try:
@@ -379,13 +384,13 @@ class Dispatcher:
             self._slot_s = held_s if self._slot_s is None else self._slot_s + _SLOT_WEIGHT * (held_s - self._slot_s)
         self.routes.on_finished(job, engine, self.clock(), generated, ttft_s)
         self._drop_if_drained(engine)
-        self._update_load()
+        self._count_running(engine, -1)
         self._dispatch()
 
     def finished(self, job: Job, tokens: int) -> None:
         """Report an answer's length (0 if it never started) to the queue, for policies with rounds."""
         job.generated = tokens
-        group = self._groups.get(self._numbers(job.llm))
+        group = self._known_group(job.llm)
         if group is None:  # the engines list other models since
             return
         group.tokens += tokens
@@ -448,6 +453,9 @@ class Dispatcher:
     def set_memory(self, engine: GatewayEngine, memory: EngineMemory) -> None:
         """Record the KV memory that an engine reports."""
         if engine.memory != memory:
+            if engine.memory is None:
+                for job in engine.jobs.values():
+                    engine.count_levels(job, self._levels(job))
             engine.memory = memory
             if engine.up:
                 self.routes.up(engine)
@@ -468,6 +476,7 @@ class Dispatcher:
         """Make the groups anew, and move the waiting requests to them."""
         moved = [turn for turn in self._turns.values() if turn.group.queue.remove(turn.job.id)]
         self._groups.clear()
+        self._by_model.clear()
         for turn in [*moved, *self._retrying.values()]:
             try:
                 turn.group = self._group(turn.job.llm, turn.only)
@@ -490,6 +499,8 @@ class Dispatcher:
 
     def _group(self, model: str | None, only: GatewayEngine | None = None) -> _Group:
         """Return the engines and the queue of a model, or of one engine; ApiError 404 if no engine serves the model."""
+        if only is None and (known := self._by_model.get(model)) is not None:
+            return known
         numbers = self._numbers(model) if only is None or only.leaving else (only.number,)
         if not numbers and all(engine.leaving for engine in self.engines):
             raise ApiError(503, "no engine is up", code="no_engine")
@@ -500,28 +511,32 @@ class Dispatcher:
             engines = [engine for engine in self.engines if engine.number in numbers]
             self._groups[numbers] = _Group(engines, PolicyQueue(self.policy, on_failure=self._policy_failed))
             self._update_load()
-        return self._groups[numbers]
+        group = self._groups[numbers]
+        if only is None:
+            if len(self._by_model) >= _MOST_MODELS:
+                self._by_model.clear()
+            self._by_model[model] = group
+        return group
+
+    def _known_group(self, model: str | None) -> _Group | None:
+        """Return the group of a model, if a request has asked for it since the groups were made."""
+        return self._by_model.get(model) or self._groups.get(self._numbers(model))
 
     def _numbers(self, model: str | None) -> tuple[int, ...]:
         return tuple(engine.number for engine in self.engines if not engine.leaving and engine.serves(model))
 
-    def _free(
-        self, group: _Group, job: Job | None = None, avoid: Collection[GatewayEngine] = ()
-    ) -> list[GatewayEngine]:
-        """Return the engines with a free slot and, if asked for, KV memory for `job`; those with the fewest failures.
+    def _admitting(self, engines: list[GatewayEngine], job: Job) -> list[GatewayEngine]:
+        """Return the engines with KV memory for a job; of those the ones with the fewest failures.
 
-        Failures count before the router's choice, since an engine that fails at once is always idle. An open breaker
-        counts only while another engine is up.
+        Failures count before the router's choice, since an engine that fails at once is always idle.
         """
-        up = [engine for engine in group.engines if engine.up]
-        if avoid:
-            up = [engine for engine in up if engine not in avoid] or up
-        free = [e for e in [e for e in up if e.breaker != "open"] or up if e.free]
-        if job is not None and free and (levels := self._levels(job)) is not None:
+        if any(engine.memory is not None for engine in engines) and (levels := self._levels(job)) is not None:
             now = self.clock()
-            free = [engine for engine in free if engine.admits(job, levels, now)]
-        fewest = min((engine.failures for engine in free), default=0)
-        return [engine for engine in free if engine.failures == fewest]
+            engines = [engine for engine in engines if engine.admits(job, levels, now)]
+        if not any(engine.failures for engine in engines):
+            return engines
+        fewest = min(engine.failures for engine in engines)
+        return [engine for engine in engines if engine.failures == fewest]
 
     def _levels(self, job: Job) -> tuple[int, ...] | None:
         """Return the predicted lengths by which a job is admitted; None where admission is off or nothing predicted."""
@@ -540,13 +555,15 @@ class Dispatcher:
 
     def _dispatch(self) -> None:
         self._predictions.deliver(self._apply_prediction)
+        if not self._turns:
+            return
         now = self.clock()
         for turn in list(self._retrying.values()):
-            if free := self._free(turn.group, turn.job, turn.avoid):
+            if free := self._admitting(_with_slot(turn.group, turn.avoid), turn.job):
                 del self._retrying[turn.job.id]
-                self._assign(turn, free, now)
+                self._assign(turn, free)
         ready = list(self._groups.values())
-        while ready := [group for group in ready if group.queue and self._free(group)]:
+        while ready := [group for group in ready if group.queue and _with_slot(group)]:
             first = ready[0] if len(ready) == 1 else min(ready, key=lambda group: _head_order(group, now))
             if not self._dispatch_head(first, now):
                 ready.remove(first)
@@ -557,21 +574,32 @@ class Dispatcher:
         if job is None:
             return False
         turn = self._turns[job.id]
-        free = self._free(group, job)
+        free = self._admitting(_with_slot(group), job)
         if not free and not turn.engine.done():
             return False  # the head waits for KV memory, as in an engine
         group.queue.pop(now)
-        self._assign(turn, free, now)
+        self._assign(turn, free)
         return True
 
-    def _assign(self, turn: _Turn, free: list[GatewayEngine], now: float) -> None:
-        if turn.engine.done():  # cancelled just now; its `place` cleans up
-            return
-        engine = self.routes.choose(turn.job, free, now)
-        engine.take(turn.job, self._levels(turn.job))
-        turn.job.started = now
-        self._update_load()
-        turn.engine.set_result(engine)
+    def _assign(self, turn: _Turn, free: list[GatewayEngine]) -> None:
+        if not turn.engine.done():  # else cancelled just now; its `place` cleans up
+            turn.engine.set_result(self._take(turn.job, free))
+
+    def _take(self, job: Job, free: list[GatewayEngine]) -> GatewayEngine:
+        """Give a job a slot of the engine that the router chooses."""
+        now = self.clock()
+        engine = self.routes.choose(job, free, now)
+        engine.jobs[job.id] = job
+        if engine.memory is not None:
+            engine.count_levels(job, self._levels(job))
+        job.started = now
+        self._count_running(engine, 1)
+        return engine
+
+    def _count_running(self, engine: GatewayEngine, change: int) -> None:
+        for group in self._groups.values():
+            if engine in group.engines:
+                group.queue.running += change
 
     def _update_load(self) -> None:
         """Set the running requests and slots that policies see."""
@@ -583,6 +611,14 @@ class Dispatcher:
                 group.none_up_since = None
             elif group.none_up_since is None:
                 group.none_up_since = self.clock()
+
+
+def _with_slot(group: _Group, avoid: Collection[GatewayEngine] = ()) -> list[GatewayEngine]:
+    """Return the engines with a free slot. Those in `avoid`, and open breakers, count only while no other is up."""
+    up = [engine for engine in group.engines if engine.up]
+    if avoid:
+        up = [engine for engine in up if engine not in avoid] or up
+    return [engine for engine in [e for e in up if e.breaker != "open"] or up if engine.free]
 
 
 def _head_order(group: _Group, now: float) -> tuple[int, float]:

@@ -59,9 +59,9 @@ def length_levels(mu: ArrayLike, sigma: ArrayLike, cap: ArrayLike, quantile: flo
 
 def job_levels(job: Job, quantile: float) -> tuple[int, ...]:
     """Return `length_levels` of one job, without arrays: for hosts that decide once per request."""
-    cap = max(1.0, job.cap)
-    lengths = (math.ceil(math.exp(min(job.mu + job.sigma * t, _MAX_LOG))) for t in _t_levels(quantile))
-    return (*(int(min(max(1.0, length), cap, _MAX_TOKENS)) for length in lengths), int(min(cap, _MAX_TOKENS)))
+    cap, mu, sigma = int(min(max(1.0, job.cap), _MAX_TOKENS)), job.mu, job.sigma
+    lengths = [math.ceil(math.exp(min(mu + sigma * t, _MAX_LOG))) for t in _t_levels(quantile)]
+    return (*[min(max(1, length), cap) for length in lengths], cap)
 
 
 @lru_cache(maxsize=16)

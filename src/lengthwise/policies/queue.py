@@ -139,6 +139,10 @@ class PolicyQueue:
         self._places[job.id] = place = _Place(job, -number if front else number, -1, 0.0)
         self._guard(self._enter, place, now)
 
+    def admit(self, job: Job) -> None:
+        """Count a job that need not wait as pushed and popped: no key is computed. The queue must be empty."""
+        self._guard(self._admit, job)
+
     def peek(self, now: float) -> Job | None:
         """Return the next job to run without removing it; None when no job waits."""
         if self._columns is None:
@@ -245,6 +249,11 @@ class PolicyQueue:
         place.median = place.job.median
         self._assign_round(place.job)
         self._insert(place, now)
+
+    def _admit(self, job: Job) -> None:
+        self._assign_round(job)
+        if self._rounds is not None:
+            self._admitted(self._rounds, job, self._columns is not None)
 
     def _update(self, place: _Place, now: float) -> None:
         job = place.job
