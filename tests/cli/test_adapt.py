@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lengthwise.cli import app
+from tests.predictors.traffic_rows import made, write
 
 runner = CliRunner()
 pytestmark = pytest.mark.usefixtures("few_strengths")
@@ -59,3 +60,32 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
         assert said in result.stderr
         assert len(result.stderr.strip().splitlines()) <= 2
         assert "Traceback" not in result.output
+
+
+def test_a_traffic_log_makes_a_better_file_and_is_shown_before_and_after(tmp_path: Path) -> None:
+    folder, out = write(tmp_path / "learn", made(200, shift=1.0)), tmp_path / "my.lw"
+    result = runner.invoke(app, ["adapt", "fast", "--from", str(folder), "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    for shown in ("fast, adapted to traffic", "m, as it was", "m, corrected: better", "my.lw"):
+        assert shown in result.stdout
+    assert (folder / "memory.npz").exists()
+    result = runner.invoke(app, ["adapt", "fast", "--from", str(folder), "-o", str(out), "--json"])
+    assert json.loads(result.stdout)["better"] == ["m"]
+
+
+def test_a_file_that_is_not_better_is_refused_with_exit_code_1(tmp_path: Path) -> None:
+    rows = made(120)
+    rows[:90] = made(120, shift=3.0, seed=1)[:90]
+    folder, out = write(tmp_path / "learn", rows), tmp_path / "my.lw"
+    arguments = ["adapt", "fast", "--from", str(folder), "-o", str(out)]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 1
+    assert "is not written: no LLM is predicted better; --force writes it" in result.stderr
+    assert not out.exists()
+    assert runner.invoke(app, [*arguments, "--force"]).exit_code == 0
+    assert out.exists()
+
+
+def test_adapt_needs_exactly_one_source(tmp_path: Path) -> None:
+    out = str(tmp_path / "m.lw")
+    assert "give --lengths FILE or --from DIR" in runner.invoke(app, ["adapt", "fast", "-o", out]).stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -63,16 +62,3 @@ def test_a_missing_package_names_the_extra_that_installs_it(package: str, argume
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 2
     assert run.stderr.splitlines()[-1] == (f"error: {package} is not installed; run: pip install 'lengthwise[{extra}]'")
-
-
-def test_adapt_runs_on_one_thread_unless_told_otherwise() -> None:
-    program = (
-        "import os, sys; from lengthwise import cli; assert 'numpy' not in sys.modules;"
-        "cli._load('adapt'); print(os.environ['OMP_NUM_THREADS'], os.environ['OPENBLAS_NUM_THREADS'])"
-    )
-    for given, expected in (({}, "1 1"), ({"OMP_NUM_THREADS": "3"}, "3 1")):
-        clean = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
-        done = subprocess.run(
-            [sys.executable, "-c", program], env={**clean, **given}, capture_output=True, text=True, check=True
-        )
-        assert done.stdout.split() == expected.split()

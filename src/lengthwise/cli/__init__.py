@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -29,8 +28,8 @@ COMMANDS = {
     "explain": "Explain why a simulated request was sent to its engine.",
     "replay": "Send a workload to a running engine or gateway and measure latency.",
     "collect": "Collect answer lengths from a running engine.",
-    "adapt": "Adapt a predictor to a new LLM from 50 to 500 observed lengths.",
-    "evaluate": "Score a predictor against baselines and the noise ceiling.",
+    "adapt": "Adapt a predictor to a new LLM, or to the traffic of a gateway.",
+    "evaluate": "Score a predictor, or what a gateway has predicted, against baselines.",
     "train": "Train an encoder predictor.",
     "probe": "Train and evaluate the hidden-state probe (TRAIL).",
     "bench": "Measure policies on a real engine.",
@@ -39,15 +38,10 @@ COMMANDS = {
     "lengths": "Fit distributions to observed answer lengths.",
     "doctor": "Show what is installed, what is missing, and what would keep a server from starting.",
 }
-# Many products of small matrices: more threads cost ten times the CPU time and save none.
-_ONE_THREAD = ("adapt",)
 
 
 def _load(name: str) -> Any:  # noqa: ANN401  (the command's class is Typer's private one)
     command: Any
-    if name in _ONE_THREAD:
-        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            os.environ.setdefault(variable, "1")  # read when NumPy is imported, which the command does
     module = import_module(f"lengthwise.cli.{name}")
     if hasattr(module, "app"):
         command = get_group(module.app)

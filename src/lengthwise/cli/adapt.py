@@ -8,25 +8,31 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lengthwise.cli.output import need_folder
+from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables, share, to_json
 
 if TYPE_CHECKING:
     from lengthwise.predictors.adapt import AdaptReport
+    from lengthwise.predictors.adapt_traffic import TrafficAdaptation
 
 _NAMED = 4
 
 
 def adapt(
     model: Annotated[str, typer.Argument(help="A packaged predictor (default, fast) or a model file.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Model file to write.")],
     lengths: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             help="A file of `lengthwise collect`, or Parquet, CSV or JSON lines with the columns prompt and length."
         ),
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="Model file to write.")],
+    ] = None,
+    traffic: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="In place of --lengths: a log of `serve --learn`.")
+    ] = None,
     llm: Annotated[str | None, typer.Option(help="Name of the LLM [default: the one in the file].")] = None,
+    force: Annotated[bool, typer.Option("--force", help="With --from: write what is not better, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Adapt a predictor to a new LLM from 50 to 500 observed answer lengths, on the CPU in seconds to minutes.
@@ -34,11 +40,23 @@ def adapt(
     Nothing is retrained: the new LLM is a mixture of known LLMs with a spread fitted to its lengths. Scores are
     cross-validated by prompt.
 
+    With --from, adapt it to the LLMs of a gateway's traffic: from prompts where the log has them (--keep-prompts), else
+    by a correction for each LLM and tenant. Scores are of the last fifth of the requests; if they are not better there,
+    nothing is written (exit code 1). `serve --watch` then uses the new file without a restart.
+
     Example: `lengthwise adapt default --lengths lengths.parquet -o adapted.lw`
+
+    Example: `lengthwise adapt fast --from learn/ -o my.lw`
     """
     from lengthwise.predictors.adapt import ENOUGH, adapt_file, read_observed
 
-    need_folder(out, "--out")
+    need_folder(out, "--out", ".lw")
+    if (lengths is None) == (traffic is None):
+        raise InputError("no lengths" if lengths is None else "two sources", hint="give --lengths FILE or --from DIR")
+    if traffic is not None:
+        _adapt_traffic(model, traffic, out, force=force, as_json=as_json)
+        return
+    assert lengths is not None  # noqa: S101
     observed = read_observed(lengths, llm)
     if observed.count < ENOUGH:
         typer.echo(f"warning: {observed.count} lengths are few; scores need {ENOUGH} or more", err=True)
@@ -74,3 +92,44 @@ def _table(report: AdaptReport) -> Table:
             "mostly " + ", ".join(f"{weight:+.2f} {llm.rsplit('/', 1)[-1]}" for llm, weight in most),
         ],
     )
+
+
+def _adapt_traffic(model: str, folder: Path, out: Path, *, force: bool, as_json: bool) -> None:
+    from lengthwise.predictors.adapt_traffic import adapt_traffic, save_memory
+    from lengthwise.predictors.traffic import read_traffic
+
+    traffic = read_traffic(folder)
+    with late_bar() as bar:
+        found = adapt_traffic(model, traffic, out, force=force, progress=bar)
+    memory = save_memory(traffic, folder)
+    if as_json:
+        better = [each.llm for each in found.llms if each.better]
+        typer.echo(to_json({"out": str(out), "written": found.written, "better": better, "report": found}))
+    else:
+        print_tables([_traffic_table(found)])
+        if memory is not None:
+            typer.echo(f"{memory}: prefix memory of {len(traffic):,} requests")
+        if found.written:
+            typer.echo(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
+    if not found.written:
+        typer.echo(f"{out} is not written: no LLM is predicted better; --force writes it", err=True)
+        raise typer.Exit(1)
+
+
+def _traffic_table(found: TrafficAdaptation) -> Table:
+    from lengthwise.reports.traffic import SCORE_COLUMNS, score_cells
+
+    rows = []
+    for each in found.llms:
+        how = "from prompts" if each.texts else "corrected"
+        verdict = "better" if each.better else "not better"
+        rows.append([f"{each.llm}, as it was", *score_cells(each.before)])
+        rows.append([f"{each.llm}, {how}: {verdict}", *score_cells(each.after)])
+    notes = [
+        "the last fifth of the requests, learned from the others; what is written is learned from all",
+        "better: the mean log score of held-out lengths is higher; prefix memory and online calibration are left out",
+    ]
+    if found.too_few:
+        notes.append("too few lengths: " + ", ".join(f"{llm} ({count})" for llm, count in found.too_few.items()))
+    begins = frozenset(range(2, len(rows), 2))
+    return Table(f"{found.base}, adapted to traffic", ["", *SCORE_COLUMNS], rows, notes, begins)

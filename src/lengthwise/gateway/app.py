@@ -93,7 +93,7 @@ class _Gateway:
             if config.learn is None
             else TrafficLog(config.learn, keep_prompts=config.keep_prompts, max_bytes=config.learn_bytes)
         )
-        self._predictions = prediction_service(config.predictor, memory=config.memory)
+        self._predictions = prediction_service(config.predictor, memory=config.memory_setting)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
         self._dispatcher = Dispatcher(
             self.tenants.policy(config.policy),

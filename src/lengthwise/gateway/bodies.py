@@ -170,9 +170,9 @@ class CompletionBody(_Part):
         alone = len(self.prompt) == 1 and isinstance(self.prompt[0], list)
         return list(self.prompt[0] if alone else self.prompt)
 
-    def prediction_input(self) -> PredictionInput:
-        """Return the input of a predictor."""
-        return PredictionInput(self.text(), self.llm, self.limit)
+    def prediction_input(self, tenant: str | None = None) -> PredictionInput:
+        """Return the input of a predictor; `tenant` is that of the request's key."""
+        return PredictionInput(self.text(), self.llm, self.limit, tenant=tenant)
 
     def restrict(self, raw: bytes, *, priority: bool, lengths: bool) -> bytes:
         """Ignore what the client may not declare, and return the body without it.

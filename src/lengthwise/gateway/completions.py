@@ -180,7 +180,7 @@ class Completions:
         if hide_usage:
             raw = body.with_usage(raw)
         measure = self._model.measure(hide_usage=hide_usage)
-        history = self._predict(job, body, caller)
+        history = self._predict(job, body, caller, lease.tenant.name)
         call = Call(job, body, raw, caller, request_id, measure, history, tenant=lease.tenant.name, pinned=pinned)
         self._calls[job.id] = call
         try:
@@ -227,7 +227,7 @@ class Completions:
         owner = await self._owners.locate(response_id, tenant, engines, caller.forwarded_headers())
         return owner if owner is not None and owner.serves(model) else None
 
-    def _predict(self, job: Job, body: CompletionBody, caller: Caller) -> LengthDistribution | None:
+    def _predict(self, job: Job, body: CompletionBody, caller: Caller, tenant: str) -> LengthDistribution | None:
         """Use the client's hint, else ask for a prediction, else use the LLM's history, which is returned."""
         levels = None
         if self._predictions.memory is not None or self._traffic is not None:
@@ -236,7 +236,10 @@ class Completions:
                 levels = self._traffic.keyed(levels)
         history = self._predictions.admit(job.id, body.llm, body.limit, levels)
         asks = job.prediction is None and body.readable and self._dispatcher.uses_predictions
-        if not (asks and self._predictions.ask(job.id, body.prediction_input)) and job.prediction is None:
+        if (
+            not (asks and self._predictions.ask(job.id, partial(body.prediction_input, tenant)))
+            and job.prediction is None
+        ):
             job.update_prediction(history)
         return history
 

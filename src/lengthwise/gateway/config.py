@@ -25,6 +25,7 @@ from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import MEMORY_ON, known_memory, known_predictor
+from lengthwise.predictors.traffic import MEMORY_NAME
 from lengthwise.routers import make_router
 from lengthwise.specs import unknown_name
 
@@ -282,6 +283,11 @@ class GatewayConfig(_Section):
     def chosen_router(self) -> str | None:
         """The router in use; None with one engine."""
         return None if len(self.engines) == 1 else self.router or "lengthwise"
+
+    @property
+    def memory_setting(self) -> str:
+        """The setting of prefix memory: with a traffic log it is kept beside it."""
+        return str(self.learn / MEMORY_NAME) if self.learn is not None and self.memory == MEMORY_ON else self.memory
 
     @property
     def default_tenant(self) -> TenantConfig:

@@ -21,6 +21,7 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP
 from lengthwise.predictors import scores
 from lengthwise.predictors.contract import LogTPredictions, PredictionInput, Predictions, as_inputs, as_logt
+from lengthwise.predictors.corrections import CorrectedPredictor
 from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.predictors.mixture import NAMES, Answers, Mixture, Tilt, fit_mixture, kinds, likeness
 from lengthwise.predictors.model_file import read_model_file, write_model_file
@@ -317,10 +318,18 @@ def adapt_file(
     model: str | Path, observed: Observed, out: Path, *, progress: Callable[[str, float], None] | None = None
 ) -> AdaptReport:
     """Add the LLM to a packaged predictor or a model file, and write the result; an LLM of that name is replaced."""
-    path = model_path(model)
+    with one_thread():
+        return _adapt_file(model_path(model), observed, out, progress)
+
+
+def _adapt_file(
+    path: Path, observed: Observed, out: Path, progress: Callable[[str, float], None] | None
+) -> AdaptReport:
     file, loaded = read_model_file(path), load_predictor(path)
+    if isinstance(loaded, CorrectedPredictor):
+        loaded = loaded.base
     base, adapted = (loaded.base, loaded.adapted) if isinstance(loaded, AdaptedPredictor) else (loaded, {})
-    llm = _meant(observed.llm, base.llms)
+    llm = known_name(observed.llm, base.llms)
     mu, sigma, nu = predict_known_llms(base, llm, observed.texts, progress)
     answers = Answers(
         mu=mu[:, :-1],
@@ -356,12 +365,21 @@ def adapt_file(
     return report
 
 
-def _meant(name: str, known: tuple[str, ...]) -> str:
+def known_name(name: str, known: tuple[str, ...]) -> str:
     """Return the known LLM that a short name means; any other name is a new LLM."""
     try:
         return resolve_llm(name, known)
     except InputError:
         return name
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Use one thread: for many products of small matrices more cost ten times the CPU time and save none."""
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    with threadpool_limits(1):
+        yield
 
 
 @contextmanager

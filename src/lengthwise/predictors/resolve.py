@@ -44,6 +44,9 @@ DEFAULT_PREDICTOR: Final = "fast"
 ADAPTED: Final = "adapted.json"
 """The part of a model file that holds the LLMs added by `lengthwise adapt`."""
 
+CORRECTIONS: Final = "corrections.json"
+"""The part that holds corrections by LLM and tenant, from `lengthwise adapt --from`."""
+
 _PLAIN: Final[tuple[Kind, ...]] = ("oracle", "none", "history", "hint", "constant", "constant-corpus")
 _MEMORY: Final = "memory"
 _BELOW_MEMORY: Final = ("model", "hint", "ask", "plugin")
@@ -148,7 +151,9 @@ def load_predictor(name: str | Path) -> LoadedPredictor:
     path = model_path(name)
     file = read_model_file(path)
     loaded = _load(file, path)
-    return _with_adapted(loaded, file, path) if ADAPTED in file.parts else loaded
+    if ADAPTED in file.parts:
+        loaded = _with_adapted(loaded, file, path)
+    return _with_corrections(loaded, file, path) if CORRECTIONS in file.parts else loaded
 
 
 def _load(file: ModelFile, path: Path) -> LoadedPredictor:
@@ -243,3 +248,9 @@ def _with_adapted(base: LoadedPredictor, file: ModelFile, path: Path) -> LoadedP
     from lengthwise.predictors.adapt import AdaptedPredictor, from_part
 
     return AdaptedPredictor(base, from_part(file.part(ADAPTED), base.llms, path), file.card)
+
+
+def _with_corrections(base: LoadedPredictor, file: ModelFile, path: Path) -> LoadedPredictor:
+    from lengthwise.predictors.corrections import CorrectedPredictor, from_part
+
+    return CorrectedPredictor(base, from_part(file.part(CORRECTIONS), path))

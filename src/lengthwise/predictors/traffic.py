@@ -25,6 +25,8 @@ from lengthwise.predictors.prefix_memory import Levels
 
 FORMAT: Final = 1
 PARTS: Final = "traffic-*.jsonl"
+MEMORY_NAME: Final = "memory.npz"
+"""The file of prefix memory beside the parts."""
 MOST_BLOCKS: Final = 64
 """Blocks of a prompt's beginning that are logged."""
 KEPT_CHARACTERS: Final = 10_000

@@ -1,0 +1,136 @@
+"""A log makes a better model file where the predictor was wrong, and none where it was right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
+
+from lengthwise.errors import InputError
+from lengthwise.predictors import PredictionInput, load_predictor
+from lengthwise.predictors.adapt import Observed, adapt_file
+from lengthwise.predictors.adapt_traffic import adapt_traffic, replayed_memory, save_memory
+from lengthwise.predictors.contract import as_logt
+from lengthwise.predictors.model_file import read_model_file
+from lengthwise.predictors.prefix_memory import levels_of
+from tests.predictors.traffic_rows import PLAIN, made, traffic, write
+
+if TYPE_CHECKING:
+    from lengthwise.predictors.traffic import TrafficRow
+
+pytestmark = pytest.mark.usefixtures("few_strengths")
+STORY, WORD = "Write a long story about {} dragons.", "Name one animal with {} legs, in one word."
+
+
+def with_text(n: int) -> list[TrafficRow]:
+    """Stories of 15 tokens and words of 600: the opposite of what any predictor would say."""
+    rng = np.random.default_rng(0)
+    forms = rng.random(n) < 0.5
+    tokens = np.exp(np.log(np.where(forms, 15, 600)) + 0.2 * rng.standard_normal(n)).astype(int)
+    return [
+        PLAIN._replace(
+            time=1e9 + i, model="me/Mine-7B", text=(STORY if forms[i] else WORD).format(i), output_tokens=int(tokens[i])
+        )
+        for i in range(n)
+    ]
+
+
+def median(file: Path | str, text: str, llm: str, tenant: str | None = None) -> float:
+    return float(as_logt(load_predictor(file).predict([PredictionInput(text, llm, tenant=tenant)])).mu[0])
+
+
+def test_prompts_teach_what_the_predictor_has_wrong(tmp_path: Path) -> None:
+    out = tmp_path / "my.lw"
+    found = adapt_traffic("fast", traffic(with_text(150)), out)
+    (llm,) = found.llms
+    assert llm.texts
+    assert llm.better
+    assert found.written
+    assert llm.before.requests == llm.after.requests == 30
+    assert llm.after.tau > 0.3 > llm.before.tau
+    story, word = (median(out, text.format(7), "me/Mine-7B") for text in (STORY, WORD))
+    assert story < word
+    assert median(out, "Hi", "llama-3.1-8B") == median("fast", "Hi", "llama-3.1-8B"), "other LLMs stay as they were"
+    assert read_model_file(out).card["traffic"][0]["better"]
+
+
+def test_without_prompts_each_tenant_is_corrected(tmp_path: Path) -> None:
+    rows = made(300, shift=1.0, tenant="a") + made(300, seed=1, shift=-1.0, tenant="b")
+    out = tmp_path / "my.lw"
+    found = adapt_traffic("fast", traffic(rows), out)
+    (llm,) = found.llms
+    assert not llm.texts
+    assert llm.after.coverage_90 > 0.85 > llm.before.coverage_90
+    base = median("fast", "Hi", "m")
+    assert median(out, "Hi", "m", "a") == pytest.approx(base + 1.0, abs=0.15)
+    assert median(out, "Hi", "m", "b") == pytest.approx(base - 1.0, abs=0.15)
+    assert median(out, "Hi", "m") == pytest.approx(base, abs=0.3)
+    assert median(out, "Hi", "other") == median("fast", "Hi", "other")
+
+
+def test_corrections_of_a_corrected_file_add_up(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.lw", tmp_path / "second.lw"
+    adapt_traffic("fast", traffic(made(200, shift=1.0)), first)
+    adapt_traffic(first, traffic(made(200, shift=0.5, predictor="first.lw")), second)
+    assert median(second, "Hi", "m") == pytest.approx(median("fast", "Hi", "m") + 1.5, abs=0.2)
+
+
+def test_a_model_that_is_not_better_is_not_written_unless_forced(tmp_path: Path) -> None:
+    out = tmp_path / "my.lw"
+    rows = made(120)  # the first lengths are off, the last ones as predicted
+    rows[:90] = made(120, shift=3.0, seed=1)[:90]
+    found = adapt_traffic("fast", traffic(rows), out)
+    assert not found.written
+    assert not found.llms[0].better
+    assert not out.exists()
+    assert adapt_traffic("fast", traffic(rows), out, force=True).written
+    assert median(out, "Hi", "m") > median("fast", "Hi", "m")
+
+
+def test_only_the_llms_that_get_better_are_changed(tmp_path: Path) -> None:
+    good = made(200, shift=1.0, model="good")
+    bad = made(120, model="bad")
+    bad[:90] = made(120, shift=3.0, seed=1, model="bad")[:90]
+    out = tmp_path / "my.lw"
+    found = adapt_traffic("fast", traffic([*good, *bad, *made(5, model="rare")]), out)
+    assert {each.llm: each.better for each in found.llms} == {"good": True, "bad": False}
+    assert found.too_few == {"rare": 5}
+    assert median(out, "Hi", "bad") == median("fast", "Hi", "bad")
+    assert median(out, "Hi", "good") > median("fast", "Hi", "good") + 0.7
+
+
+def test_too_few_lengths_or_those_of_another_predictor_are_an_input_error(tmp_path: Path) -> None:
+    for rows in (made(5), made(200, predictor="other.lw"), [row._replace(output_tokens=None) for row in made(50)]):
+        with pytest.raises(InputError, match="too few lengths"):
+            adapt_traffic("fast", traffic(rows), tmp_path / "my.lw")
+
+
+def test_adapting_uses_one_thread_whatever_the_host_has(tmp_path: Path) -> None:
+    used: list[set[int]] = []
+
+    def note(*_: object) -> None:
+        used.append({pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"})
+
+    texts = [f"prompt {i}" for i in range(30)]
+    adapt_file(
+        "fast", Observed.of("me/M", texts, [10 + i for i in range(30)], origin="x"), tmp_path / "a", progress=note
+    )
+    adapt_traffic("fast", traffic(with_text(60)), tmp_path / "b.lw", progress=note)
+    assert len(used) > 4
+    assert all(threads == {1} for threads in used)
+
+
+def test_prefix_memory_is_rebuilt_from_a_log_where_there_is_none(tmp_path: Path) -> None:
+    levels = levels_of("m", [1, 2, 3])
+    names, blocks = (part.tobytes().hex() for part in (levels.names, levels.blocks))
+    rows = [row._replace(names=names, blocks=blocks, output_tokens=20 + i % 3) for i, row in enumerate(made(40))]
+    log = traffic(rows)
+    memory = replayed_memory(log)
+    assert memory.seen == 40
+    assert memory.predict(levels, log.columns(log.predicted)[0], text=True).quantile(0.5) == pytest.approx(21, rel=0.2)
+    folder = write(tmp_path / "learn", rows)
+    assert save_memory(log, folder) == folder / "memory.npz"
+    assert save_memory(log, folder) is None, "the gateway's own state is not replaced"
