@@ -43,7 +43,7 @@ PACKAGES = (
     "experiments", "lengthwise", "lengthwise.predictors", "lengthwise.predictors.encoder", "lengthwise.training",
     "lengthwise.training.encoder", "lengthwise.training.probe",
 )  # fmt: skip
-JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without", "groups", "only")
+JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without", "groups", "only", "level")
 
 
 def bare_package() -> None:
@@ -323,13 +323,15 @@ def work(arguments: argparse.Namespace) -> None:
     backbone = load_packed_backbone(folder)
     backbone.keep_layers(config.layers)
     network = LengthNetwork(backbone, config, data.features)
-    task, everything = make_task(arguments, settings, data)
+    learned = data.levelled(float(settings["level"])) if "level" in settings else data
+    task, everything = make_task(arguments, settings, learned)
     left = arguments.until - time.time()
     trainer = Trainer(network, task, config, seed, device, deadline=time.monotonic() + left)
     trainer.progress = lambda row: print(name, json.dumps(row), flush=True)  # noqa: T201
     if arguments.mode == "predict":
         network.load_state_dict({k: v.float() for k, v in torch.load(WORK / f"{name}.pt").items()})
     curves = trainer.run() if arguments.mode == "work" else []
+    network.identity.forget(np.flatnonzero(~(data.lengths[task.train] > 0).any((0, 2))))
     outputs, _ = trainer.predict(everything)
     np.savez(WORK / f"{name}.npz", outputs=outputs.astype(np.float16), saw=np.isin(np.arange(len(data)), task.train))
     if arguments.mode == "predict":
@@ -485,11 +487,12 @@ def diverse(arguments: argparse.Namespace) -> None:
     import numpy as np
 
     from lengthwise.training.encoder.ensemble import Member, soft_targets
+    from lengthwise.training.encoder.pack import is_castillo
 
     began = time.time()
     until = began + arguments.budget - 20
     data = read_pack(arguments.folder)
-    castillo = [name for name in data.corpora if name[0].isupper()]
+    castillo = [name for name in data.corpora if is_castillo(name)]
     code = [name for name in castillo if name not in ("Alpaca", "DollyDataset", "ShareGPT")]
     groups = [name for name in data.corpora if name not in castillo]
     recipe = arguments.recipe

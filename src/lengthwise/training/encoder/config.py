@@ -82,7 +82,7 @@ class RegularisationConfig(_Part):
     dropout: Share = 0.1
     token_mask: Share = 0.0
     """Share of tokens masked in training."""
-    row_weight: Literal["equal", "corpus", "sqrt_corpus"] = "equal"
+    row_weight: Literal["equal", "corpus", "sqrt_corpus", "half_castillo"] = "equal"
     """Whether prompts of small corpora have more weight."""
 
 

@@ -62,6 +62,11 @@ class Identity(nn.Module):  # type: ignore[misc]
         nn.init.normal_(self.embedding.weight, std=0.3)
         self.width = width + (features if use_features else 0)
 
+    def forget(self, rows: Any) -> None:  # noqa: ANN401
+        """Make these LLMs unknown: those without a length in training have a random vector otherwise."""
+        with torch.no_grad():
+            self.embedding.weight[rows] = self.embedding.weight[self.unknown].clone()
+
     def forward(self, llm: Any, features: Any) -> Any:  # noqa: ANN401
         """Return (..., width) of row numbers (...) and features (..., f)."""
         known = self.embedding(llm)

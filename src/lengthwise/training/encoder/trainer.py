@@ -16,7 +16,7 @@ from lengthwise.predictors.encoder.readout import log_size, places_and_spreads
 from lengthwise.training.encoder import losses
 from lengthwise.training.encoder.ensemble import score
 from lengthwise.training.encoder.losses import Targets, make_targets
-from lengthwise.training.encoder.pack import TRAIN, Pack
+from lengthwise.training.encoder.pack import TRAIN, Pack, is_castillo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ class Tensors:
         self._lengths = torch.as_tensor(pack.lengths.astype(np.float32), device=device)
         self._censored = torch.as_tensor(pack.censored, device=device)
         self._fitted = torch.as_tensor(pack.fitted.astype(np.float32), device=device)
-        self._prompt_weight = torch.as_tensor(_prompt_weights(pack, row_weight), device=device)
+        self._prompt_weight = torch.as_tensor(prompt_weights(pack, row_weight), device=device)
         self._soft = None if soft is None else torch.as_tensor(soft.astype(np.float32), device=device)
 
     def batch(self, prompts: NDArray[np.int64]) -> Batch:
@@ -95,15 +95,22 @@ class Tensors:
         yield from (order[start : start + size] for start in range(0, len(order), size))
 
 
-def _prompt_weights(pack: Pack, kind: str) -> NDArray[np.float32]:
-    """Weights of mean 1 over the training prompts; `corpus` gives every corpus the same sum."""
+def prompt_weights(pack: Pack, kind: str) -> NDArray[np.float32]:
+    """Weights of mean 1 over the training prompts.
+
+    `corpus` gives every corpus the same sum; `half_castillo` gives half of it to CASTILLO's corpora together.
+    """
     weights = np.ones(len(pack), np.float32)
     if kind != "equal":
         train = pack.part == TRAIN
         counts = np.bincount(pack.corpus[train], minlength=len(pack.corpora))
         share = counts / max(counts.sum(), 1)
-        power = {"corpus": -1.0, "sqrt_corpus": -0.5}[kind]
+        power = {"corpus": -1.0, "sqrt_corpus": -0.5, "half_castillo": -0.5}[kind]
         by_corpus = np.maximum(share, 1.0 / max(counts.sum(), 1)) ** power
+        if kind == "half_castillo":
+            castillo = np.array([is_castillo(name) for name in pack.corpora])
+            for some in (castillo, ~castillo):
+                by_corpus[some] /= max(float((by_corpus * share)[some].sum()), 1e-9)
         by_corpus /= (by_corpus * share).sum()
         weights = by_corpus[pack.corpus].astype(np.float32)
     return weights
