@@ -4,6 +4,7 @@
     python -m benchmarks.gateway streams [--clients 1000]     # slow streams on one core, without an error
     python -m benchmarks.gateway memory [--requests 200000]   # growth of the resident memory
     python -m benchmarks.gateway queue                        # cost of a request, by the length of the queue
+    python -m benchmarks.gateway dashboard                    # share of the dashboard's snapshots in the CPU time
 
 Engines (three stand-ins that answer at once), gateways and client are separate processes on one machine. Requests per
 second depend on all of them and on what else runs, so CPU time is compared: user and system time of a gateway's
@@ -340,17 +341,66 @@ def machine() -> str:
     return f"Python {platform.python_version()}, {name}, {os.cpu_count()} cores"
 
 
+def dashboard(arguments: argparse.Namespace) -> None:
+    """Measure the share of a watched dashboard in the gateway's CPU time at 100 requests/s, some of them waiting."""
+    rate, seconds, chunks, chunk_s = 100, arguments.seconds, 50, 0.02
+    body = request_body(stream=True, max_tokens=chunks, user=str(chunk_s))
+    slots = round(0.97 * rate * chunks * chunk_s / ENGINES)  # a little too few: a queue grows
+
+    async def run(url: str) -> tuple[float, float, int]:
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=HEADERS) as http:
+
+            async def request() -> None:
+                async with http.post(url + PATH, json=body) as response:
+                    await response.read()
+
+            async def watch() -> None:
+                async with http.get(url + "/lengthwise/v1/events") as response:
+                    while await response.content.readany():
+                        pass
+
+            async def dashboard_s() -> float:
+                async with http.get(url + "/metrics") as response:
+                    text = await response.text()
+                line = next(line for line in text.splitlines() if line.startswith("lengthwise_dashboard_cpu_seconds_"))
+                return float(line.split()[1])
+
+            viewers = [asyncio.create_task(watch()) for _ in range(arguments.viewers)]
+            sent: list[asyncio.Task[None]] = []
+            before = one.cpu_s(), await dashboard_s()
+            began = time.monotonic()
+            for number in range(rate * seconds):
+                await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
+                sent.append(asyncio.create_task(request()))
+            await asyncio.gather(*sent)
+            used = one.cpu_s() - before[0], await dashboard_s() - before[1], len(sent)
+            for viewer in viewers:
+                viewer.cancel()
+            return used
+
+    with engines() as urls, gateway("ours", ours(urls, arguments.predictor, "--in-flight", str(slots))) as one:
+        total_s, dashboard_s, requests = asyncio.run(run(one.url))
+    print(f"{machine()}; predictor {arguments.predictor}, {requests} streams of {chunks} chunks at {rate}/s")
+    print(
+        f"{arguments.viewers} viewers: snapshots {dashboard_s:.3f} of {total_s:.1f} CPU-s, {dashboard_s / total_s:.2%}"
+    )
+
+
 def main() -> None:
     """Run one of the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(required=True)
-    for measured in (costs, streams, memory, queue):
+    for measured in (costs, streams, memory, queue, dashboard):
         kind = kinds.add_parser(measured.__name__, help=measured.__doc__)
         kind.set_defaults(run=measured)
         kind.add_argument("--rounds", type=int, default=5)
         kind.add_argument("--requests", type=int, default=200_000 if measured is memory else 2000)
         kind.add_argument("--clients", type=int, default=1000)
         kind.add_argument("--predictor", default="none")
+        kind.add_argument("--seconds", type=int, default=30)
+        kind.add_argument("--viewers", type=int, default=1)
         for peer in ("sglang-router", "vllm-router", "litellm"):
             kind.add_argument(f"--{peer}", metavar="PYTHON", help="Python of an environment that has it")
     proxy = kinds.add_parser("proxy", help="serve the bare proxy")

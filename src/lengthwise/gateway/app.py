@@ -125,6 +125,7 @@ class _Gateway:
         calls: dict[str, Call] = {}
         recent = RecentRequests(self._dispatcher)
         dashboard = Dashboard(self._config, self._dispatcher, calls, recent)
+        self.exported.register(dashboard)
         admin = Admin(self._config, self._dispatcher, self._fleet, self._predictions, self.exported, calls)
         shared = (
             self._config,

@@ -10,14 +10,18 @@ import asyncio
 import io
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from heapq import nsmallest
 from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -30,6 +34,7 @@ from lengthwise.policies import make_policy
 from lengthwise.policies.registry import POLICIES
 
 if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
     from starlette.requests import Request
 
     from lengthwise.gateway.completions import Call
@@ -43,11 +48,10 @@ PAGE_PATHS: Final = {"/": "index.html", "/dashboard.css": "dashboard.css", "/das
 MOST_VIEWERS: Final = 32
 _EVERY_S: Final = 1.0
 _MOST_SNAPSHOTS: Final = 600  # then a viewer connects again, so that its access is checked again
-_MOST_WAITING: Final = 40
-_MOST_RUNNING: Final = 64
-_MOST_FINISHED: Final = 40  # of one second
+_MOST_ROWS: Final = 24  # of each state, which is what fits on a screen; of one second for those that ended
 _HISTORY: Final = 800
 _BUCKET_S: Final = 15.0
+_MOST_IN_BUCKET: Final = 10_000
 _LEVELS: Final = (0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95)
 _LEAST_REPLAYED: Final = 50
 _MOST_ANSWER_S: Final = 120.0
@@ -104,6 +108,7 @@ class Dashboard:
         self._viewers: set[asyncio.Queue[bytes | None]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self._simulating = asyncio.Lock()
+        self._cpu_s = 0.0
         folder = Path(__file__).parent / "static"
         self._files = {path: (folder / name).read_bytes() for path, name in PAGE_PATHS.items()}
 
@@ -114,6 +119,12 @@ class Dashboard:
             Route(f"{prefix}/events", self.events),
             Route(f"{prefix}/what-if", self.what_if, methods=["POST"]),
         ]
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics of the dashboard."""
+        yield GaugeMetricFamily("lengthwise_dashboard_viewers", "Viewers of the dashboard.", len(self._viewers))
+        text = "CPU time of the dashboard's snapshots."
+        yield CounterMetricFamily("lengthwise_dashboard_cpu_seconds", text, self._cpu_s)
 
     async def page(self, request: Request) -> Response:
         """Return a static file."""
@@ -146,25 +157,26 @@ class Dashboard:
 
     async def _tick(self, request: Request) -> None:
         """Send a snapshot a second to all viewers until none is left or the gateway stops."""
-        reported, bucket = self._recent.added, self._dispatcher.clock() // _BUCKET_S
-        before = self._recent.added, self._recent.tokens
+        reported, tokens, bucket = self._recent.added, self._recent.tokens, self._dispatcher.clock() // _BUCKET_S
+        in_bucket = len(self._recent.last(_MOST_IN_BUCKET))  # perhaps of before
         try:
             while self._viewers and not request.app.state.draining:
                 await asyncio.sleep(_EVERY_S)
-                now = self._dispatcher.clock()
-                new = self._recent.last(self._recent.added - reported)
-                reported = self._recent.added
-                snapshot = self._snapshot(now, new)
-                snapshot["finished_per_s"] = (self._recent.added - before[0]) / _EVERY_S
-                snapshot["tokens_per_s"] = (self._recent.tokens - before[1]) / _EVERY_S
-                before = self._recent.added, self._recent.tokens
+                began, now = time.thread_time(), self._dispatcher.clock()
+                added = self._recent.added - reported
+                snapshot = self._snapshot(now, self._recent.last(added))
+                snapshot["finished_per_s"] = added / _EVERY_S
+                snapshot["tokens_per_s"] = (self._recent.tokens - tokens) / _EVERY_S
+                reported, tokens = self._recent.added, self._recent.tokens
+                in_bucket += added
                 if (current := now // _BUCKET_S) != bucket:
-                    snapshot["series"] = self._series(bucket, current)
-                    bucket = current
+                    snapshot["series"] = self._series(in_bucket, bucket, current)
+                    bucket, in_bucket = current, added
                 data = _event("snapshot", snapshot)
                 for viewer in self._viewers:
                     if not viewer.full():  # a slow viewer misses snapshots
                         viewer.put_nowait(data)
+                self._cpu_s += time.thread_time() - began
         finally:
             self._ticking = None
             for viewer in self._viewers:
@@ -172,8 +184,8 @@ class Dashboard:
                     viewer.get_nowait()
                 viewer.put_nowait(None)
 
-    def _series(self, since: float, until: float) -> list[list[Any]]:
-        rows = self._recent.all()
+    def _series(self, count: int, since: float, until: float) -> list[list[Any]]:
+        rows = self._recent.last(count)
         start = np.searchsorted(rows["ended_s"], since * _BUCKET_S)
         end = np.searchsorted(rows["ended_s"], until * _BUCKET_S)
         return list(latency_series(rows[start:end], _BUCKET_S))
@@ -182,7 +194,8 @@ class Dashboard:
         dispatcher = self._dispatcher
         engines = dispatcher.engines
         waiting = chain.from_iterable(queue for _, queue in dispatcher.queues)
-        running = ((engine, job) for engine in engines for job in engine.jobs.values())
+        running = ((job.started or now, engine, job) for engine in engines for job in engine.jobs.values())
+        longest = nsmallest(_MOST_ROWS, running, key=itemgetter(0))
         return {
             "now": round(now, 1),
             "policy": self._recent.policy_number,
@@ -194,12 +207,12 @@ class Dashboard:
             "failed": self._recent.failed,
             "viewers": len(self._viewers),
             "engines": [_engine(engine) for engine in engines],
-            "queue": [[*self._job(job), round(now - job.arrival, 2)] for job in islice(waiting, _MOST_WAITING)],
+            "queue": [[*self._job(job), round(now - job.arrival, 2)] for job in islice(waiting, _MOST_ROWS)],
             "slots": [
-                [*self._job(job), engine.name, self._progress(engine, job, now), round(now - (job.started or now), 2)]
-                for engine, job in islice(running, _MOST_RUNNING)
+                [*self._job(job), engine.name, self._progress(engine, job, now), round(now - started, 2)]
+                for started, engine, job in longest
             ],
-            "finished": [_finished(row) for row in new[-_MOST_FINISHED:].tolist()],
+            "finished": [_finished(row) for row in new[-_MOST_ROWS:].tolist()],
         }
 
     def _history(self, rows: Rows) -> dict[str, Any]:

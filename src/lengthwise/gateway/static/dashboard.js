@@ -123,7 +123,7 @@ function prediction(r) {
 
 function drawRequests(snapshot) {
   const queue = snapshot.queue.map(waitingRequest);
-  const slots = snapshot.slots.map(runningRequest).sort((a, b) => b.ran - a.ran);
+  const slots = snapshot.slots.map(runningRequest);
   lanes.queue.draw(queue, snapshot.waiting, r => seconds(r.waited), (r, place) => `number ${place + 1}, ${prediction(r)}; waited ${seconds(r.waited)}`);
   lanes.slots.draw(slots, snapshot.running, r => count(r.soFar) + ' tok', r => `on ${r.engine}, ${prediction(r)}; about ${count(r.soFar)} so far in ${seconds(r.ran)}`);
   const ended = state.ended.slice(-60).reverse();
