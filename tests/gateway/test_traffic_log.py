@@ -15,6 +15,7 @@ from lengthwise.gateway import GatewayConfig
 from lengthwise.gateway.keys import add_key
 from lengthwise.gateway.traffic_log import TrafficLog
 from lengthwise.predictors.prefix_memory import levels_of
+from lengthwise.predictors.resolve import predictor_label
 from lengthwise.predictors.traffic import HEADER, TrafficRow, read_traffic, row_json
 from tests.gateway.engine import StandIn
 from tests.gateway.helpers import CHAT, body, gateway, metric, post, until_true
@@ -56,7 +57,7 @@ async def test_a_row_has_the_length_the_predictions_and_the_waits(
     assert (short.request_id, short.tenant, short.model, short.engine) == ("short", "default", "stand-in", "gpu-1")
     assert (short.output_tokens, short.censored, short.finish_reason, short.max_tokens) == (5, False, "stop", 9)
     assert (cut.output_tokens, cut.censored, cut.finish_reason) == (9, True, "length")
-    assert short.predictor == "fast"
+    assert short.predictor == predictor_label("fast")
     assert again.history != short.history, "two lengths were learned from"
     assert short.wait_s is not None
     assert 0 <= short.wait_s <= (short.first_byte_s or 0) <= short.total_s

@@ -16,6 +16,7 @@ from lengthwise.predictors.adapt_traffic import adapt_traffic, replayed_memory, 
 from lengthwise.predictors.contract import as_logt
 from lengthwise.predictors.model_file import read_model_file
 from lengthwise.predictors.prefix_memory import levels_of
+from lengthwise.predictors.resolve import predictor_label
 from tests.predictors.traffic_rows import PLAIN, made, traffic, write
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def test_without_prompts_each_tenant_is_corrected(tmp_path: Path) -> None:
 def test_corrections_of_a_corrected_file_add_up(tmp_path: Path) -> None:
     first, second = tmp_path / "first.lw", tmp_path / "second.lw"
     adapt_traffic("fast", traffic(made(200, shift=1.0)), first)
-    adapt_traffic(first, traffic(made(200, shift=0.5, predictor="first.lw")), second)
+    adapt_traffic(first, traffic(made(200, shift=0.5, predictor=predictor_label(first))), second)
     assert median(second, "Hi", "m") == pytest.approx(median("fast", "Hi", "m") + 1.5, abs=0.2)
 
 

@@ -591,3 +591,41 @@ def test_a_damaged_memory_file_is_refused_at_the_start(tmp_path: Path) -> None:
 def test_a_host_is_not_given_memory_as_a_predictor() -> None:
     with pytest.raises(InputError, match="is for simulations"):
         known_predictor("memory+fast")
+
+
+class OtherGuess(Guess):
+    """Stands in for a started process."""
+
+    cpu_s = 0.0
+    given_up = False
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_new_predictor_takes_over_and_the_old_one_answers_what_it_was_asked(guess: Guess) -> None:
+    service = PredictionService(lambda: guess, predictor="old")
+    host, new = Host(service), OtherGuess()
+    guess.gate.clear()
+    host.come("before", "about 20")
+    host.until(guess.inside.is_set)
+    service.use(new, "new")  # type: ignore[arg-type]
+    host.come("after", "about 30")
+    host.until(lambda: "after" in host.taken)
+    assert "before" not in host.taken
+    guess.gate.set()
+    host.until(lambda: "before" in host.taken)
+    assert host.taken["before"].quantile(0.5) == pytest.approx(20, rel=0.01)
+    assert (guess.predicted, new.predicted) == (["about 20"], ["about 30"])
+    for key in ("before", "after"):
+        service.ended(key, 25)
+    host.until(lambda: service.counts.answered == 2)
+    assert (service.counts.asked, service.counts.failed, service.counts.dropped) == (2, 0, 0)
+    assert service.predictor == "new"
+    newer = OtherGuess()
+    service.use(newer, "newer")  # type: ignore[arg-type]
+    host.until(lambda: new.closed)
+    assert not newer.closed
+    service.close()
+    assert newer.closed

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.predictors.resolve import predictor_label
 from lengthwise.predictors.traffic import HEADER, Traffic, TrafficRow, row_json
 
+FAST = predictor_label("fast")
 PLAIN = TrafficRow(
     time=1e9, request_id="r", tenant="default", model="m", engine="engine-0", input_tokens=5, max_tokens=None, names="",
-    blocks="", predictor="fast", source="predictor", prediction=(5.0, 0.5), predicted=(5.0, 0.5), history=(4.0, 1.0),
+    blocks="", predictor=FAST, source="predictor", prediction=(5.0, 0.5), predicted=(5.0, 0.5), history=(4.0, 1.0),
     output_tokens=100, censored=False, finish_reason="stop", wait_s=0.0, first_byte_s=0.1, total_s=1.0,
 )  # fmt: skip
 

@@ -40,6 +40,7 @@ from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget
 from lengthwise.gateway.tenants import TenantGate, Tenants
 from lengthwise.gateway.traffic_log import TrafficLog
+from lengthwise.gateway.watch import PredictorWatch
 from lengthwise.predictors.service import prediction_service
 
 if TYPE_CHECKING:
@@ -94,6 +95,10 @@ class _Gateway:
             else TrafficLog(config.learn, keep_prompts=config.keep_prompts, max_bytes=config.learn_bytes)
         )
         self._predictions = prediction_service(config.predictor, memory=config.memory_setting)
+        self._watch = None
+        if config.watch and config.watched is not None:
+            in_use = str(config.watched) == config.predictor
+            self._watch = PredictorWatch(config.watched, self._predictions, in_use=in_use)
         routes = RouterAdapter(None if config.chosen_router is None else warm_router(config.chosen_router))
         self._dispatcher = Dispatcher(
             self.tenants.policy(config.policy),
@@ -164,12 +169,18 @@ class _Gateway:
             if self._dispatcher.uses_predictions:
                 self._predictions.warm()
             keys = asyncio.create_task(self.tenants.watch(self._config.health_interval_s))
+            watch = asyncio.create_task(self._watch_predictor())
             try:
                 with self.access_log or nullcontext(), self._traffic or nullcontext():
                     yield
             finally:
                 keys.cancel()
+                watch.cancel()
                 self._predictions.close()
+
+    async def _watch_predictor(self) -> None:
+        if self._watch is not None:
+            await self._watch.run(self._config.health_interval_s)
 
     async def models(self, request: Request) -> Response:
         """List the models of all engines and their aliases, each name once."""
@@ -211,6 +222,8 @@ class _Gateway:
             "policy": self._dispatcher.policy.name,
             "router": self._dispatcher.routes.name,
             "predictor": self._config.predictor,
+            "predictor_version": self._predictions.predictor,
+            "watch": None if self._watch is None else self._watch.state,
             "memory": "off" if self._predictions.memory is None else "on",
             "predictions_from": "predictor" if self._predictions.works else "history",
         }

@@ -23,6 +23,7 @@ from pydantic import (
 from lengthwise.engines.client import engine_url, without_credentials
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
+from lengthwise.predictors.model_file import SUFFIX
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import MEMORY_ON, known_memory, known_predictor
 from lengthwise.predictors.traffic import MEMORY_NAME
@@ -196,6 +197,9 @@ class GatewayConfig(_Section):
     of every request, no prompts or keys. Prefix memory is kept there too."""
     keep_prompts: bool = False
     """Whether the traffic log also has the text of prompts, from which `adapt --from` learns more."""
+    watch: bool = False
+    """Use a new version of the predictor's model file once it is written, without a restart. With `learn` and a
+    packaged predictor, that file is predictor.lw in its folder."""
     learn_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
     """Size of the traffic log; the oldest rows are deleted."""
     keys: Path | None = None
@@ -308,7 +312,16 @@ class GatewayConfig(_Section):
     def _check_learn(self) -> Self:
         if self.keep_prompts and self.learn is None:
             raise InputError("keep_prompts is given without learn", hint="name a folder with --learn DIR")
+        if self.watch and self.watched is None:
+            raise InputError("there is no file to watch", hint="name a model file with --predictor, or --learn DIR")
         return self
+
+    @property
+    def watched(self) -> Path | None:
+        """The model file that is watched, if there is one; it need not exist."""
+        if Path(self.predictor).suffix == SUFFIX:
+            return Path(self.predictor)
+        return None if self.learn is None else self.learn / f"predictor{SUFFIX}"
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:

@@ -34,7 +34,14 @@ from lengthwise.predictors.corrections import CorrectedPredictor, corrected, fit
 from lengthwise.predictors.mixture import Answers, Mixture, fit_mixture, kinds, likeness
 from lengthwise.predictors.model_file import read_model_file, write_model_file
 from lengthwise.predictors.prefix_memory import PrefixMemory
-from lengthwise.predictors.resolve import ADAPTED, CORRECTIONS, LoadedPredictor, load_predictor, model_path
+from lengthwise.predictors.resolve import (
+    ADAPTED,
+    CORRECTIONS,
+    LoadedPredictor,
+    load_predictor,
+    model_path,
+    predictor_label,
+)
 from lengthwise.predictors.traffic import MEMORY_NAME, Floats, Mask, Traffic
 from lengthwise.predictors.traffic_evaluation import TrafficScores, scorable, score_rows
 
@@ -92,7 +99,7 @@ def adapt_traffic(
 class _Adapting:
     def __init__(self, model: str | Path, traffic: Traffic, progress: Progress | None) -> None:
         self._path = model_path(model)
-        self._name = self._path.name if self._path == Path(model) else str(model)
+        self._name = predictor_label(self._path)
         self._file, loaded = read_model_file(self._path), load_predictor(self._path)
         self._loaded: LoadedPredictor = loaded
         self._corrections = dict(loaded.corrections) if isinstance(loaded, CorrectedPredictor) else {}

@@ -17,6 +17,7 @@ NAME                       an entry point of the group `lengthwise.predictors`
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -173,6 +174,16 @@ def _load(file: ModelFile, path: Path) -> LoadedPredictor:
 def packaged_predictors() -> dict[str, Path]:
     """Return the model files of the packaged predictors, by name."""
     return {path.stem: path for path in sorted(MODELS.glob(f"*{SUFFIX}")) if path.stem != "probe"}
+
+
+def predictor_label(name: str | Path) -> str:
+    """Return a predictor's name for logs; that of a model file has its digest, which tells versions apart."""
+    if isinstance(name, str) and parse_predictor_spec(name).kind != "model":
+        return name
+    path = model_path(name)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{path.stem}@{digest[:8]}"
 
 
 def best_packaged() -> str:

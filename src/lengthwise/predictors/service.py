@@ -31,7 +31,12 @@ from lengthwise.predictors.calibration import OnlineCalibrated
 from lengthwise.predictors.contract import LengthPredictor, PredictionInput
 from lengthwise.predictors.history import History
 from lengthwise.predictors.prefix_memory import Levels, PrefixMemory
-from lengthwise.predictors.resolve import packaged_predictors, parse_predictor_spec, resolve_predictor
+from lengthwise.predictors.resolve import (
+    packaged_predictors,
+    parse_predictor_spec,
+    predictor_label,
+    resolve_predictor,
+)
 from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
 
 Ticket = tuple[str, int]
@@ -87,7 +92,7 @@ class _Open:
     text: LogT | None = None  # of the predictor, before prefix memory
     raw: LogT | None = None  # likewise, before online calibration
     latest: LogT | None = None  # of the predictor, with prefix memory
-    asked: bool = False
+    asked: Worker | None = None  # the one that predicts it
 
 
 class PredictionService:
@@ -127,7 +132,9 @@ class PredictionService:
         self._hangs = False
         self._counts = Counts()
         self._process = process
+        self._deadline_s = deadline_s
         self._worker = None if load is None else Worker(lambda: OnlineCalibrated(load()), clock, deadline_s)
+        self._replaced: list[tuple[Worker, SubprocessPredictor | None]] = []
 
     @property
     def predicts(self) -> bool:
@@ -137,10 +144,10 @@ class PredictionService:
     @property
     def counts(self) -> Counts:
         """The counters so far: those of the host's thread and those of the worker."""
-        work = Counts() if self._worker is None else self._worker.counts
-        cpu_s = 0.0 if self._process is None else self._process.cpu_s
-        both = {name: value + getattr(work, name) for name, value in asdict(self._counts).items()}
-        return Counts(**both | {"cpu_s": both["cpu_s"] + cpu_s})
+        total = asdict(self._counts)
+        for worker, process in [*self._replaced, *([] if self._worker is None else [(self._worker, self._process)])]:
+            _add(total, worker.counts, process)
+        return Counts(**total)
 
     @property
     def works(self) -> bool:
@@ -153,6 +160,20 @@ class PredictionService:
     def ready(self) -> bool:
         """Whether predictions can be made at once: the predictor is loaded, or there is none."""
         return self._worker is None or self._worker.loaded
+
+    def use(self, process: SubprocessPredictor, predictor: str) -> None:
+        """Use another predictor, which has been started, from now on.
+
+        Questions that the old one has received are still answered by it; then its process ends. The calibration of
+        the new one starts anew; history and prefix memory go on.
+        """
+        if self._worker is not None:
+            self._replaced.append((self._worker, self._process))
+        self.predictor, self._process = predictor, process
+        self._worker = Worker(lambda: OnlineCalibrated(process), self._clock, self._deadline_s)
+        self._worker.start()
+        self._hangs = False
+        self._end_replaced()
 
     def reset(self) -> None:
         """Forget the history, the predictor's calibration and what prefix memory has learned."""
@@ -200,13 +221,13 @@ class PredictionService:
         The worker calls `read`, so reading costs the host nothing.
         """
         state = self._open.get(key)
-        if self._worker is None or state is None or state.asked:
+        if self._worker is None or state is None or state.asked is not None:
             return False
         self._counts.asked += 1
         if self._found_hanging(self._worker) or self._worker.waiting >= self._max_waiting:
             self._counts.dropped += 1
             return False
-        state.asked = True
+        state.asked = self._worker
         self._worker.put(Question(state.ticket, read, self._clock()))
         return True
 
@@ -218,7 +239,14 @@ class PredictionService:
         if self._worker is None:
             return
         self._found_hanging(self._worker)
-        while (arrived := self._worker.next_arrived()) is not None:
+        for worker, _ in self._replaced:
+            self._deliver(worker, take)
+        self._deliver(self._worker, take)
+        if self._replaced:
+            self._end_replaced()
+
+    def _deliver(self, worker: Worker, take: Callable[[str, LengthDistribution], bool]) -> None:
+        while (arrived := worker.next_arrived()) is not None:
             ticket, prediction, raw = arrived
             key, _ = ticket
             state = self._open.get(key)
@@ -250,16 +278,25 @@ class PredictionService:
         if known is not None:
             self._history.observe(state.llm, known, censored=censored)
             self._memorise(state, known, censored=censored)
-        if state.asked and self._worker is not None:
-            self._worker.put(Ended(state.ticket, known, censored))
+        if state.asked is not None:
+            state.asked.put(Ended(state.ticket, known, censored))
 
     def close(self) -> None:
         """Stop the worker and the predictor's process; a thread that hangs is left behind and ends with the host."""
         if self._worker is not None:
-            self._worker.stop()
-        if self._process is not None:
-            self._process.close()
+            self._replaced.append((self._worker, self._process))
+        for worker, process in self._replaced:
+            _stop(worker, process)
         self._save_memory()
+
+    def _end_replaced(self) -> None:
+        """End the predictors that were replaced and have answered their questions."""
+        for worker, process in [each for each in self._replaced if not each[0].open_questions]:
+            self._replaced.remove((worker, process))
+            total = asdict(self._counts)
+            _add(total, worker.counts, process)
+            self._counts = Counts(**total)
+            threading.Thread(target=_stop, args=(worker, process), daemon=True).start()  # ending takes milliseconds
 
     def _with_memory(self, state: _Open, prediction: LengthDistribution, raw: LogT | None) -> LengthDistribution:
         if not isinstance(prediction, LogT):
@@ -316,6 +353,18 @@ class PredictionService:
         return hangs
 
 
+def _add(total: dict[str, float], counts: Counts, process: SubprocessPredictor | None) -> None:
+    for name, value in asdict(counts).items():
+        total[name] += value
+    total["cpu_s"] += 0.0 if process is None else process.cpu_s
+
+
+def _stop(worker: Worker, process: SubprocessPredictor | None) -> None:
+    worker.stop()
+    if process is not None:
+        process.close()
+
+
 def prediction_service(
     name: str,
     seen_as: Callable[[LengthPredictor], LengthPredictor] | None = None,
@@ -334,7 +383,7 @@ def prediction_service(
         return PredictionService(None, memory=learned, memory_file=file, predictor=name)
     process = SubprocessPredictor(name)
     load = (lambda: seen_as(process.start())) if seen_as else process.start
-    return PredictionService(load, process=process, memory=learned, memory_file=file, predictor=Path(name).name)
+    return PredictionService(load, process=process, memory=learned, memory_file=file, predictor=predictor_label(name))
 
 
 def known_memory(setting: str | bool) -> str:
@@ -429,6 +478,12 @@ class Worker:
         self.busy_since: float | None = None
         """When the predictor was called, while it has not returned."""
         self.counts = Counts()
+        self._asked = 0
+
+    @property
+    def open_questions(self) -> int:
+        """Questions whose prediction has not been taken."""
+        return self._asked - self.counts.answered - self.counts.failed - self.counts.dropped + len(self._outbox)
 
     @property
     def waiting(self) -> int:
@@ -442,6 +497,7 @@ class Worker:
 
     def put(self, message: Question | Ended | Inquiry | Reset, *, start: bool = True) -> None:
         """Send a message to the worker; start it if necessary."""
+        self._asked += isinstance(message, Question)
         self._inbox.put(message)
         if start:
             self.start()
@@ -511,8 +567,8 @@ class Worker:
         read: list[tuple[Question, PredictionInput]] = []
         for question in questions:
             if now - question.at > self._deadline_s:
-                self.counts.dropped += 1
                 self._outbox.append((question.ticket, None, None))
+                self.counts.dropped += 1
                 continue
             try:
                 read.append((question, question.read()))
@@ -537,9 +593,10 @@ class Worker:
         now = self._clock()
         for (question, request), prediction in zip(read, found, strict=True):
             self._inputs[question.ticket] = request
-            self.counts.answered += 1
-            self.counts.age_s += now - question.at
+            # Counted last: `open_questions` is 0 only once it can be taken.
             self._outbox.append((question.ticket, prediction, predictor.uncalibrated(prediction, request.llm)))
+            self.counts.age_s += now - question.at
+            self.counts.answered += 1
 
     def _inquire(self, inquiry: Inquiry) -> None:
         if not inquiry.done.set_running_or_notify_cancel():
@@ -576,8 +633,8 @@ class Worker:
         return self._predictor
 
     def _fail(self, question: Question, what: str, error: Exception) -> None:
-        self.counts.failed += 1
         self._outbox.append((question.ticket, None, None))
+        self.counts.failed += 1
         self._log_once(what, error)
 
     def _log_once(self, what: str, error: Exception) -> None:

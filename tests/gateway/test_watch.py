@@ -1,0 +1,112 @@
+"""A new model file takes over in a running gateway, and a bad one changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lengthwise.gateway import GatewayConfig
+from lengthwise.predictors.calibration import Adjustment
+from lengthwise.predictors.corrections import Corrections, to_part
+from lengthwise.predictors.model_file import read_model_file, write_model_file
+from lengthwise.predictors.resolve import CORRECTIONS, packaged_predictors, predictor_label
+from tests.gateway.helpers import body, gateway, post, until
+
+if TYPE_CHECKING:
+    import aiohttp
+
+pytestmark = pytest.mark.anyio
+
+
+def write_file(path: Path, shift: float) -> Path:
+    """Write `fast` with another median for one model."""
+    file = read_model_file(packaged_predictors()["fast"])
+    corrections: Corrections = {("stand-in", None): Adjustment(shift, 1.0, 20)}
+    card = {key: value for key, value in file.card.items() if key != "format"}
+    write_model_file(path, card, {**file.parts, CORRECTIONS: to_part(corrections)})
+    return path
+
+
+async def health(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    async with http.get(url + "/health") as response:
+        return dict(await response.json())
+
+
+async def median(http: aiohttp.ClientSession, url: str) -> float:
+    sent = {"model": "stand-in", "prompt": "Why is the sky blue?", "max_tokens": 8000}
+    async with http.post(url + "/lengthwise/v1/predict", json=sent) as response:
+        return float((await response.json())["quantiles"]["0.5"])
+
+
+async def until_version(http: aiohttp.ClientSession, url: str, path: Path) -> None:
+    wanted = predictor_label(path)
+
+    async def used() -> bool:
+        return bool((await health(http, url))["predictor_version"] == wanted)
+
+    await until(used, 60)
+
+
+async def test_a_new_file_takes_over_while_requests_are_served_and_none_is_lost(
+    engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    path = write_file(tmp_path / "my.lw", 0.0)
+    statuses, swapped = [], asyncio.Event()
+
+    async def clients(url: str) -> None:
+        while not swapped.is_set():
+            statuses.append((await post(http, url, body(prompt="Why is the sky blue?")))[0])
+
+    with gateway(engine_url, predictor=str(path), policy="sjf", watch=True) as url:
+        before = await median(http, url)
+        work = [asyncio.create_task(clients(url)) for _ in range(2)]
+        write_file(path, 1.0)
+        await until_version(http, url, path)
+        swapped.set()
+        await asyncio.gather(*work)
+        assert await median(http, url) == pytest.approx(before * 2.718, rel=0.05)
+        state = (await health(http, url))["watch"]
+    assert set(statuses) == {200}
+    assert (state["file"], state["error"]) == (str(path), None)
+    assert state["since"] > 1.7e9
+
+
+async def test_a_bad_file_changes_nothing_and_is_reported_until_a_good_one_arrives(
+    engine_url: str, http: aiohttp.ClientSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_file(tmp_path / "my.lw", 0.0)
+    good, first = path.read_bytes(), predictor_label(path)
+
+    with gateway(engine_url, predictor=str(path), watch=True) as url, caplog.at_level(logging.WARNING):
+
+        async def refused() -> bool:
+            return (await health(http, url))["watch"]["error"] is not None
+
+        for bad in (good[: len(good) // 2], b"not a model"):
+            path.write_bytes(bad)
+            await until(refused, 60)
+            found = await health(http, url)
+            assert "is not a complete model file" in found["watch"]["error"]
+            assert found["predictor_version"] == first
+            assert (await post(http, url, body()))[0] == 200
+        assert f"the predictor stays {first}; its new version is not used" in caplog.text
+        write_file(path, 0.5)
+        await until_version(http, url, path)
+        assert (await health(http, url))["watch"]["error"] is None
+
+
+async def test_beside_a_traffic_log_a_file_that_appears_replaces_the_packaged_predictor(
+    engine_url: str, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    with gateway(engine_url, predictor="fast", learn=tmp_path, watch=True) as url:
+        assert (await health(http, url))["predictor_version"] == predictor_label("fast")
+        await until_version(http, url, write_file(tmp_path / "predictor.lw", 0.5))
+
+
+def test_without_a_file_there_is_nothing_to_watch() -> None:
+    with pytest.raises(ValueError, match="there is no file to watch"):
+        GatewayConfig.model_validate({"engines": ["http://x"], "watch": True})
