@@ -15,29 +15,44 @@ from lengthwise.errors import InputError, missing_extra
 
 __all__ = ["app", "main"]
 
-# Name and short help of every command, in the order of `lengthwise --help`. The command `x` is `lengthwise.cli.x.app`
-# where that module has one (a group), else its function `x`. `--help` shows this table and imports none of them.
-COMMANDS = {
-    "predict": "Predict how long an LLM's answer to a prompt will be.",
-    "serve": "Run the gateway: an OpenAI-compatible proxy that routes and orders by predicted length.",
-    "keys": "Make, list and remove API keys for the gateway.",
-    "engine": "Run the embedded vLLM engine with the length-aware scheduler, or fit its cost model.",
-    "shadow": "Predict and log beside a running engine, and estimate what reordering would gain.",
-    "simulate": "Compare policies and routers on a simulated fleet, on the same arrivals and lengths.",
-    "sweep": "Run a grid of simulations from a YAML file, in parallel and cached.",
-    "explain": "Explain why a simulated request was sent to its engine.",
-    "replay": "Send a workload to a running engine or gateway and measure latency.",
-    "collect": "Collect answer lengths from a running engine.",
-    "adapt": "Adapt a predictor to a new LLM, or to the traffic of a gateway.",
-    "evaluate": "Score a predictor, or what a gateway has predicted, against baselines.",
-    "train": "Train an encoder predictor.",
-    "probe": "Train and evaluate the hidden-state probe (TRAIL).",
-    "bench": "Measure policies on a real engine.",
-    "workload": "Create a workload file, or describe one.",
-    "traces": "List, show and convert traces.",
-    "lengths": "Fit distributions to observed answer lengths.",
-    "doctor": "Show what is installed, what is missing, and what would keep a server from starting.",
+# Name and short help of every command, by panel, in the order of `lengthwise --help`. The command `x` is
+# `lengthwise.cli.x.app` where that module has one (a group), else its function `x`. `--help` imports none of them.
+PANELS = {
+    "Serve": {
+        "serve": "Run the gateway: an OpenAI-compatible proxy that routes and orders by predicted length.",
+        "keys": "Make, list and remove API keys for the gateway.",
+        "engine": "Run the embedded vLLM engine with the length-aware scheduler, or fit its cost model.",
+        "shadow": "Predict and log beside a running engine, and estimate what reordering would gain.",
+    },
+    "Simulate and plan": {
+        "simulate": "Compare policies and routers on a simulated fleet, on the same arrivals and lengths.",
+        "sweep": "Run a grid of simulations from a YAML file, in parallel and cached.",
+        "plan": "Find the fewest engines that serve a trace within latency limits.",
+        "explain": "Explain why a simulated request was sent to its engine.",
+        "report": "Compare two stored runs, or make the HTML report of one.",
+    },
+    "Measure": {
+        "replay": "Send a workload to a running engine or gateway and measure latency.",
+        "bench": "Measure policies on a real engine.",
+        "collect": "Collect answer lengths from a running engine.",
+    },
+    "Predict": {
+        "predict": "Predict how long an LLM's answer to a prompt will be.",
+        "evaluate": "Score a predictor, or what a gateway has predicted, against baselines.",
+        "adapt": "Adapt a predictor to a new LLM, or to the traffic of a gateway.",
+        "train": "Train an encoder predictor.",
+        "probe": "Train and evaluate the hidden-state probe (TRAIL).",
+    },
+    "Data": {
+        "workload": "Create a workload file, or describe one.",
+        "traces": "List, show and convert traces.",
+        "lengths": "Fit distributions to observed answer lengths.",
+    },
+    "Installation": {
+        "doctor": "Show what is installed, what is missing, and what would keep a server from starting.",
+    },
 }
+COMMANDS = {name: text for commands in PANELS.values() for name, text in commands.items()}
 
 
 def _load(name: str) -> Any:  # noqa: ANN401  (the command's class is Typer's private one)
@@ -56,7 +71,8 @@ def _load(name: str) -> Any:  # noqa: ANN401  (the command's class is Typer's pr
 def _placeholder(name: str) -> Any:  # noqa: ANN401
     """Return a command that has a name and a help text only, for `--help` and shell completion."""
     single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-    single.command(name, help=COMMANDS[name])(lambda: None)
+    panel = next(title for title, commands in PANELS.items() if name in commands)
+    single.command(name, help=COMMANDS[name], rich_help_panel=panel)(lambda: None)
     return get_command(single)
 
 

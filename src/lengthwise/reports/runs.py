@@ -79,6 +79,8 @@ class ReportedRun:
     over_fcfs: Mapping[str, Ratio] = field(default_factory=dict)
     """Ratios by figure (`e2e_mean`), below 1 is better."""
     profile: LatencyProfile | None = None
+    reference: bool = False
+    """Whether the others are compared with it though it is not fcfs."""
 
     @property
     def name(self) -> str:
@@ -93,7 +95,7 @@ class ReportedRun:
     @property
     def is_baseline(self) -> bool:
         """Whether the others of its level are compared with it."""
-        return self.policy == BASELINE and all(ratio.ratio == 1 for ratio in self.over_fcfs.values())
+        return self.reference or (self.policy == BASELINE and all(each.ratio == 1 for each in self.over_fcfs.values()))
 
     def ratio(self, figure: str) -> Ratio:
         """Return a figure over the baseline's."""
@@ -102,6 +104,7 @@ class ReportedRun:
     def to_dict(self) -> dict[str, Any]:
         """Return the run for JSON: measures are keys of their own."""
         plain = asdict(self)
+        plain.pop("reference")
         return {**plain, **plain.pop("latency")}
 
     @classmethod
@@ -229,10 +232,16 @@ def figures(runs: Sequence[ReportedRun]) -> list[Figure]:
 
 
 def runs_page(
-    title: str, runs: Sequence[ReportedRun], tables: Sequence[Table], origin: Origin | None, said: str | None = None
+    title: str,
+    runs: Sequence[ReportedRun],
+    tables: Sequence[Table],
+    origin: Origin | None,
+    said: str | None = None,
+    drawn: Sequence[Figure] = (),
 ) -> str:
-    """Return the page of compared runs; `said` replaces the verdict."""
-    return html_page(title, tables, verdict=said or verdict(runs), origin=origin, figures=figures(runs))
+    """Return the page of compared runs; `said` replaces the verdict, `drawn` come before the pictures of the runs."""
+    shown = [*drawn, *figures(runs)]
+    return html_page(title, tables, verdict=said or verdict(runs), origin=origin, figures=shown)
 
 
 def who_gains(runs: Sequence[ReportedRun]) -> Figure:
@@ -252,8 +261,8 @@ def who_gains(runs: Sequence[ReportedRun]) -> Figure:
     panels = [(tokens, axis("seconds", rangemode="tozero"))]
     titles = ["mean E2E"]
     if ratios:
-        panels.append((tokens, ratio_axis("over fcfs", ratios)))
-        titles.append("over fcfs: below 1 gains, above 1 pays")
+        panels.append((tokens, ratio_axis("", ratios)))
+        titles.append(f"over {base.name if base else BASELINE}: below 1 gains, above 1 pays")
     text = f"{_where(runs)}Requests in ten groups of equal size by output length. Click a name to hide it."
     return Figure("Who gains and who pays", text, data, axes(panels, columns=len(panels), titles=titles))
 
@@ -278,6 +287,7 @@ def how_sure(runs: Sequence[ReportedRun]) -> Figure:
     known = [run for run in runs if not run.is_baseline and not math.isnan(run.ratio("e2e_mean").ratio)]
     if len(known) > _MOST_ROWS:
         known = top_level(known)
+    base = next((run.name for run in runs if run.is_baseline), BASELINE)
     levels = len({run.level for run in known}) > 1
     names = [f"{run.label}, {run.level}" if levels else run.label for run in known]
     shown = [name for name in RATIOS if any(not math.isnan(run.ratio(name).ratio) for run in known)]
@@ -293,15 +303,13 @@ def how_sure(runs: Sequence[ReportedRun]) -> Figure:
         ends = [end for ratio in ratios for end in (ratio.low, ratio.ratio, ratio.high)]
         order = {"categoryorder": "array", "categoryarray": names[::-1], "showticklabels": place % 2 == 0}
         panels.append((ratio_axis("", ends), axis("", type="category", **order)))
-    layout = axes(panels, columns=min(2, len(panels)) or 1, titles=[f"{RATIOS[name]} over fcfs" for name in shown])
+    layout = axes(panels, columns=min(2, len(panels)) or 1, titles=[f"{RATIOS[name]} over {base}" for name in shown])
     row = 80 + 28 * len(known)
     layout["grid"]["ygap"] = 60 / row
     line = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "line": {"width": 1, "color": BASELINE_COLOUR}}
     sides = [panel(place) for place in range(len(panels))]
     layout["shapes"] = [{**line, "xref": each["xaxis"], "yref": f"{each['yaxis']} domain"} for each in sides]
-    text = (
-        "Left of 1 is better than fcfs on the same requests. Bars: 95 % intervals, paired; without a bar there is none."
-    )
+    text = f"Left of 1 is better than {base}. Bars: 95 % intervals, paired; without a bar there is none."
     return Figure("How sure that is", text, data, layout, height=60 + -(-len(panels) // 2) * row)
 
 
@@ -328,7 +336,7 @@ def against_load(runs: Sequence[ReportedRun]) -> Figure:
 def trace(run: ReportedRun, among: Iterable[ReportedRun], place: int, mode: str = "lines") -> dict[str, Any]:
     """A run in one panel: a colour per policy and router, a dash per predictor; true lengths have open marks."""
     together = list(among)
-    colour = colours(each.name for each in together)[run.name]
+    colour = BASELINE_COLOUR if run.reference else colours(each.name for each in together)[run.name]
     sources = list(dict.fromkeys(each.predictor for each in together if each.predictor is not None))
     dash = sources.index(run.predictor) if run.predictor in sources else 0
     return {

@@ -71,10 +71,8 @@ def _served(grid: Grid) -> Table:
 
     counts = ("preempted", "refused", "resent") if resent else ("preempted", "refused")
     columns = ("requests/s", "tokens/s", "goodput/s", "in SLO", *counts, "KV mean", "KV peak")
-    slo = f"SLO: TTFT at most {seconds(grid.slo.ttft_s)} and TPOT at most {seconds(grid.slo.tpot_s)}"
-    return _table(
-        grid, "Throughput, goodput and memory", columns, row, [f"{slo}; goodput counts requests within both."]
-    )
+    note = f"SLO: {grid.slo}; goodput counts requests within all limits."
+    return _table(grid, "Throughput, goodput and memory", columns, row, [note])
 
 
 def _against(grid: Grid) -> Table:

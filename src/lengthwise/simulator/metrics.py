@@ -124,22 +124,28 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Latency limits of a chat: seconds to the first token and per further token."""
+    """Latency limits: seconds to the first token, per further token, and to the last token; infinite: no limit."""
 
     ttft_s: float = 2.0
     tpot_s: float = 0.1
+    e2e_s: float = math.inf
 
     def __post_init__(self) -> None:
-        for name, limit in (("slo-ttft", self.ttft_s), ("slo-tpot", self.tpot_s)):
+        for name, limit in (("slo-ttft", self.ttft_s), ("slo-tpot", self.tpot_s), ("slo-e2e", self.e2e_s)):
             if not limit > 0:
                 raise InputError(f"a limit of {limit:g} s", field=name, hint="give a number above 0")
 
     def met(
         self, *, sent: Floats, first_token: Floats, finish: Floats, output_tokens: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Whether each request was served within both limits; an answer of one token has no TPOT."""
+        """Whether each request was served within all limits; an answer of one token has no TPOT."""
         tpot = time_per_output_token(first_token, finish, output_tokens)
-        return np.asarray((first_token - sent <= self.ttft_s) & ((tpot <= self.tpot_s) | (output_tokens == 1)))
+        in_time = (first_token - sent <= self.ttft_s) & (finish - sent <= self.e2e_s)
+        return np.asarray(in_time & ((tpot <= self.tpot_s) | (output_tokens == 1)))
+
+    def __str__(self) -> str:
+        limits = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s), ("E2E", self.e2e_s))
+        return ", ".join(f"{name} at most {limit:g} s" for name, limit in limits if math.isfinite(limit))
 
 
 def time_per_output_token(first_token: Floats, finish: Floats, output_tokens: NDArray[np.int64]) -> Floats:

@@ -1,0 +1,110 @@
+"""`lengthwise plan`: the fewest engines that serve a workload within latency limits, by simulation."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import typer
+
+from lengthwise.cli.output import AsJson, Report, need_folder, note, show
+from lengthwise.errors import InputError
+from lengthwise.reports.page import Origin, this_machine
+from lengthwise.reports.planning import PlanReport
+from lengthwise.reports.progress import late_bar
+from lengthwise.simulator import Fleet
+from lengthwise.simulator.cluster import at_rate
+from lengthwise.simulator.metrics import Slo
+from lengthwise.simulator.planning import CapacitySearch
+from lengthwise.specs import split_specs
+from lengthwise.workloads.traces import Source
+
+_LIMITS = "Limits"
+_TRAFFIC = "Traffic"
+
+
+def plan(
+    source: Annotated[
+        str, typer.Argument(metavar="TRACE", help="A name from `lengthwise traces list`, a workload file, or castillo.")
+    ],
+    engine: Annotated[
+        str, typer.Option(help="The engine to count: MODEL@GPU, or a file of `lengthwise engine fit`.")
+    ] = "llama-3-8b@a100",
+    engines: Annotated[str, typer.Option(metavar="FEWEST..MOST", help="Range that is searched.")] = "1..16",
+    policy: Annotated[str, typer.Option(help="Policies to compare, separated by commas.")] = "fcfs,lengthwise",
+    router: Annotated[str, typer.Option(help="Router that chooses the engine of each request.")] = "least_load",
+    predictor: Annotated[
+        str | None,
+        typer.Option(
+            help="Predictor, as in `simulate`; `oracle` means TRUE LENGTHS [default: fast with prompts, else history]."
+        ),
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Requests that run at once in an engine [default: vLLM's for the GPU].")
+    ] = None,
+    slo_ttft: Annotated[float | None, typer.Option(help="Largest TTFT in seconds.", rich_help_panel=_LIMITS)] = None,
+    slo_tpot: Annotated[float | None, typer.Option(help="Largest TPOT in seconds.", rich_help_panel=_LIMITS)] = None,
+    slo_e2e: Annotated[float | None, typer.Option(help="Largest E2E in seconds.", rich_help_panel=_LIMITS)] = None,
+    attainment: Annotated[
+        float, typer.Option(help="Share of requests that must be within all limits.", rich_help_panel=_LIMITS)
+    ] = 0.99,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Requests per second [default: the trace's arrivals].", rich_help_panel=_TRAFFIC),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Number of requests [default: all].", rich_help_panel=_TRAFFIC)
+    ] = None,
+    cv: Annotated[
+        float | None, typer.Option(help="Draw new arrivals with gaps of this CV.", rich_help_panel=_TRAFFIC)
+    ] = None,
+    llm: Annotated[
+        str, typer.Option(help="castillo: the LLM whose lengths are used.", rich_help_panel=_TRAFFIC)
+    ] = "llama-3.1-8b",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.", rich_help_panel=_TRAFFIC)] = 0,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the fewest engines under each policy that serve a trace within latency limits.
+
+    Every policy sees the same requests; the number of engines is found by bisection in the simulator.
+
+    Example: `lengthwise plan azure2023_conv --slo-ttft 2 --slo-e2e 30 --engines 1..16 --report plan.html`
+
+    Exit code 1 if no policy meets the limits with the most engines.
+    """
+    need_folder(report, "--report", ".html")
+    limits = [math.inf if each is None else each for each in (slo_ttft, slo_tpot, slo_e2e)]
+    if not any(map(math.isfinite, limits)):
+        raise InputError("no limit", hint="give --slo-ttft, --slo-tpot or --slo-e2e")
+    if rate is not None and not 0 < rate < math.inf:
+        raise InputError(f"a rate of {rate:g}", field="rate", hint="give requests per second above 0")
+    fewest, most = _range(engines)
+    spec = Fleet.parse(engine).limited_to(max_num_seqs=max_num_seqs).engines[0]
+    draw = Source(source, llm, requests, cv).draws(own_arrivals=rate is None, slots=spec.max_num_seqs, on_note=note)
+    workload = at_rate(draw(seed), rate)
+    search = CapacitySearch(workload, spec, Slo(*limits), attainment, fewest, most, router, predictor)
+    with late_bar() as bar:
+        plans = search.run(list(dict.fromkeys(split_specs(policy))), bar)
+        alone = search.without_queue() if any(each.engines is None for each in plans) else None
+    found = PlanReport(search, plans, alone)
+    origin = Origin.here(seed=seed, hardware=f"simulated {spec.name}, on {this_machine()}")
+    show(
+        found,
+        lambda it: [it.table()],
+        lambda it: {"origin": origin, **it.to_dict()},
+        lambda it: it.page(origin),
+        verdict=found.verdict,
+        report=report,
+        as_json=as_json,
+    )
+    if all(each.engines is None for each in plans):
+        raise typer.Exit(1)
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, dots, high = text.partition("..")
+    try:
+        return (int(low), int(high)) if dots else (1, int(low))
+    except ValueError:
+        raise InputError(f"'{text}'", field="engines", hint="give a range such as 1..16") from None

@@ -1,0 +1,210 @@
+"""Runs that a command has stored with --json: read again, and two files compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from lengthwise.errors import InputError
+from lengthwise.reports.page import Figure, Origin
+from lengthwise.reports.runs import (
+    NAMES,
+    ReportedRun,
+    how_sure,
+    multiple,
+    runs_page,
+    seconds,
+    top_level,
+    when,
+    who_gains,
+)
+from lengthwise.reports.simulation import sweep_runs
+from lengthwise.reports.tables import Table
+from lengthwise.simulator.paired import Ratio, over_seeds
+
+_COMPARED: Final = (("e2e_s", "mean"), ("e2e_s", "p99"), ("ttft_s", "mean"), ("per_token_s", "mean"))
+_SETTING: Final = ("workload", "content_hash", "fleet", "seeds", "requests", "slo", "url", "model")
+
+
+@dataclass(frozen=True)
+class StoredRuns:
+    """The content of a file: its runs, and what they were made with."""
+
+    name: str
+    runs: tuple[ReportedRun, ...]
+    content: Mapping[str, Any]
+
+    @property
+    def origin(self) -> Origin | None:
+        """The command that made the file, if the file has it."""
+        stored = self.content.get("origin")
+        return None if stored is None else Origin(**stored)
+
+    def by_seed(self, place: int) -> list[Mapping[str, Any]]:
+        """Return the summaries of each seed of a run; empty where the file has none."""
+        runs = self.content.get("runs") or []
+        return list(runs[place].get("by_seed") or []) if place < len(runs) else []
+
+    def table(self) -> Table:
+        """Return the latencies of every run."""
+        rows = []
+        for run in self.runs:
+            figures = [seconds(run.latency.get(name, {}).get(each, math.nan)) for name, each in _COMPARED]
+            rows.append([run.label, run.level, *figures, multiple(run.ratio("e2e_mean"), 2)])
+        columns = ["run", "level", *(f"{NAMES[name]} {each}" for name, each in _COMPARED), "E2E mean over fcfs"]
+        return Table(self.name, columns, rows, keys=2)
+
+
+def read_runs(path: Path) -> StoredRuns:
+    """Read a file of `simulate --json`, `sweep --json`, `plan --json` or `replay --json`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("no such file", source=path) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"is not JSON: {error}", source=path) from None
+    hint = "give a file that simulate, sweep, plan or replay has written with --json"
+    try:
+        stored = sweep_runs(content["rows"]) if "rows" in content else [ReportedRun.of(run) for run in content["runs"]]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        raise InputError("holds no runs", source=path, hint=hint) from None
+    if not stored:
+        raise InputError("holds no runs", source=path, hint=hint)
+    return StoredRuns(path.name, tuple(stored), content)
+
+
+@dataclass(frozen=True)
+class StoredPair:
+    """The same run in two files; ratios are second over first, below 1 is better."""
+
+    first: ReportedRun
+    second: ReportedRun
+    ratios: Mapping[str, Ratio]
+
+    @property
+    def label(self) -> str:
+        """The run's name, and both names if they differ."""
+        ours, theirs = (f"{run.label} at {run.level}" if run.level else run.label for run in (self.second, self.first))
+        return ours if ours == theirs else f"{ours}, before: {theirs}"
+
+
+@dataclass(frozen=True)
+class StoredComparison:
+    """Two files compared, run by run."""
+
+    first: StoredRuns
+    second: StoredRuns
+    pairs: tuple[StoredPair, ...]
+
+    @property
+    def verdict(self) -> str:
+        """In words, by the pair that has changed most."""
+        most = max(self.pairs, key=lambda pair: abs(math.log(pair.ratios["e2e_mean"].ratio or 1.0)))
+        ratio = most.ratios["e2e_mean"]
+        if not math.isnan(ratio.low) and ratio.low <= 1 <= ratio.high and ratio.low < ratio.high:
+            return f"No difference beyond noise between {self.first.name} and {self.second.name}."
+        if ratio.ratio == 1:
+            return f"{self.first.name} and {self.second.name} have the same latencies."
+        change = f"{100 * abs(ratio.ratio - 1):.1f} % {'lower' if ratio.ratio < 1 else 'HIGHER'}"
+        return f"Mean E2E of {most.label} is {change} in {self.second.name} than in {self.first.name}."
+
+    @property
+    def notes(self) -> list[str]:
+        """What differs between the files beside the figures, and how sure the ratios are."""
+        first, second = self.first.content, self.second.content
+        different = [name for name in _SETTING if first.get(name) != second.get(name)]
+        notes = [f"{name}: {first.get(name)} -> {second.get(name)}" for name in different]
+        origins = (self.first.origin, self.second.origin)
+        for field in ("version", "hardware"):
+            found = [getattr(each, field) for each in origins if each is not None]
+            if len(set(found)) > 1:
+                notes.append(f"{field}: {' -> '.join(found)}")
+        if "content_hash" in different:
+            notes.append("The requests are not the same: a difference may come from them.")
+        if all(math.isnan(pair.ratios["e2e_mean"].low) for pair in self.pairs):
+            notes.append("No intervals: they need the same requests under several seeds (--seeds) in both files.")
+        return notes
+
+    def table(self) -> Table:
+        """Return each run in both files and the ratio."""
+        columns = ["run"]
+        for measure, statistic in _COMPARED:
+            columns += [f"{NAMES[measure]} {statistic}", "then", "ratio"]
+        rows = []
+        for pair in self.pairs:
+            row = [pair.label]
+            for measure, statistic in _COMPARED:
+                values = [run.latency.get(measure, {}).get(statistic, math.nan) for run in (pair.first, pair.second)]
+                row += [*map(seconds, values), multiple(pair.ratios[_figure(measure, statistic)], 2)]
+            rows.append(row)
+        title = f"{self.first.name}, then {self.second.name}; a ratio below 1 is better"
+        return Table(title, columns, rows, self.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison for JSON."""
+        runs = [{"run": pair.label, "ratios": pair.ratios} for pair in self.pairs]
+        return {"verdict": self.verdict, "first": self.first.name, "second": self.second.name, "runs": runs}
+
+    def page(self, origin: Origin | None) -> str:
+        """Return the HTML report: both files of the last pair beside each other, then every pair."""
+        shown = top_level([pair.second for pair in self.pairs])
+        figures: list[Figure] = []
+        for pair in self.pairs:
+            if pair.second in shown:
+                both = [
+                    replace(pair.first, policy=self.first.name, predictor=None, reference=True, over_fcfs={}),
+                    replace(pair.second, policy=self.second.name, predictor=None, over_fcfs=pair.ratios),
+                ]
+                drawn = [each for each in (who_gains(both), when(both), how_sure(both)) if each.data]
+                figures += [replace(each, title=f"{each.title}: {pair.label}") for each in drawn]
+        title = f"{self.first.name}, then {self.second.name}"
+        return runs_page(title, [], [self.table()], origin, self.verdict, figures)
+
+
+def compare_runs(first: StoredRuns, second: StoredRuns) -> StoredComparison:
+    """Pair the runs of two files by policy, predictor, router, place and level; two single runs are always a pair."""
+    known = {(run.label, run.place, run.level): place for place, run in enumerate(first.runs)}
+    places = [
+        (known[key], place)
+        for place, run in enumerate(second.runs)
+        if (key := (run.label, run.place, run.level)) in known
+    ]
+    if not places and len(first.runs) == len(second.runs) == 1:
+        places = [(0, 0)]
+    if not places:
+        names = ", ".join(dict.fromkeys(f"{run.label} at {run.level}" for run in first.runs))
+        raise InputError("has no run in common with the first file", source=second.name, hint=f"which has {names}")
+    paired = first.content.get("content_hash") == second.content.get("content_hash")
+    pairs = []
+    for one, other in places:
+        seeds = (first.by_seed(one), second.by_seed(other)) if paired else ([], [])
+        pairs.append(
+            StoredPair(
+                first.runs[one],
+                second.runs[other],
+                {_figure(*what): _ratio(first.runs[one], second.runs[other], seeds, *what) for what in _COMPARED},
+            )
+        )
+    return StoredComparison(first, second, tuple(pairs))
+
+
+def _figure(measure: str, statistic: str) -> str:
+    return f"{measure.removesuffix('_s')}_{statistic}"
+
+
+def _ratio(
+    first: ReportedRun,
+    second: ReportedRun,
+    by_seed: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]],
+    measure: str,
+    statistic: str,
+) -> Ratio:
+    if len(by_seed[0]) == len(by_seed[1]) > 1:
+        before, after = ([each[measure][statistic] or math.nan for each in seeds] for seeds in by_seed)
+        return over_seeds(after, before)
+    old, new = (run.latency.get(measure, {}).get(statistic, math.nan) for run in (first, second))
+    return Ratio(new / old if old else math.nan, math.nan, math.nan)

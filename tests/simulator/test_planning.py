@@ -1,0 +1,68 @@
+"""Capacity planning by bisection."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lengthwise.errors import InputError
+from lengthwise.simulator.metrics import Slo
+from lengthwise.simulator.planning import CapacitySearch
+from lengthwise.workloads import Workload
+from tests.simulator.builders import engine, requests
+
+NO_LIMIT = math.inf
+
+
+def burst(count: int) -> Workload:
+    """Requests of ten tokens, all at once: an engine with two slots needs about 10 s for two, 20 s for three."""
+    return requests([(1, 10)] * count)
+
+
+def search(workload: Workload, e2e_s: float, **options: float) -> CapacitySearch:
+    return CapacitySearch(workload, engine(seqs=2), Slo(NO_LIMIT, NO_LIMIT, e2e_s), router="round_robin", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("requests_", "engines"), [(2, 1), (3, 2), (8, 4), (9, 5)])
+def test_two_requests_per_engine_finish_in_time(requests_: int, engines: int) -> None:
+    found = search(burst(requests_), e2e_s=15.0, attainment=1.0, most=8).run(["fcfs"])[0]
+    assert found.engines == engines
+
+
+@given(st.integers(1, 24), st.integers(1, 9), st.sampled_from([0.5, 0.9, 1.0]))
+@settings(max_examples=25)
+def test_the_answer_is_that_of_trying_every_count(count: int, most: int, attainment: float) -> None:
+    workload = burst(count)
+    found = search(workload, e2e_s=15.0, attainment=attainment, most=most).run(["fcfs"])[0]
+    enough = [
+        engines
+        for engines in range(1, most + 1)
+        if search(workload, e2e_s=15.0, attainment=attainment, fewest=engines, most=engines).run(["fcfs"])[0].engines
+    ]
+    assert found.engines == (min(enough) if enough else None)
+
+
+def test_all_policies_are_simulated_with_the_fewest_engines_that_any_needs() -> None:
+    lengths = [(1, 40), (1, 1), (1, 1), (1, 1)] * 3
+    plans = search(requests(lengths), e2e_s=45.0, attainment=0.9, most=6).run(["fcfs", "sjf"])
+    fewest = min(plan.engines for plan in plans if plan.engines is not None)
+    assert all(plan.trial(fewest) is not None for plan in plans)
+    assert [plan.predictor for plan in plans] == [None, "history"]
+
+
+def test_what_no_number_of_engines_can_reach_is_known_without_a_queue() -> None:
+    found = search(requests([(1, 10), (1, 90)]), e2e_s=20.0, attainment=0.9, most=4)
+    assert found.run(["fcfs"])[0].engines is None
+    assert found.without_queue() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"attainment": 0.0}, "attainment"), ({"fewest": 3, "most": 2}, "1..16"), ({"fewest": 0}, "1..16")],
+)
+def test_bad_options_are_input_errors(options: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        search(burst(2), e2e_s=1.0, **options)
