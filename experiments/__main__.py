@@ -14,9 +14,10 @@ from typing import Any
 from experiments import NAMES
 from experiments.study import Finished, Run, Study
 from lengthwise.errors import InputError
+from lengthwise.ray.sweep import on_ray
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables, to_json
-from lengthwise.simulator.tasks import ResultCache
+from lengthwise.simulator.tasks import ResultCache, in_processes
 from lengthwise.workloads.files import atomic_path
 
 
@@ -53,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--quick", action="store_true", help="The small grid: the shape of the result only.")
     run.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="Replace a field of the grid.")
     run.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Worker processes.")
+    run.add_argument(
+        "--ray", metavar="ADDRESS", help="Run simulations on a Ray cluster instead; `auto` finds the local one."
+    )
     run.add_argument("--cache", type=Path, default=_cache_folder(), help="Folder of cached results (%(default)s).")
     run.add_argument("--out", type=Path, default=Path("out/experiments"), help="Folder of reports (%(default)s).")
     run.add_argument("--plot", type=Path, help="Write the documentation's static figure here (.svg, .png, .pdf).")
@@ -101,12 +105,13 @@ def _run(options: argparse.Namespace) -> None:
 
 def _run_one(study: Study[Any, Any], grid: object, options: argparse.Namespace, *, tables: bool) -> None:
     results = ResultCache(options.cache)
+    workers = in_processes(options.jobs) if options.ray is None else on_ray(options.ray)
     with late_bar() as bar:
         finished = study.run(
-            grid, results, jobs=options.jobs, report=lambda what, done: bar(f"{study.name}: {what}", done)
+            grid, results, workers=workers, report=lambda what, done: bar(f"{study.name}: {what}", done)
         )
         if options.plot is not None and study.draw is not None:
-            study.draw(study.measure(Run(results, jobs=options.jobs, report=bar), grid), options.plot)
+            study.draw(study.measure(Run(results, workers=workers, report=bar), grid), options.plot)
     output = finished.output
     for text in output.notes:
         _note(text)

@@ -54,6 +54,7 @@ from lengthwise.simulator.tasks import (
     ResultCache,
     Task,
     TaskRunner,
+    Workers,
     code_version,
     content_key,
     file_digest,
@@ -135,10 +136,10 @@ class Output:
 class Run:
     """What `measure` works with: progress, notes and the cache of simulations."""
 
-    def __init__(self, results: ResultCache, *, jobs: int = 1, report: Report | None = None) -> None:
+    def __init__(self, results: ResultCache, *, workers: Workers | None = None, report: Report | None = None) -> None:
         self.report: Report = report or (lambda _what, _done: None)
         self.notes: list[str] = []
-        self._runner = TaskRunner(results, in_processes(jobs), self.report)
+        self._runner = TaskRunner(results, workers or in_processes(1), self.report)
 
     def results(self, label: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
         """The result of each task in order, from the cache where it is known, else computed in worker processes."""
@@ -236,13 +237,15 @@ class Study(Generic[GridT, ResultT]):
             data=_listing(os.environ.get("LENGTHWISE_DATA", "")),
         )
 
-    def run(self, grid: GridT, results: ResultCache, *, jobs: int = 1, report: Report | None = None) -> Finished:
-        """Take the output from the cache, or measure and cache it."""
+    def run(
+        self, grid: GridT, results: ResultCache, *, workers: Workers | None = None, report: Report | None = None
+    ) -> Finished:
+        """Take the output from the cache, or measure and cache it; simulations run in this process, or in `workers`."""
         key, began = self.key(grid), time.monotonic()
         known = results.get(key)
         if known is not None:
             return Finished(Output.from_cache(known["output"]), None, 0, 0)
-        run = Run(results, jobs=jobs, report=report)
+        run = Run(results, workers=workers, report=report)
         output = self.output(self.measure(run, grid), run.notes)
         took = time.monotonic() - began
         results.put(key, {"output": output.to_cache(), "seconds": took})

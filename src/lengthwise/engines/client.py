@@ -7,7 +7,7 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 from urllib.parse import unquote, urlsplit
 
 from lengthwise.engines.http1 import HttpAnswer, HttpPool, NotConnectedError
@@ -72,10 +72,26 @@ def without_credentials(url: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
+class AnswerTransport(Protocol):
+    """How an answer arrives. A failure is an OSError."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+
+    async def chunk(self) -> bytes:
+        """Return the next bytes of the body as soon as they arrive; empty at the end."""
+
+    async def read(self) -> bytes:
+        """Return the rest of the body."""
+
+    def release(self) -> None:
+        """Abort the request unless all of its answer has arrived."""
+
+
 class EngineAnswer:
     """An engine's answer: its head has arrived, the body is read as it arrives. The caller closes it."""
 
-    def __init__(self, engine: EngineClient, response: HttpAnswer) -> None:
+    def __init__(self, engine: EngineClient, response: AnswerTransport) -> None:
         self._engine = engine
         self._response = response
         self._content_type = self.header("content-type") or ""
@@ -163,6 +179,11 @@ class EngineClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @property
+    def replicas(self) -> int:
+        """Servers behind this client, each with the configured slots."""
+        return 1
 
     @property
     def open_answers(self) -> int:

@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from lengthwise.engines.client import EngineError
+from lengthwise.engines.client import EngineClient, EngineError
 from lengthwise.gateway.access_log import AccessLog
 from lengthwise.gateway.admin import PREFIX, Admin
 from lengthwise.gateway.bodies import BODIES
@@ -53,14 +53,16 @@ def create_app(
     config: GatewayConfig,
     load: Callable[[], GatewayConfig] | None = None,
     on_engines: Callable[[str], None] | None = None,
+    make_client: Callable[..., EngineClient] = EngineClient,
 ) -> Starlette:
     """Return the gateway as an ASGI application; it connects to its engines when its lifespan starts.
 
     `on_engines` is then called with what the engines are, in words.
     Once `app.state.draining` is set to True, /ready answers 503, so that no new requests are sent to a gateway that is
     about to stop. With `load`, SIGHUP changes the configuration of the running gateway to what it returns.
+    `make_client` makes the connection to an engine, from the arguments of `EngineClient`.
     """
-    gateway = _Gateway(config, load, on_engines)
+    gateway = _Gateway(config, load, on_engines, make_client)
     app = Starlette(
         routes=gateway.routes(),
         middleware=[Middleware(TenantGate, tenants=gateway.tenants, log=gateway.access_log)],
@@ -83,6 +85,7 @@ class _Gateway:
         config: GatewayConfig,
         load: Callable[[], GatewayConfig] | None,
         on_engines: Callable[[str], None] | None,
+        make_client: Callable[..., EngineClient],
     ) -> None:
         self._config = config
         self._load = load
@@ -116,7 +119,7 @@ class _Gateway:
         self._budget = BodyBudget(config.max_held_bytes)
         self.exported = Metrics(self._dispatcher, config.predictor, self._predictions, self._budget)
         self.exported.register(self.tenants)
-        self._fleet = Fleet(config, self._dispatcher, self.exported)
+        self._fleet = Fleet(config, self._dispatcher, self.exported, make_client)
         self.reloader = Reloader(config, self.tenants, self._dispatcher, self._fleet, self._names)
         if self.access_log is not None:
             self.exported.register(self.access_log)

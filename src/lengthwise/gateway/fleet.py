@@ -27,8 +27,15 @@ _ASK_AGAIN_S: Final = 30.0
 class Fleet:
     """The connections to the engines and their health checks; open while it is used as an async context manager."""
 
-    def __init__(self, config: GatewayConfig, dispatcher: Dispatcher, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        make_client: Callable[..., EngineClient] = EngineClient,
+    ) -> None:
         self._config = config
+        self._make_client = make_client
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._numbers = itertools.count()
@@ -104,7 +111,7 @@ class Fleet:
     async def _connect(self, wanted: EngineConfig, replacing: str | None = None) -> GatewayEngine:
         """Open a client and check its engine once: whether it is up, and its models."""
         config, number = self._config, next(self._numbers)
-        client = EngineClient(
+        client = self._make_client(
             wanted.url,
             name=wanted.name or f"engine-{number}",
             api_key=None if wanted.api_key is None else wanted.api_key.get_secret_value(),
@@ -142,11 +149,14 @@ class Fleet:
     def _watch(self, engine: GatewayEngine) -> Callable[[], Awaitable[None]]:
         """Return the periodic check of an engine: its health, its models, and its load where that is used."""
         dispatcher = self._dispatcher
-        scrapes = True
+        scrapes, replicas = True, 1
 
         async def check() -> None:
-            nonlocal scrapes
+            nonlocal scrapes, replicas
             healthy = await self._check(engine)
+            if (now := max(1, engine.client.replicas)) != replicas:
+                dispatcher.set_slots(engine, max(1, engine.slots * now // replicas))
+                replicas = now
             if healthy:  # before it is up, so that no request for another model is sent there
                 dispatcher.set_models(engine, await _models(engine))
                 await self._identify(engine)

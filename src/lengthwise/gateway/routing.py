@@ -6,15 +6,14 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from lengthwise.policies import Job
 from lengthwise.routers import Admitted, EngineInfo, Event, Evicted, Finished, Progress, Router, Scraped, make_router
 from lengthwise.workloads.blocks import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from lengthwise.engines.engine_metrics import EngineGauges
-    from lengthwise.gateway.dispatch import GatewayEngine
+    from lengthwise.engines.engine_metrics import EngineGauges, EngineMemory
 
 _log = logging.getLogger(__name__)
 _DEFAULT_KV_TOKENS: Final = EngineInfo(0).kv_tokens
@@ -22,8 +21,27 @@ _DEFAULT_KV_TOKENS: Final = EngineInfo(0).kv_tokens
 Result = TypeVar("Result")
 
 
+class RoutedEngine(Protocol):
+    """What a router's host has to know about an engine: the gateway's engines, and the replicas of Ray Serve."""
+
+    number: int
+    slots: int
+    memory: EngineMemory | None
+
+    @property
+    def name(self) -> str:
+        """Its name in metrics."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that run there."""
+
+
+EngineT = TypeVar("EngineT", bound=RoutedEngine)
+
+
 class RouterAdapter:
-    """Connects a router to the gateway's engines and counts its decisions.
+    """Connects a router to the engines of its host and counts its decisions.
 
     Engines that are down are unknown to the router. Without a router the first free engine is taken: with one engine
     there is no choice. A call of the router that raises is counted and logged (the first with its traceback); a choice
@@ -53,28 +71,28 @@ class RouterAdapter:
         """Whether the router uses predictions."""
         return self.router is not None and self.router.uses_predictions
 
-    def use(self, router: Router, up: Sequence[GatewayEngine]) -> None:
+    def use(self, router: Router, up: Sequence[RoutedEngine]) -> None:
         """Use another router; `up` are the engines that are up."""
         self.router = router
         for engine in up:
             self.up(engine)
 
-    def up(self, engine: GatewayEngine) -> None:
+    def up(self, engine: RoutedEngine) -> None:
         """Describe an engine that is up to the router; again when its KV memory becomes known."""
         kv_tokens = _DEFAULT_KV_TOKENS if engine.memory is None else engine.memory.kv_tokens
         info = EngineInfo(engine.number, kv_tokens=kv_tokens, block_tokens=BLOCK_TOKENS, max_num_seqs=engine.slots)
         self._call(lambda router: router.engine_up(info))
 
-    def down(self, engine: GatewayEngine) -> None:
+    def down(self, engine: RoutedEngine) -> None:
         """Report an engine as down; its cache is lost."""
         self._call(lambda router: router.engine_down(engine.number))
 
-    def forget(self, engine: GatewayEngine) -> None:
+    def forget(self, engine: RoutedEngine) -> None:
         """Remove an engine that has left, and its counts."""
         self.down(engine)
         del self.decisions[engine.name]
 
-    def choose(self, job: Job, free: Sequence[GatewayEngine], now: float) -> GatewayEngine:
+    def choose(self, job: Job, free: Sequence[EngineT], now: float) -> EngineT:
         """Return one of `free`, which is not empty and holds only engines that are up."""
         if self.router is None:
             self.decisions[free[0].name] += 1
@@ -97,16 +115,16 @@ class RouterAdapter:
             _log.debug("job %s to %s of %d free: %s", job.id, engine.name, len(free), terms)
         return engine
 
-    def on_first_byte(self, job: Job, engine: GatewayEngine, now: float) -> None:
+    def on_first_byte(self, job: Job, engine: RoutedEngine, now: float) -> None:
         """Report the first byte of an answer."""
         self._observe(Admitted(job.id, engine.number, now))
 
-    def on_finished(self, job: Job, engine: GatewayEngine, now: float, generated: int, ttft_s: float | None) -> None:
+    def on_finished(self, job: Job, engine: RoutedEngine, now: float, generated: int, ttft_s: float | None) -> None:
         """Report that a request no longer runs on an engine, for whatever reason."""
         self.terms.pop(job.id, None)
         self._observe(Finished(job.id, engine.number, now, generated, ttft_s))
 
-    def on_metrics(self, engine: GatewayEngine, gauges: EngineGauges, now: float) -> None:
+    def on_metrics(self, engine: RoutedEngine, gauges: EngineGauges, now: float) -> None:
         """Report the load that an engine reports about itself."""
         self._observe(Scraped(engine.number, now, gauges.running, gauges.waiting, gauges.kv_use))
 

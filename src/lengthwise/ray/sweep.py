@@ -1,4 +1,4 @@
-"""Run the tasks of a sweep on a Ray cluster."""
+"""Run the simulations of a sweep or a study on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from lengthwise.errors import InputError
-from lengthwise.simulator.tasks import Task, Workers, run_task
+from lengthwise.simulator.tasks import Task, Workers, code_version, run_task
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 
 
 def on_ray(address: str) -> Workers:
-    """Workers on the cluster at `address` (`auto`: the one this machine belongs to); its nodes need this package."""
+    """Workers on the cluster at `address` (`auto`: the one this machine belongs to); its nodes need the same code.
+
+    A task whose node dies is run again on another one.
+    """
     try:
         import ray
     except ImportError:
@@ -28,13 +31,24 @@ def on_ray(address: str) -> Workers:
         except (OSError, RuntimeError, ValueError) as error:
             hint = "start a cluster there (ray start --head), or leave --ray out"
             raise InputError(f"no Ray cluster at {address}", field="ray", hint=hint) from error
-        remote = ray.remote(run_task)
+        remote = ray.remote(_run_with_version)
         pending = {remote.remote(task): number for number, task in enumerate(tasks)}
         while pending:
             (done,), _ = ray.wait(list(pending), num_returns=1)
-            yield pending.pop(done), ray.get(done)
+            version, result = ray.get(done)
+            if version != code_version():  # the result would be cached under this code
+                raise InputError(
+                    f"a node has lengthwise {version}, not {code_version()}",
+                    source=address,
+                    hint="install the same version on every node",
+                )
+            yield pending.pop(done), result
 
     return run
+
+
+def _run_with_version(task: Task) -> tuple[str, dict[str, Any]]:
+    return code_version(), run_task(task)
 
 
 def _check_reachable(address: str) -> None:

@@ -1,0 +1,1 @@
+"""Ray is an extra; CI installs it."""
