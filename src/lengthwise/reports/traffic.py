@@ -13,6 +13,8 @@ from lengthwise.reports.page import BASELINE_COLOUR, COLOURS, Figure, Origin, ax
 from lengthwise.reports.tables import Table, number, share
 
 SCORE_COLUMNS: Final = ("requests", "tau", "log error", "in 50 %", "in 90 %", "log score")
+_BESIDE: Final = ("log error", "log score")
+"""Columns of the history beside a group."""
 _NOTES: Final = (
     "tau: Kendall's tau-b of predicted median and length, within a model, averaged. log error: the median factor.",
     "in 50 %, 90 %: share of lengths inside the central interval. log score: mean log density of log lengths, in nats.",
@@ -49,9 +51,11 @@ def tables(found: TrafficEvaluation) -> list[Table]:
 
 
 def _group_table(kind: str, values: Mapping[str, Mapping[str, TrafficScores]]) -> Table:
-    rows = [[value, *score_cells(kinds[SERVED]), *score_cells(kinds[HISTORY])[2:]] for value, kinds in values.items()]
-    columns = ["", *SCORE_COLUMNS, *(f"history: {name}" for name in SCORE_COLUMNS[2:])]
-    return Table(f"By {kind}", columns, rows)
+    rows = []
+    for value, kinds in values.items():
+        history = dict(zip(SCORE_COLUMNS, score_cells(kinds[HISTORY]), strict=True))
+        rows.append([value, *score_cells(kinds[SERVED]), *(history[name] for name in _BESIDE)])
+    return Table(f"By {kind}", ["", *SCORE_COLUMNS, *(f"history: {name}" for name in _BESIDE)], rows)
 
 
 def _counts(counts: Mapping[str, int]) -> str:
