@@ -12,6 +12,7 @@ EXTRAS = {
     "train": ("torch", "transformers", "onnx", "sklearn", "huggingface_hub"),
     "vllm": ("vllm",),
     "ray": ("ray",),
+    "otel": ("opentelemetry",),
 }
 
 

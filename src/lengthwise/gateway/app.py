@@ -46,6 +46,8 @@ from lengthwise.predictors.service import prediction_service
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from lengthwise.gateway.tracing import Tracing
+
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -77,6 +79,12 @@ def create_app(
     app.state.metrics = gateway.exported
     app.state.reloader = gateway.reloader
     return app
+
+
+def _tracing(endpoint: str, dispatcher: Dispatcher) -> Tracing:
+    from lengthwise.gateway.tracing import Tracing  # needs an extra
+
+    return Tracing(endpoint, dispatcher)
 
 
 class _Gateway:
@@ -114,6 +122,7 @@ class _Gateway:
             health_failures=config.health_failures,
             health_successes=config.health_successes,
         )
+        self._tracing = None if config.otlp_endpoint is None else _tracing(config.otlp_endpoint, self._dispatcher)
         self._names = ModelNames(config.models, self._dispatcher)
         self._retries = Retries(most=config.retries, share=config.retry_share)
         self._budget = BodyBudget(config.max_held_bytes)
@@ -147,6 +156,7 @@ class _Gateway:
             calls,
             recent,
             self._traffic,
+            self._tracing,
         )
         forwarding = Forwarding(self._config, self._dispatcher, self.exported, budget, self._names, owners)
         completions = {path: Completions(path, model, *shared) for path, model in BODIES.items()}
@@ -174,7 +184,7 @@ class _Gateway:
             keys = asyncio.create_task(self.tenants.watch(self._config.health_interval_s))
             watch = asyncio.create_task(self._watch_predictor())
             try:
-                with self.access_log or nullcontext(), self._traffic or nullcontext():
+                with self.access_log or nullcontext(), self._traffic or nullcontext(), self._tracing or nullcontext():
                     yield
             finally:
                 keys.cancel()

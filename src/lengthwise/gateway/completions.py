@@ -38,9 +38,11 @@ from lengthwise.policies import Job
 from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
     from starlette.types import Receive, Scope, Send
 
     from lengthwise.gateway.metrics import Metrics, Outcome, Source
+    from lengthwise.gateway.tracing import Tracing
     from lengthwise.gateway.traffic_log import TrafficLog
 
 _TIMER_S: Final = 0.01  # event loops round the times of their timers
@@ -73,6 +75,8 @@ class Call:
     """The only engine that it may run on, which stores the answer that it continues."""
     failed: bool = False
     """Whether it ended in an error that is not its client's disconnect."""
+    span: Span | None = None
+    """Its OpenTelemetry span, where traces are made."""
 
     @property
     def source(self) -> Source:
@@ -110,9 +114,11 @@ class Completions:
         calls: dict[str, Call],
         recent: RecentRequests,
         traffic: TrafficLog | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """`calls` holds the open ones, by the id of the job."""
         self._traffic = traffic
+        self._tracing = tracing
         self._path = path
         self._error_format = error_format(path)
         self._model = model
@@ -183,6 +189,8 @@ class Completions:
         history = self._predict(job, body, caller, lease.tenant.name)
         call = Call(job, body, raw, caller, request_id, measure, history, tenant=lease.tenant.name, pinned=pinned)
         self._calls[job.id] = call
+        if self._tracing is not None:
+            call.span = self._tracing.start(self._path, call)
         try:
             expected = job.expected if job.prediction or call.history is None else call.history.mean()
             lease.charge(job.prompt_tokens + round(expected))
@@ -193,6 +201,8 @@ class Completions:
         finally:
             del self._calls[job.id]
             self._recent.add(call)
+            if self._tracing is not None and call.span is not None:
+                self._tracing.end(call.span, call)
             lease.settle(_used_tokens(call))
             if caller.logged:
                 _log_call(call)
@@ -361,6 +371,8 @@ class Completions:
 
     async def _exchange(self, engine: GatewayEngine, call: Call, raw: bytes, limit: asyncio.Timeout) -> EngineAnswer:
         path, headers = self._path + call.caller.query, call.caller.forwarded_headers(call.request_id)
+        if self._tracing is not None and call.span is not None:
+            headers = self._tracing.propagated(headers, call.span)
         answer = await engine.client.forward("POST", path, raw, headers)
 
         def began() -> None:

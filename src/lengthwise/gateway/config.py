@@ -62,6 +62,13 @@ def _engine_address(text: str) -> str:
     return text.strip()
 
 
+def _collector_url(text: str) -> str:
+    try:
+        return engine_url(text)
+    except InputError:
+        raise InputError("not the URL of a collector", hint="give one like http://127.0.0.1:4318") from None
+
+
 def _plain_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise InputError(f"'{name[:80]}' is not a name", hint="use letters, digits, '.', '_' and '-', at most 64")
@@ -192,6 +199,8 @@ class GatewayConfig(_Section):
     """File with the certificate's private key, if it is not in the same file."""
     access_log: str | None = None
     """File for one JSON line per request, without prompts or keys; - is standard output."""
+    otlp_endpoint: Annotated[str, AfterValidator(_collector_url)] | None = None
+    """OpenTelemetry collector (OTLP over HTTP, http://HOST:4318) that gets a span of each request; extra `otel`."""
     learn: Path | None = None
     """Folder for a traffic log, which `adapt --from` and `evaluate --from` read: lengths, predictions and keyed hashes
     of every request, no prompts or keys. Prefix memory is kept there too."""
