@@ -38,7 +38,7 @@ def preempting(depth: int = 2) -> st.SearchStrategy[str]:
 
 
 unpredicting = st.one_of(
-    st.sampled_from(["fcfs", "boost", "preble"]),
+    st.sampled_from(["fcfs", "boost", "lpm", "preble"]),
     st.sampled_from(["bounded(fcfs)", "classes(boost)", "bounded(classes(preble))"]),
 )
 views = st.builds(QueueView, st.integers(0, 10_000), st.integers(0, 512), st.integers(1, 512))

@@ -174,6 +174,14 @@ def test_hrrn_serves_the_longest_wait_relative_to_length() -> None:
     assert prefers("hrrn", long, short, now=9.9)
 
 
+def test_lpm_runs_the_longest_cached_prefix_first_and_equal_ones_by_arrival() -> None:
+    none, first, later, most = (
+        Job(name, arrival, 1000, cached_tokens=cached)
+        for name, arrival, cached in (("none", 0.0, 0), ("first", 1.0, 64), ("later", 2.0, 64), ("most", 3.0, 900))
+    )
+    assert order("lpm", [none, first, later, most]) == ["most", "first", "later", "none"]
+
+
 def test_boost_needs_no_prediction_and_bounds_its_head_start() -> None:
     large, small = Job("large", 0.0, 8000), Job("small", 20.0, 10)
     assert prefers("boost", small, large)

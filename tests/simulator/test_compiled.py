@@ -17,12 +17,23 @@ from tests.simulator.builders import UNEVEN, engine, requests
 
 POLICIES = [
     "fcfs", "sjf", "tie", "ltr", "sept", "srpt:c=0.8", "srpt:c=0.3,times=2", "gittins", "hrrn", "boost", "preble",
-    "lengthwise", "slo", "slo:seconds=0.3", "slo:seconds=2",
+    "lpm", "lengthwise", "slo", "slo:seconds=0.3", "slo:seconds=2",
     "fair(tie)", "bounded(sjf):overtakes=3", "classes(sjf)", "fair(srpt:c=0.8)",
 ]  # fmt: skip
 
 
-COMPILED = ["lengthwise", "slo", "slo:seconds=1", "slo:seconds=8", "hrrn", "boost", "preble", "srpt:c=0.8", "gittins"]
+COMPILED = [
+    "lengthwise",
+    "slo",
+    "slo:seconds=1",
+    "slo:seconds=8",
+    "hrrn",
+    "boost",
+    "lpm",
+    "preble",
+    "srpt:c=0.8",
+    "gittins",
+]
 
 
 @dataclass(frozen=True)

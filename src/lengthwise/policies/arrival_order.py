@@ -1,4 +1,4 @@
-"""Policies that order by arrival: fcfs, hrrn, boost and preble. All but hrrn need no prediction."""
+"""Policies that order by arrival or by what is cached: fcfs, hrrn, boost, lpm and preble; only hrrn predicts."""
 
 from __future__ import annotations
 
@@ -72,6 +72,26 @@ class Boost(BasePolicy):
         """Return the arrival less the head start."""
         work = np.maximum(jobs.prompt_tokens - jobs.cached_tokens + jobs.generated, 1.0)
         return jobs.arrival + self.horizon * np.log(-np.expm1(-work / self.scale))
+
+
+@dataclass(frozen=True)
+class Lpm(BasePolicy):
+    """Longest prefix match first: SGLang's order, and the one inside each GPU of length-aware Preble's experiments.
+
+    key = -cached_tokens      (tokens; equal ones by arrival)
+    SGLang matches again at each step; here a request keeps the match that it has on arrival. Requests without a cached
+    prefix can starve. Without a cache, or without knowledge of it: first come, first served. Needs no prediction.
+    Memory short: the last admitted is preempted.
+    """
+
+    kind = "lpm"
+    uses_predictions = False
+
+    def score(self, jobs: Job | JobColumns, queue: QueueView, now: float) -> Numbers:
+        """Return the cached tokens, negative."""
+        return (
+            -np.asarray(jobs.cached_tokens, np.float64) if isinstance(jobs, JobColumns) else -float(jobs.cached_tokens)
+        )
 
 
 _GROUPS: Final = 10

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from lengthwise.errors import InputError
-from lengthwise.policies.arrival_order import Boost, Fcfs, Hrrn, Preble
+from lengthwise.policies.arrival_order import Boost, Fcfs, Hrrn, Lpm, Preble
 from lengthwise.policies.base import BasePolicy, Named, parameter_names
 from lengthwise.policies.lengthwise import Lengthwise
 from lengthwise.policies.preemptive import Gittins, Srpt
@@ -20,7 +20,7 @@ from lengthwise.policies.wrappers import Bounded, Classes, Fair, Wrapper
 from lengthwise.specs import Spec, find, parse_spec
 
 POLICIES: Final[Mapping[str, type[BasePolicy]]] = {
-    kind.kind: kind for kind in (Fcfs, Sjf, Ltr, Sept, Tie, Srpt, Gittins, Hrrn, Boost, Preble, Lengthwise, Slo)
+    kind.kind: kind for kind in (Fcfs, Sjf, Ltr, Sept, Tie, Srpt, Gittins, Hrrn, Boost, Lpm, Preble, Lengthwise, Slo)
 }
 WRAPPERS: Final[Mapping[str, type[Wrapper]]] = {kind.kind: kind for kind in (Classes, Fair, Bounded)}
 

@@ -161,6 +161,8 @@ class E2(LedgerRouter):
     window to the other; then the next heaviest.
     window: 180 s. output: mean of finished answers (of more than one token), else max_tokens, else 45. TPOT: median of
     the last 200. prefill by the engine's speed. Without blocks: always explores. Uses no prediction.
+    finished = 0 assumes max_tokens always, eviction = 0 leaves out the term of the victims: both as in the public code
+    and experiments of length-aware Preble.
     """
 
     kind = "e2"
@@ -169,6 +171,8 @@ class E2(LedgerRouter):
         "imbalance": Parameter(1.5, 1.0),
         "hits": Parameter(0.7, 0.0, 1.0),
         "settle": Parameter(50.0),
+        "finished": Parameter(1.0, 0.0, 1.0),
+        "eviction": Parameter(1.0, 0.0, 1.0),
     }
     by_length: ClassVar[bool] = False
 
@@ -265,7 +269,8 @@ class E2(LedgerRouter):
         if event.ttft_s is not None:
             important.ttft.setdefault(slot, deque(maxlen=_SAMPLES)).append((event.now, ttft))
         if event.generated > 1:
-            important.lengths.append(event.generated)
+            if self.values["finished"]:
+                important.lengths.append(event.generated)
             self._tpot[slot].append(max(0.0, event.now - sent - ttft) / (event.generated - 1))
             self._tpot_medians.pop(slot, None)
         self._remove(event.job)
@@ -311,6 +316,8 @@ class E2(LedgerRouter):
 
     def _eviction(self, slot: int, leaf: PrefixNode) -> float:
         """Return the cost of the victims that a new prompt would evict."""
+        if not self.values["eviction"]:
+            return 0.0
         new = sum(node.tokens for node in leaf.path() if slot not in node.used)
         return sum(
             node.miss * node.count * self._prefill(node, slot) for node in self._victims(slot, new) if node.large

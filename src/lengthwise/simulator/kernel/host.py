@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from lengthwise import policies
 from lengthwise.compiled import cache_folder, compiled
 from lengthwise.policies import Job, JobColumns, Policy, QueueView, Rounds, SelectingPolicy, WaitingJobs
-from lengthwise.policies.arrival_order import Boost, Hrrn, Preble
+from lengthwise.policies.arrival_order import Boost, Hrrn, Lpm, Preble
 from lengthwise.policies.base import BasePolicy, last_of_largest
 from lengthwise.policies.lengthwise import Lengthwise, length_bin
 from lengthwise.policies.preemptive import Gittins, Srpt
@@ -54,6 +54,7 @@ _COMPILED: Final[dict[type, int]] = {
     Boost: r.BOOST,
     Srpt: r.SRPT,
     Gittins: r.GITTINS,
+    Lpm: r.LPM,
 }
 _ADMISSION: Final = {"prompt": r.WHOLE_PROMPT, "peak": r.FUTURE_PEAK, "reserve": r.RESERVATION}
 
@@ -452,7 +453,7 @@ def _use_compiled(record: Record, policy: Policy, code: int) -> None:
     record["policy"], record["asks_on_arrival"] = code, 0
     if code in (r.SLO, r.HRRN):
         record["rekey"] = r.SELECTED
-    elif code in (r.BOOST, r.SRPT, r.GITTINS):
+    elif code in (r.BOOST, r.LPM, r.SRPT, r.GITTINS):
         record["rekey"] = r.NEVER  # the kernel computes a key whenever a request joins the queue
     parameters: dict[type, tuple[str, ...]] = {
         Boost: ("horizon", "scale"),

@@ -18,6 +18,7 @@ from lengthwise.simulator.kernel.records import (
     GITTINS,
     HRRN,
     LENGTHWISE,
+    LPM,
     ON_LEVEL,
     PREBLE,
     SLO,
@@ -88,6 +89,8 @@ def key(engine: Record, row: int) -> float:
         work = max(float(request.prompt - request.cached + request.generated), 1.0)
         horizon, scale = engine.policy_parameters[0], engine.policy_parameters[1]
         return float(arrival_at(engine, row).value + horizon * math.log(-math.expm1(-work / scale)))
+    if engine.policy == LPM:
+        return -float(request.cached)
     if engine.policy == SRPT or engine.policy == GITTINS:
         return ranks.rank(engine, row, request.generated)
     column = engine.column if engine.rekey == ON_LEVEL and engine.column != STALE else 0

@@ -56,6 +56,7 @@ HRRN: Final = 4
 BOOST: Final = 5
 SRPT: Final = 6
 GITTINS: Final = 7
+LPM: Final = 8
 
 # What the prefix cache finds again after a request frees its memory.
 NOTHING: Final = 0
