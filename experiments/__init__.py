@@ -19,6 +19,7 @@ NAMES: Final = (
     "frontier",
     "one_prompt",
     "router_grid",
+    "preble_figures",
     "preble",
     "disaggregation",
     "alpaca20",

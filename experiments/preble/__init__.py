@@ -28,6 +28,6 @@ STUDY: Study[PrebleGrid, PrebleResult] = Study(
     tables=tables,
     figures=figures,
     claims=claims,
-    claim_notes=lambda _: ["E2's mean normalized latency over each router's: above 1 it is slower."],
+    claim_notes=lambda _: ["Figures 1A to 1C, and figure 2 by the paper's rule: the study `preble_figures`."],
     draw=draw,
 )

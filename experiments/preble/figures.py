@@ -40,10 +40,10 @@ def figures(found: PrebleResult) -> list[Figure]:
     lengths = f"Lengths 1 or 300, mean over {found.grid.seeds} seeds. {_LOWER}"
     rate, seconds, loads = axis("requests/s", **_LOG), axis("seconds", **_LOG), axis("load")
     return [
-        line_figure("Figure 1A: normalized latency over the rate", lengths, _by_run(by_engines), rate, seconds, 820),
+        line_figure("As figure 1A, lengths 1 or 300", lengths, _by_run(by_engines), rate, seconds, 820),
         line_figure("Mean E2E over the rate", lengths, _by_run(by_engines, measure="e2e_s"), rate, seconds, 820),
         line_figure(
-            "Figure 1B: normalized latency over engines",
+            "As figure 1B, lengths 1 or 300",
             _LOWER,
             _by_run(by_rate, lambda cell: cell.place.engines),
             axis("engines", **_LOG),

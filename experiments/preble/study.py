@@ -1,7 +1,8 @@
 """Preble's routing and its length-aware extension: every router on the same requests, FCFS inside engines.
 
-Figure 1A, B and 2: normalized latency and mean E2E over rates and engines, lengths of the most variance. Figure 1D: the
-same mean with less variance. Lengths drawn at random cannot be predicted: routers get the true ones or none. The value
+Figure 2: normalized latency and mean E2E over rates and engines, lengths of the most variance, to drain. Figure 1D: the
+same mean with less variance. Figures 1A to 1C, with the paper's 150 tokens and its rule for the end of a run, are in
+`experiments.preble_figures`. Lengths drawn at random cannot be predicted: routers get the true ones or none. The value
 of a predictor is measured on CASTILLO's test prompts behind ten shared system prompts, at shares of capacity. Routers
 are charged the time that was measured for their choice (`simulator/routing.py`).
 """
@@ -107,11 +108,13 @@ VARIED: Final = "1:0.5,300:0.5"
 """Lengths up to 300 with the most variance (the paper's figure 3)."""
 LENGTHS: Final = ("150:1", "1:0.3333333334,150:0.3333333333,300:0.3333333333", VARIED)
 """The same mean with increasing variance: figure 1D, as in its public code."""
+BY_PREFIX: Final = "by prefix"
+"""Each workload has its own length, from 1 to 298 in steps of 33."""
 
 
 @dataclass(frozen=True, slots=True)
 class React:
-    """ReAct prompts of ten workloads in random order, with lengths from a distribution.
+    """ReAct prompts of ten workloads in random order, with lengths from a distribution or one for each workload.
 
     Prompts are dropped: they say nothing about lengths drawn at random.
     """
@@ -132,11 +135,15 @@ def _react(about: React, seed: int) -> Workload:
         examples=paper.EXAMPLES,
         requests=about.requests,
         rate=1.0,
-        lengths=DiscreteLengths.parse(about.lengths),
+        lengths=DiscreteLengths.parse(LENGTHS[0] if about.lengths == BY_PREFIX else about.lengths),
         seed=seed,
     )
     order = generator(seed, "order").permutation(about.requests)
-    return drawn.take(order, arrival_s=drawn.arrival_s, prompt=None, max_tokens=paper.MAX_TOKENS)
+    shuffled = drawn.take(order, arrival_s=drawn.arrival_s, prompt=None, max_tokens=paper.MAX_TOKENS)
+    if about.lengths != BY_PREFIX:
+        return shuffled
+    names, workload = np.unique(shuffled.table["tenant"].to_pylist(), return_inverse=True)
+    return shuffled.replace(output_tokens=1 + workload * ((paper.MAX_TOKENS - 1) // (len(names) - 1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,315 @@
+"""The figures of length-aware Preble, as its authors ran them and as it would be fair.
+
+Two things decide what its figure 1 shows. Lengths: figures 1A to 1C have 150 output tokens for every request; the set
+of 1 or 300 belongs to figure 2. And the end of a run: the authors' simulator stops after 30 s and averages the requests
+that have finished, so that requests in a long queue do not count; a run to drain counts all. Both rules are shown side
+by side, from the same simulations.
+
+Then: does the time of a choice explain E2's latency (figure 1C)? Do the figures hold with the settings of the authors'
+code (`lpm` inside engines, no eviction in the cost, max_tokens as the assumed length)? Can true lengths matter where
+each shared prefix has its own length?
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from experiments.preble import paper
+from experiments.preble.study import BY_PREFIX, LENGTHS, VARIED, Place, React
+from experiments.study import Claim, Run, Study
+from lengthwise.errors import InputError
+from lengthwise.reports.simulation import multiple, seconds
+from lengthwise.reports.tables import Table, share
+from lengthwise.simulator import Fleet, simulate
+from lengthwise.simulator.paired import Ratio, over_seeds
+from lengthwise.simulator.routing import routing_time_s
+from lengthwise.simulator.tasks import Setting, code_version, content_key
+
+FIXED: Final = LENGTHS[0]
+LENGTH_NAMES: Final = {FIXED: "150", VARIED: "1 or 300", BY_PREFIX: BY_PREFIX}
+CUT, DRAINED = "cut_s", "drained_s"
+RULES: Final = {CUT: "cut, as the paper", DRAINED: "to drain"}
+LOR: Final = "least_outstanding"
+CODE_E2, CODE_E2_LENGTH = "e2:finished=0,eviction=0", "e2_length:eviction=0"
+"""With the settings of the authors' code."""
+CHARGES_S: Final = (0.0, 0.002, 0.006)
+"""Seconds per choice of E2, below and above the paper's 0.6 to 2.5 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A router with a predictor, an order inside engines, and its charge per choice (None: as measured here)."""
+
+    router: str
+    predictor: str | None = None
+    policy: str = "fcfs"
+    charge_s: float | None = None
+
+
+@dataclass(frozen=True)
+class FiguresGrid:
+    """What is simulated."""
+
+    seeds: int = 5
+    engines: tuple[int, ...] = (4, 8, 16)
+    rates: tuple[float, ...] = (32.0, 64.0, 128.0)
+    seconds: float = paper.SECONDS
+
+    def __post_init__(self) -> None:
+        if self.seeds < 2:
+            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedTask:
+    """One simulation, summarised under both rules."""
+
+    where: Setting
+    rate: float
+    variant: Variant
+    cut_at_s: float
+
+    @property
+    def key(self) -> str:
+        """Content key."""
+        return content_key(
+            kind="preble figures",
+            code=code_version(),
+            where=self.where.key,
+            rate=self.rate,
+            variant=self.variant,
+            charge=self._charge_s,
+            cut=self.cut_at_s,
+        )
+
+    @property
+    def _charge_s(self) -> float:
+        given = self.variant.charge_s
+        return routing_time_s(self.variant.router, len(self.where.fleet)) if given is None else given
+
+    def run(self) -> dict[str, Any]:
+        """Mean normalized latency of all requests, and of those that finished in time, with their share."""
+        outcome = simulate(
+            self.where.workload_at(self.rate),
+            self.where.fleet,
+            self.variant.policy,
+            router=self.variant.router,
+            predictor=self.variant.predictor or "oracle",  # not used by routers without a predictor
+            routing_s=self._charge_s,
+        )
+        per_token = (outcome.finish - outcome.arrival) / outcome.output_tokens
+        finished = outcome.finish <= self.cut_at_s
+        return {
+            DRAINED: float(per_token.mean()),
+            CUT: float(per_token[finished].mean()) if finished.any() else math.nan,
+            "finished": float(finished.mean()),
+        }
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A variant in a place: one result per seed."""
+
+    place: Place
+    variant: Variant
+    seeds: tuple[dict[str, float], ...]
+
+    def values(self, name: str) -> list[float]:
+        """One figure by seed."""
+        return [each[name] for each in self.seeds]
+
+    def mean(self, name: str) -> float:
+        """A figure averaged over seeds."""
+        return float(np.mean(self.values(name)))
+
+    def over(self, other: Routed, rule: str) -> Ratio:
+        """Ratio to another variant on the same requests; below 1 is better."""
+        return over_seeds(self.values(rule), other.values(rule))
+
+
+@dataclass(frozen=True)
+class FiguresResult:
+    """Everything measured."""
+
+    grid: FiguresGrid
+    cells: tuple[Routed, ...]
+
+    def find(self, lengths: str, engines: int, rate: float, variant: Variant) -> Routed | None:
+        """The cell of a variant in a place, None if it was not run."""
+        wanted = (Place(lengths, engines, rate), variant)
+        return next((cell for cell in self.cells if (cell.place, cell.variant) == wanted), None)
+
+    def ratio(
+        self, lengths: str, engines: int, rate: float, variant: Variant, base: Variant, rule: str
+    ) -> Ratio | None:
+        """One variant over another, None if either was not run."""
+        ours, theirs = (self.find(lengths, engines, rate, each) for each in (variant, base))
+        return None if ours is None or theirs is None else ours.over(theirs, rule)
+
+
+E2, E2_TRUE = Variant("e2"), Variant("e2_length", "oracle")
+OURS, OURS_TRUE = Variant("lengthwise", "none"), Variant("lengthwise", "oracle")
+NAIVE: Final = tuple(Variant(name) for name in paper.NAIVE)
+FAITHFUL: Final = tuple(
+    Variant(router, predictor, "lpm")
+    for router, predictor in ((LOR, None), (CODE_E2, None), (CODE_E2_LENGTH, "oracle"))
+)
+CHARGED: Final = tuple(Variant("e2", charge_s=charge) for charge in CHARGES_S)
+NAMES: Final = {
+    E2: "e2", E2_TRUE: "e2_length, true lengths", OURS: "lengthwise, no lengths", OURS_TRUE: "lengthwise, true lengths",
+    **{variant: variant.router for variant in NAIVE},
+    **dict(zip(FAITHFUL, ("least_outstanding", "e2", "e2_length, true lengths"), strict=True)),
+}  # fmt: skip
+
+
+def _plan(grid: FiguresGrid) -> Iterator[tuple[Place, Variant]]:
+    """The places of the paper's statements first."""
+    high = [rate for rate in grid.rates if rate >= 64.0]
+    for engines in grid.engines:
+        for rate in grid.rates:
+            yield from ((Place(FIXED, engines, rate), variant) for variant in (*NAIVE, E2, OURS))
+            if rate in high:
+                yield from ((Place(FIXED, engines, rate), variant) for variant in FAITHFUL[:2])
+        yield from ((Place(FIXED, engines, max(grid.rates)), variant) for variant in CHARGED)
+    for rate in high:
+        for variant in (Variant(LOR), E2, E2_TRUE, OURS, OURS_TRUE, *FAITHFUL):
+            yield Place(VARIED, paper.COMPARED, rate), variant
+        for engines in grid.engines[-2:]:
+            yield from (
+                (Place(BY_PREFIX, engines, rate), variant) for variant in (Variant(LOR), E2, E2_TRUE, OURS, OURS_TRUE)
+            )
+
+
+def measure(run: Run, grid: FiguresGrid) -> FiguresResult:
+    """Run everything that the cache does not have."""
+    plan = list(dict.fromkeys(_plan(grid)))
+    tasks = []
+    for place, variant in plan:
+        source = React(place.workload, round(grid.seconds * place.at))
+        fleet = Fleet.parse(f"{place.engines}*{paper.ENGINE}")
+        tasks += [
+            RoutedTask(Setting(source, fleet, seed, own_arrivals=False), place.at, variant, grid.seconds)
+            for seed in range(grid.seeds)
+        ]
+    results = run.results("react", tasks)
+    by_cell = [tuple(results[first : first + grid.seeds]) for first in range(0, len(results), grid.seeds)]
+    return FiguresResult(grid, tuple(Routed(*name, seeds) for name, seeds in zip(plan, by_cell, strict=True)))
+
+
+def tables(found: FiguresResult) -> list[Table]:
+    """Figures 1A and 1B, 1C, 2, the authors' settings, and lengths by prefix."""
+    return [
+        _latencies(found, FIXED, (*NAIVE, E2, OURS), "Figures 1A and 1B, 150 tokens"),
+        _overhead(found),
+        _latencies(found, VARIED, (Variant(LOR), E2, E2_TRUE, OURS, OURS_TRUE), "Figure 2, 1 or 300 tokens"),
+        _latencies(found, FIXED, FAITHFUL[:2], "The authors' settings (lpm inside engines), 150 tokens"),
+        _latencies(found, VARIED, FAITHFUL, "The authors' settings (lpm inside engines), 1 or 300 tokens"),
+        _latencies(found, BY_PREFIX, (Variant(LOR), E2, E2_TRUE, OURS, OURS_TRUE), "A length for each prefix"),
+        _true_lengths(found),
+    ]
+
+
+def _spots(found: FiguresResult, lengths: str) -> list[tuple[int, float]]:
+    return sorted({(c.place.engines, c.place.at) for c in found.cells if c.place.workload == lengths})
+
+
+def _latencies(found: FiguresResult, lengths: str, variants: Sequence[Variant], title: str) -> Table:
+    """Mean normalized latency under both rules, and the first E2 over least outstanding."""
+    rows: list[list[str]] = []
+    for engines, rate in _spots(found, lengths):
+        cells = [found.find(lengths, engines, rate, variant) for variant in variants]
+        if None in cells:
+            continue
+        for rule, name in RULES.items():
+            shown = [seconds(cell.mean(rule)) for cell in cells if cell is not None]
+            e2 = next(variant for variant in variants if variant.router.startswith("e2"))
+            lor = next(variant for variant in variants if variant.router == LOR)
+            ratio = found.ratio(lengths, engines, rate, e2, lor, rule)
+            finished = [cell.mean("finished") for cell in cells if cell is not None and cell.variant == e2]
+            counted = share(finished[0]) if rule == CUT else "100.0 %"
+            rows.append([f"{engines}", f"{rate:g}", name, *shown, "–" if ratio is None else multiple(ratio), counted])
+    columns = ("engines", "requests/s", "run", *(NAMES[each] for each in variants), "e2 / LOR", "of e2's requests")
+    notes = [
+        (
+            f"Mean normalized latency (E2E over output tokens); ReAct, {paper.WORKLOADS} workloads, {paper.EXAMPLES} "
+            f"examples, {paper.ENGINE}, {found.grid.seconds:g} s of Poisson arrivals, {found.grid.seeds} seeds, "
+            "paired; seconds are simulated."
+        ),
+        "cut: only requests that finish while others arrive; of e2's requests: the share that counts.",
+    ]
+    begins = frozenset(range(2, len(rows), 2))
+    return Table(title, columns, rows, notes, begins)
+
+
+def _overhead(found: FiguresResult) -> Table:
+    rows = []
+    rate = max(found.grid.rates)
+    for engines in found.grid.engines:
+        cells = [found.find(FIXED, engines, rate, variant) for variant in CHARGED]
+        for rule, name in RULES.items():
+            known = [cell for cell in cells if cell is not None]
+            base, *_, most = known
+            rows.append(
+                [
+                    f"{engines}",
+                    name,
+                    *(f"{1000 * cell.mean(rule):.2f} ms" for cell in known),
+                    multiple(most.over(base, rule)),
+                ]
+            )
+    columns = ("engines", "run", *(f"{1000 * charge:g} ms" for charge in CHARGES_S), "largest / none")
+    notes = ["The paper measures 0.6 to 2.5 ms per choice of Preble, 0.2 to 0.5 ms of least outstanding."]
+    return Table(f"Figure 1C: E2's latency by its charge per choice, 150 tokens, {rate:g}/s", columns, rows, notes)
+
+
+def _true_lengths(found: FiguresResult) -> Table:
+    pairs = (("e2", E2_TRUE, E2), ("lengthwise", OURS_TRUE, OURS), ("e2, authors' settings", FAITHFUL[2], FAITHFUL[1]))
+    rows = []
+    for lengths in (VARIED, BY_PREFIX):
+        for engines, rate in _spots(found, lengths):
+            for name, true, without in pairs:
+                ratios = [found.ratio(lengths, engines, rate, true, without, rule) for rule in RULES]
+                if all(ratio is not None for ratio in ratios):
+                    shown = [multiple(ratio) for ratio in ratios if ratio is not None]
+                    rows.append([LENGTH_NAMES[lengths], f"{engines}", f"{rate:g}", name, *shown])
+    theirs = "; ".join(f"{rate:g}/s {true / plain:.3f}" for rate, (plain, true) in paper.LATENCY_S.items())
+    notes = [f"The paper, 1 or 300, 8 engines, one run each: {theirs}."]
+    columns = ("lengths", "engines", "requests/s", "router", *RULES.values())
+    return Table("True lengths over none", columns, rows, notes)
+
+
+def claims(found: FiguresResult) -> list[Claim]:
+    """The statements on figures 1A, 1B and 2 under both rules; without a number in the text, 1 is the bound."""
+    rows = []
+    for rule, setting in RULES.items():
+        for statement, engines, rate, value in paper.CLAIMS:
+            for base in NAIVE:
+                ratio = found.ratio(FIXED, engines, rate, E2, base, rule)
+                if ratio is not None:
+                    rows.append(Claim(f"{statement}: E2 over {base.router}", value, ratio, setting))
+        for rate, (plain, true) in paper.LATENCY_S.items():
+            ratio = found.ratio(VARIED, paper.COMPARED, rate, E2_TRUE, E2, rule)
+            if ratio is not None:
+                rows.append(Claim(f"E2 with true lengths over E2, {rate:g}/s", true / plain, ratio, setting))
+    return rows
+
+
+STUDY: Study[FiguresGrid, FiguresResult] = Study(
+    name="preble_figures",
+    title="Length-aware Preble: its figures, like for like",
+    question="Do the figures of length-aware Preble hold under its rules, and under fair ones?",
+    paper="Arango et al., ICLR 2025 workshop on Sparsity in LLMs",
+    source="ReAct",
+    grid=FiguresGrid(),
+    quick=FiguresGrid(seeds=2, engines=(8, 16), rates=(128.0,), seconds=8.0),
+    minutes=(15, 1),
+    measure=measure,
+    tables=tables,
+    claims=claims,
+    claim_notes=lambda _: ["Figures 1A and 1B with 150 output tokens, figure 2 with 1 or 300. E2 over each router."],
+)

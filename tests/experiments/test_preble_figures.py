@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from experiments.preble.study import BY_PREFIX, React
+from experiments.preble_figures import (
+    CHARGED,
+    CUT,
+    DRAINED,
+    E2,
+    FIXED,
+    LOR,
+    STUDY,
+    FiguresGrid,
+    FiguresResult,
+    RoutedTask,
+    Variant,
+    measure,
+)
+from experiments.study import Run
+from lengthwise.errors import InputError
+from lengthwise.simulator import Fleet, simulate
+from lengthwise.simulator.tasks import ResultCache, Setting
+from tests.experiments.samples import check_output
+
+RATE = 64.0
+GRID = FiguresGrid(seeds=2, engines=(8,), rates=(RATE,), seconds=6.0)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> FiguresResult:
+    return measure(Run(ResultCache(tmp_path_factory.mktemp("cache"))), GRID)
+
+
+def test_the_cut_counts_only_requests_that_finish_in_time() -> None:
+    where = Setting(React("20:1", 192), Fleet.parse("2*mistral-7b@a6000"), 0)
+    outcome = simulate(where.workload_at(RATE), where.fleet, "fcfs", router=LOR)
+    cut_at_s = float(np.median(outcome.finish))
+    both = RoutedTask(where, RATE, Variant(LOR, charge_s=0.0), cut_at_s).run()
+    per_token = (outcome.finish - outcome.arrival) / outcome.output_tokens
+    counted = outcome.finish <= cut_at_s
+    assert both[DRAINED] == pytest.approx(per_token.mean())
+    assert both[CUT] == pytest.approx(per_token[counted].mean())
+    assert both["finished"] == pytest.approx(counted.mean())
+    assert 0.4 < both["finished"] < 0.6
+
+
+def test_a_cut_before_the_first_answer_has_no_latency() -> None:
+    task = RoutedTask(Setting(React(FIXED, 20), Fleet.parse("2*mistral-7b@a6000"), 0), RATE, E2, 0.1)
+    assert math.isnan(task.run()[CUT])
+
+
+def test_by_prefix_each_workload_has_one_length_and_all_differ() -> None:
+    workload = React(BY_PREFIX, 400).draws(own_arrivals=False, slots=0)(0)
+    tenants = np.array(workload.table["tenant"].to_pylist())
+    lengths = [np.unique(workload.output_tokens[tenants == tenant]) for tenant in np.unique(tenants)]
+    assert all(len(each) == 1 for each in lengths)
+    assert sorted(int(each[0]) for each in lengths) == list(range(1, 299, 33))
+
+
+def test_every_charge_and_lengths_by_prefix_are_run(found: FiguresResult) -> None:
+    assert all(found.find(FIXED, 8, RATE, variant) is not None for variant in CHARGED)
+    assert found.find(BY_PREFIX, 8, RATE, E2) is not None
+    assert found.ratio(FIXED, 8, RATE, E2, Variant("unknown"), DRAINED) is None
+
+
+def test_tables_and_claims_are_complete(found: FiguresResult) -> None:
+    check_output(STUDY.output(found))
+
+
+def test_one_seed_has_no_interval() -> None:
+    with pytest.raises(InputError, match="at least 2"):
+        FiguresGrid(seeds=1)
