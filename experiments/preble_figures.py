@@ -23,7 +23,7 @@ from experiments.preble import paper
 from experiments.preble.study import BY_PREFIX, LENGTHS, VARIED, Place, React
 from experiments.study import Claim, Run, Study
 from lengthwise.errors import InputError
-from lengthwise.reports.simulation import multiple, seconds
+from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, simulate
 from lengthwise.simulator.paired import Ratio, over_seeds
