@@ -2,8 +2,8 @@
 
 `reference/cli.md` from the command line, `reference/configuration.md` from the pydantic models, `reference/python.md`
 from the public names of the package (their docstrings by mkdocstrings), and `project/` from the files at the root of
-the repository. Pages of docs/ that the navigation of mkdocs.yml does not name are added to the section of their folder;
-named pages that do not exist are left out.
+the repository. They replace the placeholders that a reader of the repository finds. Pages of docs/ that the navigation
+of mkdocs.yml does not name are added to the section of their folder; named pages that do not exist are left out.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     for path, content in generated_pages().items():
+        if (placeholder := files.get_file_from_path(path)) is not None:
+            files.remove(placeholder)
         files.append(File.generated(config, path, content=content))
     return files
 

@@ -34,6 +34,7 @@ NOT_RUN = (
     "lengthwise collect --url",
     "lengthwise doctor --engine",
     "lengthwise engine fit --url",
+    "lengthwise evaluate --from",
     "lengthwise serve --engine http",
     "lengthwise shadow",
     "python -m experiments run",

@@ -22,8 +22,8 @@ variables LENGTHWISE_POLICY and LENGTHWISE_PREDICTOR; the defaults are lengthwis
 file (.npz) keeps it between runs. `"steps": "PATH.parquet"` logs every step of the engine (`engines.steps`).
 
 A request's prediction arrives in `vllm_xargs`: `expected_tokens` (a length, from a client), or `length_mu` and
-`length_sigma` (a log-t, from the gateway). A request without either is queued at once by the LLM's history (before
-there is any, the wide prior) and re-keyed at the first step after the prediction of the engine's predictor arrives.
+`length_sigma` (a log-t, from the gateway). A request without either is queued at once with the wide prior and
+re-keyed at the first step after the prediction of the engine's predictor arrives; if that fails, the history counts.
 That predictor runs in a process of its own, started with the engine or, with `"warm_predictor": false`, at the first
 request without a prediction.
 
