@@ -174,7 +174,12 @@ def run_app(
     """Serve an application in the same way."""
     fitting = most_connections(file_limit())
     limits = replace(limits, max_connections=min(fitting, limits.max_connections or fitting))
-    sock.listen(_BACKLOG)
+    try:
+        sock.listen(_BACKLOG)
+    except OSError as error:  # another process has bound the port at the same time, and listens already
+        raise InputError(
+            f"cannot listen on port {sock.getsockname()[1]}: {error.strerror}", hint="choose another with --port"
+        ) from error
     if on_ready is not None:
         on_ready()
     config = uvicorn.Config(
