@@ -1,4 +1,4 @@
-"""Admission by predicted peak KV memory: preemptions and throughput by quantile and margin, where memory is short.
+"""Admission by predicted KV memory: preemptions and throughput by rule and quantile, where memory is short.
 
     python -m benchmarks.admission [--seeds 6] [--kv-tokens 12000,24000,40000]
 
@@ -28,7 +28,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=640)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--kv-tokens", default="12000,24000,40000")
-    parser.add_argument("--rules", default="0.5:0,0.85:0,0.9:0,0.5:0.1,0.5:0.12,0.5:0.15", help="QUANTILE:MARGIN")
+    parser.add_argument(
+        "--rules",
+        default="peak:0.5,peak:0.85,peak:0.9,joint:0.98,joint:0.99,joint:0.995,joint:0.998",
+        help="RULE:QUANTILE",
+    )
     parser.add_argument("--policy", default="lengthwise")
     options = parser.parse_args()
     plan, n = TrafficPlan(), options.requests
@@ -42,10 +46,10 @@ def main() -> None:
         fleet = Fleet.parse(ENGINE).limited_to(max_num_seqs=options.slots, kv_tokens=kv_tokens)
         makespans: dict[str, list[float]] = {}
         for rule in ["", *options.rules.split(",")]:
-            quantile, _, margin = rule.partition(":")
+            kind, _, quantile = rule.partition(":")
             peak: dict[str, float | str] = {}
             if rule:
-                peak = {"admission": "peak", "admission_quantile": float(quantile), "admission_margin": float(margin)}
+                peak = {"admission": kind, "admission_quantile": float(quantile)}
             outcomes = [
                 simulate(workload, fleet.limited_to(**peak), options.policy, predictor=predictions)
                 for workload, predictions in drawn
@@ -54,7 +58,7 @@ def main() -> None:
             makespans[rule] = [float(np.nanmax(outcome.finish)) for outcome in outcomes]
             ratio = over_seeds(makespans[""], makespans[rule])
             shown = f"throughput {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]" if rule else ""
-            name = f"quantile {quantile}, margin {margin}" if rule else "slots only"
+            name = f"{kind}, quantile {quantile}" if rule else "slots only"
             print(f"{kv_tokens:6} KV tokens  {name:26} {preempted:8.2f} preemptions per 1,000  {shown}", flush=True)
 
 

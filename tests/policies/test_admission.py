@@ -12,9 +12,11 @@ from lengthwise.lengths import LogT, Point
 from lengthwise.policies import Job
 from lengthwise.policies.admission import (
     LENGTH_LEVELS,
+    JointAdmission,
     KvDemand,
     PeakAdmission,
     job_levels,
+    joint_kv_tokens,
     length_levels,
     peak_kv_tokens,
     predicted_remaining,
@@ -83,3 +85,61 @@ def test_impossible_settings_are_input_errors(kv: int, block: int, quantile: flo
 def test_the_levels_of_one_job_are_those_of_the_arrays(mu: float, sigma: float, cap: int, quantile: float) -> None:
     job = Job("a", 0.0, prediction=LogT(mu, sigma, cap))
     assert list(job_levels(job, quantile)) == length_levels(job.mu, job.sigma, job.cap, quantile)[0].tolist()
+
+
+Prediction = tuple[float, float, int, int]
+"""mu, sigma, tokens held and generated."""
+prediction = st.tuples(st.floats(1.0, 7.0), st.floats(0.0, 1.5), st.integers(1, 900), st.integers(0, 3000))
+predictions = st.lists(prediction, min_size=1, max_size=8)
+
+
+def joint(requests: list[Prediction], sigmas: float, cap: int = 4000) -> float:
+    mu, sigma, held, generated = zip(*requests, strict=True)
+    return joint_kv_tokens(mu, sigma, [cap] * len(mu), held, generated, sigmas)
+
+
+@given(predictions, st.floats(0.0, 4.0), st.floats(0.0, 2.0))
+def test_the_joint_memory_grows_with_the_requests_the_quantile_and_what_they_hold(
+    requests: list[Prediction], sigmas: float, more: float
+) -> None:
+    least = joint(requests, sigmas)
+    assert least <= joint(requests, sigmas + more)
+    assert least <= joint([*requests, requests[0]], sigmas)
+    assert least <= joint([(mu, sigma, held + 10, done) for mu, sigma, held, done in requests], sigmas)
+
+
+@given(predictions)
+def test_the_joint_memory_never_exceeds_that_of_all_at_their_caps(
+    requests: list[Prediction],
+) -> None:
+    grown = sum(held + max(0, 4000 - generated) for _, _, held, generated in requests)
+    assert joint(requests, 0.0) <= grown
+
+
+@given(st.lists(st.tuples(st.integers(1, 900), st.integers(1, 900)), min_size=1, max_size=8))
+def test_with_known_lengths_it_is_the_future_peak_up_to_the_steps_it_looks_at(known: list[tuple[int, int]]) -> None:
+    requests = [(float(np.log(length)), 0.0, held, 0) for held, length in known]
+    peak = peak_kv_tokens([KvDemand(held, length) for held, length in known])
+    assert 0.8 * peak - 2 * len(known) <= joint(requests, 3.0) <= peak + len(known)
+
+
+def test_many_wide_predictions_take_less_together_than_each_at_a_high_quantile() -> None:
+    jobs = [Job(str(n), 0.0, prompt_tokens=100, prediction=LogT(5.5, 0.8, cap=4000)) for n in range(40)]
+    together = joint([(job.mu, job.sigma, 100, 0) for job in jobs], 2.576)
+    each = PeakAdmission(1, quantile=0.9)
+    assert together < 0.7 * peak_kv_tokens([each.demand(job) for job in jobs])
+
+
+def test_a_request_waits_until_the_joint_memory_fits() -> None:
+    known = [Job(str(n), 0.0, prompt_tokens=50, prediction=Point(100.0, cap=4000)) for n in range(3)]
+    rule = JointAdmission(400, quantile=0.995)
+    assert rule.admits(known[0], [], [])
+    assert rule.admits(known[0], known[1:2], [90])
+    assert rule.admits(known[0], known[1:], [99, 99]), "they end before it grows"
+    assert not rule.admits(known[0], known[1:], [0, 0])
+
+
+def test_an_answer_that_has_outlived_its_prediction_may_go_on() -> None:
+    short = Job("a", 0.0, prompt_tokens=10, prediction=LogT(2.0, 0.3, cap=4000))
+    held = 1000.0
+    assert joint([(short.mu, short.sigma, int(held), 990)], 2.0) > held + 200

@@ -80,7 +80,6 @@ def cases(draw: st.DrawFn) -> Case:
         spec,
         prefix_caching=draw(st.booleans()),
         admission=draw(st.sampled_from(["prompt", "prompt", "peak", "reserve"])),
-        admission_margin=draw(st.sampled_from([0.0, 0.12])),
     )
     # One engine is large enough that the workload is not refused as a whole.
     large = replace(spec, kv_tokens=4096, max_model_len=4096)

@@ -189,7 +189,6 @@ def test_a_bad_fleet_says_what_would_be_right(text: str, says: str) -> None:
         {"seqs": 9, "budget": 8},
         {"admission": "luck"},
         {"admission_quantile": 1.0},
-        {"admission_margin": 1.0},
     ],
 )
 def test_an_impossible_engine_is_refused(limits: dict[str, Any]) -> None:

@@ -88,7 +88,8 @@ def simulate(
         str | None,
         typer.Option(
             help="What must fit into KV memory for admission: `prompt` (vLLM's rule), the predicted future `peak` of "
-            "all running requests, or a `reserve` for each."
+            "all running requests, a quantile of what all take together (`joint`, as in the gateway), or a `reserve` "
+            "for each."
         ),
     ] = None,
     prediction_delay: Annotated[float, typer.Option(help="Seconds from arrival to prediction.")] = 0.0,

@@ -220,9 +220,9 @@ class GatewayConfig(_Section):
     """Processes that serve the port together; each has a share of the limits, and a predictor of its own."""
     in_flight: Annotated[int, Field(ge=1)] = 64
     """Requests that run at once on one engine; the others wait here, in the policy's order."""
-    admission_quantile: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Send a request only where the predicted peak of KV memory fits, by this quantile of lengths; 0 turns it off. For
-    engines that report their KV memory in /metrics, where lengths are predicted."""
+    admission_quantile: Annotated[float, Field(ge=0, lt=1)] = 0.995
+    """Send a request only where this quantile of the KV memory that all requests will take together fits; 0 turns it
+    off. For engines that report their KV memory in /metrics, where lengths are predicted."""
     max_waiting: Annotated[int, Field(ge=0)] = 10_000
     """Requests that wait at once; one more is refused with 429."""
     max_body_bytes: Annotated[int, Field(ge=1)] = 50 << 20

@@ -7,7 +7,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -16,7 +16,7 @@ from lengthwise.gateway.engine_priority import EnginePriority
 from lengthwise.gateway.errors import ApiError
 from lengthwise.lengths import DEFAULT_CAP, LengthDistribution
 from lengthwise.policies import Fcfs, Job, Policy, PolicyQueue, TokenRate
-from lengthwise.policies.admission import ADMISSION_MARGIN, KvDemand, PeakAdmission, job_levels
+from lengthwise.policies.admission import JointAdmission
 from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _MOST_RETRY_AFTER_S: Final = 60
 _SLOT_WEIGHT: Final = 0.05  # of the newest request in the mean time that requests hold a slot
+_BOUND_SIGMAS: Final = 2.0  # above the median: a request's memory, where there is enough for all
 _LONGEST_SIGMAS: Final = 4.0  # and
 _SLOWEST: Final = 4.0  # times the mean time per token: an answer takes no longer
 _MOST_EXPONENT: Final = 700.0
@@ -59,10 +60,10 @@ class GatewayEngine:
     jobs: dict[str, Job] = field(default_factory=dict)
     memory: EngineMemory | None = None
     """Its KV memory, once it reports it."""
-    levels: dict[str, Sequence[int]] = field(default_factory=dict)
-    """Predicted lengths of its jobs at rising quantiles (`policies.admission`), where admission uses them."""
+    kv_bounds: dict[str, int] = field(default_factory=dict)
+    """KV tokens that each of its jobs all but surely stays below."""
     kv_bound: int = 0
-    """KV tokens of its jobs if all end at the last of these quantiles."""
+    """Their sum."""
     gauges: EngineGauges | None = None
     """The load that it reported last."""
     foreign: int = 0
@@ -116,41 +117,36 @@ class GatewayEngine:
         """Whether it serves a model, as far as known; a request without a model may run on any engine."""
         return not model or self.models is None or model in self.models
 
-    def admits(self, job: Job, levels: Sequence[int], now: float) -> bool:
-        """Whether the predicted peak of KV memory, with `job`, fits; True while its memory is unknown.
+    def admits(self, job: Job, quantile: float, now: float) -> bool:
+        """Whether a quantile of the KV memory of its jobs, with `job`, fits; True while its memory is unknown.
 
         Engines do not report the progress of single requests: tokens so far are the time in the slot times the recent
         tokens per second. Memory that requests of other clients use counts as taken.
         """
         if self.memory is None:
             return True
-        kv_tokens = int((1.0 - ADMISSION_MARGIN) * self.memory.kv_tokens) - self.foreign_kv_tokens
-        if self.kv_bound + job.prompt_tokens + levels[-2] <= kv_tokens:
-            return True  # nearly all answers may reach the end of their predictions at once
-        rule = PeakAdmission(max(1, kv_tokens), self.memory.block_size)
-        return rule.admits(rule.demand_at(job, levels, 0), self.demands(now))
+        kv_tokens = self.memory.kv_tokens - self.foreign_kv_tokens
+        if self.kv_bound + _kv_bound(job) <= kv_tokens:
+            return True
+        rule = JointAdmission(max(1, kv_tokens), self.memory.block_size, quantile)
+        return rule.admits(job, list(self.jobs.values()), self.generated(now))
 
-    def demands(self, now: float) -> list[KvDemand]:
-        """Return the estimated KV memory of the requests that run there."""
+    def generated(self, now: float) -> list[int]:
+        """Return the estimated answer tokens so far of its jobs."""
         per_s = self.tokens / self.busy_s if self.busy_s else 0.0
-        return [
-            PeakAdmission.demand_at(job, self.levels[name], min(int((now - job.started) * per_s), int(job.cap)))
-            for name, job in self.jobs.items()
-            if name in self.levels and job.started is not None
-        ]
+        started = ((job, now if job.started is None else job.started) for job in self.jobs.values())
+        return [min(int((now - since) * per_s), int(job.cap)) for job, since in started]
 
-    def count_levels(self, job: Job, levels: Sequence[int] | None) -> None:
-        """Count the predicted KV memory of a job that runs there."""
-        if levels is not None:
-            self.levels[job.id] = levels
-            self.kv_bound += job.prompt_tokens + levels[-2]
+    def count_kv(self, job: Job) -> None:
+        """Count the KV memory of a job that runs there."""
+        if job.id not in self.kv_bounds:
+            bound = self.kv_bounds[job.id] = _kv_bound(job)
+            self.kv_bound += bound
 
     def give_back(self, job: Job) -> None:
         """Take the job's slot back."""
         self.jobs.pop(job.id, None)
-        levels = self.levels.pop(job.id, None)
-        if levels is not None:
-            self.kv_bound -= job.prompt_tokens + levels[-2]
+        self.kv_bound -= self.kv_bounds.pop(job.id, 0)
 
     def on_load(self, gauges: EngineGauges, own: int, now: float) -> None:
         """Record the load that it reports: what is beyond the `own` requests of this gateway is that of other clients.
@@ -162,7 +158,7 @@ class GatewayEngine:
         self.foreign, self._foreign_before = min(seen, self._foreign_before), seen
         self.foreign_kv_tokens = 0
         if self.foreign and self.memory is not None and gauges.kv_use is not None:
-            held = sum(demand.tokens for demand in self.demands(now))
+            held = sum(job.prompt_tokens for job in self.jobs.values()) + sum(self.generated(now))
             self.foreign_kv_tokens = max(0, int(gauges.kv_use * self.memory.kv_tokens) - held)
 
 
@@ -197,7 +193,7 @@ class Dispatcher:
 
     Where queues share an engine, the head with the lower priority, then the earlier arrival, is sent first. Predictions
     that arrived are applied just before, since only then does the order matter. The router chooses among the engines
-    with a free slot. With `admission_quantile`, a slot is free only where the predicted peak of KV memory fits.
+    with a free slot. With `admission_quantile`, a slot is free only where that quantile of KV memory fits.
     """
 
     def __init__(
@@ -453,10 +449,9 @@ class Dispatcher:
     def set_memory(self, engine: GatewayEngine, memory: EngineMemory) -> None:
         """Record the KV memory that an engine reports."""
         if engine.memory != memory:
-            if engine.memory is None:
-                for job in engine.jobs.values():
-                    engine.count_levels(job, self._levels(job))
             engine.memory = memory
+            for job in engine.jobs.values():
+                engine.count_kv(job)
             if engine.up:
                 self.routes.up(engine)
 
@@ -530,19 +525,14 @@ class Dispatcher:
 
         Failures count before the router's choice, since an engine that fails at once is always idle.
         """
-        if any(engine.memory is not None for engine in engines) and (levels := self._levels(job)) is not None:
+        quantile = self.admission_quantile
+        if quantile and self.uses_predictions and any(engine.memory is not None for engine in engines):
             now = self.clock()
-            engines = [engine for engine in engines if engine.admits(job, levels, now)]
+            engines = [engine for engine in engines if engine.admits(job, quantile, now)]
         if not any(engine.failures for engine in engines):
             return engines
         fewest = min(engine.failures for engine in engines)
         return [engine for engine in engines if engine.failures == fewest]
-
-    def _levels(self, job: Job) -> tuple[int, ...] | None:
-        """Return the predicted lengths by which a job is admitted; None where admission is off or nothing predicted."""
-        if not self.admission_quantile or not self.uses_predictions:
-            return None
-        return job_levels(job, self.admission_quantile)
 
     def _apply_prediction(self, job_id: str, prediction: LengthDistribution) -> bool:
         """Update a waiting job and its key; False if it no longer waits."""
@@ -591,7 +581,7 @@ class Dispatcher:
         engine = self.routes.choose(job, free, now)
         engine.jobs[job.id] = job
         if engine.memory is not None:
-            engine.count_levels(job, self._levels(job))
+            engine.count_kv(job)
         job.started = now
         self._count_running(engine, 1)
         return engine
@@ -619,6 +609,12 @@ def _with_slot(group: _Group, avoid: Collection[GatewayEngine] = ()) -> list[Gat
     if avoid:
         up = [engine for engine in up if engine not in avoid] or up
     return [engine for engine in [e for e in up if e.breaker != "open"] or up if engine.free]
+
+
+def _kv_bound(job: Job) -> int:
+    """Return KV tokens that a request all but surely stays below: two sigmas above the median, at most its cap."""
+    length = math.exp(min(job.mu + _BOUND_SIGMAS * job.sigma, _MOST_EXPONENT))
+    return job.prompt_tokens + math.ceil(min(length, job.cap))
 
 
 def _head_order(group: _Group, now: float) -> tuple[int, float]:

@@ -1,6 +1,7 @@
-"""Admission by predicted peak KV memory: may a waiting request start without the running ones running out of memory?
+"""Admission by predicted KV memory: may a waiting request start without the running ones running out of memory?
 
-The future-peak rule of LightLLM, the same in every host. It knows no clock and no engine:
+Two rules, the same in every host, which know no clock and no engine. `PeakAdmission` is the future peak of LightLLM:
+each answer has the length of a quantile. `JointAdmission` is a quantile of what all occupy together.
 
     limit = PeakAdmission(kv_tokens=16 * 4000, block_size=16, quantile=0.9)
     limit.admits(limit.demand(job), [limit.demand(other) for other in running])
@@ -16,23 +17,27 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU
 from lengthwise.policies.job import Job
 
-ADMISSION_MARGIN: Final = 0.12
-"""Share of KV memory that the gateway leaves free, for answers that are longer than predicted: their sum exceeds its
-prediction by far less than each of them, so a margin with the median costs less throughput than a high quantile."""
 LENGTH_LEVELS: Final = 5
 """How many lengths `length_levels` returns for a request: four quantiles and the cap."""
 _MAX_TOKENS: Final = 1 << 30
 _MAX_LOG: Final = math.log(_MAX_TOKENS)
+_STEPS: Final = np.unique(np.geomspace(1, 1 << 14, 64).astype(np.int64)).astype(np.float64)
+"""Decode steps from now at which `joint_kv_tokens` looks."""
+_T_GRID: Final = np.linspace(-12.0, 12.0, 4801)
+_T_SURVIVAL: Final = stdtr(TIE_NU, -_T_GRID)
+_LEAST_SIGMA: Final = 1e-5
+_BEYOND: Final = 1e-3  # survival below which a prediction is refuted
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +139,57 @@ class PeakAdmission:
     def admits(self, candidate: KvDemand, running: Sequence[KvDemand]) -> bool:
         """Return whether the candidate may start beside the running requests."""
         return self.excess(candidate, running) == 0
+
+
+def joint_kv_tokens(
+    mu: ArrayLike, sigma: ArrayLike, cap: ArrayLike, held: ArrayLike, generated: ArrayLike, sigmas: float
+) -> float:
+    """Return the most KV tokens that requests occupy together at a future step, `sigmas` above the expectation.
+
+    kv(s)  = sum of (held_i + s) over the answers i longer than generated_i + s, given that i is longer than generated_i
+    result = max over s of  E[kv(s)] + sigmas * sd[kv(s)]
+
+    Lengths are independent log-t. An answer that has outlived its prediction is half as likely to go on for as many
+    tokens as it has.
+    """
+    mu_, sigma_, cap_, held_, generated_ = (
+        np.asarray(values, np.float64)[:, None] for values in (mu, sigma, cap, held, generated)
+    )
+    sigma_, length = np.maximum(sigma_, _LEAST_SIGMA), generated_ + _STEPS
+    now = np.where(generated_ > 0, _survival((np.log(np.maximum(generated_, 1.0) - 0.5) - mu_) / sigma_), 1.0)
+    goes_on = np.minimum(1.0, _survival((np.log(length - 0.5) - mu_) / sigma_) / np.maximum(now, _BEYOND))
+    goes_on = np.where(now < _BEYOND, 0.5 ** (_STEPS / np.maximum(generated_, 1.0)), goes_on)
+    goes_on[length > cap_] = 0.0
+    tokens = held_ + _STEPS
+    mean = (goes_on * tokens).sum(axis=0)
+    variance = (goes_on * (1.0 - goes_on) * tokens**2).sum(axis=0)
+    return float((mean + sigmas * np.sqrt(variance)).max())
+
+
+def _survival(t: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return P(T > t) of the t distribution, from a table."""
+    return np.interp(t, _T_GRID, _T_SURVIVAL, left=1.0, right=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class JointAdmission:
+    """Admit a request if a quantile of the KV memory that all requests take together, itself included, fits.
+
+    `quantile` is of their sum at any future step, by its mean and variance: answers that are longer than predicted are
+    made up for by shorter ones, so this admits more requests than a high quantile of each, at the same risk.
+    An engine without running requests admits anything.
+    """
+
+    kv_tokens: int
+    block_size: int = 1
+    quantile: float = 0.995
+
+    def admits(self, candidate: Job, running: Sequence[Job], generated: Sequence[float]) -> bool:
+        """Return whether the candidate may start beside the running requests, which have so many answer tokens."""
+        if not running:
+            return True
+        jobs, tokens = [*running, candidate], [*generated, candidate.generated]
+        held = [job.prompt_tokens + n + self.block_size / 2 for job, n in zip(jobs, tokens, strict=True)]
+        mu, sigma, cap = zip(*((job.mu, job.sigma, job.cap) for job in jobs), strict=True)
+        sigmas = NormalDist().inv_cdf(self.quantile)
+        return joint_kv_tokens(mu, sigma, cap, held, tokens, sigmas) <= self.kv_tokens

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.policies import Job, JobColumns, Policy
-from lengthwise.policies.admission import KvDemand, PeakAdmission, predicted_remaining
+from lengthwise.policies.admission import JointAdmission, KvDemand, PeakAdmission, predicted_remaining
 from lengthwise.policies.base import last_of_largest
 from lengthwise.policies.queue import PolicyQueue, TokenRate
 from lengthwise.simulator.fleet import EngineSpec
@@ -76,13 +76,26 @@ MakeEngine = Callable[[EngineSpec], SimulatedEngine]
 
 
 def engine_factory(policy: Policy, traffic: Traffic, *, decision_s: float = 0.0, accelerate: bool) -> MakeEngine:
-    """Return a function that makes empty engines for one simulation, compiled or readable."""
+    """Return a function that makes empty engines for one simulation, compiled or readable.
+
+    Engines with `joint` admission are readable ones.
+    """
+
+    def readable(spec: EngineSpec) -> SimulatedEngine:
+        return Engine(spec, policy, traffic, decision_s=decision_s)
+
     if not accelerate:
-        return lambda spec: Engine(spec, policy, traffic, decision_s=decision_s)
+        return readable
     from lengthwise.simulator.kernel.host import CompiledEngine, PolicyKeys  # loads Numba
 
     keys = PolicyKeys(policy, traffic.jobs)
-    return lambda spec: CompiledEngine(spec, keys, traffic, decision_s=decision_s)
+
+    def compiled(spec: EngineSpec) -> SimulatedEngine:
+        if spec.admission == "joint":
+            return readable(spec)
+        return CompiledEngine(spec, keys, traffic, decision_s=decision_s)
+
+    return compiled
 
 
 @cache
@@ -216,7 +229,9 @@ class Engine:
         self.spec, self.policy, self.traffic, self.decision_s = spec, policy, traffic, decision_s
         self.now = 0.0
         self.pool = BlockPool(spec.kv_blocks, caching=spec.prefix_caching)
-        self._peak = PeakAdmission(spec.peak_limit, spec.block_size, spec.admission_quantile)
+        kv_tokens = spec.kv_blocks * spec.block_size
+        self._peak = PeakAdmission(kv_tokens, spec.block_size, spec.admission_quantile)
+        self._joint = JointAdmission(kv_tokens, spec.block_size, spec.admission_quantile)
         self.queue = PolicyQueue(policy, spec.max_num_seqs, on_failure=_raise)
         self.running: list[EngineRequest] = []
         self.settled = 0
@@ -537,6 +552,9 @@ class Engine:
             return True
         if self.spec.admission == "peak":
             return self._peak.admits(self._demand(request), [self._demand(each) for each in self.running])
+        if self.spec.admission == "joint":
+            jobs = [each.job for each in self.running]
+            return self._joint.admits(request.job, jobs, [job.generated for job in jobs])
         return sum(map(self._reservation, [*self.running, request])) <= self.pool.size
 
     def _demand(self, request: EngineRequest) -> KvDemand:

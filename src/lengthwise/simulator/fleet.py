@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from lengthwise.errors import InputError
 from lengthwise.simulator.costs import CostModel, CostSegment, Piecewise, Roofline, StepCost
 
-Admission = Literal["prompt", "peak", "reserve"]
-"""What must fit at admission: the prompt now, the predicted peak of all requests, or a reservation for each."""
+Admission = Literal["prompt", "peak", "joint", "reserve"]
+"""What must fit at admission: the prompt now, the predicted peak of all requests, a quantile of what all take together
+(the gateway's rule), or a reservation for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,8 @@ class EngineSpec:
 
     `kv_tokens` is what requests may use (vLLM's num_gpu_blocks, less the null block, times block_size).
     Without `chunked_prefill` a prompt that does not fit into what a step has left of its token budget waits.
-    `admission` other than `prompt` predicts lengths at `admission_quantile`; `peak` leaves `admission_margin` of the
-    KV memory free, for answers that are longer. `kv_bytes_per_token` is sent
-    per token where prefill and decode run on different engines; None where it is unknown.
+    `admission` other than `prompt` predicts lengths, or what all take together (`joint`), at `admission_quantile`.
+    `kv_bytes_per_token` is sent per token where prefill and decode run on different engines; None where it is unknown.
     """
 
     name: str
@@ -43,7 +43,6 @@ class EngineSpec:
     chunked_prefill: bool = True
     admission: Admission = "prompt"
     admission_quantile: float = 0.9
-    admission_margin: float = 0.0
     kv_bytes_per_token: int | None = None
 
     __pydantic_config__ = {"extra": "forbid", "arbitrary_types_allowed": True}  # noqa: RUF012  (for files)
@@ -52,7 +51,6 @@ class EngineSpec:
         for field in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._require(field, getattr(self, field) >= 1, "at least 1")
         self._require("admission", self.admission in get_args(Admission), f"one of {', '.join(get_args(Admission))}")
-        self._require("admission_margin", 0.0 <= self.admission_margin < 1.0, "from 0 to below 1")
         self._require("admission_quantile", 0.0 < self.admission_quantile < 1.0, "between 0 and 1")
         self._require(
             "kv_bytes_per_token", self.kv_bytes_per_token is None or self.kv_bytes_per_token >= 1, "at least 1"
@@ -78,11 +76,6 @@ class EngineSpec:
     def kv_blocks(self) -> int:
         """Whole blocks of KV memory."""
         return self.kv_tokens // self.block_size
-
-    @property
-    def peak_limit(self) -> int:
-        """KV tokens that the predicted peak may have."""
-        return max(1, int(self.kv_blocks * self.block_size * (1.0 - self.admission_margin)))
 
     def can_hold(self, prompt_tokens: ArrayLike, output_tokens: ArrayLike) -> NDArray[np.bool_]:
         """Whether each request fits when it is alone; the last token is never computed and needs no KV slot."""

@@ -82,7 +82,7 @@ def blocked_steps(engine: Record, row: int, tokens: int, cached: int, idle: int)
         return 0  # alone it may use all memory
     if engine.admission == FUTURE_PEAK:
         # With each step every running request is one token closer to its end: the peak falls by at most one token.
-        return max(0, _peak(engine, row, tokens) - engine.peak_limit)
+        return max(0, _peak(engine, row, tokens) - engine.n_blocks * engine.block_size)
     if engine.admission == RESERVATION and engine.reserved + _reservation(engine, row) > engine.n_blocks:
         return INDEFINITELY
     return 0

@@ -435,7 +435,6 @@ def _engine_record(spec: EngineSpec, policy: Policy, traffic: Traffic) -> Record
     record["cache_mode"] = _caches(spec, traffic)
     record["blocks_per_hash"], record["hashes_per_block"] = block_ratio(spec, traffic.workload)
     record["admission"] = _ADMISSION[spec.admission]
-    record["peak_limit"] = spec.peak_limit
     record["chunked_prefill"] = spec.chunked_prefill
     record["prediction_delay"] = traffic.jobs.delay_s
     record["answer"] = r.NO_ANSWER

@@ -307,7 +307,6 @@ ENGINE: Final = np.dtype(
         ("blocks_per_hash", "i8"),  # engine blocks in a hashed block, 0 where several of those make one
         ("hashes_per_block", "i8"),
         ("admission", "i8"),
-        ("peak_limit", "i8"),  # KV tokens, under FUTURE_PEAK
         ("chunked_prefill", "i8"),  # whether a prompt may be computed in several steps
         ("prediction_delay", "f8"),
         ("decision_s", "f8"),
