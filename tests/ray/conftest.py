@@ -54,6 +54,7 @@ def ray_cluster() -> Iterator[LocalCluster]:
             ray.shutdown()
         for node in [*cluster.worker_nodes, cluster.head_node]:
             cluster.remove_node(node, allow_graceful=False)
+        cluster.shutdown()  # forgets the address, which later programs would connect to
 
 
 @pytest.fixture(scope="module")

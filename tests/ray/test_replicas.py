@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'lengthwise[ray]'")
 
 from ray.exceptions import ActorDiedError
+from ray.serve.schema import ServeDeploySchema
 
 from lengthwise.engines.client import EngineTimeoutError
 from lengthwise.errors import InputError
@@ -202,3 +206,18 @@ def test_slots_are_those_of_all_replicas(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_wrong_argument_is_named(args: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         app(args)
+
+
+def test_the_guides_serve_yaml_is_valid() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/cluster.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(applications:.*?)```", guide, re.DOTALL)
+    (application,) = ServeDeploySchema.model_validate(yaml.safe_load(example)).applications
+    assert application.import_path == "lengthwise.ray:app"
+    app(application.args)
+
+
+def test_the_guide_lists_every_argument() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/cluster.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in guide.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named >= ServeOptions.model_fields.keys()

@@ -83,8 +83,9 @@ class LengthwiseRequestRouter(RequestRouter):
         avoid = pending_request.kwargs.get(AVOID, ())
         wanted = [each for each in candidate_replicas if each.replica_id.unique_id not in avoid] or candidate_replicas
         job = await self._job(pending_request)
-        # Others may have come or gone meanwhile.
-        free = [each for each in self.select_available_replicas(wanted) if each.replica_id in self._known]
+        # Replicas may have gone meanwhile. If all are full, Ray Serve asks again until one is not.
+        free = self.select_available_replicas(wanted) or wanted
+        free = [each for each in free if each.replica_id in self._known]
         if job is None or not free:
             return [wanted]
         chosen = self.routes.choose(job, [self._known[each.replica_id] for each in free], time.monotonic())
