@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lengthwise.gateway import dashboard
+from lengthwise.gateway import GatewayConfig, create_app, dashboard
 from lengthwise.gateway.keys import add_key
-from tests.gateway.engine import StandIn
+from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import PLAIN, body, gateway, hinted, metric, post, until, until_waiting
 
 if TYPE_CHECKING:
@@ -133,6 +133,15 @@ async def test_viewers_are_bounded_and_nothing_runs_without_them(
             return await metric(http, url, "lengthwise_tasks") <= idle
 
         await until(is_idle)
+
+
+async def test_a_stopping_gateway_ends_the_streams_of_its_viewers(http: aiohttp.ClientSession, engine_url: str) -> None:
+    app = create_app(GatewayConfig.model_validate({"engines": [engine_url], "predictor": "none", "memory": "off"}))
+    with served(app) as url:
+        async with watching(http, url) as events:
+            await anext(events)
+            app.state.draining = True
+            assert [name async for name, _ in events] in ([], ["snapshot"])
 
 
 @pytest.mark.parametrize(
