@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_TRIALS: Final = (PredictionInput("", ""), PredictionInput("Why is the sky blue?", "llama-3.1-8B", 512))
+_TRIALS: Final = tuple(PredictionInput(text, "llama-3.1-8B", 512) for text in ("", "Why is the sky blue?"))
 
 Version = tuple[int, int, int]
 
