@@ -9,7 +9,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from lengthwise.cli import COMMANDS, app
+from lengthwise.cli import COMMANDS, PANELS, app
 
 HEAVY = ("numpy", "scipy", "pyarrow", "numba", "onnxruntime", "tokenizers", "matplotlib", "plotly", "torch", "aiohttp")
 
@@ -38,6 +38,13 @@ def test_every_command_of_the_table_has_a_help_page(name: str) -> None:
     result = CliRunner().invoke(app, [name, "--help"])
     assert result.exit_code == 0, result.output
     assert f"lengthwise {name}" in result.stdout or f" {name} " in result.stdout
+
+
+def test_commands_and_the_options_of_simulate_are_in_panels() -> None:
+    whole, simulate = (CliRunner().invoke(app, [*name, "--help"]).stdout for name in ([], ["simulate"]))
+    assert [line.split("─ ")[1].split(" ─")[0] for line in whole.splitlines() if "╭─ " in line][1:] == list(PANELS)
+    titles = [line.split("─ ")[1].split(" ─")[0] for line in simulate.splitlines() if "╭─ " in line]
+    assert {"Traffic", "Engines", "Delays", "Limits", "Output"} < set(titles)
 
 
 def test_an_unknown_command_is_refused() -> None:

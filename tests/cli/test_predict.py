@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from lengthwise.cli.predict import predict
 from lengthwise.errors import InputError
+from lengthwise.predictors.castillo_api import predict_response_length
 
 runner = CliRunner()
 app = typer.Typer()
@@ -17,19 +18,38 @@ app.command()(predict)
 PROMPT = "Introduce Nanjing University in China."
 
 
-def test_it_prints_a_prediction_and_draws_it() -> None:
+def test_it_prints_one_mean_one_p99_and_draws_the_interval() -> None:
     result = runner.invoke(app, [PROMPT, "--llm", "meta-llama/Llama-3.2-3B-Instruct"])
     assert result.exit_code == 0, result.output
-    for part in ("mean of repeated answers", "95% of answers within", "P99 class", "TIE score", "|", "#", "=="):
-        assert part in result.stdout
+    assert [line.split("  ")[0].strip() for line in result.stdout.splitlines()[:3]] == [
+        "mean",
+        "90 % of answers",
+        "P99",
+    ]
+    assert "==" in result.stdout
+    assert "#" in result.stdout
+    assert not any(part in result.stdout for part in ("TIE", "class", "std"))
+    assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_json_holds_what_the_table_shows() -> None:
-    found = json.loads(runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--json"]).stdout)
+def test_explain_adds_classes_and_tie_and_contradicts_nothing() -> None:
+    result = runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--explain"])
+    assert all(part in result.stdout for part in ("P99 class", "TIE by beta", "std of repeated answers"))
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    found = json.loads(runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--json", "--explain"]).stdout)
     levels = list(found["quantiles"].values())
     assert levels == sorted(levels)
     assert found["tie"]["0.1"] < found["tie"]["0.5"]
-    assert found["predicted_p99_range"][0] == 200 * found["predicted_p99_class"]
+    low, high = found["predicted_p99_range"]
+    assert low <= found["p99"] < high
+
+
+def test_the_command_and_the_call_agree() -> None:
+    found = json.loads(runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--json", "--explain"]).stdout)
+    called = predict_response_length(PROMPT, "llama-3.2-3B")
+    assert (found["mean"], found["std"]) == pytest.approx((called["predicted_mean"], called["predicted_std"]))
+    classes = predict_response_length(PROMPT, "llama-3.2-3B", "classification")
+    assert found["predicted_p99_class"] == classes["predicted_p99_class"]
 
 
 def test_a_dash_reads_standard_input() -> None:
@@ -42,7 +62,8 @@ def test_a_dash_reads_standard_input() -> None:
 def test_max_tokens_bounds_the_prediction() -> None:
     options = ["--llm", "llama-3.2-3B", "--json", "--max-tokens", "20"]
     found = json.loads(runner.invoke(app, [PROMPT, *options]).stdout)
-    assert found["quantiles"]["0.99"] == 20
+    assert found["p99"] == found["quantiles"]["0.95"] == 20
+    assert found["mean"] <= 20
 
 
 def test_an_unknown_predictor_is_a_mistake_that_lists_the_known() -> None:

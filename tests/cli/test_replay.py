@@ -39,11 +39,67 @@ def test_a_workload_is_replayed_through_a_real_gateway(workload: str, tmp_path: 
     assert [body["vllm_xargs"]["expected_tokens"] for body in engine.bodies] == [4, 1, 9]
 
 
-def test_the_table_for_people_tells_what_failed(workload: str) -> None:
+def test_failures_are_named_and_exit_code_1_unless_they_are_accepted(workload: str) -> None:
     with served(StandIn(mode="error").app()) as url:
         result = CliRunner().invoke(app, ["replay", workload, "--url", url, "--limit", "2"])
-    assert result.exit_code == 0
+        accepted = CliRunner().invoke(app, ["replay", workload, "--url", url, "--max-failed", "1"])
+    assert (result.exit_code, accepted.exit_code) == (1, 0)
+    assert result.stdout.startswith("100.0 % of requests FAILED.")
     assert "failed: 2 http_500" in result.stdout
+    assert "100.0% of the requests failed; up to 1.0% is accepted (--max-failed)" in result.stderr
+
+
+def test_a_dead_endpoint_ends_the_load_long_before_the_last_arrival(tmp_path: Path) -> None:
+    count = 2000
+    table = {"arrival_s": [0.01 * i for i in range(30)] + [3600.0] * (count - 30), "input_tokens": [5] * count}
+    path = tmp_path / "w.parquet"
+    write_workload(Workload.from_table(table | {"output_tokens": [3] * count}, name="w"), path)
+    with served(StandIn(mode="error").app()) as url:
+        result = CliRunner().invoke(app, ["replay", str(path), "--url", url, "--json"])
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert told["stopped"]
+    assert 20 <= told["sent"] <= 30
+    assert told["verdict"].startswith("Stopped: the endpoint is dead (http_500)")
+
+
+def test_the_api_key_is_sent_and_stays_out_of_the_report(workload: str, tmp_path: Path) -> None:
+    engine, page = StandIn(), tmp_path / "out.html"
+    with served(engine.app()) as url:
+        options = ["--url", url, "--api-key", "sk-secret", "--report", str(page)]
+        result = CliRunner().invoke(app, ["replay", workload, *options])
+    assert result.exit_code == 0, result.stderr
+    assert {headers["authorization"] for headers in engine.headers} == {"Bearer sk-secret"}
+    text = page.read_text(encoding="utf-8")
+    assert "sk-secret" not in text
+    assert "Who gains and who pays" in text
+
+
+def test_limits_inter_token_latency_and_goodput_are_measured(workload: str) -> None:
+    with served(StandIn(token_s=0.02).app()) as url:
+        options = ["--url", url, "--json", "--slo-ttft", "1000", "--slo-tpot", "1000", "--slo-e2e"]
+        loose, strict = (
+            json.loads(CliRunner().invoke(app, ["replay", workload, *options, limit]).stdout)
+            for limit in ("1000", "1e-6")
+        )
+    assert (loose["within_slo"], strict["within_slo"], strict["goodput_per_s"]) == (1.0, 0.0, 0.0)
+    assert loose["goodput_per_s"] == pytest.approx(loose["requests_per_s"])
+    assert loose["itl_s"]["mean"] > 0.01
+
+
+def test_rates_are_swept_up_to_the_measured_throughput(workload: str, tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    with served(StandIn(token_s=0.002).app()) as url:
+        swept = CliRunner().invoke(
+            app, ["replay", workload, "--url", url, "--sweep", "2", "--json", "--report", str(page)]
+        )
+        given = CliRunner().invoke(app, ["replay", workload, "--url", url, "--rate", "20,40"])
+    assert swept.exit_code == 0, swept.stderr
+    told = json.loads(swept.stdout)
+    most = told["rates"][0]["requests_per_s"]
+    assert [each["rate"] for each in told["rates"]] == [None, pytest.approx(most / 2), pytest.approx(most)]
+    assert "How it depends on load" in page.read_text(encoding="utf-8")
+    assert all(text in given.stdout for text in ("20/s", "40/s", "goodput/s"))
 
 
 def test_ctrl_c_prints_what_was_measured_so_far(tmp_path: Path) -> None:
@@ -73,6 +129,9 @@ def test_ctrl_c_prints_what_was_measured_so_far(tmp_path: Path) -> None:
         (["{w}", "--url", "{dead}"], "cannot be reached; start one with `lengthwise engine` or `lengthwise serve`"),
         (["{w}", "--url", "nonsense"], "'nonsense' is not the URL of an engine"),
         (["{w}", "--speed", "0"], "--speed: a speed of 0"),
+        (["{w}", "--rate", "1", "--sweep", "2"], "both --rate and --sweep"),
+        (["{w}", "--rate", "1,2", "-o", "x.parquet"], "one file for several rates"),
+        (["{w}", "--slo-ttft", "0"], "a limit of 0 s"),
         (["{w}", "-o", "/no/such/folder/x.parquet"], "/no/such/folder: no such folder"),
     ],
 )

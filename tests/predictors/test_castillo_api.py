@@ -9,6 +9,7 @@ import pytest
 from lengthwise.errors import InputError
 from lengthwise.predictors import HistogramPredictions, PredictionInput
 from lengthwise.predictors.castillo_api import p99_class, predict_response_length
+from lengthwise.predictors.resolve import resolve_predictor
 
 PROMPT = "Introduce Nanjing University in China."
 
@@ -39,12 +40,16 @@ def test_classes_are_200_wide_unless_asked() -> None:
     assert high - low == 200
 
 
-def test_without_spread_the_p99_is_the_mean() -> None:
-    assert p99_class(450.0, 0.0) == {"predicted_p99_class": 2, "predicted_p99_range": (400, 600)}
+def test_the_class_is_that_of_the_p99_of_the_prediction() -> None:
+    prediction = resolve_predictor("fast").predict([PredictionInput(PROMPT, "llama-3.2-3B")])[0]
+    found = predict_response_length(PROMPT, "llama-3.2-3B", "classification", predictor="fast")
+    low, high = found["predicted_p99_range"]
+    assert low <= prediction.quantile(0.99) < high
 
 
-def test_the_p99_lies_above_the_mean() -> None:
-    assert p99_class(450.0, 300.0)["predicted_p99_class"] > 2
+def test_a_class_holds_its_lower_end_and_not_its_upper() -> None:
+    assert p99_class(450.0) == {"predicted_p99_class": 2, "predicted_p99_range": (400, 600)}
+    assert [p99_class(each)["predicted_p99_class"] for each in (0.0, 199.9, 200.0)] == [0, 0, 1]
 
 
 def test_a_predictor_without_sampling_figures_answers_from_its_prediction() -> None:

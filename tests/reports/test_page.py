@@ -33,7 +33,16 @@ def test_names_are_escaped_and_cannot_end_the_script() -> None:
     assert "<h2>a&lt;b</h2>" in page
 
 
-@pytest.mark.parametrize("words", [["--api-key", "sk-1"], ["--api-key=sk-1"], ["--token", "sk-1"], ["--token=sk-1"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--api-key", "sk-1"],
+        ["--api-key=sk-1"],
+        ["--token", "sk-1"],
+        ["--token=sk-1"],
+        ["--url", "http://me:sk-1@host"],
+    ],
+)
 def test_secrets_are_not_in_the_command(words: list[str]) -> None:
     shown = command_line(["lengthwise", "bench", *words, "--seed", "1"])
     assert "sk-1" not in shown

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from lengthwise.cli.output import need_folder, show, write_parquet
+from lengthwise.cli.output import AsJson, Report, need_folder, note, show, write_parquet
+from lengthwise.cli.simulate import numbers
+from lengthwise.engines.client import without_credentials
 from lengthwise.engines.load import LoadPlan, LoadReport, run_load
+from lengthwise.errors import InputError
+from lengthwise.reports.load import ReplayReport
+from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.runs import NAMES
-from lengthwise.reports.tables import Table
+from lengthwise.simulator.metrics import Slo
 from lengthwise.workloads import Workload, load_trace
+from lengthwise.workloads.arrivals import rescale
+
+_SLO = Slo()
+_DEAD = 20
+_RATES = "Rates"
+_LIMITS = "Limits"
 
 
 def replay(
     source: Annotated[str, typer.Argument(metavar="WORKLOAD", help="A workload file or the name of a trace.")],
     url: Annotated[str, typer.Option(help="The endpoint.")] = "http://127.0.0.1:8080",
-    speed: Annotated[float, typer.Option(help="2 sends twice as fast as the workload's arrivals.")] = 1.0,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The endpoint's API key.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name [default: the first that is served].")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N requests.")] = None,
     free: Annotated[
         bool, typer.Option("--free", help="Let the LLM end its answers instead of forcing the workload's lengths.")
@@ -27,77 +40,109 @@ def replay(
     hints: Annotated[
         Literal["none", "oracle"], typer.Option(help="oracle: send each request's true length as a hint.")
     ] = "none",
-    model: Annotated[str | None, typer.Option(help="Model name [default: the first that is served].")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds without data before a request fails.")] = 600.0,
+    max_failed: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of requests that may fail; above it, exit code 1.")
+    ] = 0.01,
+    speed: Annotated[
+        float, typer.Option(help="2 sends twice as fast as the workload's arrivals.", rich_help_panel=_RATES)
+    ] = 1.0,
+    rate: Annotated[
+        str | None,
+        typer.Option(help="Requests per second, one replay for each, separated by commas.", rich_help_panel=_RATES),
+    ] = None,
+    sweep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Measure the throughput of all requests at once, then N rates evenly spread up to it.",
+            rich_help_panel=_RATES,
+        ),
+    ] = None,
+    slo_ttft: Annotated[
+        float, typer.Option(help="Goodput: largest TTFT in seconds.", rich_help_panel=_LIMITS)
+    ] = _SLO.ttft_s,
+    slo_tpot: Annotated[
+        float, typer.Option(help="Goodput: largest TPOT in seconds.", rich_help_panel=_LIMITS)
+    ] = _SLO.tpot_s,
+    slo_e2e: Annotated[
+        float | None, typer.Option(help="Goodput: largest E2E in seconds [default: none].", rich_help_panel=_LIMITS)
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write one row per request (Parquet).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    report: Report = None,
+    as_json: AsJson = False,
 ) -> None:
     """Send a workload to an OpenAI endpoint in real time and measure the latency that its clients see.
 
     Each request is sent at its arrival time, whether or not earlier ones have finished. Lengths are forced by
     max_tokens and ignore_eos, unless --free. Ctrl-C prints the measurements so far.
 
-    Example: `lengthwise replay w.parquet --url http://127.0.0.1:8080 --json`
+    Example: `lengthwise replay w.parquet --url http://127.0.0.1:8080 --sweep 5 --report replay.html`
+
+    Exit code 1 if more than --max-failed of the requests fail; 20 failures in a row end the load. 130 after Ctrl-C.
     """
     need_folder(out, "--out")
-    plan = LoadPlan(url=url, model=model, speed=speed, free=free, hints=hints, timeout_s=timeout)
-    workload = load_trace(source)
+    need_folder(report, "--report", ".html")
+    if rate is not None and sweep is not None:
+        raise InputError("both --rate and --sweep", hint="give one of them")
+    if out is not None and (sweep is not None or "," in (rate or "")):
+        raise InputError("one file for several rates", source="--out", hint="give one --rate")
+    slo = Slo(slo_ttft, slo_tpot, math.inf if slo_e2e is None else slo_e2e)
+    plan = LoadPlan(url, model, speed, free, hints, timeout, api_key=api_key, stop_after=_DEAD)
+    workload = load_trace(source, need_arrivals=rate is None and sweep is None)
     if limit is not None:
         workload = workload.head(limit)
-    report = LoadReport(requests=len(workload), plan=plan)
-    _run(workload, report)
+    reports = _replays(workload, plan, numbers(rate, "rate"), sweep)
     if out is not None:
-        write_parquet(report.table(), out)
-    show(report, tables, facts, as_json=as_json)
-    if report.interrupted:
+        write_parquet(reports[0].table(), out)
+    found = ReplayReport(source, reports, slo)
+    origin = Origin.here(hardware=f"{without_credentials(url)}, measured from {this_machine()}")
+    show(
+        found,
+        lambda it: it.tables(),
+        lambda it: {"origin": origin, **it.to_dict()},
+        lambda it: it.page(origin),
+        verdict=found.verdict,
+        report=report,
+        as_json=as_json,
+    )
+    if any(each.interrupted for each in reports):
         raise typer.Exit(130)
+    if any(each.stopped or each.failed > max_failed for each in reports):
+        worst = max(reports, key=lambda each: each.failed)
+        note(f"{worst.failed:.1%} of the requests failed; up to {max_failed:.1%} is accepted (--max-failed)")
+        raise typer.Exit(1)
 
 
-def _run(workload: Workload, report: LoadReport) -> None:
+def _replays(workload: Workload, plan: LoadPlan, rates: list[float], sweep: int | None) -> list[LoadReport]:
+    """Send the workload once for each rate; a load that is stopped or interrupted is the last."""
+    if not rates and sweep is None:
+        return [_run(workload, LoadReport(len(workload), plan))]
+    reports: list[LoadReport] = []
+    if sweep is not None:
+        at_once = workload.replace(arrival_s=[0.0] * len(workload))
+        reports.append(_run(at_once, LoadReport(len(workload), plan, rate=math.inf)))
+        most = reports[0].summary().requests_per_s
+        if reports[0].stopped or reports[0].interrupted or not math.isfinite(most):
+            return reports
+        rates = [most * step / sweep for step in range(1, sweep + 1)]
+    for rate in rates:
+        timed = workload if workload.has_arrivals else workload.replace(arrival_s=range(len(workload)))
+        reports.append(_run(rescale(timed, rate), LoadReport(len(workload), replace(plan, speed=1.0), rate=rate)))
+        if reports[-1].stopped or reports[-1].interrupted:
+            break
+    return reports
+
+
+def _run(workload: Workload, report: LoadReport) -> LoadReport:
     ended = 0
     with late_bar() as bar:
 
         def on_end() -> None:
             nonlocal ended
             ended += 1
-            bar(f"{ended:,} of {report.requests:,}", ended / report.requests)
+            at = "" if report.rate is None else " at once" if math.isinf(report.rate) else f" at {report.rate:.3g}/s"
+            bar(f"{ended:,} of {report.requests:,}{at}", ended / report.requests)
 
         asyncio.run(run_load(workload, report, on_end))
-
-
-def facts(report: LoadReport) -> dict[str, Any]:
-    """Return the facts about a replay, ready for JSON."""
-    summary = report.summary()
-    return {
-        "url": report.plan.url,
-        "model": report.model,
-        "requests": report.requests,
-        "sent": len(report.samples),
-        "served": summary.requests,
-        "errors": report.errors,
-        "lengths_differ": None if report.plan.free else report.lengths_differ,
-        "interrupted": report.interrupted,
-        "late_s": report.late_s,
-        "makespan_s": summary.makespan_s,
-        "requests_per_s": summary.requests_per_s,
-        "output_tokens_per_s": summary.output_tokens_per_s,
-        **{measure: getattr(summary, measure) for measure in NAMES},
-    }
-
-
-def tables(report: LoadReport) -> list[Table]:
-    """Return the latencies, with what failed in the notes."""
-    found = facts(report)
-    spreads = [(name, found[measure]) for measure, name in NAMES.items()]
-    rows = [[name, *(f"{value:.4g}" for value in (s.mean, s.p50, s.p90, s.p99))] for name, s in spreads]
-    notes = [
-        f"{found['served']:,} of {found['requests']:,} served in {found['makespan_s']:.1f} s by {found['model']}",
-        f"{found['requests_per_s']:.3g} requests/s, {found['output_tokens_per_s']:.4g} output tokens/s",
-    ]
-    if report.errors:
-        notes.append("failed: " + ", ".join(f"{n:,} {kind}" for kind, n in report.errors.items()))
-    if found["lengths_differ"]:
-        notes.append(f"{found['lengths_differ']:,} answers do not have the requested length")
-    if report.interrupted:
-        notes.append(f"stopped after {found['sent']:,} were sent; unfinished requests are not counted")
-    return [Table("seconds", ["", "mean", "p50", "p90", "p99"], rows, notes)]
+    return report

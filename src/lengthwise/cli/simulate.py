@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from lengthwise.cli.output import AsJson, Report, need_folder, note, show, write_parquet
+from lengthwise.cli.output import need_folder, note, show, write_parquet
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
@@ -23,6 +23,8 @@ from lengthwise.workloads.traces import Source
 
 _SLO = Slo()
 _LINK = KvLink()
+_TRAFFIC, _ENGINES, _LIMITS, _OUTPUT = "Traffic", "Engines", "Limits", "Output"
+_DELAYS, _FAILURES, _POOLS = "Delays", "Engines that fail, start or drain", "Separate prefill and decode"
 
 
 def simulate(
@@ -33,7 +35,9 @@ def simulate(
             help="`castillo` (its test prompts), a name from `lengthwise traces list`, or a workload file.",
         ),
     ],
-    fleet: Annotated[str, typer.Option(help="Engines as COUNT*MODEL@GPU, separated by commas.")] = "1*llama-3-8b@a100",
+    fleet: Annotated[
+        str, typer.Option(help="Engines as COUNT*MODEL@GPU, separated by commas.", rich_help_panel=_ENGINES)
+    ] = "1*llama-3-8b@a100",
     policy: Annotated[
         str,
         typer.Option(
@@ -45,12 +49,16 @@ def simulate(
     ] = "round_robin",
     rate: Annotated[
         str | None,
-        typer.Option(help="Requests per second, separated by commas [default: the workload's arrivals]."),
+        typer.Option(
+            help="Requests per second, separated by commas [default: the workload's arrivals].",
+            rich_help_panel=_TRAFFIC,
+        ),
     ] = None,
     load: Annotated[
         str | None,
         typer.Option(
-            help="Instead of a rate: multiples of the capacity under FCFS and round robin, separated by commas."
+            help="Instead of a rate: multiples of the capacity under FCFS and round robin, separated by commas.",
+            rich_help_panel=_TRAFFIC,
         ),
     ] = None,
     predictor: Annotated[
@@ -63,38 +71,67 @@ def simulate(
         ),
     ] = None,
     requests: Annotated[
-        int | None, typer.Option(help="Number of requests [default: all; castillo: 1,000 or 20 per slot].")
+        int | None,
+        typer.Option(
+            help="Number of requests [default: all; castillo: 1,000 or 20 per slot].", rich_help_panel=_TRAFFIC
+        ),
     ] = None,
-    llm: Annotated[str, typer.Option(help="castillo: the LLM whose answer lengths are used.")] = "llama-3.1-8b",
-    seed: Annotated[int, typer.Option(help="Seed of prompts, lengths, arrivals and noise.", min=0)] = 0,
-    seeds: Annotated[int, typer.Option(help="Number of seeds, from --seed on; every policy sees the same ones.")] = 1,
+    llm: Annotated[
+        str, typer.Option(help="castillo: the LLM whose answer lengths are used.", rich_help_panel=_TRAFFIC)
+    ] = "llama-3.1-8b",
+    seed: Annotated[
+        int, typer.Option(help="Seed of prompts, lengths, arrivals and noise.", min=0, rich_help_panel=_TRAFFIC)
+    ] = 0,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            help="Number of seeds, from --seed on; every policy sees the same ones.", rich_help_panel=_TRAFFIC
+        ),
+    ] = 1,
     cv: Annotated[
         float | None,
-        typer.Option(help="Draw new arrivals with gaps of this CV (1: Poisson), even if the workload has arrivals."),
+        typer.Option(
+            help="Draw new arrivals with gaps of this CV (1: Poisson), even if the workload has arrivals.",
+            rich_help_panel=_TRAFFIC,
+        ),
     ] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(help="Requests that run at once in an engine [default: vLLM's for the GPU].")
+        int | None,
+        typer.Option(
+            help="Requests that run at once in an engine [default: vLLM's for the GPU].", rich_help_panel=_ENGINES
+        ),
     ] = None,
     max_batched_tokens: Annotated[
-        int | None, typer.Option(help="Tokens computed per step [default: vLLM's for the GPU].")
+        int | None,
+        typer.Option(help="Tokens computed per step [default: vLLM's for the GPU].", rich_help_panel=_ENGINES),
     ] = None,
     kv_tokens: Annotated[
-        int | None, typer.Option(help="KV memory of an engine in tokens [default: what the weights leave of the GPU].")
+        int | None,
+        typer.Option(
+            help="KV memory of an engine in tokens [default: what the weights leave of the GPU].",
+            rich_help_panel=_ENGINES,
+        ),
     ] = None,
     prefix_caching: Annotated[
-        bool | None, typer.Option(help="Reuse cached blocks of equal prompt prefixes [default: on, as in vLLM].")
+        bool | None,
+        typer.Option(
+            help="Reuse cached blocks of equal prompt prefixes [default: on, as in vLLM].", rich_help_panel=_ENGINES
+        ),
     ] = None,
     admission: Annotated[
         str | None,
         typer.Option(
             help="What must fit into KV memory for admission: `prompt` (vLLM's rule), the predicted future `peak` of "
             "all running requests, a quantile of what all take together (`joint`, as in the gateway), or a `reserve` "
-            "for each."
+            "for each.",
+            rich_help_panel=_ENGINES,
         ),
     ] = None,
-    prediction_delay: Annotated[float, typer.Option(help="Seconds from arrival to prediction.")] = 0.0,
+    prediction_delay: Annotated[
+        float, typer.Option(help="Seconds from arrival to prediction.", rich_help_panel=_DELAYS)
+    ] = 0.0,
     decision_time: Annotated[
-        float, typer.Option(help="Seconds that each admission or preemption costs the engine.")
+        float, typer.Option(help="Seconds that each admission or preemption costs the engine.", rich_help_panel=_DELAYS)
     ] = 0.0,
     routing_time: Annotated[
         str | None,
@@ -102,52 +139,90 @@ def simulate(
             metavar="[ROUTER=]US",
             help="Microseconds that a router takes per request: one number, or ROUTER=NUMBER separated by commas "
             "[default: as measured].",
+            rich_help_panel=_DELAYS,
         ),
     ] = None,
     down: Annotated[
         list[str] | None,
-        typer.Option(metavar="ENGINE@S", help="This engine (numbered from 0) fails at this second; repeatable."),
+        typer.Option(
+            metavar="ENGINE@S",
+            help="This engine (numbered from 0) fails at this second; repeatable.",
+            rich_help_panel=_FAILURES,
+        ),
     ] = None,
     up: Annotated[
         list[str] | None,
-        typer.Option(metavar="ENGINE@S", help="It starts, or starts again, at this second; repeatable."),
+        typer.Option(
+            metavar="ENGINE@S",
+            help="It starts, or starts again, at this second; repeatable.",
+            rich_help_panel=_FAILURES,
+        ),
     ] = None,
     drain: Annotated[
         list[str] | None,
-        typer.Option(metavar="ENGINE@S", help="It takes no new requests from this second on; repeatable."),
+        typer.Option(
+            metavar="ENGINE@S",
+            help="It takes no new requests from this second on; repeatable.",
+            rich_help_panel=_FAILURES,
+        ),
     ] = None,
     disaggregate: Annotated[
         str | None,
         typer.Option(
             metavar="PREFILL:DECODE",
             help="Split the fleet: the first engines prefill, the others decode, as in 2:6.",
+            rich_help_panel=_POOLS,
         ),
     ] = None,
     kv_link: Annotated[
-        float, typer.Option(help="With --disaggregate: GB/s of the link over which an engine sends or receives KV.")
+        float,
+        typer.Option(
+            help="With --disaggregate: GB/s of the link over which an engine sends or receives KV.",
+            rich_help_panel=_POOLS,
+        ),
     ] = _LINK.gb_per_s,
-    kv_latency: Annotated[float, typer.Option(help="With --disaggregate: latency of a transfer in milliseconds.")] = 1e3
-    * _LINK.latency_s,
+    kv_latency: Annotated[
+        float, typer.Option(help="With --disaggregate: latency of a transfer in milliseconds.", rich_help_panel=_POOLS)
+    ] = 1e3 * _LINK.latency_s,
     decode_router: Annotated[
-        str | None, typer.Option(help="With --disaggregate: router of the decode engines [default: as --router].")
+        str | None,
+        typer.Option(
+            help="With --disaggregate: router of the decode engines [default: as --router].", rich_help_panel=_POOLS
+        ),
     ] = None,
     refresh: Annotated[
         str | None,
-        typer.Option(help="With --disaggregate: predictor that is run again at the end of prefill [default: none]."),
+        typer.Option(
+            help="With --disaggregate: predictor that is run again at the end of prefill [default: none].",
+            rich_help_panel=_POOLS,
+        ),
     ] = None,
-    slo_ttft: Annotated[float, typer.Option(help="Goodput: largest TTFT in seconds.")] = _SLO.ttft_s,
-    slo_tpot: Annotated[float, typer.Option(help="Goodput: largest TPOT in seconds.")] = _SLO.tpot_s,
+    slo_ttft: Annotated[
+        float, typer.Option(help="Goodput: largest TTFT in seconds.", rich_help_panel=_LIMITS)
+    ] = _SLO.ttft_s,
+    slo_tpot: Annotated[
+        float, typer.Option(help="Goodput: largest TPOT in seconds.", rich_help_panel=_LIMITS)
+    ] = _SLO.tpot_s,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also write one row per request of every run (.parquet).")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Also write one row per request of every run (.parquet).", rich_help_panel=_OUTPUT
+        ),
     ] = None,
     explain: Annotated[
         bool,
         typer.Option(
-            "--explain", help="With --out: record the routing decision of each request, for `lengthwise explain`."
+            "--explain",
+            help="With --out: record the routing decision of each request, for `lengthwise explain`.",
+            rich_help_panel=_OUTPUT,
         ),
     ] = False,
-    report: Report = None,
-    as_json: AsJson = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Also write an HTML report with figures.", rich_help_panel=_OUTPUT)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel=_OUTPUT)
+    ] = False,
 ) -> None:
     """Simulate a workload on a fleet and compare policies and routers on the same arrivals and true lengths.
 

@@ -6,6 +6,7 @@ Times are measured at the client. TTFT, TPOT, E2E and per-token latency are defi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import random
@@ -13,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -20,7 +22,7 @@ import pyarrow as pa
 
 from lengthwise.engines.client import EngineAnswer, EngineClient, EngineError, served_model
 from lengthwise.errors import InputError
-from lengthwise.simulator.metrics import Summary, summarise
+from lengthwise.simulator.metrics import Slo, Spread, Summary, summarise
 
 if TYPE_CHECKING:
     from lengthwise.workloads import Workload
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 Hints = Literal["none", "oracle"]
 
 _CONNECTS_IN_S: Final = 60.0
+_HEADERS: Final = {"content-type": "application/json"}
 
 # One token each, with the space before them, in the tokenizers of the common LLMs.
 _WORDS: Final = (" the", " of", " and", " to", " in", " is", " that", " for", " it", " was", " on", " are", " as")
@@ -51,18 +54,14 @@ class LoadPlan:
     extras: Sequence[Mapping[str, Any]] = ()
     """Further fields of each request's body, by row: sampling, a seed, `vllm_xargs`."""
     api_key: str | None = None
+    stop_after: int | None = None
+    """Failed requests in a row after which the load ends: the endpoint is dead."""
 
     def __post_init__(self) -> None:
         if not 0 < self.speed < math.inf:
             raise InputError(f"a speed of {self.speed:g}", source="--speed", hint="give a number above 0")
         if not 0 < self.timeout_s < math.inf:
             raise InputError(f"'{self.timeout_s:g}' s", source="--timeout", hint="give seconds above 0")
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers of each request."""
-        key = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
-        return {"content-type": "application/json", **key}
 
 
 @dataclass(slots=True)
@@ -79,6 +78,8 @@ class Sample:
     prompt_tokens: int = 0
     """As reported by the endpoint; 0 if it does not."""
     error: str | None = None
+    gaps_s: list[float] = field(default_factory=list, repr=False)
+    """Seconds between two events of the stream that hold tokens: inter-token latencies."""
 
 
 @dataclass
@@ -90,6 +91,24 @@ class LoadReport:
     model: str = ""
     samples: list[Sample] = field(default_factory=list)
     interrupted: bool = False
+    rate: float | None = None
+    """Offered requests per second; None: the workload's arrivals, infinite: all at once."""
+    stopped: bool = False
+    """Whether the load ended early because request after request failed."""
+
+    @property
+    def failed(self) -> float:
+        """The share of sent requests that failed."""
+        return sum(sample.error is not None for sample in self.samples) / max(1, len(self.samples))
+
+    @property
+    def itl_s(self) -> Spread:
+        """Inter-token latency over all tokens of all answers after their first."""
+        return Spread.of(np.array([gap for sample in self.served for gap in sample.gaps_s], np.float64))
+
+    def met(self, slo: Slo) -> int:
+        """The number of requests served within the limits."""
+        return int(slo.met(**self._columns).sum())
 
     @property
     def served(self) -> list[Sample]:
@@ -113,17 +132,21 @@ class LoadReport:
 
     def summary(self) -> Summary:
         """Latencies and throughput of completed requests."""
+        return summarise(**self._columns)
+
+    @property
+    def _columns(self) -> dict[str, Any]:
         served = self.served
-        return summarise(
-            sent=np.array([sample.sent_s for sample in served]),
-            first_token=np.array([sample.first_token_s for sample in served]),
-            finish=np.array([sample.finished_s for sample in served]),
-            output_tokens=np.array([sample.output_tokens for sample in served], np.int64),
-        )
+        return {
+            "sent": np.array([sample.sent_s for sample in served]),
+            "first_token": np.array([sample.first_token_s for sample in served]),
+            "finish": np.array([sample.finished_s for sample in served]),
+            "output_tokens": np.array([sample.output_tokens for sample in served], np.int64),
+        }
 
     def table(self) -> pa.Table:
         """One row per request that was sent."""
-        names = Sample.__slots__
+        names = [name for name in Sample.__slots__ if name != "gaps_s"]
         return pa.table({name: [getattr(s, name) for s in self.samples] for name in names})
 
 
@@ -132,22 +155,62 @@ async def run_load(workload: Workload, report: LoadReport, on_end: Callable[[], 
     plan = report.plan
     # One connection per request: on a busy machine an idle one may be closed just as it is reused.
     async with EngineClient(
-        plan.url, connect_timeout_s=_CONNECTS_IN_S, silence_timeout_s=plan.timeout_s, keep=False
+        plan.url,
+        api_key=plan.api_key,
+        connect_timeout_s=_CONNECTS_IN_S,
+        silence_timeout_s=plan.timeout_s,
+        keep=False,
     ) as client:
         report.model = await served_model(client, plan.model)
         began = time.perf_counter()
         due = (workload.arrival_s - workload.arrival_s[0]) / plan.speed if len(workload) else []
+        dead = asyncio.Event()
+        in_a_row = 0
+        sending: list[asyncio.Task[None]] = []
+
+        def ended(sample: Sample, _: asyncio.Task[None]) -> None:
+            nonlocal in_a_row
+            in_a_row = 0 if sample.error is None else in_a_row + 1
+            if plan.stop_after is not None and in_a_row >= plan.stop_after:
+                dead.set()
+            on_end()
+
         try:
             async with asyncio.TaskGroup() as tasks:
                 for row, due_s in enumerate(due):
-                    await asyncio.sleep(began + float(due_s) - time.perf_counter())
+                    await _pause(began + float(due_s) - time.perf_counter(), dead)
+                    if dead.is_set():
+                        break
                     sample = Sample(row, float(due_s), int(workload.output_tokens[row]))
                     report.samples.append(sample)
                     path, body = request_of(workload, row, report.model, plan)
-                    task = tasks.create_task(_send(client, path, body, plan.headers, sample, began))
-                    task.add_done_callback(lambda _: on_end())
+                    task = tasks.create_task(_send(client, path, body, sample, began))
+                    task.add_done_callback(partial(ended, sample))
+                    sending.append(task)
+                await _all_or_dead(sending, dead)
         except asyncio.CancelledError:
             report.interrupted = True
+        report.stopped = dead.is_set()
+
+
+async def _pause(seconds: float, dead: asyncio.Event) -> None:
+    """Sleep, or until the endpoint is dead."""
+    if seconds <= 0:
+        await asyncio.sleep(0)
+        return
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(dead.wait(), seconds)
+
+
+async def _all_or_dead(sending: Sequence[asyncio.Task[None]], dead: asyncio.Event) -> None:
+    """Wait for all requests; cancel the rest if the endpoint is dead."""
+    waiter = asyncio.create_task(dead.wait())
+    everything = asyncio.gather(*sending, return_exceptions=True)
+    either: set[asyncio.Future[Any]] = {everything, waiter}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    waiter.cancel()
+    if not everything.done():
+        everything.cancel()
 
 
 def request_of(workload: Workload, row: int, model: str, plan: LoadPlan) -> tuple[str, bytes]:
@@ -185,12 +248,10 @@ def _made_up(workload: Workload, row: int) -> str:
     return "".join(words)
 
 
-async def _send(
-    client: EngineClient, path: str, body: bytes, headers: Mapping[str, str], sample: Sample, began: float
-) -> None:
+async def _send(client: EngineClient, path: str, body: bytes, sample: Sample, began: float) -> None:
     sample.sent_s = time.perf_counter() - began
     try:
-        answer = await client.post(path, body, headers)
+        answer = await client.post(path, body, _HEADERS)
         try:
             if answer.status == 200:
                 sample.error = await _read(answer, sample, began)
@@ -213,6 +274,7 @@ async def _read(answer: EngineAnswer, sample: Sample, began: float) -> str | Non
     """
     rest = b""
     events = 0
+    last = math.nan
     reported: int | None = None
     while data := await answer.chunk():
         now = time.perf_counter() - began
@@ -225,6 +287,8 @@ async def _read(answer: EngineAnswer, sample: Sample, began: float) -> str | Non
             started = not math.isnan(sample.first_token_s)
             if started and b'"usage"' not in payload and b'"error"' not in payload:
                 events += 1
+                sample.gaps_s.append(now - last)
+                last = now
                 continue
             event = _parsed(payload)
             if event is None:
@@ -236,7 +300,11 @@ async def _read(answer: EngineAnswer, sample: Sample, began: float) -> str | Non
             sample.prompt_tokens = usage.get("prompt_tokens", sample.prompt_tokens)
             if _has_token(event):
                 events += 1
-                sample.first_token_s = sample.first_token_s if started else now
+                if started:
+                    sample.gaps_s.append(now - last)
+                else:
+                    sample.first_token_s = now
+                last = now
     return "truncated"
 
 

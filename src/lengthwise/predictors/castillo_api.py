@@ -7,13 +7,14 @@ from functools import cache
 from typing import Any, Final
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.contract import LengthPredictor, PredictionInput
+from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Predictions
 from lengthwise.predictors.resolve import best_packaged, resolve_predictor
 
 BIN_WIDTH: Final = 200
 """Default width of a class in tokens: the middle of the paper's five."""
 
-_P99: Final = 2.3263478740408408  # of a normal distribution
+P99: Final = 0.99
+"""P99 is this quantile of the prediction for one answer, in the whole package."""
 
 
 def predict_response_length(
@@ -26,7 +27,7 @@ def predict_response_length(
     """Predict the length of the answer of the LLM `model` to a prompt; short names such as llama-3.2-3B resolve.
 
     `regression` returns `predicted_mean` and `predicted_std`, in tokens, of repeated answers to the prompt;
-    `classification` what `p99_class` returns.
+    `classification` what `p99_class` returns for the P99 of the prediction.
     `predictor` is a predictor object, a name or a model file; the default is the best packaged one.
     """
     if bin_width < 1:
@@ -34,20 +35,22 @@ def predict_response_length(
     if isinstance(predictor, str) or predictor is None:
         predictor = _loaded(predictor or best_packaged())
     predictions = predictor.predict([PredictionInput(prompt, model)])
-    mean, std = float(predictions.sample_mean[0]), float(predictions.sample_std[0])
-    if not math.isfinite(mean + std):  # the predictor does not separate sampling from its uncertainty
-        mean, std = predictions[0].mean(), predictions[0].std()
     if task == "regression":
+        mean, std = repeated_answers(predictions)
         return {"predicted_mean": mean, "predicted_std": std}
     if task == "classification":
-        return p99_class(mean, std, bin_width)
+        return p99_class(predictions[0].quantile(P99), bin_width)
     raise InputError(f"'{task}' is no task", field="task", hint="regression or classification")
 
 
-def p99_class(mean: float, std: float, bin_width: int = BIN_WIDTH) -> dict[str, Any]:
-    """Return the class, from 0, of the P99 of a log-normal with this mean and std, and its range [first, end)."""
-    spread = math.sqrt(math.log1p((std / mean) ** 2))
-    p99 = math.exp(math.log(mean) - spread**2 / 2.0 + _P99 * spread)
+def repeated_answers(predictions: Predictions, row: int = 0) -> tuple[float, float]:
+    """Return mean and std of repeated answers to a prompt; of the prediction where the predictor does not part them."""
+    mean, std = float(predictions.sample_mean[row]), float(predictions.sample_std[row])
+    return (mean, std) if math.isfinite(mean + std) else (predictions[row].mean(), predictions[row].std())
+
+
+def p99_class(p99: float, bin_width: int = BIN_WIDTH) -> dict[str, Any]:
+    """Return the class, from 0, of a P99 in tokens, and the range of the class [first, end)."""
     number = int(p99 // bin_width)
     return {"predicted_p99_class": number, "predicted_p99_range": (number * bin_width, (number + 1) * bin_width)}
 

@@ -6,6 +6,7 @@ import html
 import math
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # the simulator is an extra
     from lengthwise.simulator.paired import Ratio
 
 _SECRET: Final = ("--api-key", "--token")
+_PASSWORD: Final = re.compile(r"://[^/@]+@")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def command_line(words: Sequence[str]) -> str:
             shown[place] = f"{option}=..."
         elif option in _SECRET and place + 1 < len(words):
             shown[place + 1] = "..."
-    return shlex.join(shown)
+    return shlex.join(_PASSWORD.sub("://...@", word) for word in shown)
 
 
 @cache
