@@ -123,7 +123,7 @@ def _links_of_root(text: str) -> str:
 
 def cli_page() -> str:
     """Return the page of the command line: every command with its arguments and options."""
-    from lengthwise.cli import COMMANDS, _load
+    from lengthwise.cli import COMMANDS, PANELS, _load
 
     os.environ.setdefault("COLUMNS", "120")
     lines = [
@@ -131,9 +131,13 @@ def cli_page() -> str:
         "",
         CLI_INTRODUCTION,
         "",
-        "| command | |",
-        "|---|---|",
-        *(f"| [`{name}`](#lengthwise-{name}) | {text} |" for name, text in COMMANDS.items()),
+        "| | command | |",
+        "|---|---|---|",
+        *(
+            f"| {panel if number == 0 else ''} | [`{name}`](#lengthwise-{name}) | {text} |"
+            for panel, commands in PANELS.items()
+            for number, (name, text) in enumerate(commands.items())
+        ),
         "",
     ]
     for name in COMMANDS:
@@ -148,9 +152,14 @@ def _command(path: str, command: Any, level: int) -> Iterator[str]:  # noqa: ANN
     usage += ["[OPTIONS]"] * any(each.param_type_name == "option" for each in shown)
     usage += ["COMMAND"] * hasattr(command, "commands")
     yield from (f"    {' '.join(usage)}", "")
-    if shown:
+    panels: dict[str, list[Any]] = {}
+    for each in shown:
+        panels.setdefault(getattr(each, "rich_help_panel", None) or "", []).append(each)
+    for title, members in panels.items():
+        if title:
+            yield from (f"**{title}**", "")
         yield from ("| option | default | |", "|---|---|---|")
-        for each in shown:
+        for each in members:
             names = ", ".join(f"`{name}`" for name in (*each.opts, *each.secondary_opts))
             if each.param_type_name == "argument":
                 names = f"`{_cell(_argument(each))}`"
