@@ -617,6 +617,8 @@ def test_a_new_predictor_takes_over_and_the_old_one_answers_what_it_was_asked(gu
     guess.gate.set()
     host.until(lambda: "before" in host.taken)
     assert host.taken["before"].quantile(0.5) == pytest.approx(20, rel=0.01)
+    traces = [service.trace(key) for key in ("before", "after")]
+    assert [trace and trace.predictor for trace in traces] == ["old", "new"]
     assert (guess.predicted, new.predicted) == (["about 20"], ["about 30"])
     for key in ("before", "after"):
         service.ended(key, 25)

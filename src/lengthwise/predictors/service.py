@@ -93,6 +93,7 @@ class _Open:
     raw: LogT | None = None  # likewise, before online calibration
     latest: LogT | None = None  # of the predictor, with prefix memory
     asked: Worker | None = None  # the one that predicts it
+    predictor: str = ""
 
 
 class PredictionService:
@@ -198,7 +199,8 @@ class PredictionService:
         """
         start = self._history.prediction(llm, PredictionInput("", llm, max_tokens).cap)
         history = self._remembered(start, levels, text=False) if self._history.pooled.seen else None
-        self._open[key] = _Open(llm, start, history, levels, (key, next(self._numbers)))
+        ticket = (key, next(self._numbers))
+        self._open[key] = _Open(llm, start, history, levels, ticket, predictor=self.predictor)
         return history
 
     def from_history(self, llm: str, max_tokens: int | None) -> LengthDistribution | None:
@@ -263,7 +265,7 @@ class PredictionService:
         state = self._open.get(key)
         if state is None:
             return None
-        return Trace(self.predictor, state.start, state.raw, state.latest, state.levels)
+        return Trace(state.predictor, state.start, state.raw, state.latest, state.levels)
 
     def ended(self, key: str, tokens: int | None, *, censored: bool = False) -> None:
         """Report that an admitted request ended, with its length (None if unknown). A second report is ignored.
