@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,3 +204,8 @@ def test_a_folder_that_cannot_be_made_and_prompts_without_a_folder_are_input_err
         TrafficLog(tmp_path / "file", keep_prompts=False, max_bytes=1 << 20)
     with pytest.raises(ValueError, match="keep_prompts is given without learn"):
         GatewayConfig.model_validate({"engines": ["http://x"], "keep_prompts": True})
+
+
+def test_a_gateway_without_the_log_does_not_load_numba() -> None:
+    script = "import sys, lengthwise.gateway; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

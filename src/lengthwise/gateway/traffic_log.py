@@ -22,7 +22,6 @@ from prometheus_client.core import CounterMetricFamily
 from lengthwise.errors import InputError
 from lengthwise.gateway.access_log import shortened
 from lengthwise.lengths import LogT
-from lengthwise.predictors.keyed_hash import keyed_hashes
 from lengthwise.predictors.prefix_memory import Levels
 from lengthwise.predictors.traffic import HEADER, MOST_BLOCKS, PARTS, TrafficRow, kept_text, pair, row_json
 
@@ -50,7 +49,12 @@ class TrafficLog:
         self._folder = folder
         self._max_bytes = max_bytes
         self._key = np.frombuffer(_read_key(folder), np.uint64)
-        keyed_hashes(np.ones(1, np.uint64), self._key)  # compiled now, not in a request
+        from lengthwise.predictors.keyed_hash import (
+            keyed_hashes,
+        )  # loads Numba, 60 MB that other gateways need not have
+
+        self._hashes = keyed_hashes
+        self._hashes(np.ones(1, np.uint64), self._key)  # compiled now, not in a request
         self._rows: deque[TrafficRow] = deque()
         self._wake = threading.Event()
         self._ending = False
@@ -70,7 +74,7 @@ class TrafficLog:
 
     def keyed(self, levels: Levels) -> Levels:
         """Return what prefix memory identifies a request by, under the folder's key."""
-        return Levels(keyed_hashes(levels.blocks, self._key), keyed_hashes(levels.names, self._key))
+        return Levels(self._hashes(levels.blocks, self._key), self._hashes(levels.names, self._key))
 
     def add(self, call: Call, trace: Trace, total_s: float) -> None:
         """Log a request that has ended."""
