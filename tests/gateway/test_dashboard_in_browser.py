@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from lengthwise.engines.simulated_server import SimulatedEngines
+from lengthwise.gateway import dashboard
 from lengthwise.gateway.keys import add_key
 from tests.gateway.browser_page import browser_page
 from tests.gateway.helpers import CHAT, gateway
@@ -52,8 +53,9 @@ async def traffic(url: str, key: str | None = None, clients: int = 16) -> AsyncI
 
 
 async def test_an_administrator_watches_switches_the_policy_and_asks_what_if(
-    engines: list[str], tmp_path: Path
+    engines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dashboard, "_MOST_ANSWER_S", 300.0)  # of a busy machine
     keys = tmp_path / "keys.json"
     admin, client = add_key(keys, "ops", {"admin": True}), add_key(keys, "chat", {})
     with gateway(*engines, keys=str(keys), in_flight=4, memory="on", policy="fcfs") as url:
@@ -96,7 +98,7 @@ async def test_an_administrator_watches_switches_the_policy_and_asks_what_if(
             await page.evaluate("document.querySelector('#what-if .primary').click()")
             answer = await page.until(
                 "!document.querySelector('#what-if .primary').disabled && document.querySelector('#answers').innerText",
-                timeout_s=130.0,
+                timeout_s=300.0,
             )
             assert "on 2 engines: mean" in answer
             assert page.errors == []

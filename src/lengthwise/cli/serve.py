@@ -50,7 +50,8 @@ def serve(
     """Serve the OpenAI API in front of one or more engines; requests wait in the order of a policy.
 
     Without an engine, the embedded one is started: a small LLM on vLLM with our scheduler inside. `simulated:FLEET`
-    starts engines of the simulator in real time: load tests and first looks without a GPU.
+    starts engines of the simulator in real time: load tests and first looks without a GPU. A dashboard is at / of the
+    gateway (docs/guides/dashboard.md).
 
     Options override the file. An option that is not given is read from the environment: `--in-flight` from
     `LENGTHWISE_SERVE_IN_FLIGHT`, and so on.

@@ -29,6 +29,7 @@ from lengthwise.simulator import EngineSpec, Fleet, Outcome, RequestPredictions,
 from lengthwise.workloads import Workload
 
 _MOST_REQUESTS: Final = 20_000
+_FEW: Final = 300  # requests: the readable engine is faster than loading the compiled one
 _ROUNDS: Final = 4  # of fitting the clock
 _SAME: Final = 0.03  # ratios closer to 1 are called the same
 _NICE: Final = 10
@@ -76,7 +77,9 @@ class Replay:
         """Simulate."""
         workload = self.workload.replace(arrival_s=self.workload.arrival_s * self.scale)
         router = "round_robin" if engines == 1 else self.router
-        return simulate(workload, Fleet((self.spec,) * engines), policy, router=router, predictor=self.predictions)
+        accelerate = None if len(workload) > _FEW else False
+        fleet = Fleet((self.spec,) * engines)
+        return simulate(workload, fleet, policy, router=router, predictor=self.predictions, accelerate=accelerate)
 
     def fitted(self, rows: Rows, running: LiveFleet) -> tuple[Self, Outcome]:
         """Return the replay with the clock's scale fitted to the measured times, and the simulation of what runs."""

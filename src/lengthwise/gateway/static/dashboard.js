@@ -424,7 +424,10 @@ function onSnapshot(snapshot) {
   if (first || snapshot.engines.length !== state.offered) { state.offered = snapshot.engines.length; offerWhatIf(snapshot); }
   state.ended.push(...snapshot.finished.map(endedRequest));
   state.ended.splice(0, state.ended.length - KEPT);
-  if (snapshot.series) state.series = [...state.series, ...snapshot.series].filter(point => point[0] * state.history.bucket_s > snapshot.now - 3600);
+  if (snapshot.series) { // its first bucket may be in the history too
+    const kept = state.series.filter(point => point[0] * state.history.bucket_s > snapshot.now - 3600 && !(point[0] >= snapshot.series[0]?.[0]));
+    state.series = [...kept, ...snapshot.series];
+  }
   drawNumbers(snapshot);
   drawRequests(snapshot);
   drawEngines(snapshot);
