@@ -69,6 +69,14 @@ def test_ctrl_c_tells_what_would_have_been_gained_and_where_the_log_is(run: tupl
     assert sorted(entry.output_tokens or 0 for entry in read_log(log).entries) == list(range(9, 39))
 
 
+def test_a_page_of_a_log_opens_with_the_verdict(run: tuple[Path, str, int], tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    result = CliRunner().invoke(app, ["shadow", "report", str(run[0]), "--report", str(page)])
+    assert result.exit_code == 0, result.stderr
+    text = page.read_text(encoding="utf-8")
+    assert text.index("<h1>In a replay, ") < text.index("Who gains and who pays") < text.index("Does the replay match?")
+
+
 def test_report_tells_it_again_for_people_and_for_machines(run: tuple[Path, str, int]) -> None:
     log, printed, _ = run
     again = CliRunner().invoke(app, ["shadow", "report", str(log)])

@@ -7,7 +7,6 @@ import json
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 from rich.console import Console
 
 from lengthwise.reports.progress import late_bar
@@ -54,10 +53,20 @@ def test_figures_are_written_with_unit_and_sign() -> None:
     assert (signed(0.5), signed(-0.25, 1), signed(float("nan"))) == ("+0.500", "-0.2", "–")
 
 
-def test_quick_work_shows_no_bar_and_slow_work_none_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    with late_bar() as report:
-        report("quick", 0.5)
-    assert capsys.readouterr() == ("", "")
-    with late_bar(after_s=-1) as report:
-        report("slow", 0.5)
-    assert capsys.readouterr().out == ""
+def shown(*, terminal: bool, after_s: float = -1.0, quiet: bool = False) -> str:
+    out = io.StringIO()
+    with late_bar(after_s=after_s, quiet=quiet, console=Console(file=out, force_terminal=terminal)) as report:
+        report("working", 0.5)
+    return out.getvalue()
+
+
+def test_a_bar_with_the_time_left_is_shown_on_a_terminal_after_a_while() -> None:
+    found = shown(terminal=True)
+    assert "working" in found
+    assert "left" in found
+
+
+def test_quick_work_no_terminal_and_json_show_no_bar() -> None:
+    assert shown(terminal=True, after_s=3600.0) == ""
+    assert shown(terminal=False) == ""
+    assert shown(terminal=True, quiet=True) == ""

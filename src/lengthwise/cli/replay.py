@@ -92,7 +92,7 @@ def replay(
     workload = load_trace(source, need_arrivals=rate is None and sweep is None)
     if limit is not None:
         workload = workload.head(limit)
-    reports = _replays(workload, plan, numbers(rate, "rate"), sweep)
+    reports = _replays(workload, plan, numbers(rate, "rate"), sweep, quiet=as_json)
     if out is not None:
         write_parquet(reports[0].table(), out)
     found = ReplayReport(source, reports, slo)
@@ -114,29 +114,32 @@ def replay(
         raise typer.Exit(1)
 
 
-def _replays(workload: Workload, plan: LoadPlan, rates: list[float], sweep: int | None) -> list[LoadReport]:
+def _replays(
+    workload: Workload, plan: LoadPlan, rates: list[float], sweep: int | None, *, quiet: bool
+) -> list[LoadReport]:
     """Send the workload once for each rate; a load that is stopped or interrupted is the last."""
     if not rates and sweep is None:
-        return [_run(workload, LoadReport(len(workload), plan))]
+        return [_run(workload, LoadReport(len(workload), plan), quiet=quiet)]
     reports: list[LoadReport] = []
     if sweep is not None:
         at_once = workload.replace(arrival_s=[0.0] * len(workload))
-        reports.append(_run(at_once, LoadReport(len(workload), plan, rate=math.inf)))
+        reports.append(_run(at_once, LoadReport(len(workload), plan, rate=math.inf), quiet=quiet))
         most = reports[0].summary().requests_per_s
         if reports[0].stopped or reports[0].interrupted or not math.isfinite(most):
             return reports
         rates = [most * step / sweep for step in range(1, sweep + 1)]
     for rate in rates:
         timed = workload if workload.has_arrivals else workload.replace(arrival_s=range(len(workload)))
-        reports.append(_run(rescale(timed, rate), LoadReport(len(workload), replace(plan, speed=1.0), rate=rate)))
+        load = LoadReport(len(workload), replace(plan, speed=1.0), rate=rate)
+        reports.append(_run(rescale(timed, rate), load, quiet=quiet))
         if reports[-1].stopped or reports[-1].interrupted:
             break
     return reports
 
 
-def _run(workload: Workload, report: LoadReport) -> LoadReport:
+def _run(workload: Workload, report: LoadReport, *, quiet: bool) -> LoadReport:
     ended = 0
-    with late_bar() as bar:
+    with late_bar(quiet=quiet) as bar:
 
         def on_end() -> None:
             nonlocal ended

@@ -16,8 +16,17 @@ _QUIET_S: Final = 2.0
 
 
 @contextmanager
-def late_bar(*, after_s: float = _QUIET_S) -> Iterator[Callable[[str, float], None]]:
-    """Yield a callback for (label, fraction done); the bar is on stderr and is removed at the end."""
+def late_bar(
+    *, after_s: float = _QUIET_S, quiet: bool = False, console: Console | None = None
+) -> Iterator[Callable[[str, float], None]]:
+    """Yield a callback for (label, fraction done); the bar is on stderr and is removed at the end.
+
+    There is no bar if `quiet`, or if stderr is no terminal.
+    """
+    console = console or Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda _what, _done: None
+        return
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -25,7 +34,7 @@ def late_bar(*, after_s: float = _QUIET_S) -> Iterator[Callable[[str, float], No
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
     )
     task = bar.add_task("", total=1.0)
