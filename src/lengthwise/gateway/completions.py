@@ -150,7 +150,7 @@ class Completions:
         outcome: Outcome = "bug"
         try:
             raw = await caller.body(min(self._config.max_body_bytes, self._config.max_held_bytes), self._budget)
-            async with caller.present():
+            with caller.present():
                 outcome = await self._serve(raw, caller, lease, request_id, began)
         except ApiError as error:
             outcome = error.outcome
@@ -160,10 +160,13 @@ class Completions:
         except asyncio.CancelledError:  # the gateway stops, and the time to finish is over
             outcome = "cancelled"
             await caller.end_with(ApiError(503, "the gateway is shutting down", code="shutting_down"), request_id)
+        except Exception:  # the server logs it
+            await caller.end_with(ApiError(500, f"POST {self._path}: the gateway failed", code="bug"), request_id)
+            raise
         finally:
             self._budget.free += caller.held_bytes
             caller.log(outcome=outcome)
-            self._metrics.requests.labels(self._path, outcome).inc()
+            self._metrics.ended(self._path, outcome)
             self._whole.observe(self._dispatcher.clock() - began)
 
     async def _serve(self, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float) -> Outcome:
@@ -192,8 +195,9 @@ class Completions:
         if self._tracing is not None:
             call.span = self._tracing.start(self._path, call)
         try:
-            expected = job.expected if job.prediction or call.history is None else call.history.mean()
-            lease.charge(job.prompt_tokens + round(expected))
+            if lease.tenant.tokens_per_minute is not None:
+                expected = job.expected if job.prediction or call.history is None else call.history.mean()
+                lease.charge(job.prompt_tokens + round(expected))
             return await self._hold_and_run(call)
         except ApiError:
             call.failed = True
@@ -207,7 +211,7 @@ class Completions:
             if caller.logged:
                 _log_call(call)
             if job.started is not None:
-                self._metrics.predictions.labels(call.source).inc()
+                self._metrics.predicted(call.source)
             if self._traffic is not None and (trace := self._predictions.trace(job.id)) is not None:
                 self._traffic.add(call, trace, self._dispatcher.clock() - began)
             tokens, cut = (measure.length if body.one_answer else None) or (None, False)

@@ -106,7 +106,7 @@ class Forwarding:
         try:
             _check(scope["method"], scope["path"])
             raw = await caller.body(min(self._config.max_body_bytes, self._config.max_held_bytes), self._budget)
-            async with caller.present():
+            with caller.present():
                 outcome = await self._forward(scope["method"], scope["path"], raw, caller, lease.tenant, request_id)
         except ApiError as error:
             outcome = error.outcome

@@ -148,6 +148,7 @@ class Metrics:
         self, dispatcher: Dispatcher, predictor: str, predictions: PredictionService, budget: BodyBudget
     ) -> None:
         self._registry = registry = CollectorRegistry()
+        self._children: dict[tuple[str, ...], Counter] = {}
         self._state = _State(dispatcher, predictor, predictions, budget)
         registry.register(self._state)
         self.requests = Counter(
@@ -174,6 +175,20 @@ class Metrics:
         self.policy_changes = Counter(
             "lengthwise_policy_changes", "Policy changes at run time, by the admin API.", registry=registry
         )
+
+    def ended(self, endpoint: str, outcome: Outcome) -> None:
+        """Count a request at its end."""
+        self._counted(self.requests, endpoint, outcome)
+
+    def predicted(self, source: Source) -> None:
+        """Count the source of a prediction that a request was dispatched with."""
+        self._counted(self.predictions, source)
+
+    def _counted(self, counter: Counter, *labels: str) -> None:
+        child = self._children.get(labels)
+        if child is None:  # `labels` takes several times as long as all else
+            child = self._children[labels] = counter.labels(*labels)
+        child.inc()
 
     def receive(self) -> None:
         """Count a request at its arrival; `requests` counts it at its end."""

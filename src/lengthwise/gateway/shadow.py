@@ -73,7 +73,7 @@ class ShadowProxy:
         model = BODIES.get(scope["path"]) if scope["method"] == "POST" else None
         try:
             raw = await caller.body(_MOST_BYTES)
-            async with caller.present():
+            with caller.present():
                 if model is None:
                     await self._forward(scope, caller, raw, _Seen("", arrival_s, None, Measure(), len(raw)))
                 else:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -227,31 +226,16 @@ class Caller:
             headers += [(b"x-request-id", request_id), (b"content-type", b"application/json")]
         return headers
 
-    @asynccontextmanager
-    async def present(self) -> AsyncIterator[None]:
+    def present(self) -> _Presence:
         """Cancel the block when the client disconnects, and raise ClientGoneError."""
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101
-        gone = False
+        return _Presence(self)
 
-        def leave() -> None:
-            nonlocal gone
-            if not self._ended:  # a server also disconnects after the last byte
-                gone = True
-                task.cancel()
+    @property
+    def ended(self) -> bool:
+        """Whether the last byte of the answer has been sent."""
+        return self._ended
 
-        stop_watching = self._watch(leave)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not gone:
-                raise
-            task.uncancel()
-            raise ClientGoneError from None
-        finally:
-            stop_watching()
-
-    def _watch(self, leave: Callable[[], None]) -> Callable[[], object]:
+    def watch(self, leave: Callable[[], None]) -> Callable[[], object]:
         """Call `leave` when the client disconnects, until the function that is returned is called."""
         if self._on_disconnect is not None:
             self._on_disconnect.add(leave)
@@ -303,6 +287,33 @@ class Caller:
         named = [] if request_id is None else [(b"x-request-id", request_id)]
         await self.start(error.status, [*response.raw_headers, *named])
         await self.write(bytes(response.body), last=True)
+
+
+class _Presence:
+    """The block of `Caller.present`."""
+
+    __slots__ = ("_caller", "_gone", "_stop_watching", "_task")
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._gone = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101
+        self._task = task
+        self._stop_watching = self._caller.watch(self._leave)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stop_watching()
+        if self._gone and kind is asyncio.CancelledError:
+            self._task.uncancel()
+            raise ClientGoneError from None
+
+    def _leave(self) -> None:
+        if not self._caller.ended:  # a server also disconnects after the last byte
+            self._gone = True
+            self._task.cancel()
 
 
 async def relay(
