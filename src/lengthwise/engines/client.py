@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
@@ -105,19 +106,23 @@ class EngineAnswer:
 
     @property
     def raw_headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """The engine's headers as it sent them; a redirect to itself without its address."""
+        """The engine's headers, names in lower case; a redirect to itself without its address."""
         base = self._engine.url.encode()
-        return [(k, v.removeprefix(base) if k.lower() == b"location" else v) for k, v in self._response.headers]
+        return [(k, v.removeprefix(base) if k == b"location" else v) for k, v in self._response.headers]
 
     def header(self, name: str) -> str | None:
         """Return one header of the engine's, by its name in lower case."""
         wanted = name.encode()
-        return next((v.decode("latin-1") for k, v in self._response.headers if k.lower() == wanted), None)
+        return next((v.decode("latin-1") for k, v in self._response.headers if k == wanted), None)
 
     @property
     def is_json(self) -> bool:
         """Whether the body is JSON."""
         return self._content_type.startswith("application/json")
+
+    def lift_limit(self) -> None:
+        """End the limit of time that the request was sent with."""
+        self._response.deadline = math.inf
 
     async def chunk(self) -> bytes:
         """Return the next bytes as soon as they arrive; empty at the end."""
@@ -199,10 +204,18 @@ class EngineClient:
         return await self._call("GET", path, _encoded(headers))
 
     async def forward(
-        self, method: str, path: str, body: bytes, headers: Iterable[tuple[bytes, bytes]]
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        limit_s: float = math.inf,
     ) -> EngineAnswer:
-        """Forward a client's request unchanged; `path` is encoded and includes the query."""
-        return await self._call(method, path, headers, body or None)
+        """Forward a client's request unchanged; `path` is encoded and includes the query.
+
+        EngineTimeoutError if the answer is not complete after `limit_s`, unless the limit is lifted before.
+        """
+        return await self._call(method, path, headers, body or None, limit_s)
 
     async def check(self, timeout_s: float = 5.0) -> None:
         """Return if the engine is healthy, else raise an EngineError."""
@@ -236,7 +249,12 @@ class EngineClient:
             raise _engine_error(error, self.name) from error
 
     async def _call(
-        self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes | None = None,
+        limit_s: float = math.inf,
     ) -> EngineAnswer:
         if self._pool is None:
             raise RuntimeError("an EngineClient is used inside `async with`")
@@ -248,7 +266,7 @@ class EngineClient:
         while True:
             answer: HttpAnswer | None = None
             try:
-                answer = await self._pool.request(method, encoded, headers, body, fresh=fresh)
+                answer = await self._pool.request(method, encoded, headers, body, fresh=fresh, limit_s=limit_s)
                 await answer.head()
             except OSError as error:
                 # Engines close idle connections at any time: a request that one of them swallows is sent once more,

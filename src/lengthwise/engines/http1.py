@@ -7,6 +7,7 @@ of the CPU time of a general client library. Parsing is llhttp's (httptools).
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import ssl
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 _MOST_BUFFERED: Final = 1 << 18  # bytes of an answer that is not read; then the connection is not read either
 _SMALL_BODY: Final = 1 << 16  # sent together with the head
+_TIMER_S: Final = 0.01  # event loops round the times of their timers
 _UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f]")
 
 
@@ -36,12 +38,26 @@ class ConnectionLostError(ConnectionError):
 class HttpAnswer:
     """The answer to one request. `release` is called at the end in any case."""
 
-    __slots__ = ("_connection", "_ended", "_error", "_size", "_waiter", "headers", "parts", "reused", "seen", "status")
+    __slots__ = (
+        "_connection",
+        "_ended",
+        "_error",
+        "_size",
+        "_waiter",
+        "deadline",
+        "headers",
+        "parts",
+        "reused",
+        "seen",
+        "status",
+    )
 
     def __init__(self, connection: HttpConnection, *, reused: bool) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        """As the server wrote them."""
+        """Names in lower case."""
+        self.deadline = math.inf
+        """When it fails with TimeoutError, unless this is set to infinity before; on the loop's clock."""
         self.reused = reused
         """Whether the connection had been used before."""
         self.seen = False
@@ -131,14 +147,15 @@ class HttpConnection(asyncio.Protocol):
         self._last = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def send(self, head: bytes, body: bytes, *, bodyless: bool) -> HttpAnswer:
+    def send(self, head: bytes, body: bytes, *, bodyless: bool, limit_s: float = math.inf) -> HttpAnswer:
         """Send a request; `bodyless` if its answer has no body, whatever its headers say (HEAD)."""
         self._answer = answer = HttpAnswer(self, reused=self._used)
         self._used = True
         self._bodyless = bodyless
         self._headers = []
         self._last = self._loop.time()
-        self._timer = self._loop.call_later(self._pool.silence_timeout_s, self._check_silence)
+        answer.deadline = self._last + limit_s
+        self._check_at(min(self._last + self._pool.silence_timeout_s, answer.deadline))
         if len(body) < _SMALL_BODY:
             self._transport.write(head + body)
         else:
@@ -151,9 +168,6 @@ class HttpConnection(asyncio.Protocol):
         if answer is not self._answer:
             return
         self._answer = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         self.resume()
         if complete and self._keep and self.usable:
             self._pool.put(self)
@@ -205,6 +219,8 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the answer: well if its body ends with the connection."""
         self._lost = True
+        if self._timer is not None:
+            self._timer.cancel()
         self._pool.forget(self)
         answer = self._answer
         if answer is not None and not answer.ended:
@@ -222,7 +238,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect a header."""
-        self._headers.append((name, value))
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Take the head; one of 1xx only announces another."""
@@ -251,21 +267,32 @@ class HttpConnection(asyncio.Protocol):
             self._keep = self._keep and self._parser.should_keep_alive()
             self._answer.wake(ended=True)
 
-    def _check_silence(self) -> None:
-        if self._answer is None or self._answer.ended:
+    def _check_at(self, when: float) -> None:
+        """Check the limits of time then. A timer that ends earlier stays: most requests need none of their own."""
+        if self._timer is not None and self._timer.when() > when:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(when, self._check_limits)
+
+    def _check_limits(self) -> None:
+        self._timer = None
+        answer = self._answer
+        if answer is None or answer.ended:
             return
-        now, limit_s = self._loop.time(), self._pool.silence_timeout_s
+        now = self._loop.time()
         if self._paused:
             self._last = now
-        if now - self._last >= limit_s:
-            self._answer.wake(error=TimeoutError())
+        until = min(self._last + self._pool.silence_timeout_s, answer.deadline)
+        if now >= until - _TIMER_S:
+            answer.wake(error=TimeoutError())
         else:
-            self._timer = self._loop.call_later(self._last + limit_s - now, self._check_silence)
+            self._check_at(until)
 
 
 def _is_delimited(headers: Headers) -> bool:
     """Whether the head says where the body ends."""
-    return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in headers)
+    return any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
 
 
 class HttpPool:
@@ -294,17 +321,25 @@ class HttpPool:
         return len(self._connections) - len(self._idle)
 
     async def request(
-        self, method: str, path: bytes, headers: Headers, body: bytes | None, *, fresh: bool = False
+        self,
+        method: str,
+        path: bytes,
+        headers: Headers,
+        body: bytes | None,
+        *,
+        fresh: bool = False,
+        limit_s: float = math.inf,
     ) -> HttpAnswer:
         """Send a request and return its answer, whose head has not arrived; `fresh` on a new connection.
 
+        The answer has a deadline `limit_s` after it is sent, which the caller may lift.
         Raises NotConnectedError. The caller awaits `head` and calls `release`.
         """
         head = self._head(method, path, headers, body)
         connection = None if fresh else self._take()
         if connection is None:
             connection = await self._connect()
-        return connection.send(head, body or b"", bodyless=method == "HEAD")
+        return connection.send(head, body or b"", bodyless=method == "HEAD", limit_s=limit_s)
 
     def close(self) -> None:
         """Close all connections; answers that are being read fail with ConnectionLostError."""

@@ -17,7 +17,6 @@ from lengthwise.engines.client import (
     EngineBrokenError,
     EngineError,
     EngineRefusedError,
-    EngineTimeoutError,
     EngineUnreachableError,
 )
 from lengthwise.gateway.access_log import shortened
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from lengthwise.gateway.tracing import Tracing
     from lengthwise.gateway.traffic_log import TrafficLog
 
-_TIMER_S: Final = 0.01  # event loops round the times of their timers
 _job_numbers: Final = itertools.count()  # a client's request id need not be unique, a job's must be
 
 
@@ -320,14 +318,13 @@ class Completions:
         try:
             edit = self._edit_for(engine, call)
             raw = call.raw if edit is None else await edited(call.raw, edit)
-            async with asyncio.timeout(self._first_byte_s(engine, call)) as limit:
-                answer = await self._exchange(engine, call, raw, limit)
+            if self._config.request_timeout_s is None:  # a timeout takes more time than sending the request
+                answer = await self._exchange(engine, call, raw)
+            else:
+                async with asyncio.timeout(self._left_s(call.job)):
+                    answer = await self._exchange(engine, call, raw)
         except TimeoutError as error:
-            if self._left_s(call.job) < _TIMER_S:
-                raise ApiError(504, "the answer was not complete in time", code="timeout") from error
-            late = EngineTimeoutError(f"{engine.name} did not answer in time")
-            self._failed(engine, late)
-            raise late from error
+            raise ApiError(504, "the answer was not complete in time", code="timeout") from error
         except EngineError as error:
             self._failed(engine, error)
             raise
@@ -355,15 +352,15 @@ class Completions:
             return math.inf
         return job.arrival + self._config.request_timeout_s - self._dispatcher.clock()
 
-    def _first_byte_s(self, engine: GatewayEngine, call: Call) -> float | None:
-        """Return the seconds until the first byte must have arrived; None without a limit.
+    def _first_byte_s(self, engine: GatewayEngine, call: Call) -> float:
+        """Return the seconds until the first byte must have arrived.
 
         An answer in one piece arrives with its last token: the time to generate it, as predicted, is added.
         """
         limit_s = self._config.first_byte_timeout_s
         if not call.body.stream:
             limit_s += engine.longest_generation_s(call.job, declared=call.body.hint is not None)
-        return _finite(min(limit_s, self._left_s(call.job)))
+        return limit_s
 
     def _failed(self, engine: GatewayEngine, error: EngineError) -> None:
         self._metrics.failed(engine, error.kind)
@@ -373,15 +370,14 @@ class Completions:
         elif not isinstance(error, EngineRefusedError) or error.status >= 500:
             self._dispatcher.on_answer(engine, failed=True)
 
-    async def _exchange(self, engine: GatewayEngine, call: Call, raw: bytes, limit: asyncio.Timeout) -> EngineAnswer:
+    async def _exchange(self, engine: GatewayEngine, call: Call, raw: bytes) -> EngineAnswer:
         path, headers = self._path + call.caller.query, call.caller.forwarded_headers(call.request_id)
         if self._tracing is not None and call.span is not None:
             headers = self._tracing.propagated(headers, call.span)
-        answer = await engine.client.forward("POST", path, raw, headers)
+        answer = await engine.client.forward("POST", path, raw, headers, self._first_byte_s(engine, call))
 
         def began() -> None:
-            left_s = self._left_s(call.job)
-            limit.reschedule(None if left_s == math.inf else asyncio.get_running_loop().time() + left_s)
+            answer.lift_limit()
             self._dispatcher.on_answer(engine, failed=answer.status >= 500)
             now, started = self._dispatcher.clock(), call.job.started
             call.first_byte_s = now - call.job.arrival
@@ -404,10 +400,6 @@ class Completions:
             if isinstance(call.measure, ResponsesMeasure) and call.measure.response_id is not None:
                 self._owners.add(call.measure.response_id, engine, call.tenant)
         return answer
-
-
-def _finite(seconds: float) -> float | None:
-    return None if seconds == math.inf else seconds
 
 
 def _used_tokens(call: Call) -> int | None:

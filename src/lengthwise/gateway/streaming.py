@@ -328,7 +328,7 @@ async def relay(
     Without `request_id` the answer keeps the engine's. An answer in one piece is read whole, so that its loss can be
     reported by a status. In a stream it is reported by an error event, and the EngineError is raised.
     """
-    headers = list(passed_headers(answer, own_id=request_id is None))
+    headers = passed_headers(answer, own_id=request_id is None)
     if request_id is not None:
         headers.append((b"x-request-id", request_id))
     if not answer.is_stream:
@@ -370,15 +370,12 @@ def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
     return data[:end], data[end:]
 
 
-def passed_headers(answer: EngineAnswer, *, own_id: bool = False) -> Iterable[tuple[bytes, bytes]]:
+def passed_headers(answer: EngineAnswer, *, own_id: bool = False) -> list[tuple[bytes, bytes]]:
     """Return the headers of an answer that the client receives; the engine's request id only with `own_id`."""
-    headers = [(name.lower(), value) for name, value in answer.raw_headers]
+    headers = answer.raw_headers
     hop_by_hop = _hop_by_hop(headers)
-    for lower, value in headers:
-        if lower in hop_by_hop:
-            continue
-        if lower not in _OWN or lower == b"content-type" or (own_id and lower == b"x-request-id"):
-            yield lower, value
+    kept = (b"content-type", b"x-request-id") if own_id else (b"content-type",)
+    return [pair for pair in headers if (pair[0] not in _OWN or pair[0] in kept) and pair[0] not in hop_by_hop]
 
 
 def _too_large(limit: int) -> ApiError:

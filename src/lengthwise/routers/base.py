@@ -268,7 +268,7 @@ class BaseRouter(ABC):
 
     def allowed(self, among: Collection[EngineId] | None) -> Slots:
         """Return the slots of live engines, of those in `among` if given, in ascending order."""
-        if among is None:
+        if among is None or self.slots.keys() == set(among):
             return self.live
         return _sorted_slots(self.slots[engine] for engine in set(among) if engine in self.slots)
 
