@@ -382,8 +382,8 @@ class Completions:
             now, started = self._dispatcher.clock(), call.job.started
             call.first_byte_s = now - call.job.arrival
             self._first_byte.observe(call.first_byte_s)
-            self._dispatcher.on_first_byte(engine, call.job)
             if answer.is_stream and started is not None:  # an answer in one piece arrives with its last token
+                self._dispatcher.on_first_byte(engine, call.job)
                 call.ttft_s = now - started
 
         try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+from pydantic_core import from_json
 
 from lengthwise.engines.client import EngineAnswer, EngineError
 from lengthwise.gateway.access_log import RECORD
@@ -121,8 +122,8 @@ class Measure:
 def _usage_event(data: bytes) -> dict[str, Any]:
     """Return a JSON object with a usage; empty if it is none."""
     try:
-        event = json.loads(data) if b'"usage"' in data else None
-    except (ValueError, RecursionError):
+        event = from_json(data) if b'"usage"' in data else None
+    except ValueError:
         return {}
     return event if isinstance(event, dict) and isinstance(event.get("usage"), dict) and event["usage"] else {}
 

@@ -43,7 +43,12 @@ class PredictionInput:
     @property
     def cap(self) -> int:
         """The maximum number of tokens of the answer."""
-        return DEFAULT_CAP if self.max_tokens is None else max(1, self.max_tokens)
+        return answer_cap(self.max_tokens)
+
+
+def answer_cap(max_tokens: int | None) -> int:
+    """Return the maximum number of tokens of an answer; `max_tokens` is what the client limits it to, if it does."""
+    return DEFAULT_CAP if max_tokens is None else max(1, max_tokens)
 
 
 @runtime_checkable

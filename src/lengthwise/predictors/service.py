@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution, LogT
 from lengthwise.predictors.calibration import OnlineCalibrated
-from lengthwise.predictors.contract import LengthPredictor, PredictionInput
+from lengthwise.predictors.contract import LengthPredictor, PredictionInput, answer_cap
 from lengthwise.predictors.history import History
 from lengthwise.predictors.prefix_memory import Levels, PrefixMemory
 from lengthwise.predictors.resolve import (
@@ -197,7 +197,7 @@ class PredictionService:
         With its levels, prefix memory improves this prediction and that of the predictor. Every admitted key must be
         passed to `ended`.
         """
-        start = self._history.prediction(llm, PredictionInput("", llm, max_tokens).cap)
+        start = self._history.prediction(llm, answer_cap(max_tokens))
         history = self._remembered(start, levels, text=False) if self._history.pooled.seen else None
         ticket = (key, next(self._numbers))
         self._open[key] = _Open(llm, start, history, levels, ticket, predictor=self.predictor)
@@ -207,7 +207,7 @@ class PredictionService:
         """Return the prediction from an LLM's history; None (the wide prior) without history."""
         if not self._history.pooled.seen:
             return None
-        return self._history.prediction(llm, PredictionInput("", llm, max_tokens).cap)
+        return self._history.prediction(llm, answer_cap(max_tokens))
 
     def predict(self, request: PredictionInput) -> Future[LengthDistribution] | None:
         """Return a prediction to come, of no admitted request; None where the predictor takes no questions now."""
@@ -422,6 +422,7 @@ _AT_ONCE_S: Final = 0.002
 """CPU time of one batch. Python runs one thread at a time, and the host's thread has to run in between."""
 
 _PAUSE_S: Final = 50e-6  # long enough for a waiting thread to take over, which sleep(0) is not
+_GATHER_S: Final = 0.004  # after the last message: those that arrive meanwhile are one batch, a third as expensive
 _JOIN_S: Final = 1.0
 
 
@@ -552,7 +553,7 @@ class Worker:
         self.busy_since = None
         while not self._stopping:
             self.work(wait=True)
-            time.sleep(_PAUSE_S)
+            time.sleep(_PAUSE_S if self.waiting else _GATHER_S)
 
     def _batch(self, *, wait: bool) -> list[Question | Ended | Inquiry | Reset | None]:
         most = min(_MOST, 1 + int(_AT_ONCE_S / max(self._prompt_cpu_s, 1e-6)))
