@@ -3,7 +3,7 @@
     python -m benchmarks.gateway costs [--rounds 5] [--sglang-router PYTHON] [--vllm-router PYTHON] [--litellm PYTHON]
     python -m benchmarks.gateway streams [--clients 1000]     # slow streams on one core, without an error
     python -m benchmarks.gateway memory [--requests 200000]   # growth of the resident memory
-    python -m benchmarks.gateway queue                        # cost of a request, by the length of the queue
+    python -m benchmarks.gateway queue [--waiting 10000]      # cost of a request, by the length of the queue
     python -m benchmarks.gateway dashboard                    # share of the dashboard's snapshots in the CPU time
 
 Engines (three stand-ins that answer at once), gateways and client are separate processes on one machine. Requests per
@@ -320,11 +320,12 @@ def queue(arguments: argparse.Namespace) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     slots = 8
-    longest = min(10_000, hard // 2 - 200)  # a gateway takes half of its open files for clients
+    longest = min(arguments.waiting, hard // 2 - 200)  # a gateway takes half of its open files for clients
     found: dict[int, list[float]] = {100: [], longest: []}
     body = request_body(user=str(0.002))
     with engines() as urls:
-        limits = ("--in-flight", str(slots), "--max-waiting", "20000")
+        # Where all clients connect at once, the last ones send late.
+        limits = ("--in-flight", str(slots), "--max-waiting", "20000", "--header-timeout-s", "600")
         with gateway("ours", ours(urls, arguments.predictor, *limits)) as one:
             for _, waiting in itertools.product(range(arguments.rounds), found):
                 concurrency = waiting + ENGINES * slots
@@ -398,6 +399,7 @@ def main() -> None:
         kind.add_argument("--rounds", type=int, default=5)
         kind.add_argument("--requests", type=int, default=200_000 if measured is memory else 2000)
         kind.add_argument("--clients", type=int, default=1000)
+        kind.add_argument("--waiting", type=int, default=10_000, help="longest queue")
         kind.add_argument("--predictor", default="none")
         kind.add_argument("--seconds", type=int, default=30)
         kind.add_argument("--viewers", type=int, default=1)
