@@ -78,6 +78,9 @@ class AnswerTransport(Protocol):
 
     status: int
     headers: list[tuple[bytes, bytes]]
+    """Names in lower case."""
+    deadline: float
+    """When it fails with TimeoutError, unless this is set to infinity before; on the loop's clock."""
 
     async def chunk(self) -> bytes:
         """Return the next bytes of the body as soon as they arrive; empty at the end."""

@@ -193,9 +193,7 @@ class Completions:
         if self._tracing is not None:
             call.span = self._tracing.start(self._path, call)
         try:
-            if lease.tenant.tokens_per_minute is not None:
-                expected = job.expected if job.prediction or call.history is None else call.history.mean()
-                lease.charge(job.prompt_tokens + round(expected))
+            _charge(lease, call)
             return await self._hold_and_run(call)
         except ApiError:
             call.failed = True
@@ -400,6 +398,14 @@ class Completions:
             if isinstance(call.measure, ResponsesMeasure) and call.measure.response_id is not None:
                 self._owners.add(call.measure.response_id, engine, call.tenant)
         return answer
+
+
+def _charge(lease: Lease, call: Call) -> None:
+    """Charge the predicted tokens to a tenant whose tokens are limited."""
+    if lease.tenant.tokens_per_minute is not None:
+        job, history = call.job, call.history
+        expected = job.expected if job.prediction or history is None else history.mean()
+        lease.charge(job.prompt_tokens + round(expected))
 
 
 def _used_tokens(call: Call) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -127,12 +128,13 @@ class _ReplicaGoneError(ConnectionError):
 class _HandleAnswer:
     """An answer over a handle's stream (`engines.client.AnswerTransport`)."""
 
-    def __init__(self, stream: Any, silence_timeout_s: float) -> None:  # noqa: ANN401  (a DeploymentResponseGenerator)
+    def __init__(self, stream: Any, silence_timeout_s: float, limit_s: float) -> None:  # noqa: ANN401  (Ray's class)
         self.status = 0
         self.headers: Headers = []
         self._first = b""
         self._stream = stream
         self._silence_timeout_s = silence_timeout_s
+        self.deadline = asyncio.get_running_loop().time() + limit_s
         self._ended = False
 
     async def head(self) -> None:
@@ -163,7 +165,8 @@ class _HandleAnswer:
     async def _next(self) -> Any:  # noqa: ANN401  (Head, bytes, or None at the end)
         """Return the next item; ConnectionError or TimeoutError if the replica or its engine fails."""
         try:
-            async with asyncio.timeout(self._silence_timeout_s):
+            silent_at = asyncio.get_running_loop().time() + self._silence_timeout_s
+            async with asyncio.timeout_at(min(silent_at, self.deadline)):
                 item = await anext(self._stream)
         except StopAsyncIteration:
             self._ended = True
@@ -200,13 +203,18 @@ class HandleClient(EngineClient):
         """Nothing to close."""
 
     async def _call(
-        self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes | None = None,
+        limit_s: float = math.inf,
     ) -> EngineAnswer:
         sent = list(headers)
         avoid: tuple[str, ...] = ()
         for _ in range(2):
             stream = self._handle.forward.remote(method, path, body or b"", sent, **{AVOID: avoid})
-            answer = _HandleAnswer(stream, self._silence_timeout_s)
+            answer = _HandleAnswer(stream, self._silence_timeout_s, limit_s)
             try:
                 await answer.head()
             except _ReplicaGoneError as error:
