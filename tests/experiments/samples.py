@@ -49,5 +49,5 @@ def check_output(output: Output) -> None:
         go.Figure({"data": data, "layout": layout})  # raises on a name or a value that Plotly does not know
     page = output.html()
     assert page.startswith("<!doctype html>")
-    assert page.count("Plotly.newPlot(") >= len(output.figures)
+    assert page.count('drawFigure("figure') >= len(output.figures)
     assert Output.from_cache(json.loads(json.dumps(output.to_cache()))).html() == page
