@@ -422,7 +422,7 @@ _AT_ONCE_S: Final = 0.002
 """CPU time of one batch. Python runs one thread at a time, and the host's thread has to run in between."""
 
 _PAUSE_S: Final = 50e-6  # long enough for a waiting thread to take over, which sleep(0) is not
-_GATHER_S: Final = 0.004  # after the last message: those that arrive meanwhile are one batch, a third as expensive
+_GATHER_S: Final = 0.004  # after the last message: those that arrive meanwhile are one batch
 _JOIN_S: Final = 1.0
 
 
