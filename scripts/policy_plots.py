@@ -308,6 +308,7 @@ LEFT: dict[str, Any] = {
     "srpt": by_age,
     "gittins": by_age,
     "boost": by_prompt,
+    "lpm": by_hit_group,
     "preble": by_hit_group,
     "fair": by_tenant,
     "bounded": by_overtakers,
