@@ -11,7 +11,7 @@ import pytest
 from lengthwise.bench.analysis import analyse
 from lengthwise.bench.control import BenchServer
 from lengthwise.bench.episodes import ORACLE, Kind, TrafficPlan, arms_of
-from lengthwise.bench.run import BenchPlan, Progress, capacity, run_bench
+from lengthwise.bench.run import BenchPlan, BenchProgress, capacity, run_bench
 from lengthwise.bench.store import BenchStore
 from lengthwise.engines.client import EngineClient
 from lengthwise.engines.embedded import EmbeddedEngine
@@ -48,7 +48,7 @@ def test_a_real_engine_is_measured_resumed_and_restored(
 ) -> None:
     store = BenchStore(tmp_path / "out")
     said: list[str] = []
-    progress = Progress(said.append, lambda *_: None)
+    progress = BenchProgress(said.append, lambda *_: None)
     asyncio.run(run_bench(plan, store, embedded_engine.url, BENCH_TOKEN, progress))
     assert asyncio.run(policy_of(embedded_engine.url, BENCH_TOKEN)) == "sjf"
     rows = store.rows()
@@ -71,7 +71,7 @@ def test_a_wrong_token_is_refused_before_anything_is_measured(
 ) -> None:
     store = BenchStore(tmp_path / "out")
     with pytest.raises(InputError, match="no bench switch, or another token"):
-        asyncio.run(run_bench(plan, store, embedded_engine.url, "guess", Progress(print, lambda *_: None)))
+        asyncio.run(run_bench(plan, store, embedded_engine.url, "guess", BenchProgress(print, lambda *_: None)))
     assert not store.episodes()
 
 

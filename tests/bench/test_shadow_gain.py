@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lengthwise.bench.shadow_gain import LOGGED, TRUE, fit_cost, shadow_traffic, study_shadow, tables
-from lengthwise.engines.shadow_log import Account, Entry, Gauges, Header, Logged, Memory
+from lengthwise.engines.shadow_log import Entry, Gauges, Header, Logged, Memory, PredictorAccount
 from lengthwise.errors import InputError
 from lengthwise.simulator import EngineSpec, Fleet, Outcome, StepCost, simulate
 from lengthwise.workloads import Workload
@@ -156,7 +156,7 @@ def test_answers_in_one_piece_tell_no_first_token_and_are_replayed_all_the_same(
 
 
 def test_predictions_come_as_late_as_they_did_and_memory_is_what_the_engine_told() -> None:
-    account = Account(600, 600, 0, 0, 1.0, 0.25)
+    account = PredictorAccount(600, 600, 0, 0, 1.0, 0.25)
     found = study_shadow(logged(served(), account=account, memory=Memory(4000, 16)), "log")
     assert found.prediction_delay_s == 0.25
     assert (found.engine.spec.kv_tokens, found.engine.memory_from) == (4000, "reported by the engine")

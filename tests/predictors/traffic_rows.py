@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.predictors.resolve import predictor_label
-from lengthwise.predictors.traffic import HEADER, Traffic, TrafficRow, row_json
+from lengthwise.predictors.traffic import HEADER, LoggedTraffic, TrafficRow, row_json
 
 FAST = predictor_label("fast")
 PLAIN = TrafficRow(
@@ -47,5 +47,5 @@ def write(folder: Path, rows: list[TrafficRow]) -> Path:
     return folder
 
 
-def traffic(rows: list[TrafficRow]) -> Traffic:
-    return Traffic.of(rows, "made up")
+def traffic(rows: list[TrafficRow]) -> LoggedTraffic:
+    return LoggedTraffic.of(rows, "made up")

@@ -26,14 +26,14 @@ from lengthwise.errors import InputError
 from lengthwise.gateway import create_app
 from lengthwise.ray.application import ServeOptions, app
 from lengthwise.ray.calls import read_job, replica_counts
-from lengthwise.ray.replicas import Failure, HandleClient, Head, ReplicaLostError
+from lengthwise.ray.replicas import AnswerHead, Failure, HandleClient, ReplicaLostError
 from tests.gateway.engine import served
 from tests.gateway.helpers import PLAIN, metric, post, until, until_waiting
 
-Item = Head | bytes | Failure | Exception
+Item = AnswerHead | bytes | Failure | Exception
 JSON = [(b"content-type", b"application/json")]
 EVENTS = [(b"content-type", b"text/event-stream")]
-MODELS = Head(200, JSON, b'{"object": "list", "data": [{"id": "llm"}]}')
+MODELS = AnswerHead(200, JSON, b'{"object": "list", "data": [{"id": "llm"}]}')
 
 
 class Stream:
@@ -92,13 +92,13 @@ async def fetch(handle: Handle) -> tuple[int, bytes]:
 
 
 def test_a_request_is_sent_again_when_its_replica_dies_before_the_first_byte() -> None:
-    handle = Handle(lambda n: [ActorDiedError()] if n == 0 else [Head(200, JSON, b"one"), b"two"])
+    handle = Handle(lambda n: [ActorDiedError()] if n == 0 else [AnswerHead(200, JSON, b"one"), b"two"])
     assert asyncio.run(fetch(handle)) == (200, b"onetwo")
     assert [avoid for _, avoid in handle.calls] == [(), ()]
 
 
 def test_a_replica_whose_engine_failed_is_avoided() -> None:
-    handle = Handle(lambda n: [Failure("broken", "a1")] if n == 0 else [Head(200, JSON, b"one")])
+    handle = Handle(lambda n: [Failure("broken", "a1")] if n == 0 else [AnswerHead(200, JSON, b"one")])
     assert asyncio.run(fetch(handle)) == (200, b"one")
     assert [avoid for _, avoid in handle.calls] == [(), ("a1",)]
 
@@ -118,7 +118,7 @@ def test_an_engine_that_is_silent_for_too_long_is_not_asked_again() -> None:
 
 
 def test_closing_an_unread_answer_cancels_the_call() -> None:
-    handle = Handle(lambda _: [Head(200, EVENTS, b"data: 1\n\n"), b"data: 2\n\n"])
+    handle = Handle(lambda _: [AnswerHead(200, EVENTS, b"data: 1\n\n"), b"data: 2\n\n"])
 
     async def close_early() -> None:
         answer = await client(handle).forward("POST", "/v1/completions", b"{}", [])
@@ -138,7 +138,7 @@ def gateway(handle: Handle, **options: Any) -> Iterator[str]:
 
 def test_the_prediction_of_the_ingress_reaches_router_and_replica() -> None:
     gate = threading.Event()
-    handle = Handle(lambda _: [Head(200, JSON, b'{"choices": []}')], gate)
+    handle = Handle(lambda _: [AnswerHead(200, JSON, b'{"choices": []}')], gate)
 
     async def ask(url: str) -> None:
         async with aiohttp.ClientSession() as http:
@@ -161,7 +161,7 @@ def test_the_prediction_of_the_ingress_reaches_router_and_replica() -> None:
 
 
 def test_a_stream_that_breaks_after_its_first_byte_ends_with_an_error_event() -> None:
-    handle = Handle(lambda _: [Head(200, EVENTS, b'data: {"choices": []}\n\n'), ActorDiedError()])
+    handle = Handle(lambda _: [AnswerHead(200, EVENTS, b'data: {"choices": []}\n\n'), ActorDiedError()])
 
     async def ask(url: str) -> tuple[int, bytes]:
         body = {"model": "llm", "prompt": "hello", "stream": True}
@@ -177,7 +177,7 @@ def test_a_stream_that_breaks_after_its_first_byte_ends_with_an_error_event() ->
 
 def test_slots_are_those_of_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    handle = Handle(lambda _: [Head(200, JSON, b'{"choices": []}')], gate)
+    handle = Handle(lambda _: [AnswerHead(200, JSON, b'{"choices": []}')], gate)
     monkeypatch.setitem(replica_counts, ("lengthwise", "engine"), 3)
 
     async def ask(url: str) -> None:

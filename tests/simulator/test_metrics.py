@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.simulator import Spread, simulate, summarise
-from lengthwise.simulator.metrics import Slo
+from lengthwise.simulator.metrics import LatencyLimits
 from tests.simulator.builders import fleet, requests
 
 
@@ -70,7 +70,7 @@ def test_an_outcome_is_a_table_with_a_row_per_request() -> None:
 
 
 def test_goodput_asks_for_both_limits_and_one_token_has_no_tpot() -> None:
-    met = Slo(ttft_s=1.0, tpot_s=0.1).met(
+    met = LatencyLimits(ttft_s=1.0, tpot_s=0.1).met(
         sent=np.zeros(5),
         first_token=np.array([1.0, 1.0, 1.5, 1.0, math.nan]),
         finish=np.array([2.0, 2.1, 1.6, 1.0, math.nan]),
@@ -81,4 +81,4 @@ def test_goodput_asks_for_both_limits_and_one_token_has_no_tpot() -> None:
 
 def test_a_limit_of_zero_is_an_error() -> None:
     with pytest.raises(InputError, match="above 0"):
-        Slo(ttft_s=0.0)
+        LatencyLimits(ttft_s=0.0)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
-from lengthwise.simulator.metrics import Slo
+from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.simulator.planning import CapacitySearch
 from lengthwise.workloads import Workload
 from tests.simulator.builders import engine, requests
@@ -23,7 +23,8 @@ def burst(count: int) -> Workload:
 
 
 def search(workload: Workload, e2e_s: float, **options: float) -> CapacitySearch:
-    return CapacitySearch(workload, engine(seqs=2), Slo(NO_LIMIT, NO_LIMIT, e2e_s), router="round_robin", **options)  # type: ignore[arg-type]
+    limits = LatencyLimits(NO_LIMIT, NO_LIMIT, e2e_s)
+    return CapacitySearch(workload, engine(seqs=2), limits, router="round_robin", **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("requests_", "engines"), [(2, 1), (3, 2), (8, 4), (9, 5)])

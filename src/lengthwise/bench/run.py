@@ -69,7 +69,7 @@ class BenchPlan:
 
 
 @dataclass
-class Progress:
+class BenchProgress:
     """What is reported while the bench runs."""
 
     say: Callable[[str], None]
@@ -77,7 +77,7 @@ class Progress:
 
 
 async def run_bench(
-    plan: BenchPlan, store: BenchStore, url: str, token: str, progress: Progress, api_key: str | None = None
+    plan: BenchPlan, store: BenchStore, url: str, token: str, progress: BenchProgress, api_key: str | None = None
 ) -> None:
     """Run the missing blocks; cancelled or failed, the server gets its own policy back first."""
     url = engine_url(url)
@@ -99,7 +99,7 @@ class _Run:
         plan: BenchPlan,
         store: BenchStore,
         server: BenchServer,
-        progress: Progress,
+        progress: BenchProgress,
         prompts: Prompts,
         api_key: str | None,
     ) -> None:

@@ -118,11 +118,11 @@ def _run(
     *,
     compiled: bool,
 ) -> None:
-    from lengthwise.bench.run import Progress, embedded_server, run_bench
+    from lengthwise.bench.run import BenchProgress, embedded_server, run_bench
 
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # the same orderly end as Ctrl-C
     with store.locked(), late_bar() as bar:
-        progress = Progress(lambda text: typer.echo(text, err=True), bar)
+        progress = BenchProgress(lambda text: typer.echo(text, err=True), bar)
         server: AbstractContextManager[tuple[str, str]] = (
             embedded_server(store, slots, compiled=compiled) if url is None else nullcontext((url, token or ""))
         )

@@ -14,7 +14,7 @@ from lengthwise.reports.planning import PlanReport
 from lengthwise.reports.progress import late_bar
 from lengthwise.simulator import Fleet
 from lengthwise.simulator.cluster import at_rate
-from lengthwise.simulator.metrics import Slo
+from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.simulator.planning import CapacitySearch
 from lengthwise.specs import split_specs
 from lengthwise.workloads.traces import Source
@@ -83,7 +83,7 @@ def plan(
     spec = Fleet.parse(engine).limited_to(max_num_seqs=max_num_seqs).engines[0]
     draw = Source(source, llm, requests, cv).draws(own_arrivals=rate is None, slots=spec.max_num_seqs, on_note=note)
     workload = at_rate(draw(seed), rate)
-    search = CapacitySearch(workload, spec, Slo(*limits), attainment, fewest, most, router, predictor)
+    search = CapacitySearch(workload, spec, LatencyLimits(*limits), attainment, fewest, most, router, predictor)
     with late_bar(quiet=as_json) as bar:
         plans = search.run(list(dict.fromkeys(split_specs(policy))), bar)
         alone = search.without_queue() if any(each.engines is None for each in plans) else None

@@ -18,11 +18,11 @@ from lengthwise.errors import InputError
 from lengthwise.reports.load import ReplayReport
 from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
-from lengthwise.simulator.metrics import Slo
+from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.workloads import Workload, load_trace
 from lengthwise.workloads.arrivals import rescale
 
-_SLO = Slo()
+_SLO = LatencyLimits()
 _DEAD = 20
 _RATES = "Rates"
 _LIMITS = "Limits"
@@ -87,7 +87,7 @@ def replay(
         raise InputError("both --rate and --sweep", hint="give one of them")
     if out is not None and (sweep is not None or "," in (rate or "")):
         raise InputError("one file for several rates", source="--out", hint="give one --rate")
-    slo = Slo(slo_ttft, slo_tpot, math.inf if slo_e2e is None else slo_e2e)
+    slo = LatencyLimits(slo_ttft, slo_tpot, math.inf if slo_e2e is None else slo_e2e)
     plan = LoadPlan(url, model, speed, free, hints, timeout, api_key=api_key, stop_after=_DEAD)
     workload = load_trace(source, need_arrivals=rate is None and sweep is None)
     if limit is not None:

@@ -16,12 +16,12 @@ from lengthwise.reports.simulation import facts, html_report, runs_of, tables
 from lengthwise.simulator import Fleet, KvLink, Pools
 from lengthwise.simulator.fleet import FleetEvent, FleetEventKind, parse_fleet_events
 from lengthwise.simulator.grid import Plan, run_grid
-from lengthwise.simulator.metrics import Slo
+from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.simulator.routing import charged_times_s, unmeasured_note
 from lengthwise.specs import split_specs
 from lengthwise.workloads.traces import Source
 
-_SLO = Slo()
+_SLO = LatencyLimits()
 _LINK = KvLink()
 _TRAFFIC, _ENGINES, _LIMITS, _OUTPUT = "Traffic", "Engines", "Limits", "Output"
 _DELAYS, _FAILURES, _POOLS = "Delays", "Engines that fail, start or drain", "Separate prefill and decode"
@@ -251,7 +251,7 @@ def simulate(
         rates=numbers(rate, "rate"),
         loads=numbers(load, "load"),
         seeds=range(seed, seed + seeds),
-        slo=Slo(slo_ttft, slo_tpot),
+        slo=LatencyLimits(slo_ttft, slo_tpot),
         prediction_delay_s=prediction_delay,
         decision_s=decision_time,
         routers=routers,

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from lengthwise.engines.client import EngineAnswer, EngineClient, EngineError, served_model
 from lengthwise.errors import InputError
-from lengthwise.simulator.metrics import Slo, Spread, Summary, summarise
+from lengthwise.simulator.metrics import LatencyLimits, Spread, Summary, summarise
 
 if TYPE_CHECKING:
     from lengthwise.workloads import Workload
@@ -106,7 +106,7 @@ class LoadReport:
         """Inter-token latency over all tokens of all answers after their first."""
         return Spread.of(np.array([gap for sample in self.served for gap in sample.gaps_s], np.float64))
 
-    def met(self, slo: Slo) -> int:
+    def met(self, slo: LatencyLimits) -> int:
         """The number of requests served within the limits."""
         return int(slo.met(**self._columns).sum())
 

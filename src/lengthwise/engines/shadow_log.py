@@ -79,7 +79,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class PredictorAccount:
     """Counts of the predictor, written at the end."""
 
     asked: int
@@ -91,12 +91,12 @@ class Account:
     """Mean time from a request to its prediction."""
 
 
-_KINDS: Final[dict[str, type[Header | Entry | Gauges | Memory | Account]]] = {
+_KINDS: Final[dict[str, type[Header | Entry | Gauges | Memory | PredictorAccount]]] = {
     "shadow": Header,
     "request": Entry,
     "engine": Gauges,
     "memory": Memory,
-    "account": Account,
+    "account": PredictorAccount,
 }
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
@@ -127,7 +127,7 @@ class ShadowLog:
             self._stream.close()
             self._stream = None
 
-    def add(self, record: Header | Entry | Gauges | Memory | Account) -> None:
+    def add(self, record: Header | Entry | Gauges | Memory | PredictorAccount) -> None:
         """Append a record and flush."""
         if self._stream is None:
             raise RuntimeError("a ShadowLog is open inside `with` only")
@@ -148,7 +148,7 @@ class Logged:
     entries: tuple[Entry, ...]
     gauges: tuple[Gauges, ...]
     memory: Memory | None
-    account: Account | None
+    account: PredictorAccount | None
 
 
 def read_log(path: Path) -> Logged:
@@ -169,7 +169,7 @@ def read_log(path: Path) -> Logged:
         tuple(entries),
         tuple(record for record in records if isinstance(record, Gauges)),
         next((record for record in records if isinstance(record, Memory)), None),
-        next((record for record in reversed(records) if isinstance(record, Account)), None),
+        next((record for record in reversed(records) if isinstance(record, PredictorAccount)), None),
     )
 
 

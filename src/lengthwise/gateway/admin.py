@@ -22,7 +22,7 @@ from lengthwise.gateway.completions import Call
 from lengthwise.gateway.config import EngineConfig, GatewayConfig
 from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError
-from lengthwise.gateway.fleet import Fleet
+from lengthwise.gateway.fleet import EngineFleet
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.lengths import LengthDistribution, wide_prior
 from lengthwise.policies import Job, make_policy
@@ -58,7 +58,7 @@ class Admin:
         self,
         config: GatewayConfig,
         dispatcher: Dispatcher,
-        fleet: Fleet,
+        fleet: EngineFleet,
         predictions: PredictionService,
         metrics: Metrics,
         calls: Mapping[str, Call],

@@ -28,7 +28,7 @@ from lengthwise.gateway.errors import (
     http_exception_response,
     internal_error_response,
 )
-from lengthwise.gateway.fleet import Fleet
+from lengthwise.gateway.fleet import EngineFleet
 from lengthwise.gateway.forwarding import BARE_PATHS, Forwarding
 from lengthwise.gateway.metrics import Metrics
 from lengthwise.gateway.model_names import ModelNames
@@ -150,7 +150,7 @@ class _Gateway:
         self._budget = BodyBudget(config.max_held_bytes)
         self.exported = Metrics(self._dispatcher, config.predictor, self._predictions, self._budget)
         self.exported.register(self.tenants)
-        self._fleet = Fleet(config, self._dispatcher, self.exported, make_client)
+        self._fleet = EngineFleet(config, self._dispatcher, self.exported, make_client)
         self.reloader = Reloader(config, self.tenants, self._dispatcher, self._fleet, self._names)
         if self.access_log is not None:
             self.exported.register(self.access_log)

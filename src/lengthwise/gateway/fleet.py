@@ -24,7 +24,7 @@ _POLL_S: Final = 0.05
 _ASK_AGAIN_S: Final = 30.0
 
 
-class Fleet:
+class EngineFleet:
     """The connections to the engines and their health checks; open while it is used as an async context manager."""
 
     def __init__(

@@ -16,7 +16,7 @@ from lengthwise.errors import InputError
 if TYPE_CHECKING:
     from lengthwise.gateway.config import EngineConfig, GatewayConfig
     from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
-    from lengthwise.gateway.fleet import Fleet
+    from lengthwise.gateway.fleet import EngineFleet
     from lengthwise.gateway.model_names import ModelNames
     from lengthwise.gateway.tenants import Tenants
 
@@ -52,7 +52,7 @@ class Reloader:
     """Changes the configuration of a running gateway."""
 
     def __init__(
-        self, config: GatewayConfig, tenants: Tenants, dispatcher: Dispatcher, fleet: Fleet, names: ModelNames
+        self, config: GatewayConfig, tenants: Tenants, dispatcher: Dispatcher, fleet: EngineFleet, names: ModelNames
     ) -> None:
         self._config = config
         self._tenants = tenants

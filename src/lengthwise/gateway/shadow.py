@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from lengthwise.engines.client import EngineClient, EngineError, without_credentials
 from lengthwise.engines.engine_metrics import fetch_metrics, read_gauges, read_memory
-from lengthwise.engines.shadow_log import Account, End, Entry, Gauges, Header, Memory, ShadowLog, Source
+from lengthwise.engines.shadow_log import End, Entry, Gauges, Header, Memory, PredictorAccount, ShadowLog, Source
 from lengthwise.gateway.bodies import BODIES, CompletionBody, parse
 from lengthwise.gateway.errors import ApiError, from_engine, internal_error_response
 from lengthwise.gateway.server import run_app
@@ -221,7 +221,7 @@ def create_shadow(
                 counts = predictions.counts
                 age_s = round(counts.age_s / max(1, counts.answered), 6)
                 figures = (counts.asked, counts.answered, counts.failed, counts.dropped, round(counts.cpu_s, 6))
-                log.add(Account(*figures, mean_age_s=age_s))
+                log.add(PredictorAccount(*figures, mean_age_s=age_s))
                 predictions.close()
 
     return Starlette(

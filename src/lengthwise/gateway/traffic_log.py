@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from lengthwise.gateway.completions import Call
-    from lengthwise.predictors.service import Trace
+    from lengthwise.predictors.service import PredictionTrace
 
 _MOST_WAITING: Final = 4096  # rows; further ones are dropped rather than fill the memory
 _WRITE_AT: Final = 512  # rows, before the second is over
@@ -76,7 +76,7 @@ class TrafficLog:
         """Return what prefix memory identifies a request by, under the folder's key."""
         return Levels(self._hashes(levels.blocks, self._key), self._hashes(levels.names, self._key))
 
-    def add(self, call: Call, trace: Trace, total_s: float) -> None:
+    def add(self, call: Call, trace: PredictionTrace, total_s: float) -> None:
         """Log a request that has ended."""
         self.put(self._row(call, trace, total_s))
 
@@ -95,7 +95,7 @@ class TrafficLog:
         text = "Rows of the traffic log that were dropped because the disk is too slow or full."
         yield CounterMetricFamily("lengthwise_traffic_log_dropped", text, self._dropped)
 
-    def _row(self, call: Call, trace: Trace, total_s: float) -> TrafficRow:
+    def _row(self, call: Call, trace: PredictionTrace, total_s: float) -> TrafficRow:
         job, measure, levels = call.job, call.measure, trace.levels
         tokens, cut = (measure.length if call.body.one_answer else None) or (None, False)
         left = "error" if call.failed else "cancelled" if cut or not measure.done else None

@@ -42,7 +42,7 @@ from lengthwise.predictors.resolve import (
     model_path,
     predictor_label,
 )
-from lengthwise.predictors.traffic import MEMORY_NAME, Floats, Mask, Traffic
+from lengthwise.predictors.traffic import MEMORY_NAME, Floats, LoggedTraffic, Mask
 from lengthwise.predictors.traffic_evaluation import TrafficScores, scorable, score_rows
 
 HELD_OUT: Final = 0.2
@@ -89,7 +89,7 @@ class _Fitted:
 
 
 def adapt_traffic(
-    model: str | Path, traffic: Traffic, out: Path, *, force: bool = False, progress: Progress | None = None
+    model: str | Path, traffic: LoggedTraffic, out: Path, *, force: bool = False, progress: Progress | None = None
 ) -> TrafficAdaptation:
     """Adapt a packaged predictor or a model file to a log, and write the LLMs that got better; with `force`, all."""
     with one_thread():
@@ -97,7 +97,7 @@ def adapt_traffic(
 
 
 class _Adapting:
-    def __init__(self, model: str | Path, traffic: Traffic, progress: Progress | None) -> None:
+    def __init__(self, model: str | Path, traffic: LoggedTraffic, progress: Progress | None) -> None:
         self._path = model_path(model)
         self._name = predictor_label(self._path)
         self._file, loaded = read_model_file(self._path), load_predictor(self._path)
@@ -134,7 +134,7 @@ class _Adapting:
             self._write(out, fitted, found)
         return TrafficAdaptation(self._name, tuple(found), too_few, bool(fitted))
 
-    def _with_text(self, llm: str, rows: Traffic) -> tuple[Adaptation, _Fitted] | None:
+    def _with_text(self, llm: str, rows: LoggedTraffic) -> tuple[Adaptation, _Fitted] | None:
         """Fit a mixture to the requests with text; None if there are too few."""
         rows = rows.take(np.array([row.text is not None for row in rows.rows], bool))
         train = _training(rows)
@@ -162,7 +162,7 @@ class _Adapting:
         scored = Adaptation(llm, True, len(rows), score_rows(held, before), score_rows(held, after))
         return scored, _Fitted({name: fit(np.ones(len(rows), bool))}, {})
 
-    def _without_text(self, llm: str, rows: Traffic) -> tuple[Adaptation, _Fitted] | None:
+    def _without_text(self, llm: str, rows: LoggedTraffic) -> tuple[Adaptation, _Fitted] | None:
         """Fit corrections to the predictions of this predictor; None if there are too few."""
         by_it = np.array([row.predictor == self._name for row in rows.rows], bool)
         rows = rows.take(by_it & np.isfinite(rows.predicted[:, 0]))
@@ -175,7 +175,7 @@ class _Adapting:
         scored = Adaptation(llm, False, len(rows), score_rows(held, held.predicted), score_rows(held, after))
         return scored, _Fitted({}, _corrections(rows))
 
-    def _predict(self, predictor: LoadedPredictor, rows: Traffic) -> Floats:
+    def _predict(self, predictor: LoadedPredictor, rows: LoggedTraffic) -> Floats:
         inputs = [PredictionInput(str(row.text), row.model, row.max_tokens, tenant=row.tenant) for row in rows.rows]
         parts = [as_logt(predictor.predict(inputs[i : i + _BATCH])) for i in range(0, len(inputs), _BATCH)]
         return np.stack([np.concatenate([getattr(part, name) for part in parts]) for name in ("mu", "sigma")], axis=1)
@@ -200,17 +200,17 @@ class _Adapting:
         write_model_file(out, card, parts)
 
 
-def _training(rows: Traffic) -> NDArray[np.bool_]:
+def _training(rows: LoggedTraffic) -> NDArray[np.bool_]:
     """Return which rows are not among the last."""
     return np.arange(len(rows)) < round((1 - HELD_OUT) * len(rows))
 
 
-def _corrections(rows: Traffic) -> dict[tuple[str, str | None], Adjustment]:
+def _corrections(rows: LoggedTraffic) -> dict[tuple[str, str | None], Adjustment]:
     return fit_corrections(rows.model.tolist(), rows.tenant.tolist(), rows.predicted, rows.tokens, rows.censored)
 
 
 def _answers(
-    rows: Traffic, numbers: list[tuple[int, int]], mu: Floats, sigma: Floats, kind: Floats, nu: float
+    rows: LoggedTraffic, numbers: list[tuple[int, int]], mu: Floats, sigma: Floats, kind: Floats, nu: float
 ) -> Answers:
     """Group rows by prompt: pairs of the prompt's number and the row's."""
     by_prompt: dict[int, list[int]] = {}
@@ -224,7 +224,7 @@ def _answers(
     return Answers(mu[prompts], sigma[prompts], kind[prompts], lengths, present, censored, nu)
 
 
-def save_memory(traffic: Traffic, folder: Path) -> Path | None:
+def save_memory(traffic: LoggedTraffic, folder: Path) -> Path | None:
     """Write the prefix memory that these requests teach, where the gateway that wrote the log left none (a crash)."""
     from lengthwise.workloads.files import atomic_path
 
@@ -236,7 +236,7 @@ def save_memory(traffic: Traffic, folder: Path) -> Path | None:
     return file
 
 
-def replayed_memory(traffic: Traffic) -> PrefixMemory:
+def replayed_memory(traffic: LoggedTraffic) -> PrefixMemory:
     """Return the prefix memory of a gateway that has served these requests."""
     memory = PrefixMemory()
     for number in np.flatnonzero(traffic.known).tolist():

@@ -69,7 +69,7 @@ class Counts:
     """Sum over the answered of the seconds from request to prediction."""
 
 
-class Trace(NamedTuple):
+class PredictionTrace(NamedTuple):
     """What the prediction of an admitted request is made of, for a log."""
 
     predictor: str
@@ -260,12 +260,12 @@ class PredictionService:
             if state is None or state.ticket != ticket or not take(key, self._with_memory(state, prediction, raw)):
                 self._counts.late += 1
 
-    def trace(self, key: str) -> Trace | None:
+    def trace(self, key: str) -> PredictionTrace | None:
         """Return what the prediction of an admitted request is made of; None if it has ended."""
         state = self._open.get(key)
         if state is None:
             return None
-        return Trace(state.predictor, state.start, state.raw, state.latest, state.levels)
+        return PredictionTrace(state.predictor, state.start, state.raw, state.latest, state.levels)
 
     def ended(self, key: str, tokens: int | None, *, censored: bool = False) -> None:
         """Report that an admitted request ended, with its length (None if unknown). A second report is ignored.

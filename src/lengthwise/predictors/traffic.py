@@ -94,7 +94,7 @@ def pair(prediction: LogT | None) -> tuple[float, float] | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Traffic:
+class LoggedTraffic:
     """The rows of a log as columns, in order of time. Predictions that a row lacks are NaN."""
 
     origin: str
@@ -112,7 +112,7 @@ class Traffic:
     history: Floats
 
     @classmethod
-    def of(cls, rows: Sequence[TrafficRow], origin: str) -> Traffic:
+    def of(cls, rows: Sequence[TrafficRow], origin: str) -> LoggedTraffic:
         """Sort rows by time."""
         rows = sorted(rows, key=lambda row: row.time)
         pairs = {
@@ -134,7 +134,7 @@ class Traffic:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self, keep: Mask | NDArray[np.intp]) -> Traffic:
+    def take(self, keep: Mask | NDArray[np.intp]) -> LoggedTraffic:
         """Return some of the rows."""
         chosen = np.flatnonzero(keep) if keep.dtype == bool else keep
         columns = {f.name: getattr(self, f.name)[chosen] for f in fields(self) if f.name not in ("origin", "rows")}
@@ -163,7 +163,7 @@ class Traffic:
         return Levels(blocks, names)
 
 
-def read_traffic(folder: Path) -> Traffic:
+def read_traffic(folder: Path) -> LoggedTraffic:
     """Read all parts; InputError if there are none, or one is not such a log."""
     if not folder.is_dir():
         raise InputError("is not a folder", source=folder, hint="give the folder of `lengthwise serve --learn`")
@@ -171,7 +171,7 @@ def read_traffic(folder: Path) -> Traffic:
     rows = [row for part in parts for row in _rows(part)]
     if not rows:
         raise InputError("holds no requests", source=folder, hint="serve some with `lengthwise serve --learn DIR`")
-    return Traffic.of(rows, str(folder))
+    return LoggedTraffic.of(rows, str(folder))
 
 
 def _rows(part: Path) -> Iterator[TrafficRow]:

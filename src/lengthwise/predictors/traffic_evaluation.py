@@ -21,7 +21,7 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU, student
 from lengthwise.predictors import scores
 from lengthwise.predictors.evaluation import CENTRAL
-from lengthwise.predictors.traffic import Floats, Mask, Traffic
+from lengthwise.predictors.traffic import Floats, LoggedTraffic, Mask
 
 SERVED: Final = "as served"
 ALONE: Final = "predictor alone"
@@ -75,13 +75,13 @@ class TrafficEvaluation:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in drawn}
 
 
-def scorable(traffic: Traffic) -> Mask:
+def scorable(traffic: LoggedTraffic) -> Mask:
     """Return which rows have a whole answer, or one cut by its limit."""
     cut = np.array([row.finish_reason in ("cancelled", "error") for row in traffic.rows], bool)
     return np.asarray(traffic.known & ~(traffic.censored & cut), bool)
 
 
-def evaluate_traffic(traffic: Traffic) -> TrafficEvaluation:
+def evaluate_traffic(traffic: LoggedTraffic) -> TrafficEvaluation:
     """Score what was predicted for the requests of a log."""
     with_prediction = scorable(traffic) & np.isfinite(traffic.prediction[:, 0])
     rows = traffic.take(with_prediction)
@@ -131,7 +131,7 @@ def evaluate_traffic(traffic: Traffic) -> TrafficEvaluation:
     )
 
 
-def score_rows(rows: Traffic, prediction: Floats) -> TrafficScores:
+def score_rows(rows: LoggedTraffic, prediction: Floats) -> TrafficScores:
     """Score predictions (n, 2) of scorable rows; rows without one are left out."""
     has = np.isfinite(prediction[:, 0])
     rows, prediction = rows.take(has), prediction[has]
@@ -154,7 +154,7 @@ def score_rows(rows: Traffic, prediction: Floats) -> TrafficScores:
     )
 
 
-def log_scores(rows: Traffic, prediction: Floats) -> Floats:
+def log_scores(rows: LoggedTraffic, prediction: Floats) -> Floats:
     """Return the log density of each log length, or the log survival where the answer was cut."""
     mu, sigma = prediction.T
     z = (np.log(rows.tokens) - mu) / sigma

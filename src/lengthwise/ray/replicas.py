@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class AnswerHead:
     """The first item of an answer. The body's first bytes are in it, so that before it nothing has been sent."""
 
     status: int
@@ -73,7 +73,7 @@ class EngineReplica:
 
     async def forward(
         self, method: str, path: str, body: bytes, headers: Headers, avoid: tuple[str, ...] = ()
-    ) -> AsyncIterator[Head | bytes | Failure]:
+    ) -> AsyncIterator[AnswerHead | bytes | Failure]:
         """Send a request to the engine; yield the head of its answer, then the rest as it arrives.
 
         `avoid` is for the request router.
@@ -83,7 +83,7 @@ class EngineReplica:
             answer = await client.forward(method, path, body, headers)
             try:
                 first = await (answer.chunk() if answer.is_stream else answer.read())
-                yield Head(answer.status, [*answer.raw_headers, (REPLICA_HEADER, self._id.encode())], first)
+                yield AnswerHead(answer.status, [*answer.raw_headers, (REPLICA_HEADER, self._id.encode())], first)
                 while answer.is_stream and (data := await answer.chunk()):
                     yield data
             finally:
@@ -139,7 +139,7 @@ class _HandleAnswer:
 
     async def head(self) -> None:
         item = await self._next()
-        assert isinstance(item, Head)  # noqa: S101  (our own replica)
+        assert isinstance(item, AnswerHead)  # noqa: S101  (our own replica)
         self.status, self.headers, self._first = item.status, item.headers, item.body
 
     async def chunk(self) -> bytes:
@@ -162,7 +162,7 @@ class _HandleAnswer:
             self._ended = True
             self._stream.cancel()
 
-    async def _next(self) -> Any:  # noqa: ANN401  (Head, bytes, or None at the end)
+    async def _next(self) -> Any:  # noqa: ANN401  (AnswerHead, bytes, or None at the end)
         """Return the next item; ConnectionError or TimeoutError if the replica or its engine fails."""
         try:
             silent_at = asyncio.get_running_loop().time() + self._silence_timeout_s

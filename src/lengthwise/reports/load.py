@@ -12,7 +12,7 @@ from lengthwise.engines.load import LoadReport
 from lengthwise.reports.page import Origin
 from lengthwise.reports.runs import NAMES, ReportedRun, runs_page, seconds
 from lengthwise.reports.tables import Table, share
-from lengthwise.simulator.metrics import Slo
+from lengthwise.simulator.metrics import LatencyLimits
 
 __all__ = ["ReplayReport"]
 
@@ -25,7 +25,7 @@ class ReplayReport:
 
     source: str
     loads: Sequence[LoadReport]
-    slo: Slo
+    slo: LatencyLimits
 
     @property
     def verdict(self) -> str:

@@ -29,7 +29,7 @@ from lengthwise.simulator.cluster import (
 )
 from lengthwise.simulator.disaggregated import Pools
 from lengthwise.simulator.fleet import Fleet, FleetEvent, sorted_events
-from lengthwise.simulator.metrics import TRUTH, Slo, Summary, time_per_output_token
+from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary, time_per_output_token
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.paired import Ratio, over_requests, over_seeds
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns, predict_workload
@@ -73,7 +73,7 @@ class Plan:
     rates: Sequence[float] = ()
     loads: Sequence[float] = ()
     seeds: Sequence[int] = (0,)
-    slo: Slo = field(default_factory=Slo)
+    slo: LatencyLimits = field(default_factory=LatencyLimits)
     prediction_delay_s: float = 0.0
     decision_s: float = 0.0
     routers: Sequence[str] = (USUAL_ROUTER,)
@@ -219,11 +219,11 @@ class Cell:
         """The highest share of allocated KV blocks."""
         return max(engine.kv_peak for outcome in self.outcomes for engine in outcome.engines)
 
-    def within(self, slo: Slo) -> float:
+    def within(self, slo: LatencyLimits) -> float:
         """The share of all requests, refused ones too, that were served within the limits."""
         return float(np.mean(np.concatenate([_met(outcome, slo) for outcome in self.outcomes])))
 
-    def goodput(self, slo: Slo) -> float:
+    def goodput(self, slo: LatencyLimits) -> float:
         """Requests per second of makespan that were served within the limits."""
         rates = [float(_met(outcome, slo).sum()) / outcome.summary.makespan_s for outcome in self.outcomes]
         return float(np.mean(rates))
@@ -235,7 +235,7 @@ class Grid:
 
     fleet: Fleet
     seeds: tuple[int, ...]
-    slo: Slo
+    slo: LatencyLimits
     workload: Workload
     capacities: tuple[Capacity, ...]
     predictions: Mapping[str, tuple[RequestPredictions, ...]]
@@ -333,7 +333,7 @@ def latencies(outcome: Outcome) -> dict[Measure, NDArray[np.float64]]:
     }
 
 
-def _met(outcome: Outcome, slo: Slo) -> NDArray[np.bool_]:
+def _met(outcome: Outcome, slo: LatencyLimits) -> NDArray[np.bool_]:
     return slo.met(
         sent=outcome.arrival,
         first_token=outcome.first_token,

@@ -123,7 +123,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
+class LatencyLimits:
     """Latency limits: seconds to the first token, per further token, and to the last token; infinite: no limit."""
 
     ttft_s: float = 2.0

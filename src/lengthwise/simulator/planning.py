@@ -12,7 +12,7 @@ from lengthwise.policies import make_policy
 from lengthwise.routers import make_router
 from lengthwise.simulator.cluster import as_predictions, simulate, uses_predictions
 from lengthwise.simulator.fleet import EngineSpec, Fleet
-from lengthwise.simulator.metrics import Slo
+from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns
 from lengthwise.simulator.routing import charged_times_s
@@ -61,7 +61,7 @@ class CapacitySearch:
 
     workload: Workload
     engine: EngineSpec
-    slo: Slo
+    slo: LatencyLimits
     attainment: float = 0.99
     fewest: int = 1
     most: int = 16
