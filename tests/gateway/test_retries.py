@@ -78,6 +78,18 @@ async def test_a_refused_request_is_sent_to_another_engine(
 
 
 @pytest.mark.anyio
+async def test_an_engine_that_asks_for_a_pause_gets_one_while_another_can_take_its_requests(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lengthwise.gateway.dispatch._MOST_PAUSE_S", 600.0)
+    full, other = StandIn(mode="busy", retry_after="600"), StandIn()
+    with served(full.app()) as one, served(other.app()) as two, gateway(one, two, router="round_robin") as url:
+        for n in range(8):
+            assert (await post(http, url, body(str(n))))[0] == 200
+    assert len(full.bodies) == 1
+
+
+@pytest.mark.anyio
 async def test_a_request_whose_connection_is_lost_before_the_first_byte_is_sent_to_another_engine(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:

@@ -385,6 +385,8 @@ class Completions:
                 call.ttft_s = now - started
 
         try:
+            if answer.status == 429:
+                self._dispatcher.pause(engine, retry_after_s(answer.header("retry-after")))
             if answer.status in RETRIED_STATUSES:
                 avoid = [*call.refused_by, engine]
                 another = call.pinned is None and self._dispatcher.another_up(call.job.llm, avoid)

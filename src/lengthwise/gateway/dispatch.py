@@ -31,6 +31,8 @@ _BOUND_SIGMAS: Final = 2.0  # above the median: a request's memory, where there 
 _LONGEST_SIGMAS: Final = 4.0  # and
 _SLOWEST: Final = 4.0  # times the mean time per token: an answer takes no longer
 _MOST_EXPONENT: Final = 700.0
+_PAUSE_S: Final = 1.0  # after a 429 without Retry-After
+_MOST_PAUSE_S: Final = 10.0
 _MOST_DOUBLINGS: Final = 5  # of the time that a breaker is open
 _MOST_MODELS: Final = 1024  # whose groups are remembered: where engines list no models, clients choose the names
 
@@ -83,6 +85,8 @@ class GatewayEngine:
     """Recent seconds of requests in slots, and their tokens; older ones count less."""
     retry_at: float = 0.0
     """When its failures are forgotten, or its open breaker becomes half open."""
+    paused_until: float = 0.0
+    """Until then it gets no request while another engine can take it: it has answered 429."""
 
     @property
     def name(self) -> str:
@@ -295,7 +299,7 @@ class Dispatcher:
     def refuse(self, model: str | None) -> None:
         """Raise 404 if no engine serves the model, 429 if too many requests wait and none of its engines is free."""
         group = self._group(model)
-        if self.waiting >= self.max_waiting and not _with_slot(group):
+        if self.waiting >= self.max_waiting and not _with_slot(group, self.clock()):
             raise ApiError(
                 429,
                 f"{self.waiting} requests are waiting; try again later",
@@ -326,7 +330,7 @@ class Dispatcher:
         TimeoutError if the turn has not come at `until`. If cancelled, the job leaves the queue or gives back its slot.
         """
         group = self._group(job.llm, only)
-        if not avoid and not group.queue and (free := self._admitting(_with_slot(group), job)):
+        if not avoid and not group.queue and (free := self._admitting(_with_slot(group, self.clock()), job)):
             group.queue.admit(job)
             return self._take(job, free)
         engine: asyncio.Future[GatewayEngine] = asyncio.get_running_loop().create_future()
@@ -437,6 +441,15 @@ class Dispatcher:
             engine.openings += 1
         doublings = min(max(0, engine.openings - 1), _MOST_DOUBLINGS)
         engine.retry_at = self.clock() + self._breaker_s * 2**doublings * self._jitter.uniform(1.0, 1.5)
+
+    def pause(self, engine: GatewayEngine, asked_s: float | None) -> None:
+        """Send an engine that has answered 429 nothing for the time it asks for, while another engine can take it.
+
+        Its breaker stays closed: the limit may be that of one client.
+        """
+        wait_s = min(_MOST_PAUSE_S, _PAUSE_S if asked_s is None else asked_s)
+        engine.paused_until = self.clock() + wait_s
+        asyncio.get_running_loop().call_later(wait_s, self._dispatch)
 
     def set_slots(self, engine: GatewayEngine, slots: int) -> None:
         """Change the requests that may run at once on an engine; those that run are not stopped."""
@@ -549,11 +562,11 @@ class Dispatcher:
             return
         now = self.clock()
         for turn in list(self._retrying.values()):
-            if free := self._admitting(_with_slot(turn.group, turn.avoid), turn.job):
+            if free := self._admitting(_with_slot(turn.group, now, turn.avoid), turn.job):
                 del self._retrying[turn.job.id]
                 self._assign(turn, free)
         ready = list(self._groups.values())
-        while ready := [group for group in ready if group.queue and _with_slot(group)]:
+        while ready := [group for group in ready if group.queue and _with_slot(group, now)]:
             first = ready[0] if len(ready) == 1 else min(ready, key=lambda group: _head_order(group, now))
             if not self._dispatch_head(first, now):
                 ready.remove(first)
@@ -564,7 +577,7 @@ class Dispatcher:
         if job is None:
             return False
         turn = self._turns[job.id]
-        free = self._admitting(_with_slot(group), job)
+        free = self._admitting(_with_slot(group, now), job)
         if not free and not turn.engine.done():
             return False  # the head waits for KV memory, as in an engine
         group.queue.pop(now)
@@ -603,12 +616,16 @@ class Dispatcher:
                 group.none_up_since = self.clock()
 
 
-def _with_slot(group: _Group, avoid: Collection[GatewayEngine] = ()) -> list[GatewayEngine]:
-    """Return the engines with a free slot. Those in `avoid`, and open breakers, count only while no other is up."""
+def _with_slot(group: _Group, now: float, avoid: Collection[GatewayEngine] = ()) -> list[GatewayEngine]:
+    """Return the engines with a free slot.
+
+    Those in `avoid`, paused ones and those with an open breaker count only while no other is up.
+    """
     up = [engine for engine in group.engines if engine.up]
     if avoid:
         up = [engine for engine in up if engine not in avoid] or up
-    return [engine for engine in [e for e in up if e.breaker != "open"] or up if engine.free]
+    ready = [engine for engine in up if engine.breaker != "open" and engine.paused_until <= now]
+    return [engine for engine in ready or up if engine.free]
 
 
 def _kv_bound(job: Job) -> int:
