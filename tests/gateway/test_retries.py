@@ -136,8 +136,9 @@ async def test_the_only_engine_is_asked_again_when_it_asks_for_it_and_its_last_r
 
 @pytest.mark.anyio
 async def test_a_retry_waits_for_another_engine_without_blocking_requests_behind_it(
-    http: aiohttp.ClientSession,
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("lengthwise.gateway.dispatch._PAUSE_S", 0.0)
     one, two = StandIn(), StandIn()
     with (
         served(one.app()) as first,
