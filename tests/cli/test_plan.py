@@ -28,7 +28,7 @@ def test_the_fewest_engines_are_found_for_each_policy_and_drawn(tmp_path: Path) 
     for each in found["plans"]:
         enough = [trial["engines"] for trial in each["trials"] if trial["attained"] >= 0.9]
         assert each["engines"] == min(enough)
-    assert found["origin"]["command"].startswith("lengthwise ")
+    assert found["origin"]["command"].startswith("lengthwise")
     text = page.read_text(encoding="utf-8")
     assert text.index(found["verdict"].split(". ")[0]) < text.index("How many engines are enough")
     assert "Who gains and who pays" in text
