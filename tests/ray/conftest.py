@@ -19,8 +19,8 @@ NODES = 2
 SPEED = 20
 ENGINE = f"simulated:1*llama-3-8b@a100?speed={SPEED}&max_num_seqs=8"
 
-# Processes that the tests have no use for, each of which takes seconds of CPU time to start. On a busy machine a replica
-# may take long to state its queue; Ray Serve would then choose another one.
+# Processes that the tests have no use for, each of which takes seconds of CPU time to start, are off. On a busy machine
+# a replica may take long to state its queue, and Ray Serve would then choose another one.
 os.environ |= {
     "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "60",
     "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "60",
