@@ -325,7 +325,7 @@ def queue(arguments: argparse.Namespace) -> None:
     body = request_body(user=str(0.002))
     with engines() as urls:
         # Where all clients connect at once, the last ones send late.
-        limits = ("--in-flight", str(slots), "--max-waiting", "20000", "--header-timeout-s", "600")
+        limits = ("--in-flight", str(slots), "--max-waiting", "20000", "--header-timeout", "600")
         with gateway("ours", ours(urls, arguments.predictor, *limits)) as one:
             for _, waiting in itertools.product(range(arguments.rounds), found):
                 concurrency = waiting + ENGINES * slots
