@@ -20,6 +20,7 @@ from lengthwise.engines.client import (
     engine_url,
     served_model,
 )
+from lengthwise.engines.http1 import HttpAnswer, HttpConnection
 from lengthwise.errors import InputError
 from tests.gateway.engine import RawEngine, StandIn, free_port, served
 
@@ -92,3 +93,34 @@ def test_a_missing_model_or_engine_is_reported_with_a_remedy() -> None:
         with_client(url, lambda client: served_model(client, None))
     with pytest.raises(InputError, match="cannot be reached; start one with `lengthwise engine` or `lengthwise serve`"):
         with_client(f"http://127.0.0.1:{free_port()}", lambda client: served_model(client, None))
+
+
+def test_a_caller_that_is_cancelled_as_the_head_arrives_leaves_no_open_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(client: EngineClient) -> int:
+        call = asyncio.ensure_future(client.get("/v1/models"))
+        wake = HttpAnswer.wake
+
+        def wake_and_cancel(answer: HttpAnswer, **options: Any) -> None:
+            wake(answer, **options)
+            if answer.status:
+                call.cancel()
+
+        monkeypatch.setattr(HttpAnswer, "wake", wake_and_cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        return client.open_answers
+
+    with served(StandIn().app()) as url:
+        assert with_client(url, use) == 0
+
+
+def test_a_connection_that_ends_as_it_is_made_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = HttpConnection.connection_made
+
+    def made_and_lost(connection: HttpConnection, transport: asyncio.BaseTransport) -> None:
+        made(connection, transport)
+        connection.connection_lost(None)
+
+    monkeypatch.setattr(HttpConnection, "connection_made", made_and_lost)
+    with served(StandIn().app()) as url, pytest.raises(EngineBrokenError):
+        with_client(url, lambda client: client.get("/v1/models"))

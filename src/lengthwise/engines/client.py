@@ -265,7 +265,7 @@ class EngineClient:
             own = (b"Authorization", self._authorization)
             headers = [own, *(header for header in headers if header[0].lower() != b"authorization")]
         encoded = path.encode()
-        fresh = False
+        fresh = taken = False
         while True:
             answer: HttpAnswer | None = None
             try:
@@ -278,9 +278,10 @@ class EngineClient:
                     raise _engine_error(error, self.name) from error
                 fresh = True
             else:
+                taken = True
                 return EngineAnswer(self, answer)
             finally:
-                if answer is not None and not answer.status:
+                if answer is not None and not taken:  # a caller may be cancelled when the head has just arrived
                     answer.release()
 
 

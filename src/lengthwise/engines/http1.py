@@ -339,6 +339,9 @@ class HttpPool:
         connection = None if fresh else self._take()
         if connection is None:
             connection = await self._connect()
+            if not connection.usable:  # the server has closed it already
+                connection.abort()
+                raise ConnectionLostError("the connection ended")
         return connection.send(head, body or b"", bodyless=method == "HEAD", limit_s=limit_s)
 
     def close(self) -> None:
