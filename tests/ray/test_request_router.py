@@ -15,7 +15,7 @@ pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'leng
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve.request_router import PendingRequest
 
-from lengthwise.ray import request_router
+from lengthwise.ray.calls import replica_counts
 from lengthwise.ray.request_router import LengthwiseRequestRouter
 
 DEPLOYMENT = DeploymentID(name="engine", app_name="tests")
@@ -122,10 +122,10 @@ def test_replicas_come_and_go_with_their_calls() -> None:
         made = router(a)
         await choose(made, call("1"))
         made.update_replicas([a, b])
-        assert vars(request_router)["replica_counts"]["tests", "engine"] == 2
+        assert replica_counts["tests", "engine"] == 2
         made.on_replica_actor_died(a.replica_id)
         assert running(made) == {"b": 0}
-        assert vars(request_router)["replica_counts"]["tests", "engine"] == 1
+        assert replica_counts["tests", "engine"] == 1
         made.on_request_completed(a.replica_id, "1")
         assert await choose(made, call("2")) == "b"
 

@@ -26,6 +26,14 @@ replica_counts: Final[dict[tuple[str, str], int]] = {}
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
+def set_replicas(deployment: tuple[str, str], count: int) -> None:
+    """Set the replicas of a deployment.
+
+    A function, because Ray Serve copies the request router's class with its globals, but not this module.
+    """
+    replica_counts[deployment] = count
+
+
 def read_job(job_id: str, args: Sequence[Any]) -> Job | None:
     """Return the job of a call's positional arguments; None if they hold no OpenAI body."""
     path, content = _body(args)

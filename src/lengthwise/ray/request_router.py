@@ -23,7 +23,7 @@ from lengthwise.engines.engine_metrics import EngineGauges, EngineMemory
 from lengthwise.gateway.json_fields import LARGE_BODY
 from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.policies import Job
-from lengthwise.ray.calls import AVOID, read_job, replica_counts
+from lengthwise.ray.calls import AVOID, read_job, set_replicas
 
 
 @dataclass(eq=False, slots=True)
@@ -105,7 +105,7 @@ class LengthwiseRequestRouter(RequestRouter):
                 self._known[each.replica_id] = known
                 self.routes.up(known)
             self._read_stats(known, each.routing_stats)
-        replica_counts[self._deployment] = len(self._known)
+        set_replicas(self._deployment, len(self._known))
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Remove the replica with its cached prefixes."""
@@ -145,7 +145,7 @@ class LengthwiseRequestRouter(RequestRouter):
     def _down(self, replica_id: ReplicaID) -> None:
         replica = self._known.pop(replica_id, None)
         if replica is not None:
-            replica_counts[self._deployment] = len(self._known)
+            set_replicas(self._deployment, len(self._known))
             self.routes.forget(replica)
             for job_id in list(replica.jobs):
                 self._forget(job_id)
