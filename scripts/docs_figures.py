@@ -237,11 +237,13 @@ RUNNING = ((900, 200), (500, 700), (300, 100), (700, 500), (200, 400))  # KV tok
 
 def draw_memory() -> None:
     """KV memory of five running requests over their next steps, with and without a sixth."""
-    capacity, steps = 3700, np.arange(0, 801)
+    capacity, last = 3700, 800
     with figure(1, 2, size=(8.4, 3.0), title="Admission looks at the peak, not at the prompt") as (drawing, panels):
         for axes, (held, remaining) in zip(panels, ((600, 50), (600, 600)), strict=True):
             requests = [*RUNNING, (held, remaining)]
             peak = peak_kv_tokens([KvDemand(*request) for request in requests])
+            # Straight lines between the ends of requests: a point per step would make the file a hundred times larger.
+            steps = np.unique([0, last, *(end for _, rest in requests for end in (rest, rest + 1) if end <= last)])
             layers = [np.where(steps <= rest, now + steps, 0) for now, rest in requests]
             colours = [*(["#cfe1ee"] * len(RUNNING)), OURS]
             axes.stackplot(steps, np.array(layers), colors=colours, edgecolor="white", linewidth=0.5)

@@ -19,6 +19,9 @@ Found = TypeVar("Found")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Report = Annotated[Path | None, typer.Option(help="Also write an HTML report with figures.")]
+LIMITS = "Limits"
+SloTtft = Annotated[float, typer.Option(help="Goodput: largest TTFT in seconds.", rich_help_panel=LIMITS)]
+SloTpot = Annotated[float, typer.Option(help="Goodput: largest TPOT in seconds.", rich_help_panel=LIMITS)]
 MaxNumSeqs = Annotated[int | None, typer.Option(min=1, help="Requests that run at once in the engine.")]
 SampleSource = Annotated[
     str, typer.Argument(help="`castillo`, a folder in its layout, or a Parquet file of length samples.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli.output import AsJson, Report, need_folder, note, show
+from lengthwise.cli.output import LIMITS, AsJson, Report, need_folder, note, show
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.planning import PlanReport
@@ -19,7 +19,6 @@ from lengthwise.simulator.planning import CapacitySearch
 from lengthwise.specs import split_specs
 from lengthwise.workloads.traces import Source
 
-_LIMITS = "Limits"
 _TRAFFIC = "Traffic"
 
 
@@ -42,11 +41,11 @@ def plan(
     max_num_seqs: Annotated[
         int | None, typer.Option(min=1, help="Requests that run at once in an engine [default: vLLM's for the GPU].")
     ] = None,
-    slo_ttft: Annotated[float | None, typer.Option(help="Largest TTFT in seconds.", rich_help_panel=_LIMITS)] = None,
-    slo_tpot: Annotated[float | None, typer.Option(help="Largest TPOT in seconds.", rich_help_panel=_LIMITS)] = None,
-    slo_e2e: Annotated[float | None, typer.Option(help="Largest E2E in seconds.", rich_help_panel=_LIMITS)] = None,
+    slo_ttft: Annotated[float | None, typer.Option(help="Largest TTFT in seconds.", rich_help_panel=LIMITS)] = None,
+    slo_tpot: Annotated[float | None, typer.Option(help="Largest TPOT in seconds.", rich_help_panel=LIMITS)] = None,
+    slo_e2e: Annotated[float | None, typer.Option(help="Largest E2E in seconds.", rich_help_panel=LIMITS)] = None,
     attainment: Annotated[
-        float, typer.Option(help="Share of requests that must be within all limits.", rich_help_panel=_LIMITS)
+        float, typer.Option(help="Share of requests that must be within all limits.", rich_help_panel=LIMITS)
     ] = 0.99,
     rate: Annotated[
         float | None,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lengthwise.cli.output import AsJson, Report, need_folder, note, show, write_parquet
+from lengthwise.cli.output import LIMITS, AsJson, Report, SloTpot, SloTtft, need_folder, note, show, write_parquet
 from lengthwise.cli.simulate import numbers
 from lengthwise.engines.client import without_credentials
 from lengthwise.engines.load import LoadPlan, LoadReport, run_load
@@ -25,7 +25,6 @@ from lengthwise.workloads.arrivals import rescale
 _SLO = LatencyLimits()
 _DEAD = 20
 _RATES = "Rates"
-_LIMITS = "Limits"
 
 
 def replay(
@@ -59,14 +58,10 @@ def replay(
             rich_help_panel=_RATES,
         ),
     ] = None,
-    slo_ttft: Annotated[
-        float, typer.Option(help="Goodput: largest TTFT in seconds.", rich_help_panel=_LIMITS)
-    ] = _SLO.ttft_s,
-    slo_tpot: Annotated[
-        float, typer.Option(help="Goodput: largest TPOT in seconds.", rich_help_panel=_LIMITS)
-    ] = _SLO.tpot_s,
+    slo_ttft: SloTtft = _SLO.ttft_s,
+    slo_tpot: SloTpot = _SLO.tpot_s,
     slo_e2e: Annotated[
-        float | None, typer.Option(help="Goodput: largest E2E in seconds [default: none].", rich_help_panel=_LIMITS)
+        float | None, typer.Option(help="Goodput: largest E2E in seconds [default: none].", rich_help_panel=LIMITS)
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write one row per request (Parquet).")] = None,
     report: Report = None,

@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from lengthwise.cli.output import need_folder, note, show, write_parquet
+from lengthwise.cli.output import SloTpot, SloTtft, need_folder, note, show, write_parquet
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
@@ -23,7 +23,7 @@ from lengthwise.workloads.traces import Source
 
 _SLO = LatencyLimits()
 _LINK = KvLink()
-_TRAFFIC, _ENGINES, _LIMITS, _OUTPUT = "Traffic", "Engines", "Limits", "Output"
+_TRAFFIC, _ENGINES, _OUTPUT = "Traffic", "Engines", "Output"
 _DELAYS, _FAILURES, _POOLS = "Delays", "Engines that fail, start or drain", "Separate prefill and decode"
 
 
@@ -197,12 +197,8 @@ def simulate(
             rich_help_panel=_POOLS,
         ),
     ] = None,
-    slo_ttft: Annotated[
-        float, typer.Option(help="Goodput: largest TTFT in seconds.", rich_help_panel=_LIMITS)
-    ] = _SLO.ttft_s,
-    slo_tpot: Annotated[
-        float, typer.Option(help="Goodput: largest TPOT in seconds.", rich_help_panel=_LIMITS)
-    ] = _SLO.tpot_s,
+    slo_ttft: SloTtft = _SLO.ttft_s,
+    slo_tpot: SloTpot = _SLO.tpot_s,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -1,4 +1,4 @@
-"""Keyed hashes of hashes: whoever lacks the key cannot verify a guess of the text behind them.
+"""Keyed hashes of hashes: without the key, a guess of the text behind them cannot be verified.
 
 SipHash-2-4 (Aumasson, Bernstein 2012) of each value as one 8-byte message: pairs of known texts and their hashes do not
 reveal the key. Compiled, since a server keys every request.

@@ -128,7 +128,7 @@ def _groups(
 
 
 def html_report(found: Evaluation, origin: Origin | None = None) -> str:
-    """Return the page: who is predicted well, how sure the predictions are, and where they fail."""
+    """Return the page: which LLMs and lengths are predicted well, how wide the intervals are, and where they fail."""
     figures = [by_length(found), calibration(found), _groups_figure(found)]
     title = f"{found.predictor} on {found.rows:,} rows of {found.origin}"
     return html_page(title, tables(found), verdict=verdict(found), origin=origin, figures=figures)
