@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +73,19 @@ def test_calls_spread_by_expected_work_and_return_to_their_prefix() -> None:
         assert running(made) == {"a": 0, "b": 0}
         assert await choose(made, call("3", "beta " * 500 + "?")) == second
         assert await choose(made, call("4", "alpha " * 500 + "?")) == first
+
+    run(test())
+
+
+def test_a_report_that_arrives_late_is_not_taken_for_load_of_others() -> None:
+    async def test() -> None:
+        idle = {"running": 0, "waiting": 0, "at": time.time()}
+        made = router(StandInReplica("a", **idle), StandInReplica("b", **idle))
+        first = await choose(made, call("1", "alpha " * 500))
+        reported = {first: {"running": 1, "waiting": 0, "at": time.time()}}
+        made.on_request_completed(ReplicaID(first, DEPLOYMENT), "1")
+        made.update_replicas([StandInReplica(name, **reported.get(name, idle)) for name in "ab"])
+        assert await choose(made, call("2", "alpha " * 500 + "?")) == first
 
     run(test())
 

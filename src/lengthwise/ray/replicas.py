@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -97,11 +98,12 @@ class EngineReplica:
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Return the engine's load and KV memory for the request router."""
+        at = time.time()
         metrics = await fetch_metrics(await self._open()) or ""
         gauges, memory = read_gauges(metrics), read_memory(metrics)
         stats: dict[str, Any] = {}
         if gauges is not None:
-            stats |= {"running": gauges.running, "waiting": gauges.waiting, "kv_use": gauges.kv_use}
+            stats |= {"at": at, "running": gauges.running, "waiting": gauges.waiting, "kv_use": gauges.kv_use}
         if memory is not None:
             stats |= {"kv_tokens": memory.kv_tokens, "block_size": memory.block_size}
         return stats

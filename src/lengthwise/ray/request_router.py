@@ -36,6 +36,8 @@ class Replica:
     memory: EngineMemory | None = None
     stats: Mapping[str, Any] = field(default_factory=dict)
     jobs: set[str] = field(default_factory=set)
+    ended: list[tuple[float, float]] = field(default_factory=list)
+    """When each call that has ended since the last report was sent, and when it ended."""
 
     @property
     def name(self) -> str:
@@ -53,6 +55,7 @@ class _Sent:
     job: Job
     replica: Replica
     future: asyncio.Future[Any]
+    at: float = field(default_factory=time.monotonic)
 
 
 class LengthwiseRequestRouter(RequestRouter):
@@ -62,7 +65,8 @@ class LengthwiseRequestRouter(RequestRouter):
     `messages` or `prompt`, as Ray Serve LLM passes it. Its prediction: `length_mu` and `length_sigma` in `vllm_xargs`,
     else the client's hint, else the wide prior.
     Load and KV memory: `record_routing_stats` of the replica, if it returns `running`, `waiting`, `kv_use`, `kv_tokens`
-    and `block_size`; without them, the calls that this router has sent.
+    and `block_size`; without them, the calls that this router has sent. Ray Serve delivers a report seconds later: with
+    `at` (seconds since the epoch) in it, calls that have ended since are not mistaken for other clients' load.
     A call without a body goes to the replica with the fewest running calls.
     """
 
@@ -139,8 +143,11 @@ class LengthwiseRequestRouter(RequestRouter):
     def _forget(self, job_id: str) -> None:
         sent = self._sent.pop(job_id, None)
         if sent is not None:
+            now = time.monotonic()
             sent.replica.jobs.discard(job_id)
-            self.routes.on_finished(sent.job, sent.replica, time.monotonic(), 0, None)
+            if "at" in sent.replica.stats:
+                sent.replica.ended.append((sent.at, now))
+            self.routes.on_finished(sent.job, sent.replica, now, 0, None)
 
     def _down(self, replica_id: ReplicaID) -> None:
         replica = self._known.pop(replica_id, None)
@@ -160,8 +167,12 @@ class LengthwiseRequestRouter(RequestRouter):
                 replica.memory = memory
                 self.routes.up(replica)
         if "running" in stats:
-            gauges = EngineGauges(int(stats["running"]), int(stats["waiting"]), stats.get("kv_use"))
-            self.routes.on_metrics(replica, gauges, time.monotonic())
+            now = time.monotonic()
+            at = now - max(0.0, time.time() - stats["at"]) if "at" in stats else now
+            replica.ended = [each for each in replica.ended if each[1] > at]
+            over = sum(sent <= at for sent, _ in replica.ended)
+            gauges = EngineGauges(max(0, int(stats["running"]) - over), int(stats["waiting"]), stats.get("kv_use"))
+            self.routes.on_metrics(replica, gauges, at)
 
     async def _job(self, pending_request: PendingRequest) -> Job | None:
         """Return the job of a call; the same one while it is routed again."""
