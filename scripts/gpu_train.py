@@ -7,6 +7,7 @@
     explore  there: variants side by side, scored on held-out prompts
     distil   there: an ensemble over folds, then students trained on it; the weights of the best are written
     left_out there: variants trained without one LLM
+    rivals   there: the predictors that TIE's paper compares, for `python -m experiments run tie_rivals`
     diverse  there: teachers on all sources, networks without some groups of sources, then a student
     join     here: the weights as one file, for `lengthwise train --weights`
 
@@ -43,7 +44,15 @@ PACKAGES = (
     "experiments", "lengthwise", "lengthwise.predictors", "lengthwise.predictors.encoder", "lengthwise.training",
     "lengthwise.training.encoder", "lengthwise.training.probe",
 )  # fmt: skip
-JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without", "groups", "only", "level")
+JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without", "llm", "groups", "only", "level")
+RIVALS = {
+    "ssjf": "pooling=mean,head.kind=mean_std,mean=1,log_mean=0,log_std=0",
+    "ltr": "pooling=mean,head.kind=rank,early_stopping.metric=tau",
+    "tie": "pooling=all,nll=0,log_mean=0,mean=0,log_std=0,pairwise=0,loss.fitted=1,loss.fitted_sigma=3",
+}
+"""A point regressor of the length, a ListMLE ranker, and mu and sigma by squared error of the prompt's fit."""
+RIVAL_LLMS = {"one": "llm=Llama-3.1-8B,", "all": ""}
+"""What they train on: answers of the LLM that is served, as in the papers, or of all LLMs."""
 
 
 def bare_package() -> None:
@@ -316,6 +325,8 @@ def work(arguments: argparse.Namespace) -> None:
     data = read_pack(folder)
     if "without" in settings:
         data = data.without(settings["without"])
+    if "llm" in settings:
+        data.lengths[:, [i for i, llm in enumerate(data.llms) if settings["llm"] not in llm]] = 0
     if not settings.get("smollm2", True):
         data.lengths[:, [i for i, llm in enumerate(data.llms) if "SmolLM2" in llm]] = 0
     seed = int(settings.get("seed", 0))
@@ -338,7 +349,8 @@ def work(arguments: argparse.Namespace) -> None:
         return
     state = {k: v.detach().half().cpu() for k, v in network.state_dict().items()}
     torch.save(state, WORK / f"{name}.pt")
-    finished = {"name": name, "settings": settings, "scores": scores_of(outputs, data), "curves": curves}
+    finished = {"name": name, "settings": settings, "curves": curves}
+    finished["scores"] = scores_of(outputs, data, kind=config.head.kind)
     absent = left_out_groups(settings, data)
     if absent:
         finished["left_out"] = scores_by_group(outputs, data, absent)
@@ -388,7 +400,7 @@ def make_task(arguments: argparse.Namespace, settings: dict[str, Any], data: Any
     soft = np.load(arguments.soft) if arguments.soft else None
     train = (data.part == TRAIN) & (data.fold != settings.get("fold", -1))
     absent = [data.corpora.index(name) for name in left_out_groups(settings, data)]
-    train &= ~np.isin(data.corpus, absent)
+    train &= ~np.isin(data.corpus, absent) & (data.lengths > 0).any((1, 2))
     learns = train | ((data.part == UNLABELLED) & (soft is not None and bool(settings.get("extra", True))))
     held_out = np.flatnonzero((data.part == HELD_OUT) & ~np.isin(data.corpus, absent))
     everything = np.arange(len(data))
@@ -442,6 +454,30 @@ def left_out(arguments: argparse.Namespace) -> None:
     outputs = {name: np.load(WORK / f"{name}.npz")["outputs"][kept] for name in names}
     arguments.out.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(arguments.out / "left_out.npz", **outputs)
+
+
+def rivals(arguments: argparse.Namespace) -> None:
+    """Train the networks of RIVALS, two seeds each, and write their outputs for the prompts that none trained on."""
+    bare_package()
+    import numpy as np
+
+    from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST
+
+    variants = [
+        f"{rival}_{llms}_{seed}:{chosen}{recipe},seed={seed}"
+        for seed in range(2)
+        for llms, chosen in RIVAL_LLMS.items()
+        for rival, recipe in RIVALS.items()
+    ]
+    names = run_all(arguments, variants, time.time() + arguments.budget - 10)
+    prompts = np.flatnonzero(np.isin(read_pack(arguments.folder).part, (HELD_OUT, TEST, ELSEWHERE)))
+    outputs = {name: np.load(WORK / f"{name}.npz")["outputs"][prompts] for name in names}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(arguments.out / "rivals.npz", prompts=prompts, **outputs)
+    results = [json.loads((WORK / f"{name}.json").read_text()) for name in names]
+    (arguments.out / "metrics.json").write_text(json.dumps(results))
+    for result in results:
+        print(f"{result['name']:12}", json.dumps(result["scores"]))  # noqa: T201
 
 
 def distil(arguments: argparse.Namespace) -> None:
@@ -646,7 +682,8 @@ def main() -> None:
 
 MODES = {
     "pack": pack, "unpack": unpack, "invent": invent, "more": more, "explore": explore, "distil": distil,
-    "left_out": left_out, "diverse": diverse, "outputs": outputs, "join": join, "work": work, "predict": work,
+    "left_out": left_out, "rivals": rivals, "diverse": diverse, "outputs": outputs, "join": join,
+    "work": work, "predict": work,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.training.encoder.ensemble import Member, soft_targets
+from lengthwise.training.encoder.ensemble import Member, scores_of, soft_targets
 from lengthwise.training.encoder.pack import HELD_OUT, Pack
 
 P, L, K = 400, 2, 10
@@ -39,3 +39,13 @@ def test_a_target_leans_to_the_teacher_that_did_not_see_the_prompt() -> None:
     members = [Member(outputs(4.0), everything), Member(outputs(6.0), nothing)]
     for oof, expected in ((0.0, 5.0), (1.0, 6.0)):
         np.testing.assert_allclose(soft_targets(members, pack(0.3), oof=oof)[..., 0], expected, atol=1e-6)
+
+
+def test_a_head_without_a_spread_is_scored_by_its_order_alone() -> None:
+    found = pack(0.3)
+    mean = found.lengths.astype(np.float64).mean(axis=2)
+    score = np.concatenate([mean, mean[:, :1]], axis=1)[..., None]
+    assert scores_of(score / 100, found, kind="rank")["held_out"].keys() == {"tau", "mae"}
+    assert scores_of(score / 100, found, kind="rank")["held_out"]["tau"] == 1.0
+    logt = outputs(5.0) + np.pad(score, ((0, 0), (0, 0), (0, 3)))
+    assert "calibrated" in scores_of(logt, found)["held_out"]

@@ -67,6 +67,18 @@ def test_every_regularisation_trains(tiny_folder: Path) -> None:
     assert np.isfinite(trainer(prepared).run()[0]["train_loss"])
 
 
+def test_a_ranker_meets_short_and_long_prompts_in_one_list(tiny_folder: Path) -> None:
+    prepared = prepare(tiny.config(tiny_folder))
+    tensors, prompts = trainer(prepared).tensors, np.flatnonzero(prepared.pack.part == TRAIN)
+
+    def spread(together: int) -> float:
+        batches = list(tensors.shuffled(prompts, 8, np.random.default_rng(0), together))
+        assert sorted(np.concatenate(batches)) == sorted(prompts)
+        return float(np.mean([tensors.counts[batch].std() for batch in batches]))
+
+    assert spread(1) > 1.5 * spread(8)
+
+
 def test_training_stops_when_held_out_prompts_get_no_better(tiny_folder: Path) -> None:
     rates = {"lr": 1e-12, "head_lr": 1e-12, "epochs": 20}
     prepared = prepare(tiny.config(tiny_folder, optimiser=rates, early_stopping={"patience": 2}))

@@ -126,18 +126,25 @@ def _factor(mu: Array, sigma: Array, pack: Pack, prompts: Array, llms: slice) ->
     return float(np.mean(needed))
 
 
-def scores_of(outputs: Array, pack: Pack, leave_out: tuple[str, ...] = ("SmolLM2",)) -> dict[str, Any]:
-    """Return scores on held-out, test and other corpora, before and after the sigma factors of the held-out prompts."""
-    mu, spread = places_and_spreads(outputs, "logt")
-    sigma = np.asarray(spread)
+def scores_of(
+    outputs: Array, pack: Pack, leave_out: tuple[str, ...] = ("SmolLM2",), kind: str = "logt"
+) -> dict[str, Any]:
+    """Return scores on held-out, test and other corpora of a head of this kind.
+
+    Where it predicts a spread, `calibrated` has the coverage after the sigma factors of the held-out prompts.
+    """
+    mu, sigma = places_and_spreads(outputs, kind)
     here = np.isfinite(mu[:, 0])
-    scaled = sigma[:, :-1] * sigma_factors(mu, sigma, pack, np.flatnonzero((pack.part == HELD_OUT) & here))
-    rows = {}
+    held = np.flatnonzero((pack.part == HELD_OUT) & here)
+    scaled = None if sigma is None else sigma[:, :-1] * sigma_factors(mu, sigma, pack, held)
+    rows: dict[str, Any] = {}
     for label, part in (("held_out", HELD_OUT), ("test", TEST), ("alpaca", ELSEWHERE)):
         prompts = np.flatnonzero((pack.part == part) & here)
         if len(prompts) > 3:
-            raw, calibrated = (score(mu, s, pack, prompts, leave_out=leave_out) for s in (sigma, scaled))
-            rows[label] = {**raw, "calibrated": [calibrated["cover0.5"], calibrated["cover0.9"]]}
+            rows[label] = score(mu, sigma, pack, prompts, leave_out=leave_out)
+        if len(prompts) > 3 and scaled is not None:
+            calibrated = score(mu, scaled, pack, prompts, leave_out=leave_out)
+            rows[label]["calibrated"] = [calibrated["cover0.5"], calibrated["cover0.9"]]
     return rows
 
 

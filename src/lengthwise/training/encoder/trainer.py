@@ -79,12 +79,14 @@ class Tensors:
         )
         return Batch(self.ids[at, :width], mask, self.log_size[at], targets)
 
-    def shuffled(self, prompts: NDArray[np.int64], size: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-        """Yield every prompt once, in random batches of prompts of similar length."""
+    def shuffled(
+        self, prompts: NDArray[np.int64], size: int, rng: np.random.Generator, together: int = _SORTED_TOGETHER
+    ) -> Iterator[NDArray[np.int64]]:
+        """Yield every prompt once, in random batches; the prompts of `together` batches are sorted by length."""
         order = rng.permutation(prompts)
         batches = []
-        for first in range(0, len(order), size * _SORTED_TOGETHER):
-            near = order[first : first + size * _SORTED_TOGETHER]
+        for first in range(0, len(order), size * together):
+            near = order[first : first + size * together]
             near = near[np.argsort(self.counts[near], kind="stable")]
             batches += [near[start : start + size] for start in range(0, len(near), size)]
         yield from (batches[i] for i in rng.permutation(len(batches)))
@@ -219,7 +221,9 @@ class Trainer:
             parameter.requires_grad_(not head_only)
         rng = np.random.default_rng([self.seed, self.epoch])
         losses_seen = []
-        for prompts in self.tensors.shuffled(self.task.train, self.config.optimiser.batch, rng):
+        # A list to rank is a batch: among prompts of similar length a ranker would not learn what length tells.
+        together = 1 if self.config.head.kind == "rank" else _SORTED_TOGETHER
+        for prompts in self.tensors.shuffled(self.task.train, self.config.optimiser.batch, rng, together):
             with self._autocast():
                 loss = self._loss(prompts)
             self.optimiser.zero_grad(set_to_none=True)
