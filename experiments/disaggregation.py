@@ -34,7 +34,7 @@ from lengthwise.simulator import (
 )
 from lengthwise.simulator.grid import Measure, Statistic
 from lengthwise.simulator.paired import Ratio, over_seeds
-from lengthwise.simulator.tasks import code_version, content_key, workload_digest
+from lengthwise.simulator.tasks import code_version, content_key
 from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_trace, redraw
 from lengthwise.workloads.generators import DiscreteLengths, react_workload
 from lengthwise.workloads.traces import find_trace
@@ -147,7 +147,7 @@ def _predicted(case: str, requests: int, seed: int, predictor: str) -> RequestPr
 
 @lru_cache(maxsize=256)
 def _digest(case: str, requests: int, seed: int) -> str:
-    return workload_digest(draw(case, requests, seed))
+    return draw(case, requests, seed).content_hash
 
 
 What = tuple[Measure, Statistic]

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from lengthwise.lengths import LogT, Point, wide_prior
 from lengthwise.policies import Job, PolicyQueue, make_policy
-from lengthwise.policies.lengthwise import FAST_ROUND, FAST_WORK_FRACTION, SHORT_JOB_FRACTION, Lanes
+from lengthwise.policies.lengthwise import (
+    FAST_ROUND,
+    FAST_WORK_FRACTION,
+    SHORT_JOB_FRACTION,
+    Lanes,
+    _bin,
+    is_short,
+)
 
 LENGTHS = st.lists(st.integers(1, 8000), min_size=1, max_size=200)
 GRAIN = 16
@@ -80,7 +87,7 @@ def test_the_shortest_third_of_the_jobs_takes_the_fast_lane() -> None:
     lanes = Lanes(lambda: 4)
     for number in range(3000):
         lanes.enter(job(number, 20 + number * 7 % 600))
-    fast = [length for length in range(20, 620) if lanes._is_short(length)]
+    fast = [length for length in range(20, 620) if is_short(lanes, length, _bin(length))]
     assert fast == list(range(20, 20 + len(fast)))
     assert len(fast) / 600 == pytest.approx(SHORT_JOB_FRACTION, abs=0.04)
 

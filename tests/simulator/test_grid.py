@@ -7,7 +7,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.simulator import Fleet, predict_workload, simulate
-from lengthwise.simulator.cluster import online_predictions
+from lengthwise.simulator.cluster import as_predictions
 from lengthwise.simulator.grid import Plan, run_grid
 from lengthwise.workloads import Workload, redraw
 from tests.simulator.builders import UNEVEN, fleet, requests
@@ -83,7 +83,7 @@ def test_a_predictor_that_learns_predicts_anew_at_every_load() -> None:
     for cell, capacity_share in zip(grid.cells, plan.loads, strict=True):
         rate = capacity_share * grid.capacities[0].requests_per_s
         workload = draw(1).replace(arrival_s=draw(1).arrival_s / rate)
-        alone = simulate(workload, engines(), "sjf", predictor=online_predictions(workload, engines(), "memory"))
+        alone = simulate(workload, engines(), "sjf", predictor=as_predictions(workload, engines(), "memory"))
         assert cell.outcomes[0].finish.tolist() == alone.finish.tolist()
 
 

@@ -18,7 +18,7 @@ from lengthwise.predictors import PredictionInput, load_predictor
 from lengthwise.predictors.history import History
 from lengthwise.predictors.resolve import packaged_predictors
 from lengthwise.simulator import predict_workload, simulate
-from lengthwise.simulator.cluster import online_predictions
+from lengthwise.simulator.cluster import as_predictions
 from lengthwise.workloads import Workload
 from tests.simulator.builders import fleet, requests
 
@@ -157,7 +157,7 @@ def test_memory_sees_a_length_only_once_its_request_has_finished() -> None:
 def test_a_simulation_shows_memory_the_lengths_that_finished_on_its_fleet() -> None:
     quick, slow = tenants(100, gap_s=30.0), tenants(100, gap_s=0.001)
     assert simulate(quick, fleet(), "sjf", predictor="memory").predictor == "memory"
-    taus = [online_predictions(each, fleet(), "memory").tau for each in (quick, slow)]
+    taus = [as_predictions(each, fleet(), "memory").tau for each in (quick, slow)]
     assert taus[0] > 0.3
     assert math.isnan(taus[1]) or taus[1] < 0.1
 

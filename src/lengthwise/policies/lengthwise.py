@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -72,19 +72,6 @@ class Lengthwise(BasePolicy):
 
 
 @dataclass(slots=True)
-class LengthTotals:
-    """Predicted and true tokens of finished jobs, summed."""
-
-    predicted: float = 1.0
-    true: float = 1.0
-
-    @property
-    def ratio(self) -> float:
-        """True tokens per predicted token."""
-        return self.true / self.predicted
-
-
-@dataclass(slots=True)
 class Lanes:
     """The rounds of `Lengthwise`: statistics of recent lengths, and the credit of the fast lane."""
 
@@ -98,88 +85,133 @@ class Lanes:
     jobs: list[float] = field(default_factory=lambda: [0.0] * _BINS)
     work: list[float] = field(default_factory=lambda: [0.0] * _BINS)
     """Weighted numbers and work of recent jobs by length."""
-    all: LengthTotals = field(default_factory=LengthTotals)
-    short: LengthTotals = field(default_factory=LengthTotals)
+    all_predicted: float = 1.0
+    all_true: float = 1.0
+    """Tokens of finished jobs, summed; likewise of the short ones."""
+    short_predicted: float = 1.0
+    short_true: float = 1.0
 
     def enter(self, job: Job) -> int:
         """Return the round of a new job."""
-        self.unit *= 1.0 + 1.0 / WINDOW_JOBS
-        self.clock += job.median / self.slots()
-        self._count(job.median, self.unit)
-        job.credited = self._add_credit(job.median)
-        return self._round(job, 1 + int(self.clock / TOKENS_PER_ROUND))
+        round_number, job.credited = enter_lanes(self, *_length(job), self.slots())
+        return round_number
 
     def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
-        """Return the fast lane if the job may use it by its new prediction, else its round in the ordinary lane.
-
-        The job takes back the credit that it added, which may be less than its share, and adds that of its new length.
-        The clock is unchanged: the rounds of waiting jobs are relative to it. A job that loses the fast lane joins the
-        ordinary lane as if it arrived now.
-        """
-        self._count(old_median, -self.unit)
-        self._count(job.median, self.unit)
-        self.credit -= job.credited
-        if round_number == FAST_ROUND:
-            self.credit += old_median
-        job.credited = self._add_credit(job.median)
-        ordinary = 1 + int(self.clock / TOKENS_PER_ROUND) if round_number == FAST_ROUND else round_number
-        return self._round(job, ordinary)
+        """Return the fast lane if the job may use it by its new prediction, else its round in the ordinary lane."""
+        old = old_median, _bin(old_median), round_number, job.credited
+        round_number, job.credited = change_lane(self, *_length(job), *old)
+        return round_number
 
     def admitted(self, round_number: int) -> None:
         """Do nothing: rounds do not depend on what is served."""
 
     def finished(self, job: Job) -> None:
         """Record the true length: where short jobs exceed their predictions, they use more credit."""
-        if job.generated <= 0:  # it failed
-            return
-        for totals in (self.all, self.short) if self._is_short(job.median) else (self.all,):
-            totals.predicted += self.unit * job.median
-            totals.true += self.unit * job.generated
-
-    def _round(self, job: Job, ordinary: int) -> int:
-        """Return the fast lane's round if the job is short and credit covers it, else the ordinary one."""
-        median, predicted = job.median, (job.mu, job.sigma) != (_PRIOR.mu, _PRIOR.sigma)
-        price = median * max(1.0, self.short.ratio / self.all.ratio)
-        if predicted and price <= self.credit and self._is_short(median):
-            self.credit -= price
-            return FAST_ROUND
-        return ordinary
-
-    def _is_short(self, tokens: float) -> bool:
-        """Return whether a length is in the shortest third of jobs or tenth of work; half of its own bin counts."""
-        if tokens * self.count > MAX_OF_MEAN * self.total:
-            return False
-        place = _bin(tokens)
-        if _added(self.jobs[:place]) + 0.5 * self.jobs[place] <= SHORT_JOB_FRACTION * self.count:
-            return True
-        return _added(self.work[:place]) + 0.5 * self.work[place] <= SHORT_WORK_FRACTION * self.total
-
-    def _count(self, tokens: float, weight: float) -> None:
-        place = _bin(tokens)
-        self.jobs[place] += weight
-        self.work[place] += weight * tokens
-        self.count += weight
-        self.total += weight * tokens
-        if self.unit > MAX_UNIT:
-            self.jobs = [each / self.unit for each in self.jobs]
-            self.work = [each / self.unit for each in self.work]
-            for totals in (self.all, self.short):
-                totals.predicted, totals.true = totals.predicted / self.unit, totals.true / self.unit
-            self.total, self.count, self.unit = self.total / self.unit, self.count / self.unit, 1.0
-
-    def _add_credit(self, tokens: float) -> float:
-        """Add a job's share to the credit, up to the maximum; return what was added."""
-        before = self.credit
-        self.credit = min(before + FAST_WORK_FRACTION * tokens, MAX_CREDIT_JOBS * self.total / self.count)
-        return max(0.0, self.credit - before)
+        if job.generated > 0:  # else it failed
+            record_length(self, job.median, _bin(job.median), job.generated)
 
 
-def _added(values: list[float]) -> float:
-    """Return the sum in this order, as the kernel adds; from Python 3.12 on `sum` compensates for rounding."""
-    total = 0.0
-    for value in values:
-        total += value
-    return total
+# The rules of the lanes, on numbers: `Lanes` calls them, and the simulator's kernel compiles them for its own state
+# with the same fields. `tokens` is the median of a job's prediction, `place` its bin.
+
+
+def is_short(lanes: Any, tokens: float, place: int) -> bool:  # noqa: ANN401
+    """Return whether a length is in the shortest third of jobs or tenth of work; half of its own bin counts."""
+    if tokens * lanes.count > MAX_OF_MEAN * lanes.total:
+        return False
+    shorter = 0.0  # added in this order: from Python 3.12 on `sum` compensates for rounding
+    for number in range(place):
+        shorter += lanes.jobs[number]
+    if shorter + 0.5 * lanes.jobs[place] <= SHORT_JOB_FRACTION * lanes.count:
+        return True
+    work = 0.0
+    for number in range(place):
+        work += lanes.work[number]
+    return bool(work + 0.5 * lanes.work[place] <= SHORT_WORK_FRACTION * lanes.total)
+
+
+def count_length(lanes: Any, tokens: float, place: int, weight: float) -> None:  # noqa: ANN401
+    """Add a job to the statistics of recent lengths."""
+    lanes.jobs[place] += weight
+    lanes.work[place] += weight * tokens
+    lanes.count += weight
+    lanes.total += weight * tokens
+    if lanes.unit > MAX_UNIT:
+        for number in range(_BINS):
+            lanes.jobs[number] /= lanes.unit
+            lanes.work[number] /= lanes.unit
+        lanes.all_predicted /= lanes.unit
+        lanes.all_true /= lanes.unit
+        lanes.short_predicted /= lanes.unit
+        lanes.short_true /= lanes.unit
+        lanes.total, lanes.count, lanes.unit = lanes.total / lanes.unit, lanes.count / lanes.unit, 1.0
+
+
+def add_credit(lanes: Any, tokens: float) -> float:  # noqa: ANN401
+    """Add a job's share to the credit, up to the maximum; return what was added."""
+    before = lanes.credit
+    lanes.credit = min(before + FAST_WORK_FRACTION * tokens, MAX_CREDIT_JOBS * lanes.total / lanes.count)
+    return float(max(0.0, lanes.credit - before))
+
+
+def choose_lane(lanes: Any, tokens: float, place: int, predicted: bool, ordinary: int) -> int:  # noqa: ANN401
+    """Return the fast lane's round if the job is short and credit covers it, else the ordinary one."""
+    ratio = (lanes.short_true / lanes.short_predicted) / (lanes.all_true / lanes.all_predicted)
+    price = tokens * max(1.0, ratio)
+    if predicted and price <= lanes.credit and is_short(lanes, tokens, place):
+        lanes.credit -= price
+        return FAST_ROUND
+    return ordinary
+
+
+def enter_lanes(lanes: Any, tokens: float, place: int, predicted: bool, slots: int) -> tuple[int, float]:  # noqa: ANN401
+    """Return the round of a new job and the credit that it adds."""
+    lanes.unit *= 1.0 + 1.0 / WINDOW_JOBS
+    lanes.clock += tokens / slots
+    count_length(lanes, tokens, place, lanes.unit)
+    credited = add_credit(lanes, tokens)
+    return choose_lane(lanes, tokens, place, predicted, 1 + int(lanes.clock / TOKENS_PER_ROUND)), credited
+
+
+def change_lane(
+    lanes: Any,  # noqa: ANN401
+    tokens: float,
+    place: int,
+    predicted: bool,
+    old_tokens: float,
+    old_place: int,
+    round_number: int,
+    credited: float,
+) -> tuple[int, float]:
+    """Return the round of a waiting job by its new prediction, and the credit that it has added.
+
+    The job takes back the credit that it added, which may be less than its share, and adds that of its new length.
+    The clock is unchanged: the rounds of waiting jobs are relative to it. A job that loses the fast lane joins the
+    ordinary lane as if it arrived now.
+    """
+    count_length(lanes, old_tokens, old_place, -lanes.unit)
+    count_length(lanes, tokens, place, lanes.unit)
+    lanes.credit -= credited
+    ordinary = round_number
+    if round_number == FAST_ROUND:
+        lanes.credit += old_tokens
+        ordinary = 1 + int(lanes.clock / TOKENS_PER_ROUND)
+    credited = add_credit(lanes, tokens)
+    return choose_lane(lanes, tokens, place, predicted, ordinary), credited
+
+
+def record_length(lanes: Any, tokens: float, place: int, true_tokens: int) -> None:  # noqa: ANN401
+    """Add a finished job to the totals of predicted and true tokens."""
+    lanes.all_predicted += lanes.unit * tokens
+    lanes.all_true += lanes.unit * true_tokens
+    if is_short(lanes, tokens, place):
+        lanes.short_predicted += lanes.unit * tokens
+        lanes.short_true += lanes.unit * true_tokens
+
+
+def _length(job: Job) -> tuple[float, int, bool]:
+    """Return the median of a job's prediction, its bin, and whether it is a prediction and not the wide prior."""
+    return job.median, _bin(job.median), (job.mu, job.sigma) != (_PRIOR.mu, _PRIOR.sigma)
 
 
 def length_bin(job_mu: float, job_sigma: float, median: float) -> int:

@@ -183,27 +183,25 @@ def at_rate(workload: Workload, rate: float | None) -> Workload:
     return workload if rate is None else workload.replace(arrival_s=workload.arrival_s / rate)
 
 
-def online_predictions(workload: Workload, fleet: Fleet, predictor: str, *, seed: int = 0) -> RequestPredictions:
-    """Return the predictions of a predictor that learns from finished requests.
-
-    A length is visible once its request has finished on this fleet under FCFS and round robin.
-    """
-    served = simulate(workload, fleet, "fcfs", predictor="none")
-    return predict_workload(workload, predictor, seed=seed, finish_s=served.finish)
-
-
 def as_predictions(
-    workload: Workload, fleet: Fleet, predictor: str | RequestPredictions | None, *, used: bool = True
+    workload: Workload,
+    fleet: Fleet,
+    predictor: str | RequestPredictions | None,
+    *,
+    used: bool = True,
+    seed: int = 0,
+    on_progress: Progress | None = None,
 ) -> RequestPredictions:
-    """Return predictions for the workload by a predictor's name; None is the default one, or none if not `used`."""
+    """Return predictions for the workload by a predictor's name; None is the default one, or none if not `used`.
+
+    To a predictor that learns from finished requests, a length is visible once its request has finished on this fleet
+    under FCFS and round robin.
+    """
     if predictor is None:
         predictor = default_predictor(workload) if used else "none"
     if isinstance(predictor, str):
-        return (
-            online_predictions(workload, fleet, predictor)
-            if learns(predictor)
-            else predict_workload(workload, predictor)
-        )
+        finish_s = simulate(workload, fleet, "fcfs", predictor="none").finish if learns(predictor) else None
+        return predict_workload(workload, predictor, seed=seed, finish_s=finish_s, on_progress=on_progress)
     return _checked(predictor, RequestPredictions, "predictor", 'a name such as "fast", or RequestPredictions')
 
 

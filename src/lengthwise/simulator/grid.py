@@ -21,10 +21,10 @@ from lengthwise.predictors.resolve import parse_predictor_spec
 from lengthwise.routers import make_router
 from lengthwise.simulator.cluster import (
     Capacity,
+    as_predictions,
     at_rate,
     check_seconds,
     measure_capacity,
-    online_predictions,
     simulate,
 )
 from lengthwise.simulator.disaggregated import Pools
@@ -221,11 +221,11 @@ class Cell:
 
     def within(self, slo: LatencyLimits) -> float:
         """The share of all requests, refused ones too, that were served within the limits."""
-        return float(np.mean(np.concatenate([_met(outcome, slo) for outcome in self.outcomes])))
+        return float(np.mean(np.concatenate([outcome.within(slo) for outcome in self.outcomes])))
 
     def goodput(self, slo: LatencyLimits) -> float:
         """Requests per second of makespan that were served within the limits."""
-        rates = [float(_met(outcome, slo).sum()) / outcome.summary.makespan_s for outcome in self.outcomes]
+        rates = [float(outcome.within(slo).sum()) / outcome.summary.makespan_s for outcome in self.outcomes]
         return float(np.mean(rates))
 
 
@@ -333,15 +333,6 @@ def latencies(outcome: Outcome) -> dict[Measure, NDArray[np.float64]]:
     }
 
 
-def _met(outcome: Outcome, slo: LatencyLimits) -> NDArray[np.bool_]:
-    return slo.met(
-        sent=outcome.arrival,
-        first_token=outcome.first_token,
-        finish=outcome.finish,
-        output_tokens=outcome.output_tokens,
-    )
-
-
 def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Grid:
     """Simulate every cell of the plan until its last request finishes.
 
@@ -351,16 +342,15 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
     """
     drawn = [draw(seed) for seed in plan.seeds]
     plan = plan.with_predictors(drawn[0])
-    names = (*plan.predictors, *(() if plan.refresh is None else (plan.refresh,)))
+    names = dict.fromkeys((*plan.predictors, *(() if plan.refresh is None else (plan.refresh,))))
     for name in names:
         if parse_predictor_spec(name).kind in ("model", "memory"):
             predict_workload(drawn[0].head(1), name)  # fail early: no model file, or a workload without prompts
     levels = len(plan.levels(1.0))
-    again = sum(map(learns, plan.predictors)) * (levels - 1)
+    again = sum(map(learns, names)) * (levels - 1)
     steps = _Steps(on_progress, len(drawn) * (1 + len(names) + again + levels * len(plan.runs)))
     capacities = tuple(measure_capacity(each, plan.fleet, on_progress=steps.next("capacity")) for each in drawn)
-    predictions = {name: _predictions(name, drawn, plan.seeds, steps) for name in plan.predictors if not learns(name)}
-    refreshed = None if plan.refresh is None else _predictions(plan.refresh, drawn, plan.seeds, steps)
+    predictions = {name: _predictions(plan, name, drawn, steps) for name in names if not learns(name)}
     cells: list[Cell] = []
     for place in range(levels):
         workloads = [
@@ -369,9 +359,8 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
         ]
         level = _level(plan, place, workloads, capacities)
         # What a learner has seen depends on the load; the grid shows the predictions of the last level.
-        predictions |= {
-            name: _online_predictions(plan, name, workloads, steps) for name in plan.predictors if learns(name)
-        }
+        predictions |= {name: _predictions(plan, name, workloads, steps) for name in names if learns(name)}
+        refreshed = [None] * len(drawn) if plan.refresh is None else predictions[plan.refresh]
         for router, predictor, policy in plan.runs:
             known = predictions[plan.predictors[0] if predictor is None else predictor]
             outcomes = tuple(
@@ -387,7 +376,7 @@ def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Gr
                     on_progress=steps.next(f"{policy} {router} {level.load:.2f}"),
                     **plan.options(router),
                 )
-                for workload, predicted, again in zip(workloads, known, refreshed or [None] * len(drawn), strict=True)
+                for workload, predicted, again in zip(workloads, known, refreshed, strict=True)
             )
             cells.append(Cell(level, predictor, outcomes[0].policy, outcomes, make_router(router).name))
     shown = {name: predictions[name] for name in plan.predictors}
@@ -402,24 +391,12 @@ def _level(plan: Plan, place: int, workloads: Sequence[Workload], capacities: Se
     return Level(plan.loads[place] if plan.loads else load, offered)
 
 
-def _online_predictions(
-    plan: Plan, name: str, workloads: Sequence[Workload], steps: _Steps
-) -> tuple[RequestPredictions, ...]:
-    found = []
-    for workload, seed in zip(workloads, plan.seeds, strict=True):
-        found.append(online_predictions(workload, plan.fleet, name, seed=seed))
-        steps.next(name)(1.0)
-    return tuple(found)
-
-
-def _predictions(
-    name: str, drawn: Sequence[Workload], seeds: Sequence[int], steps: _Steps
-) -> tuple[RequestPredictions, ...]:
+def _predictions(plan: Plan, name: str, drawn: Sequence[Workload], steps: _Steps) -> tuple[RequestPredictions, ...]:
     """Predictions for every seed. A model predicts a prompt that several seeds have drawn once."""
     if parse_predictor_spec(name).kind != "model" or len(drawn) == 1:
         return tuple(
-            predict_workload(workload, name, seed=seed, on_progress=steps.next(name))
-            for workload, seed in zip(drawn, seeds, strict=True)
+            as_predictions(workload, plan.fleet, name, seed=seed, on_progress=steps.next(name))
+            for workload, seed in zip(drawn, plan.seeds, strict=True)
         )
     rows = pa.concat_tables([workload.table.select(_PREDICTOR_COLUMNS) for workload in drawn])
     rows = rows.append_column("arrival_s", pa.array(np.zeros(len(rows))))

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lengthwise.simulator.kernel.records import Records
-from lengthwise.simulator.metrics import TRUTH, Summary, summarise
+from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary, summarise
 from lengthwise.simulator.routing import RoutingTrace
 
 if TYPE_CHECKING:
@@ -189,14 +189,24 @@ class Outcome:
         """Return the rows that an engine admitted, in order, each once."""
         return list(dict.fromkeys(self.engines[engine].admissions.tolist()))
 
+    @property
+    def _times(self) -> dict[str, NDArray[Any]]:
+        return {
+            "sent": self.arrival,
+            "first_token": self.first_token,
+            "finish": self.finish,
+            "output_tokens": self.output_tokens,
+        }
+
+    def within(self, slo: LatencyLimits) -> NDArray[np.bool_]:
+        """Return whether each request was served within the limits; refused requests were not."""
+        return slo.met(**self._times)
+
     @cached_property
     def summary(self) -> Summary:
         """Latency, throughput and counts."""
         return summarise(
-            sent=self.arrival,
-            first_token=self.first_token,
-            finish=self.finish,
-            output_tokens=self.output_tokens,
+            **self._times,
             started=self.started,
             preemptions=int(self.preemptions.sum()),
             resubmissions=int(self.resubmissions.sum()),

@@ -146,10 +146,4 @@ class CapacitySearch:
         return made.name, self.predictor if used else None
 
     def _attained(self, outcome: Outcome) -> float:
-        met = self.slo.met(
-            sent=outcome.arrival,
-            first_token=outcome.first_token,
-            finish=outcome.finish,
-            output_tokens=outcome.output_tokens,
-        )
-        return float(met.mean())
+        return float(outcome.within(self.slo).mean())

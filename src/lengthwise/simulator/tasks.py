@@ -17,14 +17,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import pyarrow as pa
-
 import lengthwise
 from lengthwise.errors import InputError
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
-from lengthwise.simulator.cluster import at_rate, measure_capacity, online_predictions, simulate
+from lengthwise.simulator.cluster import as_predictions, at_rate, measure_capacity, simulate
 from lengthwise.simulator.fleet import Fleet, FleetEvent
-from lengthwise.simulator.predictions import RequestPredictions, learns, predict_workload
+from lengthwise.simulator.predictions import RequestPredictions, learns
 from lengthwise.workloads import Workload
 from lengthwise.workloads.files import atomic_path
 
@@ -235,15 +233,6 @@ def content_key(**parts: object) -> str:
     return sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()
 
 
-def workload_digest(workload: Workload) -> str:
-    """Digest of all columns, independent of the file format."""
-    sink = pa.BufferOutputStream()
-    table = workload.table.combine_chunks().replace_schema_metadata(None)
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sha256(sink.getvalue()).hexdigest()
-
-
 @cache
 def file_digest(path: Path) -> str:
     """Digest of a file's bytes."""
@@ -274,7 +263,7 @@ def _draw(source: WorkloadSource, slots: int, own_arrivals: bool, seed: int) -> 
 
 @lru_cache(maxsize=4096)
 def _setting_key(source: WorkloadSource, fleet: Fleet, seed: int, own_arrivals: bool) -> str:
-    digest = workload_digest(_draw(source, fleet.slots, own_arrivals, seed))
+    digest = _draw(source, fleet.slots, own_arrivals, seed).content_hash
     return content_key(workload=digest, fleet=[repr(engine) for engine in fleet.engines], seed=seed)
 
 
@@ -285,6 +274,4 @@ def _predictions(setting: Setting, predictor: str, rate: float | None) -> Reques
 @lru_cache(maxsize=8)
 def _predictions_at(setting: Setting, predictor: str, rate: float | None) -> RequestPredictions:
     """Return the predictions; only those of a predictor that learns depend on the rate."""
-    if learns(predictor):
-        return online_predictions(setting.workload_at(rate), setting.fleet, predictor, seed=setting.seed)
-    return predict_workload(setting.workload, predictor, seed=setting.seed)
+    return as_predictions(setting.workload_at(rate), setting.fleet, predictor, seed=setting.seed)

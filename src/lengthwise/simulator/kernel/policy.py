@@ -1,7 +1,7 @@
 """The compiled policies: what each does when a request arrives, gets its prediction, is admitted and finishes.
 
-Their definitions are in `lengthwise.policies`, and the tests hold both to the same outcome. All other policies, and
-those inside a wrapper, are asked by the host.
+Their definitions are in `lengthwise.policies`, and the tests hold both to the same outcome; the rules of `lengthwise`
+are compiled from there. All other policies, and those inside a wrapper, are asked by the host.
 """
 
 from __future__ import annotations
@@ -11,8 +11,19 @@ import math
 import numpy as np
 
 from lengthwise.compiled import inlined as compiled
-from lengthwise.simulator.kernel import deadlines, lanes, ranks
-from lengthwise.simulator.kernel.access import arrival_at, groups_at, key_at, request_at, waiting_at
+from lengthwise.compiled import inlined_copies
+from lengthwise.policies import lengthwise
+from lengthwise.simulator.kernel import deadlines, ranks
+from lengthwise.simulator.kernel.access import (
+    arrival_at,
+    bin_at,
+    groups_at,
+    key_at,
+    lanes_at,
+    median_at,
+    request_at,
+    waiting_at,
+)
 from lengthwise.simulator.kernel.records import (
     BOOST,
     GITTINS,
@@ -28,13 +39,48 @@ from lengthwise.simulator.kernel.records import (
 )
 
 GROUPS = 10  # of `preble`
+*_, _enter_lanes, _change_lane, _record_length = inlined_copies(
+    lengthwise.is_short,
+    lengthwise.count_length,
+    lengthwise.add_credit,
+    lengthwise.choose_lane,
+    lengthwise.enter_lanes,
+    lengthwise.change_lane,
+    lengthwise.record_length,
+)
+
+
+@compiled
+def _length(engine: Record, row: int) -> tuple[float, int, bool]:
+    """Median of a request's current prediction, its bin, and whether it is a prediction: see `host`."""
+    at = request_at(engine, row).predicted * engine.requests_size + row
+    code = bin_at(engine, at).value
+    return median_at(engine, at).value, max(code, -1 - code), code >= 0
+
+
+@compiled
+def _change_prediction(engine: Record, row: int) -> None:
+    """Apply a late prediction under `lengthwise`; a waiting request of another length gets a new round."""
+    request = request_at(engine, row)
+    old_tokens, old_place, _ = _length(engine, row)
+    request.predicted = 1
+    tokens, place, predicted = _length(engine, row)
+    if request.heap_index >= 0 and tokens != old_tokens:
+        lanes = lanes_at(engine, 0)
+        request.round, request.credited = _change_lane(
+            lanes, tokens, place, predicted, old_tokens, old_place, request.round, request.credited
+        )
 
 
 @compiled
 def arrived(engine: Record, row: int) -> None:
     """Set the round of a request that has arrived."""
     if engine.policy == LENGTHWISE:
-        lanes.enter(engine, row)
+        request = request_at(engine, row)
+        request.predicted = 0
+        tokens, place, predicted = _length(engine, row)
+        entered = _enter_lanes(lanes_at(engine, 0), tokens, place, predicted, engine.max_num_seqs)
+        request.round, request.credited = entered
     elif engine.policy == SLO:
         deadlines.enter(engine, row)
     elif engine.policy == PREBLE:
@@ -50,7 +96,7 @@ def arrived(engine: Record, row: int) -> None:
 def set_prediction(engine: Record, row: int) -> None:
     """Apply a late prediction to a request's round."""
     if engine.policy == LENGTHWISE:
-        lanes.set_prediction(engine, row)
+        _change_prediction(engine, row)
     elif engine.policy == SLO:
         deadlines.set_prediction(engine, row)
 
@@ -76,7 +122,8 @@ def admitted(engine: Record, row: int) -> None:
 def finished(engine: Record, row: int) -> None:
     """Count a finished request."""
     if engine.policy == LENGTHWISE:
-        lanes.finished(engine, row)
+        tokens, place, _ = _length(engine, row)
+        _record_length(lanes_at(engine, 0), tokens, place, request_at(engine, row).output)
     elif engine.policy == SLO:
         deadlines.finished(engine, row)
 
