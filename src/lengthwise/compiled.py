@@ -67,7 +67,7 @@ def inlined(function: Function) -> Function:
     return cast("Function", dispatcher)
 
 
-def inlined_copies(*functions: Function) -> list[Function]:
+def inlined_copies(*functions: Callable[..., object]) -> list[Any]:
     """Compile copies of plain functions, as `inlined`; each may call those before it.
 
     So a rule exists once: Python runs it as it is, on objects, and compiled code runs it on records of the same fields.

@@ -97,7 +97,7 @@ def test_a_missing_model_or_engine_is_reported_with_a_remedy() -> None:
 
 def test_a_caller_that_is_cancelled_as_the_head_arrives_leaves_no_open_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(client: EngineClient) -> int:
-        call = asyncio.ensure_future(client.get("/v1/models"))
+        call = asyncio.ensure_future(client.post("/v1/completions", b"{}"))
         wake = HttpAnswer.wake
 
         def wake_and_cancel(answer: HttpAnswer, **options: Any) -> None:
@@ -123,4 +123,4 @@ def test_a_connection_that_ends_as_it_is_made_fails_at_once(monkeypatch: pytest.
 
     monkeypatch.setattr(HttpConnection, "connection_made", made_and_lost)
     with served(StandIn().app()) as url, pytest.raises(EngineBrokenError):
-        with_client(url, lambda client: client.get("/v1/models"))
+        with_client(url, lambda client: client.fetch("/v1/models"))

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol, Self
 from urllib.parse import unquote, urlsplit
 
@@ -17,6 +17,8 @@ from lengthwise.errors import InputError
 _IDLE_S: Final = 3.0
 """How long an idle connection is reused. vLLM's server closes idle connections after 5 s; a request sent on one that is
 being closed would be lost."""
+_ASK_S: Final = 5.0  # for its health and its list of models
+_JSON: Final = {"content-type": "application/json"}
 
 
 class EngineError(Exception):
@@ -141,9 +143,22 @@ class EngineAnswer:
         except OSError as error:
             raise _engine_error(error, self._engine.name) from error
 
+    async def events(self) -> AsyncIterator[list[bytes]]:
+        """Yield the data of the server-sent events that have arrived, each time that some arrive."""
+        rest = b""
+        while data := await self.chunk():
+            *lines, rest = (rest + data).split(b"\n")
+            yield [line[5:].strip() for line in lines if line.startswith(b"data:")]
+
     def close(self) -> None:
         """Reuse the connection if the answer was read to its end, else close it, which aborts the request."""
         self._response.release()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
 
 
 class EngineClient:
@@ -198,13 +213,26 @@ class EngineClient:
         """Requests that have been sent and whose answers are not closed."""
         return 0 if self._pool is None else self._pool.busy
 
-    async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineAnswer:
-        """Send a body and return once the head of the answer arrives."""
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] = _JSON) -> EngineAnswer:
+        """Send a body, by default JSON, and return once the head of the answer arrives."""
         return await self._call("POST", path, _encoded(headers), body)
 
-    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> EngineAnswer:
-        """Get a path."""
-        return await self._call("GET", path, _encoded(headers))
+    async def fetch(
+        self,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[int, bytes]:
+        """Return status and body of an answer: to a GET, or to a POST of a JSON body. `timeout_s` is for all of it."""
+        sent = {**(_JSON if body is not None else {}), **(headers or {})}
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with await self._call("GET" if body is None else "POST", path, _encoded(sent), body) as answer:
+                    return answer.status, await answer.read()
+        except TimeoutError as error:
+            raise _engine_error(error, self.name) from error
 
     async def forward(
         self,
@@ -220,36 +248,22 @@ class EngineClient:
         """
         return await self._call(method, path, headers, body or None, limit_s)
 
-    async def check(self, timeout_s: float = 5.0) -> None:
+    async def check(self, timeout_s: float = _ASK_S) -> None:
         """Return if the engine is healthy, else raise an EngineError."""
-        status, _ = await self._get_whole("/health", timeout_s)
+        status, _ = await self.fetch("/health", timeout_s=timeout_s)
         # Not every OpenAI-compatible server has /health: one that answers 404 or 401 is up.
         if status >= 500:
             raise EngineBrokenError(f"{self.name} answers {status} to /health")
 
-    async def models(self, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0) -> list[dict[str, Any]]:
+    async def models(self, headers: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         """Return the engine's list of models."""
-        status, body = await self._get_whole("/v1/models", timeout_s, headers)
+        status, body = await self.fetch("/v1/models", headers=headers, timeout_s=_ASK_S)
         if 400 <= status < 500:
             raise EngineRefusedError(f"{self.name} answers {status} to /v1/models", status)
         try:
             return [model for model in json.loads(body)["data"] if "id" in model]
         except (ValueError, KeyError, TypeError) as error:
             raise EngineBrokenError(f"{self.name} answers {status} to /v1/models, without a list of models") from error
-
-    async def _get_whole(
-        self, path: str, timeout_s: float, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, bytes]:
-        """Return status and body; `timeout_s` is for all of it."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self.get(path, headers)
-                try:
-                    return answer.status, await answer.read()
-                finally:
-                    answer.close()
-        except TimeoutError as error:
-            raise _engine_error(error, self.name) from error
 
     async def _call(
         self,
@@ -285,8 +299,8 @@ class EngineClient:
                     answer.release()
 
 
-def _encoded(headers: Mapping[str, str] | None) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
 def _basic(url: str) -> bytes | None:

@@ -255,17 +255,14 @@ class _Run:
         """Return an answer or the kind of error, and whether a retry may help."""
         body = request_body(prompt, sample, self._report.model, self._plan)
         try:
-            answer = await self._client.post("/v1/chat/completions", body, {"content-type": "application/json"})
-            try:
-                if answer.status != 200:
-                    kind = f"http_{answer.status}"
-                    self._report.messages.setdefault(kind, error_message(await answer.read()))
-                    return kind, answer.status in _RETRY_STATUS
-                return read_answer(await answer.read(), prompt, sample), False
-            finally:
-                answer.close()
+            status, data = await self._client.fetch("/v1/chat/completions", body)
         except EngineError as error:
             return error.kind, True
+        if status != 200:
+            kind = f"http_{status}"
+            self._report.messages.setdefault(kind, error_message(data))
+            return kind, status in _RETRY_STATUS
+        return read_answer(data, prompt, sample), False
 
 
 def request_body(prompt: Prompt, sample: int, model: str, plan: CollectPlan) -> bytes:

@@ -20,10 +20,9 @@ import numpy as np
 
 from lengthwise.engines.client import EngineAnswer, EngineClient, EngineError, served_model
 from lengthwise.engines.fit import StepTimes
+from lengthwise.engines.load import WORDS
 from lengthwise.errors import InputError
 
-# One token each, with the space before them, in the tokenizers of the common LLMs.
-_WORDS: Final = (" the", " of", " and", " to", " in", " is", " that", " for", " it", " was", " on", " are", " as")
 _SHORTEST: Final = 16
 _GAP_TOKENS: Final = 4  # over which the time between tokens is averaged: one read may return several
 
@@ -95,7 +94,7 @@ async def probe(plan: ProbePlan, on_round: Callable[[float], None]) -> StepTimes
         model = await served_model(client, plan.model)
         await _warm(client, model, words, plan)
         for number, sent in enumerate(rounds):
-            bodies = [_body(model, "".join(words.choices(_WORDS, k=prompt)), answer) for prompt, answer, _ in sent]
+            bodies = [_body(model, "".join(words.choices(WORDS, k=prompt)), answer) for prompt, answer, _ in sent]
             waits = [wait for *_, wait in sent]
             received = await asyncio.gather(*map(_ask, [client] * len(sent), bodies, waits))
             single = len(received) == 1 and sent[0][1] == 1
@@ -107,7 +106,7 @@ async def probe(plan: ProbePlan, on_round: Callable[[float], None]) -> StepTimes
 async def _warm(client: EngineClient, model: str, words: random.Random, plan: ProbePlan) -> None:
     # The first requests may compile kernels or load weights.
     for length in (_SHORTEST, plan.longest):
-        await _ask(client, _body(model, "".join(words.choices(_WORDS, k=length)), 4), 0.0)
+        await _ask(client, _body(model, "".join(words.choices(WORDS, k=length)), 4), 0.0)
 
 
 def _body(model: str, prompt: str, answer: int) -> bytes:
@@ -126,14 +125,11 @@ async def _ask(client: EngineClient, body: bytes, wait_s: float) -> _Reception:
     await asyncio.sleep(wait_s)
     received = _Reception(time.perf_counter())
     try:
-        answer = await client.post("/v1/completions", body, {"content-type": "application/json"})
-        try:
+        async with await client.post("/v1/completions", body) as answer:
             if answer.status != 200:
                 message = (await answer.read())[:200].decode(errors="replace")
                 raise InputError(f"answers {answer.status}: {message}", source=client.url, hint="a shorter --longest?")
             await _receive(answer, received)
-        finally:
-            answer.close()
     except EngineError as error:
         raise InputError(str(error), source="--url") from error
     if not received.token_s or not received.prompt_tokens:
@@ -143,14 +139,12 @@ async def _ask(client: EngineClient, body: bytes, wait_s: float) -> _Reception:
 
 
 async def _receive(answer: EngineAnswer, received: _Reception) -> None:
-    rest = b""
-    while data := await answer.chunk():
+    async for payloads in answer.events():
         now = time.perf_counter()
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
+        for payload in payloads:
+            if payload == b"[DONE]":
                 continue
-            event = json.loads(line[5:])
+            event = json.loads(payload)
             if event.get("choices"):
                 received.token_s.append(now)
             usage = event.get("usage") or {}

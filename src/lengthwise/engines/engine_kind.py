@@ -8,14 +8,13 @@ openai       any other server: nothing is added to a request
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from lengthwise.engines.client import EngineClient, EngineError
+from lengthwise.engines.client import EngineClient, EngineError, EngineTimeoutError
 from lengthwise.engines.engine_metrics import fetch_metrics
 from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution, LogT, Point
@@ -88,16 +87,9 @@ async def find_engine_kind(client: EngineClient) -> FoundEngine:
 async def _ask_scheduler(client: EngineClient, model: str) -> dict[str, Any] | None:
     body = {"model": model, "prompt": "x", "max_tokens": 1, "vllm_xargs": {MARKER: "describe"}}
     try:
-        async with asyncio.timeout(_ASK_S):
-            answer = await client.post(
-                "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-            )
-            try:
-                reply = json.loads(await answer.read())
-            finally:
-                answer.close()
-        described = (reply.get("kv_transfer_params") or {}).get(MARKER)
-    except TimeoutError as error:
+        _, reply = await client.fetch("/v1/completions", json.dumps(body).encode(), timeout_s=_ASK_S)
+        described = (json.loads(reply).get("kv_transfer_params") or {}).get(MARKER)
+    except EngineTimeoutError as error:
         raise EngineError(f"{client.name} does not answer a completion of one token in time") from error
     except (ValueError, AttributeError):
         return None
@@ -107,11 +99,8 @@ async def _ask_scheduler(client: EngineClient, model: str) -> dict[str, Any] | N
 async def _json(client: EngineClient, path: str) -> dict[str, Any]:
     """Return the object at a path; empty if there is none."""
     try:
-        answer = await client.get(path)
-        try:
-            content = json.loads(await answer.read()) if answer.status == 200 else {}
-        finally:
-            answer.close()
+        status, body = await client.fetch(path)
+        content = json.loads(body) if status == 200 else {}
     except (EngineError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

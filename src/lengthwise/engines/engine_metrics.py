@@ -52,11 +52,8 @@ class EngineMemory:
 async def fetch_metrics(client: EngineClient) -> str | None:
     """Return the text of /metrics; empty if the engine does not answer now, None if it has no metrics."""
     try:
-        answer = await client.get("/metrics")
-        try:
-            return (await answer.read()).decode("utf-8", "replace") if answer.status == 200 else None
-        finally:
-            answer.close()
+        status, body = await client.fetch("/metrics")
+        return body.decode("utf-8", "replace") if status == 200 else None
     except EngineError:
         return ""
 

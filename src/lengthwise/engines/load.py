@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 Hints = Literal["none", "oracle"]
 
 _CONNECTS_IN_S: Final = 60.0
-_HEADERS: Final = {"content-type": "application/json"}
 
 # One token each, with the space before them, in the tokenizers of the common LLMs.
-_WORDS: Final = (" the", " of", " and", " to", " in", " is", " that", " for", " it", " was", " on", " are", " as")
+WORDS: Final = (" the", " of", " and", " to", " in", " is", " that", " for", " it", " was", " on", " are", " as")
 
 
 @dataclass(frozen=True)
@@ -243,22 +242,17 @@ def _made_up(workload: Workload, row: int) -> str:
     left = int(workload.input_tokens[row])
     words: list[str] = []
     for block in workload.blocks(row).tolist():
-        words += random.Random(block).choices(_WORDS, k=min(left - len(words), workload.block_size or 0))  # noqa: S311
-    words += random.Random(f"row {row}").choices(_WORDS, k=left - len(words))  # noqa: S311
+        words += random.Random(block).choices(WORDS, k=min(left - len(words), workload.block_size or 0))  # noqa: S311
+    words += random.Random(f"row {row}").choices(WORDS, k=left - len(words))  # noqa: S311
     return "".join(words)
 
 
 async def _send(client: EngineClient, path: str, body: bytes, sample: Sample, began: float) -> None:
     sample.sent_s = time.perf_counter() - began
     try:
-        answer = await client.post(path, body, _HEADERS)
-        try:
-            if answer.status == 200:
-                sample.error = await _read(answer, sample, began)
-            else:
-                sample.error = f"http_{answer.status}"
-        finally:
-            answer.close()
+        async with await client.post(path, body) as answer:
+            ok = answer.status == 200
+            sample.error = await _read(answer, sample, began) if ok else f"http_{answer.status}"
     except EngineError as error:
         sample.error = error.kind
     if sample.error is None:
@@ -272,14 +266,12 @@ async def _read(answer: EngineAnswer, sample: Sample, began: float) -> str | Non
 
     The length is the endpoint's `usage`; without it, the events are counted.
     """
-    rest = b""
     events = 0
     last = math.nan
     reported: int | None = None
-    while data := await answer.chunk():
+    async for payloads in answer.events():
         now = time.perf_counter() - began
-        *lines, rest = (rest + data).split(b"\n")
-        for payload in (line[5:].strip() for line in lines if line.startswith(b"data:")):
+        for payload in payloads:
             if payload == b"[DONE]":
                 sample.output_tokens = events if reported is None else reported
                 return None if sample.output_tokens else "empty"

@@ -98,8 +98,11 @@ class Lanes:
 
     def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
         """Return the fast lane if the job may use it by its new prediction, else its round in the ordinary lane."""
-        old = old_median, _bin(old_median), round_number, job.credited
-        round_number, job.credited = change_lane(self, *_length(job), *old)
+        tokens, place, predicted = _length(job)
+        old_place = _bin(old_median)
+        round_number, job.credited = change_lane(
+            self, tokens, place, predicted, old_median, old_place, round_number, job.credited
+        )
         return round_number
 
     def admitted(self, round_number: int) -> None:
