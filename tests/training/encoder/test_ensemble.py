@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.training.encoder.ensemble import Member, scores_of, soft_targets
-from lengthwise.training.encoder.pack import HELD_OUT, Pack
+from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, Pack
+from lengthwise.training.encoder.trainer import fitted_variance
 
 P, L, K = 400, 2, 10
 
@@ -45,7 +48,19 @@ def test_a_head_without_a_spread_is_scored_by_its_order_alone() -> None:
     found = pack(0.3)
     mean = found.lengths.astype(np.float64).mean(axis=2)
     score = np.concatenate([mean, mean[:, :1]], axis=1)[..., None]
-    assert scores_of(score / 100, found, kind="rank")["held_out"].keys() == {"tau", "mae"}
-    assert scores_of(score / 100, found, kind="rank")["held_out"]["tau"] == 1.0
-    logt = outputs(5.0) + np.pad(score, ((0, 0), (0, 0), (0, 3)))
+    ranked = scores_of(score / 100, found, kind="rank")["held_out"]
+    assert ranked.keys() == {"tau", "mae"}
+    assert ranked["tau"] == 1.0
+    logt = outputs(0.0)
+    logt[..., 0] = np.log(score[..., 0])
     assert "calibrated" in scores_of(logt, found)["held_out"]
+
+
+def test_fits_are_scaled_by_their_variance_over_the_training_pairs() -> None:
+    fits = np.random.default_rng(1).uniform((4, 0.1), (7, 0.9), (P, L, 2)).astype(np.float16)
+    fits[:9] = np.nan
+    made = replace(pack(0.3), fitted=fits, part=np.full(P, TRAIN, np.int8))
+    mu, sigma = fitted_variance(made)
+    assert mu == fits[9:, :, 0].astype(float).var()
+    assert sigma == np.log1p(fits[9:, :, 1].astype(float)).var()
+    assert fitted_variance(pack(0.3)) == (1.0, 1.0)

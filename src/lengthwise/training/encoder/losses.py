@@ -43,6 +43,8 @@ class Targets:
     """(B, L): has lengths, none of them capped, so that mean and std are those of whole answers."""
     soft: Any = None
     """(B, L, 4): a teacher's outputs, NaN where there are none."""
+    fitted_variance: Any = (1.0, 1.0)
+    """Of mu and log1p(sigma) over the training pairs."""
 
 
 def make_targets(
@@ -52,6 +54,7 @@ def make_targets(
     fitted: Any = None,  # noqa: ANN401
     prompt_weight: Any = 1.0,  # noqa: ANN401
     soft: Any = None,  # noqa: ANN401
+    fitted_variance: Any = (1.0, 1.0),  # noqa: ANN401
 ) -> Targets:
     """Return the targets of lengths (B, L, K), 0 where missing; `prompt_weight` is (B, 1)."""
     present = lengths > 0
@@ -70,6 +73,7 @@ def make_targets(
         weight=known * prompt_weight,
         whole=known & ~(censored & present).any(-1),
         soft=soft,
+        fitted_variance=fitted_variance,
     )
 
 
@@ -121,19 +125,13 @@ def _statistics(log_mean: Any, log_std: Any, targets: Targets, weights: LossConf
 
 
 def _fitted(mu: Any, spread: Any, targets: Targets, sigma_weight: float) -> Any:  # noqa: ANN401
-    """TIE: squared errors of mu and log1p(sigma), each z-scored (over the batch), against maximum likelihood."""
+    """TIE: squared errors of mu and log1p(sigma), each z-scored, against maximum likelihood."""
     known = torch.isfinite(targets.fitted).all(-1) & targets.whole
     true_mu = torch.where(known, targets.fitted[..., 0], 0.0)
     true_sigma = torch.where(known, targets.fitted[..., 1], 0.0).clamp(min=0.0)
-    place = (mu - true_mu) ** 2 / _variance(true_mu, known)
-    width = (torch.log1p(torch.exp(spread)) - torch.log1p(true_sigma)) ** 2 / _variance(torch.log1p(true_sigma), known)
+    place = (mu - true_mu) ** 2 / targets.fitted_variance[0]
+    width = (torch.log1p(torch.exp(spread)) - torch.log1p(true_sigma)) ** 2 / targets.fitted_variance[1]
     return torch.where(known, place + sigma_weight * width, 0.0)
-
-
-def _variance(x: Any, known: Any) -> Any:  # noqa: ANN401
-    count = known.sum().clamp(min=1)
-    mean = torch.where(known, x, 0.0).sum() / count
-    return ((torch.where(known, x - mean, 0.0) ** 2).sum() / count).clamp(min=1e-3)
 
 
 def _pairwise(mu: Any, targets: Targets) -> Any:  # noqa: ANN401

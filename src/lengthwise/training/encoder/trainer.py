@@ -60,6 +60,7 @@ class Tensors:
         self._lengths = torch.as_tensor(pack.lengths.astype(np.float32), device=device)
         self._censored = torch.as_tensor(pack.censored, device=device)
         self._fitted = torch.as_tensor(pack.fitted.astype(np.float32), device=device)
+        self._fitted_variance = fitted_variance(pack)
         self._prompt_weight = torch.as_tensor(prompt_weights(pack, row_weight), device=device)
         self._soft = None if soft is None else torch.as_tensor(soft.astype(np.float32), device=device)
 
@@ -76,6 +77,7 @@ class Tensors:
             fitted=self._fitted[at],
             prompt_weight=self._prompt_weight[at].unsqueeze(1),
             soft=None if self._soft is None else self._soft[at],
+            fitted_variance=self._fitted_variance,
         )
         return Batch(self.ids[at, :width], mask, self.log_size[at], targets)
 
@@ -95,6 +97,15 @@ class Tensors:
         """Yield every prompt once, by length: for evaluation."""
         order = prompts[np.argsort(self.counts[prompts], kind="stable")]
         yield from (order[start : start + size] for start in range(0, len(order), size))
+
+
+def fitted_variance(pack: Pack) -> tuple[float, float]:
+    """Return the variances of mu and log1p(sigma) over the training pairs that have a fit; (1, 1) without one."""
+    known = (pack.part == TRAIN)[:, None] & (pack.lengths > 0).any(-1) & np.isfinite(pack.fitted).all(-1)
+    mu, sigma = pack.fitted[known].astype(np.float64).T
+    if len(mu) < 2:
+        return 1.0, 1.0
+    return max(float(mu.var()), 1e-3), max(float(np.log1p(np.maximum(sigma, 0.0)).var()), 1e-3)
 
 
 def prompt_weights(pack: Pack, kind: str) -> NDArray[np.float32]:
