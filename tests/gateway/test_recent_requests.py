@@ -53,7 +53,7 @@ def test_the_ring_keeps_the_last_requests_in_order(lengths: list[int], most: int
         recent.add(ended(number, tokens, clock.now - 1.0))
     kept = min(most, asked, len(lengths))
     assert recent.last(asked)["tokens"].tolist() == lengths[len(lengths) - kept :]
-    assert (recent.added, recent.tokens) == (len(lengths), sum(lengths))
+    assert recent.added == len(lengths)
 
 
 def test_requests_older_than_an_hour_are_not_returned() -> None:

@@ -12,6 +12,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def serving(engine: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[byte
         process = subprocess.Popen([*command, "--workers", str(WORKERS)], stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_for(lambda: b"serving on" in (tmp_path / "log").read_bytes() or process.poll() is not None, 60)
+        wait_for(lambda: b"serving on" in (tmp_path / "log").read_bytes() or process.poll() is not None, 180)
         assert process.poll() is None, (tmp_path / "log").read_text()
         yield process, url, config
     finally:
@@ -69,6 +70,23 @@ def policies(url: str) -> set[str]:
 def running(url: str) -> float:
     found = re.findall(r"^lengthwise_requests_running\{.*\} (\S+)$", fetch(url + "/metrics"), re.MULTILINE)
     return sum(map(float, found))
+
+
+def snapshots(url: str) -> Iterator[dict[str, Any]]:
+    """The dashboard's snapshots, from any worker."""
+    with urllib.request.urlopen(f"{url}/lengthwise/v1/events", timeout=20) as response:  # noqa: S310
+        name = b""
+        for line in response:
+            if line.startswith(b"event: "):
+                name = line[7:].strip()
+            elif line.startswith(b"data: ") and name == b"snapshot":
+                yield json.loads(line[6:])
+
+
+def received(url: str) -> list[float]:
+    """The requests that each worker has received."""
+    found = re.findall(r"^lengthwise_requests_received_total\{.*\} (\S+)$", fetch(url + "/metrics"), re.MULTILINE)
+    return [float(each) for each in found]
 
 
 def answers(url: str) -> bool:
@@ -123,6 +141,34 @@ def test_a_stopping_gateway_finishes_the_requests_of_all_workers(
             replies.append(sock.recv(65536))
     assert all(reply.startswith(b"HTTP/1.1 200") for reply in replies)
     assert process.wait(30) == 0
+
+
+def test_the_dashboard_of_any_worker_shows_the_requests_of_all(
+    serving: tuple[subprocess.Popen[bytes], str, Path],
+) -> None:
+    process, url, _ = serving
+    raw = json.dumps(body(tokens=1_000_000)).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (PLAIN.encode(), len(raw))
+    host, port = url.removeprefix("http://").split(":")
+    sockets: list[socket.socket] = []
+    while len(sockets) < 40:  # until both workers have accepted some
+        sockets.append(socket.create_connection((host, int(port)), timeout=30))
+        sockets[-1].sendall(head + raw)
+        wait_for(lambda: running(url) == len(sockets), 20)
+        if len(sockets) >= 4 and all(received(url)):
+            break
+    assert len(received(url)) == WORKERS
+    for _ in range(4):  # whichever worker answers
+        snapshot = next(snapshots(url))
+        assert (snapshot["workers"], snapshot["running"]) == (WORKERS, len(sockets))
+        assert [engine["running"] for engine in snapshot["engines"]] == [len(sockets)]
+        assert len({row[0] for row in snapshot["slots"]}) == min(24, len(sockets))
+
+    os.kill(worker_pids(process.pid)[0], signal.SIGKILL)
+    wait_for(lambda: len(worker_pids(process.pid)) == WORKERS and len(received(url)) == WORKERS, 30)
+    wait_for(lambda: next(snapshots(url))["workers"] == WORKERS, 30)  # the new one answers too
+    for sock in sockets:
+        sock.close()
 
 
 def test_each_worker_has_its_share_of_the_limits() -> None:

@@ -80,6 +80,7 @@ def create_app(
     app.state.draining = False
     app.state.metrics = gateway.exported
     app.state.reloader = gateway.reloader
+    app.state.dashboard = gateway.dashboard
     return app
 
 
@@ -163,8 +164,8 @@ class _Gateway:
         owners = ResponseOwners()
         calls: dict[str, Call] = {}
         recent = RecentRequests(self._dispatcher)
-        dashboard = Dashboard(self._config, self._dispatcher, calls, recent)
-        self.exported.register(dashboard)
+        self.dashboard = Dashboard(self._config, self._dispatcher, calls, recent)
+        self.exported.register(self.dashboard)
         admin = Admin(self._config, self._dispatcher, self._fleet, self._predictions, self.exported, calls)
         shared = (
             self._config,
@@ -192,12 +193,12 @@ class _Gateway:
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
             *admin.routes(),
-            *dashboard.routes(PREFIX),
+            *self.dashboard.routes(PREFIX),
         ]
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        async with self._fleet, self.reloader.on_signal(self._load):
+        async with self._fleet, self.reloader.on_signal(self._load), self.dashboard.exchange.serving():
             if self._on_engines is not None:
                 engines = self._dispatcher.engines
                 self._on_engines(", ".join(f"{e.name} is {e.description or 'not known yet'}" for e in engines))

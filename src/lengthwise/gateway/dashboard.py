@@ -1,7 +1,7 @@
 """The dashboard at /: static files, a stream of snapshots for its viewers, and "what if" in a process of its own.
 
-A snapshot is made once a second while somebody watches, and its bytes are shared by all viewers. It holds numbers and
-names of policies, tenants and engines: no prompt, no address, no key.
+A snapshot is made once a second while somebody watches, of all workers, and its bytes are shared by all viewers. It
+holds numbers and names of policies, tenants and engines: no prompt, no address, no key.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lengthwise.errors import InputError
+from lengthwise.gateway.dashboard_state import DashboardState, StateExchange, merged_state
 from lengthwise.gateway.errors import ApiError
-from lengthwise.gateway.recent_requests import SOURCES, RecentRequests, Rows, latency_series
+from lengthwise.gateway.recent_requests import SOURCES, Names, RecentRequests, Rows, latency_series
 from lengthwise.lengths import TIE_NU, student
 from lengthwise.policies import make_policy
 from lengthwise.policies.registry import POLICIES
@@ -51,7 +52,6 @@ _MOST_SNAPSHOTS: Final = 600  # then a viewer connects again, so that its access
 _MOST_ROWS: Final = 24  # of each state, which is what fits on a screen; of one second for those that ended
 _HISTORY: Final = 800
 _BUCKET_S: Final = 15.0
-_MOST_IN_BUCKET: Final = 10_000
 _LEVELS: Final = (0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95)
 _LEAST_REPLAYED: Final = 50
 _MOST_ANSWER_S: Final = 120.0
@@ -109,6 +109,8 @@ class Dashboard:
         self._ticking: asyncio.Task[None] | None = None
         self._simulating = asyncio.Lock()
         self._cpu_s = 0.0
+        self.exchange = StateExchange(self._state)
+        self._policies, self._tenants = Names(), Names()  # of all workers
         folder = Path(__file__).parent / "static"
         self._files = {path: (folder / name).read_bytes() for path, name in PAGE_PATHS.items()}
 
@@ -145,8 +147,7 @@ class Dashboard:
         if self._ticking is None:
             self._ticking = asyncio.create_task(self._tick(request))
         try:
-            rows = self._recent.all()
-            yield _event("history", await asyncio.to_thread(self._history, rows))
+            yield _event("history", await self._history())
             for _ in range(_MOST_SNAPSHOTS):
                 snapshot = await snapshots.get()
                 if snapshot is None:
@@ -157,21 +158,24 @@ class Dashboard:
 
     async def _tick(self, request: Request) -> None:
         """Send a snapshot a second to all viewers until none is left or the gateway stops."""
-        reported, tokens, bucket = self._recent.added, self._recent.tokens, self._dispatcher.clock() // _BUCKET_S
-        in_bucket = len(self._recent.last(_MOST_IN_BUCKET))  # perhaps of before
         try:
+            states = await self.exchange.states()
+            seen = {number: state.counts["added"] for number, state in states.items()}
+            bucket = self._dispatcher.clock() // _BUCKET_S
+            pending = self._merged(states).rows
+            pending = pending[pending["ended_s"] >= bucket * _BUCKET_S]
             while self._viewers and not request.app.state.draining:
                 await asyncio.sleep(_EVERY_S)
+                states = await self.exchange.states(seen)
                 began, now = time.thread_time(), self._dispatcher.clock()
-                added = self._recent.added - reported
-                snapshot = self._snapshot(now, self._recent.last(added))
-                snapshot["finished_per_s"] = added / _EVERY_S
-                snapshot["tokens_per_s"] = (self._recent.tokens - tokens) / _EVERY_S
-                reported, tokens = self._recent.added, self._recent.tokens
-                in_bucket += added
+                seen |= {number: state.counts["added"] for number, state in states.items()}
+                merged = self._merged(states)
+                snapshot = self._snapshot(now, merged, len(states))
+                pending = np.concatenate([pending, merged.rows])
                 if (current := now // _BUCKET_S) != bucket:
-                    snapshot["series"] = self._series(in_bucket, bucket, current)
-                    bucket, in_bucket = current, added
+                    ended = pending["ended_s"] < current * _BUCKET_S
+                    snapshot["series"] = list(latency_series(pending[ended], _BUCKET_S))
+                    bucket, pending = current, pending[~ended]
                 data = _event("snapshot", snapshot)
                 for viewer in self._viewers:
                     if not viewer.full():  # a slow viewer misses snapshots
@@ -184,54 +188,73 @@ class Dashboard:
                     viewer.get_nowait()
                 viewer.put_nowait(None)
 
-    def _series(self, count: int, since: float, until: float) -> list[list[Any]]:
-        rows = self._recent.last(count)
-        start = np.searchsorted(rows["ended_s"], since * _BUCKET_S)
-        end = np.searchsorted(rows["ended_s"], until * _BUCKET_S)
-        return list(latency_series(rows[start:end], _BUCKET_S))
+    def _merged(self, states: Mapping[int, DashboardState]) -> DashboardState:
+        return merged_state(states, self._config.workers, self._policies, self._tenants)
 
-    def _snapshot(self, now: float, new: Rows) -> dict[str, Any]:
-        dispatcher = self._dispatcher
+    def _state(self, since: int | None) -> DashboardState:
+        """Return this worker's state, with the requests that ended since that many, or in the last hour."""
+        began, now = time.thread_time(), self._dispatcher.clock()
+        dispatcher, recent = self._dispatcher, self._recent
         engines = dispatcher.engines
         waiting = chain.from_iterable(queue for _, queue in dispatcher.queues)
         running = ((job.started or now, engine, job) for engine in engines for job in engine.jobs.values())
         longest = nsmallest(_MOST_ROWS, running, key=itemgetter(0))
-        return {
-            "now": round(now, 1),
-            "policy": self._recent.policy_number,
-            "policies": self._recent.policies.names,
-            "tenants": self._recent.tenants.names,
-            "router": dispatcher.routes.name,
+        new = recent.added if since is None or since > recent.added else recent.added - since
+        counts = {
+            "added": recent.added,
             "waiting": dispatcher.waiting,
             "running": sum(engine.in_flight for engine in engines),
-            "failed": self._recent.failed,
-            "viewers": len(self._viewers),
+            "failed": recent.failed,
             "engines": [_engine(engine) for engine in engines],
             "queue": [[*self._job(job), round(now - job.arrival, 2)] for job in islice(waiting, _MOST_ROWS)],
             "slots": [
                 [*self._job(job), engine.name, self._progress(engine, job, now), round(now - started, 2)]
                 for started, engine, job in longest
             ],
-            "finished": [_finished(row) for row in new[-_MOST_ROWS:].tolist()],
+            "policies": recent.policies.names,
+            "tenants": recent.tenants.names,
+        }
+        state = DashboardState(counts, recent.last(new))
+        self._cpu_s += time.thread_time() - began
+        return state
+
+    def _snapshot(self, now: float, state: DashboardState, workers: int) -> dict[str, Any]:
+        counts, rows = state.counts, state.rows
+        return {
+            "now": round(now, 1),
+            "policy": self._policies.number(self._dispatcher.policy.name),
+            "policies": self._policies.names,
+            "tenants": self._tenants.names,
+            "router": self._dispatcher.routes.name,
+            **counts,
+            "viewers": len(self._viewers),
+            "workers": workers,
+            "finished_per_s": len(rows) / _EVERY_S,
+            "tokens_per_s": int(rows["tokens"].sum()) / _EVERY_S,
+            "queue": counts["queue"][:_MOST_ROWS],
+            "slots": counts["slots"][:_MOST_ROWS],
+            "finished": [_finished(row) for row in rows[-_MOST_ROWS:].tolist()],
         }
 
-    def _history(self, rows: Rows) -> dict[str, Any]:
+    async def _history(self) -> dict[str, Any]:
         """Return what a viewer needs once: constants, and the last hour."""
         config, now = self._config, self._dispatcher.clock()
+        rows = self._merged(await self.exchange.states()).rows
         current = rows["ended_s"] < now // _BUCKET_S * _BUCKET_S
+        series = await asyncio.to_thread(lambda: list(latency_series(rows[current], _BUCKET_S)))
         return {
             "now": round(now, 1),
             "predictor": config.predictor,
             "workers": config.workers,
             "keys": config.keys is not None,
             "known_policies": sorted(POLICIES),
-            "policies": self._recent.policies.names,
-            "tenants": self._recent.tenants.names,
+            "policies": self._policies.names,
+            "tenants": self._tenants.names,
             "sources": SOURCES,
             "bucket_s": _BUCKET_S,
             "levels": {str(level): round(student.isf(1.0 - level, TIE_NU), 4) for level in _LEVELS},
             "finished": [_finished(row) for row in rows[-_HISTORY:].tolist()],
-            "series": list(latency_series(rows[current], _BUCKET_S)),
+            "series": series,
         }
 
     def _job(self, job: Job) -> list[Any]:
@@ -253,14 +276,15 @@ class Dashboard:
     async def what_if(self, request: Request) -> Response:
         """Return what the last hour would have been under other policies and numbers of engines; one at a time."""
         question = await _question(request)
-        rows = self._recent.all()
+        state = self._merged(await self.exchange.states())
+        rows = state.rows
         if len(rows) < _LEAST_REPLAYED:
             message = f"{len(rows)} requests ended in the last hour; {_LEAST_REPLAYED} are needed"
             raise ApiError(409, message, code="too_few_requests")
         if self._simulating.locked():
             raise ApiError(429, "another simulation runs; try again later", code="busy", headers={"retry-after": "10"})
         async with self._simulating:
-            lines, ended = await _simulated(_encoded(question, self._now(), rows))
+            lines, ended = await _simulated(_encoded(question, self._now(state), rows))
         found = [json.loads(line) for line in lines]
         if found and "error" in found[-1]:
             raise ApiError(400, found[-1]["error"], code="invalid_value")
@@ -269,7 +293,7 @@ class Dashboard:
             raise ApiError(503, message, code="no_simulation")
         return JSONResponse({"now": found[0], "answers": found[1:], "complete": ended})
 
-    def _now(self) -> LiveFleet:
+    def _now(self, state: DashboardState) -> LiveFleet:
         engines = [e for e in self._dispatcher.engines if e.up and not e.leaving] or self._dispatcher.engines
         memory = [engine.memory.kv_tokens for engine in engines if engine.memory is not None]
         policy = self._dispatcher.policy.name
@@ -280,7 +304,7 @@ class Dashboard:
         return LiveFleet(
             policy,
             max(1, len(engines)),
-            max((engine.slots for engine in engines), default=self._config.in_flight),
+            max((engine["slots"] for engine in state.counts["engines"]), default=self._config.in_flight),
             min(memory, default=None),
             self._dispatcher.routes.name or "lengthwise",
         )

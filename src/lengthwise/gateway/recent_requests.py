@@ -18,7 +18,7 @@ HOUR_S: Final = 3600.0
 SOURCES: Final = ("prior", "history", "predictor", "hint")
 _MOST_NAMES: Final = 256
 _OTHERS: Final = "others"
-_ROW: Final = np.dtype(
+ROW: Final = np.dtype(
     [
         ("number", "i8"),
         ("arrival_s", "f8"),
@@ -67,10 +67,8 @@ class RecentRequests:
         """Finished requests since the start."""
         self.failed = 0
         """Requests that ended in an error."""
-        self.tokens = 0
-        """Of the finished answers."""
         self._dispatcher = dispatcher
-        self._ring = np.zeros(most, _ROW)
+        self._ring = np.zeros(most, ROW)
         self._policy: tuple[object, int] = (None, 0)
 
     def add(self, call: Call) -> None:
@@ -99,7 +97,6 @@ class RecentRequests:
             length is not None and length[1],
         )
         self.added += 1
-        self.tokens += tokens
 
     @property
     def policy_number(self) -> int:
