@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lengthwise.gateway.dashboard import LiveFleet, WhatIf
-from lengthwise.gateway.recent_requests import _ROW, Rows
+from lengthwise.gateway.recent_requests import ROW, Rows
 from lengthwise.gateway.what_if import Replay, answers, in_words
 from lengthwise.simulator import simulate
 
@@ -19,7 +19,7 @@ NOW = LiveFleet("fcfs", 1, 8, 40_000, "lengthwise")
 def recorded(speed: float, n: int = 120) -> Rows:
     """Requests of an engine that is `speed` times as fast as the simulated one, in overload for a while."""
     rng = np.random.default_rng(0)
-    rows = np.zeros(n, _ROW)
+    rows = np.zeros(n, ROW)
     rows["arrival_s"] = np.cumsum(rng.exponential(0.3, n))
     rows["tokens"] = np.maximum(2, rng.lognormal(4.5, 1.0, n)).astype(int)
     rows["prompt_tokens"] = 100

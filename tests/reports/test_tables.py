@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,10 +54,14 @@ def test_figures_are_written_with_unit_and_sign() -> None:
     assert (signed(0.5), signed(-0.25, 1), signed(float("nan"))) == ("+0.500", "-0.2", "–")
 
 
-def shown(*, terminal: bool, after_s: float = -1.0, quiet: bool = False) -> str:
+def shown(*, terminal: bool, after_s: float = 0.0, steps: bool = True) -> str:
     out = io.StringIO()
-    with late_bar(after_s=after_s, quiet=quiet, console=Console(file=out, force_terminal=terminal)) as report:
-        report("working", 0.5)
+    with late_bar("reading", after_s=after_s, console=Console(file=out, force_terminal=terminal)) as report:
+        if steps:
+            report("working", 0.5)
+        end = time.monotonic() + 20.0
+        while terminal and after_s == 0.0 and not out.getvalue() and time.monotonic() < end:
+            time.sleep(0.01)
     return out.getvalue()
 
 
@@ -66,7 +71,10 @@ def test_a_bar_with_the_time_left_is_shown_on_a_terminal_after_a_while() -> None
     assert "left" in found
 
 
-def test_quick_work_no_terminal_and_json_show_no_bar() -> None:
+def test_a_bar_is_shown_before_the_first_step_has_ended() -> None:
+    assert "reading" in shown(terminal=True, steps=False)
+
+
+def test_quick_work_and_no_terminal_show_no_bar() -> None:
     assert shown(terminal=True, after_s=3600.0) == ""
     assert shown(terminal=False) == ""
-    assert shown(terminal=True, quiet=True) == ""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -364,6 +364,7 @@ def study_shadow(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     kv_tokens: int | None = None,
+    on_progress: Callable[[str, float], None] = lambda _what, _done: None,
 ) -> ShadowGain:
     """Replay a log. `engine` is a name or a file; without one an engine is fitted to the log."""
     for name in policies:
@@ -380,8 +381,13 @@ def study_shadow(
     )
     fitted = replace(fitted, spec=fleet.engines[0])
     delay = 0.0 if logged.account is None else logged.account.mean_age_s
+    on_progress("fcfs", 0.0)
     base = simulate(traffic.workload, fleet, "fcfs")
     capacity = measure_capacity(traffic.workload, fleet)
+    runs: list[Replayed] = []
+    for place, name in enumerate(policies):
+        on_progress(name, (1 + place) / (1 + len(policies)))
+        runs += _replay(name, traffic, fleet, base, delay)
     return ShadowGain(
         source=source,
         engine_url=logged.header.engine,
@@ -399,7 +405,7 @@ def study_shadow(
         measured=_summary(traffic, traffic.first_token, traffic.finish),
         # As in the measurement, which knows the first token of streamed answers only.
         fcfs=_summary(traffic, np.where(traffic.streamed, base.first_token, np.nan), base.finish),
-        runs=tuple(run for name in policies for run in _replay(name, traffic, fleet, base, delay)),
+        runs=tuple(runs),
         accuracy=score_predictions(traffic),
     )
 

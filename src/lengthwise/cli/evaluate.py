@@ -57,7 +57,7 @@ def evaluate(
     if predictor is None:
         raise InputError("no predictor", hint="name one, such as default, or give a traffic log with --from DIR")
     samples = load_samples(source)
-    with late_bar(quiet=as_json) as bar:
+    with late_bar() as bar:
         found = run(
             predictor, samples, split=split, llm=llm, corpus=corpus, limit=limit, max_tokens=max_tokens, progress=bar
         )

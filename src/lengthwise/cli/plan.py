@@ -83,7 +83,7 @@ def plan(
     draw = Source(source, llm, requests, cv).draws(own_arrivals=rate is None, slots=spec.max_num_seqs, on_note=note)
     workload = at_rate(draw(seed), rate)
     search = CapacitySearch(workload, spec, LatencyLimits(*limits), attainment, fewest, most, router, predictor)
-    with late_bar(quiet=as_json) as bar:
+    with late_bar() as bar:
         plans = search.run(list(dict.fromkeys(split_specs(policy))), bar)
         alone = search.without_queue() if any(each.engines is None for each in plans) else None
     found = PlanReport(search, plans, alone)

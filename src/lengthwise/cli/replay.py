@@ -87,7 +87,7 @@ def replay(
     workload = load_trace(source, need_arrivals=rate is None and sweep is None)
     if limit is not None:
         workload = workload.head(limit)
-    reports = _replays(workload, plan, numbers(rate, "rate"), sweep, quiet=as_json)
+    reports = _replays(workload, plan, numbers(rate, "rate"), sweep)
     if out is not None:
         write_parquet(reports[0].table(), out)
     found = ReplayReport(source, reports, slo)
@@ -109,16 +109,14 @@ def replay(
         raise typer.Exit(1)
 
 
-def _replays(
-    workload: Workload, plan: LoadPlan, rates: list[float], sweep: int | None, *, quiet: bool
-) -> list[LoadReport]:
+def _replays(workload: Workload, plan: LoadPlan, rates: list[float], sweep: int | None) -> list[LoadReport]:
     """Send the workload once for each rate; a load that is stopped or interrupted is the last."""
     if not rates and sweep is None:
-        return [_run(workload, LoadReport(len(workload), plan), quiet=quiet)]
+        return [_run(workload, LoadReport(len(workload), plan))]
     reports: list[LoadReport] = []
     if sweep is not None:
         at_once = workload.replace(arrival_s=[0.0] * len(workload))
-        reports.append(_run(at_once, LoadReport(len(workload), plan, rate=math.inf), quiet=quiet))
+        reports.append(_run(at_once, LoadReport(len(workload), plan, rate=math.inf)))
         most = reports[0].summary().requests_per_s
         if reports[0].stopped or reports[0].interrupted or not math.isfinite(most):
             return reports
@@ -126,15 +124,15 @@ def _replays(
     for rate in rates:
         timed = workload if workload.has_arrivals else workload.replace(arrival_s=range(len(workload)))
         load = LoadReport(len(workload), replace(plan, speed=1.0), rate=rate)
-        reports.append(_run(rescale(timed, rate), load, quiet=quiet))
+        reports.append(_run(rescale(timed, rate), load))
         if reports[-1].stopped or reports[-1].interrupted:
             break
     return reports
 
 
-def _run(workload: Workload, report: LoadReport, *, quiet: bool) -> LoadReport:
+def _run(workload: Workload, report: LoadReport) -> LoadReport:
     ended = 0
-    with late_bar(quiet=quiet) as bar:
+    with late_bar() as bar:
 
         def on_end() -> None:
             nonlocal ended

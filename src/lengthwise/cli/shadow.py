@@ -16,6 +16,7 @@ from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
 from lengthwise.predictors.service import known_predictor
 from lengthwise.reports.page import Origin, this_machine
+from lengthwise.reports.progress import late_bar
 from lengthwise.simulator import find_engine
 from lengthwise.specs import split_specs
 
@@ -100,14 +101,16 @@ def report(
     Example: `lengthwise shadow report shadow.jsonl --engine engine.yaml --policy lengthwise,sjf`
     """
     need_folder(page, "--report", ".html")
-    found = study_shadow(
-        read_log(log),
-        str(log),
-        engine=engine,
-        policies=split_specs(policy),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_batched_tokens,
-        kv_tokens=kv_tokens,
-    )
+    with late_bar("reading the log") as bar:
+        found = study_shadow(
+            read_log(log),
+            str(log),
+            engine=engine,
+            policies=split_specs(policy),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_batched_tokens,
+            kv_tokens=kv_tokens,
+            on_progress=bar,
+        )
     origin = Origin.here(hardware=f"replay of {found.engine_url}, simulated on {this_machine()}")
     show(found, tables, page=lambda it: html_report(it, origin), report=page, as_json=as_json)

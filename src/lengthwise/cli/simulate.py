@@ -264,7 +264,7 @@ def simulate(
     draw = Source(source, llm, requests, cv).draws(
         own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats, on_note=note
     )
-    with late_bar(quiet=as_json) as bar:
+    with late_bar() as bar:
         grid = run_grid(plan, draw, on_progress=bar)
     if out is not None:
         write_parquet(grid.to_table(), out)

@@ -49,7 +49,7 @@ def sweep(
     need_folder(report, "--report", ".html")
     config = read_sweep(file)
     workers = in_processes(jobs) if ray is None else on_ray(ray)
-    with late_bar(quiet=as_json) as bar:
+    with late_bar() as bar:
         swept = run_sweep(config, ResultCache(cache_folder(cache)), workers, on_progress=bar)
     if out is not None:
         write_parquet(pa.Table.from_pylist(swept.rows), out)

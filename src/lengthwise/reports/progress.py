@@ -1,8 +1,8 @@
-"""A progress bar that appears only after some seconds of work."""
+"""The one progress bar of all commands; it appears only after some seconds of work."""
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -17,14 +17,14 @@ _QUIET_S: Final = 2.0
 
 @contextmanager
 def late_bar(
-    *, after_s: float = _QUIET_S, quiet: bool = False, console: Console | None = None
+    what: str = "", *, after_s: float = _QUIET_S, console: Console | None = None
 ) -> Iterator[Callable[[str, float], None]]:
     """Yield a callback for (label, fraction done); the bar is on stderr and is removed at the end.
 
-    There is no bar if `quiet`, or if stderr is no terminal.
+    Until the first call the bar has the label `what` and no end. There is no bar if stderr is no terminal.
     """
     console = console or Console(stderr=True)
-    if quiet or not console.is_terminal:
+    if not console.is_terminal:
         yield lambda _what, _done: None
         return
     bar = Progress(
@@ -37,19 +37,13 @@ def late_bar(
         console=console,
         transient=True,
     )
-    task = bar.add_task("", total=1.0)
-    started = time.monotonic()
-    shown = False
-
-    def report(what: str, done: float) -> None:
-        nonlocal shown
-        bar.update(task, description=what, completed=done)
-        if not shown and time.monotonic() - started > after_s:
-            bar.start()
-            shown = True
-
+    task = bar.add_task(what, total=None)
+    start = threading.Timer(after_s, bar.start)  # also if the first step is a long one
+    start.daemon = True
+    start.start()
     try:
-        yield report
+        yield lambda label, done: bar.update(task, description=label, completed=done, total=1.0)
     finally:
-        if shown:
-            bar.stop()
+        start.cancel()
+        start.join()
+        bar.stop()
