@@ -44,7 +44,7 @@ PACKAGES = (
     "experiments", "lengthwise", "lengthwise.predictors", "lengthwise.predictors.encoder", "lengthwise.training",
     "lengthwise.training.encoder", "lengthwise.training.probe",
 )  # fmt: skip
-JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without", "llm", "groups", "only", "level")
+JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without", "llm", "groups", "only", "level", "causal")
 RIVALS = {
     "ssjf": "pooling=mean,head.kind=mean_std,mean=1,log_mean=0,log_std=0",
     "ltr": "pooling=mean,head.kind=rank,early_stopping.metric=tau",
@@ -333,6 +333,7 @@ def work(arguments: argparse.Namespace) -> None:
     device = prepare_torch(seed)
     backbone = load_packed_backbone(folder)
     backbone.keep_layers(config.layers)
+    backbone.causal = bool(settings.get("causal", True))  # read by a Llama
     network = LengthNetwork(backbone, config, data.features)
     learned = data.levelled(float(settings["level"])) if "level" in settings else data
     task, everything = make_task(arguments, settings, learned)

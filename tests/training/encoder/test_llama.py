@@ -60,6 +60,20 @@ def test_padding_after_the_text_is_not_seen(both: Any) -> None:
     assert torch.allclose(alone, beside, atol=1e-5)
 
 
+def test_without_a_causal_mask_the_first_token_sees_the_last_and_no_padding(both: Any) -> None:
+    _, ours = both
+    ours.causal = False
+    changed = IDS.copy()
+    changed[0, -1] = 30
+    padded = torch.tensor(np.pad(IDS, ((0, 0), (0, 4))))
+    mask = torch.arange(padded.shape[1])[None] < IDS.shape[1]
+    with torch.no_grad():
+        whole, other, beside = ours(torch.tensor(IDS)), ours(torch.tensor(changed)), ours(padded, mask)
+    ours.causal = True
+    assert not torch.allclose(whole[0, 0], other[0, 0])
+    assert torch.allclose(whole, beside[:, : IDS.shape[1]], atol=1e-5)
+
+
 def tokenizer(*more: str) -> Tokenizer:
     words = ["<unk>", "user", "assistant", "a", "b", "c", *more]
     made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))  # noqa: S106

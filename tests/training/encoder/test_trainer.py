@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,6 +90,17 @@ def test_training_stops_when_held_out_prompts_get_no_better(tiny_folder: Path) -
 def test_training_stops_at_the_deadline(tiny_folder: Path) -> None:
     prepared = prepare(tiny.config(tiny_folder, optimiser={"epochs": 50}))
     assert len(trainer(prepared, deadline=time.monotonic()).run()) == 0
+
+
+def test_the_learning_rate_decays_by_the_deadline(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(seconds))
+    monkeypatch.setattr("lengthwise.training.encoder.trainer.time", clock)
+    prepared = prepare(tiny.config(tiny_folder, optimiser={"epochs": 500, "lr": 1e-4}))
+    limited = trainer(prepared, deadline=300.0)
+    limited.run()
+    assert limited.step < 500 * limited.steps_per_epoch
+    assert limited.optimiser.param_groups[0]["lr"] < 1e-5
 
 
 def test_the_head_alone_leaves_the_encoder_as_it_is(tiny_folder: Path) -> None:

@@ -76,17 +76,25 @@ class Backbone(nn.Module):  # type: ignore[misc]  # the type checker does not se
 
 
 class LlamaBackbone(Backbone):
-    """A Llama without its output layer. Padding follows the text, where causal attention does not reach."""
+    """A Llama without its output layer. Padding follows the text, where causal attention does not reach.
+
+    With `causal` False every token attends to all others, as in an encoder.
+    """
 
     def __init__(self, model: Any) -> None:  # noqa: ANN401
         super().__init__(model)
+        self.causal = True
         for layer in self.layers:  # transformers drops attention weights only
             layer.self_attn.o_proj = nn.Sequential(layer.self_attn.o_proj, nn.Dropout(0.0))
             layer.mlp.down_proj = nn.Sequential(layer.mlp.down_proj, nn.Dropout(0.0))
 
     def forward(self, ids: Any, mask: Any = None) -> Any:  # noqa: ANN401
         """Return (batch, tokens, width); vectors of padding have no meaning."""
-        return self.model(input_ids=ids, use_cache=False).last_hidden_state
+        allowed = None
+        if not self.causal:
+            here = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+            allowed = here[:, None, None, :].expand(-1, 1, ids.shape[1], -1)
+        return self.model(input_ids=ids, attention_mask=allowed, use_cache=False).last_hidden_state
 
 
 class ChatText(TextEncoder):

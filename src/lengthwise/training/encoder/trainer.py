@@ -173,7 +173,7 @@ class Trainer:
     device: str = "cpu"
     folder: Path | None = None
     deadline: float = math.inf
-    """Stop after the epoch that passes this time (time.monotonic)."""
+    """Stop at this time (time.monotonic); the learning rate decays so that it is near zero by then."""
     half: bool = False
     """bf16 on a CPU too: twice as fast where it has matrix units for it (AMX)."""
     progress: Progress = lambda _: None
@@ -190,6 +190,7 @@ class Trainer:
         self._edges = None if self.task.edges is None else torch.as_tensor(self.task.edges, device=self.device).float()
         self.epoch = 0
         self.step = 0
+        self._began = math.inf
         self.steps_per_epoch = -(-len(self.task.train) // config.optimiser.batch)
         self.optimiser = make_optimiser(self.network, config, fused=self.device.startswith("cuda"))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, self._rate_share)
@@ -208,6 +209,7 @@ class Trainer:
         if resume and self.folder is not None and (self.folder / _CHECKPOINT).is_file():
             self._restore(self.folder / _CHECKPOINT)
         stopping = self.config.early_stopping
+        self._began = time.monotonic()
         while self.epoch < self.epochs and self.since_best < stopping.patience and time.monotonic() < self.deadline:
             began = time.monotonic()
             loss = self._one_epoch()
@@ -245,6 +247,8 @@ class Trainer:
             self.step += 1
             self._update_average()
             losses_seen.append(loss.detach())
+            if time.monotonic() >= self.deadline:
+                break
         return float(torch.stack(losses_seen).mean())
 
     def _autocast(self) -> Any:  # noqa: ANN401  (torch's types are not seen)
@@ -275,6 +279,8 @@ class Trainer:
         """Share of the full learning rate at a step: linear warm-up, then cosine decay, in each phase."""
         settings = self.config.optimiser
         of = max(1, settings.epochs * self.steps_per_epoch)
+        if math.isfinite(self.deadline) and self._began < self.deadline:
+            at = max(at, round(of * (time.monotonic() - self._began) / (self.deadline - self._began)))
         if at >= of:
             at, of = at - of, max(1, settings.head_epochs * self.steps_per_epoch)
         warm = max(1, round(settings.warmup * of))
