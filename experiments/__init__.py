@@ -5,6 +5,7 @@ from typing import Final
 __all__ = ["NAMES"]
 
 NAMES: Final = (
+    "trail_engine",
     "reasoning",
     "trail",
     "theory",

@@ -66,6 +66,16 @@ def test_arms_that_cannot_be_measured_are_refused(policies: list[str], predictor
         arms_of(policies, predictors, noise=False)
 
 
+def test_a_predictor_may_have_a_probe_beside_it() -> None:
+    plain, packaged, file = Arm("sjf", "default"), Arm("srpt", "default+probe"), Arm("srpt", "fast+probe:a/paper.lw")
+    assert [arm.prompt_predictor for arm in (plain, packaged, file)] == ["default", "default", "fast"]
+    assert [arm.probe for arm in (plain, packaged, file)] == [None, "default", "a/paper.lw"]
+    assert [arm.label for arm in (packaged, file)] == ["srpt, default + probe", "srpt, fast + paper"]
+    assert arms_of(["srpt"], ["fast+probe"], noise=False)[1] == Arm("srpt", "fast+probe")
+    with pytest.raises(InputError, match="is not a file"):
+        arms_of(["srpt"], ["fast+probe:nothing.lw"], noise=False)
+
+
 @pytest.mark.parametrize("text", ["", "bursts", "steady", "steady:x", "steady:0", "steady:-1", "burst:2"])
 def test_an_unknown_kind_of_episode_is_refused(text: str) -> None:
     with pytest.raises(InputError):
@@ -80,6 +90,15 @@ def test_a_block_is_the_same_for_every_arm_and_another_block_is_not(workload: st
     assert not first.workload.table.equals(other.workload.table)
     assert int(first.workload.output_tokens.max()) == 15, "lengths end at the cap"
     assert set(first.picks.tolist()) == set(range(20)), "no prompt is repeated before all were drawn"
+
+
+def test_answers_that_the_llm_ends_have_a_seed_each_and_the_cap_as_their_limit(workload: str) -> None:
+    plan = TrafficPlan(llm=None, workload=workload, cap=15, own_answers=True)
+    prompts, kind = load_prompts(plan), Kind.of("burst")
+    first, again, other = (draw(prompts, plan, kind, block, n=30, capacity=5.0) for block in (0, 0, 1))
+    assert set(first.workload.output_tokens.tolist()) == {15}
+    assert first.seeds.tolist() == again.seeds.tolist()
+    assert len({*first.seeds.tolist(), *other.seeds.tolist()}) == 60
 
 
 @pytest.mark.parametrize(("kind", "load"), [("burst", 2.0), ("steady:0.7", 0.7)])

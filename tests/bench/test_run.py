@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,27 @@ def test_a_real_engine_is_measured_resumed_and_restored(
     before = len(said)
     asyncio.run(run_bench(plan, store, embedded_engine.url, BENCH_TOKEN, progress))
     assert "0 episodes" in said[before], "a complete measurement is not run again"
+
+
+@pytest.mark.engine
+def test_the_llm_ends_its_own_answers_of_which_every_arm_serves_the_same(
+    embedded_engine: EmbeddedEngine, plan: BenchPlan, tmp_path: Path
+) -> None:
+    own = replace(plan, arms=arms_of(["sjf"], ["fast"], noise=False), traffic=replace(plan.traffic, own_answers=True))
+    store = BenchStore(tmp_path / "out")
+    asyncio.run(run_bench(own, store, embedded_engine.url, BENCH_TOKEN, BenchProgress(print, lambda *_: None)))
+    rows = store.rows()
+    fcfs, sjf = (rows.filter(rows["place"].to_numpy() == place) for place in range(2))
+    assert fcfs["prompt"].equals(sjf["prompt"])
+    assert max(rows["output_tokens"].to_pylist()) <= own.traffic.cap
+    assert [each["probe"] for each in store.episodes()] == [None, None]
+
+
+def test_true_lengths_and_probes_need_answers_that_have_them(plan: BenchPlan) -> None:
+    with pytest.raises(InputError, match="leave out oracle"):
+        replace(plan, traffic=replace(plan.traffic, own_answers=True))
+    with pytest.raises(InputError, match="add --own-answers"):
+        replace(plan, arms=arms_of(["srpt"], ["fast+probe"], noise=False))
 
 
 @pytest.mark.engine

@@ -19,6 +19,7 @@ from pathlib import Path
 from lengthwise.engines import vllm_bench
 from lengthwise.engines.vllm import LengthwiseScheduler
 from lengthwise.lengths import LogT
+from tests.engines.probed import LAYER, knowing, probed_host
 from tests.engines.scheduling import drain, make_request, make_scheduler, tiny_model
 
 TOKEN = "secret"  # noqa: S105
@@ -106,6 +107,38 @@ def test_policies_take_turns_and_the_own_one_returns(scheduler: Any) -> None:
     restored = bench("restore")
     assert restored is not None
     assert restored["policy"] == "sjf"
+
+
+def test_an_episode_may_bring_a_probe_whose_states_the_worker_reports(model: Path, tmp_path: Path) -> None:
+    options = {"bench_token": TOKEN, "layers": [LAYER]}
+    host = probed_host(LengthwiseScheduler, model, None, "fcfs", measuring=options, slots=4)
+    bench, file = Console(host.scheduler), str(knowing(tmp_path))
+    refiners = []
+    for probe in (file, None, file):
+        begun = bench("begin", policy="srpt:c=0.8", **({} if probe is None else {"probe": probe}))
+        assert begun is not None
+        assert begun["ready"]
+        refiners.append(host.scheduler.refiner)
+        host.scheduler.add_request(make_request(str(next(NUMBERS)), 8, 100, said={"bench_token": TOKEN}))
+        host.drain()
+        seen = bench("end")
+        assert seen is not None
+        assert seen["probe"] is None if probe is None else seen["probe"]["readings"] == 7
+    assert refiners[1] is None
+    assert refiners[0] is not refiners[2], "what one episode has read does not reach the next"
+    bench("restore")
+    assert host.scheduler.refiner is None
+
+
+def test_a_probe_without_its_states_is_refused(model: Path, scheduler: Any, tmp_path: Path) -> None:
+    file = str(knowing(tmp_path))
+    answer = Console(scheduler)("begin", policy="srpt", probe=file)
+    assert answer is not None
+    assert "the worker does not report what the probe reads" in answer["error"]
+    forced = probed_host(LengthwiseScheduler, model, None, measuring={"bench_token": TOKEN, "layers": [LAYER]})
+    answer = Console(forced.scheduler)("begin", policy="srpt", probe=file, llm="another", scale=0.5)
+    assert answer is not None
+    assert "forced lengths" in answer["error"]
 
 
 def test_the_same_prompts_again_hit_the_prefix_cache_unless_an_episode_begins(scheduler: Any) -> None:

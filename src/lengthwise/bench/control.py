@@ -39,9 +39,11 @@ class BenchServer:
         command: dict[str, Any] = {
             "do": "begin",
             "policy": arm.policy,
-            "predictor": NO_PREDICTOR if arm.predictor == ORACLE else arm.predictor,
+            "predictor": NO_PREDICTOR if arm.predictor == ORACLE else arm.prompt_predictor,
         }
-        if plan.llm is not None and plan.workload is None:
+        if arm.probe is not None:
+            command["probe"] = arm.probe
+        if plan.llm is not None and plan.workload is None and not plan.own_answers:
             command |= {"llm": plan.llm, "scale": plan.scale}
         deadline = time.monotonic() + patience_s
         while True:

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
+from lengthwise.predictors.probe import DEFAULT as DEFAULT_PROBE
+from lengthwise.predictors.probe import load_probe
 from lengthwise.predictors.service import NO_PREDICTOR, known_predictor
 from lengthwise.workloads import Workload, load_castillo, load_trace
 from lengthwise.workloads.arrivals import generator, in_rounds, poisson
@@ -40,23 +42,42 @@ _BURST_LOAD: Final = 2.0
 _TRACE: Final = "azure2023_conv"
 _PACKAGED_TRACE: Final = "azure_sample"
 _TRACE_LOAD: Final = 0.7
+_WITH_PROBE: Final = "+probe"
+OWN_SAMPLING: Final = {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.3}
+"""Sampling of the LLM's own answers: that of the answers which the packaged probe was trained on."""
 
 
 @dataclass(frozen=True, order=True)
 class Arm:
-    """A policy and the predictor that it uses; `copy` distinguishes two arms that are the same."""
+    """A policy and the predictor that it uses; `copy` distinguishes two arms that are the same.
+
+    `PREDICTOR+probe` and `PREDICTOR+probe:FILE.lw` refine the predictions from the prompts by the LLM's hidden states.
+    """
 
     policy: str
     predictor: str = NO_PREDICTOR
     copy: int = 0
 
     @property
+    def prompt_predictor(self) -> str:
+        """The predictor without its probe."""
+        return self.predictor.partition(_WITH_PROBE)[0]
+
+    @property
+    def probe(self) -> str | None:
+        """The probe, by name or file; None without one."""
+        _, found, file = self.predictor.partition(_WITH_PROBE)
+        return (file.removeprefix(":") or DEFAULT_PROBE) if found else None
+
+    @property
     def label(self) -> str:
         """Its name in tables and files."""
         name = self.policy
         if self.predictor != NO_PREDICTOR:
-            known = "true lengths" if self.predictor == ORACLE else Path(self.predictor).stem
+            known = "true lengths" if self.predictor == ORACLE else Path(self.prompt_predictor).stem
             name = f"{self.policy}, {known}"
+        if self.probe is not None:
+            name += " + probe" if self.probe == DEFAULT_PROBE else f" + {Path(self.probe).stem}"
         return f"{name} (again)" if self.copy else name
 
 
@@ -68,9 +89,12 @@ def arms_of(policies: Sequence[str], predictors: Sequence[str], *, noise: bool) 
             continue
         uses = make_policy(policy).uses_predictions
         for predictor in predictors if uses else [NO_PREDICTOR]:
+            arm = Arm(policy, predictor)
             if predictor != ORACLE:
-                known_predictor(predictor)
-            arms.append(Arm(policy, predictor))
+                known_predictor(arm.prompt_predictor)
+            if arm.probe is not None:
+                load_probe(arm.probe)
+            arms.append(arm)
     if len(arms) == 1:
         raise InputError("nothing to compare fcfs with", source="--policy", hint="name another policy")
     return tuple(dict.fromkeys(arms))
@@ -121,7 +145,9 @@ def turns(kinds: Sequence[Kind], arms: Sequence[Arm], blocks: int) -> Iterator[l
 class TrafficPlan:
     """Where prompts and lengths come from.
 
-    Lengths are forced by max_tokens and ignore_eos, so that every arm generates the same tokens. Without a workload:
+    With `own_answers` the LLM ends its answers itself, at most at `cap`: each is sampled (`OWN_SAMPLING`) with a seed
+    of its own, the same in every arm, and the predictor is asked about the LLM that is served. Otherwise lengths are
+    forced by max_tokens and ignore_eos, so that every arm generates the same tokens. Without a workload:
     CASTILLO's official test prompts (without Alpaca) with one of the lengths that `llm` gave each, times `scale`, at
     most `cap`; the predictor is asked about that LLM. With a workload (a trace with prompts): its prompts and lengths.
     """
@@ -132,6 +158,7 @@ class TrafficPlan:
     longest_prompt: int = 1024
     workload: str | None = None
     seed: int = 0
+    own_answers: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.scale <= 100:
@@ -199,6 +226,9 @@ class Draw:
     picks: NDArray[np.intp]
     """Indices of the prompts."""
     workload: Workload
+    """With `own_answers`, its output tokens are the cap."""
+    seeds: NDArray[np.int64]
+    """Of each request's answer, if the LLM samples it."""
 
 
 def draw(prompts: Prompts, plan: TrafficPlan, kind: Kind, block: int, *, n: int, capacity: float) -> Draw:
@@ -208,6 +238,8 @@ def draw(prompts: Prompts, plan: TrafficPlan, kind: Kind, block: int, *, n: int,
     lengths = prompts.lengths[picks]
     rank = np.where(np.isnan(lengths), np.inf, generator(plan.seed, f"lengths {purpose}").random(lengths.shape))
     drawn = np.take_along_axis(lengths, rank.argmin(axis=1)[:, None], axis=1)[:, 0]
+    if plan.own_answers:
+        drawn = np.full(n, float(plan.cap))
     columns: dict[str, Any] = {
         "arrival_s": _arrivals(kind, n, capacity, generator(plan.seed, f"arrivals {purpose}")),
         "input_tokens": np.maximum(1, prompts.tokens[picks]),
@@ -215,7 +247,8 @@ def draw(prompts: Prompts, plan: TrafficPlan, kind: Kind, block: int, *, n: int,
         "max_tokens": np.full(n, plan.cap),
         "prompt": pa.array([prompts.texts[pick] for pick in picks.tolist()], pa.large_string()),
     }
-    return Draw(picks, Workload.from_table(columns, name=purpose))
+    seeds = generator(plan.seed, f"answers {purpose}").integers(0, 2**31, n)
+    return Draw(picks, Workload.from_table(columns, name=purpose), seeds)
 
 
 def _arrivals(kind: Kind, n: int, capacity: float, rng: np.random.Generator) -> Floats:

@@ -22,6 +22,7 @@ from lengthwise.bench.control import BenchServer
 from lengthwise.bench.episodes import (
     FCFS,
     ORACLE,
+    OWN_SAMPLING,
     Arm,
     Draw,
     Kind,
@@ -38,6 +39,7 @@ from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.engines.load import LoadPlan, LoadReport, run_load
 from lengthwise.engines.vllm_bench import TOKEN_VARIABLE
 from lengthwise.errors import InputError
+from lengthwise.predictors.probe import load_probe
 from lengthwise.predictors.service import NO_PREDICTOR
 
 _BACKLOG: Final = 6  # requests per slot in the measurement of capacity
@@ -66,6 +68,19 @@ class BenchPlan:
     """Start no further block after this many seconds."""
     machine: str | None = None
     """What the server runs on, for the report; None: this machine."""
+
+    def __post_init__(self) -> None:
+        own = self.traffic.own_answers
+        if own and any(arm.predictor == ORACLE for arm in self.arms):
+            raise InputError("true lengths of answers that the LLM ends", source="--predictor", hint="leave out oracle")
+        if not own and any(arm.probe is not None for arm in self.arms):
+            problem = "a probe with forced lengths, which the hidden states do not reflect"
+            raise InputError(problem, source="--predictor", hint="add --own-answers")
+
+    @property
+    def probes(self) -> list[str]:
+        """The probes of the arms."""
+        return list(dict.fromkeys(arm.probe for arm in self.arms if arm.probe is not None))
 
 
 @dataclass
@@ -175,7 +190,7 @@ class _Run:
         began_at = time.time()
         report = await self._load(drawn, turn.arm, on_part)
         seen = await self._server.end()
-        _verify(report, seen, begun)
+        _verify(report, seen, begun, own_answers=self._plan.traffic.own_answers)
         summary = report.summary()
         steps = max(1, seen["steps"])
         episode = {
@@ -189,6 +204,7 @@ class _Run:
             "steps": seen["steps"],
             "schedule_ms": 1000 * seen["schedule_cpu_s"] / steps,
             "predictions": seen["predictions"],
+            "probe": seen.get("probe"),
         }
         return episode, _table(turn, drawn, report, seen)
 
@@ -199,9 +215,17 @@ class _Run:
             xargs: dict[str, Any] = {"bench_token": token, "bench_row": row, "cap": self._plan.traffic.cap}
             if arm.predictor == ORACLE:
                 xargs["expected_tokens"] = int(workload.output_tokens[row])
-            extras.append({"temperature": 0.0, "vllm_xargs": xargs})
+            sampling: dict[str, Any] = {"temperature": 0.0}
+            if self._plan.traffic.own_answers:
+                sampling = {**OWN_SAMPLING, "seed": int(drawn.seeds[row])}
+            extras.append({**sampling, "vllm_xargs": xargs})
         plan = LoadPlan(
-            self._server.url, self._server.model, timeout_s=_SILENCE_S, extras=extras, api_key=self._api_key
+            self._server.url,
+            self._server.model,
+            free=self._plan.traffic.own_answers,
+            timeout_s=_SILENCE_S,
+            extras=extras,
+            api_key=self._api_key,
         )
         report = LoadReport(len(workload), plan)
         ended = 0
@@ -260,11 +284,11 @@ def capacity(report: LoadReport, slots: int) -> float:
     return float((tokens * part).sum() / until / tokens.mean())
 
 
-def _verify(report: LoadReport, seen: dict[str, Any], begun: dict[str, Any]) -> None:
+def _verify(report: LoadReport, seen: dict[str, Any], begun: dict[str, Any], *, own_answers: bool) -> None:
     """Refuse an episode that is no fair comparison."""
     if report.errors:
         raise EpisodeFailedError("requests failed: " + ", ".join(f"{n} {kind}" for kind, n in report.errors.items()))
-    if report.lengths_differ:
+    if report.lengths_differ and not own_answers:
         raise EpisodeFailedError(f"{report.lengths_differ} answers do not have the requested length")
     if seen["foreign"]:
         raise EpisodeFailedError(f"{seen['foreign']} requests of other clients")
@@ -294,17 +318,23 @@ def _table(turn: Turn, drawn: Draw, report: LoadReport, seen: dict[str, Any]) ->
 
 
 @contextmanager
-def embedded_server(store: BenchStore, slots: int, *, compiled: bool) -> Iterator[tuple[str, str]]:
-    """Start the embedded engine with a bench token; yield its URL and the token."""
+def embedded_server(
+    store: BenchStore, slots: int, *, compiled: bool, probes: Sequence[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """Start the embedded engine with a bench token and the hidden states of `probes`; yield its URL and the token."""
     token = token_hex(16)
     before = os.environ.get(TOKEN_VARIABLE)
     os.environ[TOKEN_VARIABLE] = token  # not on its command line, which others can read
+    plugin_options: dict[str, Any] = {"steps": str(store.steps.resolve())}
+    if len(probes) > 1:  # their layers at every token, whatever the first of them reads
+        plugin_options["layers"] = sorted({load_probe(probe).layer for probe in probes})
     options = EngineOptions(
         policy=FCFS,
         predictor=NO_PREDICTOR,
         max_num_seqs=slots,
         compiled=compiled,
-        plugin_options={"steps": str(store.steps.resolve())},
+        probe=next(iter(probes), None),
+        plugin_options=plugin_options,
     )
     try:
         with EmbeddedEngine(options) as engine:

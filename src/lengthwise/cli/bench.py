@@ -29,7 +29,10 @@ def bench(
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The server's API key.")] = None,
     policy: Annotated[str, typer.Option(help="Policies to compare with fcfs.")] = "lengthwise",
     predictor: Annotated[
-        str, typer.Option(help="Their predictors: fast, default, a model file; oracle sends true lengths.")
+        str,
+        typer.Option(
+            help="Their predictors: fast, default, a model file; +probe adds the probe; oracle sends true lengths."
+        ),
     ] = "default",
     episode: Annotated[str, typer.Option(help="Kinds of episodes: burst, steady:0.7, trace, backlog.")] = "burst",
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of each kind; every policy runs once in a block.")] = 8,
@@ -39,6 +42,10 @@ def bench(
     workload: Annotated[str | None, typer.Option(help="Trace with prompts and lengths, instead of CASTILLO.")] = None,
     scale: Annotated[float | None, typer.Option(help="Factor on lengths [default: 1; embedded 0.15].")] = None,
     cap: Annotated[int | None, typer.Option(min=1, help="Longest answer [default: 2048; embedded 256].")] = None,
+    own_answers: Annotated[
+        bool,
+        typer.Option("--own-answers", help="Let the LLM end its answers, sampled with the same seeds in each arm."),
+    ] = False,
     slots: Annotated[int, typer.Option(min=1, help="Slots of the embedded engine.")] = 4,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the embedded engine's LLM.")] = False,
     hours: Annotated[float | None, typer.Option(help="Start no block that would end later than this.")] = None,
@@ -61,6 +68,9 @@ def bench(
 
     Example: `lengthwise bench --url http://127.0.0.1:8000 --token SECRET --policy lengthwise,sjf --report out.html`
 
+    With --own-answers, `--predictor default+probe` (or `+probe:FILE.lw`) refines predictions by the LLM's hidden
+    states. A server must report them (`lengthwise engine --probe`); the embedded engine does.
+
     Exit code 130 after Ctrl-C.
     """
     # HTTP and predictors take seconds to import.
@@ -77,10 +87,11 @@ def bench(
         embedded = url is None
         traffic = TrafficPlan(
             llm=None if workload is not None else (llm or DEFAULT_LLM),
-            scale=scale if scale is not None else 0.15 if embedded and workload is None else 1.0,
+            scale=scale if scale is not None else 0.15 if embedded and workload is None and not own_answers else 1.0,
             cap=cap if cap is not None else 256 if embedded else 2048,
             workload=workload,
             seed=seed,
+            own_answers=own_answers,
         )
         plan = BenchPlan(
             kinds=[Kind.of(name) for name in _names(episode)],
@@ -124,7 +135,9 @@ def _run(
     with store.locked(), late_bar() as bar:
         progress = BenchProgress(lambda text: typer.echo(text, err=True), bar)
         server: AbstractContextManager[tuple[str, str]] = (
-            embedded_server(store, slots, compiled=compiled) if url is None else nullcontext((url, token or ""))
+            embedded_server(store, slots, compiled=compiled, probes=plan.probes)
+            if url is None
+            else nullcontext((url, token or ""))
         )
         with server as (address, secret):
             try:

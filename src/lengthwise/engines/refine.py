@@ -204,6 +204,15 @@ def check_fit(probe: Probe, llms: Iterable[str], *, hidden_size: int | None, lay
         raise InputError(f"the probe reads layer {probe.layer}, and the LLM has {layers}", field="probe", hint=hint)
 
 
+def check_reported(probe: Probe, wanted: Wanted) -> None:
+    """Refuse a probe that reads states which the worker does not report."""
+    every_reading = probe.every % wanted.every == 0
+    if probe.layer not in wanted.layers or not every_reading or (ENTROPY in probe.inputs and not wanted.entropy):
+        problem = f"the worker does not report what the probe reads: layer {probe.layer} every {probe.every} tokens"
+        hint = f'start the engine with this probe, or with the option "layers": [{probe.layer}]'
+        raise InputError(problem, field="probe", hint=hint)
+
+
 def _bare(llm: str) -> str:
     """Return a name without its owner or folder."""
     return llm.rstrip("/").rsplit("/", 1)[-1].lower()

@@ -58,7 +58,15 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from lengthwise.engines import VLLM_RELEASES
 from lengthwise.engines.engine_kind import MARKER
 from lengthwise.engines.forced_lengths import ForcedLengths
-from lengthwise.engines.refine import Refiner, State, attached, generated_by, refiner_for
+from lengthwise.engines.refine import (
+    Refiner,
+    State,
+    Wanted,
+    attached,
+    check_reported,
+    generated_by,
+    refiner_for,
+)
 from lengthwise.engines.steps import EngineFacts, StepLog, spans
 from lengthwise.engines.vllm_bench import BenchControl, Setup
 from lengthwise.engines.vllm_queue import (
@@ -70,6 +78,7 @@ from lengthwise.engines.vllm_queue import (
 )
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job, Policy, make_policy
+from lengthwise.predictors.probe import load_probe
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import (
     MEMORY_ON,
@@ -112,13 +121,11 @@ class LengthwiseSyncScheduler(Scheduler):
         forced = ForcedLengths.of(options.get("forced_lengths"))
         memory = known_memory(options.get("memory", os.environ.get(MEMORY_VARIABLE) or MEMORY_ON))
         service = prediction_service(known, memory=memory) if forced is None else forced.service(known)
-        self.setup = Setup(name, predictor, service, forced)
+        self.setup = Setup(name, predictor, service, forced, refiner_for(options, self.vllm_config, predictor))
         self.bench = BenchControl.of(self, options)
         self.warm_predictor = bool(options.get("warm_predictor", True))
         self._account: str | None = options.get("account")
-        self.refiner = refiner_for(options, self.vllm_config, predictor)
-        if self.refiner is not None:
-            self.on_state = self._refine
+        self._use_refiner(self.setup.refiner)
         self.jobs = JobTracker(self)
         self.victims = VictimSearch()
         self.now = time.time()
@@ -148,6 +155,8 @@ class LengthwiseSyncScheduler(Scheduler):
     def use(self, setup: Setup) -> None:
         """Change policy and predictor under the waiting requests."""
         self.length_policy = make_policy(setup.policy)
+        if setup.refiner is not self.setup.refiner:
+            self._use_refiner(setup.refiner)
         self.setup = setup
         self.victims.forget()
         self.jobs.prepare()
@@ -155,6 +164,16 @@ class LengthwiseSyncScheduler(Scheduler):
             queue.use(self.length_policy)
             for request in queue:
                 self.jobs.ask(request)
+
+    def refiner_of(self, probe: str, predictor: str, forced: ForcedLengths | None) -> Refiner | None:
+        """Return a refiner of another probe than the engine's own; InputError if the worker lacks its states."""
+        options = (self.vllm_config.additional_config or {}).get("lengthwise", {})
+        check_reported(load_probe(probe), Wanted.of(options))
+        return refiner_for({**options, "probe": probe, "forced_lengths": forced}, self.vllm_config, predictor)
+
+    def _use_refiner(self, refiner: Refiner | None) -> None:
+        self.refiner = refiner
+        self.on_state = None if refiner is None else self._refine
 
     def count_policy_failure(self, _: Exception) -> None:
         """Count a policy that raised; its queue has logged it and continues in order of arrival."""

@@ -5,9 +5,10 @@ environment variable LENGTHWISE_BENCH_TOKEN. A command is a completion of one to
 `bench_token` and `bench_command` (JSON); the reply is the `lengthwise` entry of `kv_transfer_params` in its response.
 So it reaches the scheduler in whatever process that runs, through vLLM's API as it is.
 
-    {"do": "begin", "policy": P, "predictor": Q, "llm": L, "scale": X}
+    {"do": "begin", "policy": P, "predictor": Q, "probe": R, "llm": L, "scale": X}
         Needs an idle engine. Switches policy and predictor, and clears prefix cache, history, calibration, the
-        policy's state and the measured speed. `llm` and `scale` (optional) are those of `engines.forced_lengths`.
+        policy's state and the measured speed. `llm` and `scale` (optional) are those of `engines.forced_lengths`;
+        `probe` (optional) refines predictions, if the worker reports its states (`engines.refine`).
     {"do": "end"}      Returns what was observed of the requests of the episode.
     {"do": "restore"}  Returns the server to the policy and predictor that it had before the first `begin`.
 
@@ -28,6 +29,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from lengthwise.engines.forced_lengths import ForcedLengths
+from lengthwise.engines.refine import Refiner
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT
 from lengthwise.policies import make_policy
@@ -54,6 +56,7 @@ class Setup:
     predictor: str
     predictions: PredictionService
     forced_lengths: ForcedLengths | None
+    refiner: Refiner | None = None
 
 
 @dataclass(slots=True)
@@ -160,12 +163,18 @@ class BenchControl:
             return {"error": str(error)}
 
     def _begin(
-        self, policy: str = "fcfs", predictor: str = "none", llm: str | None = None, scale: float = 1.0
+        self,
+        policy: str = "fcfs",
+        predictor: str = "none",
+        llm: str | None = None,
+        scale: float = 1.0,
+        probe: str | None = None,
     ) -> dict[str, Any]:
         scheduler = self._scheduler
         make_policy(policy)
         known = known_predictor(predictor)
         forced = None if llm is None else ForcedLengths(llm, scale)
+        refiner = None if probe is None else scheduler.refiner_of(probe, predictor, forced)
         if scheduler.requests:
             return {"busy": True, "requests": len(scheduler.requests)}
         if not scheduler.reset_prefix_cache():
@@ -179,7 +188,7 @@ class BenchControl:
         service.reset()
         scheduler.jobs.reset()
         self._episode = _Episode()
-        scheduler.use(Setup(policy, predictor, service, forced))
+        scheduler.use(Setup(policy, predictor, service, forced, refiner))
         if make_policy(policy).uses_predictions:
             service.warm()
         cached = len(scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block)
@@ -189,7 +198,9 @@ class BenchControl:
         episode, self._episode = self._episode, None
         if episode is None:
             return {"error": "no episode runs"}
+        refiner = self._scheduler.refiner
         return {
+            "probe": None if refiner is None else asdict(refiner.counts),
             "rows": episode.rows,
             "foreign": episode.foreign,
             "unfinished": len(self._open),

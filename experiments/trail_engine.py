@@ -1,0 +1,264 @@
+"""TRAIL end to end on a real engine: SmolLM2-135M's own answers in vLLM, with the probe on its hidden states.
+
+Policies take turns on one embedded engine in bursts that drain, with the method of `lengthwise bench`: blocks in which
+every arm serves the same prompts with the same arrivals and seeds, and ratios to the fcfs of the same block. Prompts
+are CASTILLO's test prompts of Alpaca (the paper's data), which neither probe nor predictor has seen.
+
+    python -m experiments run trail_engine                          # the tables, from the kept rows
+    python -m experiments run trail_engine --set measure=yes --set results=out/trail-engine --set blocks=8
+
+Latencies are also counted in steps of the engine, from its step log: other work on the machine makes a step longer, but
+does not change how many steps a request waits. The probe with the paper's settings (ten bins on 0 to 512, TRAIL's
+smoothing, a reading at every token, nothing but the state and its age as input) is trained on the hidden states in
+LENGTHWISE_DATA/smollm2, which are of fewer prompts than those of the packaged probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from experiments.study import Claim, Run, Study
+from lengthwise.bench.analysis import BenchResult, analyse, episode_tables, times
+from lengthwise.bench.episodes import FCFS, Arm, Kind, TrafficPlan
+from lengthwise.bench.run import BenchPlan, BenchProgress, embedded_server, run_bench
+from lengthwise.bench.store import BenchStore
+from lengthwise.engines.steps import read_steps
+from lengthwise.predictors.probe import PAPER, Probe, load_probe, paper_bins, write_probe
+from lengthwise.reports.bench import bench_tables
+from lengthwise.reports.tables import Table
+from lengthwise.simulator.paired import Ratio, over_pairs
+from lengthwise.workloads import Workload
+from lengthwise.workloads.formats import write_workload
+
+KEPT: Final = Path(__file__).parent / "results" / "trail-engine"
+PROBED: Final = "default+probe"
+_LLM: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
+_CORPUS: Final = "Alpaca"
+_LONGEST_PROMPT: Final = 512
+_PAPER: Final = {"mean": 1.66, "ttft": 1.76}
+"""Gains over vLLM's FCFS at the lower end of the paper's rates, c = 0.8."""
+
+
+@dataclass(frozen=True)
+class TrailEngineGrid:
+    """What is read or measured."""
+
+    results: Path = KEPT
+    """The folder of the measurement; one that is incomplete is resumed."""
+    measure: bool = False
+    """Run the episodes that the folder lacks; False: read what it has."""
+    c: tuple[float, ...] = (0.0, 0.5, 0.8, 1.0)
+    paper_probe: bool = True
+    """Also c = 0.8 with a probe of the paper's settings."""
+    blocks: int = 8
+    requests: int = 48
+    cap: int = 256
+    slots: int = 4
+    seed: int = 0
+    hours: float | None = None
+    """Start no block that would end later than this."""
+
+
+@dataclass(frozen=True)
+class TrailEngineResult:
+    """The comparison by time, and by steps of the engine."""
+
+    bench: BenchResult
+    in_steps: Mapping[Arm, Mapping[str, Ratio]]
+    """Mean E2E and TTFT of each arm over fcfs's, in steps; empty without a step log."""
+    other_lengths: int
+    """Answers whose length is not that of the same request under fcfs."""
+    answers: int
+    capped: float
+    """Share of answers that end at the cap."""
+
+
+def measure(run: Run, grid: TrailEngineGrid) -> TrailEngineResult:
+    """Compare the arms of the folder, after running what it lacks if asked to."""
+    store = BenchStore(grid.results)
+    if grid.measure:
+        _run_episodes(run, grid, store)
+    return compare(store, grid.cap)
+
+
+def compare(store: BenchStore, cap: int) -> TrailEngineResult:
+    """Read a measurement."""
+    rows = store.rows()
+    lengths: dict[tuple[str, int], dict[Arm, NDArray[np.int64]]] = {}
+    for kind, arm, block, table in episode_tables(rows):
+        lengths.setdefault((kind, block), {})[arm] = table["output_tokens"].to_numpy()
+    other = sum(
+        int((found != of_arm[Arm(FCFS)]).sum())
+        for of_arm in lengths.values()
+        for arm, found in of_arm.items()
+        if arm != Arm(FCFS)
+    )
+    tokens = rows["output_tokens"].to_numpy()
+    in_steps = _in_steps(store, rows) if store.steps.is_file() else {}
+    return TrailEngineResult(analyse(store), in_steps, other, len(tokens), float((tokens >= cap).mean()))
+
+
+def _in_steps(store: BenchStore, rows: pa.Table) -> dict[Arm, dict[str, Ratio]]:
+    """Return mean E2E and TTFT over fcfs's, counted in steps of the engine."""
+    starts = np.sort(read_steps(store.steps)[0]["start_s"].to_numpy())
+    began = {(each["block"], Arm(each["policy"], each["predictor"], each["copy"])): each for each in store.episodes()}
+    found: dict[Arm, dict[int, dict[str, float]]] = {}
+    for _, arm, block, table in episode_tables(rows):
+        at = {
+            name: np.searchsorted(starts, began[block, arm]["began"] + table[name].to_numpy())
+            for name in ("sent_s", "first_token_s", "finished_s")
+        }
+        found.setdefault(arm, {})[block] = {
+            "mean": float((at["finished_s"] - at["sent_s"]).mean()),
+            "ttft": float((at["first_token_s"] - at["sent_s"]).mean()),
+        }
+    base = found[Arm(FCFS)]
+    return {
+        arm: {
+            name: over_pairs([blocks[b][name] for b in blocks], [base[b][name] for b in blocks])
+            for name in ("mean", "ttft")
+        }
+        for arm, blocks in found.items()
+        if arm != Arm(FCFS)
+    }
+
+
+def arms(grid: TrailEngineGrid, paper: Path | None) -> tuple[Arm, ...]:
+    """Return fcfs, sjf on the prompts, srpt with the probe, and the paper's probe."""
+    found = [Arm(FCFS), Arm("sjf", "default"), *(Arm(f"srpt:c={c:g}", PROBED) for c in grid.c)]
+    return (*found, *([Arm("srpt:c=0.8", f"{PROBED}:{paper}")] if paper is not None else []))
+
+
+def _run_episodes(run: Run, grid: TrailEngineGrid, store: BenchStore) -> None:
+    store.folder.mkdir(parents=True, exist_ok=True)
+    prompts = store.folder / "prompts.parquet"
+    if not prompts.is_file():
+        write_workload(alpaca_prompts(run), prompts)
+    paper = store.folder / "paper.lw" if grid.paper_probe else None
+    if paper is not None and not paper.is_file():
+        write_probe(paper, paper_probe(Path(os.environ["LENGTHWISE_DATA"]) / "smollm2"))
+    traffic = TrafficPlan(
+        llm=None,
+        cap=grid.cap,
+        longest_prompt=_LONGEST_PROMPT,
+        workload=str(prompts),
+        seed=grid.seed,
+        own_answers=True,
+    )
+    plan = BenchPlan(
+        [Kind.of("burst")],
+        arms(grid, paper),
+        grid.blocks,
+        traffic,
+        requests=grid.requests,
+        limit_s=None if grid.hours is None else 3600 * grid.hours,
+    )
+    progress = BenchProgress(run.note, run.report)
+    with store.locked(), embedded_server(store, grid.slots, compiled=False, probes=plan.probes) as (url, token):
+        asyncio.run(run_bench(plan, store, url, token, progress))
+
+
+def alpaca_prompts(run: Run) -> Workload:
+    """Return Alpaca's official test prompts."""
+    samples = run.castillo(split="test").where(corpus=_CORPUS).table
+    prompts = dict(zip(samples["prompt"].to_pylist(), samples["input_tokens"].to_pylist(), strict=True))
+    columns = {
+        "arrival_s": np.arange(float(len(prompts))),
+        "input_tokens": np.array(list(prompts.values())),
+        "output_tokens": np.ones(len(prompts), np.int64),  # the LLM decides
+        "prompt": list(prompts),
+    }
+    return Workload.from_table(columns, name="alpaca")
+
+
+def paper_probe(states: Path) -> Probe:
+    """Train a probe with the paper's settings on the layer of the packaged one."""
+    from lengthwise.training.probe.learn import ProbeRecipe, fit, inputs_of
+    from lengthwise.training.probe.states import read_states
+
+    found, layer = read_states(states, "default", _LLM), load_probe("default").layer
+    probe = fit(found, found.trained, layer, paper_bins(), inputs_of(found, prompt=False), ProbeRecipe())
+    return replace(probe, smoothing=PAPER, every=1, llm=_LLM, card={"name": "paper", "predictor": "default"})
+
+
+def tables(result: TrailEngineResult) -> list[Table]:
+    """Return the table of `lengthwise bench`, and the same in steps."""
+    found = bench_tables(result.bench)
+    if result.in_steps:
+        rows = [
+            [arm.label, times(ratios["mean"]), times(ratios["ttft"])]
+            for arm, ratios in sorted(result.in_steps.items(), key=lambda each: each[0].label)
+        ]
+        notes = ["A step that other work makes slower counts once; arrivals still follow the clock."]
+        found.append(Table("The same in steps of the engine", ["policy, predictor", "mean E2E", "TTFT"], rows, notes))
+    machine = result.bench.settings["machine"]
+    shown = ", ".join(f"{name} {value}" for name, value in machine.items()) if isinstance(machine, dict) else machine
+    rows = [
+        ["answers", f"{result.answers:,}"],
+        ["ended at the cap", f"{result.capped:.1%}"],
+        ["with another length than under fcfs", f"{result.other_lengths:,}"],
+        ["machine", str(shown)],
+    ]
+    return [*found, Table("The answers", ["", ""], rows)]
+
+
+def claims(result: TrailEngineResult) -> Sequence[Claim]:
+    """Return the paper's gains beside ours, by time and by steps."""
+    limited, order = Arm("srpt:c=0.8", PROBED), Arm("srpt:c=0", PROBED)
+    measured = {each.arm: each.ratios for each in result.bench.arms}
+    found = []
+    for setting, ratios in (("by time", measured), ("in steps", dict(result.in_steps))):
+        for name, what in (("mean", "mean E2E"), ("ttft", "mean TTFT")):
+            if limited in ratios:
+                found.append(
+                    Claim(f"{what}, FCFS over c = 0.8", _PAPER[name], _inverse(ratios[limited][name]), setting)
+                )
+            if order in ratios:
+                found.append(Claim(f"{what}, FCFS over c = 0", None, _inverse(ratios[order][name]), setting))
+    return found
+
+
+def _inverse(ratio: Ratio) -> Ratio:
+    return Ratio(1 / ratio.ratio, 1 / ratio.high, 1 / ratio.low)
+
+
+def _facts(result: TrailEngineResult) -> dict[str, Any]:
+    return {
+        "bench": result.bench,
+        "in_steps": {arm.label: ratios for arm, ratios in result.in_steps.items()},
+        "other_lengths": result.other_lengths,
+        "answers": result.answers,
+        "capped": result.capped,
+    }
+
+
+def _needs(grid: TrailEngineGrid) -> str | None:
+    if grid.measure or (grid.results / "bench.json").is_file():
+        return None
+    return f"needs measured episodes in {grid.results}: --set measure=yes"
+
+
+STUDY: Study[TrailEngineGrid, TrailEngineResult] = Study(
+    name="trail_engine",
+    title="TRAIL end to end on a real engine",
+    question="What does limited preemption with a real probe gain in vLLM, on the LLM's own answers?",
+    paper="TRAIL, figure of mean latency and TTFT over c",
+    source="kept rows of `lengthwise bench` on the embedded engine",
+    grid=TrailEngineGrid(),
+    quick=TrailEngineGrid(),
+    minutes=(0.1, 0.1),
+    measure=measure,
+    tables=tables,
+    facts=_facts,
+    claims=claims,
+    needs=_needs,
+)

@@ -1,0 +1,81 @@
+"""TRAIL on a real engine: kept rows are read, by time and in steps of the engine, and answers are compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from experiments.study import Run
+from experiments.trail_engine import (
+    KEPT,
+    PROBED,
+    STUDY,
+    TrailEngineGrid,
+    arms,
+    claims,
+    compare,
+    measure,
+    tables,
+)
+from lengthwise.bench.episodes import FCFS, Arm
+from lengthwise.bench.store import BenchStore
+from lengthwise.simulator.tasks import ResultCache
+from tests.bench.measured import measured
+
+LIMITED = Arm("srpt:c=0.8", PROBED)
+
+
+def halved(arm: Arm, block: int, rng: np.random.Generator) -> np.ndarray:
+    """FCFS takes twice the time of the others."""
+    return rng.uniform(1.0, 9.0, 50) * (2.0 if arm == Arm(FCFS) else 1.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BenchStore:
+    return measured(tmp_path / "kept", (Arm(FCFS), LIMITED), 3, halved)
+
+
+def test_gains_over_fcfs_are_the_ratios_within_blocks(store: BenchStore) -> None:
+    result = compare(store, 50)
+    assert {claim.statement: claim.ours.ratio for claim in claims(result)} == {
+        "mean E2E, FCFS over c = 0.8": pytest.approx(2.0),
+        "mean TTFT, FCFS over c = 0.8": pytest.approx(2.0),
+    }
+    assert (result.answers, result.capped, result.other_lengths) == (300, 1 / 50, 0)
+    assert "srpt:c=0.8, default + probe" in [row[0] for row in tables(result)[0].rows]
+
+
+def test_an_answer_that_another_arm_ends_elsewhere_is_counted(store: BenchStore) -> None:
+    rows = store.rows()
+    lengths = rows["output_tokens"].to_numpy().copy()
+    of_probe = np.flatnonzero(np.array(rows["policy"].to_pylist()) == LIMITED.policy)
+    lengths[of_probe[:2]] += 1
+    place = rows.schema.get_field_index("output_tokens")
+    changed = rows.set_column(place, rows.schema.field(place), pa.array(lengths, pa.int32()))
+    pq.write_table(changed, store.folder / "requests.parquet")
+    assert compare(store, 50).other_lengths == 2
+
+
+def test_the_kept_rows_are_read_and_name_no_path_of_the_machine_that_measured_them(tmp_path: Path) -> None:
+    if not (KEPT / "bench.json").is_file():
+        pytest.skip("nothing is kept")
+    result = measure(Run(ResultCache(tmp_path)), STUDY.grid)
+    assert {each.arm for each in result.bench.arms} >= {Arm(FCFS), LIMITED}
+    assert '"/' not in (KEPT / "bench.json").read_text()
+
+
+def test_every_c_has_an_arm_and_the_paper_has_its_probe(tmp_path: Path) -> None:
+    found = arms(TrailEngineGrid(c=(0.0, 1.0)), tmp_path / "paper.lw")
+    assert [arm.label for arm in found] == [
+        "fcfs",
+        "sjf, default",
+        "srpt:c=0, default + probe",
+        "srpt:c=1, default + probe",
+        "srpt:c=0.8, default + paper",
+    ]
+    assert STUDY.needs(TrailEngineGrid(results=tmp_path)) is not None
+    assert STUDY.needs(TrailEngineGrid(results=tmp_path, measure=True)) is None
