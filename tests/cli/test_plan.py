@@ -26,12 +26,26 @@ def test_the_fewest_engines_are_found_for_each_policy_and_drawn(tmp_path: Path) 
     found = json.loads(result.stdout)
     assert [each["policy"] for each in found["plans"]] == ["fcfs", "sjf"]
     for each in found["plans"]:
-        enough = [trial["engines"] for trial in each["trials"] if trial["attained"] >= 0.9]
-        assert each["engines"] == min(enough)
+        trials = each["by_seed"][0]["trials"]
+        assert each["engines"] == min(trial["engines"] for trial in trials if trial["attained"] >= 0.9)
+        assert all(trial["interval"][0] <= trial["attained"] <= trial["interval"][1] for trial in trials)
+    assert found["seeds"] == 1  # the trace has its own arrivals
     assert found["origin"]["command"].startswith("lengthwise")
     text = page.read_text(encoding="utf-8")
     assert text.index(found["verdict"].split(". ")[0]) < text.index("How many engines are enough")
     assert "Who gains and who pays" in text
+
+
+def test_drawn_traffic_is_served_with_every_seed() -> None:
+    drawn = ["castillo", "--requests", "60", "--rate", "20", "--max-num-seqs", "8", "--engines", "1..4"]
+    result = plan(*drawn, "--slo-ttft", "1", "--attainment", "0.8", "--policy", "fcfs", "--seeds", "3", "--json")
+    found = json.loads(result.stdout)
+    assert found["verdict"].endswith("in all 3 seeds.") or "at the lowest of 3 seeds" in found["verdict"]
+    assert found["origin"]["seed"] == "0 to 2"
+    (policy,) = found["plans"]
+    for each in policy["by_seed"]:
+        shares = {trial["engines"]: trial["attained"] for trial in each["trials"]}
+        assert shares[policy["engines"] or 4] >= 0.8 or policy["engines"] is None
 
 
 def test_a_target_that_cannot_be_met_is_exit_code_1_and_the_reason() -> None:

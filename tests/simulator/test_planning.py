@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
 from lengthwise.simulator.metrics import LatencyLimits
-from lengthwise.simulator.planning import CapacitySearch
+from lengthwise.simulator.planning import CapacitySearch, plan_seeds
 from lengthwise.workloads import Workload
 from tests.simulator.builders import engine, requests
 
@@ -52,6 +52,20 @@ def test_all_policies_are_simulated_with_the_fewest_engines_that_any_needs() -> 
     fewest = min(plan.engines for plan in plans if plan.engines is not None)
     assert all(plan.trial(fewest) is not None for plan in plans)
     assert [plan.predictor for plan in plans] == [None, "history"]
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=4), st.integers(1, 9))
+@settings(max_examples=25)
+def test_the_answer_for_several_draws_is_enough_in_each_and_that_of_the_hardest(counts: list[int], most: int) -> None:
+    alone = [search(burst(count), 15.0, attainment=1.0, most=most).run(["fcfs"])[0].engines for count in counts]
+    searches = [search(burst(count), 15.0, attainment=1.0, most=most) for count in counts]
+    (found,) = plan_seeds(searches, ["fcfs"])
+    assert [each.engines for each in found.seeds] == alone  # the first answer, as a start, changes no other
+    assert found.engines == (None if None in alone else max(each or 0 for each in alone))
+    share = found.attained(found.engines or most)
+    assert share is not None
+    assert share[1] <= share[0] <= share[2]
+    assert (share[1] >= 1.0) == (found.engines is not None)
 
 
 def test_what_no_number_of_engines_can_reach_is_known_without_a_queue() -> None:

@@ -15,7 +15,7 @@ from lengthwise.reports.progress import late_bar
 from lengthwise.simulator import Fleet
 from lengthwise.simulator.cluster import at_rate
 from lengthwise.simulator.metrics import LatencyLimits
-from lengthwise.simulator.planning import CapacitySearch
+from lengthwise.simulator.planning import CapacitySearch, plan_seeds
 from lengthwise.specs import split_specs
 from lengthwise.workloads.traces import Source
 
@@ -61,12 +61,23 @@ def plan(
         str, typer.Option(help="castillo: the LLM whose lengths are used.", rich_help_panel=_TRAFFIC)
     ] = "llama-3.1-8b",
     seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.", rich_help_panel=_TRAFFIC)] = 0,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=50,
+            help="Draws of the traffic that must all be served. A trace with its own arrivals is one draw, and the "
+            "shares have an interval instead.",
+            rich_help_panel=_TRAFFIC,
+        ),
+    ] = 5,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the fewest engines under each policy that serve a trace within latency limits.
 
-    Every policy sees the same requests; the number of engines is found by bisection in the simulator.
+    Every policy sees the same requests; the number of engines is found by bisection in the simulator. Traffic that is
+    drawn (castillo, --cv) is drawn with 5 seeds, and the answer is enough in all of them; --seeds 1 is quicker.
 
     Example: `lengthwise plan azure2023_conv --slo-ttft 2 --slo-e2e 30 --engines 1..16 --report plan.html`
 
@@ -81,13 +92,19 @@ def plan(
     fewest, most = _range(engines)
     spec = Fleet.parse(engine).limited_to(max_num_seqs=max_num_seqs).engines[0]
     draw = Source(source, llm, requests, cv).draws(own_arrivals=rate is None, slots=spec.max_num_seqs, on_note=note)
-    workload = at_rate(draw(seed), rate)
-    search = CapacitySearch(workload, spec, LatencyLimits(*limits), attainment, fewest, most, router, predictor)
+    workloads = [at_rate(draw(each), rate) for each in range(seed, seed + seeds)]
+    if seeds > 1 and workloads[0].content_hash == workloads[1].content_hash:
+        workloads = workloads[:1]
+    slo = LatencyLimits(*limits)
+    searches = [
+        CapacitySearch(workload, spec, slo, attainment, fewest, most, router, predictor) for workload in workloads
+    ]
     with late_bar() as bar:
-        plans = search.run(list(dict.fromkeys(split_specs(policy))), bar)
-        alone = search.without_queue() if any(each.engines is None for each in plans) else None
-    found = PlanReport(search, plans, alone)
-    origin = Origin.here(seed=seed, hardware=f"simulated {spec.name}, on {this_machine()}")
+        plans = plan_seeds(searches, list(dict.fromkeys(split_specs(policy))), bar)
+        alone = searches[0].without_queue() if any(each.engines is None for each in plans) else None
+    found = PlanReport(searches[0], plans, alone)
+    drawn = str(seed) if len(workloads) == 1 else f"{seed} to {seed + len(workloads) - 1}"
+    origin = Origin.here(seed=drawn, hardware=f"simulated {spec.name}, on {this_machine()}")
     show(
         found,
         lambda it: [it.table()],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from lengthwise.simulator.grid import BASELINE, latencies
 from lengthwise.simulator.metrics import TRUTH
 from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.paired import Ratio, over_requests
-from lengthwise.simulator.planning import CapacityPlan, CapacitySearch
+from lengthwise.simulator.planning import CapacitySearch, SeededPlan
 
 __all__ = ["PlanReport"]
 
@@ -22,11 +23,19 @@ _LOWEST_SHARE = 0.5
 
 @dataclass(frozen=True)
 class PlanReport:
-    """The plans of all policies, and the share of requests within the limits without any queue (None: not needed)."""
+    """The plans of all policies, and the share of requests within the limits without any queue (None: not needed).
+
+    `search` is that of the first seed.
+    """
 
     search: CapacitySearch
-    plans: Sequence[CapacityPlan]
+    plans: Sequence[SeededPlan]
     without_queue: float | None
+
+    @property
+    def seeds(self) -> int:
+        """The number of draws."""
+        return len(self.plans[0].seeds)
 
     @property
     def target(self) -> str:
@@ -41,58 +50,86 @@ class PlanReport:
         )
         met = [plan for plan in self.plans if plan.engines is not None]
         if not met:
-            best = max(self.plans, key=lambda plan: plan.trials[-1].attained)
-            reached = f"{best.policy} reaches {share(best.trials[-1].attained)}"
+            best = max(self.plans, key=self._lowest)
+            reached = f"{best.policy} reaches {share(self._lowest(best))}{self._in_seeds('at the lowest of')}"
             alone = "" if self.without_queue is None else f" Without any queue it would be {share(self.without_queue)}."
             return f"{self.search.most} engines are not enough for {self.target}: {reached}.{alone}"
         best = min(met, key=lambda plan: (plan.engines or 0, plan.policy != BASELINE))
         base = next((plan for plan in self.plans if plan.policy == BASELINE), None)
-        need = f"{_engines(best.engines)} under {best.policy} serve {self.target}"
+        serve = f"{_verb(best.engines, 'serve')} {self.target}{self._in_seeds('in all')}"
+        need = f"{_engines(best.engines)} under {best.policy} {serve}"
         if base is None or best is base:
             others = [plan.policy for plan in self.plans if plan is not best and plan.engines == best.engines]
-            same = f"; {', '.join(others)} needs as many" if others else ""
+            same = f"; {', '.join(others)} {_verb(len(others), 'need')} as many" if others else ""
             return f"{bound}{need}{same}."
         if base.engines is None:
             return f"{bound}{need}; under fcfs {self.search.most} are not enough."
         fewer = 100 * (1 - (best.engines or 0) / base.engines)
         return f"{bound}{need}; fcfs needs {base.engines} ({fewer:.0f} % fewer engines)."
 
+    def _in_seeds(self, words: str) -> str:
+        return f" {words} {self.seeds} seeds" if self.seeds > 1 else ""
+
+    def _lowest(self, plan: SeededPlan) -> float:
+        found = plan.attained(plan.engines or self.search.most)
+        return math.nan if found is None else found[0] if self.seeds == 1 else found[1]
+
     def table(self) -> Table:
         """A row per policy."""
         rows = []
         for plan in self.plans:
-            trial = plan.trial(plan.engines) if plan.engines is not None else plan.trials[-1]
-            fewer = None if plan.engines is None else plan.trial(plan.engines - 1)
-            summary = plan.trials[-1].outcome.summary if trial is None else trial.outcome.summary
+            count = plan.engines or self.search.most
+            trial = plan.seeds[0].trial(count)
+            summary = plan.seeds[0].trials[-1].outcome.summary if trial is None else trial.outcome.summary
             rows.append(
                 [
                     plan.policy,
                     predictor_label(plan.predictor) or "–",
-                    f"> {self.search.most}" if plan.engines is None else str(plan.engines),
-                    share(plan.trials[-1].attained if trial is None else trial.attained),
-                    "–" if fewer is None else share(fewer.attained),
+                    self._needed(plan),
+                    _range(plan.attained(count)),
+                    "–" if plan.engines is None else _range(plan.attained(count - 1)),
                     seconds(summary.ttft_s.p99),
                     seconds(summary.e2e_s.p99),
                 ]
             )
         search = self.search
         notes = [
-            f"Target: {self.target}; refused requests are outside. With one fewer: the share with one engine fewer.",
+            f"Target: {self.target}; refused requests are outside. One fewer: the share with one engine fewer.",
             f"{search.workload.name}: {len(search.workload):,} requests at {search.workload.rate:.3g}/s.",
             f"Engine {search.engine.name}, {search.engine.max_num_seqs} slots, router {search.router}; run to drain.",
+            f"Shares: mean, lowest and highest of {self.seeds} seeds; P99 of the first. Engines: enough in all seeds; "
+            "in brackets the fewest by seed, where they differ."
+            if self.seeds > 1
+            else "Shares: with the 95 % interval of a bootstrap of blocks of consecutive requests.",
         ]
+        unsure = [plan.policy for plan in self.plans if self._unsure(plan)]
+        if unsure:
+            notes.append(f"{', '.join(unsure)}: the interval holds the target; one engine more is the safe choice.")
         if self.without_queue is not None:
             notes.append(f"Without any queue {share(self.without_queue)} of requests are within the limits.")
         if any(plan.predictor == TRUTH for plan in self.plans):
             notes.append(f"TRUE LENGTHS: {TRUTH} uses the true output lengths, which no server has.")
-        columns = ("policy", "predictor", "engines", "attained", "with one fewer", "TTFT p99", "E2E p99")
+        columns = ("policy", "predictor", "engines", "attained", "one fewer", "TTFT p99", "E2E p99")
         return Table("Fewest engines", columns, rows, notes, keys=2)
+
+    def _needed(self, plan: SeededPlan) -> str:
+        fewest = [each.engines for each in plan.seeds]
+        found = sorted(each for each in fewest if each is not None)
+        if plan.engines is None:
+            some = f" ({found[0]} in {len(found)} of {self.seeds})" if found else ""
+            return f"> {self.search.most}{some}"
+        return str(found[-1]) if found[0] == found[-1] else f"{found[-1]} ({found[0]}–{found[-1]})"
+
+    def _unsure(self, plan: SeededPlan) -> bool:
+        found = plan.attained(plan.engines) if self.seeds == 1 and plan.engines is not None else None
+        return found is not None and found[1] < self.search.attainment
 
     @property
     def runs(self) -> list[ReportedRun]:
-        """Every policy with the same number of engines, the fewest that any of them needs."""
-        common = min((plan.engines for plan in self.plans if plan.engines is not None), default=self.search.most)
-        trials = [(plan, trial) for plan in self.plans if (trial := plan.trial(common)) is not None]
+        """Every policy with the same number of engines, the fewest that any of them needs for the first seed."""
+        plans = [plan.seeds[0] for plan in self.plans]
+        common = min((plan.engines for plan in plans if plan.engines is not None), default=self.search.most)
+        trials = [(plan, trial) for plan in plans if (trial := plan.trial(common)) is not None]
         base = next((trial.outcome for plan, trial in trials if plan.policy == BASELINE), None)
         found = []
         for plan, trial in trials:
@@ -115,17 +152,26 @@ class PlanReport:
         """Attainment against the number of engines."""
         runs = [ReportedRun(plan.policy, plan.predictor) for plan in self.plans]
         data: list[dict[str, Any]] = []
+        lowest = _LOWEST_SHARE
         for plan, run in zip(self.plans, runs, strict=True):
-            x, y = [each.engines for each in plan.trials], [each.attained for each in plan.trials]
-            data.append({**trace(run, runs, 0, "lines+markers"), "x": x, "y": y})
-        shares = [trial.attained for plan in self.plans for trial in plan.trials]
-        ends = [min(_LOWEST_SHARE, *shares), 1.01]
+            x = sorted({trial.engines for each in plan.seeds for trial in each.trials})
+            means, lows, highs = zip(*(plan.attained(count) or (math.nan,) * 3 for count in x), strict=True)
+            lowest = min(lowest, *lows)
+            above = [high - mean for high, mean in zip(highs, means, strict=True)]
+            below = [mean - low for low, mean in zip(lows, means, strict=True)]
+            ends = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.5}
+            data.append({**trace(run, runs, 0, "lines+markers"), "x": x, "y": means, "error_y": ends})
         engines = axis("engines", range=[self.search.fewest - 0.5, self.search.most + 0.5])
-        layout = axes([(engines, axis("", range=ends, tickformat=".0%"))], columns=1, titles=["requests within limits"])
+        layout = axes(
+            [(engines, axis("", range=[lowest, 1.01], tickformat=".0%"))], columns=1, titles=["requests within limits"]
+        )
         line = {"type": "line", "x0": 0, "x1": 1, "xref": "x domain", "yref": "y"}
         height = {"y0": self.search.attainment, "y1": self.search.attainment}
         layout["shapes"] = [{**line, **height, "line": {"dash": "dash", "width": 1, "color": BASELINE_COLOUR}}]
-        text = f"The dashed line is the target: {self.target}. Only the counts with a mark were simulated."
+        bars = f"lowest to highest of {self.seeds} seeds" if self.seeds > 1 else "95 % interval"
+        text = (
+            f"The dashed line is the target: {self.target}. Only the counts with a mark were simulated; bars: {bars}."
+        )
         return Figure("How many engines are enough", text, data, layout)
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,19 +187,27 @@ class PlanReport:
             "attainment": self.search.attainment,
             "without_queue": self.without_queue,
             **({"note": "TRUE LENGTHS"} if any(plan.predictor == TRUTH for plan in self.plans) else {}),
+            "seeds": self.seeds,
             "plans": [
                 {
                     "policy": plan.policy,
                     "predictor": plan.predictor,
                     "engines": plan.engines,
-                    "trials": [
+                    "by_seed": [
                         {
                             "engines": each.engines,
-                            "attained": each.attained,
-                            "ttft_p99_s": each.outcome.summary.ttft_s.p99,
-                            "e2e_p99_s": each.outcome.summary.e2e_s.p99,
+                            "trials": [
+                                {
+                                    "engines": trial.engines,
+                                    "attained": trial.attained,
+                                    "interval": trial.interval,
+                                    "ttft_p99_s": trial.outcome.summary.ttft_s.p99,
+                                    "e2e_p99_s": trial.outcome.summary.e2e_s.p99,
+                                }
+                                for trial in each.trials
+                            ],
                         }
-                        for each in plan.trials
+                        for each in plan.seeds
                     ],
                 }
                 for plan in self.plans
@@ -173,6 +227,17 @@ def _ratio(ours: Outcome, base: Outcome, figure: str) -> Ratio:
     measure, statistic = figure.rsplit("_", 1)
     values, others = ({str(name): each for name, each in latencies(run).items()} for run in (ours, base))
     return over_requests(values[f"{measure}_s"], others[f"{measure}_s"], 0.99 if statistic == "p99" else None, seed=0)
+
+
+def _range(shares: tuple[float, float, float] | None) -> str:
+    if shares is None:
+        return "–"
+    mean, low, high = (f"{100 * each:.1f}" for each in shares)
+    return f"{mean} %" if low == high else f"{mean} % [{low}, {high}]"
+
+
+def _verb(count: int | None, verb: str) -> str:
+    return f"{verb}s" if count == 1 else verb
 
 
 def _engines(count: int | None) -> str:

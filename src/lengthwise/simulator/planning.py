@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.policies import make_policy
@@ -14,13 +15,14 @@ from lengthwise.simulator.cluster import as_predictions, simulate, uses_predicti
 from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.simulator.outcome import Outcome
+from lengthwise.simulator.paired import over_requests
 from lengthwise.simulator.predictions import RequestPredictions, default_predictor, learns
 from lengthwise.simulator.routing import charged_times_s
 from lengthwise.simulator.tasks import Report
 from lengthwise.specs import parse_spec
 from lengthwise.workloads import Workload
 
-__all__ = ["CapacityPlan", "CapacitySearch", "Trial"]
+__all__ = ["CapacityPlan", "CapacitySearch", "SeededPlan", "Trial", "plan_seeds"]
 
 _NO_QUEUE_S = 1e6
 """Seconds between two requests, to measure what a request takes alone."""
@@ -32,6 +34,8 @@ class Trial:
 
     engines: int
     attained: float
+    interval: tuple[float, float]
+    """Of `attained`, by a bootstrap of blocks of consecutive requests."""
     outcome: Outcome
 
 
@@ -50,6 +54,64 @@ class CapacityPlan:
     def trial(self, engines: int) -> Trial | None:
         """Return the simulation with this many engines, if it was run."""
         return next((each for each in self.trials if each.engines == engines), None)
+
+
+@dataclass(frozen=True, eq=False)
+class SeededPlan:
+    """What the search found for one policy in each of several draws of the workload."""
+
+    seeds: tuple[CapacityPlan, ...]
+
+    @property
+    def policy(self) -> str:
+        """The policy's name."""
+        return self.seeds[0].policy
+
+    @property
+    def predictor(self) -> str | None:
+        """The predictor, None where none is used."""
+        return self.seeds[0].predictor
+
+    @property
+    def engines(self) -> int | None:
+        """The fewest engines that are enough in every draw; None if the most are not enough in one."""
+        found = [each.engines for each in self.seeds if each.engines is not None]
+        return max(found) if len(found) == len(self.seeds) else None
+
+    def attained(self, engines: int) -> tuple[float, float, float] | None:
+        """Return the mean share within the limits, and the lowest and the highest.
+
+        They are over the draws that were simulated with this many engines; of a single draw the ends are its interval.
+        """
+        trials = [trial for each in self.seeds if (trial := each.trial(engines)) is not None]
+        if not trials:
+            return None
+        shares = [trial.attained for trial in trials]
+        ends = trials[0].interval if len(self.seeds) == 1 else (min(shares), max(shares))
+        return float(np.mean(shares)), *ends
+
+
+def plan_seeds(
+    searches: Sequence[CapacitySearch], policies: Sequence[str], on_progress: Report | None = None
+) -> list[SeededPlan]:
+    """Return the plans for several draws of a workload, each policy also simulated with its answer in every draw.
+
+    The first draw's answer is where the search of the others starts, so that each takes two simulations if it agrees.
+    """
+    found: list[list[CapacityPlan]] = []
+    for place, search in enumerate(searches):
+
+        def report(what: str, done: float, place: int = place) -> None:
+            if on_progress is not None:
+                on_progress(what, (place + done) / len(searches))
+
+        found.append(search.run(policies, report, [each.engines for each in found[0]] if found else None))
+    plans = []
+    for policy, seeds in zip(policies, zip(*found, strict=True), strict=True):
+        answer = SeededPlan(seeds).engines or searches[0].most
+        whole = [search.with_trial(plan, policy, answer) for search, plan in zip(searches, seeds, strict=True)]
+        plans.append(SeededPlan(tuple(whole)))
+    return plans
 
 
 @dataclass
@@ -80,8 +142,16 @@ class CapacitySearch:
         make_router(self.router)
         self.predictor = self.predictor or default_predictor(self.workload)
 
-    def run(self, policies: Sequence[str], on_progress: Report | None = None) -> list[CapacityPlan]:
-        """Return the plan of each policy, each simulated also with the fewest engines that any policy needs."""
+    def run(
+        self,
+        policies: Sequence[str],
+        on_progress: Report | None = None,
+        guesses: Sequence[int | None] | None = None,
+    ) -> list[CapacityPlan]:
+        """Return the plan of each policy, each simulated also with the fewest engines that any policy needs.
+
+        `guesses`: for each policy, the number of engines to try first.
+        """
         for policy in policies:
             make_policy(policy)
         steps = (self.most - self.fewest + 1).bit_length() + 2
@@ -92,31 +162,46 @@ class CapacitySearch:
                 if on_progress is not None:
                     on_progress(policy, (place + min(step / steps, 1.0)) / len(policies))
 
-            found[policy] = self._search(policy, report)
+            found[policy] = self._search(policy, report, None if guesses is None else guesses[place])
         common = min((each for each, _ in found.values() if each is not None), default=self.most)
         plans = []
         for policy, (engines, trials) in found.items():
-            if common not in trials:
-                trials[common] = self._try(policy, common)
             name, predictor = self._names(policy)
-            plans.append(CapacityPlan(name, predictor, engines, tuple(trials[each] for each in sorted(trials))))
+            plan = CapacityPlan(name, predictor, engines, tuple(trials[each] for each in sorted(trials)))
+            plans.append(self.with_trial(plan, policy, common))
         return plans
+
+    def with_trial(self, plan: CapacityPlan, policy: str, engines: int) -> CapacityPlan:
+        """Return the plan with a simulation of this many engines."""
+        if plan.trial(engines) is not None:
+            return plan
+        trials = sorted((*plan.trials, self._try(policy, engines)), key=lambda each: each.engines)
+        return replace(plan, trials=tuple(trials))
 
     def without_queue(self) -> float:
         """Return the share of requests within the limits if each has an engine for itself: no plan attains more."""
         alone = self.workload.replace(arrival_s=np.arange(len(self.workload)) * _NO_QUEUE_S)
-        return self._attained(simulate(alone, Fleet((self.engine,)), "fcfs"))
+        return float(self._met(simulate(alone, Fleet((self.engine,)), "fcfs")).mean())
 
-    def _search(self, policy: str, report: Callable[[int], None]) -> tuple[int | None, dict[int, Trial]]:
-        trials = {self.most: self._try(policy, self.most)}
-        if trials[self.most].attained < self.attainment:
+    def _search(
+        self, policy: str, report: Callable[[int], None], guess: int | None
+    ) -> tuple[int | None, dict[int, Trial]]:
+        trials: dict[int, Trial] = {}
+
+        def enough(engines: int) -> bool:
+            trials[engines] = self._try(policy, engines)
+            report(len(trials))
+            return trials[engines].attained >= self.attainment
+
+        low, high, known = self.fewest, self.most, False  # whether `high` is enough
+        for first in () if guess is None else (guess, guess - 1):
+            if low <= first <= high:
+                low, high, known = (low, first, True) if enough(first) else (first + 1, high, known)
+        if not known and (low > high or not enough(high)):
             return None, trials
-        low, high = self.fewest, self.most
         while low < high:
             middle = (low + high) // 2
-            trials[middle] = self._try(policy, middle)
-            report(len(trials))
-            low, high = (low, middle) if trials[middle].attained >= self.attainment else (middle + 1, high)
+            low, high = (low, middle) if enough(middle) else (middle + 1, high)
         return high, trials
 
     def _try(self, policy: str, engines: int) -> Trial:
@@ -130,7 +215,9 @@ class CapacitySearch:
             predictor=self._predictions(fleet),
             routing_s=charged_times_s([self.router], engines).get(base, 0.0),
         )
-        return Trial(engines, self._attained(outcome), outcome)
+        met = self._met(outcome)
+        share = over_requests(met, np.ones_like(met), None, seed=0)
+        return Trial(engines, float(met.mean()), (share.low, share.high), outcome)
 
     def _predictions(self, fleet: Fleet) -> RequestPredictions:
         name = self.predictor or "none"
@@ -145,5 +232,11 @@ class CapacitySearch:
         used = uses_predictions(made, make_router(self.router), Fleet((self.engine,)))
         return made.name, self.predictor if used else None
 
-    def _attained(self, outcome: Outcome) -> float:
-        return float(outcome.within(self.slo).mean())
+    def _met(self, outcome: Outcome) -> NDArray[np.float64]:
+        met = self.slo.met(
+            sent=outcome.arrival,
+            first_token=outcome.first_token,
+            finish=outcome.finish,
+            output_tokens=outcome.output_tokens,
+        )
+        return np.asarray(met, np.float64)
