@@ -11,6 +11,7 @@ NAMES: Final = (
     "theory",
     "tie",
     "mu_sigma",
+    "tie_rivals",
     "hazard",
     "length_families",
     "castillo",

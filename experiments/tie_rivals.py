@@ -1,0 +1,432 @@
+"""TIE's online experiment with a predictor for each policy, as in its paper, beside equal predictions.
+
+SSJF predicts a length (absolute error of the mean), LTR a score (ListMLE), TIE mu and sigma (squared error of the
+log-t fitted to the prompt's samples; CLS, mean and maximum pooled). The papers' encoders are BERT, OPT-125M and
+DeBERTa; here all three are MiniLM, because DeBERTa's weights are not available, so that the objectives differ and the
+encoder does not. They are trained on CASTILLO without Alpaca, on the answers of the served LLM alone, as in the
+papers; networks for all LLMs ("all") are read where they have been trained.
+
+The predictions are kept in `results/tie_rivals.parquet`; configs/rivals.yaml has the commands that train the networks.
+A traffic seed takes the networks of one training seed in turn, so that an interval covers both.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from experiments.study import Claim, Run, Study
+from experiments.tie import paper
+from experiments.tie.study import ENGINE, HIGH, LLM, LOW, OFFLINE_CORPUS, Variant, extend, find, over
+from lengthwise.errors import InputError
+from lengthwise.lengths import TIE_NU
+from lengthwise.lengths.families import logt_family
+from lengthwise.lengths.fit import fit_rows
+from lengthwise.predictors.encoder.readout import mu_and_sigma
+from lengthwise.predictors.scores import kendall_tau
+from lengthwise.reports.runs import multiple, seconds
+from lengthwise.reports.tables import Table
+from lengthwise.simulator import Fleet, RequestPredictions, predict_workload
+from lengthwise.simulator.grid import Cell, Grid, Level, Measure, Plan, run_grid
+from lengthwise.simulator.paired import Ratio
+from lengthwise.workloads import LengthSamples, Workload, castillo_workload
+
+Floats = NDArray[np.float64]
+
+KEPT: Final = Path(__file__).parent / "results" / "tie_rivals.parquet"
+KINDS: Final = {"ssjf": "mean_std", "ltr": "rank", "tie": "logt"}
+"""Head of each rival's network."""
+TRAINED_ON: Final = {"one": "one LLM", "all": "all LLMs"}
+OWN: Final = {"sjf": "ssjf", "ltr": "ltr", "tie": "tie"}
+"""The predictor of each policy in the paper."""
+COLUMNS: Final = ("ssjf", "ltr", "mu", "sigma")
+"""ln of the predicted length, score, mu and sigma."""
+_DEFINITIONS: Final[Mapping[str, Measure]] = {
+    "mean of E2E / tokens": "per_token_s",
+    "total E2E / total tokens": "e2e_s",
+}
+"""Policies serve the same tokens, so a ratio of totals is that of mean E2E."""
+_PAIRS: Final = (("sjf", "fcfs"), ("ltr", "fcfs"), ("tie", "fcfs"), ("tie", "sjf"), ("tie", "ltr"))
+_DRAWS: Final = 1000
+_SCORE_SPREAD: Final = 0.5
+"""Of the ln lengths that stand for LTR's scores: few enough above the cap, where they would be equal."""
+
+
+@dataclass(frozen=True)
+class RivalsGrid:
+    """What is simulated, at the loads that the paper's lowest and highest rate imply."""
+
+    seeds: int = 10
+    requests: int = 2000
+    predictor: str = "default"
+    """The equal predictions."""
+    rows: Path = KEPT
+
+    def __post_init__(self) -> None:
+        if self.seeds < 2:
+            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well the networks trained on some LLMs predict, on some prompts; means over their training seeds."""
+
+    trained_on: str
+    prompts: str
+    llms: str
+    count: int
+    tau: dict[str, float]
+    """Kendall's tau with the mean of the prompt's samples, by rival."""
+    mu: Ratio
+    """R^2 of TIE's mu, 95 % interval over prompts (none for a mean over LLMs)."""
+    sigma: Ratio
+    sigma_ceiling: float
+    """R^2 that a perfect predictor of sigma would reach against fits to ten samples."""
+
+
+@dataclass(frozen=True, eq=False)
+class RivalsResult:
+    """Everything measured; a predictor's name in `online` is the rival's and what it is trained on."""
+
+    grid: RivalsGrid
+    origin: str
+    training_seeds: dict[str, int]
+    """Networks of each rival, by what they are trained on."""
+    online: Grid
+    fits: tuple[Fit, ...]
+
+
+def measure(run: Run, grid: RivalsGrid) -> RivalsResult:
+    """The online experiment with all predictions, then the networks alone."""
+    kept = read_rows(grid.rows)
+    samples = run.castillo().where(split="test")
+    fleet = Fleet.parse(ENGINE).limited_to(max_num_seqs=paper.SLOTS, prefix_caching=False)
+
+    def draw(seed: int) -> Workload:
+        return castillo_workload(samples, LLM, requests=grid.requests, rate=1.0, seed=seed, max_tokens=paper.MAX_TOKENS)
+
+    plan = Plan(fleet, ("fcfs",), ("oracle",), loads=(LOW, HIGH), seeds=range(grid.seeds))
+    online = run_grid(plan, draw, on_progress=run.part(0.0, 0.1))
+    drawn = [draw(seed) for seed in range(grid.seeds)]
+    run.report(grid.predictor, 0.1)
+    variants = _equal(grid.predictor, samples, drawn)
+    for training, networks in kept.items():
+        variants += _own(training, networks, samples.where(llm=LLM), drawn)
+    online = extend(online, drawn, variants, run.part(0.3, 0.9))
+    fits: list[Fit] = []
+    for training, networks in kept.items():
+        run.report("R^2", 0.9)
+        fits += _fits(training, networks, samples)
+    return RivalsResult(grid, samples.origin, {name: len(each) for name, each in kept.items()}, online, tuple(fits))
+
+
+def _equal(predictor: str, samples: LengthSamples, drawn: Sequence[Workload]) -> list[Variant]:
+    """One predictor for all policies; each prompt is predicted once."""
+    count = int(samples.where(llm=LLM).clean_mask().any(axis=1).sum())
+    once = castillo_workload(samples, LLM, requests=count, rate=1.0, seed=0, max_tokens=paper.MAX_TOKENS)
+    predicted = predict_workload(once, predictor)
+    at = dict(zip(once.table["prompt"].to_pylist(), np.transpose([predicted.mu, predicted.sigma]), strict=True))
+    made = []
+    for workload in drawn:
+        mu, sigma = np.array([at[prompt] for prompt in workload.table["prompt"].to_pylist()]).T
+        made.append(_predictions(predictor, workload, mu, sigma))
+    return [Variant(predictor, policy, tuple(made)) for policy in OWN]
+
+
+def _predictions(name: str, workload: Workload, mu: Floats, sigma: Floats) -> RequestPredictions:
+    return replace(predict_workload(workload, "oracle"), predictor=name, mu=mu, sigma=sigma)
+
+
+Predicted = dict[tuple[str, str, str], Floats]
+"""COLUMNS by LLM, corpus and prompt."""
+
+
+def read_rows(path: Path) -> dict[str, list[Predicted]]:
+    """Return the kept predictions by what the networks are trained on, one for each training seed."""
+    table = pyarrow.parquet.read_table(path)
+    found: dict[str, list[Predicted]] = {}
+    for training in TRAINED_ON:
+        chosen = table.filter(pc.equal(table["trained_on"], training))
+        for seed in sorted(pc.unique(chosen["seed"]).to_pylist()):
+            rows = chosen.filter(pc.equal(chosen["seed"], seed))
+            keys = zip(*(rows[name].to_pylist() for name in ("llm", "corpus", "prompt_id")), strict=True)
+            values = np.column_stack([rows[name].to_numpy() for name in COLUMNS]).astype(np.float64)
+            found.setdefault(training, []).append(dict(zip(keys, values, strict=True)))
+    if not found:
+        raise InputError("has no predictions", source=path, hint="write it as configs/rivals.yaml says")
+    return found
+
+
+def predictor_name(rival: str, training: str) -> str:
+    """The name of a rival's predictor in the grid."""
+    return f"{rival}, {TRAINED_ON[training]}"
+
+
+def _own(training: str, kept: Sequence[Predicted], rows: LengthSamples, drawn: Sequence[Workload]) -> list[Variant]:
+    """Each policy on its own predictor, and SJF on the medians of TIE's."""
+    made: dict[str, list[RequestPredictions]] = {rival: [] for rival in KINDS}
+    for seed, workload in enumerate(drawn):
+        values = _of_rows(kept[seed % len(kept)], rows)
+        at = dict(zip(rows.table["prompt"].to_pylist(), values, strict=True))
+        ssjf, ltr, mu, sigma = np.array([at[prompt] for prompt in workload.table["prompt"].to_pylist()]).T
+        score = mu.mean() + _SCORE_SPREAD * (ltr - ltr.mean()) / max(float(ltr.std()), 1e-9)
+        none = np.zeros(len(mu))
+        for rival, place, spread in (("ssjf", ssjf, none), ("ltr", score, none), ("tie", mu, sigma)):
+            made[rival].append(_predictions(predictor_name(rival, training), workload, place, spread))
+    pairs = (*OWN.items(), ("sjf", "tie"))
+    return [Variant(predictor_name(rival, training), policy, tuple(made[rival])) for policy, rival in pairs]
+
+
+def _of_rows(kept: Predicted, rows: LengthSamples) -> Floats:
+    """COLUMNS of each row, NaN where none is kept."""
+    keys = zip(*(rows.table[name].to_pylist() for name in ("llm", "corpus", "prompt_id")), strict=True)
+    return np.array([kept.get(key, np.full(len(COLUMNS), np.nan)) for key in keys])
+
+
+def _fits(training: str, kept: Sequence[Predicted], samples: LengthSamples) -> list[Fit]:
+    """The served LLM on the corpora of the training and on Alpaca; and the mean over LLMs, if there are several."""
+    found = []
+    trained = [corpus for corpus in samples.corpora if corpus != OFFLINE_CORPUS]
+    for prompts, corpora in (("test", trained), (OFFLINE_CORPUS, [OFFLINE_CORPUS])):
+        here = samples.where(corpus=corpora) if set(corpora) <= set(samples.corpora) else None
+        if here is None:
+            continue
+        found.append(_fit(training, prompts, kept, here.where(llm=LLM), LLM))
+        if training == "all":
+            each = [_fit(training, prompts, kept, here.where(llm=llm), llm) for llm in here.llms]
+            found.append(_mean(each))
+    return found
+
+
+def _fit(training: str, prompts: str, kept: Sequence[Predicted], rows: LengthSamples, llm: str) -> Fit:
+    lengths, clean = rows.lengths_matrix(), rows.clean_mask()
+    family = logt_family(TIE_NU)
+    fits = fit_rows(family, lengths, clean)
+    halves = [fit_rows(family, lengths[:, part::2], clean[:, part::2]) for part in range(2)]
+    per_seed = [_of_rows(each, rows) for each in kept]
+    usable = clean.any(axis=1) & ~np.isnan(per_seed[0]).any(axis=1)
+    mean = rows.clean_mean()
+    columns = {"ssjf": 0, "ltr": 1, "tie": 2}
+    tau = {
+        rival: float(np.mean([kendall_tau(values[usable, at], mean[usable]) for values in per_seed]))
+        for rival, at in columns.items()
+    }
+    known = usable & ~fits.degenerate & ~halves[0].degenerate & ~halves[1].degenerate
+    r = float(np.corrcoef(*(half.params[known, 1] for half in halves))[0, 1])
+    mu, sigma = (
+        _r_squared(fits.params[known, at], np.array([values[known, 2 + at] for values in per_seed])) for at in range(2)
+    )
+    return Fit(TRAINED_ON[training], prompts, llm, int(known.sum()), tau, mu, sigma, 2 * r / (1 + r))
+
+
+def _r_squared(true: Floats, predicted: Floats) -> Ratio:
+    """The mean over training seeds (rows of `predicted`), and its bootstrap interval over prompts."""
+    rng = np.random.default_rng(0)
+    draws = [np.arange(len(true)), *rng.integers(0, len(true), (_DRAWS, len(true)))]
+    values = [1 - ((predicted[:, at] - true[at]) ** 2).mean() / true[at].var() for at in draws]
+    low, high = np.quantile(values[1:], (0.025, 0.975))
+    return Ratio(float(values[0]), float(low), float(high))
+
+
+def _mean(fits: Sequence[Fit]) -> Fit:
+    first = fits[0]
+    tau = {rival: float(np.mean([each.tau[rival] for each in fits])) for rival in first.tau}
+    mu, sigma = (
+        Ratio(float(np.mean([getattr(each, name).ratio for each in fits])), np.nan, np.nan) for name in ("mu", "sigma")
+    )
+    ceiling = float(np.mean([each.sigma_ceiling for each in fits]))
+    count = sum(each.count for each in fits)
+    return Fit(first.trained_on, first.prompts, f"mean of {len(fits)}", count, tau, mu, sigma, ceiling)
+
+
+def tables(found: RivalsResult) -> list[Table]:
+    """The predictors, then latency by both definitions."""
+    return [_predictors(found), *(_latency(found, name) for name in _DEFINITIONS)]
+
+
+def _predictors(found: RivalsResult) -> Table:
+    rows = [
+        [
+            each.trained_on,
+            each.prompts,
+            each.llms,
+            f"{each.count:,}",
+            *(f"{each.tau[rival]:.3f}" for rival in KINDS),
+            multiple(each.mu, 2),
+            multiple(each.sigma, 2),
+            f"{each.sigma_ceiling:.2f}",
+        ]
+        for each in found.fits
+    ]
+    rows.append(["paper", "LMSYS", "8B", "–", "–", "–", "–", *(f"{each:g}" for each in paper.R_SQUARED), "–"])
+    columns = (
+        "trained on", "prompts", "LLM", "n", "tau of SSJF's", "of LTR's", "of TIE's", "R^2 of mu", "R^2 of sigma",
+        "at most",
+    )  # fmt: skip
+    notes = [
+        "MiniLM for all three, trained on six corpora of CASTILLO without the test prompts and without Alpaca.",
+        (
+            f"Training seeds: {max(found.training_seeds.values())}; 95 % intervals over prompts. R^2 against the log-t "
+            "fitted to the prompt's ten samples (the paper: 20). at most: R^2 of sigma that a perfect predictor would "
+            "reach, by the agreement of fits to halves of the samples."
+        ),
+    ]
+    return Table("The rivals' predictors", columns, rows, notes, frozenset({len(rows) - 1}))
+
+
+def _settings(found: RivalsResult) -> dict[str, dict[str, str]]:
+    """The predictor of each policy, by setting."""
+    own = {
+        f"own predictors, {name}": {policy: predictor_name(rival, training) for policy, rival in OWN.items()}
+        for training, name in TRAINED_ON.items()
+        if training in found.training_seeds
+    }
+    same = {
+        f"TIE's for all, {name}": {policy: predictor_name("tie", training) for policy in ("sjf", "tie")}
+        for training, name in TRAINED_ON.items()
+        if training in found.training_seeds
+    }
+    return {**own, **same, f"`{found.grid.predictor}` for all": dict.fromkeys(OWN, found.grid.predictor)}
+
+
+def _latency(found: RivalsResult, definition: str) -> Table:
+    grid, measured = found.online, _DEFINITIONS[definition]
+    rows, begins = [], []
+    fcfs = {level: find(grid, "fcfs", "", level) for level in grid.levels}
+    rows.append(["fcfs", "", "–", *(_per_token(fcfs[level], measured) for level in grid.levels), "–"])
+    for setting, predictors in _settings(found).items():
+        begins.append(len(rows))
+        for policy, predictor in predictors.items():
+            cells = {level: find(grid, policy, predictor, level) for level in grid.levels}
+            base = find(grid, "sjf", predictors["sjf"])
+            rows.append(
+                [
+                    policy,
+                    setting,
+                    f"{grid.tau(predictor):.3f}",
+                    *(multiple(over(cells[level], fcfs[level], measured)) for level in grid.levels),
+                    "1" if policy == "sjf" else multiple(over(find(grid, policy, predictor), base, measured)),
+                ]
+            )
+    columns = ("policy", "predictions", "tau", *(f"load {_load(level)}" for level in grid.levels), "over its sjf")
+    notes = [
+        (
+            f"{grid.workload.name}, {found.origin}: {ENGINE}, {paper.SLOTS} slots, no prefix cache, n "
+            f"{found.grid.requests:,} to drain, {found.grid.seeds} paired seeds, 95 % intervals. Over FCFS's; FCFS "
+            f"itself per token. over its sjf: at load {HIGH:g}, sjf of the same setting."
+        ),
+    ]
+    return Table(f"Latency per token, {definition}", columns, rows, notes, frozenset(begins))
+
+
+def _load(level: Level) -> str:
+    return f"{level.load:g}"
+
+
+def _per_token(cell: Cell, measured: Measure) -> str:
+    mean = cell.latency(measured, "mean")
+    tokens = float(np.mean([each.output_tokens.mean() for each in cell.outcomes]))
+    return seconds(mean if measured == "per_token_s" else mean / tokens)
+
+
+def claims(found: RivalsResult) -> list[Claim]:
+    """The paper's ratios at its highest rate, in every setting and by both definitions."""
+    main, grid = paper.ONLINE[paper.MAIN], found.online
+    rows = []
+    for definition, measured in _DEFINITIONS.items():
+        for policy, base in _PAIRS:
+            for setting, predictors in _settings(found).items():
+                if policy in predictors and base in (*predictors, "fcfs"):
+                    cells = find(grid, policy, predictors[policy]), find(grid, base, predictors.get(base, ""))
+                    statement = f"{policy} over {base}, {definition}"
+                    rows.append(Claim(statement, main[policy] / main[base], over(*cells, measured), setting))
+    served = [each for each in found.fits if each.prompts == "test" and each.llms == LLM]
+    for each in served:
+        for name, theirs, ours in zip(("mu", "sigma"), paper.R_SQUARED, (each.mu, each.sigma), strict=True):
+            setting = f"own predictors, {each.trained_on}"
+            rows.append(Claim(f"R^2 of {name}", theirs, ours, setting, neutral=None))
+    return rows
+
+
+def facts(found: RivalsResult) -> dict[str, object]:
+    """Everything that the tables show, for JSON."""
+    return {
+        "origin": found.origin,
+        "training_seeds": found.training_seeds,
+        "fits": found.fits,
+        "latency_s": {
+            f"{cell.policy}, {cell.predictor}, load {cell.level.load:g}": {
+                name: cell.figures(measured, "mean") for name, measured in _DEFINITIONS.items()
+            }
+            for cell in found.online.cells
+        },
+    }
+
+
+def _needs(grid: RivalsGrid) -> str | None:
+    return None if grid.rows.is_file() else f"needs {grid.rows}: train the networks (configs/rivals.yaml)"
+
+
+def write_rows(outputs: Path, to: Path) -> int:
+    """Write the outputs of `scripts/gpu_train.py rivals` as rows, one for each LLM, prompt and training."""
+    from lengthwise.training.data import PromptTable, load_samples
+    from lengthwise.training.encoder.config import read_config
+
+    config = read_config(Path(__file__).parent.parent / "configs" / "rivals.yaml")
+    table = PromptTable.of(load_samples(config.data))
+    with np.load(outputs) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    prompts = arrays.pop("prompts")
+    about = table.about.take(pa.array(prompts)).select(["corpus", "split", "prompt_id"])
+    parts = []
+    for training, seed in dict.fromkeys(tuple(name.split("_")[1:]) for name in arrays):
+        networks = {rival: arrays.get(f"{rival}_{training}_{seed}") for rival in KINDS}
+        if any(each is None for each in networks.values()):  # not all were trained in the time
+            continue
+        values = {rival: mu_and_sigma(np.asarray(each), KINDS[rival]) for rival, each in networks.items()}
+        places = [values["ssjf"][0], values["ltr"][0], *values["tie"]]
+        for number, llm in enumerate(table.llms):
+            has = (table.lengths[prompts, number] > 0).any(axis=1)
+            if (training == "one" and "Llama-3.1-8B" not in llm) or not has.any():
+                continue
+            rows = about.filter(pa.array(has))
+            columns: dict[str, object] = {
+                "trained_on": [training] * len(rows),
+                "seed": np.full(len(rows), int(seed), np.int8),
+                "llm": [llm] * len(rows),
+            }
+            columns |= {name: rows[name] for name in rows.column_names}
+            columns |= {name: each[has, number].astype(np.float32) for name, each in zip(COLUMNS, places, strict=True)}
+            parts.append(pa.table(columns))
+    joined = pa.concat_tables(parts)
+    pyarrow.parquet.write_table(joined, to, compression="zstd", compression_level=19)
+    return len(joined)
+
+
+STUDY: Study[RivalsGrid, RivalsResult] = Study(
+    name="tie_rivals",
+    title="TIE's online experiment, each policy on its own predictor",
+    question="Do predictors of their own explain what TIE gains over SSJF and LTR?",
+    paper="TIE, arXiv 2604.00499",
+    source="CASTILLO, and predictions of networks trained on it",
+    grid=RivalsGrid(),
+    quick=RivalsGrid(seeds=3, requests=600),
+    minutes=(3, 0.7),
+    measure=measure,
+    tables=tables,
+    facts=facts,
+    claims=claims,
+    needs=_needs,
+)
+
+if __name__ == "__main__":
+    print(f"{KEPT}: {write_rows(Path(sys.argv[1]), KEPT):,} rows")  # noqa: T201
