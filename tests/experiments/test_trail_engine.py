@@ -40,13 +40,18 @@ def store(tmp_path: Path) -> BenchStore:
 
 
 def test_gains_over_fcfs_are_the_ratios_within_blocks(store: BenchStore) -> None:
-    result = compare(store, 50)
+    result = compare(store)
     assert {claim.statement: claim.ours.ratio for claim in claims(result)} == {
         "mean E2E, FCFS over c = 0.8": pytest.approx(2.0),
         "mean TTFT, FCFS over c = 0.8": pytest.approx(2.0),
     }
-    assert (result.answers, result.capped, result.other_lengths) == (300, 1 / 50, 0)
+    assert (result.answers, result.capped, result.other_lengths) == (300, 0.0, 0)
     assert "srpt:c=0.8, default + probe" in [row[0] for row in tables(result)[0].rows]
+
+
+def test_one_block_has_no_interval_and_is_not_compared_with_the_paper(tmp_path: Path) -> None:
+    found = claims(compare(measured(tmp_path, (Arm(FCFS), LIMITED), 1, halved)))
+    assert {claim.verdict for claim in found} == {"–"}
 
 
 def test_an_answer_that_another_arm_ends_elsewhere_is_counted(store: BenchStore) -> None:
@@ -57,14 +62,14 @@ def test_an_answer_that_another_arm_ends_elsewhere_is_counted(store: BenchStore)
     place = rows.schema.get_field_index("output_tokens")
     changed = rows.set_column(place, rows.schema.field(place), pa.array(lengths, pa.int32()))
     pq.write_table(changed, store.folder / "requests.parquet")
-    assert compare(store, 50).other_lengths == 2
+    assert compare(store).other_lengths == 2
 
 
 def test_the_kept_rows_are_read_and_name_no_path_of_the_machine_that_measured_them(tmp_path: Path) -> None:
-    if not (KEPT / "bench.json").is_file():
-        pytest.skip("nothing is kept")
     result = measure(Run(ResultCache(tmp_path)), STUDY.grid)
     assert {each.arm for each in result.bench.arms} >= {Arm(FCFS), LIMITED}
+    assert result.other_lengths == 0, "every arm serves the same answers"
+    assert result.in_steps
     assert '"/' not in (KEPT / "bench.json").read_text()
 
 
