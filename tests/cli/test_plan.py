@@ -67,6 +67,7 @@ def test_true_lengths_are_named() -> None:
         ([], "no limit; give --slo-ttft, --slo-tpot or --slo-e2e"),
         (["--slo-e2e", "5", "--engines", "x..3"], "give a range such as 1..16"),
         (["--slo-e2e", "5", "--engines", "3..1"], "give a range such as 1..16"),
+        (["--slo-e2e", "5", "--engines", "1..100000"], "at most 1,024"),
         (["--slo-e2e", "-5"], "a limit of -5 s"),
         (["--slo-e2e", "5", "--policy", "nope"], "nope"),
         (["--slo-e2e", "5", "--attainment", "2"], "at most 1"),

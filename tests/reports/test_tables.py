@@ -43,6 +43,15 @@ def test_a_wide_table_is_split_to_fit_80_columns_and_every_part_names_its_rows()
     assert "…" not in text
 
 
+def test_columns_that_belong_together_are_not_split() -> None:
+    columns = ["run", *("first", "then", "ratio") * 4]
+    table = Table("t", columns, [["x" * 20] + ["10.00 s"] * 12], together=3)
+    parts = table.parts(80)
+    assert len(parts) > 1
+    assert all(part.columns[1:4] == ["first", "then", "ratio"] and len(part.columns) % 3 == 1 for part in parts)
+    assert sum(len(part.columns) - 1 for part in parts) == 12
+
+
 def test_json_has_plain_values_and_null_for_what_is_no_number() -> None:
     tree = Inner({"a": np.arange(2), 1: (np.float64(0.5), float("nan")), "b": Inner([np.inf, True, None])})
     expected = {"values": {"a": [0, 1], "1": [0.5, None], "b": {"values": [None, True, None]}}}

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from lengthwise.errors import InputError
+from lengthwise.reports.page import BASELINE_COLOUR
+from lengthwise.reports.page import COLOURS as PALETTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,9 +37,9 @@ __all__ = [
     "short_name",
 ]
 
-COLOURS: Final = ("#1b6ca8", "#d1495b", "#2a9d5c", "#e0902f", "#7b4fa3", "#5b6770")
-"""Distinguishable with any colour vision, in this order."""
-GREY: Final = "#9aa3ab"
+COLOURS: Final = PALETTE[1:7]
+"""The reports' palette without the baseline's grey."""
+GREY: Final = BASELINE_COLOUR
 
 _STYLE: Final[dict[Any, Any]] = {
     "font.family": "DejaVu Sans",

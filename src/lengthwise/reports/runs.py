@@ -257,7 +257,7 @@ def who_gains(runs: Sequence[ReportedRun]) -> Figure:
             over = np.divide(profile.e2e_s, _profile(base).e2e_s).tolist()
             ratios += over
             data.append({**trace(run, known, 1, "lines+markers"), "x": profile.tokens, "y": over})
-    tokens = axis("output tokens (median of each tenth)", type="log")
+    tokens = axis("output tokens (median of each tenth)", type="log", dtick="D2")
     panels = [(tokens, axis("seconds", rangemode="tozero"))]
     titles = ["mean E2E"]
     if ratios:

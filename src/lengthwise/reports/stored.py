@@ -142,7 +142,7 @@ class StoredComparison:
                 row += [*map(seconds, values), multiple(pair.ratios[_figure(measure, statistic)], 2)]
             rows.append(row)
         title = f"{self.first.name}, then {self.second.name}; a ratio below 1 is better"
-        return Table(title, columns, rows, self.notes)
+        return Table(title, columns, rows, self.notes, together=3)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison for JSON."""

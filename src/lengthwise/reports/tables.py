@@ -29,6 +29,8 @@ class Table:
     """Rows that begin a new section."""
     keys: int = 1
     """Leading columns that name a row; they are repeated where a table is split to fit the terminal."""
+    together: int = 1
+    """Columns that belong together, from the keys on: a table is split between such groups."""
 
     def parts(self, width: int) -> list[Table]:
         """Return the table in parts that are at most `width` characters wide, if one column beside the keys is."""
@@ -36,18 +38,23 @@ class Table:
             3 + max(max(map(len, name.split()), default=0), *(len(row[place]) for row in self.rows), 0)
             for place, name in enumerate(self.columns)
         ]
+        places = range(self.keys, len(self.columns))
+        groups = [list(places[start : start + self.together]) for start in range(0, len(places), self.together)]
+
+        def fits(part: Sequence[int]) -> bool:
+            return sum(widths[: self.keys]) + sum(widths[each] for each in part) + 1 <= width
+
         parts: list[list[int]] = []
-        for place in range(self.keys, len(self.columns)):
-            if parts and sum(widths[: self.keys]) + sum(widths[each] for each in (*parts[-1], place)) + 1 <= width:
-                parts[-1].append(place)
+        for group in groups:
+            if parts and fits([*parts[-1], *group]):
+                parts[-1] += group
             else:
-                parts.append([place])
+                parts.append(list(group))
         if len(parts) < 2:
             return [self]
-        figures = range(self.keys, len(self.columns))
-        size = -(-len(figures) // len(parts))
-        even = [list(figures[start : start + size]) for start in range(0, len(figures), size)]
-        if all(sum(widths[: self.keys]) + sum(widths[each] for each in part) < width for part in even):
+        size = -(-len(groups) // len(parts)) * self.together
+        even = [list(places[start : start + size]) for start in range(0, len(places), size)]
+        if all(map(fits, even)):
             parts = even
         chosen = [[*range(self.keys), *part] for part in parts]
         return [
