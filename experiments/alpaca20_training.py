@@ -1,146 +1,300 @@
-"""Train MiniLM on Alpaca's length classes and write its predictions for the test prompts to a small file.
+"""Two trainings of a classifier of Alpaca's answer lengths: that of length-aware Preble's authors, and our own.
 
-Needs torch and NumPy only, so that it also runs on a bare GPU machine (scripts/gpu_alpaca20.py). `alpaca20.py` scores
-the file and checks that it belongs to the data.
+The authors' training was read in their public code (inakineitor/preble at 99ea1db, empanada/length_predictor). All of
+MiniLM is trained under a network of 256 and 128 units, on the mean of the token vectors, normalised to length 1; AdamW
+at 5e-5 with 50 warm-up steps and a linear decay, batches of 400, 50 epochs; the best by validation loss is kept.
+
+Needs torch, NumPy and SciPy only, so that it also runs on a bare GPU machine.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import zipfile
-from dataclasses import dataclass, field, replace
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lengthwise.predictors import scores
 from lengthwise.predictors.encoder.readout import probabilities
-from lengthwise.training.encoder.pack import HELD_OUT, TEST, TRAIN
+from lengthwise.training.encoder.pack import ASIDE, HELD_OUT, TEST, TRAIN, Pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
     from lengthwise.training.encoder.config import TrainingConfig
-    from lengthwise.training.encoder.network import LengthNetwork
-    from lengthwise.training.encoder.pack import Pack
 
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+Progress = Callable[[int, float], None]
+"""Called after each epoch with its number and the validation loss."""
 
 BINS: Final = 20
-BINNINGS: Final[Mapping[str, str]] = {"equal_mass": "20 bins of equal mass", "width": "20 bins of equal width"}
+LONGEST: Final = 512
+"""WordPiece tokens at which the authors truncate prompts and answers, the two special tokens included."""
+AUTHORS_SEED: Final = 42
+"""Of their split and their training."""
+BATCH: Final = 400
+EVALUATION_BATCH: Final = 800
+EPOCHS: Final = 50
+_PATIENCE: Final = 5
+"""Epochs without a smaller validation loss after which training ends. The authors train on and keep the best epoch, and
+the loss does not come back: in eight trainings it was higher at epoch 20 than at 10, and higher still at 30. The
+learning rate falls over all epochs as theirs does."""
+_RATE: Final = 5e-5
+_WARM_UP: Final = 50
+_HIDDEN: Final = (256, 128)
+_DROPOUT: Final = 0.2
+_PASS_TOKENS: Final = 8192
+"""Tokens, with padding, that go through the network at once; a batch sums the gradients of its passes."""
 
 
 @dataclass(frozen=True, eq=False)
-class BinPredictions:
-    """Probabilities of bins for test prompts, by one network or by several."""
+class TokenisedPrompts:
+    """Prompts as WordPiece ids, and the lengths of their answers."""
 
-    rows: NDArray[np.int64]
-    """Which prompts, by their place among all that have an answer."""
-    lengths: NDArray[np.int64]
-    """How long their answers are: to see that a file and the data belong together, never to score by."""
+    tokens: Sequence[NDArray[np.int32]]
+    lengths: Rows
+
+
+@dataclass(frozen=True, eq=False)
+class LengthClasses:
+    """Rows to train on, to choose the epoch by and to score; classes are (low, high] between edges."""
+
+    train: Rows
+    validation: Rows
+    test: Rows
     edges: Floats
-    """One more than bins; a bin is (low, high]."""
-    members: Floats
-    """(networks, prompts, bins)."""
-    about: Mapping[str, Any] = field(default_factory=dict)
-    """Settings, curves and held-out figures of the training."""
 
-    @property
-    def probabilities(self) -> Floats:
-        """(prompts, bins): the mean of the networks."""
-        return np.asarray(self.members.mean(axis=0))
+    def classes(self, lengths: Rows) -> Rows:
+        """The class of each length."""
+        return np.searchsorted(self.edges[1:-1], lengths, side="left").astype(np.int64)
 
 
-def together(made: Sequence[BinPredictions]) -> BinPredictions:
-    """Networks of one binning as one; `about` is the first one's, with the held-out figures of all."""
-    about = {**made[0].about, "each": [one.about["held_out"] for one in made]}
-    return replace(made[0], members=np.concatenate([one.members for one in made]), about=about)
+def authors_classes(lengths: Rows) -> LengthClasses:
+    """Split and cut as in the authors' code.
+
+    60/20/20 by scikit-learn with seed 42, half of the training part, and percentiles of all rows, test rows included.
+    Their trainer drops the last incomplete batch of an evaluation too, so part of the test rows is not scored.
+    """
+    from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]
+
+    rest, test = train_test_split(np.arange(len(lengths)), test_size=0.2, random_state=AUTHORS_SEED)
+    train, validation = train_test_split(rest, test_size=0.25, random_state=AUTHORS_SEED)
+    _, half = train_test_split(train, test_size=0.5, random_state=AUTHORS_SEED)
+    whole = (len(rows) - len(rows) % min(EVALUATION_BATCH, len(rows)) for rows in (validation, test))
+    return LengthClasses(half, validation[: next(whole)], test[: next(whole)], _edges(lengths))
 
 
-def write_predictions(path: Path, made: Mapping[str, BinPredictions]) -> None:
-    """Write one file for all binnings."""
-    arrays: dict[str, Any] = {}
-    for name, each in made.items():
-        arrays[f"{name}_rows"], arrays[f"{name}_lengths"] = each.rows.astype(np.int32), each.lengths.astype(np.int32)
-        arrays[f"{name}_edges"], arrays[f"{name}_members"] = each.edges, each.members.astype(np.float16)
-    about = json.dumps({name: dict(each.about) for name, each in made.items()})
-    np.savez_compressed(path, about=np.array(about), **arrays)
+def fair_classes(lengths: Rows, seed: int) -> LengthClasses:
+    """60/20/20 by this seed, edges from the training rows, every row used."""
+    order = np.random.default_rng(seed).permutation(len(lengths))
+    test, validation, train = np.split(order, [len(order) // 5, 2 * (len(order) // 5)])
+    return LengthClasses(train, validation, test, _edges(lengths[train]))
 
 
-def read_predictions(path: Path) -> dict[str, BinPredictions]:
-    """Read what `write_predictions` wrote; ValueError where it is something else."""
-    try:
-        with np.load(path) as archive:
-            about = json.loads(str(archive["about"]))
-            return {
-                name: BinPredictions(
-                    archive[f"{name}_rows"].astype(np.int64),
-                    archive[f"{name}_lengths"].astype(np.int64),
-                    archive[f"{name}_edges"].astype(np.float64),
-                    archive[f"{name}_members"].astype(np.float64),
-                    about[name],
-                )
-                for name in about
-            }
-    except (KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError("not a file of predictions") from error
+def _edges(lengths: Rows) -> Floats:
+    """Percentiles; fewer classes where some coincide, which none do in the authors' data."""
+    inner = np.percentile(lengths, np.linspace(0, 100, BINS + 1)[1:-1])
+    return np.array([0.0, *np.unique(inner), LONGEST], np.float64)
 
 
-def width_settings(pack: Pack) -> dict[str, Any]:
-    """What of `head` to set for 20 bins of equal width up to the longest answer trained on."""
-    width = math.ceil(int(pack.lengths[pack.part == TRAIN].max()) / BINS)
-    return {"bins": "width", "bin_width": width, "bin_cap": width * (BINS - 1)}
+def score(found: LengthClasses, lengths: Rows, predicted: Floats) -> dict[str, Any]:
+    """Score probabilities (test rows, classes) as the authors do: AUROC is the plain mean over classes.
+
+    `constant` is the most frequent class of the training rows, `confusion` counts (true, predicted).
+    """
+    true, chosen = found.classes(lengths[found.test]), np.argmax(predicted, axis=1)
+    bins = len(found.edges) - 1
+    confusion = np.zeros((bins, bins), np.int64)
+    np.add.at(confusion, (true, chosen), 1)
+    most = int(np.bincount(found.classes(lengths[found.train])).argmax())
+    return {
+        "trained_on": len(found.train),
+        "tested_on": len(found.test),
+        "edges": found.edges.tolist(),
+        "scores": {**_scores(true, chosen), "auroc": _macro_auroc(true, predicted)},
+        "constant": {**_scores(true, np.full(len(true), most)), "auroc": 0.5},
+        "confusion": confusion.tolist(),
+    }
 
 
-def thinned(pack: Pack, limit: int) -> Pack:
-    """Only this many prompts of each part, by chance; all of them where `limit` is 0."""
-    if not limit:
-        return pack
-    part = pack.part.copy()
-    rng = np.random.default_rng(0)
-    for number in (TRAIN, HELD_OUT, TEST):
-        here = rng.permutation(np.flatnonzero(part == number))
-        part[here[limit:]] = -1
-    return replace(pack, part=part)
+def _scores(true: Rows, chosen: NDArray[np.int64]) -> dict[str, float]:
+    found = scores.classification(true, chosen)
+    return {name: getattr(found, name) for name in ("accuracy", "f1", "precision", "recall", "mcc")}
 
 
-def fast_half(device: str) -> bool:
-    """Whether this is a CPU with matrix units for bf16 (AMX)."""
+def _macro_auroc(true: Rows, predicted: Floats) -> float:
+    shown = np.unique(true)
+    areas = [
+        scores.auroc((true == k).astype(np.intp), np.stack([1 - predicted[:, k], predicted[:, k]], 1)) for k in shown
+    ]
+    return float(np.mean(areas))
+
+
+def train_as_authors(
+    backbone: Any,  # noqa: ANN401  (a module of torch, whose types are not seen)
+    prompts: TokenisedPrompts,
+    found: LengthClasses,
+    *,
+    seed: int,
+    epochs: int = EPOCHS,
+    device: str = "cpu",
+    progress: Progress = lambda _epoch, _loss: None,
+) -> tuple[Floats, list[float]]:
+    """Train the authors' network; return probabilities for the test rows and the validation loss of each epoch."""
+    import torch
+    from torch.nn import functional
+
+    torch.manual_seed(seed)
+    torch.set_float32_matmul_precision("high")
+    network = _authors_network(copy.deepcopy(backbone), len(found.edges) - 1).to(device)
+    size = min(BATCH, len(found.train))
+    steps = epochs * (len(found.train) // size)
+    optimiser = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: min(step / _WARM_UP, max(0.0, (steps - step) / max(1, steps - _WARM_UP)))
+    )
+    data = _Padded(prompts.tokens, device)
+    classes = torch.as_tensor(found.classes(prompts.lengths), device=device)
+    rng = np.random.default_rng(seed)
+    curve: list[float] = []
+    best: dict[str, Any] = {}
+    for epoch in range(epochs):
+        network.train()
+        order = rng.permutation(found.train)
+        for first in range(0, len(order) - size + 1, size):
+            batch = order[first : first + size]
+            for rows in (batch[at] for at in data.passes(batch)):
+                logits = network(*data.inputs(rows))
+                (functional.cross_entropy(logits, classes[rows], reduction="sum") / size).backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimiser.step()
+            schedule.step()
+            optimiser.zero_grad(set_to_none=True)
+        outputs = _outputs(network, data, found.validation)
+        loss = float(functional.cross_entropy(outputs, classes[found.validation].cpu()))
+        if not curve or loss < min(curve):
+            best = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
+        curve.append(loss)
+        progress(epoch + 1, loss)
+        if len(curve) > _PATIENCE and min(curve[-_PATIENCE:]) > min(curve):
+            break
+    network.load_state_dict(best)
+    return probabilities(_outputs(network, data, found.test).numpy().astype(np.float64)), curve
+
+
+def _authors_network(backbone: Any, bins: int) -> Any:  # noqa: ANN401
+    import torch
+    from torch import nn
+
+    class AuthorsNetwork(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = backbone
+            first, second = _HIDDEN
+            self.head = nn.Sequential(
+                nn.Linear(backbone.width, first), nn.ReLU(), nn.LayerNorm(first), nn.Dropout(_DROPOUT),
+                nn.Linear(first, second), nn.ReLU(), nn.Linear(second, bins),
+            )  # fmt: skip
+
+        def forward(self, ids: Any, mask: Any) -> Any:  # noqa: ANN401
+            here = mask.unsqueeze(-1).float()
+            mean = (self.backbone(ids, mask) * here).sum(1) / here.sum(1).clamp(min=1e-9)
+            return self.head(torch.nn.functional.normalize(mean, dim=1))
+
+    return AuthorsNetwork()
+
+
+class _Padded:
+    """All prompts on one device, in passes of similar length."""
+
+    def __init__(self, tokens: Sequence[NDArray[np.int32]], device: str) -> None:
+        import torch
+
+        self._counts = np.array([len(each) for each in tokens])
+        ids = np.zeros((len(tokens), int(self._counts.max())), np.int32)  # 0 is [PAD], which the mask hides
+        ids[np.arange(ids.shape[1]) < self._counts[:, None]] = np.concatenate(tokens)
+        self._ids = torch.as_tensor(ids, device=device)
+        self._count = torch.as_tensor(self._counts, device=device)
+
+    def passes(self, rows: Rows) -> Iterator[Rows]:
+        """Positions in `rows`, in groups of similar length with little padding."""
+        order = np.argsort(self._counts[rows], kind="stable")
+        first = 0
+        for last, width in enumerate(self._counts[rows][order]):
+            if (last + 1 - first) * width > _PASS_TOKENS and last > first:
+                yield order[first:last]
+                first = last
+        yield order[first:]
+
+    def inputs(self, rows: Rows) -> tuple[Any, Any]:
+        import torch
+
+        width = int(self._counts[rows].max())
+        at = torch.as_tensor(rows, device=self._ids.device)
+        return self._ids[at, :width], torch.arange(width, device=at.device) < self._count[at].unsqueeze(1)
+
+
+def _outputs(network: Any, data: _Padded, rows: Rows) -> Any:  # noqa: ANN401
+    """Logits on the CPU, in the order of `rows`."""
     import torch
 
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return device == "cpu" and bool(capabilities.get("amx_bf16"))
+    network.eval()
+    passes = list(data.passes(rows))
+    with torch.no_grad():
+        parts = [network(*data.inputs(rows[at])).float().cpu() for at in passes]
+    return torch.cat(parts)[np.argsort(np.concatenate(passes))]
 
 
-def train_bins(
-    network: LengthNetwork,
-    pack: Pack,
+def train_ours(
+    backbone: Any,  # noqa: ANN401
+    prompts: TokenisedPrompts,
+    found: LengthClasses,
     config: TrainingConfig,
-    edges: Floats,
     *,
-    seed: int = 0,
+    seed: int,
+    mask_id: int,
     device: str = "cpu",
-    deadline: float = math.inf,
-    progress: Callable[[dict[str, Any]], None] = lambda _: None,
-) -> BinPredictions:
-    """Train on the training prompts, watched on the held-out ones, and predict the test prompts."""
+    progress: Progress = lambda _epoch, _loss: None,
+) -> tuple[Floats, list[float]]:
+    """Train the package's network with `config`; return as `train_as_authors` does."""
+    import torch
+
+    from lengthwise.training.encoder.network import LengthNetwork
     from lengthwise.training.encoder.trainer import Trainer, TrainingTask
 
-    learns, held_out, test = (np.flatnonzero(pack.part == part) for part in (TRAIN, HELD_OUT, TEST))
-    task = TrainingTask(pack, learns, held_out, edges=edges)
-    trainer = Trainer(network, task, config, seed, device, deadline=deadline, progress=progress)
-    trainer.half = fast_half(device)
+    pack = _pack(prompts, found, mask_id)
+    torch.manual_seed(seed)
+    network = LengthNetwork(copy.deepcopy(backbone), config, pack.features, len(found.edges) - 1)
+    task = TrainingTask(pack, found.train, found.validation, edges=found.edges)
+    trainer = Trainer(
+        network, task, config, seed, device, progress=lambda row: progress(row["epoch"], row["held_out_loss"])
+    )
     curves = trainer.run()
-    outputs, loss = trainer.predict(held_out, with_loss=True)
-    right = np.argmax(outputs[held_out, 0], axis=1) == np.searchsorted(edges[1:-1], pack.lengths[held_out, 0, 0])
-    about = {
-        "curves": curves,
-        "held_out": {"prompts": len(held_out), "loss": round(loss, 4), "accuracy": round(float(right.mean()), 4)},
-        "trained_on": len(learns),
-    }
-    outputs, _ = trainer.predict(test)
-    lengths = pack.lengths[test, 0, 0].astype(np.int64)
-    return BinPredictions(test, lengths, edges, probabilities(outputs[test, 0].astype(np.float64))[None], about)
+    outputs, _ = trainer.predict(found.test)
+    return probabilities(outputs[found.test, 0].astype(np.float64)), [row["held_out_loss"] for row in curves]
+
+
+def _pack(prompts: TokenisedPrompts, found: LengthClasses, mask_id: int) -> Pack:
+    count = np.array([len(each) for each in prompts.tokens], np.int32)
+    part = np.full(len(count), ASIDE, np.int8)
+    for number, rows in ((TRAIN, found.train), (HELD_OUT, found.validation), (TEST, found.test)):
+        part[rows] = number
+    lengths = prompts.lengths.astype(np.int16)[:, None, None]
+    return Pack(
+        tokens=np.concatenate(prompts.tokens),
+        offsets=np.concatenate([[0], np.cumsum(count)]).astype(np.int64),
+        sizes=count,
+        lengths=lengths,
+        censored=np.zeros(lengths.shape, bool),
+        fitted=np.full((len(count), 1, 2), np.nan, np.float16),
+        corpus=np.zeros(len(count), np.int8),
+        part=part,
+        fold=np.zeros(len(count), np.int8),
+        features=np.zeros((2, 1), np.float32),
+        llms=("alpaca",),
+        corpora=("alpaca",),
+        pad_id=0,
+        mask_id=mask_id,
+    )

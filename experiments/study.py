@@ -350,9 +350,10 @@ def _digest(value: object) -> object:
     if isinstance(value, str):
         try:
             spec = parse_predictor_spec(value)
-            return file_digest(model_path(spec.model)) if spec.kind == "model" and spec.model else None
+            path = model_path(spec.model) if spec.kind == "model" and spec.model else None
         except InputError:
             return None
+        return file_digest(path) if path is not None and path.is_file() else None
     return None
 
 
