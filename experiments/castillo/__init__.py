@@ -1,53 +1,132 @@
-"""BERT on CASTILLO: predicting answer lengths, the paper's tables and figures beside ours."""
+"""BERT on CASTILLO: predicting answer lengths, the paper's tables and figures beside ours.
 
-from dataclasses import dataclass
+python -m experiments.castillo train   # trains the paper's networks; the predictions are kept in results/
+python -m experiments.castillo ask     # asks an LLM itself; its replies are kept in results/
+python -m experiments run castillo     # tables 2 to 5, figures 6, 7, 9 and A.3 from them
+"""
+
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from experiments.castillo.loss_curves import Training, curve_figure, curve_table, load_trainings
-from experiments.castillo.paper import UNSEEN, PaperComparison, compare, figure_7, tables
+import pyarrow as pa
+
+from experiments.castillo import prompt_method
+from experiments.castillo.loss_curves import (
+    FIGURES,
+    Training,
+    curve_figure,
+    curve_table,
+    load_trainings,
+    paper_curve_figure,
+    paper_curve_table,
+)
+from experiments.castillo.paper import (
+    PAPER_PROMPT_METHOD,
+    PaperComparison,
+    claims,
+    compare,
+    figure_7,
+    predicted,
+    rule_table,
+    tables,
+    trained_subjects,
+)
+from experiments.castillo.rows import RULES, trained_on
+from experiments.castillo.training import CURVES, KEPT, PREDICTIONS
 from experiments.study import Run, Study
-from lengthwise.predictors.evaluation import evaluated_predictor, evaluated_rows
+from lengthwise.predictors.evaluation import evaluated_predictor
+from lengthwise.reports.tables import Table
+from lengthwise.workloads.castillo import PACKAGED
+from lengthwise.workloads.files import read_parquet_table
 
 
 @dataclass(frozen=True)
 class CastilloGrid:
-    """The predictor and the loss curves."""
+    """The predictor, what the paper's networks and an LLM itself predicted, and other loss curves."""
 
     predictor: str = "default"
+    kept: Path = KEPT
+    """Folder that `python -m experiments.castillo train` wrote."""
+    replies: Path = prompt_method.KEPT
+    """File that `python -m experiments.castillo ask` wrote."""
     curves: Path | None = None
-    """Other loss curves: metrics.json of scripts/gpu_train.py."""
+    """Other loss curves of the log-t prediction: metrics.json of scripts/gpu_train.py."""
 
 
 @dataclass(frozen=True)
 class CastilloResult:
-    """The paper's tables with ours, and the loss curves of our trainings."""
+    """The paper's tables with ours, the loss curves, and what an LLM states about itself."""
 
+    predictor: str
     comparison: PaperComparison
+    by_rule: PaperComparison
+    """The predictor alone, scored by each rule."""
+    asked: prompt_method.PromptMethod | None
     trainings: list[Training]
+    paper_curves: pa.Table | None
 
 
 def measure(run: Run, grid: CastilloGrid) -> CastilloResult:
-    """Predict every prompt and fill the paper's tables; a cell counts only beyond a constant."""
+    """Predict every test prompt and fill the paper's tables beside the kept predictions of the paper's networks."""
     trainings = load_trainings(grid.curves)
     samples = run.castillo()
-    seen = samples.where(corpus=[corpus for corpus in samples.corpora if corpus != UNSEEN])
-    predictor = evaluated_predictor(grid.predictor, evaluated_rows(seen, None)[1])
-    return CastilloResult(compare(predictor, samples, name=grid.predictor, progress=run.report), trainings)
+    predictor = evaluated_predictor(grid.predictor, trained_on(samples))
+    run.report("predicting", 0.1)
+    subjects = [predicted(predictor, samples, grid.predictor)]
+    curves = asked = None
+    if samples.origin == PACKAGED:
+        run.note("the kept predictions and replies are of all test rows: without them only the predictor is scored")
+    elif not (grid.kept / PREDICTIONS).is_file():
+        run.note(f"{grid.kept} holds no predictions: run `python -m experiments.castillo train` first")
+    else:
+        subjects += trained_subjects(read_parquet_table(grid.kept / PREDICTIONS), samples)
+        curves = read_parquet_table(grid.kept / CURVES)
+    if samples.origin != PACKAGED:
+        replies = prompt_method.read(grid.replies)
+        asked = prompt_method.score(replies, prompt_method.tested(replies["llm"][0].as_py()))
+    return CastilloResult(
+        grid.predictor,
+        compare(subjects, samples, report=run.part(0.5, 1.0)),
+        compare([replace(subjects[0], rule=rule) for rule in RULES], samples),
+        asked,
+        trainings,
+        curves,
+    )
+
+
+def _tables(found: CastilloResult) -> list[Table]:
+    asked = [] if found.asked is None else [prompt_method.table(found.asked, PAPER_PROMPT_METHOD)]
+    curves = [] if found.paper_curves is None else [paper_curve_table(found.paper_curves)]
+    return [*tables(found.comparison), rule_table(found.by_rule), *asked, *curves, curve_table(found.trainings)]
+
+
+def _images(found: CastilloResult) -> dict[str, str]:
+    kept = found.paper_curves
+    drawn = {} if kept is None else {title: paper_curve_figure(kept, title) for title in FIGURES}
+    return {
+        **drawn,
+        "Figure 7: accuracy by LLM and bin width": figure_7(found.comparison, found.predictor),
+        "Loss curves of the log-t prediction": curve_figure(found.trainings),
+    }
+
+
+def _facts(found: CastilloResult) -> dict[str, Any]:
+    return {**vars(found), "paper_curves": None}
 
 
 STUDY: Study[CastilloGrid, CastilloResult] = Study(
     name="castillo",
     title="BERT on CASTILLO: the paper's tables and figures, ours beside",
     question="How well are CASTILLO's lengths predicted, in the paper's classes and errors?",
-    paper="BERT on CASTILLO, tables 2 to 5, figure 7",
-    source="CASTILLO",
+    paper="BERT on CASTILLO, tables 2 to 5, figures 6, 7, 9, A.3",
+    source="CASTILLO; kept predictions and replies",
     grid=CastilloGrid(),
     quick=CastilloGrid(predictor="fast"),
     minutes=(10, 1),
     measure=measure,
-    tables=lambda found: [*tables(found.comparison), curve_table(found.trainings)],
-    images=lambda found: {
-        "Figure 7: accuracy by LLM and bin width": figure_7(found.comparison),
-        "Loss curves of the log-t prediction": curve_figure(found.trainings),
-    },
+    tables=_tables,
+    facts=_facts,
+    images=_images,
+    claims=lambda found: claims(found.comparison, found.predictor),
 )

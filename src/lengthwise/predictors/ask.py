@@ -101,24 +101,28 @@ class AskPredictor:
 
     def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         """Return one prediction for each input, in order."""
-        if self._model is None:
-            self._model = str(self._call("/v1/models", None)["data"][0]["id"])
-        with ThreadPoolExecutor(self._concurrency) as pool:
-            lengths = list(pool.map(self._ask, [each.text for each in inputs]))
+        lengths = [parse_length(reply) for reply in self.replies([each.text for each in inputs])]
         self.asked += len(lengths)
         self.stated += sum(length is not None for length in lengths)
         prior = wide_prior()
         mu = [prior.mu if length is None else math.log(length) for length in lengths]
         return LogTPredictions.of(mu, prior.sigma, [each.cap for each in inputs])
 
-    def _ask(self, prompt: str) -> int | None:
+    def replies(self, prompts: Sequence[str]) -> list[str]:
+        """Return the beginning of the LLM's reply to each prompt inside the template, greedily decoded."""
+        if self._model is None:
+            self._model = str(self._call("/v1/models", None)["data"][0]["id"])
+        with ThreadPoolExecutor(self._concurrency) as pool:
+            return list(pool.map(self._ask, prompts))
+
+    def _ask(self, prompt: str) -> str:
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": question(prompt)}],
             "max_tokens": MAX_TOKENS,
             "temperature": 0.0,
         }
-        return parse_length(str(self._call("/v1/chat/completions", body)["choices"][0]["message"]["content"] or ""))
+        return str(self._call("/v1/chat/completions", body)["choices"][0]["message"]["content"] or "")
 
     def _call(self, path: str, body: Mapping[str, Any] | None) -> Any:  # noqa: ANN401  (JSON)
         data = None if body is None else json.dumps(body).encode()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from experiments.castillo import STUDY, CastilloGrid, measure
-from experiments.castillo.loss_curves import curve_table, load_trainings
+from experiments.castillo.loss_curves import Curves, curve_table, load_trainings
+from experiments.castillo.rows import LLMS
 from experiments.study import Run
 from lengthwise.errors import InputError
 from lengthwise.simulator.tasks import ResultCache
@@ -33,6 +36,27 @@ def test_the_packaged_curves_can_be_read() -> None:
 def test_overfitting_is_a_rise_of_the_held_out_loss(metrics: Path) -> None:
     values = ("1 of 2", "2.000 / 1.500", "1.000 / 1.750", "+0.250", "0.500 / 0.600", "120.0 / 100.0", "91.0 / 80.0 %")
     assert curve_table(load_trainings(metrics)).rows == [("teacher", *values)]
+
+
+def test_the_rise_of_a_papers_network_is_its_last_loss_over_its_smallest() -> None:
+    about = {"llm": LLMS[0], "rule": "castillo", "target": "mean", "width": 200}
+    rows = [
+        {
+            **about,
+            "seed": seed,
+            "epoch": epoch + 1,
+            "held_loss": loss,
+            "learn_loss": 0.1,
+            "learn_metric": 1.0,
+            "held_metric": 0.5,
+        }
+        for seed, losses in enumerate([(3.0, 2.0, 4.0), (3.0, 2.0, 2.0)])
+        for epoch, loss in enumerate(losses)
+    ]
+    found = Curves.of(pa.Table.from_pylist(rows[::-1]), LLMS[0], "mean", 200)
+    assert found.rises == pytest.approx(np.array([2.0, 1.0]))
+    with pytest.raises(InputError, match="no loss curve"):
+        Curves.of(pa.Table.from_pylist(rows), LLMS[1], "mean", 200)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"results": [{"curves": [{"epoch": 1}]}]}', None])

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import os
 
+import numpy as np
 import pytest
 
 from experiments.castillo.paper import (
-    LLMS,
     PAPER_TABLE_2,
     PAPER_TABLE_3,
     PAPER_TABLE_4,
     PAPER_TABLE_5,
     Cell,
+    Subject,
+    claims,
     compare,
+    figure_7,
+    predicted,
+    rule_table,
     tables,
 )
-from lengthwise.errors import InputError
+from experiments.castillo.rows import LLMS, RULES, trained_on
 from lengthwise.predictors.baselines import ConstantPredictor
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.files import sample
-from tests.predictors.rows import known_rows
 
 
 @pytest.fixture(scope="module")
 def packaged() -> LengthSamples:
     return LengthSamples.read(sample("castillo.parquet"))
+
+
+@pytest.fixture(scope="module")
+def constant(packaged: LengthSamples) -> Subject:
+    return predicted(ConstantPredictor.fit(trained_on(packaged)), packaged, "constant fit")
+
+
+def cell(what: str, paper: float, ours: float, constant: float) -> Cell:
+    return Cell(2, "Llama-3.2-1B", "default", "castillo", "mean", what, paper, ours, ours - 1, ours + 1, constant)
 
 
 def test_every_table_has_the_three_llamas() -> None:
@@ -35,15 +49,15 @@ def test_every_table_has_the_three_llamas() -> None:
 
 
 def test_a_cell_is_claimed_only_where_a_constant_does_not_beat_the_paper() -> None:
-    cell = Cell(2, "Llama-3.2-1B", "Acc 1000", "mean", paper=89.78, ours=97.0, constant=96.6)
-    assert cell.constant_beats_paper
-    assert not cell.claimed
-    assert dataclasses.replace(cell, constant=80.0).claimed
-    assert not dataclasses.replace(cell, constant=80.0, ours=89.0).claimed
+    accuracy = cell("Acc 1000", paper=89.78, ours=97.0, constant=96.6)
+    assert accuracy.constant_beats_paper
+    assert not accuracy.claimed
+    assert dataclasses.replace(accuracy, constant=80.0).claimed
+    assert not dataclasses.replace(accuracy, constant=80.0, ours=89.0).claimed
 
 
 def test_smaller_errors_and_larger_accuracies_win() -> None:
-    error = Cell(4, "Llama-3.2-1B", "MAE(mean)", "", paper=121.0, ours=110.0, constant=181.0)
+    error = cell("MAE(mean)", paper=121.0, ours=110.0, constant=181.0)
     assert error.claimed
     assert not dataclasses.replace(error, ours=130.0).claimed
     assert not dataclasses.replace(error, constant=120.0).claimed
@@ -51,17 +65,31 @@ def test_smaller_errors_and_larger_accuracies_win() -> None:
     assert not unknown.claimed
 
 
-def test_a_constant_claims_no_more_than_a_constant_can(packaged: LengthSamples) -> None:
-    constant = ConstantPredictor.fit(packaged.where(split=["train", "validate"]))
-    found = compare(constant, packaged, name="constant")
-    by_error = [cell for cell in found.cells if cell.what == "MAE(mean)"]
+def test_a_constant_claims_no_more_than_a_constant_can(packaged: LengthSamples, constant: Subject) -> None:
+    by_error = [cell for cell in compare([constant], packaged).cells if cell.what == "MAE(mean)"]
     assert [cell.ours for cell in by_error] == pytest.approx([cell.constant for cell in by_error])
     assert not any(cell.claimed for cell in by_error)
+    assert all(cell.low <= cell.ours <= cell.high for cell in by_error)
 
 
-def test_without_alpaca_its_tables_are_left_out_and_said_to_be(packaged: LengthSamples) -> None:
-    found = compare(ConstantPredictor.fit(packaged.where(split=["train", "validate"])), packaged)
-    shown = tables(found)
+def test_a_classifier_is_scored_by_its_classes_and_a_regression_by_the_bins_of_its_lengths() -> None:
+    subject = Subject(
+        "both", "castillo", {("a", "mean"): np.array([[99.0, 100.0]]), ("a", "p99/50"): np.array([[7.0, 8.0]])}
+    )
+    assert subject.classes("a", "mean", 50).tolist() == [[1, 2]]
+    assert subject.classes("a", "p99", 50).tolist() == [[7, 8]]
+    assert subject.classes("a", "p99", 100) is None
+
+
+def test_the_p99_of_a_prediction_is_the_packages(packaged: LengthSamples, constant: Subject) -> None:
+    fitted = ConstantPredictor.fit(trained_on(packaged))
+    rows = packaged.where(llm=LLMS[0])
+    distribution = fitted.predict_rows(rows)[0]
+    assert constant.values[LLMS[0], "p99"][0, 0] == pytest.approx(distribution.quantile(0.99), rel=1e-6)
+
+
+def test_without_alpaca_its_tables_are_left_out_and_named(packaged: LengthSamples, constant: Subject) -> None:
+    shown = tables(compare([constant], packaged))
     assert [table.title[:7] for table in shown] == ["Table 2", "Table 4"]
     assert any("no Alpaca rows" in note for note in shown[0].notes)
     # Three LLMs: the paper's line, then ours and the constant's for both readings, or for the only one.
@@ -69,19 +97,28 @@ def test_without_alpaca_its_tables_are_left_out_and_said_to_be(packaged: LengthS
     assert all(len(row) == len(table.columns) for table in shown for row in table.rows)
 
 
-def test_data_without_the_llamas_are_refused() -> None:
-    samples, _ = known_rows()
-    with pytest.raises(InputError, match=r"Llama-3\.2-1B"):
-        compare(ConstantPredictor.fit(samples), samples)
+def test_the_rules_stand_beside_each_other(packaged: LengthSamples, constant: Subject) -> None:
+    found = compare([dataclasses.replace(constant, rule=rule) for rule in RULES], packaged)
+    assert len(rule_table(found).rows) == 3 * (len(RULES) + 1)
+
+
+def test_a_claim_has_the_papers_value_and_our_interval(packaged: LengthSamples, constant: Subject) -> None:
+    found = claims(compare([constant], packaged), "constant fit")
+    mine = next(claim for claim in found if claim.statement == "table 4, MAE(mean), Llama-3.2-1B")
+    assert mine.paper == 121.02
+    assert mine.ours.low < mine.ours.ratio < mine.ours.high
+
+
+def test_figure_7_is_a_picture(packaged: LengthSamples, constant: Subject) -> None:
+    assert base64.b64decode(figure_7(compare([constant], packaged), "constant fit")).startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif("LENGTHWISE_DATA" not in os.environ, reason="the full data are not here")
 def test_on_all_of_castillo_a_constant_fills_the_widest_bins() -> None:
     samples = load_castillo()
-    seen = samples.where(corpus=[corpus for corpus in samples.corpora if corpus != "Alpaca"])
-    found = compare(ConstantPredictor.fit(seen.where(split=["train", "validate"])), samples)
-    assert found.prompts[2] == dict.fromkeys(LLMS, 910)
-    assert found.prompts[5] == dict.fromkeys(LLMS, 600)
+    found = compare([predicted(ConstantPredictor.fit(trained_on(samples)), samples, "constant fit")], samples)
+    assert found.prompts[2]["castillo"] == dict.fromkeys(LLMS, 910)
+    assert found.prompts[5]["castillo"] == dict.fromkeys(LLMS, 600)
     widest = [cell for cell in found.cells if (cell.table, cell.what, cell.reading) == (2, "Acc 1000", "mean")]
     assert [cell.constant for cell in widest] == pytest.approx([96.6, 98.4, 97.4], abs=0.06)
     assert not any(cell.claimed for cell in widest)
