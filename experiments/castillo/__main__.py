@@ -8,6 +8,7 @@ from pathlib import Path
 
 from experiments.castillo import prompt_method, training
 from lengthwise.errors import InputError
+from lengthwise.training.data import SMOLLM2
 
 
 def main() -> int:
@@ -20,7 +21,7 @@ def main() -> int:
     train.add_argument("-o", "--out", type=Path, default=training.KEPT, help="folder [%(default)s]")
     ask = commands.add_parser("ask", help="ask an LLM how long its answers will be; keep its replies")
     ask.add_argument("--url", help="an OpenAI-compatible server [default: start the embedded SmolLM2-135M]")
-    ask.add_argument("--llm", default=prompt_method.SMOLLM2, help="its name in the data [%(default)s]")
+    ask.add_argument("--llm", default=SMOLLM2, help="its name in the data [%(default)s]")
     ask.add_argument("--limit", type=int, help="only so many prompts, evenly spaced")
     ask.add_argument("-o", "--out", type=Path, default=prompt_method.KEPT, help="file [%(default)s]")
     given = vars(parser.parse_args())

@@ -61,7 +61,7 @@ class Curves:
     def rises(self) -> NDArray[np.float64]:
         """By seed: the held-out loss at the end over the smallest one. Above 1 the network has overfitted."""
         best = self.held_loss.min(axis=1)
-        return np.divide(self.held_loss[:, -1], best, out=np.ones(len(best)), where=best > 0)
+        return np.asarray(np.divide(self.held_loss[:, -1], best, out=np.ones(len(best)), where=best > 0))
 
 
 def paper_curve_table(kept: pa.Table) -> Table:

@@ -33,7 +33,7 @@ KEPT: Final = Path(__file__).parent.parent / "results" / "castillo"
 PREDICTIONS: Final = "predictions.parquet"
 CURVES: Final = "curves.parquet"
 VECTORS: Final = Path("out/castillo/vectors.npz")
-SEEDS: Final = 3
+SEEDS: Final = 1
 HELD_OUT: Final = 0.1
 LEARNED: Final = 1 / 3
 """Share of the train and validate prompts that is trained on, held-out ones included: what two cores encode in time."""
@@ -52,7 +52,7 @@ class Recipe:
     identity: int = 16
     hidden: int = 256
     dropout: float = 0.3
-    epochs: int = 20
+    epochs: int = 12
     batch: int = 64
     rate: float = 1e-3
     decay: float = 0.01
@@ -80,11 +80,10 @@ class Job:
 
 
 def jobs(seeds: int = SEEDS) -> list[Job]:
-    """Every training: each LLM alone by both rules, and the three together by CASTILLO's."""
+    """Every training: each LLM alone, by CASTILLO's rule, which keeps all 910 test rows as the paper does."""
     kinds = [*itertools.product(("mean", "p99"), WIDTHS), ("squared", 0), ("absolute", 0)]
-    scopes = [*itertools.product(LLMS, ("castillo", "paper")), ("three", "castillo")]
     return [
-        Job(llm, rule, target, width, seed) for seed in range(seeds) for llm, rule in scopes for target, width in kinds
+        Job(llm, "castillo", target, width, seed) for seed in range(seeds) for llm in LLMS for target, width in kinds
     ]
 
 
