@@ -57,7 +57,10 @@ def show(
     report: Path | None = None,
     as_json: bool,
 ) -> None:
-    """Print the verdict and tables, or JSON, and write the report if one is requested."""
+    """Write the report if one is requested, then print the verdict and tables, or JSON."""
+    if report is not None and page is not None:  # first: a reader such as `head` may close stdout
+        with atomic_path(report) as path:
+            path.write_text(page(found), encoding="utf-8")
     if as_json:
         typer.echo(to_json(plain(found)))
     else:
@@ -65,8 +68,6 @@ def show(
             typer.echo(f"{verdict}\n")
         print_tables(tables(found))
     if report is not None and page is not None:
-        with atomic_path(report) as path:
-            path.write_text(page(found), encoding="utf-8")
         typer.echo(f"report: {report}", err=as_json)
 
 

@@ -193,7 +193,7 @@ def by_length(found: Scatter) -> Figure:
     ]
     panels = [
         (axis("true (tokens)", **both), axis("predicted (tokens)", **both)),
-        (axis("true (tokens)", type="log"), ratio_axis("predicted over true", over)),
+        (axis("true (tokens)", type="log", dtick="D2"), ratio_axis("predicted over true", over)),
     ]
     titles = ["requests by true and predicted length", "median of predicted over true, by tenth"]
     text = "On the line the prediction is exact. Darker cells hold more requests (log scale)."
