@@ -49,8 +49,9 @@ def test_gains_over_fcfs_are_the_ratios_within_blocks(store: BenchStore) -> None
     assert "srpt:c=0.8, default + probe" in [row[0] for row in tables(result)[0].rows]
 
 
-def test_one_block_has_no_interval_and_is_not_compared_with_the_paper(tmp_path: Path) -> None:
-    found = claims(compare(measured(tmp_path, (Arm(FCFS), LIMITED), 1, halved)))
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_too_few_blocks_are_not_compared_with_the_paper(tmp_path: Path, blocks: int) -> None:
+    found = claims(compare(measured(tmp_path, (Arm(FCFS), LIMITED), blocks, halved)))
     assert {claim.verdict for claim in found} == {"–"}
 
 
