@@ -10,7 +10,7 @@ from lengthwise.policies import Job
 from lengthwise.policies.residual import expected_remaining
 from lengthwise.routers import EngineInfo, Scraped, Speed
 from lengthwise.routers import ledger as columns
-from lengthwise.routers.ledger import SILENCE_S, Ledger, rest_of_log_t
+from lengthwise.routers.ledger import SILENCE_S, Ledger, log_t_moments, rest_of_log_t
 
 NO_BLOCKS = np.zeros(0, np.uint64)
 STEADY = Speed(prefill_token_s=0.001, step_s=0.1, sequence_s=0.0, kv_token_s=0.0, prefill_pair_s=0.0)
@@ -47,6 +47,18 @@ def test_the_compiled_remaining_length_is_that_of_the_policies_and_of_the_distri
     assert compiled == pytest.approx(prediction.remaining(age).mean(), rel=0.005, abs=0.1)
     job = Job("a", 0.0, 1, prediction=prediction, generated=age)
     assert compiled == pytest.approx(float(expected_remaining(job)), rel=0.035, abs=0.5)
+
+
+@given(st.floats(-2, 13), st.floats(0.02, 4.0), st.integers(1, 200_000))
+def test_the_compiled_mean_and_cvar_are_those_of_the_distribution(mu: float, sigma: float, cap: int) -> None:
+    assert log_t_moments(mu, sigma, float(cap)) == pytest.approx(LogT(mu, sigma, cap).mean_and_cvar(), rel=1e-7)
+
+
+@pytest.mark.parametrize("prediction", [LogT(5.0, 0.8, 500), LogT(5.0, 5.0, 500), LogT(5.0, 0.8, 500, 2.0), Point(90)])
+def test_the_ledgers_moments_are_those_of_the_job_for_any_prediction(prediction: LogT | Point) -> None:
+    computed, expected = (Job("a", 0.0, prediction=prediction, max_tokens=400) for _ in range(2))
+    assert computed.compute_moments(log_t_moments) == pytest.approx((expected.expected, expected.tail))
+    assert (computed.expected, computed.tail) == computed.compute_moments(log_t_moments)
 
 
 @pytest.mark.parametrize("generated", [1, 20, 60, 99, 120, 250, 1000])

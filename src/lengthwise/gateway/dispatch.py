@@ -299,6 +299,8 @@ class Dispatcher:
     def refuse(self, model: str | None) -> None:
         """Raise 404 if no engine serves the model, 429 if too many requests wait and none of its engines is free."""
         group = self._group(model)
+        if len(self._turns) < self.max_waiting:  # each that waits has a turn
+            return
         if self.waiting >= self.max_waiting and not _with_slot(group, self.clock()):
             raise ApiError(
                 429,

@@ -119,7 +119,7 @@ class Forwarding:
         finally:
             self._budget.free += caller.held_bytes
             caller.log(outcome=outcome)
-            self._metrics.requests.labels(_ENDPOINT, outcome).inc()
+            self._metrics.ended(_ENDPOINT, outcome)
             self._metrics.request_seconds.labels(_ENDPOINT).observe(self._dispatcher.clock() - began)
 
     async def _forward(

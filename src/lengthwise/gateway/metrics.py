@@ -109,6 +109,23 @@ def _labelled(
     return family
 
 
+class _Counts:
+    """A counter by labels. The gateway has one thread, so it needs no locks, which take most of the client's time."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._counts: dict[tuple[str, ...], int] = {}
+
+    def increment(self, *values: str) -> None:
+        self._counts[values] = self._counts.get(values, 0) + 1
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for values, count in self._counts.items():
+            family.add_metric(values, count)
+        yield family
+
+
 class Observations:
     """Times of one kind: their number up to each bound, and their sum."""
 
@@ -123,7 +140,7 @@ class Observations:
 
 
 class _Durations:
-    """A histogram of times. The gateway has one thread, so it needs no locks, which take most of the client's time."""
+    """A histogram of times, without locks likewise."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
         self._name, self._text, self._labels = name, text, labels
@@ -148,17 +165,12 @@ class Metrics:
         self, dispatcher: Dispatcher, predictor: str, predictions: PredictionService, budget: BodyBudget
     ) -> None:
         self._registry = registry = CollectorRegistry()
-        self._children: dict[tuple[str, ...], Counter] = {}
         self._state = _State(dispatcher, predictor, predictions, budget)
         registry.register(self._state)
-        self.requests = Counter(
-            "lengthwise_requests",
-            f"Finished requests by outcome: {', '.join(get_args(Outcome))}.",
-            ["endpoint", "outcome"],
-            registry=registry,
-        )
+        text = f"Finished requests by outcome: {', '.join(get_args(Outcome))}."
+        self._requests = _Counts("lengthwise_requests", text, ["endpoint", "outcome"])
         text = "Requests by the source of their prediction when sent; under load most should be from the predictor."
-        self.predictions = Counter("lengthwise_predictions", text, ["source"], registry=registry)
+        self._predictions = _Counts("lengthwise_predictions", text, ["source"])
         text = "Failed calls of an engine: unreachable, broken, timeout, unfinished (a stream without [DONE])."
         self.engine_failures = Counter("lengthwise_engine_failures", text, ["engine", "kind"], registry=registry)
         text = "Requests sent to an engine once more: after unreachable, broken or refused (429, 502, 503)."
@@ -170,25 +182,19 @@ class Metrics:
         self.first_byte_seconds = _Durations("lengthwise_time_to_first_byte_seconds", text, ["endpoint"])
         text = "Time from a request's arrival to the last byte of its answer, for every outcome."
         self.request_seconds = _Durations("lengthwise_request_seconds", text, ["endpoint"])
-        for durations in (queued, self.first_byte_seconds, self.request_seconds):
-            registry.register(durations)
+        for own in (self._requests, self._predictions, queued, self.first_byte_seconds, self.request_seconds):
+            registry.register(own)
         self.policy_changes = Counter(
             "lengthwise_policy_changes", "Policy changes at run time, by the admin API.", registry=registry
         )
 
     def ended(self, endpoint: str, outcome: Outcome) -> None:
         """Count a request at its end."""
-        self._counted(self.requests, endpoint, outcome)
+        self._requests.increment(endpoint, outcome)
 
     def predicted(self, source: Source) -> None:
         """Count the source of a prediction that a request was dispatched with."""
-        self._counted(self.predictions, source)
-
-    def _counted(self, counter: Counter, *labels: str) -> None:
-        child = self._children.get(labels)
-        if child is None:  # `labels` takes several times as long as all else
-            child = self._children[labels] = counter.labels(*labels)
-        child.inc()
+        self._predictions.increment(source)
 
     def receive(self) -> None:
         """Count a request at its arrival; `requests` counts it at its end."""

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from lengthwise.lengths import LogT
 from lengthwise.policies import Job
 from lengthwise.routers import Admitted, EngineInfo, Event, Evicted, Finished, Progress, Router, Scraped, make_router
 from lengthwise.workloads.blocks import BLOCK_TOKENS
@@ -81,11 +82,13 @@ class RouterAdapter:
         """Describe an engine that is up to the router; again when its KV memory becomes known."""
         kv_tokens = _DEFAULT_KV_TOKENS if engine.memory is None else engine.memory.kv_tokens
         info = EngineInfo(engine.number, kv_tokens=kv_tokens, block_tokens=BLOCK_TOKENS, max_num_seqs=engine.slots)
-        self._call(lambda router: router.engine_up(info))
+        if self.router is not None:
+            self._call(self.router.engine_up, info)
 
     def down(self, engine: RoutedEngine) -> None:
         """Report an engine as down; its cache is lost."""
-        self._call(lambda router: router.engine_down(engine.number))
+        if self.router is not None:
+            self._call(self.router.engine_down, engine.number)
 
     def forget(self, engine: RoutedEngine) -> None:
         """Remove an engine that has left, and its counts."""
@@ -99,7 +102,7 @@ class RouterAdapter:
             return free[0]
         began = time.perf_counter()
         numbers = {engine.number: engine for engine in free}
-        decision = self._call(lambda router: router.choose(job, now, list(numbers)))
+        decision = self._call(self.router.choose, job, now, list(numbers))
         self.seconds += time.perf_counter() - began
         if decision is None or decision.engine not in numbers:
             engine = min(free, key=lambda engine: engine.in_flight)
@@ -129,14 +132,13 @@ class RouterAdapter:
         self._observe(Scraped(engine.number, now, gauges.running, gauges.waiting, gauges.kv_use))
 
     def _observe(self, event: Event) -> None:
-        self._call(lambda router: router.observe(event))
+        if self.router is not None:
+            self._call(self.router.observe, event)
 
-    def _call(self, act: Callable[[Router], Result]) -> Result | None:
-        """Call the router; None if there is none or it raises."""
-        if self.router is None:
-            return None
+    def _call(self, act: Callable[..., Result], *args: object) -> Result | None:
+        """Call a method of the router; None if it raises."""
         try:
-            return act(self.router)
+            return act(*args)
         except Exception as error:  # routers come from other packages too: no request may be lost by them
             self.failures += 1
             traceback = error if self.failures == 1 else None
@@ -150,7 +152,9 @@ def warm_router(name: str) -> Router:
     trial.engine_up(EngineInfo(0))
     trial.engine_up(EngineInfo(1, kv_tokens=2 * BLOCK_TOKENS))
     for number in range(4):
-        trial.choose(Job(str(number), 0.0, prompt_tokens=4 * BLOCK_TOKENS, blocks=[1, 2, 3, 4 + number]), 0.0)
+        prediction = LogT(5.0, 1.0 + number, 1000)
+        blocks = [1, 2, 3, 4 + number]
+        trial.choose(Job(str(number), 0.0, 4 * BLOCK_TOKENS, prediction, blocks=blocks), 0.0)
         for engine in (0, 1):
             trial.observe(Admitted(str(number), engine, 0.0))
             trial.observe(Progress(str(number), engine, 0.0, 1))

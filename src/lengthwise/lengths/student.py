@@ -19,7 +19,8 @@ from scipy import special
 _NODES: Final = 8
 _LOG_MASS_BELOW: Final = 23.0  # the panels leave out e^-23 of the mass on the left
 _LOG_MASS_ABOVE: Final = 35.0  # and e^-35 on the right, where exp(sigma t) may have grown by e^12
-_STEEPEST_SIGMA: Final = 4.0  # above, exp(sigma t) outgrows the fixed panels
+STEEPEST_SIGMA: Final = 4.0
+"""Above, exp(sigma t) outgrows the fixed panels."""
 _LEAST_LOG: Final = -45.0  # e-folds under the cap beyond which nothing is left to add
 
 _X, _W = (a.astype(np.float64) for a in np.polynomial.legendre.leggauss(_NODES))
@@ -150,6 +151,6 @@ def tail_rule(nu: float, alpha: float) -> TailRule:
 
 def mean_and_cvar(mu: float, sigma: float, cap: float, nu: float, alpha: float) -> tuple[float, float] | None:
     """Return both from the fixed panels, or None where exp(sigma t) is too steep for them."""
-    if sigma > _STEEPEST_SIGMA or not 0.0 < alpha < 1.0:
+    if sigma > STEEPEST_SIGMA or not 0.0 < alpha < 1.0:
         return None
     return tail_rule(nu, alpha).mean_and_cvar(mu, sigma, cap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import chain
@@ -27,7 +27,8 @@ from lengthwise.policies.protocol import Rounds
 
 MIN_TOKENS: Final = 1e-3
 """Tokens; lengths below this are raised to it before their logarithm is taken."""
-_CVAR_LEVEL: Final = 0.9  # that of TIE's CVaR
+CVAR_LEVEL: Final = 0.9
+"""The level of `Job.tail`, that of TIE's CVaR."""
 _LOWER: Final = 0.16  # quantiles at this and its complement give the spread of a prediction that is no log-t
 _T_AT_LOWER: Final = student.isf(_LOWER, TIE_NU)
 
@@ -35,22 +36,22 @@ _T_AT_LOWER: Final = student.isf(_LOWER, TIE_NU)
 class _Moments:
     """A censored prediction with its mean and CVaR, which are computed when first read."""
 
-    __slots__ = ("_mean_and_cvar", "prediction")
+    __slots__ = ("known", "prediction")
 
-    def __init__(self, prediction: LengthDistribution, mean_and_cvar: tuple[float, float] | None = None) -> None:
+    def __init__(self, prediction: LengthDistribution, known: tuple[float, float] | None = None) -> None:
         self.prediction = prediction
-        self._mean_and_cvar = mean_and_cvar
+        self.known = known
 
     @property
     def mean_and_cvar(self) -> tuple[float, float]:
-        if self._mean_and_cvar is None:
+        if self.known is None:
             law = self.prediction
-            self._mean_and_cvar = (
-                law.mean_and_cvar(_CVAR_LEVEL)
+            self.known = (
+                law.mean_and_cvar(CVAR_LEVEL)
                 if isinstance(law, BaseDistribution)
-                else (law.mean(), law.cvar(_CVAR_LEVEL))
+                else (law.mean(), law.cvar(CVAR_LEVEL))
             )
-        return self._mean_and_cvar
+        return self.known
 
 
 @lru_cache(maxsize=1024)
@@ -129,6 +130,14 @@ class Job:
         self.mu, self.sigma, self.cap = mu, sigma, cap
         self._initial = _Moments(self._current.prediction, (initial_expected, math.nan))
         self._current = _Moments(self._current.prediction, (expected, tail))
+
+    def compute_moments(self, of_log_t: Callable[[float, float, float], tuple[float, float]]) -> tuple[float, float]:
+        """Return `expected` and `tail`; if not known yet, those of a log-t by a function of mu, sigma and cap."""
+        moments = self._current
+        law = moments.prediction
+        if moments.known is None and isinstance(law, LogT) and law.nu == TIE_NU and law.sigma <= student.STEEPEST_SIGMA:
+            moments.known = of_log_t(float(law.mu), float(law.sigma), float(law.cap))
+        return moments.mean_and_cvar
 
     @property
     def expected(self) -> float:

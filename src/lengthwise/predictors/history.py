@@ -181,8 +181,8 @@ class History:
     def observe(self, llm: str, length: int, *, censored: bool = False) -> None:
         """Observe one answer: its length or, censored, its tokens so far. Observe each answer once."""
         y = math.log(max(1, length))
-        start = Tracker.starting(self.pooled.location, self.pooled.scale, _PRIOR_WEIGHT)
-        remember(self.by_llm, llm, start).observe(y, censored=censored)
+        tracker = self.by_llm.get(llm) or Tracker.starting(self.pooled.location, self.pooled.scale, _PRIOR_WEIGHT)
+        remember(self.by_llm, llm, tracker).observe(y, censored=censored)
         self.pooled.observe(y, censored=censored)
 
 

@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from scipy.special import stdtr
 
 from lengthwise.compiled import compiled, inlined
-from lengthwise.lengths import TIE_NU
+from lengthwise.lengths import TIE_NU, student
 from lengthwise.policies import Job
+from lengthwise.policies.job import CVAR_LEVEL
 from lengthwise.policies.residual import expected_remaining
 from lengthwise.routers.base import EngineInfo, Scraped
 
@@ -92,6 +93,15 @@ _CLOCK_SLACK: Final = 0.1  # of a certain length that the clock, which is not ex
 _NODES = np.polynomial.legendre.leggauss(16)[0]
 _WEIGHTS = np.polynomial.legendre.leggauss(16)[1]
 
+_RULE: Final = student.tail_rule(TIE_NU, CVAR_LEVEL)
+_EDGES = np.array(_RULE.edges)
+_MASS_ABOVE = np.append(np.cumsum(_RULE.weights.reshape(len(_EDGES) - 1, -1).sum(axis=1)[::-1])[::-1], 0.0)
+_RULE_T, _RULE_WEIGHTS, _FIRST_TAIL_NODE = _RULE.t, _RULE.weights, _RULE.first_tail_node
+_PANEL_NODES = len(_RULE_T) // (len(_EDGES) - 1)
+_DENSITY = student.density_constant(TIE_NU) / math.sqrt(TIE_NU)
+_DENSITY_POWER = -(TIE_NU + 1.0) / 2.0
+_NEGLIGIBLE_LOG: Final = -45.0  # e-folds under the largest value of an integrand
+
 
 class LedgerArrays(NamedTuple):
     """The memory of a ledger."""
@@ -140,6 +150,39 @@ def rest_of_log_t(mu: float, sigma: float, cap: float, age: float) -> float:
     middle = min(max(mu, start), end)  # the survival is steepest there: one panel on each side
     total = panel(mu, sigma, start, middle) + panel(mu, sigma, middle, end)
     return total / reached
+
+
+@compiled
+def log_t_moments(mu: float, sigma: float, cap: float) -> tuple[float, float]:
+    """Return E[min(X, cap)] and its CVaR for a log-t X: `TailRule.mean_and_cvar` in a tenth of the time."""
+    k = (math.log(cap) - mu) / sigma
+    panel = np.searchsorted(_EDGES, k, side="right") - 1
+    if panel < 0:
+        return cap, cap
+    mass = grown = 0.0  # of the panel's part below k
+    if panel + 1 < len(_EDGES):
+        half = 0.5 * (k - _EDGES[panel])
+        for number in range(len(_NODES)):
+            t = _EDGES[panel] + half * (1.0 + _NODES[number])
+            part = half * _WEIGHTS[number] * _DENSITY * (1.0 + t * t / TIE_NU) ** _DENSITY_POWER
+            mass += part
+            grown += part * math.exp(sigma * t)
+    body = tail = 0.0
+    least = sigma * min(k, 0.0) + _NEGLIGIBLE_LOG
+    for number in range(panel * _PANEL_NODES - 1, -1, -1):
+        exponent = sigma * _RULE_T[number]
+        if exponent < least:
+            break
+        part = _RULE_WEIGHTS[number] * math.exp(exponent)
+        if number >= _FIRST_TAIL_NODE:
+            tail += part
+        else:
+            body += part
+    median, at_cap = math.exp(mu), cap * (_MASS_ABOVE[panel] - mass)
+    mean = median * (body + tail + grown) + at_cap
+    if panel * _PANEL_NODES < _FIRST_TAIL_NODE:
+        return mean, cap
+    return mean, (median * (tail + grown) + at_cap) / (1.0 - CVAR_LEVEL)
 
 
 @inlined
@@ -384,10 +427,15 @@ def leave(
         admit_waiting(ledger, slot)
 
 
-def variance(job: Job) -> float:
-    """Return the variance of the output length, from the distance of the prediction's CVaR to its mean."""
-    above = max(0.0, job.tail - job.expected) / _TAIL_SIGMAS
-    return float(above * above)
+def remaining_and_variance(job: Job) -> tuple[float, float]:
+    """Return the expected tokens that a job has left, and the variance of its output length.
+
+    The variance is that of the distance of the prediction's CVaR to its mean.
+    """
+    expected, tail = job.compute_moments(log_t_moments)
+    above = max(0.0, tail - expected) / _TAIL_SIGMAS
+    tokens = expected if job.generated <= 0 else expected_remaining(job)
+    return float(tokens), float(above * above)
 
 
 class Ledger:
@@ -460,10 +508,11 @@ class Ledger:
             self._drop(self._rows[job.id], now)
         if self._arrays.news[FREE] >= len(self._ids):
             self._grow()
+        tokens, spread = remaining_and_variance(job)
         row = send(
             slot,
             float(now),  # always a float: an int would be compiled as a second specialisation
-            float(expected_remaining(job)),
+            tokens,
             float(job.mu),
             float(job.sigma),
             float(job.cap),
@@ -471,7 +520,7 @@ class Ledger:
             float(job.generated),
             float(job.prompt_tokens + job.generated),
             cached,
-            variance(job),
+            spread,
             *self._arrays,
         )
         self._rows[job.id] = row

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from lengthwise.compiled import compiled, inlined
 from lengthwise.policies import Job
-from lengthwise.policies.residual import expected_remaining
 from lengthwise.routers.base import Choice, Parameter, Slots
-from lengthwise.routers.ledger import variance
+from lengthwise.routers.ledger import remaining_and_variance
 from lengthwise.routers.tracking import PrefixRouter
 
 TERMS: Final = ("first_token", "urgency", "decode", "delay", "eviction", "overflow")
@@ -177,7 +176,7 @@ class LengthwiseRouter(PrefixRouter):
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
         """Return the minimum."""
-        tokens = float(expected_remaining(job))
+        tokens, spread = remaining_and_variance(job)
         prompt = float(job.prompt_tokens + job.generated)
         slot = cheapest(
             self.ledger.loads,
@@ -187,7 +186,7 @@ class LengthwiseRouter(PrefixRouter):
             float(now),
             prompt,
             tokens,
-            variance(job),
+            spread,
             self._mean_with(tokens),
             float(self.values["urgency"]),
             self._terms,
@@ -197,7 +196,7 @@ class LengthwiseRouter(PrefixRouter):
     def send(self, job: Job, slot: int, now: float) -> None:
         """Enter the job, and its length in the mean."""
         super().send(job, slot, now)
-        self._mean_answer = self._mean_with(float(expected_remaining(job)))
+        self._mean_answer = self._mean_with(remaining_and_variance(job)[0])
 
     def _mean_with(self, tokens: float) -> float:
         """Return the moving average of expected answers, which stands for foreign requests too."""
