@@ -154,7 +154,7 @@ def rest_of_log_t(mu: float, sigma: float, cap: float, age: float) -> float:
 
 @compiled
 def log_t_moments(mu: float, sigma: float, cap: float) -> tuple[float, float]:
-    """Return E[min(X, cap)] and its CVaR for a log-t X: `TailRule.mean_and_cvar` in a tenth of the time."""
+    """Return E[min(X, cap)] and its CVaR for a log-t X: `TailRule.mean_and_cvar` in a sixth of the time."""
     k = (math.log(cap) - mu) / sigma
     panel = np.searchsorted(_EDGES, k, side="right") - 1
     if panel < 0:
