@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.predictors import scores
-from lengthwise.predictors.encoder.readout import probabilities
+from lengthwise.predictors.encoder import probabilities
 from lengthwise.training.encoder.pack import ASIDE, HELD_OUT, TEST, TRAIN, Pack
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from lengthwise.predictors import LogTPredictions, load_predictor, scores
 from lengthwise.predictors.adapt import predict_known_llms
 from lengthwise.predictors.baselines import CAP, clean_moments
 from lengthwise.predictors.contract import PredictionInput, as_logt
-from lengthwise.predictors.encoder.readout import mu_and_sigma
+from lengthwise.predictors.encoder import mu_and_sigma
 from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.predictors.mixture import Answers, fit_mixture, kinds, likeness
 from lengthwise.predictors.resolve import LoadedPredictor

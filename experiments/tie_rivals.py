@@ -31,7 +31,7 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import logt_family
 from lengthwise.lengths.fit import fit_rows
-from lengthwise.predictors.encoder.readout import mu_and_sigma
+from lengthwise.predictors.encoder import mu_and_sigma
 from lengthwise.predictors.scores import kendall_tau
 from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table

@@ -41,8 +41,8 @@ SHORT = {
     "drop": "identity.drop", "pooling": "pooling", "layers": "layers",
 }  # fmt: skip
 PACKAGES = (
-    "experiments", "lengthwise", "lengthwise.predictors", "lengthwise.predictors.encoder", "lengthwise.training",
-    "lengthwise.training.encoder", "lengthwise.training.probe",
+    "experiments", "lengthwise", "lengthwise.predictors", "lengthwise.training", "lengthwise.training.encoder",
+    "lengthwise.training.probe",
 )  # fmt: skip
 JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without", "llm", "groups", "only", "level", "causal")
 RIVALS = {
@@ -372,7 +372,7 @@ def scores_by_group(outputs: Any, data: Any, groups: list[str]) -> dict[str, Any
     """Return the scores on prompts of each group, over LLMs with at least 30 prompts there."""
     import numpy as np
 
-    from lengthwise.predictors.encoder.readout import places_and_spreads
+    from lengthwise.predictors.encoder import places_and_spreads
     from lengthwise.training.encoder.ensemble import score, sigma_factors
     from lengthwise.training.encoder.pack import HELD_OUT, TEST
 

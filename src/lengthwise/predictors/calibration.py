@@ -53,6 +53,12 @@ class Adjustment:
     prompts: int = 0
 
 
+def adjusted(predictions: LogTPredictions, adjustments: Sequence[Adjustment]) -> LogTPredictions:
+    """Return the predictions with one adjustment each."""
+    shift, factor = np.array([(each.shift, each.factor) for each in adjustments]).reshape(-1, 2).T
+    return replace(predictions, mu=predictions.mu + shift, sigma=predictions.sigma * factor)
+
+
 @dataclass(frozen=True)
 class Calibration:
     """Adjustments by LLM, that of `others` for LLMs not among them, and the nu of all predictions."""
@@ -232,9 +238,7 @@ class OnlineCalibrated:
         predictions = as_logt(self.predictor.predict(inputs))
         for each, mu, sigma in zip(inputs, predictions.mu.tolist(), predictions.sigma.tolist(), strict=True):
             self._remember(each, mu, sigma)
-        found = [self.adjustment(each.llm) for each in inputs]
-        shift, factor = np.array([each.shift for each in found]), np.array([each.factor for each in found])
-        return replace(predictions, mu=predictions.mu + shift, sigma=predictions.sigma * factor)
+        return adjusted(predictions, [self.adjustment(each.llm) for each in inputs])
 
     def prediction(self, request: PredictionInput) -> LogT:
         """Return one prediction; the predictor is not called again for a request that it has predicted."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.calibration import Adjustment, fit_calibration
+from lengthwise.predictors.calibration import Adjustment, adjusted, fit_calibration
 from lengthwise.predictors.contract import (
     LogTPredictions,
     PredictionInput,
@@ -59,10 +59,8 @@ class CorrectedPredictor:
         predictions = self.base.predict(asked)
         if all(each == Adjustment() for each in found):
             return predictions
-        logt = as_logt(predictions)
-        shift, factor = np.array([each.shift for each in found]), np.array([each.factor for each in found])
-        moved = {name: getattr(logt, name) * np.exp(shift) for name in ("sample_mean", "sample_std")}
-        return replace(logt, mu=logt.mu + shift, sigma=logt.sigma * factor, **moved)
+        logt, scale = adjusted(as_logt(predictions), found), np.exp([each.shift for each in found])
+        return replace(logt, sample_mean=logt.sample_mean * scale, sample_std=logt.sample_std * scale)
 
 
 def adjustment_of(corrections: Corrections, llm: str, tenant: str | None) -> Adjustment:

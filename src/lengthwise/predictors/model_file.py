@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -23,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
+from lengthwise.workloads.files import atomic_path
 
 SUFFIX: Final = ".lw"
 FORMAT: Final = 1
@@ -59,17 +58,10 @@ def write_model_file(path: Path, card: Mapping[str, Any], parts: Mapping[str, by
         raise InputError(f"the card has no {', '.join(missing)}", source=path, field=missing[0])
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
     stated = json.dumps({**card, "format": FORMAT, _SUMS: sums}, indent=2).encode()
-    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=SUFFIX)
-    os.close(handle)
-    try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in {_CARD: stated, **parts}.items():
-                # A fixed date, so that the same content is the same file.
-                archive.writestr(zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
-        Path(partial).chmod(0o644)
-        Path(partial).replace(path)
-    finally:
-        Path(partial).unlink(missing_ok=True)
+    with atomic_path(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in {_CARD: stated, **parts}.items():
+            # A fixed date, so that the same content is the same file.
+            archive.writestr(zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
 
 
 def read_model_file(path: Path) -> ModelFile:

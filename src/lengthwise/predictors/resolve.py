@@ -164,7 +164,7 @@ def _load(file: ModelFile, path: Path) -> LoadedPredictor:
 
         return load_fast(file, path)
     if file.kind == "encoder":
-        from lengthwise.predictors.encoder.predictor import EncoderPredictor
+        from lengthwise.predictors.encoder import EncoderPredictor
 
         return EncoderPredictor.load(file, path)
     kind, hint = file.kind, "known: encoder, fast"

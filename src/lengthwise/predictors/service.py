@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import queue
 import threading
 import time
@@ -38,6 +37,7 @@ from lengthwise.predictors.resolve import (
     resolve_predictor,
 )
 from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
+from lengthwise.workloads.files import atomic_path
 
 Ticket = tuple[str, int]
 
@@ -333,11 +333,10 @@ class PredictionService:
     def _save_memory(self) -> None:
         if self.memory is None or self._memory_file is None:
             return
-        new = self._memory_file.with_suffix(f".{os.getpid()}.tmp")  # several processes may share the file
         try:
-            new.write_bytes(self.memory.state())
-            new.replace(self._memory_file)
-        except OSError as error:
+            with atomic_path(self._memory_file) as new:  # several processes may share the file
+                new.write_bytes(self.memory.state())
+        except (OSError, InputError) as error:
             _log.warning("prefix memory is not saved to %s: %s", self._memory_file, error)
 
     def _found_hanging(self, worker: Worker) -> bool:

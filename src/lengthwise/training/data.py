@@ -30,7 +30,7 @@ from lengthwise.workloads.files import data_home, read_parquet_table
 from lengthwise.workloads.length_samples import NEVER_ENDED, RAN_AWAY, RAN_AWAY_STD_OVER_MEAN
 
 if TYPE_CHECKING:
-    from lengthwise.predictors.encoder.text import TextEncoder
+    from lengthwise.predictors.encoder import TextEncoder
     from lengthwise.training.encoder.config import DataConfig
 
 SMOLLM2: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.workloads.arrivals import gamma, generator, in_rounds
 from lengthwise.workloads.blocks import BLOCK_TOKENS, text_block_lists
+from lengthwise.workloads.columns import require_columns
 from lengthwise.workloads.files import data_home, open_text, read_parquet_table, sample
 from lengthwise.workloads.length_samples import LengthSamples
 from lengthwise.workloads.workload import LeftOut, Workload
@@ -167,9 +168,7 @@ def _join(lengths: Path, prompts: Path) -> pa.Table:
 
 
 def _prompt_key(table: pa.Table, source: Path) -> pa.ChunkedArray:
-    for field in ("dataset", "prompt_id"):
-        if field not in table.column_names:
-            raise InputError("missing column", source=source, field=field)
+    require_columns(table, ("dataset", "prompt_id"), source)
     dataset, prompt_id = (table[field].cast(pa.string()) for field in ("dataset", "prompt_id"))
     return pc.binary_join_element_wise(dataset, prompt_id, "\n")
 

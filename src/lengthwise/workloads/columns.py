@@ -28,7 +28,7 @@ def conform(
     Other columns are dropped.
     """
     refuse_twice([name for name in table.column_names if name in schema.names], source)
-    _require(table, required, hints, source)
+    require_columns(table, required, source, hints)
     columns = []
     for field in schema:
         if field.name not in table.column_names:
@@ -70,15 +70,16 @@ def refuse_where(
         raise InputError(f"{value!r} {wrong}", source=source, row=row, field=field, hint=hint)
 
 
-def _require(table: pa.Table, required: Collection[str], hints: Mapping[str, str], source: Source) -> None:
-    missing = [name for name in required if name not in table.column_names]
-    if missing:
-        found = ", ".join(table.column_names) or "none"
+def require_columns(
+    table: pa.Table, required: Collection[str], source: Source, hints: Mapping[str, str] | None = None
+) -> None:
+    """Raise InputError for the first column that is missing."""
+    missing = next((name for name in required if name not in table.column_names), None)
+    if missing is not None:
+        found, hint = ", ".join(table.column_names) or "none", (hints or {}).get(missing)
+        needed = ", ".join(required) if hint is None else f"{missing}, {hint}"
         raise InputError(
-            f"missing column (columns found: {found})",
-            source=source,
-            field=missing[0],
-            hint=f"needed: {missing[0]}, {hints[missing[0]]}" if missing[0] in hints else None,
+            f"missing column (columns found: {found})", source=source, field=missing, hint=f"needed: {needed}"
         )
 
 

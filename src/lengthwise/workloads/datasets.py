@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lengthwise.errors import InputError
 from lengthwise.workloads.blocks import BLOCK_TOKENS, text_block_lists
-from lengthwise.workloads.files import VARIABLE, data_home, read_parquet_table
+from lengthwise.workloads.columns import require_columns
+from lengthwise.workloads.files import data_folder, read_parquet_table
 from lengthwise.workloads.length_samples import LengthSamples
 from lengthwise.workloads.workload import LeftOut, Workload
 
@@ -75,11 +75,10 @@ def load_alpaca_lengths(where: str | Path | None = None, *, test: float = 0.2, s
 
 def _answered(where: str | Path | None) -> tuple[Path, pa.Table, int]:
     """Return the file, its rows with an answer, and the number of rows without one."""
-    path = _folder(where) / _FILE
+    absent = "Alpaca does not ship with the package (its licence is non-commercial)"
+    path = data_folder(ALPACA, where, absent) / _FILE
     table = read_parquet_table(path)
-    for field in _COLUMNS:
-        if field not in table.column_names:
-            raise InputError("missing column", source=path, field=field, hint=f"needed: {', '.join(_COLUMNS)}")
+    require_columns(table, _COLUMNS, path)
     if "idx" not in table.column_names:
         table = table.append_column("idx", pa.array(np.arange(len(table))))
     answered: NDArray[np.bool_] = pc.greater(table["out_tokens"], 0).to_numpy()
@@ -89,15 +88,3 @@ def _answered(where: str | Path | None) -> tuple[Path, pa.Table, int]:
 def _prompts(rows: pa.Table) -> list[str]:
     pairs = zip(rows["instruction"].to_pylist(), rows["input"].to_pylist(), strict=True)
     return [f"{instruction}\n{given}" if given else instruction for instruction, given in pairs]
-
-
-def _folder(where: str | Path | None) -> Path:
-    if where is not None:
-        return Path(where)
-    home = data_home()
-    if home is None:
-        raise InputError(
-            "Alpaca does not ship with the package (its licence is non-commercial)",
-            hint=f"set {VARIABLE} to a folder that holds alpaca52k/{_FILE}",
-        )
-    return home / "alpaca52k"

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.llm_names import without_quantisation
-from lengthwise.workloads.files import VARIABLE, data_home, read_parquet_table
+from lengthwise.workloads.columns import require_columns
+from lengthwise.workloads.files import data_folder, read_parquet_table
 from lengthwise.workloads.length_samples import LengthSamples
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -61,11 +62,9 @@ def load_diverse(
     Answers with hidden reasoning are left out: their length is not known. With `ships`, sources of unclear licence are
     left out.
     """
-    path = _folder(where) / "lengths.parquet"
+    path = _file(where)
     table = read_parquet_table(path)
-    for field in _COLUMNS:
-        if field not in table.column_names:
-            raise InputError("missing column", source=path, field=field, hint=f"needed: {', '.join(_COLUMNS)}")
+    require_columns(table, _COLUMNS, path)
     unknown = sorted(set(pc.unique(table["source"]).to_pylist()) - set(_GROUP_OF))
     if unknown:
         raise InputError(
@@ -94,7 +93,7 @@ def load_diverse(
 
 def diverse_licences(where: str | Path | None = None, *, ships: bool = False) -> dict[str, str]:
     """Return the licence of each source."""
-    table = read_parquet_table(_folder(where) / "lengths.parquet")
+    table = read_parquet_table(_file(where))
     found = dict(zip(table["source"].to_pylist(), table["licence"].to_pylist(), strict=True))
     return {source: found[source] for source in sorted(found) if not (ships and source in UNCLEAR_LICENCE)}
 
@@ -116,10 +115,5 @@ def _usable(row: Mapping[str, Any], ships: bool) -> bool:
     return bool(row["output_tokens"] and row["output_tokens"] >= 1 and not row["maybe_hidden_reasoning"])
 
 
-def _folder(where: str | Path | None) -> Path:
-    if where is not None:
-        return Path(where)
-    home = data_home()
-    if home is None:
-        raise InputError("the lengths of diverse prompts do not ship", hint=f"set {VARIABLE} to a folder with diverse/")
-    return home / "diverse"
+def _file(where: str | Path | None) -> Path:
+    return data_folder("diverse", where, "the lengths of diverse prompts do not ship") / "lengths.parquet"

@@ -31,6 +31,16 @@ def data_home() -> Path | None:
     return home
 
 
+def data_folder(name: str, where: str | Path | None, absent: str) -> Path:
+    """Return `where`, or the folder of this name in LENGTHWISE_DATA; InputError with `absent` if neither is given."""
+    if where is not None:
+        return Path(where)
+    home = data_home()
+    if home is None:
+        raise InputError(absent, hint=f"set {VARIABLE} to a folder that holds {name}/")
+    return home / name
+
+
 def sample(name: str) -> Path:
     """Return the path of a packaged sample file (see samples/CREDITS.md)."""
     return Path(str(resources.files("lengthwise.workloads") / "samples" / name))

@@ -91,19 +91,6 @@ class WorkloadStatistics:
     repeated_prefix: float | None
 
 
-def describe(workload: Workload) -> WorkloadStatistics:
-    """Return rate, burstiness, lengths and the repeated share of the prompts."""
-    return WorkloadStatistics(
-        requests=len(workload),
-        duration_s=workload.duration_s,
-        rate=workload.rate if workload.has_arrivals else None,
-        arrival_cv=_arrival_cv(workload.arrival_s),
-        input=LengthStatistics.of(workload.input_tokens),
-        output=LengthStatistics.of(workload.output_tokens),
-        repeated_prefix=_repeated_prefix(workload),
-    )
-
-
 def _arrival_cv(arrival_s: NDArray[np.float64]) -> float | None:
     gaps = np.diff(arrival_s)
     mean = float(gaps.mean()) if len(gaps) else 0.0
@@ -283,7 +270,15 @@ class Workload:
 
     def describe(self) -> WorkloadStatistics:
         """Return rate, burstiness, lengths and the repeated share of the prompts."""
-        return describe(self)
+        return WorkloadStatistics(
+            requests=len(self),
+            duration_s=self.duration_s,
+            rate=self.rate if self.has_arrivals else None,
+            arrival_cv=_arrival_cv(self.arrival_s),
+            input=LengthStatistics.of(self.input_tokens),
+            output=LengthStatistics.of(self.output_tokens),
+            repeated_prefix=_repeated_prefix(self),
+        )
 
     def head(self, n: int) -> Workload:
         """Return the first n requests."""

@@ -12,7 +12,7 @@ from tests.training.encoder.tiny import torch
 from lengthwise.training.encoder.backbones import load_backbone  # isort: skip
 from lengthwise.training.encoder.package import to_onnx  # isort: skip
 from lengthwise.training.encoder.run import prepare, train  # isort: skip
-from lengthwise.predictors.encoder.predictor import _session  # isort: skip
+from lengthwise.predictors.encoder import _session  # isort: skip
 
 from pathlib import Path
 

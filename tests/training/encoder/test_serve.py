@@ -14,7 +14,7 @@ from tests.training.encoder import tiny
 
 from lengthwise.training.encoder.package import write_predictor  # isort: skip
 from lengthwise.training.encoder.run import prepare, train  # isort: skip
-from lengthwise.predictors.encoder.predictor import EncoderPredictor  # isort: skip
+from lengthwise.predictors.encoder import EncoderPredictor  # isort: skip
 
 from pathlib import Path
 
@@ -125,7 +125,7 @@ def test_serving_loads_no_torch(path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from lengthwise.predictors import PredictionInput\n"
         "from lengthwise.predictors.model_file import read_model_file\n"
-        "from lengthwise.predictors.encoder.predictor import EncoderPredictor\n"
+        "from lengthwise.predictors.encoder import EncoderPredictor\n"
         "EncoderPredictor.load(read_model_file(Path(sys.argv[1]))).predict([PredictionInput('a', 'b')])\n"
         "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy'"
     )

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.encoder.text import TextEncoder
+from lengthwise.predictors.encoder import TextEncoder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

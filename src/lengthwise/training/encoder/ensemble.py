@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from scipy import stats
 
-from lengthwise.predictors.encoder.readout import log_sigma, places_and_spreads
+from lengthwise.predictors.encoder import log_sigma, places_and_spreads
 from lengthwise.predictors.scores import kendall_tau
 from lengthwise.training.encoder.losses import NU
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from torch.nn import functional
 
-from lengthwise.predictors.encoder.readout import LEAST_LOG_SIGMA
+from lengthwise.predictors.encoder import LEAST_LOG_SIGMA
 
 if TYPE_CHECKING:
     from lengthwise.training.encoder.config import HeadConfig, LossConfig, TrainingConfig

@@ -21,8 +21,7 @@ from torch.nn import functional
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Calibration, fit_calibration
 from lengthwise.predictors.contract import LogTPredictions
-from lengthwise.predictors.encoder.predictor import KIND, UNKNOWN, EncoderPredictor
-from lengthwise.predictors.encoder.readout import mu_and_sigma, places_and_spreads
+from lengthwise.predictors.encoder import KIND, UNKNOWN, EncoderPredictor, mu_and_sigma, places_and_spreads
 from lengthwise.predictors.model_file import ModelFile, write_model_file
 from lengthwise.training.data import LICENCES
 from lengthwise.training.encoder.ensemble import score

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lengthwise.predictors.encoder.readout import log_size, places_and_spreads
+from lengthwise.predictors.encoder import log_size, places_and_spreads
 from lengthwise.training.encoder import losses
 from lengthwise.training.encoder.ensemble import score
 from lengthwise.training.encoder.losses import Targets, make_targets

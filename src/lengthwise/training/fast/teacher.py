@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.predictors.encoder.readout import log_sigma
+from lengthwise.predictors.encoder import log_sigma
 from lengthwise.predictors.fast import OUTPUTS
 from lengthwise.workloads.files import read_parquet_table
 

@@ -1,7 +1,8 @@
-"""The encoder predictor: ONNX Runtime and tokenizers, one thread, no torch.
+"""The encoder predictor: a transformer reads the prompt, a head predicts the length.
 
-Each distinct prompt runs through the graph alone, with all LLMs of its inputs: int8 scales depend on the batch, so that
-batching would change predictions, and on one thread it would save nothing.
+ONNX Runtime and tokenizers, one thread, no torch. Each distinct prompt runs through the graph alone, with all LLMs of
+its inputs: int8 scales depend on the batch, so that batching would change predictions, and on one thread it would save
+nothing. Training uses the same reading of prompts (`TextEncoder`) and of the head's outputs.
 """
 
 from __future__ import annotations
@@ -12,18 +13,138 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Calibration
 from lengthwise.predictors.contract import HistogramPredictions, LogTPredictions, PredictionInput, as_inputs
-from lengthwise.predictors.encoder.readout import log_size, mu_and_sigma, probabilities
-from lengthwise.predictors.encoder.text import TextEncoder
 from lengthwise.predictors.llm_names import identify, resolve_llm
 from lengthwise.predictors.model_file import ModelFile
+
+Array = NDArray[Any]
+
+LEAST_LOG_SIGMA = -3.2
+"""The smallest log sigma, about 4 %: ten samples per prompt support no narrower prediction."""
+
+
+def log_sigma(raw: Array) -> Array:
+    """Bound the spread from below, smoothly, as the loss does."""
+    with np.errstate(invalid="ignore"):  # NaN stays NaN
+        return np.asarray(LEAST_LOG_SIGMA + np.logaddexp(0.0, raw - LEAST_LOG_SIGMA))
+
+
+def places_and_spreads(outputs: Array, kind: str, edges: Array | None = None) -> tuple[Array, Array | None]:
+    """Return the ranking value (a log length, or a score) and, for a log-t head, sigma."""
+    values = outputs.astype(np.float64)
+    if kind == "logt":
+        return values[..., 0], np.exp(log_sigma(values[..., 1]))
+    if kind == "bins" and edges is not None:
+        return np.log(np.maximum(probabilities(values) @ middles(edges), 1.0)), None
+    return values[..., 0], None
+
+
+def mu_and_sigma(outputs: Array, kind: str, knots: Array | None = None) -> tuple[Array, Array]:
+    """Return mu and sigma; `knots` map a rank head's scores to log lengths.
+
+    A head without a spread has sigma 1, which calibration then corrects.
+    """
+    place, spread = places_and_spreads(outputs, kind)
+    if knots is not None:
+        place = np.interp(place, knots[0], knots[1])
+    return place, np.ones(place.shape) if spread is None else spread
+
+
+def probabilities(logits: Array) -> Array:
+    """Softmax over the last axis."""
+    raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(raised / raised.sum(axis=-1, keepdims=True))
+
+
+def middles(edges: Array) -> Array:
+    """Return the middle of each bin."""
+    return np.asarray((edges[:-1] + edges[1:]) / 2)
+
+
+def log_size(tokens: Array) -> Array:
+    """Return the prompt size as the network's input."""
+    return np.asarray(np.log1p(tokens.astype(np.float32)) - np.float32(5.0))
+
+
+_CHARACTERS_PER_TOKEN: Final = 16
+_CHUNK: Final = 512
+_STARTS: Final = ("[CLS]", "<s>")
+_ENDS: Final = ("[SEP]", "</s>")
+
+
+class TextEncoder:
+    """A tokenizer that truncates a long prompt in the middle.
+
+    The instruction of a prompt is usually at its beginning or its end.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.max_tokens = max_tokens
+        self.start, self.end = self._one_of(_STARTS), self._one_of(_ENDS)
+        self.pad_id = self._one_of(("[PAD]", "<pad>"))
+        self.mask_id = self._one_of(("[MASK]", "<mask>"))
+
+    @classmethod
+    def of(cls, json: bytes, max_tokens: int) -> TextEncoder:
+        """Build from the bytes of a tokenizer.json."""
+        return cls(Tokenizer.from_str(json.decode("utf-8")), max_tokens)
+
+    def encode(self, text: str) -> tuple[list[int], int]:
+        """Return the token ids, with start and end, and their number before truncation."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[tuple[list[int], int]]:
+        """Encode a batch. A very long text is first truncated by characters."""
+        limit = self.max_tokens * _CHARACTERS_PER_TOKEN
+        short = [t if len(t) <= 2 * limit else f"{t[:limit]} {t[-limit:]}" for t in map(_encodable, texts)]
+        coded = self._tokenizer.encode_batch_fast(short, add_special_tokens=False)
+        return [
+            self._cut(code.ids, len(text) / max(len(brief), 1))
+            for code, text, brief in zip(coded, texts, short, strict=True)
+        ]
+
+    def encode_all(self, texts: Sequence[str]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int32]]:
+        """Return all ids concatenated, the offset of each text, and sizes before truncation."""
+        pairs = [pair for at in range(0, len(texts), _CHUNK) for pair in self.encode_batch(texts[at : at + _CHUNK])]
+        offsets = np.concatenate([[0], np.cumsum([len(ids) for ids, _ in pairs])])
+        kind = np.uint16 if self._tokenizer.get_vocab_size() <= 1 << 16 else np.int32
+        return (
+            np.concatenate([np.array(ids, kind) for ids, _ in pairs]),
+            offsets.astype(np.int64),
+            np.array([size for _, size in pairs], np.int32),
+        )
+
+    def _cut(self, ids: list[int], stretch: float) -> tuple[list[int], int]:
+        size = round(len(ids) * stretch)
+        limit = self.max_tokens - 2
+        if len(ids) > limit:
+            head = (limit + 1) // 2
+            ids = [*ids[:head], *ids[len(ids) - (limit - head) :]]
+        return [self.start, *ids, self.end], size
+
+    def _one_of(self, names: tuple[str, ...]) -> int:
+        for name in names:
+            number = self._tokenizer.token_to_id(name)
+            if number is not None:
+                return int(number)
+        raise InputError(f"the tokenizer has none of {', '.join(names)}", hint="use an encoder of the BERT family")
+
+
+def _encodable(text: str) -> str:
+    """Replace lone surrogates, which cannot be encoded, by question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
 
 KIND = "encoder"
 UNKNOWN = ""
