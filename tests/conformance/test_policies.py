@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job, JobColumns, Policy, PolicyQueue, QueueView, SelectingPolicy, make_policy
+from lengthwise.policies.base import choose_victim
 from tests.conformance.strategies import jobs, policies, preempting, specs, times, unpredicting, views
 from tests.lengths.strategies import predictions
 
@@ -94,8 +95,8 @@ def test_memory_pressure_preempts_one_job_and_the_last_admitted_among_equals(
     assert not np.isnan(readiness).any()
     assert readiness.max() > -np.inf
     equals = [job for job, ready in zip(running, readiness, strict=True) if ready == readiness.max()]
-    assert policy.victim(running, None, now) is equals[-1]
-    assert policy.victim([], None, now) is None
+    assert choose_victim(policy, running, None, now) is equals[-1]
+    assert choose_victim(policy, [], None, now) is None
 
 
 @given(st.one_of(preempting().map(make_policy), policies), st.lists(jobs(), max_size=6), jobs(), times)
@@ -104,7 +105,7 @@ def test_a_victim_is_a_running_job_that_is_not_more_urgent(
 ) -> None:
     index = policy.find_victim(JobColumns.of(running), candidate, now)
     assert policy.find_victim(JobColumns.of(running), JobColumns.of([candidate]), now) == index
-    assert policy.victim(running, candidate, now) is (None if index is None else running[index])
+    assert choose_victim(policy, running, candidate, now) is (None if index is None else running[index])
     if index is None:
         return
     assert policy.preempts

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lengthwise.lengths import Point
 from lengthwise.policies import Job, JobColumns, PolicyQueue, make_policy
+from lengthwise.policies.base import choose_victim
 from tests.conformance.strategies import jobs, plain, preempting
 
 lengths = st.integers(1, 2_000)
@@ -97,10 +98,10 @@ def test_classes_preempts_the_least_urgent_for_memory_and_for_more_urgent_jobs(
 ) -> None:
     policy = make_policy(f"classes({inside})")
     least_urgent = max(job.priority for job in running)
-    victim = policy.victim(running, None, now)
+    victim = choose_victim(policy, running, None, now)
     assert victim is not None
     assert victim.priority == least_urgent
-    taken = policy.victim(running, candidate, now)
+    taken = choose_victim(policy, running, candidate, now)
     if candidate.priority < least_urgent:
         assert taken is not None
         assert taken.priority == least_urgent
@@ -114,7 +115,7 @@ def test_rounds_hold_for_running_jobs_too(inside: str, running: list[Job], candi
     candidate.generated = candidate.priority = 0
     for wrapper in ("fair", "bounded"):
         policy = make_policy(f"{wrapper}({inside})")
-        victim = policy.victim(running, None, now)
+        victim = choose_victim(policy, running, None, now)
         assert victim is not None
         assert victim.round_number == max(job.round_number for job in running)
         index = policy.find_victim(JobColumns.of(running), candidate, now)

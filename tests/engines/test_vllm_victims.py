@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from tests.engines.need import need_vllm
@@ -13,7 +11,7 @@ pytestmark = pytest.mark.engine
 
 from lengthwise.engines.vllm import VictimSearch
 from lengthwise.lengths import LogT, Point
-from lengthwise.policies import Job, make_policy
+from lengthwise.policies import Job, JobColumns, PolicyQueue, make_policy
 from lengthwise.policies.preemptive import Srpt
 
 
@@ -22,9 +20,9 @@ class Counted(Srpt):
 
     asked = 0
 
-    def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
+    def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
         type(self).asked += 1
-        return super().victim(running, candidate, now)
+        return super().find_victim(jobs, candidate, now)
 
 
 @pytest.fixture
@@ -41,7 +39,7 @@ JOBS = {
 
 
 def asked(search: VictimSearch, policy: Counted, head: str, running: list[str]) -> str | None:
-    return search.find(policy, head, running, JOBS.__getitem__, 0.0)
+    return search.find(PolicyQueue(policy), head, running, JOBS.__getitem__, 0.0)
 
 
 def test_it_says_whom_the_policy_says(policy: Counted) -> None:
@@ -81,7 +79,7 @@ def test_who_grows_with_age_is_found_by_asking_again() -> None:
     said = []
     for generated in range(250):
         heavy.generated = generated
-        said.append(search.find(srpt, "other", ["heavy"], jobs.__getitem__, 0.0))
+        said.append(search.find(PolicyQueue(srpt), "other", ["heavy"], jobs.__getitem__, 0.0))
         search.count_step()
     first = said.index("heavy")
     assert first > 0

@@ -107,7 +107,7 @@ async def all_free(http: aiohttp.ClientSession, url: str) -> None:
 SPECS = [
     f"tests.policies.raising:Raising:at={n},after={int(call != 'rounds')}"
     for n, call in enumerate(CALLS)
-    if call not in ("victim", "prediction_changed")
+    if call not in ("eviction_scores", "prediction_changed")
 ]
 
 

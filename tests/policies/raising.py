@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -23,7 +22,7 @@ CALLS: Final = [
     "prediction_changed",
     "admitted",
     "finished",
-    "victim",
+    "eviction_scores",
     "nan",
 ]
 
@@ -67,9 +66,9 @@ class Raising(BasePolicy):
         self.count("rounds")
         return RaisingRounds(self)
 
-    def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
-        self.count("victim")
-        return running[0] if candidate is None else None
+    def eviction_scores(self, jobs: JobColumns, now: float) -> NDArray[np.float64]:
+        self.count("eviction_scores")
+        return -np.arange(len(jobs), dtype=np.float64)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pytest
 
 from lengthwise.lengths import LogT, Point
 from lengthwise.policies import Job, JobColumns, Policy, PolicyQueue, QueueView, make_policy
+from lengthwise.policies.base import choose_victim
 
 VIEW = QueueView(waiting=10, running=4, slots=4)
 CERTAIN = LogT(math.log(300), 0.1, 8192)
@@ -49,9 +50,9 @@ def test_a_point_estimate_is_cut_at_max_tokens() -> None:
 def test_memory_takes_the_highest_rank_score_under_ltr_however_much_is_done() -> None:
     nearly_done, started = Job("a", 0.0, prediction=Point(900)), Job("b", 1.0, prediction=Point(500))
     nearly_done.generated = 899
-    assert make_policy("ltr").victim([nearly_done, started], None, 0.0) is nearly_done
-    assert make_policy("sjf").victim([nearly_done, started], None, 0.0) is started
-    assert make_policy("sept").victim([nearly_done, started], None, 0.0) is started
+    assert choose_victim(make_policy("ltr"), [nearly_done, started], None, 0.0) is nearly_done
+    assert choose_victim(make_policy("sjf"), [nearly_done, started], None, 0.0) is started
+    assert choose_victim(make_policy("sept"), [nearly_done, started], None, 0.0) is started
 
 
 def test_tie_prefers_short_but_certain_over_short_but_heavy_tailed() -> None:
@@ -97,14 +98,16 @@ def test_srpt_preempts_the_most_remaining_but_not_beyond_c() -> None:
     running = [Job("far", 0.0, prediction=Point(1000)), Job("near", 0.0, prediction=Point(400))]
     running[0].generated, running[1].generated = 600, 10
     short, middling = Job("short", 0.0, prediction=Point(50)), Job("middling", 0.0, prediction=Point(395))
-    assert make_policy("srpt:c=0.8").victim(running, short, 0.0) is running[0]
-    assert make_policy("srpt:c=0.8").victim(running, middling, 0.0) is running[0]  # 400 to go against 395
-    assert make_policy("srpt:c=0.5").victim(running, short, 0.0) is running[1]
-    assert make_policy("srpt:c=0.5").victim(running, middling, 0.0) is None
-    assert make_policy("srpt:c=0.5").victim(running, None, 0.0) is running[1]
-    assert make_policy("srpt:c=0").victim(running, short, 0.0) is None
+    assert choose_victim(make_policy("srpt:c=0.8"), running, short, 0.0) is running[0]
+    assert choose_victim(make_policy("srpt:c=0.8"), running, middling, 0.0) is running[0]  # 400 to go against 395
+    assert choose_victim(make_policy("srpt:c=0.5"), running, short, 0.0) is running[1]
+    assert choose_victim(make_policy("srpt:c=0.5"), running, middling, 0.0) is None
+    assert choose_victim(make_policy("srpt:c=0.5"), running, None, 0.0) is running[1]
+    assert choose_victim(make_policy("srpt:c=0"), running, short, 0.0) is None
     running[1].generated = 0
-    assert make_policy("srpt:c=0").victim(running, short, 0.0) is running[1]  # a job without a token may be preempted
+    assert (
+        choose_victim(make_policy("srpt:c=0"), running, short, 0.0) is running[1]
+    )  # a job without a token may be preempted
 
 
 def test_srpts_limit_goes_by_the_first_prediction_though_the_prediction_is_refined() -> None:
@@ -112,8 +115,8 @@ def test_srpts_limit_goes_by_the_first_prediction_though_the_prediction_is_refin
     running.generated = 90
     running.update_prediction(Point(1000))
     assert running.initial_expected == 100
-    assert make_policy("srpt:c=0.8").victim([running], Job("b", 0.0, prediction=Point(5)), 0.0) is None
-    assert make_policy("srpt:c=1").victim([running], Job("b", 0.0, prediction=Point(5)), 0.0) is running
+    assert choose_victim(make_policy("srpt:c=0.8"), [running], Job("b", 0.0, prediction=Point(5)), 0.0) is None
+    assert choose_victim(make_policy("srpt:c=1"), [running], Job("b", 0.0, prediction=Point(5)), 0.0) is running
 
 
 def test_the_last_prediction_before_the_first_token_is_what_was_foretold() -> None:
@@ -157,7 +160,7 @@ def test_gittins_preempts_by_a_margin_so_that_equal_jobs_do_not_alternate() -> N
     def taken_at(runner: Job, other: Job) -> int:
         for generated in range(runner.generated, 8192, 16):
             runner.generated = generated
-            if gittins.victim([runner], other, 0.0) is runner:
+            if choose_victim(gittins, [runner], other, 0.0) is runner:
                 return generated
         raise AssertionError("never")
 

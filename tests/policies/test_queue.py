@@ -7,6 +7,7 @@ import pytest
 from lengthwise.errors import InputError
 from lengthwise.lengths import Histogram, LogT, Point
 from lengthwise.policies import Fcfs, Job, PolicyQueue, QueueView, Sjf, make_policy
+from lengthwise.policies.base import choose_victim
 from tests.policies.raising import CALLS, raising
 
 VIEW = QueueView(slots=4)
@@ -63,10 +64,10 @@ def test_memory_takes_the_last_admitted_under_fcfs_and_the_longest_to_go_under_s
         Job("c", 2.0, prediction=Point(600)),
     ]
     running[0].generated = 800
-    assert Fcfs().victim(running, None, 0.0) is running[2]
-    assert Sjf().victim(running, None, 0.0) is running[2]
+    assert choose_victim(Fcfs(), running, None, 0.0) is running[2]
+    assert choose_victim(Sjf(), running, None, 0.0) is running[2]
     running[2].generated = 200
-    assert Sjf().victim(running, None, 0.0) is running[1]
+    assert choose_victim(Sjf(), running, None, 0.0) is running[1]
 
 
 def test_a_late_prediction_moves_a_waiting_job() -> None:

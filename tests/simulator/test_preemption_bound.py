@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lengthwise.lengths import Point
 from lengthwise.policies import Job, PolicyQueue, make_policy
+from lengthwise.policies.base import choose_victim
 from lengthwise.simulator import Fleet, Outcome, predict_workload, simulate
 from lengthwise.workloads import Workload
 from tests.simulator.builders import UNEVEN, engine
@@ -99,10 +100,10 @@ def test_c_alone_does_not_bound_what_is_computed_again() -> None:
 def test_requests_preempted_often_are_evicted_last() -> None:
     tired, fresh = (Job(name, 0.0, prediction=Point(length)) for name, length in (("tired", 100), ("fresh", 50)))
     srpt = make_policy("srpt:c=0.8,times=2")
-    assert srpt.victim([tired, fresh], None, 0.0) is tired
+    assert choose_victim(srpt, [tired, fresh], None, 0.0) is tired
     tired.preemptions = 2
-    assert srpt.victim([tired, fresh], None, 0.0) is fresh
-    assert srpt.victim([tired], None, 0.0) is tired, "somebody must go"
+    assert choose_victim(srpt, [tired, fresh], None, 0.0) is fresh
+    assert choose_victim(srpt, [tired], None, 0.0) is tired, "somebody must go"
 
 
 @pytest.mark.parametrize("policy", ["srpt:c=0.8", "gittins", "bounded(srpt:c=0.8):overtakes=0"])

@@ -144,10 +144,14 @@ class CollectPlan:
 
     def settings(self, model: str) -> dict[str, Any]:
         """The settings that a journal must share to be resumed; the number of samples may differ."""
-        sampling = {"temperature": self.temperature, "top_p": self.top_p, "repetition_penalty": self.repetition_penalty}
-        if self.frequency_penalty is not None:  # absent from the journals of older versions, which remain usable
-            sampling["frequency_penalty"] = self.frequency_penalty
-        return {"model": model, **sampling, "suffix": self.suffix, "max_tokens": self.max_tokens, "seed": self.seed}
+        rest = {"suffix": self.suffix, "max_tokens": self.max_tokens, "seed": self.seed}
+        return {"model": model, **self.sampling, **rest}
+
+    @property
+    def sampling(self) -> dict[str, float | None]:
+        """The sampling parameters; None: the endpoint's default."""
+        names = ("temperature", "top_p", "repetition_penalty", "frequency_penalty")
+        return {name: getattr(self, name) for name in names}
 
     def text(self, prompt: Prompt) -> str:
         """The text that is sent: the prompt and the suffix."""
@@ -273,13 +277,8 @@ def request_body(prompt: Prompt, sample: int, model: str, plan: CollectPlan) -> 
         "max_tokens": plan.max_tokens,
         "seed": xxhash.xxh3_64_intdigest(f"{plan.seed}\n{prompt.key}\n{sample}".encode()) >> 33,
     }
-    sampling = {
-        "temperature": plan.temperature,
-        "top_p": plan.top_p,
-        "repetition_penalty": plan.repetition_penalty,
-        "frequency_penalty": plan.frequency_penalty,
-    }
-    return json.dumps(body | {name: value for name, value in sampling.items() if value is not None}).encode()
+    given = {name: value for name, value in plan.sampling.items() if value is not None}
+    return json.dumps(body | given).encode()
 
 
 def error_message(data: bytes) -> str:

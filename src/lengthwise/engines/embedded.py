@@ -241,11 +241,6 @@ _CPU_DEFAULTS: Final = {
 }
 
 
-def engine_threads() -> int:
-    """Return the number of threads of an engine on a CPU."""
-    return int({**_CPU_DEFAULTS, **os.environ}["OMP_NUM_THREADS"])
-
-
 def _probe_name(name: str) -> str:
     """Return the name, or a file's full path: the child may run in another folder."""
     return name if name == DEFAULT_PROBE else str(probe_path(name).resolve())

@@ -25,7 +25,7 @@ name in the `kv_transfer_params` of its answer; to any other it is an ordinary r
 
 EngineKind = Literal["lengthwise", "vllm", "sglang", "openai"]
 
-_ASK_S: Final = 5.0  # for the answer of one token that tells the scheduler
+_ASK_S: Final = 5.0  # for the completion of one token that identifies the scheduler
 _NAMES: Final = {"vllm": "vLLM", "sglang": "SGLang", "openai": "an OpenAI server"}
 _MAX_SIGMA: Final = 5.0  # a spread of e^5 around the median says nothing about a length
 _log = logging.getLogger(__name__)

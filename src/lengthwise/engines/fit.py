@@ -6,7 +6,7 @@ Non-negative least squares on relative errors, with Huber weights: a stall carri
 token. An engine that schedules ahead prepares a step that computes prompts while the step before runs, so that part of
 its time is logged there: where single steps fit badly, such a step and its neighbours are fitted as one sum. But stalls
 delay a queue, so all six coefficients are finally scaled by one factor, so that the total time of the fitted steps
-matches the measured total, in which each step counts with at most `stall` times its fit.
+matches the measured total, in which each step counts with at most ten times its fit.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class FittedCost:
     """All steps first, then those that only decode, only compute prompts, or do both."""
 
 
-def fit_cost(steps: StepTimes, stall: float = STALL) -> FittedCost:
+def fit_cost(steps: StepTimes) -> FittedCost:
     """Fit a cost model; InputError if the steps are too few or lack prefill or decode."""
     _check(steps)
     columns, seconds = steps.columns(), steps.seconds
@@ -124,7 +124,7 @@ def fit_cost(steps: StepTimes, stall: float = STALL) -> FittedCost:
     if _misfit(joint, *sums) < 0.5 * _misfit(robust, *sums):
         robust, (columns, seconds) = joint, sums
     fitted = columns @ robust
-    raised = float(np.minimum(seconds, stall * fitted).sum() / fitted.sum())
+    raised = float(np.minimum(seconds, STALL * fitted).sum() / fitted.sum())
     prefill_base, decode_base, *others = (robust * raised).tolist()
     if not (steps.prefilling & ~steps.decoding).any():
         prefill_base = decode_base  # no pure prefill step was seen; both are mostly the reading of the weights

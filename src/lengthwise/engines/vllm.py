@@ -77,7 +77,7 @@ from lengthwise.engines.vllm_queue import (
     may_be_preempted,
 )
 from lengthwise.lengths import LengthDistribution
-from lengthwise.policies import Job, Policy, make_policy
+from lengthwise.policies import Job, Policy, PolicyQueue, make_policy
 from lengthwise.predictors.probe import load_probe
 from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import (
@@ -424,19 +424,17 @@ class VictimSearch:
 
     def find(
         self,
-        policy: Policy | PolicyRequestQueue,
+        queue: PolicyQueue | PolicyRequestQueue,
         head: str,
         running: Sequence[str],
         job_of: Callable[[str], Job],
         now: float,
     ) -> str | None:
         """Return which of `running`, in order of admission, is preempted for the head; None: none of them."""
-        question = [head, *running]
-        if question == self._refused and (
-            policy.preempt_check_interval == 0 or self._steps < policy.preempt_check_interval
-        ):
+        question, interval = [head, *running], queue.policy.preempt_check_interval
+        if question == self._refused and (interval == 0 or self._steps < interval):
             return None
-        victim = policy.victim([job_of(name) for name in running], job_of(head), now)
+        victim = queue.victim([job_of(name) for name in running], job_of(head), now)
         if victim is None:
             self._refused, self._steps = question, 0
             return None

@@ -192,11 +192,6 @@ class PolicyRequestQueue(RequestQueue):
         """The policy in force: arrival order once the configured one has failed."""
         return self._queue.policy
 
-    @property
-    def preempt_check_interval(self) -> int:
-        """As the policy in force."""
-        return self.policy.preempt_check_interval
-
     def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
         """Return the running job that the policy in force preempts."""
         return self._queue.victim(running, candidate, now)

@@ -84,10 +84,6 @@ class BasePolicy(Named, ABC):
         """Return None: no running job is preempted for a waiting one."""
         return None
 
-    def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
-        """Return the running job to preempt for the candidate, or without one when memory is short."""
-        return choose_victim(self, running, candidate, now)
-
     def rounds(self, slots: Slots = one_slot) -> Rounds | None:
         """Return None: no rounds."""
         return None
@@ -99,7 +95,10 @@ def last_of_largest(scores: NDArray[np.float64]) -> int:
 
 
 def choose_victim(policy: Policy, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
-    """Implement `Policy.victim` by `find_victim` and `eviction_scores`."""
+    """Return the running job to preempt, for hosts that hold jobs; `running` is in order of admission.
+
+    With a candidate: the victim of `find_victim`, if any. Without: memory is short and one job must be preempted.
+    """
     if not running or (candidate is not None and not policy.preempts):
         return None
     columns = JobColumns.of(running)

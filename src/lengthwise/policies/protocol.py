@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -155,12 +155,6 @@ class Policy(Protocol):
 
     def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
         """Return the index of the running job to preempt for this waiting one (a job, or columns of one), or None."""
-
-    def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
-        """Return the running job to preempt, for hosts that hold jobs; `running` is in order of admission.
-
-        With a candidate: the victim of `find_victim`, if any. Without: memory is short and one job must be preempted.
-        """
 
     def rounds(self, slots: Slots = one_slot) -> Rounds | None:
         """Return new state for one queue, or None for a policy without rounds.

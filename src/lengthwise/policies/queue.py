@@ -15,6 +15,7 @@ import numpy as np
 
 from lengthwise.errors import InputError
 from lengthwise.policies.arrival_order import Fcfs
+from lengthwise.policies.base import choose_victim
 from lengthwise.policies.job import Job, JobColumns, WaitingColumns
 from lengthwise.policies.protocol import Policy, QueueView, Rounds, SelectingPolicy, WaitingJobs
 
@@ -201,15 +202,12 @@ class PolicyQueue:
         self._guard(self._start, now)
 
     def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
-        """Return the running job to preempt (see `Policy.victim`)."""
+        """Return the running job to preempt (see `choose_victim`)."""
         try:
-            job = self.policy.victim(running, candidate, now)
-            if job is not None and job not in running:
-                raise ValueError("the victim does not run")
+            return choose_victim(self.policy, running, candidate, now)
         except Exception as error:
             self._fall_back(error)
             return running[-1] if candidate is None and running else None
-        return job
 
     def refresh(self, now: float) -> None:
         """Re-key all jobs if the policy's keys are stale."""

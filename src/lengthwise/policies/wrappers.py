@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lengthwise.policies.base import Named, choose_victim, last_of_largest, parameter, parameter_suffix
+from lengthwise.policies.base import Named, last_of_largest, parameter, parameter_suffix
 from lengthwise.policies.job import Job, JobColumns
 from lengthwise.policies.protocol import Policy, QueueView, Rekey, Rounds, Slots, one_slot
 from lengthwise.policies.rounds import FlowRounds, NestedRounds
@@ -65,10 +65,6 @@ class Wrapper(Named):
     def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
         """As the inner policy."""
         return self.inner.find_victim(jobs, candidate, now)
-
-    def victim(self, running: Sequence[Job], candidate: Job | None, now: float) -> Job | None:
-        """Return the running job to preempt for the candidate, or without one when memory is short."""
-        return choose_victim(self, running, candidate, now)
 
     def rounds(self, slots: Slots = one_slot) -> Rounds | None:
         """As the inner policy."""

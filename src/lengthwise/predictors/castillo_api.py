@@ -43,10 +43,10 @@ def predict_response_length(
     raise InputError(f"'{task}' is no task", field="task", hint="regression or classification")
 
 
-def repeated_answers(predictions: Predictions, row: int = 0) -> tuple[float, float]:
-    """Return mean and std of repeated answers to a prompt; of the prediction where the predictor does not part them."""
-    mean, std = float(predictions.sample_mean[row]), float(predictions.sample_std[row])
-    return (mean, std) if math.isfinite(mean + std) else (predictions[row].mean(), predictions[row].std())
+def repeated_answers(predictions: Predictions) -> tuple[float, float]:
+    """Return mean and std of repeated answers to the first prompt; those of the prediction where they are unknown."""
+    mean, std = float(predictions.sample_mean[0]), float(predictions.sample_std[0])
+    return (mean, std) if math.isfinite(mean + std) else (predictions[0].mean(), predictions[0].std())
 
 
 def p99_class(p99: float, bin_width: int = BIN_WIDTH) -> dict[str, Any]:

@@ -425,13 +425,13 @@ class FastPredictor:
         hidden = np.array([one.hidden for one in prompts]) + np.array([llm.bias for llm in known])
         direct = np.array([one.direct for one in prompts]) + np.array([llm.shift for llm in known])
         y = self.network.outputs(hidden, direct)
-        apart = y[:, OUTPUTS:].var(axis=1) if y.shape[1] > OUTPUTS else 0.0
+        disagreement = y[:, OUTPUTS:].var(axis=1) if y.shape[1] > OUTPUTS else 0.0
         y = y[:, :OUTPUTS]
         np.minimum(np.maximum(y, _LEAST, out=y), _MOST, out=y)
         natural = np.exp(y)
         novelty = np.array([one.novelty for one in prompts])
         factor = np.array([llm.sigma_factor for llm in known]) * (1.0 + (MOST_WIDENING - 1.0) * novelty)
-        sigma = factor * np.sqrt(natural[:, 1] ** 2 + self.widening * apart)
+        sigma = factor * np.sqrt(natural[:, 1] ** 2 + self.widening * disagreement)
         cap = np.array([one.cap for one in asked], np.float64)
         # Everything is bounded: the checks of LogTPredictions.of, a tenth of the time, are not needed.
         sigma = np.minimum(np.maximum(sigma, NOTHING_KNOWN * novelty), MOST_SIGMA)

@@ -1,4 +1,4 @@
-"""A new LLM as a mixture of known ones, from a few of its held_out lengths.
+"""A new LLM as a mixture of known ones, from a few of its lengths.
 
 With mu_l and sigma_l the prediction for known LLM l, and y the log of a length:
 
@@ -39,7 +39,7 @@ _OF_ALL: Final = 0.2
 """Share of the likeness that is spread over all LLMs."""
 _LOG_SCALES: Final = (-3.0, 3.0)
 """Bounds of the log scale: a few lengths that fit by chance do not make predictions exact."""
-_MOST_ODD: Final = 3.0
+_CLIP: Final = 3.0
 """Features are clipped at this number of standard deviations."""
 _BY_PROMPT: Final = ("mu", "sigma", "kinds", "lengths", "present", "censored")
 
@@ -85,7 +85,7 @@ class Tilt:
 
     def units(self, kinds: Floats) -> Floats:
         """Return the standardised features (n, kinds), of norm 1 for an average prompt."""
-        units = np.clip((kinds - self.centre) / self.spread, -_MOST_ODD, _MOST_ODD)
+        units = np.clip((kinds - self.centre) / self.spread, -_CLIP, _CLIP)
         return np.asarray(units / np.sqrt(len(self.centre)))
 
 
@@ -111,17 +111,17 @@ def likeness(llm: str, known: Sequence[str]) -> Floats:
         return np.array([float(each == llm) for each in known])
     family = identify(llm).family
     same = np.array([float(family is not None and identify(each).family == family) for each in known])
-    everyone = np.full(len(known), 1.0 / len(known))
-    return (1 - _OF_ALL) * same / same.sum() + _OF_ALL * everyone if same.any() else everyone
+    uniform = np.full(len(known), 1.0 / len(known))
+    return (1 - _OF_ALL) * same / same.sum() + _OF_ALL * uniform if same.any() else uniform
 
 
-def fit_mixture(answers: Answers, like: Floats, *, folds: int = FOLDS, seed: int = 0) -> Mixture:
+def fit_mixture(answers: Answers, like: Floats, *, folds: int = FOLDS) -> Mixture:
     """Fit a mixture to the lengths of at least 10 prompts."""
     sigma = np.exp(np.log(answers.sigma) @ like)
     tilt = Tilt.of(answers.kinds)
     columns = np.hstack([answers.mu, tilt.units(answers.kinds)])
     start = np.concatenate([like, tilt.weights])
-    fold = np.random.default_rng(seed).permutation(len(answers)) % min(folds, len(answers))
+    fold = np.random.default_rng(0).permutation(len(answers)) % min(folds, len(answers))
     unseen = np.empty((len(STRENGTHS), len(answers)))
     held_out_cost = np.zeros(len(STRENGTHS))
     for number in range(fold.max() + 1):

@@ -41,10 +41,14 @@ class Ratio:
         return cls(math.nan, math.nan, math.nan)
 
 
+def _log_ratios(ours: Sequence[float], base: Sequence[float]) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.log(np.asarray(ours, np.float64)) - np.log(np.asarray(base, np.float64)))
+
+
 def over_seeds(ours: Sequence[float], base: Sequence[float]) -> Ratio:
     """Ratio of one figure per seed, at least two."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(np.asarray(ours, np.float64)) - np.log(np.asarray(base, np.float64))
+    logs = _log_ratios(ours, base)
     if not np.isfinite(logs).all():
         return Ratio.none()
     middle = float(logs.mean())
@@ -52,22 +56,21 @@ def over_seeds(ours: Sequence[float], base: Sequence[float]) -> Ratio:
     return Ratio(math.exp(middle), math.exp(middle - half_width), math.exp(middle + half_width))
 
 
-def over_pairs(ours: Sequence[float], base: Sequence[float], *, seed: int = 0) -> Ratio:
+def over_pairs(ours: Sequence[float], base: Sequence[float]) -> Ratio:
     """Geometric mean of the ratios within pairs, with a bootstrap interval over pairs; no interval for one pair."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(np.asarray(ours, np.float64)) - np.log(np.asarray(base, np.float64))
+    logs = _log_ratios(ours, base)
     if not len(logs) or not np.isfinite(logs).all():
         return Ratio.none()
     middle = math.exp(float(logs.mean()))
     if len(logs) == 1:
         return Ratio(middle, math.nan, math.nan)
-    low, high = interval_over_pairs(logs[pair_draws(len(logs), seed)].mean(axis=1))
+    low, high = interval_over_pairs(logs[pair_draws(len(logs))].mean(axis=1))
     return Ratio(middle, math.exp(low), math.exp(high))
 
 
-def pair_draws(pairs: int, seed: int = 0) -> NDArray[np.int64]:
+def pair_draws(pairs: int) -> NDArray[np.int64]:
     """Return the indices of resampled pairs, one row per resample."""
-    return np.random.default_rng([seed, pairs]).integers(pairs, size=(_PAIR_RESAMPLES, pairs))
+    return np.random.default_rng([0, pairs]).integers(pairs, size=(_PAIR_RESAMPLES, pairs))
 
 
 def interval_over_pairs(resampled: Floats) -> tuple[float, float]:
@@ -88,8 +91,7 @@ def over_requests(ours: Floats, base: Floats, q: float | None, *, seed: int) -> 
     blocks = here.blocks
     weights = rng.multinomial(blocks, np.full(blocks, 1 / blocks), size=_RESAMPLES)
     ratios = [here.resampled(weight) / other.resampled(weight) for weight in weights]
-    low, high = np.quantile(ratios, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-    return Ratio(here.value / other.value, float(low), float(high))
+    return Ratio(here.value / other.value, *interval_over_pairs(np.array(ratios)))
 
 
 class _Figure:

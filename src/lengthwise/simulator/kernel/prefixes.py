@@ -62,7 +62,7 @@ def _find(engine: Record, identity: np.int64) -> int:
 
 
 @compiled
-def _enter(engine: Record, number: int, identity: np.int64) -> None:
+def _insert(engine: Record, number: int, identity: np.int64) -> None:
     """Add a full block to the cache, after older ones of the same content."""
     block, entry = block_at(engine, number), index_at(engine, _slot(engine, identity))
     block.identity, block.named = identity, 1
@@ -77,7 +77,7 @@ def _enter(engine: Record, number: int, identity: np.int64) -> None:
 
 
 @compiled
-def _forget(engine: Record, number: int) -> None:
+def _evict(engine: Record, number: int) -> None:
     """Remove a block from the cache."""
     block = block_at(engine, number)
     if not block.named:
@@ -154,7 +154,7 @@ def take(engine: Record, position: int, more: int) -> None:
     for at in range(running.blocks, running.blocks + more):
         number = block_at(engine, engine.n_blocks).after
         _unlink(engine, number)
-        _forget(engine, number)
+        _evict(engine, number)
         block_at(engine, number).users = 1
         table_at(engine, running.table * engine.positions + at).value = number
 
@@ -164,7 +164,7 @@ def name(engine: Record, position: int, blocks: int) -> None:
     """Add the first `blocks` full blocks of a request to the cache."""
     running = running_at(engine, position)
     for at in range(running.hashed, blocks):
-        _enter(
+        _insert(
             engine, table_at(engine, running.table * engine.positions + at).value, _identity(engine, running.row, at)
         )
 
@@ -174,7 +174,7 @@ def give_back(engine: Record, position: int, computed: int) -> None:
     """Free the blocks of a running request; blocks that are not computed leave the cache."""
     running = running_at(engine, position)
     for at in range(computed, running.hashed):
-        _forget(engine, table_at(engine, running.table * engine.positions + at).value)
+        _evict(engine, table_at(engine, running.table * engine.positions + at).value)
     front = engine.n_blocks
     for at in range(running.blocks - 1, -1, -1):
         number = table_at(engine, running.table * engine.positions + at).value
