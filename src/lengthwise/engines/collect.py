@@ -144,8 +144,10 @@ class CollectPlan:
 
     def settings(self, model: str) -> dict[str, Any]:
         """The settings that a journal must share to be resumed; the number of samples may differ."""
-        rest = {"suffix": self.suffix, "max_tokens": self.max_tokens, "seed": self.seed}
-        return {"model": model, **self.sampling, **rest}
+        sampling = self.sampling
+        if self.frequency_penalty is None:  # absent from the journals of older versions, which remain usable
+            del sampling["frequency_penalty"]
+        return {"model": model, **sampling, "suffix": self.suffix, "max_tokens": self.max_tokens, "seed": self.seed}
 
     @property
     def sampling(self) -> dict[str, float | None]:
