@@ -122,3 +122,47 @@ class BenchStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_path(self._json) as path:
             path.write_text(json.dumps(data, indent=1), encoding="utf-8")
+
+
+class PooledBench(BenchStore):
+    """Several folders read as one: the same server, other traffic. Blocks are numbered on."""
+
+    def __init__(self, stores: Sequence[BenchStore]) -> None:
+        super().__init__(stores[0].folder)
+        self._stores = stores
+        first, *others = (_comparable(store.settings()) for store in stores)
+        for store, settings in zip(stores[1:], others, strict=True):
+            for name in first.keys() | settings.keys():
+                if first.get(name) != settings.get(name):
+                    raise InputError(
+                        f"has {name} {settings.get(name)!r}, and {self.folder} {first.get(name)!r}",
+                        source=store.folder,
+                        hint="only measurements of the same server and number of requests can be pooled",
+                    )
+
+    def episodes(self) -> list[dict[str, Any]]:
+        """Return the episodes of all folders."""
+        firsts = zip(self._stores, self._first_blocks(), strict=True)
+        return [{**each, "block": each["block"] + first} for store, first in firsts for each in store.episodes()]
+
+    def rows(self) -> pa.Table:
+        """Return the requests of all folders."""
+        tables = []
+        for store, first in zip(self._stores, self._first_blocks(), strict=True):
+            table = store.rows()
+            blocks = pa.array([block + first for block in table["block"].to_pylist()], pa.int32())
+            tables.append(table.set_column(table.schema.get_field_index("block"), "block", blocks))
+        return pa.concat_tables(tables)
+
+    def _first_blocks(self) -> Iterator[int]:
+        first = 0
+        for store in self._stores:
+            yield first
+            first += 1 + max((each["block"] for each in store.episodes()), default=-1)
+
+
+def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that must agree for blocks to be pooled."""
+    found = {name: settings.get(name) for name in ("requests", "data", "machine")}
+    found |= {name: value for name, value in settings.get("traffic", {}).items() if name != "seed"}
+    return found | {name: settings.get("engine", {}).get(name) for name in ("engine", "model", "max_num_seqs")}

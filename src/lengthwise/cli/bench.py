@@ -56,6 +56,9 @@ def bench(
     ),
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report.")] = None,
     no_run: Annotated[bool, typer.Option("--no-run", help="Only report what is in --out.")] = False,
+    also: Annotated[
+        list[Path] | None, typer.Option(help="Report the blocks of this folder too: same server, other traffic.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Measure what a policy would bring on a real vLLM: policies take turns on one engine, on the same traffic.
@@ -77,7 +80,7 @@ def bench(
     from lengthwise.bench.analysis import analyse
     from lengthwise.bench.episodes import DEFAULT_LLM, Kind, TrafficPlan, arms_of
     from lengthwise.bench.run import BenchPlan
-    from lengthwise.bench.store import BenchStore
+    from lengthwise.bench.store import BenchStore, PooledBench
 
     need_folder(report)
     store = BenchStore(out)
@@ -103,6 +106,8 @@ def bench(
             machine=machine,
         )
         _run(plan, store, url, token, api_key, slots, compiled=compiled)
+    if also:
+        store = PooledBench([store, *map(BenchStore, also)])
     result = analyse(store)
     if report is not None:
         from lengthwise.reports.bench import bench_page
