@@ -262,6 +262,49 @@ def test_a_question_that_has_grown_old_is_not_put(guess: Guess) -> None:
     host.service.close()
 
 
+def test_questions_that_the_predictor_does_not_keep_up_with_are_answered_by_the_quick_one(guess: Guess) -> None:
+    clock, quick = Clock(), Guess()
+    host = Host(PredictionService(lambda: guess, patience_s=1000, clock=clock, quick=lambda: quick, keep_up_s=0.5))
+    guess.gate.clear()
+    host.come("first")
+    assert guess.inside.wait(20)
+    for n in range(40):
+        host.come(f"old{n}")
+    clock.now = 0.6
+    host.come("new")
+    guess.gate.set()
+    host.until(lambda: len(host.taken) == 42)
+    assert sorted(guess.predicted) == ["about first 100", "about new 100"]
+    assert len(quick.predicted) == host.service.counts.quick == 40
+    for n in range(40):
+        host.service.ended(f"old{n}", 1000)
+    host.until(lambda: host.service.counts.observed == 40)
+    clock.now = 2.0
+    host.come("after")
+    host.until(lambda: "after" in host.taken)
+    assert host.taken["after"].quantile(0.5) == host.taken["new"].quantile(0.5), (
+        "its calibration is not the quick one's"
+    )
+    host.service.close()
+
+
+def test_without_a_quick_predictor_that_loads_the_other_one_answers_late(guess: Guess) -> None:
+    def missing() -> Guess:
+        raise InputError("no such file")
+
+    clock = Clock()
+    host = Host(PredictionService(lambda: guess, patience_s=1000, clock=clock, quick=missing))
+    guess.gate.clear()
+    host.come("first")
+    assert guess.inside.wait(20)
+    host.come("old")
+    clock.now = 5.0
+    guess.gate.set()
+    host.until(lambda: set(host.taken) == {"first", "old"})
+    assert (host.service.counts.answered, host.service.counts.quick) == (2, 0)
+    host.service.close()
+
+
 def test_without_any_prediction_the_history_of_that_llm_is_gone_by_and_before_it_the_wide_prior(host: Host) -> None:
     assert host.come("first", ask=False) is None
     host.service.ended("first", 40)
@@ -431,7 +474,7 @@ class AnyOrder(RuleBasedStateMachine):
         measured = {key for key, (tokens, _) in self.ends.items() if tokens is not None}
         predicted = {text.split()[0] for text in self.guess.predicted}
         assert {key for key, *_ in self.seen} == predicted & measured
-        assert {key for key, _ in self.worker._inputs} <= self.open, "no prompt is kept longer than its request"
+        assert {key for key, _ in self.worker._predicted} <= self.open, "no prompt is kept longer than its request"
 
 
 TestAnyOrder = AnyOrder.TestCase

@@ -26,7 +26,7 @@ Source = Literal["hint", "predictor", "history", "prior"]
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
-_EVENTS: Final = ("asked", "answered", "late", "failed", "dropped", "hung", "observed")
+_EVENTS: Final = ("asked", "answered", "quick", "late", "failed", "dropped", "hung", "observed")
 
 
 class _State:
@@ -85,7 +85,10 @@ class _State:
         text = "1 for the predictor in use; 0 while it hangs or after it failed for good, when history is used."
         yield _gauge("lengthwise_predictor", text, "predictor", {self._predictor: works})
         events = {event: getattr(counts, event) for event in _EVENTS}
-        text = "Predictions: asked = answered + failed + dropped + in progress. Alert on failed, dropped and hung."
+        text = (
+            "Predictions: asked = answered + failed + dropped + in progress; quick are those of `fast` in place of a "
+            "predictor that cannot keep up. Alert on failed, dropped and hung."
+        )
         yield _counter("lengthwise_predictor_events", text, "event", events)
         text = "CPU time of reading prompts and predicting."
         yield CounterMetricFamily("lengthwise_predictor_cpu_seconds", text, counts.cpu_s)

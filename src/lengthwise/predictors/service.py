@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -42,6 +43,8 @@ from lengthwise.workloads.files import atomic_path
 Ticket = tuple[str, int]
 
 NO_PREDICTOR: Final = "none"
+QUICK: Final = "fast"
+"""The predictor that answers where another one cannot keep up."""
 MEMORY_ON: Final = "on"
 MEMORY_OFF: Final = "off"
 
@@ -58,6 +61,8 @@ class Counts:
     """The predictor raised, or the prompt could not be read."""
     dropped: int = 0
     """Not predicted: the queue was full, the predictor hung, or the deadline had passed."""
+    quick: int = 0
+    """Of the answered: by the quick predictor, because the other one could not keep up."""
     late: int = 0
     """Of the answered: the request was no longer waiting when its prediction arrived."""
     hung: int = 0
@@ -104,6 +109,10 @@ class PredictionService:
     that has not returned for `patience_s` hangs, and gets no questions until it returns. `process` is the subprocess
     that it runs in, if any: its CPU time is counted, and it ends with the service. The state of `memory` is written to
     `memory_file` at the end.
+
+    Where requests arrive faster than the predictor answers, predictions would come after their requests have left the
+    queue. A question that has waited for `keep_up_s` is therefore answered by the predictor that `quick` loads, which
+    runs in the worker's thread.
     """
 
     def __init__(
@@ -118,6 +127,8 @@ class PredictionService:
         memory: PrefixMemory | None = None,
         memory_file: Path | None = None,
         predictor: str = "",
+        quick: Callable[[], LengthPredictor] | None = None,
+        keep_up_s: float = 0.5,
     ) -> None:
         self.predictor = predictor
         """The name of the predictor, for logs."""
@@ -133,8 +144,9 @@ class PredictionService:
         self._hangs = False
         self._counts = Counts()
         self._process = process
-        self._deadline_s = deadline_s
-        self._worker = None if load is None else Worker(lambda: OnlineCalibrated(load()), clock, deadline_s)
+        self._limits = WaitLimits(deadline_s, keep_up_s)
+        self._quick = quick
+        self._worker = None if load is None else Worker(load, clock, self._limits, quick)
         self._replaced: list[tuple[Worker, SubprocessPredictor | None]] = []
 
     @property
@@ -171,7 +183,7 @@ class PredictionService:
         if self._worker is not None:
             self._replaced.append((self._worker, self._process))
         self.predictor, self._process = predictor, process
-        self._worker = Worker(lambda: OnlineCalibrated(process), self._clock, self._deadline_s)
+        self._worker = Worker(lambda: process, self._clock, self._limits, self._quick)
         self._worker.start()
         self._hangs = False
         self._end_replaced()
@@ -384,7 +396,14 @@ def prediction_service(
         return PredictionService(None, memory=learned, memory_file=file, predictor=name)
     process = SubprocessPredictor(name)
     load = (lambda: seen_as(process.start())) if seen_as else process.start
-    return PredictionService(load, process=process, memory=learned, memory_file=file, predictor=predictor_label(name))
+    return PredictionService(
+        load,
+        process=process,
+        memory=learned,
+        memory_file=file,
+        predictor=predictor_label(name),
+        quick=None if name == QUICK else partial(resolve_predictor, QUICK),
+    )
 
 
 def known_memory(setting: str | bool) -> str:
@@ -416,9 +435,20 @@ def known_predictor(name: str) -> str:
     return str(Path(name).resolve()) if spec.kind == "model" else name
 
 
+@dataclass(frozen=True, slots=True)
+class WaitLimits:
+    """How long a question waits: until it is dropped, and until the quick predictor answers it."""
+
+    deadline_s: float
+    keep_up_s: float
+
+
 _MOST: Final = 32
 _AT_ONCE_S: Final = 0.002
 """CPU time of one batch. Python runs one thread at a time, and the host's thread has to run in between."""
+
+_BATCH_S: Final = 0.1
+"""Time of one batch in the predictor's process, which the questions behind it wait for."""
 
 _PAUSE_S: Final = 50e-6  # long enough for a waiting thread to take over, which sleep(0) is not
 _GATHER_S: Final = 0.004  # after the last message: those that arrive meanwhile are one batch
@@ -463,20 +493,29 @@ class Worker:
     and may be read at any time.
     """
 
-    def __init__(self, load: Callable[[], OnlineCalibrated], clock: Callable[[], float], deadline_s: float) -> None:
+    def __init__(
+        self,
+        load: Callable[[], LengthPredictor],
+        clock: Callable[[], float],
+        limits: WaitLimits,
+        quick: Callable[[], LengthPredictor] | None = None,
+    ) -> None:
         self._load = load
+        self._load_quick = quick
         self._clock = clock
-        self._deadline_s = deadline_s
+        self._limits = limits
         self._predictor: OnlineCalibrated | None = None
+        self._quick: OnlineCalibrated | None = None
         self.unloadable: Exception | None = None
         """Why the predictor cannot be loaded."""
         self._logged = False
         self._stopping = False
         self._inbox: queue.SimpleQueue[Question | Ended | Inquiry | Reset | None] = queue.SimpleQueue()
         self._outbox: deque[tuple[Ticket, LengthDistribution | None, LogT | None]] = deque()
-        self._inputs: dict[Ticket, PredictionInput] = {}
+        self._predicted: dict[Ticket, tuple[PredictionInput, OnlineCalibrated]] = {}
         self._thread: threading.Thread | None = None
         self._prompt_cpu_s = _AT_ONCE_S
+        self._prompt_s = _AT_ONCE_S
         self.busy_since: float | None = None
         """When the predictor was called, while it has not returned."""
         self.counts = Counts()
@@ -527,7 +566,7 @@ class Worker:
     def work(self, *, wait: bool) -> None:
         """Process one batch of the queue."""
         batch = self._batch(wait=wait)
-        began = time.thread_time()
+        began, began_cpu = time.perf_counter(), time.thread_time()
         self.busy_since = self._clock()
         questions = [message for message in batch if isinstance(message, Question)]
         self._answer(questions)
@@ -537,13 +576,14 @@ class Worker:
                 self._observe(message)
             elif isinstance(message, Inquiry):
                 self._inquire(message)
-            elif isinstance(message, Reset) and self._predictor is not None:
-                self._predictor = OnlineCalibrated(self._predictor.predictor)
+            elif isinstance(message, Reset):
+                self._reset()
         self.busy_since = None
-        spent = time.thread_time() - began
+        spent = time.thread_time() - began_cpu
         self.counts.cpu_s += spent
         if questions:
             self._prompt_cpu_s += 0.2 * (spent / len(questions) - self._prompt_cpu_s)
+            self._prompt_s += 0.2 * ((time.perf_counter() - began) / len(questions) - self._prompt_s)
 
     def _run(self) -> None:
         self.busy_since = self._clock()
@@ -555,7 +595,8 @@ class Worker:
             time.sleep(_PAUSE_S if self.waiting else _GATHER_S)
 
     def _batch(self, *, wait: bool) -> list[Question | Ended | Inquiry | Reset | None]:
-        most = min(_MOST, 1 + int(_AT_ONCE_S / max(self._prompt_cpu_s, 1e-6)))
+        cpu, real = _AT_ONCE_S / max(self._prompt_cpu_s, 1e-6), _BATCH_S / max(self._prompt_s, 1e-6)
+        most = min(_MOST, 1 + int(cpu), 1 + int(real))
         batch: list[Question | Ended | Inquiry | Reset | None] = []
         try:
             while len(batch) < most and not (batch and isinstance(batch[-1], Reset)):
@@ -568,7 +609,7 @@ class Worker:
         now = self._clock()
         read: list[tuple[Question, PredictionInput]] = []
         for question in questions:
-            if now - question.at > self._deadline_s:
+            if now - question.at > self._limits.deadline_s:
                 self._outbox.append((question.ticket, None, None))
                 self.counts.dropped += 1
                 continue
@@ -576,25 +617,30 @@ class Worker:
                 read.append((question, question.read()))
             except Exception as error:  # a prompt that cannot be read must not stop the others
                 self._fail(question, "a prompt could not be read", error)
-        self._predict(read)
+        old = [each for each in read if now - each[0].at > self._limits.keep_up_s]
+        if old and (quick := self._loaded_quick()) is not None:
+            self._predict(old, lambda: quick)
+            self.counts.quick += len(old)
+            read = [each for each in read if each not in old]
+        self._predict(read, self._loaded)
 
-    def _predict(self, read: Sequence[tuple[Question, PredictionInput]]) -> None:
+    def _predict(self, read: Sequence[tuple[Question, PredictionInput]], load: Callable[[], OnlineCalibrated]) -> None:
         if not read:
             return
         try:
-            predictor = self._loaded()
+            predictor = load()
             predictions = predictor.predict([request for _, request in read])
             found = [predictions[row] for row in range(len(read))]
         except Exception as error:  # the host continues with history
             if len(read) > 1:  # find the bad prompt by predicting each alone
                 for one in read:
-                    self._predict([one])
+                    self._predict([one], load)
                 return
             self._fail(read[0][0], "the predictor failed", error)
             return
         now = self._clock()
         for (question, request), prediction in zip(read, found, strict=True):
-            self._inputs[question.ticket] = request
+            self._predicted[question.ticket] = request, predictor
             # Counted last: `open_questions` is 0 only once it can be taken.
             self._outbox.append((question.ticket, prediction, predictor.uncalibrated(prediction, request.llm)))
             self.counts.age_s += now - question.at
@@ -609,11 +655,12 @@ class Worker:
             inquiry.done.set_exception(error)
 
     def _observe(self, ended: Ended) -> None:
-        request = self._inputs.pop(ended.ticket, None)
-        if request is None or ended.tokens is None:
+        predicted = self._predicted.pop(ended.ticket, None)
+        if predicted is None or ended.tokens is None:
             return
+        request, predictor = predicted
         try:
-            self._loaded().observe(request, ended.tokens, censored=ended.censored)
+            predictor.observe(request, ended.tokens, censored=ended.censored)
         except Exception as error:  # the prediction itself succeeded
             self._log_once("an answer's length could not be observed", error)
         else:
@@ -626,13 +673,29 @@ class Worker:
             try:
                 with contextlib.suppress(SystemError):
                     # Python 3.11 now and then fails to compile in two threads at once (cpython issue 106905).
-                    self._predictor = self._load()
-                self._predictor = self._predictor or self._load()
+                    self._predictor = OnlineCalibrated(self._load())
+                self._predictor = self._predictor or OnlineCalibrated(self._load())
             except Exception as error:
                 self.unloadable = error
                 self._log_once("the predictor cannot be loaded", error)
                 raise
         return self._predictor
+
+    def _loaded_quick(self) -> OnlineCalibrated | None:
+        """Return the quick predictor, loaded at its first use; None if there is none or it cannot be loaded."""
+        if self._quick is None and self._load_quick is not None:
+            try:
+                self._quick = OnlineCalibrated(self._load_quick())
+            except Exception as error:  # the other predictor answers, late
+                self._load_quick = None
+                self._log_once("the quick predictor cannot be loaded", error)
+        return self._quick
+
+    def _reset(self) -> None:
+        if self._predictor is not None:
+            self._predictor = OnlineCalibrated(self._predictor.predictor)
+        if self._quick is not None:
+            self._quick = OnlineCalibrated(self._quick.predictor)
 
     def _fail(self, question: Question, what: str, error: Exception) -> None:
         self._outbox.append((question.ticket, None, None))
