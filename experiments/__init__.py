@@ -18,6 +18,7 @@ NAMES: Final = (
     "left_out",
     "left_out_groups",
     "simulator_error",
+    "slots",
     "frontier",
     "one_prompt",
     "router_grid",

@@ -112,7 +112,7 @@ class FrontierCell:
         requests = drawn.replace(arrival_s=drawn.arrival_s / (load * measure_capacity(drawn, fleet).requests_per_s))
         if n == 0:
             requests = requests.head(int(np.searchsorted(requests.arrival_s, OVERLOAD_S)))
-        predictions = _predictions(requests, self.predictor, self.seed, self.error)
+        predictions = predictions_of(requests, self.predictor, self.seed, self.error)
         base = simulate(requests, fleet, "fcfs", predictor=predictions)
         p99 = float(np.quantile(base.finish - base.arrival, 0.99))
         fixed = OVERLOAD_TARGET_S if n == 0 else None
@@ -131,7 +131,8 @@ def load_samples(predictor: str) -> LengthSamples:
     return load_castillo(split="test" if parse_predictor_spec(predictor).kind == "model" else None)
 
 
-def _predictions(requests: Workload, predictor: str, seed: int, error: str) -> RequestPredictions:
+def predictions_of(requests: Workload, predictor: str, seed: int, error: str = "") -> RequestPredictions:
+    """Return the predictions of a workload; `error` is one of ERRORS."""
     if parse_predictor_spec(predictor).kind == "model":
         known = _by_prompt(predictor)
         mu, sigma = np.array([known[prompt] for prompt in requests.table["prompt"].to_pylist()]).T

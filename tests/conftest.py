@@ -94,7 +94,7 @@ def stock_engine() -> Iterator[EmbeddedEngine]:
 
     need_vllm()
     extra = ("--scheduling-policy", "priority")
-    with EmbeddedEngine(EngineOptions(plugin=False, max_num_seqs=3, max_model_len=512, extra=extra)) as running:
+    with EmbeddedEngine(EngineOptions(plugin=False, max_num_seqs=3, max_model_len=2048, extra=extra)) as running:
         yield running
 
 

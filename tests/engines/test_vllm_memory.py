@@ -110,7 +110,7 @@ def held(scheduler: Any) -> dict[str, int]:
     return {
         "requests": len(scheduler.requests),
         "open": len(service._open),
-        "inputs": len(worker._inputs),
+        "inputs": len(worker._predicted),
         "outbox": len(worker._outbox),
         "inbox": worker.waiting,
         "llms": len(service._history.by_llm),

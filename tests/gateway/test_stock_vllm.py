@@ -12,12 +12,13 @@ import aiohttp
 import pytest
 
 from lengthwise.engines.embedded import EmbeddedEngine
+from lengthwise.engines.engine_metrics import read_gauges
 from lengthwise.engines.smollm2 import MODEL_NAME
 from tests.gateway.helpers import CHAT, gateway, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine]
 
-SHORT, USUAL, LONG, BLOCKS = 2, 5, 24, 160
+SHORT, USUAL, LONG, BLOCKS = 2, 5, 24, 1500
 EACH = 5
 
 
@@ -44,19 +45,23 @@ async def test_requests_that_wait_inside_vllm_run_in_the_policys_order(
         async with http.get(url + "/lengthwise/v1/engines") as response:
             assert (await response.json())["engines"][0]["kind"] == "vllm"
 
-        async def until_running(n: int) -> None:
-            async def runs() -> bool:
-                async with http.get(url + "/health") as response:
-                    return bool((await response.json())["engines"][0]["running"] == n)
+        async def until_waiting(n: int) -> None:
+            async def wait_in_vllm() -> bool:
+                async with http.get(stock_engine.url + "/metrics") as response:
+                    gauges = read_gauges(await response.text())
+                return gauges is not None and (gauges.running, gauges.waiting) == (slots, n)
 
-            await until(runs, 60.0)
+            await until(wait_in_vllm, 60.0)
 
         # A request is ranked among those before it.
         await asyncio.gather(*(answer(http, url, USUAL, []) for _ in range(8)))
-        calls = [asyncio.create_task(answer(http, url, BLOCKS, [])) for _ in range(slots)]
-        await until_running(slots)
-        calls += [asyncio.create_task(answer(http, url, LONG, ended)) for _ in range(EACH)]
-        await until_running(slots + EACH)
+        blocks = [asyncio.create_task(answer(http, url, BLOCKS, [])) for _ in range(slots)]
+        await until_waiting(0)
+        calls = [asyncio.create_task(answer(http, url, LONG, ended)) for _ in range(EACH)]
+        await until_waiting(EACH)
         calls += [asyncio.create_task(answer(http, url, SHORT, ended)) for _ in range(EACH)]
+        await until_waiting(2 * EACH)
+        for each in blocks:
+            each.cancel()
         await asyncio.gather(*calls)
     assert ended == [SHORT] * EACH + [LONG] * EACH

@@ -506,6 +506,7 @@ class Worker:
         self._limits = limits
         self._predictor: OnlineCalibrated | None = None
         self._quick: OnlineCalibrated | None = None
+        self._loaded_at = 0.0
         self.unloadable: Exception | None = None
         """Why the predictor cannot be loaded."""
         self._logged = False
@@ -589,6 +590,7 @@ class Worker:
         self.busy_since = self._clock()
         with contextlib.suppress(Exception):  # logged where it was raised; every question fails with it
             self._loaded()
+        self._loaded_at = self._clock()  # questions that waited for it do not show that it cannot keep up
         self.busy_since = None
         while not self._stopping:
             self.work(wait=True)
@@ -617,7 +619,7 @@ class Worker:
                 read.append((question, question.read()))
             except Exception as error:  # a prompt that cannot be read must not stop the others
                 self._fail(question, "a prompt could not be read", error)
-        old = [each for each in read if now - each[0].at > self._limits.keep_up_s]
+        old = [each for each in read if now - max(each[0].at, self._loaded_at) > self._limits.keep_up_s]
         if old and (quick := self._loaded_quick()) is not None:
             self._predict(old, lambda: quick)
             self.counts.quick += len(old)
