@@ -1,0 +1,323 @@
+"""The thread that calls a predictor for a `PredictionService`: questions in, predictions out, lengths observed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from lengthwise.lengths import LengthDistribution, LogT
+from lengthwise.predictors.calibration import OnlineCalibrated
+from lengthwise.predictors.contract import LengthPredictor, PredictionInput
+
+Ticket = tuple[str, int]
+"""A host's key of a request, and a number: a host may use a key again."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counters. asked = answered + failed + dropped + open."""
+
+    asked: int = 0
+    answered: int = 0
+    failed: int = 0
+    """The predictor raised, or the prompt could not be read."""
+    dropped: int = 0
+    """Not predicted: the queue was full, the predictor hung, or the deadline had passed."""
+    quick: int = 0
+    """Of the answered: by the quick predictor, because the other one could not keep up."""
+    late: int = 0
+    """Of the answered: the request was no longer waiting when its prediction arrived."""
+    hung: int = 0
+    """Times the predictor was detected to hang."""
+    observed: int = 0
+    """Lengths that updated the predictor's calibration."""
+    cpu_s: float = 0.0
+    age_s: float = 0.0
+    """Sum over the answered of the seconds from request to prediction."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitLimits:
+    """How long a question waits: until it is dropped, and until the quick predictor answers it."""
+
+    deadline_s: float
+    keep_up_s: float
+
+
+_MOST: Final = 32
+_AT_ONCE_S: Final = 0.002
+"""CPU time of one batch. Python runs one thread at a time, and the host's thread has to run in between."""
+
+_BATCH_S: Final = 0.1
+"""Time of one batch in the predictor's process, which the questions behind it wait for."""
+
+_PAUSE_S: Final = 50e-6  # long enough for a waiting thread to take over, which sleep(0) is not
+_GATHER_S: Final = 0.004  # after the last message: those that arrive meanwhile are one batch
+_JOIN_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prediction is requested."""
+
+    ticket: Ticket
+    read: Callable[[], PredictionInput]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request with a question ended; `tokens` is None if its length is unknown."""
+
+    ticket: Ticket
+    tokens: int | None
+    censored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """A prediction is requested that no admitted request waits for."""
+
+    request: PredictionInput
+    done: Future[LengthDistribution]
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The calibration starts anew."""
+
+
+class Worker:
+    """The thread that calls the predictor, in small batches. It survives every exception.
+
+    Questions and ends arrive in one queue, predictions leave in another. The counters are written by the worker only
+    and may be read at any time.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], LengthPredictor],
+        clock: Callable[[], float],
+        limits: WaitLimits,
+        quick: Callable[[], LengthPredictor] | None = None,
+    ) -> None:
+        self._load = load
+        self._load_quick = quick
+        self._clock = clock
+        self._limits = limits
+        self._predictor: OnlineCalibrated | None = None
+        self._quick: OnlineCalibrated | None = None
+        self._loaded_at = 0.0
+        self.unloadable: Exception | None = None
+        """Why the predictor cannot be loaded."""
+        self._logged = False
+        self._stopping = False
+        self._inbox: queue.SimpleQueue[Question | Ended | Inquiry | Reset | None] = queue.SimpleQueue()
+        self._outbox: deque[tuple[Ticket, LengthDistribution | None, LogT | None]] = deque()
+        self._predicted: dict[Ticket, tuple[PredictionInput, OnlineCalibrated]] = {}
+        self._thread: threading.Thread | None = None
+        self._prompt_cpu_s = _AT_ONCE_S
+        self._prompt_s = _AT_ONCE_S
+        self.busy_since: float | None = None
+        """When the predictor was called, while it has not returned."""
+        self.counts = Counts()
+        self._asked = 0
+
+    @property
+    def open_questions(self) -> int:
+        """Questions whose prediction has not been taken."""
+        return self._asked - self.counts.answered - self.counts.failed - self.counts.dropped + len(self._outbox)
+
+    @property
+    def waiting(self) -> int:
+        """Messages in the queue."""
+        return self._inbox.qsize()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the predictor is loaded."""
+        return self._predictor is not None
+
+    def put(self, message: Question | Ended | Inquiry | Reset, *, start: bool = True) -> None:
+        """Send a message to the worker; start it if necessary."""
+        self._asked += isinstance(message, Question)
+        self._inbox.put(message)
+        if start:
+            self.start()
+
+    def next_arrived(self) -> tuple[Ticket, LengthDistribution | None, LogT | None] | None:
+        """Return the next finished question, its prediction and the same without calibration, None where it failed.
+
+        None if there is none.
+        """
+        return self._outbox.popleft() if self._outbox else None
+
+    def start(self) -> None:
+        """Start the thread; it loads the predictor first."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="lengthwise-predictions", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread after its current batch; wait at most a second."""
+        self._stopping = True
+        if self._thread is not None:
+            self._inbox.put(None)
+            self._thread.join(_JOIN_S)
+
+    def work(self, *, wait: bool) -> None:
+        """Process one batch of the queue."""
+        batch = self._batch(wait=wait)
+        began, began_cpu = time.perf_counter(), time.thread_time()
+        self.busy_since = self._clock()
+        questions = [message for message in batch if isinstance(message, Question)]
+        self._answer(questions)
+        for message in batch:
+            # A request's end is put after its question, so its prediction is known by now.
+            if isinstance(message, Ended):
+                self._observe(message)
+            elif isinstance(message, Inquiry):
+                self._inquire(message)
+            elif isinstance(message, Reset):
+                self._reset()
+        self.busy_since = None
+        spent = time.thread_time() - began_cpu
+        self.counts.cpu_s += spent
+        if questions:
+            self._prompt_cpu_s += 0.2 * (spent / len(questions) - self._prompt_cpu_s)
+            self._prompt_s += 0.2 * ((time.perf_counter() - began) / len(questions) - self._prompt_s)
+
+    def _run(self) -> None:
+        self.busy_since = self._clock()
+        with contextlib.suppress(Exception):  # logged where it was raised; every question fails with it
+            self._loaded()
+        self._loaded_at = self._clock()  # questions that waited for it do not show that it cannot keep up
+        self.busy_since = None
+        while not self._stopping:
+            self.work(wait=True)
+            time.sleep(_PAUSE_S if self.waiting else _GATHER_S)
+
+    def _batch(self, *, wait: bool) -> list[Question | Ended | Inquiry | Reset | None]:
+        cpu, real = _AT_ONCE_S / max(self._prompt_cpu_s, 1e-6), _BATCH_S / max(self._prompt_s, 1e-6)
+        most = min(_MOST, 1 + int(cpu), 1 + int(real))
+        batch: list[Question | Ended | Inquiry | Reset | None] = []
+        try:
+            while len(batch) < most and not (batch and isinstance(batch[-1], Reset)):
+                batch.append(self._inbox.get(block=wait and not batch))
+        except queue.Empty:
+            pass
+        return batch
+
+    def _answer(self, questions: Sequence[Question]) -> None:
+        now = self._clock()
+        read: list[tuple[Question, PredictionInput]] = []
+        for question in questions:
+            if now - question.at > self._limits.deadline_s:
+                self._outbox.append((question.ticket, None, None))
+                self.counts.dropped += 1
+                continue
+            try:
+                read.append((question, question.read()))
+            except Exception as error:  # a prompt that cannot be read must not stop the others
+                self._fail(question, "a prompt could not be read", error)
+        old = [each for each in read if now - max(each[0].at, self._loaded_at) > self._limits.keep_up_s]
+        if old and (quick := self._loaded_quick()) is not None:
+            self._predict(old, lambda: quick)
+            self.counts.quick += len(old)
+            read = [each for each in read if each not in old]
+        self._predict(read, self._loaded)
+
+    def _predict(self, read: Sequence[tuple[Question, PredictionInput]], load: Callable[[], OnlineCalibrated]) -> None:
+        if not read:
+            return
+        try:
+            predictor = load()
+            predictions = predictor.predict([request for _, request in read])
+            found = [predictions[row] for row in range(len(read))]
+        except Exception as error:  # the host continues with history
+            if len(read) > 1:  # find the bad prompt by predicting each alone
+                for one in read:
+                    self._predict([one], load)
+                return
+            self._fail(read[0][0], "the predictor failed", error)
+            return
+        now = self._clock()
+        for (question, request), prediction in zip(read, found, strict=True):
+            self._predicted[question.ticket] = request, predictor
+            # Counted last: `open_questions` is 0 only once it can be taken.
+            self._outbox.append((question.ticket, prediction, predictor.uncalibrated(prediction, request.llm)))
+            self.counts.age_s += now - question.at
+            self.counts.answered += 1
+
+    def _inquire(self, inquiry: Inquiry) -> None:
+        if not inquiry.done.set_running_or_notify_cancel():
+            return
+        try:
+            inquiry.done.set_result(self._loaded().predict([inquiry.request])[0])
+        except Exception as error:
+            inquiry.done.set_exception(error)
+
+    def _observe(self, ended: Ended) -> None:
+        predicted = self._predicted.pop(ended.ticket, None)
+        if predicted is None or ended.tokens is None:
+            return
+        request, predictor = predicted
+        try:
+            predictor.observe(request, ended.tokens, censored=ended.censored)
+        except Exception as error:  # the prediction itself succeeded
+            self._log_once("an answer's length could not be observed", error)
+        else:
+            self.counts.observed += 1
+
+    def _loaded(self) -> OnlineCalibrated:
+        if self.unloadable is not None:
+            raise self.unloadable
+        if self._predictor is None:
+            try:
+                with contextlib.suppress(SystemError):
+                    # Python 3.11 now and then fails to compile in two threads at once (cpython issue 106905).
+                    self._predictor = OnlineCalibrated(self._load())
+                self._predictor = self._predictor or OnlineCalibrated(self._load())
+            except Exception as error:
+                self.unloadable = error
+                self._log_once("the predictor cannot be loaded", error)
+                raise
+        return self._predictor
+
+    def _loaded_quick(self) -> OnlineCalibrated | None:
+        """Return the quick predictor, loaded at its first use; None if there is none or it cannot be loaded."""
+        if self._quick is None and self._load_quick is not None:
+            try:
+                self._quick = OnlineCalibrated(self._load_quick())
+            except Exception as error:  # the other predictor answers, late
+                self._load_quick = None
+                self._log_once("the quick predictor cannot be loaded", error)
+        return self._quick
+
+    def _reset(self) -> None:
+        if self._predictor is not None:
+            self._predictor = OnlineCalibrated(self._predictor.predictor)
+        if self._quick is not None:
+            self._quick = OnlineCalibrated(self._quick.predictor)
+
+    def _fail(self, question: Question, what: str, error: Exception) -> None:
+        self._outbox.append((question.ticket, None, None))
+        self.counts.failed += 1
+        self._log_once(what, error)
+
+    def _log_once(self, what: str, error: Exception) -> None:
+        """Log the first error; later ones are only counted. Errors caused by stopping are not logged."""
+        if not self._logged and not self._stopping:
+            self._logged = True
+            # The text may quote a client's: %r escapes control characters.
+            _log.warning("%s (%.300r); predictions come from the history of each LLM", what, error)
