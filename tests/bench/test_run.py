@@ -78,6 +78,7 @@ def test_the_llm_ends_its_own_answers_of_which_every_arm_serves_the_same(
     assert fcfs["prompt"].equals(sjf["prompt"])
     assert max(rows["output_tokens"].to_pylist()) <= own.traffic.cap
     assert [each["probe"] for each in store.episodes()] == [None, None]
+    assert store.episodes()[1]["predictions"]["asked"] < 2 * len(sjf), "those of this episode alone"
 
 
 def test_true_lengths_and_probes_need_answers_that_have_them(plan: BenchPlan) -> None:

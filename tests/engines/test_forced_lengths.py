@@ -26,7 +26,7 @@ class Noting:
 
 
 @given(scale=st.floats(0.01, 10), cap=st.integers(1, 10_000))
-def test_the_predictor_is_asked_about_the_played_llm_and_its_median_is_scaled(scale: float, cap: int) -> None:
+def test_the_predictor_is_asked_about_the_forced_llm_and_its_median_is_scaled(scale: float, cap: int) -> None:
     base = Noting()
     played = ForcedLengthPredictor(base, ForcedLengths("grown", scale))  # type: ignore[arg-type]
     predictions = played.predict([PredictionInput("why?", "small", cap)])
@@ -38,12 +38,19 @@ def test_the_predictor_is_asked_about_the_played_llm_and_its_median_is_scaled(sc
     assert predictions[0].cap == cap
 
 
-@pytest.mark.parametrize("said", [{}, {"llm": ""}, {"llm": "x", "scale": 0}, {"llm": "x", "scale": "much"}, "x", 5])
-def test_what_cannot_be_played_is_refused(said: object) -> None:
+@pytest.mark.parametrize("option", [{}, {"llm": ""}, {"llm": "x", "scale": 0}, {"llm": "x", "scale": "much"}, "x", 5])
+def test_what_cannot_be_forced_is_refused(option: object) -> None:
     with pytest.raises(InputError):
-        ForcedLengths.of(said)
+        ForcedLengths.of(option)
 
 
-def test_nothing_is_played_unless_it_is_asked_for() -> None:
+def test_nothing_is_forced_unless_it_is_asked_for() -> None:
     assert ForcedLengths.of(None) is None
     assert ForcedLengths.of({"llm": "x"}) == ForcedLengths("x", 1.0)
+
+
+def test_where_the_predictor_cannot_keep_up_the_quick_one_is_asked_about_the_other_llm_too() -> None:
+    service = ForcedLengths("grown", 0.5).service("default")
+    assert service._quick is not None
+    assert isinstance(service._quick(), ForcedLengthPredictor)
+    service.close()

@@ -33,6 +33,7 @@ from lengthwise.engines.refine import Refiner
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogT
 from lengthwise.policies import make_policy
+from lengthwise.predictors.prediction_worker import Counts
 from lengthwise.predictors.service import PredictionService, known_predictor, prediction_service
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class Setup:
 class _Episode:
     """What is observed during an episode."""
 
+    before: Counts
+    """The counts of the predictor's service when it began."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     cached: dict[str, int] = field(default_factory=dict)
     """Tokens of each running request that came from the prefix cache."""
@@ -187,7 +190,7 @@ class BenchControl:
             self._services[known, forced] = service
         service.reset()
         scheduler.jobs.reset()
-        self._episode = _Episode()
+        self._episode = _Episode(service.counts)
         scheduler.use(Setup(policy, predictor, service, forced, refiner))
         if make_policy(policy).uses_predictions:
             service.warm()
@@ -207,7 +210,10 @@ class BenchControl:
             "first_cached": episode.first_cached or 0,
             "schedule_cpu_s": episode.schedule_cpu_s,
             "steps": episode.steps,
-            "predictions": asdict(self._scheduler.predictions.counts),
+            "predictions": {
+                name: value - getattr(episode.before, name)
+                for name, value in asdict(self._scheduler.predictions.counts).items()
+            },
         }
 
     def _restore(self) -> None:

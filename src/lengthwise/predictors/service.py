@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -367,14 +366,14 @@ def prediction_service(
     if name in (NO_PREDICTOR, "history"):
         return PredictionService(None, memory=learned, memory_file=file, predictor=name)
     process = SubprocessPredictor(name)
-    load = (lambda: seen_as(process.start())) if seen_as else process.start
+    wrapped = seen_as or (lambda predictor: predictor)
     return PredictionService(
-        load,
+        lambda: wrapped(process.start()),
         process=process,
         memory=learned,
         memory_file=file,
         predictor=predictor_label(name),
-        quick=None if name == QUICK else partial(resolve_predictor, QUICK),
+        quick=None if name == QUICK else lambda: wrapped(resolve_predictor(QUICK)),
     )
 
 
