@@ -184,4 +184,4 @@ def test_bad_input_is_one_line_and_exit_code_2(args: list[str], says: str) -> No
 def test_a_workload_without_arrivals_asks_for_a_rate(tmp_path: Path) -> None:
     result = run(str(batch(tmp_path / "w.parquet", arrivals=False)))
     assert result.exit_code == 2
-    assert "has no arrivals of its own; give --rate or --load" in result.stderr
+    assert "has no arrivals of its own; give --rate" in result.stderr

@@ -196,4 +196,4 @@ class Source:
     def _check_arrivals(self, own_arrivals: bool, *, redrawn: bool = False) -> None:
         if own_arrivals:
             what = "drawn arrivals need a rate" if redrawn else "has no arrivals of its own"
-            raise InputError(what, source=self.name, hint="give --rate or --load")
+            raise InputError(what, source=self.name, hint="give --rate")
