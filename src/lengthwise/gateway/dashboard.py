@@ -1,6 +1,6 @@
 """The dashboard at /: static files, a stream of snapshots for its viewers, and "what if" in a process of its own.
 
-A snapshot is made once a second while somebody watches, of all workers, and its bytes are shared by all viewers. It
+A snapshot is made once a second while a page is open, of all workers, and its bytes are shared by all viewers. It
 holds numbers and names of policies, tenants and engines: no prompt, no address, no key.
 """
 

@@ -1,7 +1,7 @@
 """What the dashboard shows of a gateway: the state of one worker, and the states of all workers as one.
 
 With `--workers N` each worker answers on a Unix socket in the workers' private folder. The worker that a viewer is
-connected to asks the others once a second, so that nothing is exchanged while nobody watches.
+connected to asks the others once a second, so that nothing is exchanged while no page is open.
 """
 
 from __future__ import annotations
