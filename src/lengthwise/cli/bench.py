@@ -137,7 +137,9 @@ def _run(
 ) -> None:
     from lengthwise.bench.run import BenchProgress, embedded_server, run_bench
 
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # the same orderly end as Ctrl-C
+    # SIGTERM is the same orderly end as Ctrl-C, also in a background job, where a shell has SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     with store.locked(), late_bar() as bar:
         progress = BenchProgress(lambda text: typer.echo(text, err=True), bar)
         server: AbstractContextManager[tuple[str, str]] = (
