@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -56,3 +60,15 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "127.0.0.1:9" in result.output
     assert "Traceback" not in result.output
+
+
+def test_sigterm_ends_a_bench_in_the_background_where_the_shell_has_sigint_ignored(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", "lengthwise", "bench", "--url", url, "--token", "x", "--out", str(tmp_path)]
+        bench = subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+        silent.settimeout(60)
+        connection, _ = silent.accept()
+        with connection:
+            bench.terminate()
+            assert bench.wait(60) == 130
