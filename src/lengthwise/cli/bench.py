@@ -92,7 +92,7 @@ def bench(
             llm=None if workload is not None else (llm or DEFAULT_LLM),
             scale=scale if scale is not None else 0.15 if embedded and workload is None and not own_answers else 1.0,
             cap=cap if cap is not None else 256 if embedded else 2048,
-            longest_prompt=256 if embedded else 1024,  # a CPU computes a prompt at some 100 tokens/s
+            longest_prompt=256 if embedded else 1024,  # a CPU computes a prompt at some 150 tokens/s
             workload=workload,
             seed=seed,
             own_answers=own_answers,
