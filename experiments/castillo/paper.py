@@ -169,10 +169,9 @@ def trained_subjects(kept: pa.Table, samples: LengthSamples) -> list[Subject]:
         raise InputError("the kept predictions are of other rows", source=samples.origin)
     seeds: dict[tuple[str, str, str], dict[str, list[Floats]]] = {}
     for column in kept.column_names[len(_KEY) :]:
-        scope, rule, target, width, _, *part = column.split("/")
+        _, rule, target, width, _, *part = column.split("/")
         kind = f"{target}/{width}" if width != "0" else part[0]
         name = CLASSIFIER if width != "0" else f"{REGRESSION}, {target} error"
-        name += ", three LLMs" if scope == "three" else ""
         seeds.setdefault((name, rule, kind), {}).setdefault("", []).append(
             np.asarray(kept[column].to_numpy(), np.float64)
         )

@@ -63,7 +63,7 @@ class Job:
     """One training."""
 
     llm: str
-    """One of LLMS, or "three": all of them in one network."""
+    """One of LLMS."""
     rule: str
     """Which rows and samples: a key of RULES."""
     target: str
@@ -75,8 +75,7 @@ class Job:
     @property
     def column(self) -> str:
         """Name of its predictions, without the LLM."""
-        scope = "three" if self.llm == "three" else "own"
-        return "/".join([scope, self.rule, self.target, str(self.width), str(self.seed)])
+        return "/".join(["own", self.rule, self.target, str(self.width), str(self.seed)])
 
 
 def jobs(seeds: int = SEEDS) -> list[Job]:
@@ -98,12 +97,11 @@ class Part:
     p99: Floats
 
     @classmethod
-    def of(cls, truths: Sequence[tuple[int, Truth]], vectors: Vectors) -> Part:
-        """Rows of several LLMs in one."""
-        x = [np.stack([vectors[key] for key in truth.keys]) for _, truth in truths]
-        number = [np.full(len(truth), llm) for llm, truth in truths]
-        columns = [np.concatenate([getattr(truth, name) for _, truth in truths]) for name in ("mean", "std", "p99")]
-        return cls(np.concatenate(x), np.concatenate(number), *columns)
+    def of(cls, number: int, truths: Sequence[Truth], vectors: Vectors) -> Part:
+        """Rows of the LLM with this number in one."""
+        x = np.concatenate([np.stack([vectors[key] for key in truth.keys]) for truth in truths])
+        columns = [np.concatenate([getattr(truth, name) for truth in truths]) for name in ("mean", "std", "p99")]
+        return cls(x, np.full(len(x), number), *columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,7 +276,7 @@ def _encoded(texts: Sequence[str], batch: int = 16, most: int = MAX_TOKENS) -> N
 def run(
     samples: LengthSamples, vectors: Vectors, todo: Sequence[Job], recipe: Recipe | None = None
 ) -> Iterator[tuple[Job, Trained]]:
-    """Train every job; each predicts all test rows of its LLMs, in the order of `evaluated_parts`."""
+    """Train every job; each predicts all test rows of its LLM, in the order of `evaluated_parts`."""
     parts: dict[tuple[str, str], tuple[Part, Part, Part]] = {}
     for job in todo:
         scope = (job.llm, job.rule)
@@ -289,14 +287,11 @@ def run(
 
 def _parts(samples: LengthSamples, vectors: Vectors, llm: str, rule: str) -> tuple[Part, Part, Part]:
     """Rows to learn from, held out, and tested."""
-    learn, held, tested = [], [], []
-    for name in LLMS if llm == "three" else (llm,):
-        number, rows = LLMS.index(name), rows_of(name, samples)
-        parts = _split(trained_on(rows))
-        learn.append((number, Truth.of(parts["learn"], rule)))
-        held.append((number, Truth.of(parts["held"], rule)))
-        tested += [(number, Truth.of(part, "all")) for _, _, part in evaluated_parts(rows)]
-    return Part.of(learn, vectors), Part.of(held, vectors), Part.of(tested, vectors)
+    number, rows = LLMS.index(llm), rows_of(llm, samples)
+    parts = _split(trained_on(rows))
+    tested = [Truth.of(part, "all") for _, _, part in evaluated_parts(rows)]
+    learn, held = ([Truth.of(parts[name], rule)] for name in ("learn", "held"))
+    return Part.of(number, learn, vectors), Part.of(number, held, vectors), Part.of(number, tested, vectors)
 
 
 def _split(rows: LengthSamples) -> dict[str, LengthSamples]:
@@ -324,15 +319,10 @@ def predictions_table(samples: LengthSamples, found: Sequence[tuple[Job, Trained
     }
     columns: dict[str, dict[str, NDArray[Any]]] = {}
     for job, trained in found:
-        start = 0
-        for llm in LLMS if job.llm == "three" else (job.llm,):
-            rows = trained.predicted[start : start + len(keys[llm])]
-            start += len(keys[llm])
-            names = [job.column] if job.width else [f"{job.column}/mean", f"{job.column}/std"]
-            for place, name in enumerate(names):
-                columns.setdefault(name, {})[llm] = (
-                    rows[:, place].astype(np.int16 if job.width else np.float32).round(1)
-                )
+        names = [job.column] if job.width else [f"{job.column}/mean", f"{job.column}/std"]
+        for place, name in enumerate(names):
+            values = trained.predicted[:, place].astype(np.int16 if job.width else np.float32)
+            columns.setdefault(name, {})[job.llm] = values.round(1)
     where = [(llm, *key) for llm in LLMS for key in keys[llm]]
     about = {name: [row[i] for row in where] for i, name in enumerate(("llm", "corpus", "prompt_id"))}
     return pa.table({**about, **{name: np.concatenate([part[llm] for llm in LLMS]) for name, part in columns.items()}})

@@ -230,12 +230,14 @@ class Worker:
                 read.append((question, question.read()))
             except Exception as error:  # a prompt that cannot be read must not stop the others
                 self._fail(question, "a prompt could not be read", error)
-        old = [each for each in read if now - max(each[0].at, self._loaded_at) > self._limits.keep_up_s]
-        if old and (quick := self._loaded_quick()) is not None:
-            self._predict(old, lambda: quick)
-            self.counts.quick += len(old)
-            read = [each for each in read if each not in old]
-        self._predict(read, self._loaded)
+        old: list[tuple[Question, PredictionInput]] = []
+        new: list[tuple[Question, PredictionInput]] = []
+        for each in read:
+            waited_s = now - max(each[0].at, self._loaded_at)
+            (old if waited_s > self._limits.keep_up_s else new).append(each)
+        quick = self._loaded_quick() if old else None
+        self._predict(old, self._loaded if quick is None else lambda: quick)
+        self._predict(new, self._loaded)
 
     def _predict(self, read: Sequence[tuple[Question, PredictionInput]], load: Callable[[], OnlineCalibrated]) -> None:
         if not read:
@@ -257,6 +259,7 @@ class Worker:
             # Counted last: `open_questions` is 0 only once it can be taken.
             self._outbox.append((question.ticket, prediction, predictor.uncalibrated(prediction, request.llm)))
             self.counts.age_s += now - question.at
+            self.counts.quick += predictor is self._quick
             self.counts.answered += 1
 
     def _inquire(self, inquiry: Inquiry) -> None:
