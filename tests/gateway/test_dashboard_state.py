@@ -1,18 +1,13 @@
-"""The dashboard's state of several workers as one: sums, names, numbers, and workers that do not answer."""
+"""The dashboard's state of several workers as one: sums, names and numbers."""
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from lengthwise.gateway.dashboard_state import DashboardState, StateExchange, merged_state
+from lengthwise.gateway.dashboard_state import DashboardState, merged_state
 from lengthwise.gateway.recent_requests import ROW, Names
-
-pytestmark = pytest.mark.anyio
 
 
 def engine(name: str, state: str = "closed", kv: float | None = None) -> dict[str, Any]:
@@ -61,32 +56,8 @@ def test_requests_of_different_workers_keep_different_numbers_whichever_workers_
     assert {each[0] for each in two} < {each[0] for each in all_three}
 
 
-async def test_workers_exchange_their_states_and_one_that_does_not_answer_is_left_out(tmp_path: Path) -> None:
-    asked: list[int | None] = []
-
-    def own(since: int | None) -> DashboardState:
-        asked.append(since)
-        return state(tenants=["a"], ended=(1.0, 2.0), queue=1)
-
-    exchanges = [StateExchange(own) for _ in range(2)]
-    for number, exchange in enumerate(exchanges):
-        exchange.join(tmp_path, number)
-    (tmp_path / "2.sock").touch()  # of a worker that was killed
-    async with exchanges[0].serving(), exchanges[1].serving():
-        found = await exchanges[0].states()
-        assert sorted(found) == [0, 1]
-        assert (found[1].rows == found[0].rows).all()
-        assert found[1].counts == found[0].counts
-        await exchanges[1].states({0: 5, 1: 6})
-        assert asked == [None, None, 5, 6]
-        reader, writer = await asyncio.open_unix_connection(tmp_path / "0.sock")
-        writer.write(b"not a number\n")
-        assert await reader.read() == b""
-        writer.close()
-        assert sorted(await exchanges[1].states()) == [0, 1]
-
-
-async def test_without_other_workers_there_is_the_own_state_only() -> None:
-    exchange = StateExchange(lambda _since: state(tenants=["a"]))
-    async with exchange.serving():
-        assert list(await exchange.states()) == [0]
+def test_a_state_is_the_same_after_its_way_to_another_worker() -> None:
+    sent = state(tenants=["a"], ended=(1.0, 2.0), queue=1)
+    received = DashboardState.from_bytes(sent.to_bytes())
+    assert received.counts == sent.counts
+    assert (received.rows == sent.rows).all()

@@ -143,17 +143,17 @@ def test_a_stopping_gateway_finishes_the_requests_of_all_workers(
     assert process.wait(30) == 0
 
 
-def test_the_dashboard_of_any_worker_shows_the_requests_of_all(
+def test_the_dashboard_queue_and_explanations_of_any_worker_show_the_requests_of_all(
     serving: tuple[subprocess.Popen[bytes], str, Path],
 ) -> None:
     process, url, _ = serving
     raw = json.dumps(body(tokens=1_000_000)).encode()
-    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (PLAIN.encode(), len(raw))
+    head = "POST {} HTTP/1.1\r\nhost: x\r\nx-request-id: id-{}\r\ncontent-length: {}\r\n\r\n"
     host, port = url.removeprefix("http://").split(":")
     sockets: list[socket.socket] = []
     while len(sockets) < 40:  # until both workers have accepted some
         sockets.append(socket.create_connection((host, int(port)), timeout=30))
-        sockets[-1].sendall(head + raw)
+        sockets[-1].sendall(head.format(PLAIN, len(sockets) - 1, len(raw)).encode() + raw)
         wait_for(lambda: running(url) == len(sockets), 20)
         if len(sockets) >= 4 and all(received(url)):
             break
@@ -163,6 +163,15 @@ def test_the_dashboard_of_any_worker_shows_the_requests_of_all(
         assert (snapshot["workers"], snapshot["running"]) == (WORKERS, len(sockets))
         assert [engine["running"] for engine in snapshot["engines"]] == [len(sockets)]
         assert len({row[0] for row in snapshot["slots"]}) == min(24, len(sockets))
+        own = url + "/lengthwise/v1/"
+        (engine,) = json.loads(fetch(own + "engines"))["engines"]
+        assert engine["running"] == len(sockets)
+        queues = json.loads(fetch(own + "queue"))["queues"]
+        assert [queue["worker"] for queue in queues] == list(range(WORKERS))
+        assert sum(queue["running"] for queue in queues) == len(sockets)
+        found = [json.loads(fetch(f"{own}explain/id-{number}"))["requests"] for number in range(len(sockets))]
+        assert [len(requests) for requests in found] == [1] * len(sockets)
+        assert {request["worker"] for (request,) in found} == set(range(WORKERS))
 
     os.kill(worker_pids(process.pid)[0], signal.SIGKILL)
     wait_for(lambda: len(worker_pids(process.pid)) == WORKERS and len(received(url)) == WORKERS, 30)

@@ -24,6 +24,7 @@ from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
 from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.fleet import EngineFleet
 from lengthwise.gateway.metrics import Metrics
+from lengthwise.gateway.worker_exchange import WorkerExchange
 from lengthwise.lengths import LengthDistribution, wide_prior
 from lengthwise.policies import Job, make_policy
 from lengthwise.predictors.service import PredictionService
@@ -62,6 +63,7 @@ class Admin:
         predictions: PredictionService,
         metrics: Metrics,
         calls: Mapping[str, Call],
+        exchange: WorkerExchange,
     ) -> None:
         self._config = config
         self._dispatcher = dispatcher
@@ -69,6 +71,10 @@ class Admin:
         self._predictions = predictions
         self._metrics = metrics
         self._calls = calls
+        self._exchange = exchange
+        exchange.answer("engines", lambda _: json.dumps(self._engines()).encode())
+        exchange.answer("queue", lambda limit: json.dumps(self._queues(limit)).encode())
+        exchange.answer("explain", lambda wanted: json.dumps(self._open_requests(wanted)).encode())
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -82,9 +88,15 @@ class Admin:
         ]
 
     async def engines(self, request: Request) -> Response:
-        """List the engines; POST adds one."""
+        """List the engines with what all workers have running there; POST adds one."""
         if request.method != "POST":
-            return JSONResponse({"engines": [_described(engine) for engine in self._dispatcher.engines]})
+            engines: dict[str, dict[str, Any]] = {}
+            for seen in (await self._of_all_workers("engines", None, self._engines())).values():
+                for engine in seen:
+                    known = engines.setdefault(engine["name"], engine)
+                    if known is not engine:
+                        known |= {name: known[name] + engine[name] for name in ("running", "in_flight")}
+            return JSONResponse({"engines": list(engines.values())})
         try:
             wanted = EngineConfig.model_validate_json(await _small_body(request))
             engine = await self._fleet.add(wanted)
@@ -111,6 +123,28 @@ class Admin:
             limit = min(max(0, int(request.query_params.get("limit", "100"))), _MOST_LISTED)
         except ValueError as error:
             raise ApiError(400, "limit: give a number of requests", param="limit", code="invalid_value") from error
+        found = await self._of_all_workers("queue", limit, self._queues(limit))
+        queues = [{"worker": worker, **queue} for worker, seen in sorted(found.items()) for queue in seen["queues"]]
+        return JSONResponse({"waiting": sum(seen["waiting"] for seen in found.values()), "queues": queues})
+
+    async def explain(self, request: Request) -> Response:
+        """Return why an open request is where it is: the numbers behind its place and its engine."""
+        wanted = request.path_params["request_id"]
+        found = await self._of_all_workers("explain", wanted, self._open_requests(wanted))
+        requests = [{"worker": worker, **each} for worker, seen in sorted(found.items()) for each in seen]
+        if not requests:
+            message = f"no request '{wanted[:100]}' is waiting or running"
+            raise ApiError(404, message, param="request_id", code="not_found")
+        return JSONResponse({"requests": requests})  # clients may repeat an id
+
+    async def _of_all_workers(self, question: str, argument: object, own: Any) -> dict[int, Any]:  # noqa: ANN401
+        others = await self._exchange.ask(question, argument)
+        return {self._exchange.number: own, **{number: json.loads(answer) for number, answer in others.items()}}
+
+    def _engines(self) -> list[dict[str, Any]]:
+        return [_described(engine) for engine in self._dispatcher.engines]
+
+    def _queues(self, limit: int) -> dict[str, Any]:
         queues = [
             {
                 "engines": [engine.name for engine in engines],
@@ -121,16 +155,11 @@ class Admin:
             }
             for engines, queue in self._dispatcher.queues
         ]
-        return JSONResponse({"waiting": self._dispatcher.waiting, "queues": queues})
+        return {"waiting": self._dispatcher.waiting, "queues": queues}
 
-    async def explain(self, request: Request) -> Response:
-        """Return why an open request is where it is: the numbers behind its place and its engine."""
-        wanted = request.path_params["request_id"]
+    def _open_requests(self, wanted: str) -> list[dict[str, Any]]:
         calls = [call for call in self._calls.values() if call.request_id.decode("latin-1") == wanted]
-        if not calls:
-            message = f"no request '{wanted[:100]}' is waiting or running"
-            raise ApiError(404, message, param="request_id", code="not_found")
-        return JSONResponse({"requests": [self._explained(call) for call in calls]})  # clients may repeat an id
+        return [self._explained(call) for call in calls]
 
     async def predict(self, request: Request) -> Response:
         """Return the predicted length of the answer to a body of any of the queued APIs, without running it."""

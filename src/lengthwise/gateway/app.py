@@ -41,6 +41,7 @@ from lengthwise.gateway.streaming import BodyBudget
 from lengthwise.gateway.tenants import TenantGate, Tenants
 from lengthwise.gateway.traffic_log import TrafficLog
 from lengthwise.gateway.watch import PredictorWatch
+from lengthwise.gateway.worker_exchange import WorkerExchange
 from lengthwise.predictors.service import prediction_service
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def create_app(
     app.state.draining = False
     app.state.metrics = gateway.exported
     app.state.reloader = gateway.reloader
-    app.state.dashboard = gateway.dashboard
+    app.state.exchange = gateway.exchange
     return app
 
 
@@ -147,6 +148,7 @@ class _Gateway:
         self.exported = Metrics(self._dispatcher, config.predictor, self._predictions, self._budget)
         self.exported.register(self.tenants)
         self._fleet = EngineFleet(config, self._dispatcher, self.exported, make_client)
+        self.exchange = WorkerExchange()
         self.reloader = Reloader(config, self.tenants, self._dispatcher, self._fleet, self._names)
         if self.access_log is not None:
             self.exported.register(self.access_log)
@@ -159,9 +161,11 @@ class _Gateway:
         owners = ResponseOwners()
         calls: dict[str, Call] = {}
         recent = RecentRequests(self._dispatcher)
-        self.dashboard = Dashboard(self._config, self._dispatcher, calls, recent)
+        self.dashboard = Dashboard(self._config, self._dispatcher, calls, recent, self.exchange)
         self.exported.register(self.dashboard)
-        admin = Admin(self._config, self._dispatcher, self._fleet, self._predictions, self.exported, calls)
+        admin = Admin(
+            self._config, self._dispatcher, self._fleet, self._predictions, self.exported, calls, self.exchange
+        )
         shared = (
             self._config,
             self._dispatcher,
@@ -193,7 +197,7 @@ class _Gateway:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        async with self._fleet, self.reloader.on_signal(self._load), self.dashboard.exchange.serving():
+        async with self._fleet, self.reloader.on_signal(self._load), self.exchange.serving():
             if self._on_engines is not None:
                 engines = self._dispatcher.engines
                 self._on_engines(", ".join(f"{e.name} is {e.description or 'not known yet'}" for e in engines))

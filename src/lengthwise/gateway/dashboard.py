@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lengthwise.errors import InputError
-from lengthwise.gateway.dashboard_state import DashboardState, StateExchange, merged_state
+from lengthwise.gateway.dashboard_state import DashboardState, merged_state
 from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.recent_requests import SOURCES, Names, RecentRequests, Rows, latency_series
 from lengthwise.lengths import TIE_NU, student
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from lengthwise.gateway.completions import Call
     from lengthwise.gateway.config import GatewayConfig
     from lengthwise.gateway.dispatch import Dispatcher, GatewayEngine
+    from lengthwise.gateway.worker_exchange import WorkerExchange
     from lengthwise.policies import Job
 
 PAGE_PATHS: Final = {"/": "index.html", "/dashboard.css": "dashboard.css", "/dashboard.js": "dashboard.js"}
@@ -99,7 +100,12 @@ class Dashboard:
     """The page, its events and its simulations."""
 
     def __init__(
-        self, config: GatewayConfig, dispatcher: Dispatcher, calls: Mapping[str, Call], recent: RecentRequests
+        self,
+        config: GatewayConfig,
+        dispatcher: Dispatcher,
+        calls: Mapping[str, Call],
+        recent: RecentRequests,
+        exchange: WorkerExchange,
     ) -> None:
         self._config = config
         self._dispatcher = dispatcher
@@ -109,7 +115,8 @@ class Dashboard:
         self._ticking: asyncio.Task[None] | None = None
         self._simulating = asyncio.Lock()
         self._cpu_s = 0.0
-        self.exchange = StateExchange(self._state)
+        self._exchange = exchange
+        exchange.answer("state", self._answer)
         self._policies, self._tenants = Names(), Names()  # of all workers
         folder = Path(__file__).parent / "static"
         self._files = {path: (folder / name).read_bytes() for path, name in PAGE_PATHS.items()}
@@ -159,14 +166,14 @@ class Dashboard:
     async def _tick(self, request: Request) -> None:
         """Send a snapshot a second to all viewers until none is left or the gateway stops."""
         try:
-            states = await self.exchange.states()
+            states = await self._states()
             seen = {number: state.counts["added"] for number, state in states.items()}
             bucket = self._dispatcher.clock() // _BUCKET_S
             pending = self._merged(states).rows
             pending = pending[pending["ended_s"] >= bucket * _BUCKET_S]
             while self._viewers and not request.app.state.draining:
                 await asyncio.sleep(_EVERY_S)
-                states = await self.exchange.states(seen)
+                states = await self._states(seen)
                 began, now = time.thread_time(), self._dispatcher.clock()
                 seen |= {number: state.counts["added"] for number, state in states.items()}
                 merged = self._merged(states)
@@ -190,6 +197,16 @@ class Dashboard:
 
     def _merged(self, states: Mapping[int, DashboardState]) -> DashboardState:
         return merged_state(states, self._config.workers, self._policies, self._tenants)
+
+    async def _states(self, since: Mapping[int, int] | None = None) -> dict[int, DashboardState]:
+        """Return the states of the workers that answer, with the requests that ended since so many; None: all."""
+        number = self._exchange.number
+        others = await self._exchange.ask("state", since)
+        own = self._state(None if since is None else since.get(number, 0))
+        return {number: own, **{each: DashboardState.from_bytes(answer) for each, answer in others.items()}}
+
+    def _answer(self, since: Mapping[str, int] | None) -> bytes:
+        return self._state(None if since is None else since.get(str(self._exchange.number), 0)).to_bytes()
 
     def _state(self, since: int | None) -> DashboardState:
         """Return this worker's state, with the requests that ended since that many, or in the last hour."""
@@ -239,7 +256,7 @@ class Dashboard:
     async def _history(self) -> dict[str, Any]:
         """Return what a viewer needs once: constants, and the last hour."""
         config, now = self._config, self._dispatcher.clock()
-        rows = self._merged(await self.exchange.states()).rows
+        rows = self._merged(await self._states()).rows
         current = rows["ended_s"] < now // _BUCKET_S * _BUCKET_S
         series = await asyncio.to_thread(lambda: list(latency_series(rows[current], _BUCKET_S)))
         return {
@@ -276,7 +293,7 @@ class Dashboard:
     async def what_if(self, request: Request) -> Response:
         """Return what the last hour would have been under other policies and numbers of engines; one at a time."""
         question = await _question(request)
-        state = self._merged(await self.exchange.states())
+        state = self._merged(await self._states())
         rows = state.rows
         if len(rows) < _LEAST_REPLAYED:
             message = f"{len(rows)} requests ended in the last hour; {_LEAST_REPLAYED} are needed"

@@ -1,29 +1,20 @@
 """What the dashboard shows of a gateway: the state of one worker, and the states of all workers as one.
 
-With `--workers N` each worker answers on a Unix socket in the workers' private folder. The worker that a viewer is
-connected to asks the others once a second, so that nothing is exchanged while no page is open.
+The worker that a viewer is connected to asks the others once a second; nothing is exchanged while no page is open.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from lengthwise.gateway.recent_requests import ROW, Names, Rows
 
-_log = logging.getLogger(__name__)
-
 _TENANT: Final = 4  # in a request of `queue` and `slots`
-_ANSWER_S: Final = 2.0
-_LINE_BYTES: Final = 1 << 20
 _STATES: Final = ("closed", "half_open", "open", "leaving", "down")
 
 
@@ -34,6 +25,16 @@ class DashboardState:
     counts: dict[str, Any]
     """JSON: `added`, `waiting`, `running`, `failed`, `engines`, `queue`, `slots`, and the names that rows refer to."""
     rows: Rows
+
+    def to_bytes(self) -> bytes:
+        """Return the state for another worker: the counts on a line, then the rows."""
+        return json.dumps(self.counts).encode() + b"\n" + self.rows.tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> DashboardState:
+        """Read what `to_bytes` has returned."""
+        counts, _, rows = data.partition(b"\n")
+        return cls(json.loads(counts), np.frombuffer(rows, ROW))
 
 
 def merged_state(states: Mapping[int, DashboardState], workers: int, policies: Names, tenants: Names) -> DashboardState:
@@ -79,68 +80,3 @@ def _one_engine(seen: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     summed = {name: sum(each[name] for each in seen) for name in ("running", "slots")}
     return {**seen[0], **reported, **summed, "state": max((each["state"] for each in seen), key=_STATES.index)}
-
-
-class StateExchange:
-    """Asks the other workers of a gateway for their states, and answers them; alone, it returns the own state only."""
-
-    def __init__(self, own: Callable[[int | None], DashboardState]) -> None:
-        """`own` returns the state with the requests that ended since that many; None: those of the last hour."""
-        self._own = own
-        self._folder: Path | None = None
-        self.number = 0
-
-    def join(self, folder: Path, number: int) -> None:
-        """Be worker `number` of those whose sockets are in `folder`."""
-        self._folder, self.number = folder, number
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
-        """Answer the other workers, if there are any."""
-        if self._folder is None:
-            yield
-            return
-        path = self._folder / f"{self.number}.sock"
-        path.unlink(missing_ok=True)  # of a worker that died
-        try:
-            server = await asyncio.start_unix_server(self._answer, path)
-        except OSError as error:  # a path of more than 107 bytes
-            _log.warning("the dashboard of other workers does not show worker %d: %s", self.number, error)
-            yield
-            return
-        try:
-            yield
-        finally:
-            server.close()
-
-    async def states(self, since: Mapping[int, int] | None = None) -> dict[int, DashboardState]:
-        """Return the states of the workers that answer, by number, with the requests that ended since; None: all."""
-        others: dict[int, Path] = {}
-        if self._folder is not None:
-            others = {int(path.stem): path for path in self._folder.glob("*.sock") if int(path.stem) != self.number}
-        asked = (self._ask(path, None if since is None else since.get(number, 0)) for number, path in others.items())
-        answers = await asyncio.gather(*asked)
-        own = self._own(None if since is None else since.get(self.number, 0))
-        found = {number: answer for number, answer in zip(others, answers, strict=True) if answer is not None}
-        return {self.number: own, **found}
-
-    async def _ask(self, path: Path, since: int | None) -> DashboardState | None:
-        with suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):  # it stops, starts or is busy
-            async with asyncio.timeout(_ANSWER_S):
-                reader, writer = await asyncio.open_unix_connection(path, limit=_LINE_BYTES)
-                try:
-                    writer.write(json.dumps(since).encode() + b"\n")
-                    counts = json.loads(await reader.readline())
-                    data = await reader.readexactly(counts.pop("bytes"))
-                finally:
-                    writer.close()
-            return DashboardState(counts, np.frombuffer(data, ROW))
-        return None
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, ValueError):  # the other worker has ended
-            state = self._own(json.loads(await reader.readline()))
-            data = state.rows.tobytes()
-            writer.write(json.dumps({**state.counts, "bytes": len(data)}).encode() + b"\n" + data)
-            await writer.drain()
-        writer.close()

@@ -3,8 +3,8 @@
 They share the listening socket, so a connection goes to a worker that is free to accept it, and nothing else: each has
 its own queue, router and predictor process. So that together they keep the configured limits, each gets its share of
 them; what the engines report about their load reaches every worker alike. Changes by the admin API and reloads reach
-all workers through the supervisor. /metrics of any worker has the metrics of all, by the label `worker`, and the
-dashboard of any worker shows all.
+all workers through the supervisor. /metrics of any worker has the metrics of all, by the label `worker`; the dashboard,
+the queue and the explanations of any worker show all.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _work(number: int, config: GatewayConfig, sock: socket.socket, link: Connect
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor reloads
 
     def prepare(app: Starlette) -> None:
-        app.state.dashboard.exchange.join(folder, number)
+        app.state.exchange.join(folder, number)
         app.add_middleware(_Worker, number=number, link=link, folder=folder, starlette=app)
 
     run_gateway(config, sock, on_engines=lambda text: link.send(_Ready(text)), prepare=prepare)

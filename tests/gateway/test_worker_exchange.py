@@ -1,0 +1,40 @@
+"""Questions between workers: answers by worker, and workers that do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from lengthwise.gateway.worker_exchange import WorkerExchange
+
+pytestmark = pytest.mark.anyio
+
+
+def worker(folder: Path, number: int) -> WorkerExchange:
+    exchange = WorkerExchange()
+    exchange.join(folder, number)
+    exchange.answer("repeat", lambda word: f"{number}: {word}".encode() * 200_000)
+    exchange.answer("fail", lambda _: bytes([1000]))
+    return exchange
+
+
+async def test_the_others_answer_and_a_worker_that_does_not_is_left_out(tmp_path: Path) -> None:
+    one, two = (worker(tmp_path, number) for number in range(2))
+    (tmp_path / "2.sock").touch()  # of a worker that was killed
+    async with one.serving(), two.serving():
+        assert await one.ask("repeat", "a\nline") == {1: b"1: a\nline" * 200_000}
+        assert await two.ask("repeat", None) == {0: b"0: None" * 200_000}
+        assert await one.ask("fail", None) == await one.ask("unknown", None) == {}
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "0.sock")
+        writer.write(b"not a question\n")
+        assert await reader.read() == b""
+        writer.close()
+        assert list(await two.ask("repeat", 1)) == [0]
+
+
+async def test_a_worker_alone_has_no_others() -> None:
+    exchange = WorkerExchange()
+    async with exchange.serving():
+        assert await exchange.ask("state", None) == {}
