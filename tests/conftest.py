@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -61,6 +65,45 @@ BENCH_TOKEN = "a token of the tests"  # noqa: S105
 def few_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adapt with two strengths of penalty in place of fifteen: the same code with fewer fits."""
     monkeypatch.setattr("lengthwise.predictors.mixture.STRENGTHS", ((10.0, 30.0), (100.0, 1000.0)))
+
+
+@dataclass(frozen=True)
+class StatingLlm:
+    """An OpenAI-compatible server whose LLM states the last word of a prompt as the length of its answer."""
+
+    url: str
+    bodies: list[dict[str, Any]]
+    """Of the chat completions that it was asked for."""
+
+
+@pytest.fixture
+def stating_llm() -> Iterator[StatingLlm]:
+    """Start a server of one LLM, "tiny", that states a length where the prompt ends with a number."""
+    bodies: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._reply({"data": [{"id": "tiny"}]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            bodies.append(body)
+            last = body["messages"][0]["content"].split()[-1]
+            reply = f"{last}: because" if last.isdigit() else "I do not know."
+            self._reply({"choices": [{"message": {"content": reply}}]})
+
+        def _reply(self, body: dict[str, Any]) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (its name in the base class)
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield StatingLlm(f"http://127.0.0.1:{server.server_port}", bodies)
+        server.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -33,11 +33,9 @@ KEPT: Final = Path(__file__).parent.parent / "results" / "castillo"
 PREDICTIONS: Final = "predictions.parquet"
 CURVES: Final = "curves.parquet"
 VECTORS: Final = Path("out/castillo/vectors.npz")
-SEEDS: Final = 1
+SEEDS: Final = 3
 HELD_OUT: Final = 0.1
-LEARNED: Final = 1 / 3
-"""Share of the train and validate prompts that is trained on, held-out ones included: what two cores encode in time."""
-MAX_TOKENS: Final = 64
+MAX_TOKENS: Final = 128
 """Of a prompt; of a longer one the first and the last half of them are encoded."""
 
 Floats = NDArray[np.float64]
@@ -295,9 +293,8 @@ def _parts(samples: LengthSamples, vectors: Vectors, llm: str, rule: str) -> tup
 
 
 def _split(rows: LengthSamples) -> dict[str, LengthSamples]:
-    """Rows to learn from, held out and left out; a prompt is on the same side for every LLM."""
-    shares = {"learn": LEARNED * (1 - HELD_OUT), "held": LEARNED * HELD_OUT, "left out": 1 - LEARNED}
-    return rows.split_by_prompt(shares, seed=0)
+    """Rows to learn from and held out; a prompt is on the same side for every LLM."""
+    return rows.split_by_prompt({"learn": 1 - HELD_OUT, "held": HELD_OUT}, seed=0)
 
 
 def used(samples: LengthSamples) -> LengthSamples:
@@ -305,9 +302,7 @@ def used(samples: LengthSamples) -> LengthSamples:
     tables = []
     for llm in LLMS:
         rows = rows_of(llm, samples)
-        parts = _split(trained_on(rows))
-        tested = [part.table for _, _, part in evaluated_parts(rows)]
-        tables += [parts["learn"].table, parts["held"].table, *tested]
+        tables += [trained_on(rows).table, *(part.table for _, _, part in evaluated_parts(rows))]
     return LengthSamples(pa.concat_tables(tables).combine_chunks(), samples.origin)
 
 

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +12,7 @@ from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.ask import LONGEST, AskPredictor, parse_length, question
 from lengthwise.predictors.evaluation import CEILING, PER_BOTH, PER_LLM, run
 from lengthwise.predictors.resolve import resolve_predictor
+from tests.conftest import StatingLlm
 from tests.predictors.rows import known_rows
 
 
@@ -102,55 +97,24 @@ def test_the_requested_format_is_always_parsed(length: int, rest: str) -> None:
     assert parse_length(f"[{length}]: {rest}") == length
 
 
-class _Server(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server that states as many tokens as the last word of a prompt."""
-
-    bodies: ClassVar[list[dict[str, Any]]] = []
-
-    def do_GET(self) -> None:
-        self._reply({"data": [{"id": "tiny"}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.bodies.append(body)
-        last = body["messages"][0]["content"].split()[-1]
-        reply = f"{last}: because" if last.isdigit() else "I do not know."
-        self._reply({"choices": [{"message": {"content": reply}}]})
-
-    def _reply(self, body: dict[str, Any]) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (its name in the base class)
-        pass
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def test_the_stated_length_is_the_median_and_no_statement_is_the_wide_prior(url: str) -> None:
-    predictor = resolve_predictor(f"ask:{url}/v1")
+def test_the_stated_length_is_the_median_and_no_statement_is_the_wide_prior(stating_llm: StatingLlm) -> None:
+    predictor = resolve_predictor(f"ask:{stating_llm.url}/v1")
     inputs = [PredictionInput(f"Count to {text}", "m", max_tokens=1000) for text in ("70", "nothing", "12")]
     predictions = predictor.predict(inputs)
     assert predictions.quantile(0.5) == pytest.approx([70, wide_prior().quantile(0.5), 12])
     assert isinstance(predictor, AskPredictor)
     assert (predictor.asked, predictor.stated) == (3, 2)
-    body = _Server.bodies[-1]
+    body = stating_llm.bodies[-1]
     assert (body["model"], body["max_tokens"]) == ("tiny", 64)
     assert body["messages"][0]["content"].startswith("Predict the length of your answer")
 
 
-def test_the_prompt_method_is_evaluated_beside_the_constants(url: str) -> None:
+def test_the_prompt_method_is_evaluated_beside_the_constants(stating_llm: StatingLlm) -> None:
     samples, _ = known_rows(20)
-    found = run(f"ask:{url}", samples, limit=10)
+    name = f"ask:{stating_llm.url}"
+    found = run(name, samples, limit=10)
     assert found.rows == 10
-    assert list(found.subjects) == [f"ask:{url}", PER_LLM, PER_BOTH, CEILING]
+    assert list(found.subjects) == [name, PER_LLM, PER_BOTH, CEILING]
 
 
 def test_a_server_that_is_not_there_is_one_line() -> None:

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
@@ -16,6 +10,7 @@ from experiments.castillo.prompt_method import ask, read, score, table
 from lengthwise.errors import InputError
 from lengthwise.predictors.ask import AskPredictor
 from lengthwise.workloads import LengthSamples
+from tests.conftest import StatingLlm
 from tests.experiments.castillo.test_rows import samples_of
 
 SAMPLES = samples_of([100, 110], [200, 220], [300, 330], [400, 440])
@@ -25,37 +20,11 @@ def replies(*texts: str, samples: LengthSamples = SAMPLES) -> pa.Table:
     return samples.table.select(["llm", "corpus", "prompt_id"]).append_column("reply", pa.array(texts))
 
 
-class _Llm(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server whose LLM always states 55."""
-
-    def do_GET(self) -> None:
-        self._reply({"data": [{"id": "tiny"}]})
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self._reply({"choices": [{"message": {"content": "[55]: yes"}}]})
-
-    def _reply(self, body: dict[str, Any]) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (its name in the base class)
-        pass
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Llm) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def test_an_llm_behind_a_url_is_asked_about_every_prompt(url: str) -> None:
-    kept = ask(SAMPLES, AskPredictor(url))
-    assert kept["reply"].to_pylist() == ["[55]: yes"] * 4
-    assert score(kept, SAMPLES).median_stated == 55
+def test_an_llm_behind_a_url_is_asked_about_every_prompt(stating_llm: StatingLlm) -> None:
+    kept = ask(SAMPLES, AskPredictor(stating_llm.url))
+    assert kept["reply"].to_pylist() == ["0: because", "1: because", "2: because", "3: because"]
+    assert [body["model"] for body in stating_llm.bodies] == ["tiny"] * 4
+    assert score(kept, SAMPLES).median_stated == 2  # a stated 0 is no length
 
 
 def test_errors_are_of_the_prompts_with_a_stated_length() -> None:

@@ -22,7 +22,7 @@ def samples_of(*lengths: list[int], corpus: str = "Mbpp", split: str = "test") -
             "llm": ["meta-llama/Llama-3.2-1B-Instruct"] * rows,
             "input_tokens": [10] * rows,
             "lengths": list(lengths),
-            "prompt": ["a prompt"] * rows,
+            "prompt": [f"prompt {i}" for i in range(rows)],
         },
         origin="test",
     )
