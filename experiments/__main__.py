@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="Run studies; finished ones and finished simulations come from the cache.")
     run.add_argument("names", nargs="+", metavar="NAME", help="Names of studies, or `all`.")
     run.add_argument("--quick", action="store_true", help="The small grid: the shape of the result only.")
+    run.add_argument("--measure", action="store_true", help="Run the engine again instead of reading kept rows.")
     run.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="Replace a field of the grid.")
     run.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="Worker processes.")
     run.add_argument(
@@ -82,7 +83,7 @@ def _list() -> None:
 def _run(options: argparse.Namespace) -> None:
     every = options.names == ["all"]
     studies = [load(name) for name in (NAMES if every else options.names)]
-    grids = [study.with_settings(options.set, quick=options.quick) for study in studies]
+    grids = [study.with_settings(_settings(study, options, every=every), quick=options.quick) for study in studies]
     missing = [study.needs(grid) for study, grid in zip(studies, grids, strict=True)]
     if any(missing) and not every:
         raise InputError("; ".join(f"{study.name} {why}" for study, why in zip(studies, missing, strict=True) if why))
@@ -101,6 +102,15 @@ def _run(options: argparse.Namespace) -> None:
             _note(f"{study.name} is left out: it {why}")
         else:
             _run_one(study, grid, options, tables=not every)
+
+
+def _settings(study: Study[Any, Any], options: argparse.Namespace, *, every: bool) -> list[str]:
+    """The given settings; `--measure` sets the field `measure`, which studies of a running engine have."""
+    if not options.measure or (every and not hasattr(study.grid, "measure")):
+        return list(options.set)
+    if not hasattr(study.grid, "measure"):
+        raise InputError(f"{study.name} does not run an engine", field="--measure")
+    return [*options.set, "measure=yes"]
 
 
 def _run_one(study: Study[Any, Any], grid: object, options: argparse.Namespace, *, tables: bool) -> None:

@@ -1,8 +1,13 @@
 """One prompt answered 256 times: the spread that no predictor can remove, and the family it follows.
 
 TIE (arXiv 2604.00499) opens with this figure: the lengths of 256 generations of one prompt of LMSYS-Chat-1M with the
-fitted log-t. Here any served LLM answers, and the other families are compared by likelihood. Lengths are stored: a
-second run generates nothing, and an interrupted one resumes.
+fitted log-t. Here any served LLM answers, and the other families are compared by likelihood.
+
+    python -m experiments run one_prompt                                  # 256 kept answers of SmolLM2-135M
+    python -m experiments run one_prompt --measure                        # generate them again, on the embedded engine
+    python -m experiments run one_prompt --set url=http://HOST:PORT       # another LLM
+
+Generated lengths are stored: a second run generates nothing, and an interrupted one resumes.
 """
 
 from __future__ import annotations
@@ -38,6 +43,8 @@ from lengthwise.workloads import LengthSamples
 Array = NDArray[np.float64]
 
 
+KEPT: Final = Path(__file__).parent / "results" / "one_prompt.parquet"
+"""The answers of SmolLM2-135M-Instruct to PROMPT with the default sampling."""
 GENERATIONS: Final = 256
 """As in the paper's figure."""
 PROMPT: Final = "Introduce Nanjing University in China."
@@ -281,8 +288,10 @@ class OnePromptGrid:
     """Longer answers are cut, and count as longer."""
     max_concurrency: int = 16
     seed: int = 0
+    measure: bool = False
+    """Generate the answers even where kept ones have this prompt and sampling."""
     answers: Path | None = None
-    """The lengths (.parquet): read if the file exists, else written. By default in the cache."""
+    """The lengths (.parquet): read if the file exists, else written. By default the kept ones, or in the cache."""
 
     def __post_init__(self) -> None:
         if self.generations < 10:
@@ -291,7 +300,17 @@ class OnePromptGrid:
     @property
     def stored(self) -> Path:
         """The file of the lengths."""
-        sampling = (
+        if self.answers is not None:
+            return self.answers
+        if not self.measure and self.sampling == OnePromptGrid().sampling:
+            return KEPT
+        name = f"one-prompt-{xxhash.xxh3_64_hexdigest(repr(self.sampling).encode())}.parquet"
+        return cache_home() / "answers" / name
+
+    @property
+    def sampling(self) -> tuple[object, ...]:
+        """What decides the answers."""
+        return (
             self.prompt,
             self.url,
             self.generations,
@@ -301,8 +320,6 @@ class OnePromptGrid:
             self.max_tokens,
             self.seed,
         )
-        name = f"one-prompt-{xxhash.xxh3_64_hexdigest(repr(sampling).encode())}.parquet"
-        return self.answers or cache_home() / "answers" / name
 
 
 def measure(run: Run, grid: OnePromptGrid) -> OnePromptResult:
@@ -369,10 +386,10 @@ STUDY: Study[OnePromptGrid, OnePromptResult] = Study(
     title="Answers of one LLM to one prompt",
     question="Which family do the lengths of many answers to one prompt follow?",
     paper="TIE, arXiv 2604.00499, figure 1",
-    source="an LLM of yours, or the embedded one",
+    source="kept answers of SmolLM2-135M, or an LLM of yours",
     grid=OnePromptGrid(),
-    quick=OnePromptGrid(generations=32, max_tokens=256),
-    minutes=(30, 4),
+    quick=OnePromptGrid(),
+    minutes=(0.3, 0.3),
     measure=measure,
     tables=tables,
     facts=facts,

@@ -21,6 +21,7 @@ from lengthwise.workloads import LengthSamples
 from tests.experiments.samples import check_output
 
 LIMIT = 2000
+LOGT_FIXED = logt_family(3.5).name
 
 
 def asked(lengths: NDArray[np.float64], prompts: int = 1) -> LengthSamples:
@@ -93,6 +94,13 @@ def test_what_has_no_spread_or_unlabelled_prompts_is_refused() -> None:
         analyse(asked(heavy(), prompts=2), LIMIT)
     with pytest.raises(InputError, match="have no spread to fit"):
         analyse(asked(np.full(50, 12.0)), LIMIT)
+
+
+def test_the_kept_answers_are_read_unless_prompt_or_sampling_differ(tmp_path: Path) -> None:
+    found = measure(Run(ResultCache(tmp_path)), OnePromptGrid())
+    assert (len(found.lengths), int(found.capped.sum())) == (256, 8)
+    assert found.fit(LOGT_FIXED).loglik_gain == pytest.approx(31.0, abs=0.05)
+    assert OnePromptGrid(prompt="Another.").stored != OnePromptGrid().stored != OnePromptGrid(measure=True).stored
 
 
 def test_stored_answers_are_not_generated_again(tmp_path: Path) -> None:

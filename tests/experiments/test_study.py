@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,11 @@ class Grid:
     numbers: tuple[int, ...] = (1, 2, 3)
     fails: bool = False
     file: Path | None = None
+
+
+@dataclass(frozen=True)
+class EngineGrid(Grid):
+    measure: bool = False
 
 
 def measure(run: Run, grid: Grid) -> list[int]:
@@ -124,6 +129,7 @@ class TestRunner:
             (["--set", "numbers=x"], "valid integer"),
             (["--set", "file=missing"], "toy needs its file"),
             (["--plot", "toy.svg"], "static figure"),
+            (["--measure"], "toy does not run an engine"),
         ],
     )
     def test_a_wrong_input_is_one_line_and_exit_code_2(
@@ -139,6 +145,19 @@ class TestRunner:
         assert "Squares" not in capsys.readouterr().out
         assert run("--set", "file=missing", name="all") == 0
         assert "toy is left out: it needs its file" in capsys.readouterr().err
+
+    def test_measure_reaches_the_studies_of_an_engine_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        measured: list[bool] = []
+
+        def note(run: Run, grid: EngineGrid) -> list[int]:
+            measured.append(grid.measure)
+            return measure(run, grid)
+
+        engine = replace(TOY, name="engine", grid=EngineGrid(), measure=note)
+        monkeypatch.setattr(command, "NAMES", ("toy", "engine"))
+        monkeypatch.setattr(command, "load", {"toy": TOY, "engine": engine}.__getitem__)
+        assert run(name="all") == run("--measure", name="all") == 0
+        assert measured == [False, True]
 
     def test_list_shows_question_and_duration(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert command.main(["list"]) == 0
