@@ -4,7 +4,7 @@ SSJF predicts a length (absolute error of the mean), LTR a score (ListMLE), TIE 
 log-t fitted to the prompt's samples; CLS, mean and maximum pooled). The papers' encoders are BERT, OPT-125M and
 DeBERTa; here all three are MiniLM, because DeBERTa's weights are not available, so that the objectives differ and the
 encoder does not. They are trained on CASTILLO without Alpaca, on the answers of the served LLM alone, as in the
-papers; networks for all LLMs ("all") are read where they have been trained.
+papers.
 
 The predictions are kept in `results/tie_rivals.parquet`; configs/rivals.yaml has the commands that train the networks.
 A traffic seed takes the networks of one training seed in turn, so that an interval covers both.
@@ -45,9 +45,9 @@ Floats = NDArray[np.float64]
 KEPT: Final = Path(__file__).parent / "results" / "tie_rivals.parquet"
 KINDS: Final = {"ssjf": "mean_std", "ltr": "rank", "tie": "logt"}
 """Head of each rival's network."""
-TRAINED_ON: Final = {"one": "one LLM", "all": "all LLMs"}
 OWN: Final = {"sjf": "ssjf", "ltr": "ltr", "tie": "tie"}
 """The predictor of each policy in the paper."""
+OWN_SETTING, TIES_SETTING = "own predictors", "TIE's for all"
 COLUMNS: Final = ("ssjf", "ltr", "mu", "sigma")
 """ln of the predicted length, score, mu and sigma."""
 _DEFINITIONS: Final[Mapping[str, Measure]] = {
@@ -78,16 +78,14 @@ class RivalsGrid:
 
 @dataclass(frozen=True)
 class Fit:
-    """How well the networks trained on some LLMs predict, on some prompts; means over their training seeds."""
+    """How well the networks predict the served LLM's answers to some prompts; means over their training seeds."""
 
-    trained_on: str
     prompts: str
-    llms: str
     count: int
     tau: dict[str, float]
     """Kendall's tau with the mean of the prompt's samples, by rival."""
     mu: Ratio
-    """R^2 of TIE's mu, 95 % interval over prompts (none for a mean over LLMs)."""
+    """R^2 of TIE's mu, 95 % interval over prompts."""
     sigma: Ratio
     sigma_ceiling: float
     """R^2 that a perfect predictor of sigma would reach against fits to ten samples."""
@@ -95,12 +93,11 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class RivalsResult:
-    """Everything measured; a predictor's name in `online` is the rival's and what it is trained on."""
+    """Everything measured; a rival's predictor has the rival's name in `online`."""
 
     grid: RivalsGrid
     origin: str
-    training_seeds: dict[str, int]
-    """Networks of each rival, by what they are trained on."""
+    training_seeds: int
     online: Grid
     fits: tuple[Fit, ...]
 
@@ -118,15 +115,11 @@ def measure(run: Run, grid: RivalsGrid) -> RivalsResult:
     online = run_grid(plan, draw, on_progress=run.part(0.0, 0.1))
     drawn = [draw(seed) for seed in range(grid.seeds)]
     run.report(grid.predictor, 0.1)
-    variants = _equal(grid.predictor, samples, drawn)
-    for training, networks in kept.items():
-        variants += _own(training, networks, samples.where(llm=LLM), drawn)
+    served = samples.where(llm=LLM)
+    variants = [*_equal(grid.predictor, samples, drawn), *_own(kept, served, drawn)]
     online = extend(online, drawn, variants, run.part(0.3, 0.9))
-    fits: list[Fit] = []
-    for training, networks in kept.items():
-        run.report("R^2", 0.9)
-        fits += _fits(training, networks, samples)
-    return RivalsResult(grid, samples.origin, {name: len(each) for name, each in kept.items()}, online, tuple(fits))
+    run.report("R^2", 0.9)
+    return RivalsResult(grid, samples.origin, len(kept), online, _fits(kept, served))
 
 
 def _equal(predictor: str, samples: LengthSamples, drawn: Sequence[Workload]) -> list[Variant]:
@@ -150,28 +143,21 @@ Predicted = dict[tuple[str, str, str], Floats]
 """COLUMNS by LLM, corpus and prompt."""
 
 
-def read_rows(path: Path) -> dict[str, list[Predicted]]:
-    """Return the kept predictions by what the networks are trained on, one for each training seed."""
+def read_rows(path: Path) -> list[Predicted]:
+    """Return the kept predictions, one set for each training seed."""
     table = pyarrow.parquet.read_table(path)
-    found: dict[str, list[Predicted]] = {}
-    for training in TRAINED_ON:
-        chosen = table.filter(pc.equal(table["trained_on"], training))
-        for seed in sorted(pc.unique(chosen["seed"]).to_pylist()):
-            rows = chosen.filter(pc.equal(chosen["seed"], seed))
-            keys = zip(*(rows[name].to_pylist() for name in ("llm", "corpus", "prompt_id")), strict=True)
-            values = np.column_stack([rows[name].to_numpy() for name in COLUMNS]).astype(np.float64)
-            found.setdefault(training, []).append(dict(zip(keys, values, strict=True)))
+    found: list[Predicted] = []
+    for seed in sorted(pc.unique(table["seed"]).to_pylist()):
+        rows = table.filter(pc.equal(table["seed"], seed))
+        keys = zip(*(rows[name].to_pylist() for name in ("llm", "corpus", "prompt_id")), strict=True)
+        values = np.column_stack([rows[name].to_numpy() for name in COLUMNS]).astype(np.float64)
+        found.append(dict(zip(keys, values, strict=True)))
     if not found:
         raise InputError("has no predictions", source=path, hint="write it as configs/rivals.yaml says")
     return found
 
 
-def predictor_name(rival: str, training: str) -> str:
-    """The name of a rival's predictor in the grid."""
-    return f"{rival}, {TRAINED_ON[training]}"
-
-
-def _own(training: str, kept: Sequence[Predicted], rows: LengthSamples, drawn: Sequence[Workload]) -> list[Variant]:
+def _own(kept: Sequence[Predicted], rows: LengthSamples, drawn: Sequence[Workload]) -> list[Variant]:
     """Each policy on its own predictor, and SJF on the medians of TIE's."""
     made: dict[str, list[RequestPredictions]] = {rival: [] for rival in KINDS}
     for seed, workload in enumerate(drawn):
@@ -181,9 +167,8 @@ def _own(training: str, kept: Sequence[Predicted], rows: LengthSamples, drawn: S
         score = mu.mean() + _SCORE_SPREAD * (ltr - ltr.mean()) / max(float(ltr.std()), 1e-9)
         none = np.zeros(len(mu))
         for rival, place, spread in (("ssjf", ssjf, none), ("ltr", score, none), ("tie", mu, sigma)):
-            made[rival].append(_predictions(predictor_name(rival, training), workload, place, spread))
-    pairs = (*OWN.items(), ("sjf", "tie"))
-    return [Variant(predictor_name(rival, training), policy, tuple(made[rival])) for policy, rival in pairs]
+            made[rival].append(_predictions(rival, workload, place, spread))
+    return [Variant(rival, policy, tuple(made[rival])) for policy, rival in (*OWN.items(), ("sjf", "tie"))]
 
 
 def _of_rows(kept: Predicted, rows: LengthSamples) -> Floats:
@@ -192,22 +177,14 @@ def _of_rows(kept: Predicted, rows: LengthSamples) -> Floats:
     return np.array([kept.get(key, np.full(len(COLUMNS), np.nan)) for key in keys])
 
 
-def _fits(training: str, kept: Sequence[Predicted], samples: LengthSamples) -> list[Fit]:
-    """The served LLM on the corpora of the training and on Alpaca; and the mean over LLMs, if there are several."""
-    found = []
-    trained = [corpus for corpus in samples.corpora if corpus != OFFLINE_CORPUS]
-    for prompts, corpora in (("test", trained), (OFFLINE_CORPUS, [OFFLINE_CORPUS])):
-        here = samples.where(corpus=corpora) if set(corpora) <= set(samples.corpora) else None
-        if here is None:
-            continue
-        found.append(_fit(training, prompts, kept, here.where(llm=LLM), LLM))
-        if training == "all":
-            each = [_fit(training, prompts, kept, here.where(llm=llm), llm) for llm in here.llms]
-            found.append(_mean(each))
-    return found
+def _fits(kept: Sequence[Predicted], served: LengthSamples) -> tuple[Fit, ...]:
+    """On the test prompts of the corpora of the training, and on Alpaca's where they are at hand."""
+    trained = [corpus for corpus in served.corpora if corpus != OFFLINE_CORPUS]
+    parts = [("test", trained), *([(OFFLINE_CORPUS, [OFFLINE_CORPUS])] if OFFLINE_CORPUS in served.corpora else [])]
+    return tuple(_fit(prompts, kept, served.where(corpus=corpora)) for prompts, corpora in parts)
 
 
-def _fit(training: str, prompts: str, kept: Sequence[Predicted], rows: LengthSamples, llm: str) -> Fit:
+def _fit(prompts: str, kept: Sequence[Predicted], rows: LengthSamples) -> Fit:
     lengths, clean = rows.lengths_matrix(), rows.clean_mask()
     family = logt_family(TIE_NU)
     fits = fit_rows(family, lengths, clean)
@@ -215,17 +192,16 @@ def _fit(training: str, prompts: str, kept: Sequence[Predicted], rows: LengthSam
     per_seed = [_of_rows(each, rows) for each in kept]
     usable = clean.any(axis=1) & ~np.isnan(per_seed[0]).any(axis=1)
     mean = rows.clean_mean()
-    columns = {"ssjf": 0, "ltr": 1, "tie": 2}
     tau = {
         rival: float(np.mean([kendall_tau(values[usable, at], mean[usable]) for values in per_seed]))
-        for rival, at in columns.items()
+        for at, rival in enumerate(KINDS)
     }
     known = usable & ~fits.degenerate & ~halves[0].degenerate & ~halves[1].degenerate
     r = float(np.corrcoef(*(half.params[known, 1] for half in halves))[0, 1])
     mu, sigma = (
         _r_squared(fits.params[known, at], np.array([values[known, 2 + at] for values in per_seed])) for at in range(2)
     )
-    return Fit(TRAINED_ON[training], prompts, llm, int(known.sum()), tau, mu, sigma, 2 * r / (1 + r))
+    return Fit(prompts, int(known.sum()), tau, mu, sigma, 2 * r / (1 + r))
 
 
 def _r_squared(true: Floats, predicted: Floats) -> Ratio:
@@ -237,17 +213,6 @@ def _r_squared(true: Floats, predicted: Floats) -> Ratio:
     return Ratio(float(values[0]), float(low), float(high))
 
 
-def _mean(fits: Sequence[Fit]) -> Fit:
-    first = fits[0]
-    tau = {rival: float(np.mean([each.tau[rival] for each in fits])) for rival in first.tau}
-    mu, sigma = (
-        Ratio(float(np.mean([getattr(each, name).ratio for each in fits])), np.nan, np.nan) for name in ("mu", "sigma")
-    )
-    ceiling = float(np.mean([each.sigma_ceiling for each in fits]))
-    count = sum(each.count for each in fits)
-    return Fit(first.trained_on, first.prompts, f"mean of {len(fits)}", count, tau, mu, sigma, ceiling)
-
-
 def tables(found: RivalsResult) -> list[Table]:
     """The predictors, then latency by both definitions."""
     return [_predictors(found), *(_latency(found, name) for name in _DEFINITIONS)]
@@ -256,9 +221,7 @@ def tables(found: RivalsResult) -> list[Table]:
 def _predictors(found: RivalsResult) -> Table:
     rows = [
         [
-            each.trained_on,
             each.prompts,
-            each.llms,
             f"{each.count:,}",
             *(f"{each.tau[rival]:.3f}" for rival in KINDS),
             multiple(each.mu, 2),
@@ -267,15 +230,12 @@ def _predictors(found: RivalsResult) -> Table:
         ]
         for each in found.fits
     ]
-    rows.append(["paper", "LMSYS", "8B", "–", "–", "–", "–", *(f"{each:g}" for each in paper.R_SQUARED), "–"])
-    columns = (
-        "trained on", "prompts", "LLM", "n", "tau of SSJF's", "of LTR's", "of TIE's", "R^2 of mu", "R^2 of sigma",
-        "at most",
-    )  # fmt: skip
+    rows.append(["paper, LMSYS", "–", "–", "–", "–", *(f"{each:g}" for each in paper.R_SQUARED), "–"])
+    columns = ("prompts", "n", "tau of SSJF's", "of LTR's", "of TIE's", "R^2 of mu", "R^2 of sigma", "at most")
     notes = [
-        "MiniLM for all three, trained on six corpora of CASTILLO without the test prompts and without Alpaca.",
+        f"MiniLM for all three, trained on {LLM}'s answers to CASTILLO, without test prompts and Alpaca.",
         (
-            f"Training seeds: {max(found.training_seeds.values())}; 95 % intervals over prompts. R^2 against the log-t "
+            f"Training seeds: {found.training_seeds}; 95 % intervals over prompts. R^2 against the log-t "
             "fitted to the prompt's ten samples (the paper: 20). at most: R^2 of sigma that a perfect predictor would "
             "reach, by the agreement of fits to halves of the samples."
         ),
@@ -285,17 +245,12 @@ def _predictors(found: RivalsResult) -> Table:
 
 def _settings(found: RivalsResult) -> dict[str, dict[str, str]]:
     """The predictor of each policy, by setting."""
-    own = {
-        f"own predictors, {name}": {policy: predictor_name(rival, training) for policy, rival in OWN.items()}
-        for training, name in TRAINED_ON.items()
-        if training in found.training_seeds
+    equal = found.grid.predictor
+    return {
+        OWN_SETTING: OWN,
+        TIES_SETTING: {"sjf": "tie", "tie": "tie"},
+        f"`{equal}` for all": dict.fromkeys(OWN, equal),
     }
-    same = {
-        f"TIE's for all, {name}": {policy: predictor_name("tie", training) for policy in ("sjf", "tie")}
-        for training, name in TRAINED_ON.items()
-        if training in found.training_seeds
-    }
-    return {**own, **same, f"`{found.grid.predictor}` for all": dict.fromkeys(OWN, found.grid.predictor)}
 
 
 def _latency(found: RivalsResult, definition: str) -> Table:
@@ -349,11 +304,9 @@ def claims(found: RivalsResult) -> list[Claim]:
                     cells = find(grid, policy, predictors[policy]), find(grid, base, predictors.get(base, ""))
                     statement = f"{policy} over {base}, {definition}"
                     rows.append(Claim(statement, main[policy] / main[base], over(*cells, measured), setting))
-    served = [each for each in found.fits if each.prompts == "test" and each.llms == LLM]
-    for each in served:
-        for name, theirs, ours in zip(("mu", "sigma"), paper.R_SQUARED, (each.mu, each.sigma), strict=True):
-            setting = f"own predictors, {each.trained_on}"
-            rows.append(Claim(f"R^2 of {name}", theirs, ours, setting, neutral=None))
+    test = found.fits[0]
+    for name, theirs, ours in zip(("mu", "sigma"), paper.R_SQUARED, (test.mu, test.sigma), strict=True):
+        rows.append(Claim(f"R^2 of {name}", theirs, ours, OWN_SETTING, neutral=None))
     return rows
 
 
@@ -377,7 +330,7 @@ def _needs(grid: RivalsGrid) -> str | None:
 
 
 def write_rows(outputs: Path, to: Path) -> int:
-    """Write the outputs of `scripts/gpu_train.py rivals` as rows, one for each LLM, prompt and training."""
+    """Write the outputs of `scripts/gpu_train.py rivals` as rows, one for each prompt and training seed."""
     from lengthwise.training.data import PromptTable, load_samples
     from lengthwise.training.encoder.config import read_config
 
@@ -387,26 +340,23 @@ def write_rows(outputs: Path, to: Path) -> int:
         arrays = {name: archive[name] for name in archive.files}
     prompts = arrays.pop("prompts")
     about = table.about.take(pa.array(prompts)).select(["corpus", "split", "prompt_id"])
+    llm = next(number for number, name in enumerate(table.llms) if LLM in name.lower())
+    has = (table.lengths[prompts, llm] > 0).any(axis=1)
     parts = []
-    for training, seed in dict.fromkeys(tuple(name.split("_")[1:]) for name in arrays):
-        networks = {rival: arrays.get(f"{rival}_{training}_{seed}") for rival in KINDS}
+    for seed in dict.fromkeys(name.split("_")[1] for name in arrays):
+        networks = {rival: arrays.get(f"{rival}_{seed}") for rival in KINDS}
         if any(each is None for each in networks.values()):  # not all were trained in the time
             continue
         values = {rival: mu_and_sigma(np.asarray(each), KINDS[rival]) for rival, each in networks.items()}
-        places = [values["ssjf"][0], values["ltr"][0], *values["tie"]]
-        for number, llm in enumerate(table.llms):
-            has = (table.lengths[prompts, number] > 0).any(axis=1)
-            if (training == "one" and "Llama-3.1-8B" not in llm) or not has.any():
-                continue
-            rows = about.filter(pa.array(has))
-            columns: dict[str, object] = {
-                "trained_on": [training] * len(rows),
-                "seed": np.full(len(rows), int(seed), np.int8),
-                "llm": [llm] * len(rows),
-            }
-            columns |= {name: rows[name] for name in rows.column_names}
-            columns |= {name: each[has, number].astype(np.float32) for name, each in zip(COLUMNS, places, strict=True)}
-            parts.append(pa.table(columns))
+        rows = about.filter(pa.array(has))
+        columns: dict[str, object] = {
+            "seed": np.full(len(rows), int(seed), np.int8),
+            "llm": [table.llms[llm]] * len(rows),
+        }
+        columns |= {name: rows[name] for name in rows.column_names}
+        predicted = (values["ssjf"][0], values["ltr"][0], *values["tie"])
+        columns |= {name: each[has, llm].astype(np.float32) for name, each in zip(COLUMNS, predicted, strict=True)}
+        parts.append(pa.table(columns))
     joined = pa.concat_tables(parts)
     pyarrow.parquet.write_table(joined, to, compression="zstd", compression_level=19)
     return len(joined)

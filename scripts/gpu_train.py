@@ -51,8 +51,8 @@ RIVALS = {
     "tie": "pooling=all,nll=0,log_mean=0,mean=0,log_std=0,pairwise=0,loss.fitted=1,loss.fitted_sigma=3",
 }
 """A point regressor of the length, a ListMLE ranker, and mu and sigma by squared error of the prompt's fit."""
-RIVAL_LLMS = {"one": "llm=Llama-3.1-8B,", "all": ""}
-"""What they train on: answers of the LLM that is served, as in the papers, or of all LLMs."""
+RIVAL_LLM = "llm=Llama-3.1-8B"
+"""They train on the answers of the LLM that is served, as in the papers."""
 
 
 def bare_package() -> None:
@@ -465,10 +465,7 @@ def rivals(arguments: argparse.Namespace) -> None:
     from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST
 
     variants = [
-        f"{rival}_{llms}_{seed}:{chosen}{recipe},seed={seed}"
-        for seed in range(2)
-        for llms, chosen in RIVAL_LLMS.items()
-        for rival, recipe in RIVALS.items()
+        f"{rival}_{seed}:{RIVAL_LLM},{recipe},seed={seed}" for seed in range(2) for rival, recipe in RIVALS.items()
     ]
     names = run_all(arguments, variants, time.time() + arguments.budget - 10)
     prompts = np.flatnonzero(np.isin(read_pack(arguments.folder).part, (HELD_OUT, TEST, ELSEWHERE)))

@@ -18,7 +18,6 @@ from experiments.tie_rivals import (
     _r_squared,
     claims,
     measure,
-    predictor_name,
     read_rows,
     write_rows,
 )
@@ -46,9 +45,9 @@ def test_each_policy_orders_by_the_kept_predictions_of_its_own_network(small: Ri
     samples = load_castillo().where(split="test", llm=LLM)
     names = {row["prompt"]: (row["llm"], row["corpus"], row["prompt_id"]) for row in samples.table.to_pylist()}
     workload = castillo_workload(samples, LLM, requests=300, rate=1.0, seed=1, max_tokens=2048)
-    kept = read_rows(KEPT)["one"][0]
+    kept = read_rows(KEPT)[0]
     rows = np.array([kept[names[prompt]] for prompt in workload.table["prompt"].to_pylist()])
-    made = {rival: small.online.predictions[predictor_name(rival, "one")][1] for rival in OWN.values()}
+    made = {rival: small.online.predictions[rival][1] for rival in OWN.values()}
     np.testing.assert_array_equal(made["ssjf"].mu, rows[:, 0])
     np.testing.assert_array_equal(made["tie"].sigma, rows[:, 3])
     assert kendalltau(made["ltr"].mu, rows[:, 1]).statistic == pytest.approx(1.0)
@@ -67,9 +66,7 @@ def test_within_a_seed_every_policy_gets_the_same_arrivals_and_lengths(small: Ri
 def test_equal_predictions_make_ssjf_and_ltr_the_same_and_own_ones_do_not(small: RivalsResult) -> None:
     one, other = (find(small.online, policy, "noisy:0.5").outcomes[0].finish for policy in ("sjf", "ltr"))
     np.testing.assert_array_equal(one, other)
-    one, other = (
-        find(small.online, policy, predictor_name(OWN[policy], "one")).outcomes[0].finish for policy in ("sjf", "ltr")
-    )
+    one, other = (find(small.online, policy, OWN[policy]).outcomes[0].finish for policy in ("sjf", "ltr"))
     assert not np.array_equal(one, other)
 
 
@@ -89,7 +86,7 @@ def test_r_squared_is_1_for_the_truth_and_0_for_its_mean() -> None:
 
 def test_both_definitions_are_claimed_in_every_setting(small: RivalsResult) -> None:
     rows = [row for row in claims(small) if row.statement.startswith("tie over sjf")]
-    assert {row.setting for row in rows} == {"own predictors, one LLM", "TIE's for all, one LLM", "`noisy:0.5` for all"}
+    assert {row.setting for row in rows} == {"own predictors", "TIE's for all", "`noisy:0.5` for all"}
     assert len(rows) == 6
 
 
@@ -102,21 +99,21 @@ def test_outputs_of_a_training_become_rows(tmp_path: Path) -> None:
     prompts = np.arange(5, 25)
     rng = np.random.default_rng(0)
     made: dict[str, Any] = {
-        f"{rival}_{training}_0": rng.normal(5, 1, (len(prompts), len(table.llms) + 1, width)).astype(np.float16)
-        for training, rivals in (("one", ("ssjf", "ltr", "tie")), ("all", ("ssjf",)))
+        f"{rival}_{seed}": rng.normal(5, 1, (len(prompts), len(table.llms) + 1, width)).astype(np.float16)
+        for seed, rivals in ((0, ("ssjf", "ltr", "tie")), (1, ("ssjf",)))
         for rival, width in (("ssjf", 2), ("ltr", 1), ("tie", 4))
         if rival in rivals
     }
     np.savez(tmp_path / "rivals.npz", prompts=prompts, **made)
     count = write_rows(tmp_path / "rivals.npz", tmp_path / "rows.parquet")
     kept = read_rows(tmp_path / "rows.parquet")
-    assert list(kept) == ["one"]  # a set with one network of three is left out
+    assert len(kept) == 1  # a seed with one network of three is left out
     llm = next(number for number, name in enumerate(table.llms) if "Llama-3.1-8B" in name)
-    assert count == len(kept["one"][0]) == (table.lengths[prompts, llm] > 0).any(axis=1).sum()
+    assert count == len(kept[0]) == (table.lengths[prompts, llm] > 0).any(axis=1).sum()
     corpora, names = table.column("corpus"), table.column("prompt_id")
     for place, prompt in enumerate(prompts):
-        row = kept["one"][0].get((table.llms[llm], corpora[prompt], names[prompt]))
-        assert row is None or row[0] == made["ssjf_one_0"][place, llm, 0]
+        row = kept[0].get((table.llms[llm], corpora[prompt], names[prompt]))
+        assert row is None or row[0] == made["ssjf_0"][place, llm, 0]
 
 
 def test_a_study_without_kept_rows_says_how_to_make_them(tmp_path: Path) -> None:
