@@ -149,8 +149,8 @@ class TestRunner:
     def test_measure_reaches_the_studies_of_an_engine_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
         measured: list[bool] = []
 
-        def note(run: Run, grid: EngineGrid) -> list[int]:
-            measured.append(grid.measure)
+        def note(run: Run, grid: Grid) -> list[int]:
+            measured.append(isinstance(grid, EngineGrid) and grid.measure)
             return measure(run, grid)
 
         engine = replace(TOY, name="engine", grid=EngineGrid(), measure=note)
