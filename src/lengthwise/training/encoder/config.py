@@ -82,7 +82,7 @@ class RegularisationConfig(_Part):
     dropout: Share = 0.1
     token_mask: Share = 0.0
     """Share of tokens masked in training."""
-    row_weight: Literal["equal", "corpus", "sqrt_corpus", "half_castillo"] = "equal"
+    row_weight: Literal["equal", "corpus", "sqrt_corpus"] = "equal"
     """Whether prompts of small corpora have more weight."""
 
 
@@ -133,7 +133,7 @@ class TrainingConfig(_Part):
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """Layers of the encoder to use, counted from 0; by default all. Fewer are faster."""
     max_tokens: int = Field(default=512, ge=8)
-    pooling: Literal["cls", "mean", "max", "all", "last_all"] = "all"
+    pooling: Literal["cls", "mean", "max", "all"] = "all"
     identity: IdentityConfig = IdentityConfig()
     head: HeadConfig = HeadConfig()
     loss: LossConfig = LossConfig()

@@ -25,15 +25,12 @@ _MASKED: Final = -1e4
 
 
 class Pooling(nn.Module):  # type: ignore[misc]  # the type checker does not see torch
-    """One vector of a prompt from those of its tokens: the first, their mean, their maximum, or all three.
-
-    "last_all" takes the last token in place of the first, which in a causal network sees no other token.
-    """
+    """One vector of a prompt from those of its tokens: the first, their mean, their maximum, or all three."""
 
     def __init__(self, kind: str, width: int) -> None:
         super().__init__()
         self.kind = kind
-        self.width = 3 * width if kind in ("all", "last_all") else width
+        self.width = 3 * width if kind == "all" else width
 
     def forward(self, hidden: Any, mask: Any) -> Any:  # noqa: ANN401  (tensors are Any without torch's types)
         """Return (batch, width); without a mask every token counts."""
@@ -41,12 +38,9 @@ class Pooling(nn.Module):  # type: ignore[misc]  # the type checker does not see
         parts = []
         if self.kind in ("cls", "all"):
             parts.append(hidden[:, 0])
-        if self.kind == "last_all":
-            last = hidden.shape[1] - 1 if mask is None else mask.sum(1).long() - 1
-            parts.append(hidden[torch.arange(len(hidden), device=hidden.device), last])
-        if self.kind in ("mean", "all", "last_all"):
+        if self.kind in ("mean", "all"):
             parts.append(hidden.mean(1) if here is None else (hidden * here).sum(1) / here.sum(1).clamp(min=1.0))
-        if self.kind in ("max", "all", "last_all"):
+        if self.kind in ("max", "all"):
             parts.append((hidden if here is None else hidden + (1.0 - here) * _MASKED).amax(1))
         return torch.cat(parts, dim=-1)
 

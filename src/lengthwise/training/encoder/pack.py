@@ -80,26 +80,6 @@ class Pack:
             llms=tuple(self.llms[number] for number in others),
         )
 
-    def levelled(self, share: float) -> Pack:
-        """Return a pack in which sources other than CASTILLO's have one level: the mean log length of an LLM there.
-
-        The level of a source comes from its settings (system prompt, limit, examples) as much as from its prompts, and
-        most LLMs answered one source only. It moves by `share` of the way to the mean over all sources.
-        """
-        lengths = self.lengths.astype(np.float64)
-        here = lengths > 0
-        logs = np.log(np.maximum(lengths, 1.0))
-        train = (self.part == TRAIN)[:, None, None] & here
-        overall = logs[train].mean()
-        for number, name in enumerate(self.corpora):
-            if not is_castillo(name):
-                rows = self.corpus == number
-                count = train[rows].sum((0, 2))
-                level = np.where(train[rows], logs[rows], 0.0).sum((0, 2)) / np.maximum(count, 1)
-                moved = np.exp(share * np.where(count > 0, overall - level, 0.0))
-                lengths[rows] = np.where(here[rows], np.clip(np.rint(lengths[rows] * moved[:, None]), 1, 2**15 - 1), 0)
-        return replace(self, lengths=lengths.astype(np.int16))
-
     def extended(
         self, tokens: NDArray[Any], offsets: NDArray[np.int64], sizes: NDArray[np.int32], corpus: ArrayLike = -1
     ) -> Pack:

@@ -16,7 +16,7 @@ from lengthwise.predictors.encoder import log_size, places_and_spreads
 from lengthwise.training.encoder import losses
 from lengthwise.training.encoder.ensemble import score
 from lengthwise.training.encoder.losses import Targets, make_targets
-from lengthwise.training.encoder.pack import TRAIN, Pack, is_castillo
+from lengthwise.training.encoder.pack import TRAIN, Pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,21 +109,14 @@ def fitted_variance(pack: Pack) -> tuple[float, float]:
 
 
 def prompt_weights(pack: Pack, kind: str) -> NDArray[np.float32]:
-    """Weights of mean 1 over the training prompts.
-
-    `corpus` gives every corpus the same sum; `half_castillo` gives half of it to CASTILLO's corpora together.
-    """
+    """Weights of mean 1 over the training prompts; `corpus` gives every corpus the same sum."""
     weights = np.ones(len(pack), np.float32)
     if kind != "equal":
         train = pack.part == TRAIN
         counts = np.bincount(pack.corpus[train], minlength=len(pack.corpora))
         share = counts / max(counts.sum(), 1)
-        power = {"corpus": -1.0, "sqrt_corpus": -0.5, "half_castillo": -0.5}[kind]
+        power = {"corpus": -1.0, "sqrt_corpus": -0.5}[kind]
         by_corpus = np.maximum(share, 1.0 / max(counts.sum(), 1)) ** power
-        if kind == "half_castillo":
-            castillo = np.array([is_castillo(name) for name in pack.corpora])
-            for some in (castillo, ~castillo):
-                by_corpus[some] /= max(float((by_corpus * share)[some].sum()), 1e-9)
         by_corpus /= (by_corpus * share).sum()
         weights = by_corpus[pack.corpus].astype(np.float32)
     return weights

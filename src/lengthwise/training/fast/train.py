@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Calibration, fit_calibration
 from lengthwise.predictors.fast import OUTPUTS, FastPredictor
 from lengthwise.predictors.llm_names import identify
@@ -17,13 +23,13 @@ from lengthwise.training.fast.fit import Examples, FastRecipe, fit_network
 from lengthwise.training.fast.word_tables import FOLDS, Vocabulary, learn_tables
 from lengthwise.training.pairs import PairTable, score_pairs
 from lengthwise.workloads.diverse import CASTILLO_GROUPS, load_diverse
+from lengthwise.workloads.files import read_parquet_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from lengthwise.training.fast.teacher import TeacherOutputs
-
     Doubles = NDArray[np.float64]
+    Floats = NDArray[np.float32]
 
 LEAST_PROMPTS: Final = 100
 """An LLM with fewer training prompts has no identity row: its lengths teach the row of unknown LLMs."""
@@ -32,6 +38,51 @@ HELD_OUT: Final = 0.06
 WIDENINGS: Final = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 TAUGHT_LLMS: Final = 8
 """LLMs without lengths for a prompt that are learned from the teacher there, drawn at random."""
+_TEACHER_FIELDS: Final = ("prompt", "outputs")
+
+
+@dataclass(frozen=True, eq=False)
+class TeacherOutputs:
+    """Predictions of a teacher as further targets: log median, log sigma, log mean and log std of prompts x LLMs."""
+
+    texts: tuple[str, ...]
+    llms: tuple[str, ...]
+    outputs: Floats
+
+    def select(self, texts: Sequence[str], llms: Sequence[str]) -> Floats:
+        """Return the outputs for these texts and LLMs, (texts, LLMs, 4); NaN where there are none."""
+        places = {text: place for place, text in enumerate(self.texts)}
+        rows = np.array([places.get(text, -1) for text in texts])
+        found = np.full((len(texts), len(llms), OUTPUTS), np.nan, np.float32)
+        for column, llm in enumerate(llms):
+            if llm in self.llms:
+                found[rows >= 0, column] = self.outputs[rows[rows >= 0], self.llms.index(llm)]
+        return found
+
+    def fingerprint(self) -> str:
+        """Return a hash of texts and outputs."""
+        return hashlib.sha256("\x00".join(self.texts).encode("utf-8", "replace") + self.outputs.tobytes()).hexdigest()
+
+    def write(self, path: Path) -> None:
+        """Write one Parquet file."""
+        flat = pa.FixedSizeListArray.from_arrays(pa.array(self.outputs.ravel()), self.outputs[0].size)
+        table = pa.table({"prompt": pa.array(self.texts), "outputs": flat})
+        pq.write_table(table.replace_schema_metadata({"llms": json.dumps(self.llms)}), path, compression="zstd")
+
+    @classmethod
+    def read(cls, path: Path) -> TeacherOutputs:
+        """Read a file of `write`."""
+        table = read_parquet_table(path)
+        metadata = table.schema.metadata or {}
+        if b"llms" not in metadata or any(name not in table.column_names for name in _TEACHER_FIELDS):
+            raise InputError(
+                "has no outputs of a teacher",
+                source=path,
+                hint=f"columns {', '.join(_TEACHER_FIELDS)}, and llms as metadata",
+            )
+        llms = tuple(json.loads(metadata[b"llms"]))
+        outputs = np.asarray(table["outputs"].combine_chunks().flatten(), np.float32)
+        return cls(tuple(table["prompt"].to_pylist()), llms, outputs.reshape(-1, len(llms), OUTPUTS))
 
 
 @dataclass(frozen=True, eq=False)
