@@ -5,7 +5,7 @@ Three engines with the embedded LLM, each in its own process, alternate: unmodif
 tokens (`ignore_eos`), a batch at once, in short blocks; the order of the three changes from block to block. The figure
 is the CPU time of the whole process, all threads, per generated token. Ratios are of the means of the fastest half of
 the blocks, because other processes on the machine only make blocks slower, with 95 % intervals (paired bootstrap over
-blocks). In addition, inside the engine with the probe: the CPU time of hook, transfer and reading over all other CPU
+blocks). In addition, inside the engine with the probe: the CPU time of transfer and reading over all other CPU
 time, which a busy machine disturbs less. vLLM's CPU build has no async scheduling.
 """
 
@@ -95,13 +95,11 @@ def start(kind: str, probe: str, probe_clock: Clock) -> Any:  # noqa: ANN401
 
 
 def time_probe(clock: Clock) -> None:
-    """Time what the probe adds: the hook in the layer, the states of the step, and their use in the scheduler."""
+    """Time what the probe adds outside the LLM: selecting the states of the step, and their use in the scheduler."""
     from lengthwise.engines.vllm import LengthwiseSyncScheduler
     from lengthwise.engines.vllm_worker import StatesWorker
 
     worker: Any = StatesWorker
-    capture = worker._capture  # noqa: SLF001
-    worker._capture = lambda self, layer: clock.timed(capture(self, layer))  # noqa: SLF001
     worker._states = clock.timed(worker._states)  # noqa: SLF001
     scheduler: Any = LengthwiseSyncScheduler
     scheduler._pass_states = clock.timed(scheduler._pass_states)  # noqa: SLF001

@@ -75,22 +75,9 @@ def test_a_probe_of_states_of_another_size_is_refused(tiny: Path, tmp_path: Path
     assert "reads layer 3, and the LLM has 2" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (EngineOptions(probe="default", compiled=True), "compiled"),
-        (EngineOptions(probe="default", plugin=False), "stock"),
-    ],
-)
-def test_an_engine_that_hands_over_no_states_is_refused(options: EngineOptions, says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        EmbeddedEngine(options).start()
-
-
-def test_a_probe_on_a_gpu_is_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lengthwise.engines.embedded._has_gpu", lambda: True)
-    with pytest.raises(InputError, match="CPU worker only"):
-        EmbeddedEngine(EngineOptions(probe="default")).start()
+def test_stock_vllm_hands_over_no_states() -> None:
+    with pytest.raises(InputError, match="stock"):
+        EmbeddedEngine(EngineOptions(probe="default", plugin=False)).start()
 
 
 def test_the_child_is_given_the_probe_and_the_worker_that_feeds_it(tiny: Path, tmp_path: Path) -> None:

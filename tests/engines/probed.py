@@ -62,5 +62,5 @@ def probed_host(
         "predictor": "none",
         "measuring": {**(measuring or {}), **({} if probe is None else {"probe": str(probe)})},
     }
-    made = make_scheduler(cls, model, policy=policy, worker=WORKER, eager=True, **{"slots": 1, **options, **limits})
+    made = make_scheduler(cls, model, policy=policy, worker=WORKER, **{"slots": 1, **options, **limits})
     return ProbedHost(made, depth)

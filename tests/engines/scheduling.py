@@ -60,7 +60,6 @@ def make_scheduler(
     steps: Path | None = None,
     measuring: dict[str, Any] | None = None,
     worker: str = "auto",
-    eager: bool = False,
 ) -> Any:
     """A scheduler of the given class, the way vLLM's engine core builds it; without a tokenizer unless one is given."""
     model_config = ModelConfig(
@@ -70,7 +69,6 @@ def make_scheduler(
         served_model_name="SmolLM2-135M-Instruct",
         dtype="float32",
         max_model_len=context,
-        enforce_eager=eager,
     )
     scheduler_config = SchedulerConfig(
         max_num_seqs=slots,

@@ -7,7 +7,6 @@ import pickle
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -164,16 +163,6 @@ class Output:
     req_ids: list[str]
 
 
-class AsyncOutput:
-    """Like vLLM's asynchronous output, which resolves to the plain one."""
-
-    def __init__(self, output: Output) -> None:
-        self._model_runner_output = output
-
-    def get_output(self) -> Any:
-        return self._model_runner_output
-
-
 STATES = StepStates(("a", "b"), (7, 30), {20: np.arange(8, dtype=np.float32).reshape(2, 4)})
 
 
@@ -192,18 +181,12 @@ def test_each_state_has_the_entropy_of_its_row() -> None:
     assert {name: state.entropy for name, state in states} == {"a": 0.5, "b": 2.5}
 
 
-def test_states_are_attached_to_the_output_that_an_async_one_resolves_to() -> None:
-    output = AsyncOutput(Output(["a", "b"]))
-    attach(output, STATES)
-    assert attached(output.get_output()) is STATES
-
-
 def test_the_worker_copies_the_layers_and_tokens_that_the_probe_reads(tmp_path: Path) -> None:
     plain, entropic = tmp_path / "plain.lw", tmp_path / "entropic.lw"
     write_probe(plain, made_probe())
     write_probe(entropic, made_probe(("prompt", "entropy"), told=6))
     assert Wanted.of({}) == Wanted(())
-    assert Wanted.of({"layers": [4, 9], "entropy": True}) == Wanted((4, 9), entropy=True)
+    assert Wanted.of({"layers": [9, 4], "entropy": True}) == Wanted((4, 9), entropy=True)
     assert Wanted.of({"probe": str(plain)}) == Wanted((3,), every=16)
     assert Wanted.of({"probe": str(entropic)}) == Wanted((3,), every=16, entropy=True)
     assert Wanted.of({"probe": str(plain), "layers": [9]}) == Wanted((3, 9)), (

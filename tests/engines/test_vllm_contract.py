@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -12,16 +13,20 @@ from tests.engines.need import need_vllm
 need_vllm()
 pytestmark = pytest.mark.engine
 
+import torch
 import vllm
+from vllm.model_executor.models.interfaces import EagleModelMixin
+from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.core.sched import request_queue, scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
+from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.cpu_worker import CPUWorker
-from vllm.v1.worker.gpu_input_batch import InputBatch
-from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
+from vllm.v1.worker.gpu import model_runner as second_model_runner
+from vllm.v1.worker.gpu_worker import Worker
 
 from lengthwise.engines import VLLM_RELEASES
 from lengthwise.engines.vllm import LengthwiseScheduler
@@ -177,22 +182,40 @@ def test_vllms_two_orders_are_still_the_two() -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "name"),
+    ("where", "line"),
     [
-        (InputBatch, "num_computed_tokens_cpu"),
-        (InputBatch, "num_prompt_tokens"),
-        (GPUModelRunner, "query_start_loc"),
-        (GPUModelRunner, "input_batch"),
-        (GPUModelRunner, "execute_model_state"),
+        (gpu_model_runner, "self.input_batch ="),
+        (gpu_model_runner, "self.execute_model_state = ExecuteModelState("),
+        (gpu_model_runner, "hidden_states, aux_hidden_states = model_output"),
+        (second_model_runner, "self.execute_model_state = ExecuteModelState("),
+        (second_model_runner, "hidden_states, aux_hidden_states = model_output"),
     ],
 )
-def test_a_worker_keeps_what_tells_states_apart(where: type, name: str) -> None:
-    assert f"self.{name}" in inspect.getsource(where)
+def test_both_model_runners_keep_the_states_between_the_two_calls_of_a_step(where: ModuleType, line: str) -> None:
+    source = inspect.getsource(where)
+    assert line in source
+    assert "if self.use_aux_hidden_state_outputs:" in source
 
 
-def test_a_step_leaves_its_logits_for_drawing_and_for_us() -> None:
-    assert "logits" in ExecuteModelState._fields
-    assert {"execute_model", "sample_tokens", "load_model"} <= set(dir(CPUWorker))
+@pytest.mark.parametrize(("where", "own"), [(gpu_model_runner, "logits"), (second_model_runner, "input_batch")])
+def test_a_step_leaves_its_hidden_states_for_us(where: ModuleType, own: str) -> None:
+    assert {"aux_hidden_states", "hidden_states", own} <= set(where.ExecuteModelState._fields)
+
+
+@pytest.mark.parametrize("worker", [CPUWorker, Worker])
+def test_a_worker_loads_executes_and_samples(worker: type) -> None:
+    assert {"execute_model", "sample_tokens", "load_model"} <= set(dir(worker))
+
+
+def test_the_hidden_states_of_a_layer_are_returned_in_order_and_after_it() -> None:
+    model = EagleModelMixin()
+    model._set_aux_hidden_state_layers((2, 1))
+    hidden, residual = torch.ones(3, 2), torch.ones(3, 2)
+    found: list[torch.Tensor] = []
+    for layer in range(4):
+        model._maybe_add_hidden_state(found, layer, layer * hidden, residual)
+    assert [float(each[0, 0]) for each in found] == [2.0, 3.0]
+    assert "set_aux_hidden_state_layers" in dir(LlamaForCausalLM)
 
 
 def test_a_configuration_says_what_a_probe_asks_of_it(stock: Scheduler) -> None:
@@ -202,4 +225,3 @@ def test_a_configuration_says_what_a_probe_asks_of_it(stock: Scheduler) -> None:
     assert config.parallel_config.worker_cls.startswith("vllm.")
     assert config.parallel_config.pipeline_parallel_size == 1
     assert config.speculative_config is None
-    assert config.model_config.enforce_eager in (True, False)

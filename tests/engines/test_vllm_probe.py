@@ -17,7 +17,7 @@ from tests.predictors.test_probe import made_probe
 
 
 def config(**changed: Any) -> Any:
-    model = {"model": "/models/tiny", "served_model_name": "chat", "enforce_eager": changed.pop("eager", True)}
+    model = {"model": "/models/tiny", "served_model_name": "chat"}
     shape = {"get_hidden_size": lambda: 8, "get_total_num_hidden_layers": lambda: 3}
     parallel = {"worker_cls": WORKER, "pipeline_parallel_size": changed.pop("stages", 1)}
     return SimpleNamespace(
@@ -49,7 +49,6 @@ def test_the_llm_may_be_served_under_another_name(file: str) -> None:
     [
         ({"speculative_config": object()}, {}, "speculative decoding"),
         ({"stages": 2}, {}, "pipeline parallelism"),
-        ({"eager": False}, {}, "--enforce-eager"),
         ({}, {"forced_lengths": {"llm": "x"}}, "forced lengths"),
     ],
 )
@@ -70,7 +69,7 @@ def test_a_predictor_that_it_did_not_learn_beside_is_said(file: str, caplog: pyt
 
 def test_the_shipped_probe_is_found_by_its_name() -> None:
     model = SimpleNamespace(
-        model="x", served_model_name="SmolLM2-135M-Instruct", enforce_eager=True, get_hidden_size=lambda: 576,
+        model="x", served_model_name="SmolLM2-135M-Instruct", get_hidden_size=lambda: 576,
         get_total_num_hidden_layers=lambda: 30,
     )  # fmt: skip
     assert refiner_for({"probe": "default"}, SimpleNamespace(**{**vars(config()), "model_config": model}), "default")

@@ -199,19 +199,9 @@ def test_the_account_tells_of_the_probes_work(model: Path, probe: Path, tmp_path
     engine.scheduler.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"eager": False}, "add --enforce-eager"),
-        ({"worker": "auto"}, "add --worker-cls lengthwise.engines.vllm_worker.StatesWorker"),
-    ],
-)
-def test_a_vllm_that_hands_over_no_states_is_told_what_it_lacks(
-    model: Path, probe: Path, changed: dict[str, Any], says: str
-) -> None:
-    flags = {"eager": True, "worker": "lengthwise.engines.vllm_worker.StatesWorker", **changed}
-    with pytest.raises(InputError, match=says):
-        make_scheduler(LengthwiseScheduler, model, policy="srpt", measuring={"probe": str(probe)}, **flags)
+def test_a_vllm_that_hands_over_no_states_is_told_what_it_lacks(model: Path, probe: Path) -> None:
+    with pytest.raises(InputError, match=r"add --worker-cls lengthwise\.engines\.vllm_worker\.StatesWorker"):
+        make_scheduler(LengthwiseScheduler, model, policy="srpt", measuring={"probe": str(probe)}, worker="auto")
 
 
 def test_a_probe_of_another_llm_is_refused_at_the_start(model: Path, tmp_path: Path) -> None:

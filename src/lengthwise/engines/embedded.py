@@ -250,14 +250,8 @@ def _check_probe(options: EngineOptions) -> None:
     """Refuse a probe that the child could not use, before it is started."""
     if options.probe is None:
         return
-    against = {
-        "stock vLLM": not options.plugin,
-        "a compiled engine, whose hidden states cannot be read": options.compiled,
-        "a GPU: hidden states are available in vLLM's CPU worker only": _has_gpu(),
-    }
-    for what, there in against.items():
-        if there:
-            raise InputError(f"a probe with {what}", field="--probe", hint="leave out the probe")
+    if not options.plugin:
+        raise InputError("a probe with stock vLLM", field="--probe", hint="leave out the probe")
     model = Path(options.model or cache_home() / MODEL_NAME)
     hidden_size, layers = _shape(model)
     llm = MODEL_NAME if options.model is None else options.model

@@ -34,6 +34,7 @@ class Wanted:
     """The states that the worker copies: after these layers, every `every` tokens of the answer."""
 
     layers: tuple[int, ...]
+    """In ascending order."""
     every: int = 1
     entropy: bool = False
     """Also the entropy of the next token."""
@@ -41,9 +42,9 @@ class Wanted:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Wanted:
         """Read the options: `layers` and `entropy` of every token, or what `probe` reads, when it reads it."""
-        layers, name, entropy = tuple(options.get("layers", ())), options.get("probe"), bool(options.get("entropy"))
+        layers, name, entropy = set(options.get("layers", ())), options.get("probe"), bool(options.get("entropy"))
         if name is None:
-            return cls(layers, entropy=entropy)
+            return cls(tuple(sorted(layers)), entropy=entropy)
         probe = load_probe(name)
         every = 1 if layers else probe.every
         return cls(tuple(sorted({*layers, probe.layer})), every, entropy or ENTROPY in probe.inputs)
@@ -74,9 +75,9 @@ class StepStates:
             yield name, State(tokens, {layer: states[row] for layer, states in self.layers.items()}, entropy)
 
 
-def attach(output: Any, states: StepStates) -> None:  # noqa: ANN401  (one of vLLM's kinds of output)
-    """Attach the states to a step's output; for an asynchronous one, to the output it resolves to."""
-    setattr(getattr(output, "_model_runner_output", output), ATTRIBUTE, states)
+def attach(output: Any, states: StepStates) -> None:  # noqa: ANN401  (vLLM's ModelRunnerOutput)
+    """Attach the states to a step's output."""
+    setattr(output, ATTRIBUTE, states)
 
 
 def attached(output: Any) -> StepStates | None:  # noqa: ANN401
@@ -238,8 +239,6 @@ def refiner_for(options: Mapping[str, Any], config: Any, predictor: str) -> Refi
     if str(parallel.worker_cls).startswith(("auto", "vllm.")):
         hint = f"add --worker-cls {WORKER}"
         raise InputError("vLLM's worker provides no hidden states", field="probe", hint=hint)
-    if not model.enforce_eager:
-        raise InputError("hidden states cannot be read from compiled layers", field="probe", hint="add --enforce-eager")
     against = {
         "speculative decoding, whose last token may be rejected": config.speculative_config is not None,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,

@@ -27,10 +27,10 @@ re-keyed at the first step after the prediction of the engine's predictor arrive
 That predictor runs in a process of its own, started with the engine or, with `"warm_predictor": false`, at the first
 request without a prediction.
 
-With the option `probe` (`default` or a file), our worker and --enforce-eager, the hidden states of each step refine the
-predictions of running requests (`engines.refine`):
+With the option `probe` (`default` or a file) and our worker, the hidden states of each step refine the predictions of
+running requests (`engines.refine`):
 
-    --worker-cls lengthwise.engines.vllm_worker.StatesWorker --enforce-eager
+    --worker-cls lengthwise.engines.vllm_worker.StatesWorker
     --additional-config '{"lengthwise": {"policy": "srpt:c=0.8", "probe": "default"}}'
 
 For measurements: the option `forced_lengths` and a request's `cap` (`engines.forced_lengths`), `account`, a file
