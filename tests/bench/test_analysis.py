@@ -34,7 +34,7 @@ def test_ratios_are_within_blocks_so_the_speed_of_the_machine_cancels(tmp_path: 
     assert ours.tau == pytest.approx(1.0)
     noise = next(each for each in result.arms if each.arm == Arm(FCFS, copy=1))
     assert noise.ratios["mean"].ratio == pytest.approx(1.0)
-    assert result.verdict.startswith("turn it on: sjf, fast: mean E2E 1.25x")
+    assert result.verdict.startswith("Turn it on: sjf, fast has 0.80")
 
 
 def test_the_verdict_is_no_where_nothing_is_gained_and_names_the_tail(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_the_verdict_is_no_where_nothing_is_gained_and_names_the_tail(tmp_path: 
         return e2e if arm.policy == FCFS else np.where(e2e < np.quantile(e2e, 0.95), 0.5 * e2e, 2 * e2e)
 
     arms = (Arm(FCFS), Arm("sjf", "fast"))
-    assert analyse(measured(tmp_path / "worse", arms, 3, worse)).verdict.startswith("not worth it here")
-    assert analyse(measured(tmp_path / "tail", arms, 3, tail)).verdict.startswith("turn it on only if the tail")
+    assert analyse(measured(tmp_path / "worse", arms, 3, worse)).verdict.startswith("Not worth it here")
+    assert analyse(measured(tmp_path / "tail", arms, 3, tail)).verdict.startswith("Turn it on only if the tail")
 
 
 def test_the_interval_covers_the_ratio_of_noisy_pairs_and_one_pair_has_none() -> None:

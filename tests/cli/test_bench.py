@@ -29,8 +29,8 @@ def test_a_measured_folder_is_reported_as_text_json_and_html(tmp_path: Path) -> 
     measured(tmp_path / "out", (Arm(FCFS), Arm("sjf", "fast")), 2, halved)
     shown = bench("--no-run", "--out", str(tmp_path / "out"), "--report", str(tmp_path / "r.html"))
     assert shown.exit_code == 0, shown.output
-    assert shown.output.startswith("turn it on: sjf, fast: mean E2E 2.00x")
-    assert "turn it on" in (tmp_path / "r.html").read_text()
+    assert shown.output.startswith("Turn it on: sjf, fast has 0.50 [0.50, 0.50] times the mean E2E of fcfs")
+    assert "Turn it on" in (tmp_path / "r.html").read_text()
     facts = json.loads(bench("--no-run", "--out", str(tmp_path / "out"), "--json").output)
     assert facts["arms"][1]["ratios"]["mean"]["ratio"] == pytest.approx(0.5)
 

@@ -54,9 +54,21 @@ def test_the_same_file_twice_is_the_same(tmp_path: Path) -> None:
 def test_what_differs_beside_the_figures_is_listed(tmp_path: Path) -> None:
     other = stored(tmp_path / "b.json", content_hash="other", fleet="9*x", origin=ORIGIN | {"version": "0.2.0"})
     result = report(stored(tmp_path / "a.json"), other)
-    for text in ("fleet: ", "version: 0.1.0 -> 0.2.0", "The requests are not the same", "No intervals"):
+    for text in (
+        "b.json: lengthwise simulate x",
+        "fleet: ",
+        "version: 0.1.0 -> 0.2.0",
+        "The requests are not the same",
+        "No intervals",
+    ):
         assert text in result.stdout
     assert max(map(len, result.stdout.partition("┏")[2].splitlines()[:20])) <= 80
+
+
+def test_a_load_that_is_another_rate_is_pointed_out(tmp_path: Path) -> None:
+    one, two = (stored(tmp_path / f"{rate}.json", capacity={"requests_per_s": rate}) for rate in (2.0, 3.0))
+    assert "capacity: 2.00 -> 3.00 requests/s" in report(one, two).stdout
+    assert "capacity" not in report(one, one).stdout
 
 
 def test_one_file_is_shown_and_drawn_again(tmp_path: Path) -> None:

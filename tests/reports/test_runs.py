@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import plotly.graph_objects as go
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.reports.page import Figure
+from lengthwise.reports.page import BASELINE_COLOUR, Figure
 from lengthwise.reports.runs import (
     ReportedRun,
     against_load,
@@ -23,6 +24,7 @@ from lengthwise.reports.runs import (
     who_gains,
 )
 from lengthwise.reports.tables import to_json
+from lengthwise.simulator.grid import USUAL_ROUTER
 from lengthwise.simulator.metrics import LatencyProfile
 from lengthwise.simulator.paired import Ratio
 
@@ -51,7 +53,8 @@ GOOD = run("lengthwise", Ratio(0.6, 0.55, 0.66), 1.05, short=0.25)
 
 def test_the_verdict_names_gain_interval_tail_and_who_pays() -> None:
     assert verdict([FCFS, GOOD]) == (
-        "lengthwise, fast lowers mean E2E by 40 % against fcfs at load 0.90 (95 % interval -45 % to -34 %). "
+        "lengthwise with the predictor fast lowers mean E2E by 40 % against fcfs at load 0.90 "
+        "(95 % interval -45 % to -34 %). "
         "p99 E2E is 1.05 times that of fcfs. "
         "The shortest tenth of answers takes 0.25 times as long as under fcfs, the longest 1.00 times."
     )
@@ -63,8 +66,11 @@ def test_the_verdict_names_gain_interval_tail_and_who_pays() -> None:
         ([FCFS, run("sjf", Ratio(0.99, 0.95, 1.02))], "No difference beyond noise at load 0.90"),
         ([FCFS, run("sjf", Ratio(1.2, 1.1, 1.3))], "Nothing is better than fcfs at load 0.90"),
         ([FCFS, run("sjf", Ratio(0.5, 0.4, 0.6), predictor="oracle")], "With TRUE LENGTHS, which no server has: sjf"),
-        ([FCFS, GOOD, run("sjf", Ratio(0.5, 0.4, 0.6), predictor="oracle")], "lengthwise, fast lowers"),
-        ([FCFS, run("sjf", Ratio(0.5, 0.4, 0.6), 3.0), GOOD], "lengthwise, fast lowers"),
+        (
+            [FCFS, GOOD, run("sjf", Ratio(0.5, 0.4, 0.6), predictor="oracle")],
+            "lengthwise with the predictor fast lowers",
+        ),
+        ([FCFS, run("sjf", Ratio(0.5, 0.4, 0.6), 3.0), GOOD], "lengthwise with the predictor fast lowers"),
         ([FCFS], "Mean E2E of fcfs is 10.00 s at load 0.90; nothing is compared"),
         ([ReportedRun("sjf", latency={"e2e_s": {"mean": 2.0}})], "Mean E2E of sjf is 2.00 s."),
     ],
@@ -111,6 +117,15 @@ def test_a_policy_has_one_colour_in_every_picture_and_fcfs_is_grey() -> None:
                 colours.setdefault(trace["name"].split(",")[0], set()).add(trace["line"]["color"])
     assert {name: len(found) for name, found in colours.items()} == {"fcfs": 1, "lengthwise": 1, "sjf": 1}
     assert colours["fcfs"] == {"#848d97"}
+
+
+def test_what_the_others_are_compared_with_is_grey_and_named_in_the_verdict() -> None:
+    base, other, third = (replace(FCFS, router=router) for router in ("least_load", "lengthwise", USUAL_ROUTER))
+    better = [replace(each, over_fcfs=GOOD.over_fcfs) for each in (other, third)]
+    drawn = {trace["name"]: trace["line"]["color"] for trace in who_gains([base, *better]).data}
+    assert [name for name, colour in drawn.items() if colour == BASELINE_COLOUR] == ["fcfs behind least_load"]
+    assert len(set(drawn.values())) == 3
+    assert "against fcfs behind least_load" in verdict([base, *better])
 
 
 def test_seeds_are_averaged_by_length_and_the_first_is_shown_over_time() -> None:

@@ -94,7 +94,10 @@ def test_facts_hold_all_that_the_page_draws() -> None:
 def test_the_page_opens_with_the_verdict_and_needs_nothing_else() -> None:
     page = html_report(grid())
     assert page.index("<h1>") < page.index("Who gains and who pays") < page.index("Over FCFS, below 1 is better")
-    assert "<h1>No difference beyond noise at load 1.40: mean E2E of sjf, none is 1.00 of that of fcfs" in page
+    assert (
+        "<h1>No difference beyond noise at load 1.40: mean E2E of sjf without predictions is 1.00 of that of fcfs"
+        in page
+    )
     assert "<script src" not in page
     assert "gain captured" in page
 

@@ -222,20 +222,20 @@ def verdict(arms: Sequence[ArmResult]) -> str:
     kind = "burst" if "burst" in kinds else next((each for each in kinds if each != "backlog"), "backlog")
     able = [each for each in arms if each.kind == kind and each.arm.policy != FCFS and each.arm.predictor != ORACLE]
     if not able:
-        return "nothing to judge: only true lengths were measured"
+        return "Nothing to judge: only true lengths were measured."
     kept = [each for each in able if each.ratios["p99"].ratio <= MOST_TAIL] or able
     best = min(kept, key=lambda each: each.ratios["mean"].ratio)
     mean, tail, per_token = (best.ratios[name] for name in ("mean", "p99", "per_token"))
     measured = (
-        f"{best.arm.label}: mean E2E {times(mean)}, per-token latency {times(per_token)}, "
-        f"p99 {over(tail)} of that of fcfs ({kind}, {best.blocks} blocks)"
+        f"{best.arm.label} has {over(mean)} times the mean E2E of fcfs, {over(per_token)} times its latency per token "
+        f"and {over(tail)} times its p99 E2E ({kind}, {best.blocks} blocks)."
     )
     surely = 1 / mean.ratio if math.isnan(mean.high) else 1 / mean.high
     if surely < 1.0 or 1 / mean.ratio < LEAST_GAIN:
-        return f"not worth it here: {measured}"
+        return f"Not worth it here: {measured}"
     if tail.ratio > MOST_TAIL:
-        return f"turn it on only if the tail may grow: {measured}"
-    return f"turn it on: {measured}"
+        return f"Turn it on only if the tail may grow: {measured}"
+    return f"Turn it on: {measured}"
 
 
 def times(ratio: Ratio) -> str:

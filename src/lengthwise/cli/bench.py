@@ -111,10 +111,10 @@ def bench(
         store = PooledBench([store, *map(BenchStore, also)])
     result = analyse(store)
     if report is not None:
-        from lengthwise.reports.bench import bench_page
+        from lengthwise.reports.bench import bench_page, machine_of
         from lengthwise.reports.page import Origin
 
-        origin = Origin.here(seed=result.settings["traffic"]["seed"], hardware=str(result.settings["machine"]))
+        origin = Origin.here(seed=result.settings["traffic"]["seed"], hardware=machine_of(result))
         report.write_text(bench_page(result, store, origin), encoding="utf-8")
     if as_json:
         typer.echo(to_json(result))

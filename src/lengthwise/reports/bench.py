@@ -28,8 +28,8 @@ def bench_tables(result: BenchResult) -> list[Table]:
 
 def _table(kind: str, arms: list[ArmResult], settings: Mapping[str, Any]) -> Table:
     columns = [
-        "policy, predictor", "mean E2E s", "mean", "per token", "TTFT", "p99 s", "p99", "p99.9", "max", "makespan",
-        "gain captured", "tau", "preempted",
+        "policy, predictor", "mean E2E s", "mean gain", "per-token gain", "TTFT gain", "p99 s", "p99", "p99.9", "max",
+        "makespan", "gain captured", "tau", "preempted",
     ]  # fmt: skip
     rows = []
     for each in arms:
@@ -58,7 +58,7 @@ def _table(kind: str, arms: list[ArmResult], settings: Mapping[str, Any]) -> Tab
             f"{settings['capacity']:.3g} requests/s, {settings['engine']['max_num_seqs']} slots."
         ),
         (
-            "mean, per token, TTFT: fcfs / policy, above 1x is better. p99, p99.9, max, makespan: policy / fcfs, "
+            "Gains: fcfs / policy, above 1x is better. p99, p99.9, max, makespan: policy / fcfs, "
             "below 1 is better. 95 % intervals: paired bootstrap over blocks."
         ),
         "schedule() CPU ms per step: " + ", ".join(f"{each.arm.label} {each.schedule_ms:.3f}" for each in arms) + ".",
@@ -90,14 +90,25 @@ def bench_runs(result: BenchResult, store: BenchStore) -> list[ReportedRun]:
 
 def bench_page(result: BenchResult, store: BenchStore, origin: Origin) -> str:
     """Return the HTML report."""
-    how = Table("How this was measured", ["", ""], [[name, str(value)] for name, value in _setting(result)])
+    how = Table("How this was measured", ["setting", "value"], _setting(result))
     runs = bench_runs(result, store)
     kinds = list(dict.fromkeys(run.level for run in runs))
     by_kind = [replace(run, place=run.level if len(kinds) > 1 else "") for run in runs]
     return runs_page("lengthwise bench", by_kind, [*bench_tables(result), how], origin, result.verdict)
 
 
-def _setting(result: BenchResult) -> list[tuple[str, object]]:
-    names = {"engine": "engine", "traffic": "traffic", "data": "data", "left_out": "left out", "machine": "machine"}
-    known = [(shown, result.settings[name]) for name, shown in names.items()]
-    return [*known, ("hours of episodes", f"{result.hours:.2f}")]
+def machine_of(result: BenchResult) -> str:
+    """Return the machine of the engine in words."""
+    machine = result.settings["machine"]
+    if not isinstance(machine, Mapping):
+        return str(machine)
+    return ", ".join(f"{name} {value}" for name, value in machine.items())
+
+
+def _setting(result: BenchResult) -> list[list[str]]:
+    rows = []
+    for name in ("engine", "traffic", "data", "left_out", "machine"):
+        found = result.settings[name]
+        fields = found.items() if isinstance(found, Mapping) else [("", found)]
+        rows += [[f"{name}: {field}".removesuffix(": ").replace("_", " "), str(value)] for field, value in fields]
+    return [*rows, ["hours of episodes", f"{result.hours:.2f}"]]

@@ -171,10 +171,17 @@ _POLICIES: Final = (
 _OF_POLICY: Final = dict(zip(_POLICIES, COLOURS, strict=True))
 
 
-def colours(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name: a policy has the same in every report, fcfs is grey, no two share one in vain."""
+def colours(names: Iterable[str], baseline: str = _POLICIES[0]) -> dict[str, str]:
+    """Return a colour for each name: the baseline is grey, and a policy has the same colour in every report.
+
+    Two names share a colour only where there are more names than colours.
+    """
     wanted = list(dict.fromkeys(names))
-    found: dict[str, str] = {name: _OF_POLICY[name] for name in wanted if name in _OF_POLICY}
+    found = {baseline: BASELINE_COLOUR} if baseline in wanted else {}
+    for name in sorted(wanted, key=len):  # a policy before the same one with settings
+        usual = _OF_POLICY.get(name.partition(":")[0], BASELINE_COLOUR)
+        if name not in found and usual not in (BASELINE_COLOUR, *found.values()):
+            found[name] = usual
     for name in wanted:
         if name not in found:
             start = crc32(name.encode()) % (len(COLOURS) - 1)
@@ -293,7 +300,9 @@ th[aria-sort=ascending] button::after { content: " \\2191"; }
 th[aria-sort=descending] button::after { content: " \\2193"; }
 table:not(.sorted) tr.rule td { border-top: 2px solid var(--rule); }
 figure { margin: 1rem 0; } img { max-width: 100%; } .still { background: #fff; border-radius: .5rem; }
-@media (max-width: 640px) { body { margin: 1rem auto; } h1 { font-size: 1.2rem; } }
+@media (min-width: 641px) { dl div:last-child { grid-column: span 2; } }
+@media (max-width: 640px) { body { margin: 1rem auto; } h1 { font-size: 1.2rem; }
+  td:first-child { white-space: normal; min-width: 7rem; } }
 """
 # Colours come from the style sheet, so that a change of the colour scheme redraws; narrow windows stack the panels.
 _DRAW: Final = """
@@ -305,8 +314,8 @@ function show(figure) {
     automargin: true};
   const layout = structuredClone(figure.layout), width = document.getElementById(figure.name).clientWidth;
   const named = figure.data.filter(trace => trace.showlegend !== false && trace.name);
-  const legendRows = Math.ceil(named.reduce((sum, trace) => sum + 60 + 7 * trace.name.length, 0) / width);
-  const above = 34 + (named.length > 1 ? 22 * legendRows : 0);
+  const legendRows = Math.ceil(named.reduce((sum, trace) => sum + 50 + 7 * trace.name.length, 0) / (width - 80));
+  const above = 34 + (named.length > 1 ? 12 + 28 * legendRows : 0);
   layout.template = {layout: {font: {family: 'system-ui, sans-serif', size: 12, color: value('--ink')},
     paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', xaxis: line, yaxis: line, hovermode: 'closest',
     margin: {l: 60, r: 20, t: above, b: 50}, hoverlabel: {bgcolor: value('--panel'), font: {color: value('--ink')}},
@@ -316,10 +325,24 @@ function show(figure) {
     const panels = Object.keys(layout).filter(name => name.startsWith('xaxis')).length;
     layout.height = above + panels * layout.height / layout.grid.rows;
     layout.grid.rows = panels; layout.grid.columns = 1;
-    Object.keys(layout).filter(name => name.startsWith('yaxis')).forEach(name => delete layout[name].showticklabels);
+    Object.keys(layout).filter(name => name.startsWith('yaxis')).forEach(name => {
+      delete layout[name].showticklabels;
+      if (layout[name].categoryarray) wrapLabels(layout, layout[name]);
+    });
   }
   const options = {responsive: true, displayModeBar: false};
   Plotly.react(figure.name, structuredClone(figure.data), layout, options);
+}
+// Long names leave no space for the marks: names take two lines, and titles end at the right edge.
+function wrapLabels(layout, axis) {
+  const wrapped = name => {
+    const breaks = Array.from(name.matchAll(/, /g), found => found.index + 1);
+    if (!breaks.length) return name;
+    const middle = breaks.reduce((a, b) => Math.abs(a - name.length / 2) <= Math.abs(b - name.length / 2) ? a : b);
+    return name.slice(0, middle) + '<br>' + name.slice(middle + 1);
+  };
+  Object.assign(axis, {tickvals: axis.categoryarray, ticktext: axis.categoryarray.map(wrapped), tickfont: {size: 10}});
+  layout.annotations.forEach(title => Object.assign(title, {x: 1, xanchor: 'right'}));
 }
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => figures.forEach(show));
 matchMedia('(max-width: 760px)').addEventListener('change', () => figures.forEach(show));

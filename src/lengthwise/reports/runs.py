@@ -93,6 +93,15 @@ class ReportedRun:
         return f"{self.name}, {predictor_label(self.predictor)}" if self.predictor else self.name
 
     @property
+    def in_words(self) -> str:
+        """The name and the source of the predictions, inside a sentence."""
+        if self.predictor is None:
+            return self.name
+        if self.predictor == "none":
+            return f"{self.name} without predictions"
+        return f"{self.name} with the predictor {predictor_label(self.predictor)}"
+
+    @property
     def is_baseline(self) -> bool:
         """Whether the others of its level are compared with it."""
         return self.reference or (self.policy == BASELINE and all(each.ratio == 1 for each in self.over_fcfs.values()))
@@ -164,17 +173,16 @@ def verdict(runs: Sequence[ReportedRun]) -> str:
     if base is None:
         fastest = min(shown, key=lambda run: run.latency["e2e_s"]["mean"])
         reason = "" if len(shown) == 1 else "; fcfs is not among the policies, so nothing is compared with it"
-        return f"Mean E2E of {fastest.label} is {seconds(fastest.latency['e2e_s']['mean'])}{where}{reason}."
+        return f"Mean E2E of {fastest.in_words} is {seconds(fastest.latency['e2e_s']['mean'])}{where}{reason}."
     others = [run for run in shown if not run.is_baseline]
     able = [run for run in others if run.predictor != TRUTH]
     judged = [run for run in able or others if not math.isnan(run.ratio("e2e_mean").ratio)]
     if not judged:
-        return (
-            f"Mean E2E of {base.label} is {seconds(base.latency['e2e_s']['mean'])}{where}; nothing is compared with it."
-        )
+        mean = seconds(base.latency["e2e_s"]["mean"])
+        return f"Mean E2E of {base.in_words} is {mean}{where}; nothing is compared with it."
     best = min(judged, key=_price)
     bound = "" if able else "With TRUE LENGTHS, which no server has: "
-    return f"{bound}{_gain(best, where)} {_tail(best)}{_by_length(best, base)}"
+    return f"{bound}{_gain(best, base, where)} {_tail(best, base)}{_by_length(best, base)}"
 
 
 def _price(run: ReportedRun) -> float:
@@ -183,29 +191,31 @@ def _price(run: ReportedRun) -> float:
     return run.ratio("e2e_mean").ratio * (tail / MOST_TAIL if tail > MOST_TAIL else 1.0)
 
 
-def _gain(best: ReportedRun, where: str) -> str:
+def _gain(best: ReportedRun, base: ReportedRun, where: str) -> str:
     mean = best.ratio("e2e_mean")
+    ours = best.in_words
     sure = "" if math.isnan(mean.low) else f" (95 % interval {_change(mean.low)} to {_change(mean.high)})"
     if not math.isnan(mean.low) and mean.low <= 1 <= mean.high:
-        return f"No difference beyond noise{where}: mean E2E of {best.label} is {mean.ratio:.2f} of that of fcfs{sure}."
+        return (
+            f"No difference beyond noise{where}: mean E2E of {ours} is {mean.ratio:.2f} of that of {base.name}{sure}."
+        )
     if mean.ratio > 1:
         higher = f"{100 * (mean.ratio - 1):.0f} % higher"
-        return f"Nothing is better than fcfs{where}: mean E2E of {best.label} is {higher}{sure}."
+        return f"Nothing is better than {base.name}{where}: mean E2E of {ours} is {higher}{sure}."
     small = ", too little to matter" if mean.ratio > 1 - LEAST_GAIN else ""
-    return f"{best.label} lowers mean E2E by {100 * (1 - mean.ratio):.0f} % against fcfs{where}{sure}{small}."
+    return f"{ours} lowers mean E2E by {100 * (1 - mean.ratio):.0f} % against {base.name}{where}{sure}{small}."
 
 
 def _change(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.0f} %"
 
 
-def _tail(best: ReportedRun) -> str:
+def _tail(best: ReportedRun, base: ReportedRun) -> str:
     tail = best.ratio("e2e_p99").ratio
     if math.isnan(tail):
         return ""
-    if tail > MOST_TAIL:
-        return f"The price: p99 E2E is {tail:.2f} times that of fcfs. "
-    return f"p99 E2E is {tail:.2f} times that of fcfs. "
+    price = "The price: " if tail > MOST_TAIL else ""
+    return f"{price}p99 E2E is {tail:.2f} times that of {base.name}. "
 
 
 def _by_length(best: ReportedRun, base: ReportedRun) -> str:
@@ -213,7 +223,8 @@ def _by_length(best: ReportedRun, base: ReportedRun) -> str:
     if ours is None or theirs is None or len(ours.e2e_s) != len(theirs.e2e_s) or len(ours.e2e_s) < 2:
         return ""
     short, long = (ours.e2e_s[place] / theirs.e2e_s[place] for place in (0, -1))
-    return f"The shortest tenth of answers takes {short:.2f} times as long as under fcfs, the longest {long:.2f} times."
+    tenth = f"The shortest tenth of answers takes {short:.2f} times as long as under {base.name}"
+    return f"{tenth}, the longest {long:.2f} times."
 
 
 def figures(runs: Sequence[ReportedRun]) -> list[Figure]:
@@ -334,9 +345,13 @@ def against_load(runs: Sequence[ReportedRun]) -> Figure:
 
 
 def trace(run: ReportedRun, among: Iterable[ReportedRun], place: int, mode: str = "lines") -> dict[str, Any]:
-    """A run in one panel: a colour per policy and router, a dash per predictor; true lengths have open marks."""
+    """A run in one panel: a colour per policy and router, a dash per predictor; true lengths have open marks.
+
+    What the others are compared with is grey.
+    """
     together = list(among)
-    colour = BASELINE_COLOUR if run.reference else colours(each.name for each in together)[run.name]
+    base = next((each.name for each in together if each.is_baseline), BASELINE)
+    colour = colours((each.name for each in together), base)[run.name]
     sources = list(dict.fromkeys(each.predictor for each in together if each.predictor is not None))
     dash = sources.index(run.predictor) if run.predictor in sources else 0
     return {

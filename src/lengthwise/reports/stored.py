@@ -30,6 +30,9 @@ _COMPARED: Final = (("e2e_s", "mean"), ("e2e_s", "p99"), ("ttft_s", "mean"), ("p
 _SETTING: Final = ("workload", "content_hash", "fleet", "seeds", "requests", "slo", "url", "model")
 
 
+_SAME_CAPACITY: Final = 0.01
+
+
 @dataclass(frozen=True)
 class StoredRuns:
     """The content of a file: its runs, and what they were made with."""
@@ -91,6 +94,12 @@ class StoredPair:
         ours, theirs = (f"{run.label} at {run.level}" if run.level else run.label for run in (self.second, self.first))
         return ours if ours == theirs else f"{ours}, before: {theirs}"
 
+    @property
+    def within_noise(self) -> bool:
+        """Whether the interval of mean E2E holds 1; False where there is none."""
+        ratio = self.ratios["e2e_mean"]
+        return ratio.low < ratio.high and ratio.low <= 1 <= ratio.high
+
 
 @dataclass(frozen=True)
 class StoredComparison:
@@ -102,11 +111,12 @@ class StoredComparison:
 
     @property
     def verdict(self) -> str:
-        """In words, by the pair that has changed most."""
-        most = max(self.pairs, key=lambda pair: abs(math.log(pair.ratios["e2e_mean"].ratio or 1.0)))
+        """In words, by the pair that has changed most beyond noise."""
+        beyond = [pair for pair in self.pairs if not pair.within_noise]
+        if not beyond:
+            return f"No difference of mean E2E beyond noise between {self.first.name} and {self.second.name}."
+        most = max(beyond, key=lambda pair: abs(math.log(pair.ratios["e2e_mean"].ratio or 1.0)))
         ratio = most.ratios["e2e_mean"]
-        if not math.isnan(ratio.low) and ratio.low <= 1 <= ratio.high and ratio.low < ratio.high:
-            return f"No difference beyond noise between {self.first.name} and {self.second.name}."
         if ratio.ratio == 1:
             return f"{self.first.name} and {self.second.name} have the same latencies."
         change = f"{100 * abs(ratio.ratio - 1):.1f} % {'lower' if ratio.ratio < 1 else 'HIGHER'}"
@@ -114,10 +124,16 @@ class StoredComparison:
 
     @property
     def notes(self) -> list[str]:
-        """What differs between the files beside the figures, and how sure the ratios are."""
+        """How the files were made, what differs between them beside the figures, and how sure the ratios are."""
         first, second = self.first.content, self.second.content
+        files = (self.first, self.second)
+        notes = [f"{file.name}: {file.origin.command}" for file in files if file.origin is not None]
         different = [name for name in _SETTING if first.get(name) != second.get(name)]
-        notes = [f"{name}: {first.get(name)} -> {second.get(name)}" for name in different]
+        notes += [f"{name}: {first.get(name)} -> {second.get(name)}" for name in different]
+        capacity = [_number(content, "capacity", "requests_per_s") for content in (first, second)]
+        if all(capacity) and abs(capacity[1] / capacity[0] - 1) > _SAME_CAPACITY:
+            change = f"capacity: {capacity[0]:.2f} -> {capacity[1]:.2f} requests/s"
+            notes.append(f"{change}. The same load is another rate; --rate gives both the same traffic.")
         origins = (self.first.origin, self.second.origin)
         for field in ("version", "hardware"):
             found = [getattr(each, field) for each in origins if each is not None]
@@ -162,6 +178,8 @@ class StoredComparison:
                 drawn = [each for each in (who_gains(both), when(both), how_sure(both)) if each.data]
                 figures += [replace(each, title=f"{each.title}: {pair.label}") for each in drawn]
         title = f"{self.first.name}, then {self.second.name}"
+        seeds = [file.origin.seed for file in (self.first, self.second) if file.origin is not None]
+        origin = None if origin is None else replace(origin, seed=", then ".join(dict.fromkeys(seeds)))
         return runs_page(title, [], [self.table()], origin, self.verdict, figures)
 
 
@@ -190,6 +208,11 @@ def compare_runs(first: StoredRuns, second: StoredRuns) -> StoredComparison:
             )
         )
     return StoredComparison(first, second, tuple(pairs))
+
+
+def _number(content: Mapping[str, Any], name: str, field: str) -> float:
+    found = content.get(name)
+    return float(found.get(field) or 0.0) if isinstance(found, Mapping) else 0.0
 
 
 def _figure(measure: str, statistic: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,18 +75,23 @@ def print_tables(tables: Sequence[Table], console: Console | None = None) -> Non
     console = Console() if console is None else console
     for table in tables:
         for part in table.parts(console.width):
-            console.print(_rich(part))
+            console.print(_rich(part, console.width))
         for note in table.notes:
             console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
         console.print()
 
 
-def _rich(table: Table) -> RichTable:
+def _rich(table: Table, width: int) -> RichTable:
     rich = RichTable(
         title=table.title or None, title_justify="left", title_style="bold", header_style="bold", pad_edge=False
     )
-    for i, column in enumerate(table.columns):
-        rich.add_column(column, justify="left" if i == 0 else "right", no_wrap=i == 0, overflow="fold")
+    cells = [max((len(row[i]) for row in table.rows), default=0) for i in range(len(table.columns))]
+    full = sum(3 + max(len(column), cell) for column, cell in zip(table.columns, cells, strict=True)) + 1
+    for i, (column, cell) in enumerate(zip(table.columns, cells, strict=True)):
+        # Where the table is too wide, headings wrap; Rich would wrap cells too.
+        least = max(cell, *map(len, column.split()), 1)
+        heading = column if full <= width else "\n".join(textwrap.wrap(column, least))
+        rich.add_column(heading, justify="left" if i == 0 else "right", no_wrap=i == 0, overflow="fold")
     for i, row in enumerate(table.rows):
         rich.add_row(*row, end_section=i + 1 in table.rule_before)
     return rich
