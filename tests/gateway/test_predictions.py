@@ -53,6 +53,23 @@ def asking(name: str, prompt: str, **fields: Any) -> dict[str, Any]:
     return body(name, 900, prompt=prompt, **fields)
 
 
+async def test_a_request_that_need_not_wait_is_predicted_only_to_learn(
+    http: aiohttp.ClientSession, guess: Guess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lengthwise.predictors.service._LESSONS_PER_S", 0.0)
+    monkeypatch.setattr("lengthwise.predictors.service._MOST_LESSONS", 2.0)
+    engine = StandIn(lengths=dict.fromkeys(["a", "b", "c", "blocker", "waits"], 1))
+    with served(engine.app()) as engine_url, gateway(engine_url, policy="sjf", in_flight=1, predictor="fast") as url:
+        for name in ("a", "b", "c"):
+            await post(http, url, asking(name, f"about {name} 20"))
+        await events(http, url, asked=2, answered=2)
+        answers = await hold(http, url, engine, [asking("waits", "about 30")])
+        await events(http, url, asked=3, answered=3)
+        engine.gate.set()
+        assert {status for status, _ in await answers} == {200}
+    assert guess.predicted == ["about a 20", "about b 20", "about 30"]
+
+
 async def test_those_who_wait_are_ordered_by_predictions_that_came_later(
     http: aiohttp.ClientSession, guess: Guess
 ) -> None:

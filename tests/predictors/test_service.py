@@ -124,6 +124,21 @@ def test_a_request_is_promised_a_prediction_and_gets_the_history_where_the_predi
     assert not PredictionService(None).ask("c", lambda: PredictionInput("", "m")), "without a predictor none comes"
 
 
+def test_predictions_that_only_teach_are_limited_to_some_per_second(guess: Guess) -> None:
+    clock = Clock()
+    service = PredictionService(lambda: guess, clock=clock)
+    asked = []
+    for second in range(3):
+        clock.now = float(second)
+        for number in range(100):
+            key = f"{second}-{number}"
+            service.admit(key, "m", 1000)
+            service.ask_to_learn(key, lambda: PredictionInput("about 100", "m", 1000))
+        asked.append(service.counts.asked)
+    service.close()
+    assert asked == [40, 60, 80]
+
+
 def test_a_prompt_that_cannot_be_read_fails_alone(host: Host) -> None:
     def unreadable() -> PredictionInput:
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd")

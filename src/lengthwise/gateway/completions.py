@@ -34,6 +34,7 @@ from lengthwise.gateway.tenants import Lease, lease_of
 from lengthwise.gateway.usage import ResponsesMeasure
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job
+from lengthwise.predictors.contract import PredictionInput
 from lengthwise.predictors.service import PredictionService
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class Call:
     """Whether it ended in an error that is not its client's disconnect."""
     span: Span | None = None
     """Its OpenTelemetry span, where traces are made."""
+    question: Callable[[], PredictionInput] | None = None
+    """What the predictor will be asked, until it is."""
 
     @property
     def source(self) -> Source:
@@ -187,8 +190,9 @@ class Completions:
         if hide_usage:
             raw = body.with_usage(raw)
         measure = self._model.measure(hide_usage=hide_usage)
-        history = self._predict(job, body, caller, lease.tenant.name)
+        history = self._admit(job, body, caller)
         call = Call(job, body, raw, caller, request_id, measure, history, tenant=lease.tenant.name, pinned=pinned)
+        self._predict(call)
         self._calls[job.id] = call
         if self._tracing is not None:
             call.span = self._tracing.start(self._path, call)
@@ -237,21 +241,34 @@ class Completions:
         owner = await self._owners.locate(response_id, tenant, engines, caller.forwarded_headers())
         return owner if owner is not None and owner.serves(model) else None
 
-    def _predict(self, job: Job, body: CompletionBody, caller: Caller, tenant: str) -> LengthDistribution | None:
-        """Use the client's hint, else ask for a prediction, else use the LLM's history, which is returned."""
+    def _admit(self, job: Job, body: CompletionBody, caller: Caller) -> LengthDistribution | None:
+        """Return the prediction from the LLM's history."""
         levels = None
         if self._predictions.memory is not None or self._traffic is not None:
             levels = body.levels(job, caller.headers)
             if self._traffic is not None:
                 levels = self._traffic.keyed(levels)
-        history = self._predictions.admit(job.id, body.llm, body.limit, levels)
-        asks = job.prediction is None and body.readable and self._dispatcher.uses_predictions
-        if (
-            not (asks and self._predictions.ask(job.id, partial(body.prediction_input, tenant)))
-            and job.prediction is None
-        ):
-            job.update_prediction(history)
-        return history
+        return self._predictions.admit(job.id, body.llm, body.limit, levels)
+
+    def _predict(self, call: Call) -> None:
+        """Use the client's hint, else the predictor if it can be asked, else the LLM's history."""
+        body, job = call.body, call.job
+        if job.prediction is not None:
+            return
+        if body.readable and self._predictions.predicts and self._dispatcher.uses_predictions:
+            call.question = partial(body.prediction_input, call.tenant)
+            # The traffic log records the prediction of every request.
+            if self._traffic is not None or not self._predictions.works:
+                self._ask(call)
+        else:
+            job.update_prediction(call.history)
+
+    def _ask(self, call: Call) -> None:
+        """Ask for the prediction of a request that waits: of one that need not wait, it would come too late."""
+        if call.question is not None:
+            if not self._predictions.ask(call.job.id, call.question):
+                call.job.update_prediction(call.history)
+            call.question = None
 
     async def _hold_and_run(self, call: Call) -> Outcome:
         self._retries.on_request()
@@ -289,13 +306,18 @@ class Completions:
         try:
             if self._dispatcher.clock() >= until:
                 raise TimeoutError
-            engine = await self._dispatcher.place(job, avoid=call.refused_by, until=until, only=call.pinned)
+            engine = await self._dispatcher.place(
+                job, avoid=call.refused_by, until=until, only=call.pinned, on_wait=partial(self._ask, call)
+            )
         except TimeoutError:
             late = status == HTTPStatus.SERVICE_UNAVAILABLE
             headers = {"retry-after": str(self._dispatcher.retry_after_s(job.llm))} if late else None
             raise ApiError(status, "no engine was free in time", code=code, headers=headers) from None
         self._metrics.queue_seconds.observe(self._dispatcher.clock() - job.arrival)
         call.engine = engine.name
+        if call.question is not None:
+            self._predictions.ask_to_learn(job.id, call.question)
+            call.question = None
         return engine
 
     def _retry_in_s(self, engine: GatewayEngine, call: Call, error: EngineError) -> float | None:

@@ -324,9 +324,11 @@ class Dispatcher:
         avoid: Collection[GatewayEngine] = (),
         until: float = math.inf,
         only: GatewayEngine | None = None,
+        on_wait: Callable[[], None] | None = None,
     ) -> GatewayEngine:
         """Wait for the job's turn and take a slot of an engine; `release` gives it back.
 
+        `on_wait` is called before the job joins the queue, if no engine is free for it.
         A retry takes the next slot of an engine that is not in `avoid`; those are used only while no other is up.
         With `only`, the job waits in a queue of that engine alone, unless the engine leaves.
         TimeoutError if the turn has not come at `until`. If cancelled, the job leaves the queue or gives back its slot.
@@ -335,6 +337,8 @@ class Dispatcher:
         if not avoid and not group.queue and (free := self._admitting(_with_slot(group, self.clock()), job)):
             group.queue.admit(job)
             return self._take(job, free)
+        if on_wait is not None:
+            on_wait()
         engine: asyncio.Future[GatewayEngine] = asyncio.get_running_loop().create_future()
         turn = self._turns[job.id] = _Turn(job, engine, group, avoid, only)
         try:

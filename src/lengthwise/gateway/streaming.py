@@ -300,19 +300,19 @@ class _Presence:
         self._gone = False
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101
-        self._task = task
+        self._task = asyncio.current_task()
         self._stop_watching = self._caller.watch(self._leave)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop_watching()
-        if self._gone and kind is asyncio.CancelledError:
-            self._task.uncancel()
+        task, self._task = self._task, None
+        del self._stop_watching  # a cycle: the memory of the request would be free only after a garbage collection
+        if self._gone and task is not None and kind is asyncio.CancelledError:
+            task.uncancel()
             raise ClientGoneError from None
 
     def _leave(self) -> None:
-        if not self._caller.ended:  # a server also disconnects after the last byte
+        if self._task is not None and not self._caller.ended:  # a server also disconnects after the last byte
             self._gone = True
             self._task.cancel()
 

@@ -42,6 +42,9 @@ QUICK: Final = "fast"
 MEMORY_ON: Final = "on"
 MEMORY_OFF: Final = "off"
 
+_LESSONS_PER_S: Final = 20.0
+_MOST_LESSONS: Final = 40.0  # saved up
+
 _log = logging.getLogger(__name__)
 
 
@@ -119,6 +122,7 @@ class PredictionService:
         self._quick = quick
         self._worker = None if load is None else Worker(load, clock, self._limits, quick)
         self._replaced: list[tuple[Worker, SubprocessPredictor | None]] = []
+        self._lessons, self._lessons_at = _MOST_LESSONS, clock()
 
     @property
     def predicts(self) -> bool:
@@ -215,6 +219,18 @@ class PredictionService:
         state.asked = self._worker
         self._worker.put(Question(state.ticket, read, self._clock()))
         return True
+
+    def ask_to_learn(self, key: str, read: Callable[[], PredictionInput]) -> None:
+        """Request a prediction that no decision waits for: calibration and prefix memory learn by its answer.
+
+        At most 20 of them per second are made, so that learning costs little where few requests wait.
+        """
+        now = self._clock()
+        self._lessons = min(_MOST_LESSONS, self._lessons + _LESSONS_PER_S * (now - self._lessons_at))
+        self._lessons_at = now
+        if self._lessons >= 1.0:
+            self._lessons -= 1.0
+            self.ask(key, read)
 
     def deliver(self, take: Callable[[str, LengthDistribution], bool]) -> None:
         """Pass finished predictions to `take`, which returns whether the request was waiting.
