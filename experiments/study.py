@@ -345,6 +345,8 @@ def _text(value: object) -> str:
 
 def _digest(value: object) -> object:
     """The content behind a path or a predictor's name; nothing for plain values."""
+    if isinstance(value, tuple):
+        return [_digest(each) for each in value]
     if isinstance(value, Path):
         return file_digest(value) if value.is_file() else _listing(str(value))
     if isinstance(value, str):

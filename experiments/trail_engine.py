@@ -1,11 +1,12 @@
 """TRAIL end to end on a real engine: SmolLM2-135M's own answers in vLLM, with the probe on its hidden states.
 
-Policies take turns on one embedded engine in bursts that drain, with the method of `lengthwise bench`: blocks in which
-every arm serves the same prompts with the same arrivals and seeds, and ratios to the fcfs of the same block. Prompts
-are CASTILLO's test prompts of Alpaca (the paper's data), which neither probe nor predictor has seen.
+Policies take turns on one engine in bursts that drain, with the method of `lengthwise bench`: blocks in which every arm
+serves the same prompts with the same arrivals and seeds, and ratios to the fcfs of the same block. Prompts are
+CASTILLO's test prompts of Alpaca (the paper's data), which neither probe nor predictor has seen.
 
     python -m experiments run trail_engine                          # the tables, from the kept rows
     python -m experiments run trail_engine --set measure=yes --set results=out/trail-engine --set blocks=8
+    python -m experiments run trail_engine --set measure=yes --set url=http://127.0.0.1:8311 --set results=out/gpu
 
 Latencies are also counted in steps of the engine, from its step log: other work on the machine makes a step longer, but
 does not change how many steps a request waits. The probe with the paper's settings (ten bins on 0 to 512, TRAIL's
@@ -19,9 +20,10 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +35,7 @@ from lengthwise.bench.episodes import FCFS, Arm, Kind, TrafficPlan
 from lengthwise.bench.run import BenchPlan, BenchProgress, embedded_server, run_bench
 from lengthwise.bench.store import BenchStore
 from lengthwise.engines.steps import read_steps
+from lengthwise.engines.vllm_bench import TOKEN_VARIABLE
 from lengthwise.predictors.probe import PAPER, Probe, load_probe, paper_bins, write_probe
 from lengthwise.reports.bench import bench_tables
 from lengthwise.reports.tables import Table
@@ -40,7 +43,11 @@ from lengthwise.simulator.paired import Ratio, over_pairs
 from lengthwise.workloads import Workload
 from lengthwise.workloads.formats import write_workload
 
-KEPT: Final = Path(__file__).parent / "results" / "trail-engine"
+if TYPE_CHECKING:
+    from lengthwise.training.probe.states import States
+
+_RESULTS: Final = Path(__file__).parent / "results"
+KEPT: Final = tuple(_RESULTS / name for name in ("trail-engine-h200", "trail-engine") if (_RESULTS / name).is_dir())
 PROBED: Final = "default+probe"
 _LLM: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _CORPUS: Final = "Alpaca"
@@ -54,10 +61,14 @@ _PAPER: Final = {"mean": 1.66, "ttft": 1.76}
 class TrailEngineGrid:
     """What is read or measured."""
 
-    results: Path = KEPT
-    """The folder of the measurement; one that is incomplete is resumed."""
+    results: tuple[Path, ...] = KEPT
+    """A folder for each measurement; the first is resumed if it is incomplete."""
     measure: bool = False
-    """Run the episodes that the folder lacks; False: read what it has."""
+    """Run the episodes that the first folder lacks; False: read what it has."""
+    url: str | None = None
+    """A server to measure on, with LENGTHWISE_BENCH_TOKEN as its token; None: the embedded engine."""
+    machine: str | None = None
+    """What that server runs on."""
     c: tuple[float, ...] = (0.0, 0.5, 0.8, 1.0)
     paper_probe: bool = True
     """Also c = 0.8 with a probe of the paper's settings."""
@@ -72,8 +83,9 @@ class TrailEngineGrid:
 
 @dataclass(frozen=True)
 class TrailEngineResult:
-    """The comparison by time, and by steps of the engine."""
+    """The comparison of one measurement, by time and by steps of the engine."""
 
+    name: str
     bench: BenchResult
     in_steps: Mapping[Arm, Mapping[str, Ratio]]
     """Mean E2E and TTFT of each arm over fcfs's, in steps; empty without a step log."""
@@ -84,12 +96,12 @@ class TrailEngineResult:
     """Share of answers that end at the cap."""
 
 
-def measure(run: Run, grid: TrailEngineGrid) -> TrailEngineResult:
-    """Compare the arms of the folder, after running what it lacks if asked to."""
-    store = BenchStore(grid.results)
+def measure(run: Run, grid: TrailEngineGrid) -> list[TrailEngineResult]:
+    """Compare the arms of each folder, after running what the first lacks if asked to."""
+    stores = [BenchStore(folder) for folder in grid.results]
     if grid.measure:
-        _run_episodes(run, grid, store)
-    return compare(store)
+        _run_episodes(run, grid, stores[0])
+    return [compare(store) for store in stores]
 
 
 def compare(store: BenchStore) -> TrailEngineResult:
@@ -106,7 +118,8 @@ def compare(store: BenchStore) -> TrailEngineResult:
     )
     tokens = rows["output_tokens"].to_numpy()
     in_steps = _in_steps(store, rows) if store.steps.is_file() else {}
-    return TrailEngineResult(analyse(store), in_steps, other, len(tokens), float((tokens >= cap).mean()))
+    capped = float((tokens >= cap).mean())
+    return TrailEngineResult(store.folder.name, analyse(store), in_steps, other, len(tokens), capped)
 
 
 def _in_steps(store: BenchStore, rows: pa.Table) -> dict[Arm, dict[str, Ratio]]:
@@ -147,7 +160,10 @@ def _run_episodes(run: Run, grid: TrailEngineGrid, store: BenchStore) -> None:
         write_workload(alpaca_prompts(run), prompts)
     paper = store.folder / "paper.lw" if grid.paper_probe else None
     if paper is not None and not paper.is_file():
-        write_probe(paper, paper_probe(Path(os.environ["LENGTHWISE_DATA"]) / "smollm2"))
+        from lengthwise.training.probe.states import read_states
+
+        states = read_states(Path(os.environ["LENGTHWISE_DATA"]) / "smollm2", "default", _LLM)
+        write_probe(paper, paper_probe(states, load_probe("default").layer))
     traffic = TrafficPlan(
         llm=None,
         cap=grid.cap,
@@ -163,9 +179,15 @@ def _run_episodes(run: Run, grid: TrailEngineGrid, store: BenchStore) -> None:
         traffic,
         requests=grid.requests,
         limit_s=None if grid.hours is None else 3600 * grid.hours,
+        machine=grid.machine,
     )
     progress = BenchProgress(lambda text: print(text, file=sys.stderr), run.report)  # noqa: T201  (it takes hours)
-    with store.locked(), embedded_server(store, grid.slots, compiled=False, probes=plan.probes) as (url, token):
+    server = (
+        embedded_server(store, grid.slots, compiled=False, probes=plan.probes)
+        if grid.url is None
+        else nullcontext((grid.url, os.environ.get(TOKEN_VARIABLE, "")))
+    )
+    with store.locked(), server as (url, token):
         asyncio.run(run_bench(plan, store, url, token, progress))
 
 
@@ -182,18 +204,29 @@ def alpaca_prompts(run: Run) -> Workload:
     return Workload.from_table(columns, name="alpaca")
 
 
-def paper_probe(states: Path) -> Probe:
-    """Train a probe with the paper's settings on the layer of the packaged one."""
+def paper_probe(states: States, layer: int) -> Probe:
+    """Train a probe with the paper's settings."""
+    from lengthwise.training.data import LICENCES
     from lengthwise.training.probe.learn import ProbeRecipe, fit, inputs_of
-    from lengthwise.training.probe.states import read_states
 
-    found, layer = read_states(states, "default", _LLM), load_probe("default").layer
-    probe = fit(found, found.trained, layer, paper_bins(), inputs_of(found, prompt=False), ProbeRecipe())
-    return replace(probe, smoothing=PAPER, every=1, llm=_LLM, card={"name": "paper", "predictor": "default"})
+    probe = fit(states, states.trained, layer, paper_bins(), inputs_of(states, prompt=False), ProbeRecipe())
+    corpora = sorted(set(states.corpus[states.trained].tolist()))
+    card = {
+        "name": "paper",
+        "predictor": "default",
+        "data": {"corpora": corpora, "cap": states.cap},
+        "licences": {corpus: LICENCES.get(corpus, "unknown") for corpus in corpora},
+        "limits": ["TRAIL's settings, for the comparison with them"],
+    }
+    return replace(probe, smoothing=PAPER, every=1, llm=_LLM, card=card)
 
 
-def tables(result: TrailEngineResult) -> list[Table]:
-    """Return the table of `lengthwise bench`, and the same in steps."""
+def tables(results: Sequence[TrailEngineResult]) -> list[Table]:
+    """Return, for each measurement, the table of `lengthwise bench`, and the same in steps."""
+    return [replace(table, title=f"{each.name}: {table.title}") for each in results for table in _tables(each)]
+
+
+def _tables(result: TrailEngineResult) -> list[Table]:
     found = bench_tables(result.bench)
     if result.in_steps:
         rows = [
@@ -213,13 +246,18 @@ def tables(result: TrailEngineResult) -> list[Table]:
     return [*found, Table("The answers", ["", ""], rows)]
 
 
-def claims(result: TrailEngineResult) -> Sequence[Claim]:
+def claims(results: Sequence[TrailEngineResult]) -> Sequence[Claim]:
     """Return the paper's gains beside ours, by time and by steps; fewer than three blocks are not compared."""
+    return [claim for result in results for claim in _claims(result)]
+
+
+def _claims(result: TrailEngineResult) -> Sequence[Claim]:
     limited, order = Arm("srpt:c=0.8", PROBED), Arm("srpt:c=0", PROBED)
     measured = {each.arm: each.ratios for each in result.bench.arms}
     enough = min(each.blocks for each in result.bench.arms) >= _LEAST_BLOCKS
     found = []
-    for setting, ratios in (("by time", measured), ("in steps", dict(result.in_steps))):
+    for unit, ratios in (("by time", measured), ("in steps", dict(result.in_steps))):
+        setting = f"{result.name}, {unit}"
         for name, what in (("mean", "mean E2E"), ("ttft", "mean TTFT")):
             if limited in ratios:
                 ours = _inverse(ratios[limited][name])
@@ -234,28 +272,32 @@ def _inverse(ratio: Ratio) -> Ratio:
     return Ratio(1 / ratio.ratio, 1 / ratio.high, 1 / ratio.low)
 
 
-def _facts(result: TrailEngineResult) -> dict[str, Any]:
+def _facts(results: Sequence[TrailEngineResult]) -> dict[str, Any]:
     return {
-        "bench": result.bench,
-        "in_steps": {arm.label: ratios for arm, ratios in result.in_steps.items()},
-        "other_lengths": result.other_lengths,
-        "answers": result.answers,
-        "capped": result.capped,
+        result.name: {
+            "bench": result.bench,
+            "in_steps": {arm.label: ratios for arm, ratios in result.in_steps.items()},
+            "other_lengths": result.other_lengths,
+            "answers": result.answers,
+            "capped": result.capped,
+        }
+        for result in results
     }
 
 
 def _needs(grid: TrailEngineGrid) -> str | None:
-    if grid.measure or (grid.results / "bench.json").is_file():
+    lacking = [str(folder) for folder in grid.results[grid.measure :] if not (folder / "bench.json").is_file()]
+    if not lacking:
         return None
-    return f"needs measured episodes in {grid.results}: --set measure=yes"
+    return f"needs measured episodes in {', '.join(lacking)}: --set measure=yes"
 
 
-STUDY: Study[TrailEngineGrid, TrailEngineResult] = Study(
+STUDY: Study[TrailEngineGrid, Sequence[TrailEngineResult]] = Study(
     name="trail_engine",
     title="TRAIL end to end on a real engine",
     question="What does limited preemption with a real probe gain in vLLM, on the LLM's own answers?",
     paper="TRAIL, figure of mean latency and TTFT over c",
-    source="kept rows of `lengthwise bench` on the embedded engine",
+    source="kept rows of `lengthwise bench`",
     grid=TrailEngineGrid(),
     quick=TrailEngineGrid(),
     minutes=(0.1, 0.1),

@@ -19,12 +19,15 @@ from experiments.trail_engine import (
     claims,
     compare,
     measure,
+    paper_probe,
     tables,
 )
 from lengthwise.bench.episodes import FCFS, Arm
 from lengthwise.bench.store import BenchStore
+from lengthwise.predictors.probe import PAPER, load_probe, write_probe
 from lengthwise.simulator.tasks import ResultCache
 from tests.bench.measured import measured
+from tests.training.probe.made import made_states
 
 LIMITED = Arm("srpt:c=0.8", PROBED)
 
@@ -41,17 +44,17 @@ def store(tmp_path: Path) -> BenchStore:
 
 def test_gains_over_fcfs_are_the_ratios_within_blocks(store: BenchStore) -> None:
     result = compare(store)
-    assert {claim.statement: claim.ours.ratio for claim in claims(result)} == {
+    assert {claim.statement: claim.ours.ratio for claim in claims([result])} == {
         "mean E2E, FCFS over c = 0.8": pytest.approx(2.0),
         "mean TTFT, FCFS over c = 0.8": pytest.approx(2.0),
     }
     assert (result.answers, result.capped, result.other_lengths) == (300, 0.0, 0)
-    assert "srpt:c=0.8, default + probe" in [row[0] for row in tables(result)[0].rows]
+    assert "srpt:c=0.8, default + probe" in [row[0] for row in tables([result])[0].rows]
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_too_few_blocks_are_not_compared_with_the_paper(tmp_path: Path, blocks: int) -> None:
-    found = claims(compare(measured(tmp_path, (Arm(FCFS), LIMITED), blocks, halved)))
+    found = claims([compare(measured(tmp_path, (Arm(FCFS), LIMITED), blocks, halved))])
     assert {claim.verdict for claim in found} == {"–"}
 
 
@@ -66,12 +69,23 @@ def test_an_answer_that_another_arm_ends_elsewhere_is_counted(store: BenchStore)
     assert compare(store).other_lengths == 2
 
 
+def test_measurements_of_several_folders_are_shown_side_by_side(store: BenchStore, tmp_path: Path) -> None:
+    other = measured(tmp_path / "other", (Arm(FCFS), LIMITED), 3, halved)
+    grid = TrailEngineGrid(results=(store.folder, other.folder))
+    results = measure(Run(ResultCache(tmp_path)), grid)
+    assert [table.title.partition(":")[0] for table in tables(results)] == ["kept", "kept", "other", "other"]
+    assert {claim.setting for claim in claims(results)} == {"kept, by time", "other, by time"}
+    assert STUDY.needs(TrailEngineGrid(results=(store.folder, tmp_path / "none"), measure=True)) is not None
+
+
 def test_the_kept_rows_are_read_and_name_no_path_of_the_machine_that_measured_them(tmp_path: Path) -> None:
-    result = measure(Run(ResultCache(tmp_path)), STUDY.grid)
-    assert {each.arm for each in result.bench.arms} >= {Arm(FCFS), LIMITED}
-    assert result.other_lengths == 0, "every arm serves the same answers"
-    assert result.in_steps
-    assert '"/' not in (KEPT / "bench.json").read_text()
+    results = measure(Run(ResultCache(tmp_path)), STUDY.grid)
+    assert len(results) == len(KEPT)
+    for result, folder in zip(results, KEPT, strict=True):
+        assert {each.arm for each in result.bench.arms} >= {Arm(FCFS), LIMITED}
+        assert result.in_steps
+        assert '"/' not in (folder / "bench.json").read_text()
+    assert results[-1].other_lengths == 0, "in float32 on a CPU every arm serves the same answers"
 
 
 def test_every_c_has_an_arm_and_the_paper_has_its_probe(tmp_path: Path) -> None:
@@ -83,5 +97,13 @@ def test_every_c_has_an_arm_and_the_paper_has_its_probe(tmp_path: Path) -> None:
         "srpt:c=1, default + probe",
         "srpt:c=0.8, default + paper",
     ]
-    assert STUDY.needs(TrailEngineGrid(results=tmp_path)) is not None
-    assert STUDY.needs(TrailEngineGrid(results=tmp_path, measure=True)) is None
+    assert STUDY.needs(TrailEngineGrid(results=(tmp_path,))) is not None
+    assert STUDY.needs(TrailEngineGrid(results=(tmp_path,), measure=True)) is None
+
+
+def test_a_probe_with_the_papers_settings_can_be_read_every_token_from_its_file(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    write_probe(tmp_path / "paper.lw", paper_probe(made_states(), 2))
+    probe = load_probe(str(tmp_path / "paper.lw"))
+    assert (probe.every, probe.layer, probe.smoothing, probe.inputs, len(probe.bins)) == (1, 2, PAPER, (), 10)
+    assert "Alpaca" not in probe.card["licences"]
