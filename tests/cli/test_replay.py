@@ -72,7 +72,7 @@ def test_the_api_key_is_sent_and_stays_out_of_the_report(workload: str, tmp_path
     assert {headers["authorization"] for headers in engine.headers} == {"Bearer sk-secret"}
     text = page.read_text(encoding="utf-8")
     assert "sk-secret" not in text
-    assert "Who gains and who pays" in text
+    assert "Which answers take how long" in text
 
 
 def test_limits_inter_token_latency_and_goodput_are_measured(workload: str) -> None:

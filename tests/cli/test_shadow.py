@@ -74,7 +74,7 @@ def test_a_page_of_a_log_opens_with_the_verdict(run: tuple[Path, str, int], tmp_
     result = CliRunner().invoke(app, ["shadow", "report", str(run[0]), "--report", str(page)])
     assert result.exit_code == 0, result.stderr
     text = page.read_text(encoding="utf-8")
-    assert text.index("<h1>In a replay, ") < text.index("Who gains and who pays") < text.index("Does the replay match?")
+    assert text.index("<h1>In a replay: ") < text.index("Who gains and who pays") < text.index("Does the replay match?")
 
 
 def test_report_tells_it_again_for_people_and_for_machines(run: tuple[Path, str, int]) -> None:

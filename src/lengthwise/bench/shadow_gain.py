@@ -476,10 +476,15 @@ def shadow_runs(found: ShadowGain) -> list[ReportedRun]:
 
 
 def html_report(found: ShadowGain, origin: Origin | None = None) -> str:
-    """Return the page of a replayed log; its verdict begins with whether the replay matches the measurement."""
-    runs = shadow_runs(found)
-    said = f"In a replay, {runs_verdict(runs)} {_verdict(found).capitalize()}."
-    return runs_page(f"{found.source}: what reordering would have gained", runs, tables(found), origin, said)
+    """Return the page of a replayed log."""
+    title = f"{found.source}: what reordering would have gained"
+    return runs_page(title, shadow_runs(found), tables(found), origin, shadow_verdict(found))
+
+
+def shadow_verdict(found: ShadowGain) -> str:
+    """Return in words what a policy would have gained, and whether the replay matches the measurement."""
+    match = _verdict(found)
+    return f"In a replay: {runs_verdict(shadow_runs(found))} {match[0].upper()}{match[1:]}."
 
 
 def _match(found: ShadowGain) -> Table:
@@ -488,8 +493,10 @@ def _match(found: ShadowGain) -> Table:
         seen, replayed = (getattr(summary, measure) for summary in (found.measured, found.fcfs))
         off = _off(seen.mean, replayed.mean), _off(seen.p99, replayed.p99)
         rows.append([name, *_figures(seen), *_figures(replayed), *off])
-    columns = ["seconds", "measured mean", "p50", "p99", "replayed mean", "p50", "p99", "mean off by", "p99 off by"]
-    return Table("Does the replay match? FCFS in the simulator against the measurement", columns, rows, _notes(found))
+    columns = ["seconds", *(f"{what} {each}" for what in ("measured", "replayed") for each in ("mean", "p50", "p99"))]
+    columns += ["mean off by", "p99 off by"]
+    title = "Does the replay match? FCFS in the simulator against the measurement"
+    return Table(title, columns, rows, _notes(found), together=3)
 
 
 def _notes(found: ShadowGain) -> list[str]:
@@ -497,7 +504,10 @@ def _notes(found: ShadowGain) -> list[str]:
     seen = f"{found.replayed:,} of {found.requests:,} requests replayed, {found.duration_s:,.0f} s, {found.engine_url}"
     notes = [seen, f"verdict: {_verdict(found)}"]
     if found.engine.answers:
-        notes.append(f"engine fitted to {found.engine.answers:,} streamed answers: {cost}")
+        notes.append(
+            f"engine fitted to {found.engine.answers:,} streamed answers: {1e3 * cost.decode_base:.3g} ms per step, "
+            f"{1e6 * cost.decode:.3g} us per running request and {1e6 * cost.prefill_token:.3g} us per prompt token"
+        )
     else:
         notes.append(f"engine as given: {spec.name}")
     notes.append(
@@ -531,9 +541,10 @@ def _gain(found: ShadowGain) -> Table:
         rows.append([run.policy, run.predictions, _seconds(e2e.mean), _seconds(e2e.p99), *ratios, *captured])
     columns = ["policy", "predictions", "mean E2E s", "p99 E2E s"]
     columns += ["mean over FCFS", "p99 over FCFS", "per token over FCFS"]
-    columns += ["of the true lengths' gain: mean", "per token"]
+    columns += ["gain captured, mean", "gain captured, per token"]
     notes = [
         "ratios below 1 are better; in brackets the 95 % interval of a paired bootstrap over blocks of requests",
+        "gain captured: the share of the gain of the same policy on true lengths",
         "assumed: arrivals do not depend on latency (no retries, no early aborts), and lengths are the same",
         "assumed: the engine served FCFS, without prefix cache hits, and all its traffic passed this proxy",
         f"predictions arrive {1000 * found.prediction_delay_s:.1f} ms after their requests, as measured",

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.bench.shadow_gain import html_report, study_shadow, tables
+from lengthwise.bench.shadow_gain import html_report, shadow_verdict, study_shadow, tables
 from lengthwise.cli.output import AsJson, MaxNumSeqs, Wait, need_folder, show
 from lengthwise.engines.shadow_log import read_log
 from lengthwise.errors import InputError
@@ -79,8 +79,16 @@ def shadow(
         run_shadow(base, sock, path, predictor=known, stream_usage=stream_usage, on_ready=lambda: typer.echo(ready))
     typer.echo(f"log: {path}")
     try:
-        found = study_shadow(read_log(path), str(path), engine=engine, policies=policies, max_num_seqs=max_num_seqs)
-        show(found, tables, as_json=False)
+        with late_bar("reading the log") as bar:
+            found = study_shadow(
+                read_log(path),
+                str(path),
+                engine=engine,
+                policies=policies,
+                max_num_seqs=max_num_seqs,
+                on_progress=bar,
+            )
+        show(found, tables, verdict=shadow_verdict(found), as_json=False)
     except InputError as error:  # too little traffic is not an error here: the log is written
         typer.echo(str(error))
 
@@ -113,4 +121,11 @@ def report(
             on_progress=bar,
         )
     origin = Origin.here(hardware=f"replay of {found.engine_url}, simulated on {this_machine()}")
-    show(found, tables, page=lambda it: html_report(it, origin), report=page, as_json=as_json)
+    show(
+        found,
+        tables,
+        page=lambda it: html_report(it, origin),
+        verdict=shadow_verdict(found),
+        report=page,
+        as_json=as_json,
+    )

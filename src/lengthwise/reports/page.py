@@ -320,6 +320,7 @@ function show(figure) {
     paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', xaxis: line, yaxis: line, hovermode: 'closest',
     margin: {l: 60, r: 20, t: above, b: 50}, hoverlabel: {bgcolor: value('--panel'), font: {color: value('--ink')}},
     legend: {orientation: 'h', yref: 'container', y: 1, yanchor: 'top'}}};
+  layout.showlegend = named.length > 1;
   layout.height += above - 34;
   if (layout.grid && layout.grid.columns > 1 && width < 700) {
     const panels = Object.keys(layout).filter(name => name.startsWith('xaxis')).length;

@@ -274,7 +274,10 @@ def who_gains(runs: Sequence[ReportedRun]) -> Figure:
     if ratios:
         panels.append((tokens, ratio_axis("", ratios)))
         titles.append(f"over {base.name if base else BASELINE}: below 1 gains, above 1 pays")
-    text = f"{_where(runs)}Requests in ten groups of equal size by output length. Click a name to hide it."
+    text = f"{_where(runs)}Requests in ten groups of equal size by output length."
+    if len(known) == 1:
+        return Figure("Which answers take how long", text, data, axes(panels, columns=len(panels), titles=titles))
+    text += " Click a name to hide it."
     return Figure("Who gains and who pays", text, data, axes(panels, columns=len(panels), titles=titles))
 
 
@@ -289,7 +292,7 @@ def when(runs: Sequence[ReportedRun]) -> Figure:
     time = axis("seconds since the start", rangemode="tozero")
     panels = [(time, axis("requests", rangemode="tozero")), (time, axis("seconds", rangemode="tozero"))]
     titles = ["waiting for the first token", "mean E2E by time of sending"]
-    text = f"{_where(runs)}The first seed, or the first block."
+    text = f"{_where(runs)}{'' if len(known) == 1 else 'The first seed, or the first block.'}"
     return Figure("When: queue and latency over time", text, data, axes(panels, columns=2, titles=titles))
 
 
@@ -340,7 +343,10 @@ def against_load(runs: Sequence[ReportedRun]) -> Figure:
     panels = [(axis(unit), axis("seconds", rangemode="tozero"))] * len(shown)
     titles = [f"{statistic} {NAMES[measure]}" for measure, statistic in shown]
     return Figure(
-        "How it depends on load", "Averaged over seeds.", data, axes(panels, columns=len(shown), titles=titles)
+        "How it depends on load",
+        "Averaged over seeds, where there are several.",
+        data,
+        axes(panels, columns=len(shown), titles=titles),
     )
 
 
