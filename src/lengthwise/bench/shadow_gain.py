@@ -503,7 +503,7 @@ def _notes(found: ShadowGain) -> list[str]:
     spec, cost = found.engine.spec, found.engine.spec.cost
     seen = f"{found.replayed:,} of {found.requests:,} requests replayed, {found.duration_s:,.0f} s, {found.engine_url}"
     notes = [seen, f"verdict: {_verdict(found)}"]
-    if found.engine.answers:
+    if found.engine.answers and isinstance(cost, StepCost):
         notes.append(
             f"engine fitted to {found.engine.answers:,} streamed answers: {1e3 * cost.decode_base:.3g} ms per step, "
             f"{1e6 * cost.decode:.3g} us per running request and {1e6 * cost.prefill_token:.3g} us per prompt token"

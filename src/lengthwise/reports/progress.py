@@ -17,7 +17,7 @@ _QUIET_S: Final = 2.0
 
 @contextmanager
 def late_bar(
-    what: str = "", *, after_s: float = _QUIET_S, console: Console | None = None
+    what: str = "preparing", *, after_s: float = _QUIET_S, console: Console | None = None
 ) -> Iterator[Callable[[str, float], None]]:
     """Yield a callback for (label, fraction done); the bar is on stderr and is removed at the end.
 
