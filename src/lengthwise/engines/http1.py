@@ -10,14 +10,11 @@ import asyncio
 import math
 import re
 import ssl
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Headers = Iterable[tuple[bytes, bytes]]
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +23,7 @@ import pyarrow as pa
 from lengthwise.engines.client import EngineAnswer, EngineClient, EngineError, served_model
 from lengthwise.errors import InputError
 from lengthwise.simulator.metrics import LatencyLimits, Spread, Summary, summarise
-
-if TYPE_CHECKING:
-    from lengthwise.workloads import Workload
+from lengthwise.workloads import Workload
 
 Hints = Literal["none", "oracle"]
 

@@ -11,16 +11,14 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from lengthwise.predictors.contract import render_chat
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Render = Callable[..., str]
+Render = Callable[..., str]
 
 _SYSTEM, _USER, _ASSISTANT, _NEXT, _TOOL = "qzsystemqz", "qzuserqz", "qzassistantqz", "qznextqz", "qztoolqz"
 _TOOLS: Final = [{"type": "function", "function": {"name": _TOOL, "description": _TOOL, "parameters": {}}}]

@@ -15,20 +15,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from lengthwise.lengths import OUTLIVED_BELOW, TIE_NU
+from lengthwise.policies.base import Numbers
 from lengthwise.policies.job import Job, JobColumns
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from lengthwise.policies.base import Numbers
-
-    Array = NDArray[np.float64]
+Array = NDArray[np.float64]
 
 STEP: Final = 0.05  # of asinh z
 REACH: Final = math.asinh(600.0)  # beyond, S is 1 or a prediction counts as outlived

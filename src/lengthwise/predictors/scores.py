@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    Floats = NDArray[np.float64]
-    Classes = NDArray[np.intp]
+Floats = NDArray[np.float64]
+Classes = NDArray[np.intp]
 
 MU_SERVE_CUTS: Final = (0.25, 0.5, 0.75, 0.99)
 """Shares at which mu-Serve (ATC'24) cuts lengths into five classes, read in its authors' public code for the predictor

@@ -17,12 +17,10 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, Any, Final, cast
 
+from lengthwise.predictors.contract import PredictionInput, Predictions
 from lengthwise.predictors.resolve import resolve_predictor
-
-if TYPE_CHECKING:
-    from lengthwise.predictors.contract import PredictionInput, Predictions
 
 _STARTS: Final = 3
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lengthwise.predictors.evaluation import CEILING, PER_LLM, Breakdown, Evaluation, EvaluationScores
 from lengthwise.reports.figures import short_name
@@ -22,9 +23,6 @@ from lengthwise.reports.page import (
     ratio_axis,
 )
 from lengthwise.reports.tables import Table, number, share
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class Scatter(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from lengthwise.simulator.kernel.records import Records
 from lengthwise.simulator.metrics import TRUTH, LatencyLimits, Summary, summarise
 from lengthwise.simulator.routing import RoutingTrace
-
-if TYPE_CHECKING:
-    from lengthwise.workloads import Workload
+from lengthwise.workloads import Workload
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,12 +7,14 @@ earlier requests, and `memory` those of finished ones. Nothing here knows engine
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, LengthDistribution, LogT, LogTColumns, Point, wide_prior
@@ -22,16 +24,10 @@ from lengthwise.predictors.noise import noisy_medians, own_sigma
 from lengthwise.predictors.prefix_memory import MemoryPredictor
 from lengthwise.predictors.resolve import PredictorSpec, parse_predictor_spec, resolve_predictor
 from lengthwise.predictors.scores import tau_within
+from lengthwise.workloads import Workload
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from lengthwise.workloads import Workload
-
-    Floats = NDArray[np.float64]
-    Progress = Callable[[float], None]
+Floats = NDArray[np.float64]
+Progress = Callable[[float], None]
 
 TAIL: Final = 0.9
 """The level of TIE's CVaR."""

@@ -6,23 +6,18 @@ carries the addresses of its arrays instead; the host keeps the arrays alive.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import numba
+import numpy as np
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from lengthwise.simulator.kernel.records import ARRAYS, ENGINE
+from lengthwise.simulator.kernel.records import ARRAYS, ENGINE, Record
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-
-    from lengthwise.simulator.kernel.records import Record
-
-    At = Callable[[Record, int | np.integer[Any]], Record]
+At = Callable[[Record, int | np.integer[Any]], Record]
 
 
 def _at(name: str) -> At:

@@ -6,25 +6,20 @@ the text only. The scores guide training; the figures on a model's card come fro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from lengthwise.predictors.encoder import log_sigma, places_and_spreads
 from lengthwise.predictors.scores import kendall_tau
 from lengthwise.training.encoder.losses import NU
-from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST
+from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from lengthwise.training.encoder.pack import Pack
-
-    Array = NDArray[Any]
+Array = NDArray[Any]
 
 _LEAST_SAMPLES: Final = 50
 _LEVELS = (0.5, 0.9)

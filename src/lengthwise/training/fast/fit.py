@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from lengthwise.predictors.fast import CLIP, OUTPUTS, SIGMA_AT_ZERO, STD_BELOW_MEAN, FastNetwork
 from lengthwise.training.encoder.losses import make_targets, negative_log_likelihood, student_logpdf
 from lengthwise.training.small_network import Recipe, arrays, standardise, train_network
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float32]
+Floats = NDArray[np.float32]
 
 _QUARTILES: Final = (-0.7, 0.0, 0.7)
 """Points of a teacher's prediction used as targets, in its sigmas: about its quartiles and its median."""

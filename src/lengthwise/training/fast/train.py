@@ -7,11 +7,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Calibration, fit_calibration
@@ -25,11 +26,8 @@ from lengthwise.training.pairs import PairTable, score_pairs
 from lengthwise.workloads.diverse import CASTILLO_GROUPS, load_diverse
 from lengthwise.workloads.files import read_parquet_table
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Doubles = NDArray[np.float64]
-    Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Floats = NDArray[np.float32]
 
 LEAST_PROMPTS: Final = 100
 """An LLM with fewer training prompts has no identity row: its lengths teach the row of unknown LLMs."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from lengthwise.predictors.fast import (
     PAIRS,
     RESERVED,
     SIGNS,
+    PromptText,
     Reader,
     WordTables,
     excerpt,
@@ -26,9 +27,6 @@ from lengthwise.predictors.fast import (
     terms,
 )
 from lengthwise.training.encoder.backbones import package_folder
-
-if TYPE_CHECKING:
-    from lengthwise.predictors.fast import PromptText
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
