@@ -173,7 +173,7 @@ class Alpaca20Task:
 
 @cache
 def _loaded(data: Path, backbone: str) -> tuple[Any, TokenisedPrompts]:
-    from lengthwise.training.encoder.backbones import load_backbone
+    from lengthwise.training.encoder.network import load_backbone
 
     loaded = load_backbone(backbone, LONGEST)
     return loaded, tokenise(read_alpaca(data), loaded.tokenizer)

@@ -35,8 +35,7 @@ from lengthwise.training.data import PromptTable, load_samples
 from lengthwise.training.encoder.config import DataConfig, parse_config
 from lengthwise.training.encoder.pack import HELD_OUT, Pack
 from lengthwise.training.encoder.package import calibrate
-from lengthwise.training.fast.fit import FastRecipe
-from lengthwise.training.fast.train import FastTrainer, calibrated
+from lengthwise.training.fast.train import FastRecipe, FastTrainer, calibrated
 from lengthwise.training.fast.word_tables import Vocabulary
 from lengthwise.training.pairs import PairTable
 from lengthwise.workloads import LengthSamples

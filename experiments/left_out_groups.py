@@ -21,8 +21,8 @@ from lengthwise.predictors.adapt import unknown_llms_unlogged
 from lengthwise.predictors.fast import FastPredictor
 from lengthwise.reports.tables import Table, share, signed
 from lengthwise.training.data import SMOLLM2
-from lengthwise.training.fast.fit import FastRecipe
 from lengthwise.training.fast.train import (
+    FastRecipe,
     FastTrainer,
     LeftOutPairs,
     capped,

@@ -72,8 +72,8 @@ def pack(arguments: argparse.Namespace) -> None:
     import torch
 
     from lengthwise.training.data import load_samples, make_pack, unlabelled_prompts
-    from lengthwise.training.encoder.backbones import load_backbone
     from lengthwise.training.encoder.config import read_config
+    from lengthwise.training.encoder.network import load_backbone
 
     config = read_config(arguments.config)
     loaded = load_backbone(config.backbone, config.max_tokens)
@@ -95,7 +95,7 @@ def load_packed_backbone(folder: Path) -> Any:  # noqa: ANN401
     """Return the encoder of a packed folder."""
     import torch
 
-    from lengthwise.training.encoder.backbones import empty_backbone
+    from lengthwise.training.encoder.network import empty_backbone
 
     encoder = empty_backbone(json.loads((folder / "backbone.json").read_text()))
     encoder.load_state_dict({k: v.float() for k, v in torch.load(folder / "weights.pt").items()})

@@ -25,8 +25,8 @@ from typing import Any
 from lengthwise.predictors.fast import KIND
 from lengthwise.predictors.model_file import write_model_file
 from lengthwise.training.data import LICENCES, SMOLLM2
-from lengthwise.training.fast.fit import FastRecipe
 from lengthwise.training.fast.train import (
+    FastRecipe,
     FastTrainer,
     TeacherOutputs,
     calibrated,

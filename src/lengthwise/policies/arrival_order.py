@@ -10,7 +10,7 @@ import numpy as np
 from lengthwise.policies.base import BasePolicy, Numbers, parameter
 from lengthwise.policies.job import Job, JobColumns
 from lengthwise.policies.protocol import QueueView, Rounds, Slots, one_slot
-from lengthwise.policies.rounds import FlowRounds
+from lengthwise.policies.wrappers import FlowRounds
 
 
 @dataclass(frozen=True)

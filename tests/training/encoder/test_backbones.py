@@ -9,7 +9,7 @@ from lengthwise.errors import InputError
 from tests.training.encoder import tiny
 from tests.training.encoder.tiny import torch
 
-from lengthwise.training.encoder.backbones import load_backbone  # isort: skip
+from lengthwise.training.encoder.network import load_backbone  # isort: skip
 from lengthwise.training.encoder.package import to_onnx  # isort: skip
 from lengthwise.training.encoder.run import prepare, train  # isort: skip
 from lengthwise.predictors.encoder import _session  # isort: skip

@@ -13,12 +13,14 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.fast import FEATURES, Reader
-from lengthwise.training.fast.fit import Examples, FastRecipe, fit_network
 from lengthwise.training.fast.train import (
+    Examples,
+    FastRecipe,
     FastTrainer,
     LeftOutPairs,
     TeacherOutputs,
     calibrated,
+    fit_network,
     fit_widening,
     predicted,
 )

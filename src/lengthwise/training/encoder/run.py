@@ -13,9 +13,8 @@ import torch
 
 from lengthwise.errors import InputError
 from lengthwise.training.data import SMOLLM2, load_samples, make_pack, unlabelled_prompts
-from lengthwise.training.encoder.backbones import load_backbone
 from lengthwise.training.encoder.ensemble import Member, soft_targets
-from lengthwise.training.encoder.network import LengthNetwork
+from lengthwise.training.encoder.network import LengthNetwork, load_backbone
 from lengthwise.training.encoder.pack import HELD_OUT, TRAIN, UNLABELLED, bin_edges
 from lengthwise.training.encoder.trainer import Trainer, TrainingTask
 
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lengthwise.training.encoder.backbones import Loaded
     from lengthwise.training.encoder.config import TrainingConfig
+    from lengthwise.training.encoder.network import Loaded
     from lengthwise.training.encoder.pack import Pack
 
     Progress = Callable[[str, dict[str, Any]], None]

@@ -26,7 +26,7 @@ from lengthwise.predictors.fast import (
     split,
     terms,
 )
-from lengthwise.training.encoder.backbones import package_folder
+from lengthwise.training.encoder.network import package_folder
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

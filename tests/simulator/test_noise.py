@@ -10,8 +10,8 @@ from scipy import stats
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LogTColumns
-from lengthwise.predictors.noise import noisy_medians, own_sigma
 from lengthwise.predictors.resolve import PredictorSpec, parse_predictor_spec
+from lengthwise.simulator.predictions import noisy_medians, own_sigma
 
 
 def workload(n: int = 2000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
