@@ -654,6 +654,7 @@ def test_a_host_is_not_given_memory_as_a_predictor() -> None:
 class OtherGuess(Guess):
     """Stands in for a started process."""
 
+    quick = None
     cpu_s = 0.0
     given_up = False
     closed = False

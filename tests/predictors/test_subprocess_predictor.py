@@ -59,6 +59,20 @@ def test_its_predictions_are_those_of_the_predictor_here(name: str) -> None:
         there.close()
 
 
+def test_a_second_predictor_answers_from_the_same_process() -> None:
+    both = SubprocessPredictor("default", "fast")
+    try:
+        assert both.quick is not None
+        quick, pid = both.quick.predict(INPUTS), both.pid
+        np.testing.assert_allclose(quick.quantile(0.5), load_predictor("fast").predict(INPUTS).quantile(0.5), rtol=1e-5)
+        np.testing.assert_allclose(
+            both.predict(INPUTS).quantile(0.5), load_predictor("default").predict(INPUTS).quantile(0.5), rtol=1e-5
+        )
+        assert both.pid == pid
+    finally:
+        both.close()
+
+
 def test_what_it_cannot_predict_fails_alone(fast: SubprocessPredictor) -> None:
     with pytest.raises(SubprocessError, match="Error"):
         fast.predict([None])  # type: ignore[list-item]

@@ -14,6 +14,7 @@ from lengthwise.errors import InputError
 from lengthwise.predictors.contract import PredictionInput, as_logt
 from lengthwise.predictors.model_file import read_model_file
 from lengthwise.predictors.resolve import predictor_label
+from lengthwise.predictors.service import QUICK
 from lengthwise.predictors.subprocess_predictor import SubprocessError, SubprocessPredictor
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _started(path: Path) -> tuple[SubprocessPredictor, str]:
     """Start a process that has loaded the file and predicted with it."""
     read_model_file(path)
     label = predictor_label(path)
-    process = SubprocessPredictor(str(path))
+    process = SubprocessPredictor(str(path), QUICK)
     try:
         process.start()
         tried = as_logt(process.predict(_TRIALS))

@@ -85,8 +85,8 @@ class PredictionService:
     `memory_file` at the end.
 
     Where requests arrive faster than the predictor answers, predictions would come after their requests have left the
-    queue. A question that has waited for `keep_up_s` is therefore answered by the predictor that `quick` loads, which
-    runs in the worker's thread.
+    queue. A question that has waited for `keep_up_s` is therefore answered by the predictor that `quick` loads. It
+    runs in the same process, because in a thread of the host it would delay the steps of an engine.
     """
 
     def __init__(
@@ -119,7 +119,6 @@ class PredictionService:
         self._counts = Counts()
         self._process = process
         self._limits = WaitLimits(deadline_s, keep_up_s)
-        self._quick = quick
         self._worker = None if load is None else Worker(load, clock, self._limits, quick)
         self._replaced: list[tuple[Worker, SubprocessPredictor | None]] = []
         self._lessons, self._lessons_at = _MOST_LESSONS, clock()
@@ -158,7 +157,7 @@ class PredictionService:
         if self._worker is not None:
             self._replaced.append((self._worker, self._process))
         self.predictor, self._process = predictor, process
-        self._worker = Worker(lambda: process, self._clock, self._limits, self._quick)
+        self._worker = Worker(lambda: process, self._clock, self._limits, _quick_of(process))
         self._worker.start()
         self._hangs = False
         self._end_replaced()
@@ -381,7 +380,7 @@ def prediction_service(
         learned.restore(file.read_bytes(), str(file))
     if name in (NO_PREDICTOR, "history"):
         return PredictionService(None, memory=learned, memory_file=file, predictor=name)
-    process = SubprocessPredictor(name)
+    process = SubprocessPredictor(name, None if name == QUICK else QUICK)
     wrapped = seen_as or (lambda predictor: predictor)
     return PredictionService(
         lambda: wrapped(process.start()),
@@ -389,8 +388,15 @@ def prediction_service(
         memory=learned,
         memory_file=file,
         predictor=predictor_label(name),
-        quick=None if name == QUICK else lambda: wrapped(resolve_predictor(QUICK)),
+        quick=_quick_of(process, wrapped),
     )
+
+
+def _quick_of(
+    process: SubprocessPredictor, wrapped: Callable[[LengthPredictor], LengthPredictor] = lambda predictor: predictor
+) -> Callable[[], LengthPredictor] | None:
+    quick = process.quick
+    return None if quick is None else lambda: wrapped(quick)
 
 
 def known_memory(setting: str | bool) -> str:

@@ -3,7 +3,7 @@
 Python runs one thread at a time: a predictor in a thread of the engine or the gateway would delay its steps. Here the
 host's worker thread only writes inputs to a pipe and reads predictions from another. The process ends with the pipe,
 however the host ends. A process that dies is restarted up to three times; open questions fail, and history is used.
-`python -m lengthwise.predictors.subprocess_predictor NAME` is that process.
+`python -m lengthwise.predictors.subprocess_predictor NAME [QUICK]` is that process; QUICK is a second predictor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any, Final, cast
 
-from lengthwise.predictors.contract import PredictionInput, Predictions
+from lengthwise.predictors.contract import LengthPredictor, PredictionInput, Predictions
 from lengthwise.predictors.resolve import resolve_predictor
 
 _STARTS: Final = 3
@@ -37,8 +37,11 @@ class SubprocessPredictor:
     One thread calls it; `close` may be called by any thread at any time, and an open call then fails.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, quick: str | None = None) -> None:
         self.name = name
+        self.quick: LengthPredictor | None = None if quick is None else _Quick(self)
+        """A second predictor in the same process, which takes less time."""
+        self._names = [name] if quick is None else [name, quick]
         self.cpu_s = 0.0
         """CPU time of its predictions so far."""
         self.given_up = False
@@ -62,7 +65,11 @@ class SubprocessPredictor:
 
     def predict(self, inputs: Sequence[PredictionInput]) -> Predictions:
         """Return one prediction for each input, in order."""
-        return cast("Predictions", self._exchange(self._started(), list(inputs)))
+        return self.ask(0, inputs)
+
+    def ask(self, number: int, inputs: Sequence[PredictionInput]) -> Predictions:
+        """Return the predictions of one of the two predictors: 0, or 1 for the quick one."""
+        return cast("Predictions", self._exchange(self._started(), (number, list(inputs))))
 
     def close(self) -> None:
         """End the process at once."""
@@ -76,7 +83,7 @@ class SubprocessPredictor:
                 ended = "closed" if self._closed.is_set() else f"died {_STARTS} times"
                 raise SubprocessError(f"the predictor's process has {ended}")
             self._starts += 1
-            command = [sys.executable, "-P", "-m", __name__, self.name]  # -P: import nothing from the host's folder
+            command = [sys.executable, "-P", "-m", __name__, *self._names]  # -P: import nothing from the host's folder
             environment = {**os.environ, **_ONE_THREAD}
             self._process = subprocess.Popen(  # noqa: S603  (this very interpreter)
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
@@ -86,8 +93,8 @@ class SubprocessPredictor:
             self._exchange(self._process, None)
         return self._process
 
-    def _exchange(self, process: subprocess.Popen[bytes], inputs: list[PredictionInput] | None) -> object:
-        """Send inputs and return the reply. None is not sent; its reply arrives when the predictor is loaded."""
+    def _exchange(self, process: subprocess.Popen[bytes], inputs: tuple[int, list[PredictionInput]] | None) -> object:
+        """Send inputs and return the reply. None is not sent; its reply arrives when the predictors are loaded."""
         reader, writer = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stdin)
         try:
             if inputs is not None:
@@ -110,6 +117,17 @@ class SubprocessPredictor:
         _end(process)
 
 
+class _Quick:
+    """The second predictor of a process."""
+
+    def __init__(self, process: SubprocessPredictor) -> None:
+        self._process = process
+
+    def predict(self, inputs: Sequence[PredictionInput]) -> Predictions:
+        """Return one prediction for each input, in order."""
+        return self._process.ask(1, inputs)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process, wait for it and close its pipes."""
     process.kill()
@@ -119,8 +137,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             cast("IO[bytes]", pipe).close()
 
 
-def _serve(name: str) -> None:
-    """Load the predictor, then reply on stdout to inputs from stdin until stdin ends."""
+def _serve(names: Sequence[str]) -> None:
+    """Load the predictors, then reply on stdout to inputs from stdin until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host, which ends this by its pipe
     reader, writer = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints must not mix with the replies
@@ -131,21 +149,21 @@ def _serve(name: str) -> None:
 
     with contextlib.suppress(EOFError, BrokenPipeError):  # the host has ended
         try:
-            predictor = resolve_predictor(name)
+            predictors = [resolve_predictor(name) for name in names]
         except Exception as error:  # sent to the host, which raises it
             reply(None, f"{type(error).__name__}: {error}", 0.0)
             return
         reply(None, None, 0.0)
         while True:
-            inputs: Any = pickle.load(reader)  # noqa: S301  (written by the host that started this)
+            number, inputs = cast("tuple[int, Any]", pickle.load(reader))  # noqa: S301  (written by the host that started this)
             began = time.process_time()
             answer, error_text = None, None
             try:
-                answer = predictor.predict(inputs)
+                answer = predictors[number].predict(inputs)
             except Exception as error:  # sent to the host, which raises it
                 error_text = f"{type(error).__name__}: {error}"
             reply(answer, error_text, time.process_time() - began)
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(sys.argv[1:])
