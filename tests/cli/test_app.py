@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from lengthwise.cli import COMMANDS, PANELS, app
+import lengthwise
+from lengthwise.cli import COMMANDS, PANELS, _load, app
 
 HEAVY = ("numpy", "scipy", "pyarrow", "numba", "onnxruntime", "tokenizers", "matplotlib", "plotly", "torch", "aiohttp")
 
@@ -69,3 +74,25 @@ def test_a_missing_package_names_the_extra_that_installs_it(package: str, argume
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 2
     assert run.stderr.splitlines()[-1] == (f"error: {package} is not installed; run: pip install 'lengthwise[{extra}]'")
+
+
+def options(command: Any) -> set[str]:
+    """The options of a command and of the commands below it."""
+    own = {name for each in command.params for name in (*each.opts, *each.secondary_opts) if name.startswith("--")}
+    return own.union(*(options(below) for below in getattr(command, "commands", {}).values()))
+
+
+def test_every_option_that_an_error_names_exists() -> None:
+    known = {name: options(_load(name)) for name in COMMANDS}
+    of_any = set().union(*known.values(), ["--no-deps", "--measure"])  # of pip, and of the studies
+    package = Path(lengthwise.__file__).parent
+    named = 0
+    for path in package.rglob("*.py"):
+        command = path.stem if path.parent.name == "cli" else ""
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "InputError":
+                texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+                found = {flag for text in map(str, texts) for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)}
+                assert found <= known.get(command, of_any), f"{path.name}:{node.lineno}"
+                named += len(found)
+    assert named > 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,8 @@ import typer
 
 from lengthwise.cli.output import need_folder
 from lengthwise.errors import InputError
-from lengthwise.training.encoder.config import read_config
+from lengthwise.reports.progress import late_bar
+from lengthwise.training.encoder.config import TrainingConfig, read_config
 
 
 def train(
@@ -35,19 +37,35 @@ def train(
         from lengthwise.training.encoder.run import train as train_all
     except ModuleNotFoundError as error:
         raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
-    prepared = prepare(settings)
-    if weights is not None:
-        network = load_weights(prepared, weights)
-    else:
-        network = train_all(prepared, path.with_suffix(".training"), resume=resume, progress=_print_row)
-    card = write_predictor(path, prepared, network, progress=lambda line: typer.echo(line, err=True))
+    with late_bar() as bar:
+        prepared = prepare(settings)
+        if weights is not None:
+            network = load_weights(prepared, weights)
+        else:
+            rows = _Rows(settings, bar)
+            network = train_all(prepared, path.with_suffix(".training"), resume=resume, progress=rows.show)
+        card = write_predictor(path, prepared, network, progress=lambda line: typer.echo(line, err=True))
     for part, figures in card["figures"].items():
         typer.echo(f"{part}: {_line(figures)}")
     typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
-def _print_row(name: str, row: dict[str, Any]) -> None:
-    typer.echo(f"{name}  {_line(row)}", err=True)
+class _Rows:
+    """Prints the figures of each epoch and moves the bar; a training that stops early ends before its last epoch."""
+
+    def __init__(self, config: TrainingConfig, bar: Callable[[str, float], None]) -> None:
+        self._epochs = config.optimiser.epochs + config.optimiser.head_epochs
+        self._runs = len(config.seeds) + (config.distil is not None and len(config.seeds) > 1)
+        self._bar = bar
+        self._names: list[str] = []
+
+    def show(self, name: str, row: dict[str, Any]) -> None:
+        """Take the figures of an epoch."""
+        if name not in self._names:
+            self._names.append(name)
+        typer.echo(f"{name}  {_line(row)}", err=True)
+        done = len(self._names) - 1 + min(1.0, row["epoch"] / self._epochs)
+        self._bar(f"{name}, epoch {row['epoch']}", min(1.0, done / self._runs))
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -41,8 +41,14 @@ def late_bar(
     start = threading.Timer(after_s, bar.start)  # also if the first step is a long one
     start.daemon = True
     start.start()
+
+    def show(label: str, done: float) -> None:
+        if done < bar.tasks[task].completed:  # the next phase: the time left is of this one
+            bar.reset(task)
+        bar.update(task, description=label, completed=done, total=1.0)
+
     try:
-        yield lambda label, done: bar.update(task, description=label, completed=done, total=1.0)
+        yield show
     finally:
         start.cancel()
         start.join()
