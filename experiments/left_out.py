@@ -392,7 +392,7 @@ STUDY: Study[LeftOutGrid, LeftOutResult] = Study(
     question="How well is an LLM predicted that training left out, after adapting on 20 to 500 lengths?",
     source="CASTILLO, predictors trained without an LLM",
     grid=LeftOutGrid(),
-    quick=LeftOutGrid(draws=3, networks=1, epochs=6),
+    quick=LeftOutGrid(llms=("gemma-3-4b",), lengths=(100,), draws=3, networks=1, epochs=2),
     minutes=(40, 15),
     measure=measure,
     tables=tables,

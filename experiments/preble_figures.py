@@ -202,10 +202,11 @@ def measure(run: Run, grid: FiguresGrid) -> FiguresResult:
 
 
 def tables(found: FiguresResult) -> list[Table]:
-    """Figures 1A and 1B, 1C, 2, the authors' settings, and lengths by prefix."""
+    """Figures 1A and 1B, 1C, 1D, 2, the authors' settings, and lengths by prefix."""
     return [
         _latencies(found, FIXED, (*NAIVE, E2, OURS), "Figures 1A and 1B, 150 tokens"),
         _overhead(found),
+        _variance(found),
         _latencies(found, VARIED, (Variant(LOR), E2, E2_TRUE, OURS, OURS_TRUE), "Figure 2, 1 or 300 tokens"),
         _latencies(found, FIXED, FAITHFUL[:2], "The authors' settings (lpm inside engines), 150 tokens"),
         _latencies(found, VARIED, FAITHFUL, "The authors' settings (lpm inside engines), 1 or 300 tokens"),
@@ -267,6 +268,25 @@ def _overhead(found: FiguresResult) -> Table:
     return Table(f"Figure 1C: E2's latency by its charge per choice, 150 tokens, {rate:g}/s", columns, rows, notes)
 
 
+def _spread_cost(found: FiguresResult, variant: Variant, rate: float, rule: str) -> Ratio | None:
+    """Latency with lengths of 1 or 300 over that with 150 for all: the same mean, arrivals and prompts."""
+    varied, fixed = (found.find(lengths, paper.COMPARED, rate, variant) for lengths in (VARIED, FIXED))
+    return None if varied is None or fixed is None else varied.over(fixed, rule)
+
+
+def _variance(found: FiguresResult) -> Table:
+    rows = []
+    for rate in found.grid.rates:
+        for variant in (Variant(LOR), E2, OURS):
+            ratios = [_spread_cost(found, variant, rate, rule) for rule in RULES]
+            shown = [multiple(ratio) for ratio in ratios if ratio is not None]
+            if len(shown) == len(RULES):
+                rows.append([f"{rate:g}", NAMES[variant], *shown])
+    notes = ["Mean normalized latency weights a wait by 1 / length, so answers of one token dominate it."]
+    columns = ("requests/s", "router", *RULES.values())
+    return Table(f"Figure 1D: 1 or 300 tokens over 150, {paper.COMPARED} engines", columns, rows, notes)
+
+
 def _true_lengths(found: FiguresResult) -> Table:
     pairs = (("e2", E2_TRUE, E2), ("lengthwise", OURS_TRUE, OURS), ("e2, authors' settings", FAITHFUL[2], FAITHFUL[1]))
     rows = []
@@ -284,7 +304,7 @@ def _true_lengths(found: FiguresResult) -> Table:
 
 
 def claims(found: FiguresResult) -> list[Claim]:
-    """The statements on figures 1A, 1B and 2 under both rules; without a number in the text, 1 is the bound."""
+    """The statements on figures 1A, 1B, 1D and 2 under both rules; without a number in the text, 1 is the bound."""
     rows = []
     for rule, setting in RULES.items():
         for statement, engines, rate, value in paper.CLAIMS:
@@ -292,6 +312,11 @@ def claims(found: FiguresResult) -> list[Claim]:
                 ratio = found.ratio(FIXED, engines, rate, E2, base, rule)
                 if ratio is not None:
                     rows.append(Claim(f"{statement}: E2 over {base.router}", value, ratio, setting))
+        for rate in found.grid.rates:
+            for variant in (E2, Variant(LOR)):
+                ratio = _spread_cost(found, variant, rate, rule)
+                if ratio is not None:
+                    rows.append(Claim(f"1 or 300 over 150 tokens, {rate:g}/s: {variant.router}", None, ratio, setting))
         for rate, (plain, true) in paper.LATENCY_S.items():
             ratio = found.ratio(VARIED, paper.COMPARED, rate, E2_TRUE, E2, rule)
             if ratio is not None:
