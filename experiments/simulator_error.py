@@ -33,6 +33,8 @@ from lengthwise.workloads import Workload
 
 Floats = NDArray[np.float64]
 
+KEPT: Final = Path(__file__).parent / "results" / "h200-32"
+"""Episodes on one H200 with the step log of the first two blocks."""
 MEAN_WITHIN, P99_WITHIN = 0.05, 0.10
 """Targets of the relative error."""
 _FIGURES: Final = ("mean", "p50", "p99")
@@ -53,7 +55,7 @@ class Comparison:
 class SimulatorErrorGrid:
     """The measured episodes and how they are simulated."""
 
-    results: Path = Path("out/bench")
+    results: Path = KEPT
     """The folder of `lengthwise bench`."""
     engine: Path | None = None
     """An engine file, instead of a fit on the step log."""
@@ -199,7 +201,7 @@ STUDY: Study[SimulatorErrorGrid, Sequence[Comparison]] = Study(
     name="simulator_error",
     title="E2E latency, measured and simulated",
     question="How far is the simulator from measured episodes on a real engine?",
-    source="results of `lengthwise bench`",
+    source="kept results of `lengthwise bench`, or yours",
     grid=SimulatorErrorGrid(),
     quick=SimulatorErrorGrid(),
     minutes=(2, 2),

@@ -51,8 +51,8 @@ class Recipe:
     hidden: int = 256
     dropout: float = 0.3
     epochs: int = 12
-    batch: int = 64
-    rate: float = 1e-3
+    batch: int = 256
+    rate: float = 2e-3
     decay: float = 0.01
 
 
