@@ -62,7 +62,7 @@ def test_weights_that_do_not_fit_are_named(settings: Path, tmp_path: Path) -> No
 def test_a_typo_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("optimiser: {epoch: 3}")
-    with pytest.raises(InputError, match=r"config\.yaml, field 'optimiser\.epoch': is not a setting"):
+    with pytest.raises(InputError, match=r"config\.yaml, field 'optimiser\.epoch': there is no field 'epoch'"):
         runner.invoke(app, [str(path)], catch_exceptions=False)
 
 

@@ -76,7 +76,7 @@ def test_the_fleet_and_its_options_are_parsed() -> None:
     ("text", "says"),
     [
         ("simulated:4*llama-9", "no engine is called 'llama-9'"),
-        ("1*llama-3-8b@a100?pace=2", "options are speed, policy"),
+        ("1*llama-3-8b@a100?pace=2", "there is no field 'pace'.*known are speed, policy"),
         ("1*llama-3-8b@a100?speed=0", "greater than 0"),
         ("1*llama-3-8b@a100?speed", "write options as name=value"),
         ("1*llama-3-8b@a100?policy=fastest", "fastest"),

@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, Policy, make_policy
 from lengthwise.policies.admission import length_levels
+from lengthwise.settings import invalid
 from lengthwise.simulator.engine import Engine, EngineRequest
 from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.simulator.traffic import JobTable, Traffic
@@ -76,9 +77,7 @@ class SimulatedFleet:
         try:
             options = SimulatedOptions.model_validate(dict(parse_qsl(query, strict_parsing=bool(query))))
         except ValidationError as error:
-            first = error.errors()[0]
-            field, known = ".".join(map(str, first["loc"])), ", ".join(SimulatedOptions.model_fields)
-            raise InputError(first["msg"], source=text, field=field, hint=f"options are {known}") from error
+            raise invalid(error, SimulatedOptions, source=text) from error
         except ValueError as error:
             raise InputError(f"'{query}'", source=text, hint="write options as name=value&name=value") from error
         make_policy(options.policy)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-import yaml  # type: ignore[import-untyped]
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -28,7 +27,7 @@ from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import MEMORY_ON, known_memory, known_predictor
 from lengthwise.predictors.traffic import MEMORY_NAME
 from lengthwise.routers import make_router
-from lengthwise.specs import unknown_name
+from lengthwise.settings import invalid, read_yaml
 
 ConfiguredKind = Literal["auto", "lengthwise", "vllm", "sglang", "openai"]
 
@@ -345,53 +344,12 @@ def read_config(path: Path, *, overrides: Mapping[str, Any], defaults: Mapping[s
 
     `${NAME}` in a text is replaced by that environment variable. An InputError names the file and the field.
     """
-    content = {**defaults, **_read_yaml(path), **overrides}
+    content = read_yaml(path, hint="begin with engines:")
+    given = {name: _with_environment(value, path, name) for name, value in content.items()}
     try:
-        return GatewayConfig.model_validate(content)
+        return GatewayConfig.model_validate({**defaults, **given, **overrides})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    place, cause = first["loc"], first.get("ctx", {}).get("error")
-    field = ".".join(str(step) for step in place) or None
-    if isinstance(cause, InputError):
-        problem = f"{cause.source}: {cause.problem}" if cause.source else cause.problem
-        raise InputError(problem, source=path, field=field, hint=cause.hint)
-    if first["type"] == "extra_forbidden":
-        unknown = unknown_name(str(place[-1]), "field", _section(place).model_fields)
-        raise InputError(unknown.problem, source=path, field=field, hint=unknown.hint)
-    if first["type"] == "missing":
-        raise InputError("is missing", source=path, field=field)
-    # A whole section may hold secrets.
-    plain = place[-1] != "api_key" and isinstance(first["input"], str | int | float | None)
-    shown = f"'{str(first['input'])[:80]}'" if plain else "this value"
-    raise InputError(f"{shown} is not valid", source=path, field=field, hint=first["msg"])
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506  (a SafeLoader)
-    except FileNotFoundError:
-        raise InputError("no such file", source=path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", source=path) from error
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "is not YAML"
-        raise InputError(str(problem), source=path if mark is None else f"{path}, line {mark.line + 1}") from error
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise InputError("holds no fields", source=path, hint="begin with engines:")
-    return {name: _with_environment(value, path, name) for name, value in content.items()}
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses a key that is given twice, of which YAML would keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        for number, name in enumerate(names):
-            if name in names[:number]:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"'{name}' is given twice in one section", problem_mark=node.value[number][0].start_mark
-                )
-        return dict(super().construct_mapping(node, deep))
+        raise invalid(error, GatewayConfig, source=path) from None
 
 
 def _with_environment(value: Any, path: Path, field: str) -> Any:  # noqa: ANN401  (any YAML value)
@@ -405,12 +363,3 @@ def _with_environment(value: Any, path: Path, field: str) -> Any:  # noqa: ANN40
     if isinstance(value, Sequence):
         return [_with_environment(each, path, f"{field}.{number}") for number, each in enumerate(value)]
     return value
-
-
-def _section(place: Sequence[int | str]) -> type[BaseModel]:
-    sections: dict[int | str, type[BaseModel]] = {
-        "engines": EngineConfig,
-        "models": ModelConfig,
-        "tenants": TenantConfig,
-    }
-    return sections[place[0]] if len(place) > 1 else GatewayConfig

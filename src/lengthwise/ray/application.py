@@ -23,6 +23,7 @@ from lengthwise.gateway import GatewayConfig, create_app
 from lengthwise.ray.replicas import EngineReplica, HandleClient
 from lengthwise.ray.request_router import LengthwiseRequestRouter
 from lengthwise.routers import make_router
+from lengthwise.settings import invalid
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -108,10 +109,7 @@ def _validated(model: type[Model], content: dict[str, Any], section: str | None 
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, (first["loc"] if section is None else (section, *first["loc"]))))
-        hint = f"known are {', '.join(model.model_fields)}" if first["type"] == "extra_forbidden" else None
-        raise InputError(first["msg"], source="lengthwise.ray:app", field=field, hint=hint) from None
+        raise invalid(error, model, source="lengthwise.ray:app", section=section) from None
 
 
 @serve.ingress()

@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
+from lengthwise.settings import invalid, read_yaml
 from lengthwise.simulator.costs import CostModel, CostSegment, Piecewise, Roofline, StepCost
 
 Admission = Literal["prompt", "peak", "joint", "reserve"]
@@ -268,33 +269,24 @@ def read_engine(path: str | Path) -> EngineSpec:
     kv_tokens: 467291
     """
     path = Path(path)
+    content = read_yaml(path, hint=_FILE_HINT)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
         cost = dict(content["cost"])
         kind = _FILE_COSTS[cost.pop("family")]
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", source=path, field="fleet") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError("is no YAML", source=path, hint=_FILE_HINT) from error
     except (LookupError, TypeError, ValueError) as error:
         hint = f"a mapping whose family is one of {', '.join(_FILE_COSTS)}; {_FILE_HINT}"
         raise InputError("has no cost of a known family", source=path, field="cost", hint=hint) from error
-    made = _validated(kind, cost, path, "cost.")
+    made = _validated(kind, cost, path, "cost")
     return _validated(EngineSpec, {"name": path.stem, **content, "cost": made}, path)
 
 
-def _validated(kind: type[Validated], fields: dict[str, Any], path: Path, place: str = "") -> Validated:
+def _validated(kind: type[Validated], fields: dict[str, Any], path: Path, section: str | None = None) -> Validated:
     from pydantic import TypeAdapter, ValidationError  # loaded only for files
 
     try:
         return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        cause = first.get("ctx", {}).get("error")
-        if isinstance(cause, InputError):
-            raise InputError(cause.problem, source=path, field=f"{place}{cause.field}", hint=cause.hint) from error
-        field = place + ".".join(str(part) for part in first["loc"])
-        raise InputError(first["msg"].lower(), source=path, field=field, hint=_FILE_HINT) from error
+        raise invalid(error, kind, source=path, section=section) from error
 
 
 def engine_yaml(spec: EngineSpec) -> str:

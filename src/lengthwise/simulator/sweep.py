@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml  # type: ignore[import-untyped]
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from lengthwise.errors import InputError
+from lengthwise.settings import invalid, read_yaml
 from lengthwise.simulator.fleet import Fleet, parse_fleet_events
 from lengthwise.simulator.grid import Plan
 from lengthwise.simulator.routing import charged_times_s
@@ -127,21 +126,11 @@ class SweepConfig(BaseModel):
 
 def read_sweep(path: Path) -> SweepConfig:
     """Read a sweep from a YAML file; an InputError names the field that is wrong."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError("is not a file", source=path) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"is not YAML: {str(error).splitlines()[0]}", source=path) from error
-    if not isinstance(content, dict):
-        raise InputError("holds no fields", source=path, hint="begin with workload: and fleet:")
+    content = read_yaml(path, hint="begin with workload: and fleet:")
     try:
         return SweepConfig(**content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(step) for step in first["loc"])
-        known = f"known are {', '.join(SweepConfig.model_fields)}" if first["type"] == "extra_forbidden" else None
-        raise InputError(first["msg"], source=path, field=field, hint=known) from None
+        raise invalid(error, SweepConfig, source=path) from None
 
 
 @dataclass(frozen=True)

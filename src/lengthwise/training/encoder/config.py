@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lengthwise.errors import InputError
+from lengthwise.settings import invalid, read_yaml
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Weight = Annotated[float, Field(ge=0.0)]
@@ -148,13 +147,7 @@ class TrainingConfig(_Part):
 
 def read_config(path: Path) -> TrainingConfig:
     """Read settings from YAML; raises InputError with the first invalid setting."""
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError("cannot be read", source=path, hint="give a YAML file of settings") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"is not YAML: {' '.join(str(error).split())}", source=path) from error
-    return parse_config(tree or {}, source=path)
+    return parse_config(read_yaml(path, hint="begin with backbone:"), source=path)
 
 
 def parse_config(tree: object, *, source: str | Path = "settings") -> TrainingConfig:
@@ -162,18 +155,4 @@ def parse_config(tree: object, *, source: str | Path = "settings") -> TrainingCo
     try:
         return TrainingConfig.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or None
-        if first["type"] == "extra_forbidden":
-            raise InputError(
-                "is not a setting", source=source, field=field, hint=_settings_beside(first["loc"])
-            ) from None
-        raise InputError(str(first["msg"]), source=source, field=field) from None
-
-
-def _settings_beside(place: tuple[int | str, ...]) -> str:
-    model: type[BaseModel] = TrainingConfig
-    for part in place[:-1]:
-        inner = DistilConfig if part == "distil" else model.model_fields[str(part)].annotation
-        model = inner if isinstance(inner, type) else model
-    return f"known there: {', '.join(model.model_fields)}"
+        raise invalid(error, TrainingConfig, source=source) from None

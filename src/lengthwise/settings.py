@@ -1,0 +1,84 @@
+"""Settings in pydantic models: read from YAML files, and the first one that is wrong as an InputError."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+import yaml  # type: ignore[import-untyped]
+
+from lengthwise.errors import InputError
+from lengthwise.specs import unknown_name
+
+if TYPE_CHECKING:  # an engine's file is read without pydantic until its values are checked
+    from pydantic import ValidationError
+
+_UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
+_SECRET: Final = "api_key"  # noqa: S105  (the name of a field)
+
+
+def read_yaml(path: Path, *, hint: str) -> dict[str, Any]:
+    """Return the fields of a YAML file; `hint` is for a file that holds none."""
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506  (a SafeLoader)
+    except FileNotFoundError:
+        raise InputError("no such file", source=path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", source=path) from error
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", error))
+        if not isinstance(error, yaml.constructor.ConstructorError):
+            problem = f"is not YAML: {problem}"
+        raise InputError(problem, source=path if mark is None else f"{path}, line {mark.line + 1}") from error
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise InputError("holds no fields", source=path, hint=hint)
+    return content
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses a key that is given twice, of which YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"'{name}' is given twice in one section", problem_mark=node.value[number][0].start_mark
+                )
+        return dict(super().construct_mapping(node, deep))
+
+
+def invalid(error: ValidationError, model: type, *, source: str | Path, section: str | None = None) -> InputError:
+    """Return the first problem that the validation of `model` found; `section` is where `source` has the model."""
+    first = error.errors(include_url=False)[0]
+    place, cause = first["loc"], first.get("ctx", {}).get("error")
+    field = ".".join(str(step) for step in (place if section is None else (section, *place))) or None
+    if isinstance(cause, InputError):
+        if not place and cause.field is not None:  # of a whole section
+            field = cause.field if field is None else f"{field}.{cause.field}"
+        problem = f"{cause.source}: {cause.problem}" if cause.source else cause.problem
+        return InputError(problem, source=source, field=field, hint=cause.hint)
+    if first["type"] in _UNKNOWN:
+        unknown = unknown_name(str(place[-1]), "field", _fields(model, place[:-1]))
+        return InputError(unknown.problem, source=source, field=field, hint=unknown.hint)
+    if first["type"] in ("missing", "missing_argument"):
+        return InputError("is missing", source=source, field=field)
+    # A whole section may hold secrets.
+    plain = place[-1:] != (_SECRET,) and isinstance(first["input"], str | int | float | None)
+    shown = f"'{str(first['input'])[:80]}'" if plain else "this value"
+    return InputError(f"{shown} is not valid", source=source, field=field, hint=first["msg"])
+
+
+def _fields(model: type, place: Sequence[int | str]) -> list[str]:
+    """Return the names of the fields of the section at a place."""
+    for step in place:
+        fields = getattr(model, "model_fields", {})
+        model = _model_in(fields[step].annotation) or model if step in fields else model
+    return list(getattr(model, "model_fields", None) or model.__annotations__)
+
+
+def _model_in(annotation: Any) -> type | None:  # noqa: ANN401  (any annotation)
+    if hasattr(annotation, "model_fields"):
+        return annotation  # type: ignore[no-any-return]
+    return next((found for part in get_args(annotation) if (found := _model_in(part)) is not None), None)
