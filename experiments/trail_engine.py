@@ -1,8 +1,8 @@
 """TRAIL end to end on a real engine: SmolLM2-135M's own answers in vLLM, with the probe on its hidden states.
 
 Policies take turns on one engine in bursts that drain, with the method of `lengthwise bench`: blocks in which every arm
-serves the same prompts with the same arrivals and seeds, and ratios to the fcfs of the same block. Prompts are
-CASTILLO's test prompts of Alpaca (the paper's data), which neither probe nor predictor has seen.
+serves the same prompts with the same arrivals and seeds, and ratios to the fcfs of the same block. Prompts are those of
+Alpaca (the paper's data) in CASTILLO, a corpus that neither probe nor predictor is trained on.
 
     python -m experiments run trail_engine                          # the tables, from the kept rows
     python -m experiments run trail_engine --set measure=yes --set results=out/trail-engine --set blocks=8
@@ -192,8 +192,8 @@ def _run_episodes(run: Run, grid: TrailEngineGrid, store: BenchStore) -> None:
 
 
 def alpaca_prompts(run: Run) -> Workload:
-    """Return Alpaca's official test prompts."""
-    samples = run.castillo(split="test").where(corpus=_CORPUS).table
+    """Return the prompts of Alpaca."""
+    samples = run.castillo().where(corpus=_CORPUS).table
     prompts = dict(zip(samples["prompt"].to_pylist(), samples["input_tokens"].to_pylist(), strict=True))
     columns = {
         "arrival_s": np.arange(float(len(prompts))),
