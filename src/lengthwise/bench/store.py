@@ -164,5 +164,6 @@ class PooledBench(BenchStore):
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that must agree for blocks to be pooled."""
     found = {name: settings.get(name) for name in ("requests", "data", "machine")}
+    found["own_answers"] = False  # measurements from before the option existed
     found |= {name: value for name, value in settings.get("traffic", {}).items() if name != "seed"}
     return found | {name: settings.get("engine", {}).get(name) for name in ("engine", "model", "max_num_seqs")}
