@@ -101,13 +101,10 @@ class EngineAnswer:
         self._engine = engine
         self._response = response
         self._content_type = self.header("content-type") or ""
+        self.status = response.status
+        """The HTTP status."""
         self.is_stream = self._content_type.startswith("text/event-stream")
         """Whether server-sent events follow."""
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        return self._response.status
 
     @property
     def raw_headers(self) -> Sequence[tuple[bytes, bytes]]:
@@ -118,7 +115,10 @@ class EngineAnswer:
     def header(self, name: str) -> str | None:
         """Return one header of the engine's, by its name in lower case."""
         wanted = name.encode()
-        return next((v.decode("latin-1") for k, v in self._response.headers if k == wanted), None)
+        for known, value in self._response.headers:
+            if known == wanted:
+                return value.decode("latin-1")
+        return None
 
     @property
     def is_json(self) -> bool:

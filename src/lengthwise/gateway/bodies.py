@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lengthwise.gateway.errors import ApiError
@@ -18,7 +20,7 @@ from lengthwise.policies import Job
 from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.contract import render_chat
 from lengthwise.predictors.prefix_memory import Levels, levels_of
-from lengthwise.workloads.blocks import BYTES_PER_TOKEN, hash_text, hash_tokens
+from lengthwise.workloads.blocks import BYTES_PER_TOKEN, hash_bytes, hash_tokens
 
 MAX_LENGTH: Final = 131_072
 """The most tokens that scheduling assumes for an answer, whatever a client declares."""
@@ -152,14 +154,14 @@ class CompletionBody(_Part):
         alone = isinstance(self.prompt, list) and len(self.prompt) == 1
         return self.prompt[0] if alone else self.prompt
 
-    def _prefix(self) -> tuple[int, Sequence[int]]:
+    def _prefix(self) -> tuple[int, Sequence[int] | NDArray[np.uint64]]:
         """Return the prompt's approximate tokens and its block hashes; nothing for an invalid prompt."""
         try:
             if isinstance(self.prompt, list) and self.prompt and isinstance(self._ids[0], int):
-                return len(self._ids), hash_tokens(self._ids).tolist()
+                return len(self._ids), hash_tokens(self._ids)
             if self.readable:
-                text = self.text()
-                return len(text.encode()) // BYTES_PER_TOKEN, hash_text(text).tolist()
+                data = self.text().encode()
+                return len(data) // BYTES_PER_TOKEN, hash_bytes(data)
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError):  # the engine refuses it
             pass
         return 0, ()

@@ -303,11 +303,12 @@ class Completions:
             (job.deadline if config.enforce_deadlines else math.inf, 504, "deadline_exceeded"),
         ]
         until, status, code = min(limits)
+        on_wait = None if call.question is None else partial(self._ask, call)
         try:
             if self._dispatcher.clock() >= until:
                 raise TimeoutError
             engine = await self._dispatcher.place(
-                job, avoid=call.refused_by, until=until, only=call.pinned, on_wait=partial(self._ask, call)
+                job, avoid=call.refused_by, until=until, only=call.pinned, on_wait=on_wait
             )
         except TimeoutError:
             late = status == HTTPStatus.SERVICE_UNAVAILABLE

@@ -548,9 +548,10 @@ class Dispatcher:
         if quantile and self.uses_predictions and any(engine.memory is not None for engine in engines):
             now = self.clock()
             engines = [engine for engine in engines if engine.admits(job, quantile, now)]
-        if not any(engine.failures for engine in engines):
+        failures = [engine.failures for engine in engines]
+        if not any(failures):
             return engines
-        fewest = min(engine.failures for engine in engines)
+        fewest = min(failures)
         return [engine for engine in engines if engine.failures == fewest]
 
     def _apply_prediction(self, job_id: str, prediction: LengthDistribution) -> bool:
@@ -627,6 +628,10 @@ def _with_slot(group: _Group, now: float, avoid: Collection[GatewayEngine] = ())
 
     Those in `avoid`, paused ones and those with an open breaker count only while no other is up.
     """
+    if not avoid:  # the usual case in one pass
+        usable = [e for e in group.engines if e.breaker != "open" and e.paused_until <= now and e.free]
+        if usable:
+            return usable
     up = [engine for engine in group.engines if engine.up]
     if avoid:
         up = [engine for engine in up if engine not in avoid] or up

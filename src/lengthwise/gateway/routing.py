@@ -102,7 +102,7 @@ class RouterAdapter:
             return free[0]
         began = time.perf_counter()
         numbers = {engine.number: engine for engine in free}
-        decision = self._call(self.router.choose, job, now, list(numbers))
+        decision = self._call(self.router.choose, job, now, numbers.keys())
         self.seconds += time.perf_counter() - began
         if decision is None or decision.engine not in numbers:
             engine = min(free, key=lambda engine: engine.in_flight)

@@ -141,16 +141,25 @@ _CONNECTION: Final = frozenset(
 )
 _OWN: Final = _CONNECTION | frozenset(b"content-type date server x-request-id".split())
 """And the headers that each side sets itself."""
+_OF_ENGINE: Final = _OWN - {b"content-type"}
+"""Those of an answer that the client does not receive."""
 
 
-def _hop_by_hop(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
-    """Return the names that `Connection` lists: they belong to one connection too."""
-    listed = [value.lower().split(b",") for name, value in headers if name == b"connection"]
-    return frozenset(name.strip() for names in listed for name in names)
+def _with_hop_by_hop(names: frozenset[bytes], headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """Return the names and those that `Connection` lists: they belong to one connection too."""
+    for name, value in headers:
+        if name == b"connection":
+            names |= frozenset(listed.strip() for listed in value.lower().split(b","))
+    return names
 
 
 ON_DISCONNECT: Final = "lengthwise.on_disconnect"
 """ASGI extension of our server: the functions that it calls when the client disconnects."""
+SEND_WHOLE: Final = "lengthwise.send_whole"
+"""ASGI extension of our server: a function that sends status, headers and body at once; False if it cannot."""
+
+
+_SendWhole = Callable[[int, list[tuple[bytes, bytes]], bytes], bool]
 
 
 class ClientGoneError(Exception):
@@ -182,6 +191,8 @@ class Caller:
         # A task that waits for the disconnect, as with other servers, would cost more than all else here.
         extensions = scope.get("extensions") or {}
         self._on_disconnect: set[Callable[[], None]] | None = extensions.get(ON_DISCONNECT)
+        # The access log notes the messages of an answer.
+        self._send_whole: _SendWhole | None = extensions.get(SEND_WHOLE) if self._record is None else None
         self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         self.headers = dict(self._headers)
         """The last value of each header."""
@@ -221,8 +232,8 @@ class Caller:
 
         Only those of the connection are left out; with `request_id` also those that the gateway sets itself.
         """
-        left_out = (_CONNECTION if request_id is None else _OWN) | _hop_by_hop(self._headers)
-        headers = [(name, value) for name, value in self._headers if name not in left_out]
+        left_out = _with_hop_by_hop(_CONNECTION if request_id is None else _OWN, self._headers)
+        headers = [pair for pair in self._headers if pair[0] not in left_out]
         if request_id is not None:
             headers += [(b"x-request-id", request_id), (b"content-type", b"application/json")]
         return headers
@@ -262,10 +273,23 @@ class Caller:
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Send the head of the answer."""
         self.answered = True
+        await self._send({"type": "http.response.start", "status": status, "headers": self._with_own(headers)})
+
+    def _with_own(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Return the headers of an answer with those that the gateway adds."""
         sent = [*headers, *self.extra_headers]
         if self._lease is not None and (limits := self._lease.headers):
             sent = [pair for pair in sent if not pair[0].startswith(b"x-ratelimit-")] + limits
-        await self._send({"type": "http.response.start", "status": status, "headers": sent})
+        return sent
+
+    async def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        """Send an answer in one piece."""
+        sent = [*headers, (b"content-length", b"%d" % len(body))]
+        if self._send_whole is not None and self._send_whole(status, self._with_own(sent), body):
+            self.answered = self._ended = True
+        else:
+            await self.start(status, sent)
+            await self.write(body, last=True)
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send bytes of the answer."""
@@ -336,9 +360,7 @@ async def relay(
         body = await answer.read()
         on_first_byte()
         measure.whole(body)
-        headers.append((b"content-length", b"%d" % len(body)))
-        await caller.start(answer.status, headers)
-        await caller.write(body, last=True)
+        await caller.answer(answer.status, headers, body)
         return
     held = b""
     caller.streams = True
@@ -374,9 +396,8 @@ def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
 def passed_headers(answer: EngineAnswer, *, own_id: bool = False) -> list[tuple[bytes, bytes]]:
     """Return the headers of an answer that the client receives; the engine's request id only with `own_id`."""
     headers = answer.raw_headers
-    hop_by_hop = _hop_by_hop(headers)
-    kept = (b"content-type", b"x-request-id") if own_id else (b"content-type",)
-    return [pair for pair in headers if (pair[0] not in _OWN or pair[0] in kept) and pair[0] not in hop_by_hop]
+    left_out = _with_hop_by_hop(_OF_ENGINE - {b"x-request-id"} if own_id else _OF_ENGINE, headers)
+    return [pair for pair in headers if pair[0] not in left_out]
 
 
 def _too_large(limit: int) -> ApiError:

@@ -86,7 +86,7 @@ class Job:
     generated: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
-    blocks: Sequence[int] = ()
+    blocks: Sequence[int] | NDArray[np.uint64] = ()
     llm: str | None = None
     tenant: str | None = None
     session: str | None = None
@@ -134,10 +134,11 @@ class Job:
     def compute_moments(self, of_log_t: Callable[[float, float, float], tuple[float, float]]) -> tuple[float, float]:
         """Return `expected` and `tail`; if not known yet, those of a log-t by a function of mu, sigma and cap."""
         moments = self._current
-        law = moments.prediction
-        if moments.known is None and isinstance(law, LogT) and law.nu == TIE_NU and law.sigma <= student.STEEPEST_SIGMA:
-            moments.known = of_log_t(float(law.mu), float(law.sigma), float(law.cap))
-        return moments.mean_and_cvar
+        if moments.known is None:
+            law = moments.prediction
+            if isinstance(law, LogT) and law.nu == TIE_NU and law.sigma <= student.STEEPEST_SIGMA:
+                moments.known = of_log_t(float(law.mu), float(law.sigma), float(law.cap))
+        return moments.known or moments.mean_and_cvar
 
     @property
     def expected(self) -> float:

@@ -76,8 +76,7 @@ class Decision(NamedTuple):
     terms: Mapping[str, float] = {}  # never written to
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(NamedTuple):
     """The engine starts to compute the job."""
 
     job: str
@@ -85,8 +84,7 @@ class Admitted:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """The job has `generated` output tokens. Hosts coalesce progress; it is not sent for each token."""
 
     job: str
@@ -95,8 +93,7 @@ class Progress:
     generated: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """The job ended on this engine, for any reason. `ttft_s`: seconds from the dispatch to the first token."""
 
     job: str
@@ -106,8 +103,7 @@ class Finished:
     ttft_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Evicted:
+class Evicted(NamedTuple):
     """The engine evicted these blocks from its prefix cache (a KV event)."""
 
     engine: EngineId
@@ -115,8 +111,7 @@ class Evicted:
     blocks: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Scraped:
+class Scraped(NamedTuple):
     """The engine's metrics. `kv_use`: share of KV memory in use, if the engine reports it."""
 
     engine: EngineId

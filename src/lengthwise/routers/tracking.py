@@ -156,6 +156,6 @@ class PrefixRouter(LedgerRouter):
         self.index.lose(slot, as_blocks(event.blocks))
 
     def _touch(self, slot: int, blocks: NDArray[np.uint64]) -> None:
-        number = self.ledger.loads.item
-        answers = 0.5 * (number(slot, PRIVATE) - number(slot, UNCACHED))  # half of each answer, on average
-        self.index.touch(slot, blocks, int(answers / number(slot, BLOCK_TOKENS)))
+        load = self.ledger.loads[slot].item
+        answers = 0.5 * (load(PRIVATE) - load(UNCACHED))  # half of each answer, on average
+        self.index.touch(slot, blocks, int(answers / load(BLOCK_TOKENS)))

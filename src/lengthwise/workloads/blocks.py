@@ -37,7 +37,12 @@ def hash_tokens(token_ids: Sequence[int] | NDArray[np.integer], block_size: int 
 
 def hash_text(text: str, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint64]:
     """Return the chained hashes of the full blocks of a prompt's UTF-8 bytes, where no tokenizer is known."""
-    return hash_chunks(_full_chunks(text.encode(), block_bytes))
+    return hash_bytes(text.encode(), block_bytes)
+
+
+def hash_bytes(data: bytes, block_bytes: int = BLOCK_BYTES) -> NDArray[np.uint64]:
+    """Return the same of a prompt that is encoded."""
+    return hash_chunks(_full_chunks(data, block_bytes))
 
 
 def hash_chunks(chunks: Iterable[bytes | memoryview], before: int = 0) -> NDArray[np.uint64]:

@@ -1,0 +1,174 @@
+"""A client's connection on a clock of its own: how long it may be idle, and answers that are sent in one write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from lengthwise.gateway.protocol import ConnectionLimits, LimitedProtocol
+from lengthwise.gateway.streaming import SEND_WHOLE
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = b"POST /%d HTTP/1.1\r\nhost: g\r\ncontent-length: 2\r\n\r\n{}"
+KEEP_ALIVE_S = 75
+LIMITS = ConnectionLimits(header_timeout_s=10.0, body_timeout_s=60.0)
+
+
+class Timer:
+    def __init__(self, when: float, act: Callable[[], None]) -> None:
+        self.when, self.act = when, act
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Loop:
+    """An event loop whose time passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, act: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(when, act))
+        return self.timers[-1]
+
+    def create_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work)
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + seconds
+        while due := [t for t in self.timers if not t.cancelled and t.when <= end]:
+            first = min(due, key=lambda timer: timer.when)
+            self.timers.remove(first)
+            self.now = max(self.now, first.when)
+            first.act()
+        self.now = end
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def get_extra_info(self, _: str) -> None:
+        return None
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Connection:
+    """A connection to an application that answers with the path, if possible at once."""
+
+    def __init__(self, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        self.loop, self.transport = Loop(), Transport()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.sent_whole: list[bool] = []
+        self._headers = headers or []
+        config = uvicorn.Config(
+            self.app, ws="none", interface="asgi3", log_config=None, timeout_keep_alive=KEEP_ALIVE_S
+        )
+        config.load()
+        loop: Any = self.loop
+        self.protocol = LimitedProtocol(config, ServerState(), {}, loop, limits=LIMITS)
+        transport: Any = self.transport
+        self.protocol.connection_made(transport)
+
+    async def app(self, scope: Any, _receive: Any, _send: Any) -> None:
+        await self.gate.wait()
+        body = scope["path"].encode()
+        headers = [*self._headers, (b"content-length", b"%d" % len(body))]
+        self.sent_whole.append(scope["extensions"][SEND_WHOLE](200, headers, body))
+
+    async def receive(self, data: bytes, answers: int) -> None:
+        self.protocol.data_received(data)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(self.sent_whole) == answers
+
+
+async def test_a_connection_is_closed_after_it_was_idle_for_the_keep_alive_time() -> None:
+    connection = Connection()
+    for number in range(3):
+        await connection.receive(REQUEST % number, number + 1)
+        connection.loop.advance(KEEP_ALIVE_S - 1)
+        assert not connection.transport.is_closing()
+    connection.loop.advance(2)
+    assert connection.transport.is_closing()
+    assert [write.partition(b"\r\n\r\n")[2] for write in connection.transport.writes] == [b"/0", b"/1", b"/2"]
+
+
+async def test_many_requests_need_no_timers_of_their_own() -> None:
+    connection = Connection()
+    for number in range(100):
+        await connection.receive(REQUEST % number, number + 1)
+        connection.loop.advance(0.001)
+    assert len(connection.loop.timers) == 1
+
+
+async def test_after_a_pause_the_next_head_has_its_own_time_to_arrive() -> None:
+    connection = Connection()
+    await connection.receive(REQUEST % 0, 1)
+    connection.loop.advance(60)
+    connection.protocol.data_received(b"POST /1 HTTP/1.1\r\n")
+    connection.loop.advance(9)
+    assert not connection.transport.is_closing()
+    connection.loop.advance(2)
+    assert connection.transport.is_closing()
+    assert connection.transport.writes[-1].startswith(b"HTTP/1.1 408")
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    connection = Connection()
+    connection.gate.clear()
+    connection.protocol.data_received(b"".join(REQUEST % number for number in range(3)))
+    connection.gate.set()
+    await connection.receive(b"", 3)
+    assert [write[-2:] for write in connection.transport.writes] == [b"/0", b"/1", b"/2"]
+
+
+async def test_a_client_that_wants_to_close_gets_its_answer_and_is_closed() -> None:
+    connection = Connection()
+    await connection.receive((REQUEST % 0).replace(b"host: g", b"connection: close"), 1)
+    assert b"\r\nconnection: close\r\n" in connection.transport.writes[0]
+    assert connection.transport.is_closing()
+
+
+@pytest.mark.parametrize("value", [b"a\r\nb: c", b"a\nb", b"a\rb"])
+async def test_a_header_with_a_line_break_is_not_sent(value: bytes) -> None:
+    connection = Connection([(b"x-engine", value)])
+    await connection.receive(REQUEST % 0, 1)
+    assert connection.sent_whole == [False]
+    assert not any(value in write for write in connection.transport.writes)
+
+
+async def test_an_answer_waits_by_messages_while_the_client_does_not_read() -> None:
+    connection = Connection()
+    connection.gate.clear()
+    connection.protocol.data_received(REQUEST % 0)
+    connection.protocol.flow.pause_writing()
+    connection.gate.set()
+    await connection.receive(b"", 1)
+    assert connection.sent_whole == [False]
