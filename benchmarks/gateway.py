@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import os
 import platform
 import resource
@@ -38,6 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
+import numpy as np
 import uvicorn
 
 from benchmarks.stand_in import MODEL
@@ -343,49 +345,66 @@ def machine() -> str:
 
 
 def dashboard(arguments: argparse.Namespace) -> None:
-    """Measure the share of a watched dashboard in the gateway's CPU time at 100 requests/s, some of them waiting."""
-    rate, seconds, chunks, chunk_s = 100, arguments.seconds, 50, 0.02
+    """Measure what an open dashboard adds to the gateway's CPU time at 100 requests/s, some of them waiting.
+
+    The page is open and closed in turns of 10 s, so that what else the machine does counts alike in both.
+    """
+    rate, chunks, chunk_s, turn_s = 100, 50, 0.02, 10.0
+    turns = max(2, int(arguments.seconds / turn_s)) // 2 * 2
     body = request_body(stream=True, max_tokens=chunks, user=str(chunk_s))
     slots = round(0.97 * rate * chunks * chunk_s / ENGINES)  # a little too few: a queue grows
+    options = ("--in-flight", str(slots), "--workers", str(arguments.workers))
 
-    async def run(url: str) -> tuple[float, float, int]:
+    async def run(one: Gateway) -> tuple[list[float], float]:
+        """Return the CPU time of each turn, the first without the page, and that of the snapshots."""
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=HEADERS) as http:
 
             async def request() -> None:
-                async with http.post(url + PATH, json=body) as response:
+                async with http.post(one.url + PATH, json=body) as response:
                     await response.read()
 
             async def watch() -> None:
-                async with http.get(url + "/lengthwise/v1/events") as response:
+                async with http.get(one.url + "/lengthwise/v1/events") as response:
                     while await response.content.readany():
                         pass
 
             async def dashboard_s() -> float:
-                async with http.get(url + "/metrics") as response:
-                    text = await response.text()
-                line = next(line for line in text.splitlines() if line.startswith("lengthwise_dashboard_cpu_seconds_"))
-                return float(line.split()[1])
+                await asyncio.sleep(1.1)  # the metrics of the other workers are up to 1 s old
+                async with http.get(one.url + "/metrics") as response:
+                    lines = (await response.text()).splitlines()
+                return sum(float(x.split()[1]) for x in lines if x.startswith("lengthwise_dashboard_cpu_seconds_total"))
 
-            viewers = [asyncio.create_task(watch()) for _ in range(arguments.viewers)]
             sent: list[asyncio.Task[None]] = []
-            before = one.cpu_s(), await dashboard_s()
+            used, viewers = [], list[asyncio.Task[None]]()
             began = time.monotonic()
-            for number in range(rate * seconds):
+            for number in range(round(rate * turn_s * (turns + 1))):
+                if number % (rate * turn_s) == 0:
+                    used.append(one.cpu_s())
+                    for viewer in viewers:
+                        viewer.cancel()
+                    with_page = len(used) % 2 == 1 and len(used) > 1  # the first turn warms up
+                    viewers = [asyncio.create_task(watch()) for _ in range(arguments.viewers if with_page else 0)]
                 await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
                 sent.append(asyncio.create_task(request()))
+            used.append(one.cpu_s())
             await asyncio.gather(*sent)
-            used = one.cpu_s() - before[0], await dashboard_s() - before[1], len(sent)
             for viewer in viewers:
                 viewer.cancel()
-            return used
+            return list(np.diff(used)[1:]), await dashboard_s()
 
-    with engines() as urls, gateway("ours", ours(urls, arguments.predictor, "--in-flight", str(slots))) as one:
-        total_s, dashboard_s, requests = asyncio.run(run(one.url))
-    print(f"{machine()}; predictor {arguments.predictor}, {requests} streams of {chunks} chunks at {rate}/s")
+    with engines() as urls, gateway("ours", ours(urls, arguments.predictor, *options)) as one:
+        turn, snapshots_s = asyncio.run(run(one))
+    closed, opened = np.array(turn[0::2]), np.array(turn[1::2])
+    added = (opened - closed) / closed.mean()
+    error = 1.96 * added.std(ddof=1) / math.sqrt(len(added)) if len(added) > 1 else math.nan
+    traffic = f"{rate} streams/s of {chunks} chunks"
+    print(f"{machine()}; predictor {arguments.predictor}, {arguments.workers} workers, {traffic}")
     print(
-        f"{arguments.viewers} viewers: snapshots {dashboard_s:.3f} of {total_s:.1f} CPU-s, {dashboard_s / total_s:.2%}"
+        f"{arguments.viewers} viewers: {added.mean():+.2%} +- {error:.2%} of the CPU time without a page "
+        f"({closed.mean() / turn_s:.3f} CPU-s/s), {len(added)} pairs of {turn_s:.0f} s; snapshots alone "
+        f"{snapshots_s / opened.sum():.2%}"
     )
 
 
@@ -403,6 +422,7 @@ def main() -> None:
         kind.add_argument("--predictor", default="none")
         kind.add_argument("--seconds", type=int, default=30)
         kind.add_argument("--viewers", type=int, default=1)
+        kind.add_argument("--workers", type=int, default=1)
         for peer in ("sglang-router", "vllm-router", "litellm"):
             kind.add_argument(f"--{peer}", metavar="PYTHON", help="Python of an environment that has it")
     proxy = kinds.add_parser("proxy", help="serve the bare proxy")

@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from lengthwise.cli import COMMANDS, _load
+from tests.cli.test_app import options
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs" / "start").glob("*.md"))
@@ -169,6 +172,17 @@ def test_the_code_and_the_commands_of_a_page_run_in_their_order(page: Path, fold
             execute(
                 as_shell(command.replace("127.0.0.1:8080", f"127.0.0.1:{port}").replace("curl ", "curl -f ", 1)), folder
             )
+
+
+def test_every_option_of_a_command_in_the_documentation_exists() -> None:
+    known = {name: options(_load(name)) for name in COMMANDS}
+    named = 0
+    for page in (README, *sorted((ROOT / "docs").rglob("*.md"))):
+        for name, rest in re.findall(r"lengthwise ([a-z]+)((?:[^\n`|;#]|\\\n)*)", page.read_text(encoding="utf-8")):
+            found = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", rest)) if name in known else set()
+            assert found <= known.get(name, set()), f"{page.name}: lengthwise {name}{rest}"
+            named += len(found)
+    assert named > 200
 
 
 def test_the_readme_is_short_and_shows_the_gain_first() -> None:

@@ -88,7 +88,7 @@ def _against(grid: Grid) -> Table:
 
     columns = [f"{NAMES[measure]} {statistic}" for measure, statistic in _AGAINST]
     if gains:
-        columns += ["gain captured, E2E", "per token"]
+        columns += ["gain captured, E2E", "gain captured, per token"]
     base = "FCFS" if len(grid.routers) == 1 else f"FCFS behind {grid.routers[0]}"
     return _table(grid, f"Over {base}, below 1 is better", columns, row, _notes(grid, gains=gains))
 
