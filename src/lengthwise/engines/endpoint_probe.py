@@ -100,6 +100,9 @@ async def probe(plan: ProbePlan, on_round: Callable[[float], None]) -> StepTimes
             single = len(received) == 1 and sent[0][1] == 1
             rows += [_prefill_step(received[0])] if single else _decode_steps(received, waits)
             on_round((number + 1) / len(rounds))
+    if not any(decoding for _, _, decoding, *_ in rows):
+        message = "sends several tokens in one event, which hides its steps"
+        raise InputError(message, source=client.url, hint="fit from a step log of the engine with --steps")
     return StepTimes(*np.array(rows, np.float64).T)
 
 

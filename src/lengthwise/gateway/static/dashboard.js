@@ -70,9 +70,11 @@ class Lane {
     const fit = Math.max(1, Math.floor(this.box.clientHeight / pitch));
     const shown = requests.slice(0, fit);
     const left = new Set(this.rows.keys());
+    const known = shown.filter(request => left.has(request.number)).length;
+    const moves = known >= shown.length / 2; // where most rows are new every second, fading them in would flicker
     shown.forEach((request, place) => {
       left.delete(request.number);
-      const row = this.rows.get(request.number) ?? this.make(request, place, pitch);
+      const row = this.rows.get(request.number) ?? this.make(request, place, pitch, moves);
       row.style.transform = `translateY(${place * pitch}px)`;
       this.fill(row, request, note(request, place), words(request, place));
     });
@@ -83,11 +85,11 @@ class Lane {
 
   get rem() { return parseFloat(getComputedStyle(document.documentElement).fontSize); }
 
-  make(request, place, pitch) {
-    const row = element('div', { className: 'row new', role: 'listitem' });
+  make(request, place, pitch, moves) {
+    const row = element('div', { className: moves ? 'row new' : 'row', role: 'listitem' });
     const track = element('div', { className: 'track' }, ...['wide', 'half', 'mid', this.came].filter(Boolean).map(c => element('i', { className: c })));
     row.append(element('span', { className: 'tag' }), track, element('span', { className: 'note' }));
-    row.style.transform = `translateY(${(place + 0.6) * pitch}px)`;
+    row.style.transform = `translateY(${(place + (moves ? 0.6 : 0)) * pitch}px)`;
     this.box.append(row);
     this.rows.set(request.number, row);
     requestAnimationFrame(() => row.classList.remove('new'));
@@ -196,8 +198,14 @@ function drawCalibration() {
     : 'No predicted answer has ended yet.';
 }
 
+// The size of a picture, and the space for the labels of its axes: text has the same size in every window.
+function space(svg) {
+  const size = parseFloat(getComputedStyle(svg).fontSize);
+  return [Math.max(200, svg.clientWidth), Math.max(160, svg.clientHeight), 2.3 * size, 1.6 * size];
+}
+
 function drawScatter(answers, inside) {
-  const [w, h, left, bottom] = [330, 300, 34, 24];
+  const [w, h, left, bottom] = space($('scatter'));
   const x = tokens => left + (w - left - 8) * across(tokens) / 100;
   const y = tokens => h - bottom - (h - bottom - 8) * across(tokens) / 100;
   const dots = list => list.map(r => `M${x(quantile(r, 0.5)).toFixed(1)} ${y(r.tokens).toFixed(1)}h0`).join('');
@@ -215,7 +223,7 @@ function drawScatter(answers, inside) {
 }
 
 function drawReliability(shares) {
-  const [w, h, left, bottom] = [250, 228, 34, 24];
+  const [w, h, left, bottom] = space($('reliability'));
   const x = v => left + (w - left - 8) * v, y = v => h - bottom - (h - bottom - 8) * v;
   const points = shares.map((share, i) => `${x(LEVELS[i]).toFixed(1)} ${y(share).toFixed(1)}`);
   $('reliability').setAttribute('viewBox', `0 0 ${w} ${h}`);
@@ -236,7 +244,7 @@ function drawReliability(shares) {
 
 // A point of the series: bucket, policy, tenant, requests, then mean and P95 of TTFT, E2E and per-token latency.
 function drawLatency() {
-  const svg = $('series'), w = Math.max(300, svg.clientWidth), h = Math.max(160, svg.clientHeight), left = 48, bottom = 20;
+  const svg = $('series'), [w, h, short, bottom] = space(svg), left = 1.6 * short;
   const value = point => point[4 + 2 * state.metric + state.statistic];
   const points = state.series;
   svg.setAttribute('viewBox', `0 0 ${w} ${h}`);
@@ -407,7 +415,7 @@ $('theme').addEventListener('click', () => {
   const now = document.documentElement.dataset.theme ?? (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
   document.documentElement.dataset.theme = stored('theme', now === 'dark' ? 'light' : 'dark');
 });
-addEventListener('resize', () => { if (state.last) drawLatency(); });
+addEventListener('resize', () => { if (state.last) { drawLatency(); drawCalibration(); } });
 
 // --- The stream ----------------------------------------------------------------------------------------------------
 
