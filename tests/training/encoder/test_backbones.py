@@ -18,9 +18,7 @@ from pathlib import Path
 
 HEADS: dict[str, dict[str, Any]] = {
     "logt": {"kind": "logt"},
-    "bins": {"kind": "bins", "bin_width": 50, "bin_cap": 400},
-    "equal mass": {"kind": "bins", "bins": "equal_mass", "bin_count": 5, "bin_target": "samples"},
-    "mu-Serve": {"kind": "bins", "bins": "mu_serve", "bin_target": "p99"},
+    "bins": {"kind": "bins", "bin_count": 5},
     "mean and std": {"kind": "mean_std"},
     "rank": {"kind": "rank"},
 }

@@ -104,7 +104,7 @@ def test_the_card_names_licences_and_figures(path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "kind"),
     [
-        ({"kind": "bins", "bin_width": 50}, HistogramPredictions),
+        ({"kind": "bins", "bin_count": 5}, HistogramPredictions),
         ({"kind": "mean_std"}, LogTPredictions),
         ({"kind": "rank"}, LogTPredictions),
     ],

@@ -24,7 +24,7 @@ def test_an_llm_left_out_has_no_rows(tiny_folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_strengths")
-@pytest.mark.parametrize("head", [{"kind": "logt"}, {"kind": "bins", "bin_width": 50}])
+@pytest.mark.parametrize("head", [{"kind": "logt"}, {"kind": "bins", "bin_count": 5}])
 def test_an_encoder_is_adapted_to_an_llm_left_out_of_training(
     head: dict[str, object], tiny_folder: Path, tmp_path: Path
 ) -> None:

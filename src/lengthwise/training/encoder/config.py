@@ -34,12 +34,8 @@ class HeadConfig(_Part):
     kind: Literal["logt", "bins", "mean_std", "rank"] = "logt"
     hidden: int = Field(default=256, ge=1)
     dropout: Share = 0.2
-    bins: Literal["width", "equal_mass", "mu_serve"] = "width"
-    bin_width: int = Field(default=200, ge=1)
     bin_count: int = Field(default=20, ge=2)
-    bin_cap: int = Field(default=4000, ge=1)
-    """End of the bins of equal width; the last bin takes longer answers."""
-    bin_target: Literal["mean", "p99", "samples"] = "mean"
+    """Bins, with equally many training prompts in each."""
 
 
 class LossConfig(_Part):

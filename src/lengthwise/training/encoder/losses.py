@@ -15,7 +15,7 @@ from torch.nn import functional
 from lengthwise.predictors.encoder import LEAST_LOG_SIGMA
 
 if TYPE_CHECKING:
-    from lengthwise.training.encoder.config import HeadConfig, LossConfig, TrainingConfig
+    from lengthwise.training.encoder.config import LossConfig, TrainingConfig
 
 NU: Final = 3.5  # TIE's
 _REACH: Final = 12.0  # of the table of log survival; beyond, straight lines
@@ -81,7 +81,7 @@ def label_loss(outputs: Any, targets: Targets, config: TrainingConfig, edges: An
     """Return the loss of each pair (B, L) against the sampled lengths."""
     kind = config.head.kind
     if kind == "bins":
-        return _bins(outputs, targets, config.head, edges)
+        return _bins(outputs, targets, edges)
     if kind == "rank":
         return _list_mle(outputs[..., 0], targets)
     if kind == "mean_std":
@@ -154,20 +154,10 @@ def _list_mle(score: Any, targets: Targets) -> Any:  # noqa: ANN401
     return torch.zeros_like(score).scatter(0, order, loss)
 
 
-def _bins(logits: Any, targets: Targets, head: HeadConfig, edges: Any) -> Any:  # noqa: ANN401
-    """Cross-entropy with the bin of the mean, of the P99, or with shares of samples."""
-    kind, log_p = head.bin_target, functional.log_softmax(logits, dim=-1)
-    lengths = torch.exp(targets.log_lengths)
-    if kind == "samples":
-        place = torch.bucketize(lengths, edges[1:-1])
-        each = -torch.gather(log_p, -1, place)
-        count = targets.present.sum(-1).clamp(min=1)
-        return torch.where(targets.present, each, 0.0).sum(-1) / count
-    one = targets.mean
-    if kind == "p99":
-        one = torch.nanquantile(torch.where(targets.present, lengths, torch.nan), 0.99, dim=-1).nan_to_num(0.0)
-    place = torch.bucketize(one, edges[1:-1])
-    return -torch.gather(log_p, -1, place.unsqueeze(-1)).squeeze(-1)
+def _bins(logits: Any, targets: Targets, edges: Any) -> Any:  # noqa: ANN401
+    """Cross-entropy with the bin of the mean."""
+    place = torch.bucketize(targets.mean, edges[1:-1])
+    return -torch.gather(functional.log_softmax(logits, dim=-1), -1, place.unsqueeze(-1)).squeeze(-1)
 
 
 def soft_loss(outputs: Any, soft: Any) -> Any:  # noqa: ANN401

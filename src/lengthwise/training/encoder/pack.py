@@ -133,11 +133,5 @@ def bin_edges(config: HeadConfig, pack: Pack) -> NDArray[Any] | None:
         return None
     lengths = pack.lengths[pack.part == TRAIN].astype(np.float64)
     rows = lengths[(lengths > 0).any(-1)]
-    target = rows.max(-1) if config.bin_target == "p99" else rows.sum(-1) / (rows > 0).sum(-1)
-    # Bins are (low, high]. mu-Serve's are [low, high), with separate edges for each LLM.
-    inner = {
-        "width": lambda: scores.equal_width(config.bin_width, config.bin_cap),
-        "equal_mass": lambda: scores.equal_mass(target, config.bin_count),
-        "mu_serve": lambda: scores.mu_serve(target),
-    }[config.bins]()
+    inner = scores.equal_mass(rows.sum(-1) / (rows > 0).sum(-1), config.bin_count)
     return np.array([0.0, *inner, max(_LONGEST, inner[-1] + 1.0)])
