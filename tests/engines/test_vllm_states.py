@@ -11,9 +11,12 @@ from tests.engines.vllm_host import ANSWER
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture
-def served(vllm_runs: dict[str, Any]) -> dict[str, Any]:
-    return dict(vllm_runs["states"])
+@pytest.fixture(params=["first runner", "second runner"])
+def served(request: pytest.FixtureRequest) -> dict[str, Any]:
+    runs = request.getfixturevalue("vllm_runs" if request.param == "first runner" else "second_runner")
+    states = dict(runs["states"])
+    assert states["second_runner"] == states["ahead"] == (request.param == "second runner")
+    return states
 
 
 def test_steps_mixed_prompts_with_decoding(served: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The worker's part between vLLM's two calls of a step, on stand-ins of vLLM's two model runners.
 
-What vLLM's own runner hands over is tested on a real LLM (`test_vllm_states`) for the first runner, on a CPU. The
-second runner needs a GPU; its stand-in has the fields that `test_vllm_contract` finds in its source.
+The real runners are tested on a real LLM in `test_vllm_states`, the second of them only where Triton is installed; the
+stand-ins have the fields that `test_vllm_contract` finds in vLLM's source.
 """
 
 from __future__ import annotations

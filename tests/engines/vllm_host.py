@@ -1,12 +1,16 @@
 """A real vLLM engine with a real LLM, in a process of its own: the runs that several test modules read.
 
     python -m tests.engines.vllm_host OUT.json
+    python -m tests.engines.vllm_host OUT.json second       # vLLM's second model runner, hidden states only
 
 One engine serves all runs. REQUESTS, which declare their lengths, are queued before the first step, once per policy.
 CHATS declare nothing and are ordered under sjf by what the predictor predicts. Then long requests fill the slots and
 short ones arrive while they run, under fcfs and under a policy that preempts. At last prompts of many lengths arrive
 while others are decoded, some longer than a step computes, and the hidden states of every token are compared with
 those of transformers.
+
+The second model runner is vLLM's default on a GPU. Here Triton interprets its kernels on the CPU, and vLLM puts
+stand-ins in the place of CUDA's streams; async scheduling, which vLLM's CPU build turns off, is turned on.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -59,6 +64,24 @@ def known_requests(count: int) -> list[dict[str, Any]]:
 
 
 REQUESTS = known_requests(40)
+
+
+def use_second_runner() -> None:
+    """Let vLLM run as on a GPU; before it is imported."""
+    os.environ.update(TRITON_INTERPRET="1", VLLM_USE_V2_MODEL_RUNNER="1")
+    from triton.backends import backends
+
+    backends.clear()
+    backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def ahead(config: Any) -> None:
+        check(config)
+        config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = staticmethod(ahead)
 
 
 def start() -> Any:
@@ -206,7 +229,15 @@ def serve_states(engine: Any) -> dict[str, Any]:
         if number // 2 >= len(sizes) and not engine.has_unfinished_requests():
             break
     rows = compare_with_transformers(states, tokens)
-    return {"rows": rows, "requests": list(tokens), "steps": steps, "preempted": preempted}
+    core = engine.engine_core.engine_core
+    return {
+        "rows": rows,
+        "requests": list(tokens),
+        "steps": steps,
+        "preempted": preempted,
+        "ahead": core.vllm_config.scheduler_config.async_scheduling,
+        "second_runner": core.vllm_config.use_v2_model_runner,
+    }
 
 
 def compare_with_transformers(states: list[Any], tokens: dict[str, list[int]]) -> list[dict[str, Any]]:
@@ -251,6 +282,10 @@ def main() -> None:
         VLLM_NO_USAGE_STATS="1",
         HF_HUB_OFFLINE="1",
     )
+    if "second" in sys.argv:
+        use_second_runner()
+        Path(sys.argv[1]).write_text(json.dumps({"states": serve_states(start())}))
+        return
     engine = start()
     scheduler = engine.engine_core.engine_core.scheduler
     outcome = {"budget": scheduler.max_num_scheduled_tokens}
