@@ -46,8 +46,7 @@ from lengthwise.workloads.formats import write_workload
 if TYPE_CHECKING:
     from lengthwise.training.probe.states import States
 
-_RESULTS: Final = Path(__file__).parent / "results"
-KEPT: Final = tuple(_RESULTS / name for name in ("trail-engine-h200", "trail-engine") if (_RESULTS / name).is_dir())
+KEPT: Final = (Path(__file__).parent / "results" / "trail-engine",)
 PROBED: Final = "default+probe"
 _LLM: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _CORPUS: Final = "Alpaca"

@@ -15,6 +15,7 @@ stand-ins in the place of CUDA's streams; async scheduling, which vLLM's CPU bui
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -69,8 +70,7 @@ REQUESTS = known_requests(40)
 def use_second_runner() -> None:
     """Let vLLM run as on a GPU; before it is imported."""
     os.environ.update(TRITON_INTERPRET="1", VLLM_USE_V2_MODEL_RUNNER="1")
-    from triton.backends import backends
-
+    backends = importlib.import_module("triton.backends").backends
     backends.clear()
     backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
     from vllm.platforms.cpu import CpuPlatform
