@@ -123,7 +123,7 @@ STUDY: Study[CastilloGrid, CastilloResult] = Study(
     source="CASTILLO; kept predictions and replies",
     grid=CastilloGrid(),
     quick=CastilloGrid(predictor="fast"),
-    minutes=(10, 1),
+    minutes=(2, 1),
     measure=measure,
     tables=_tables,
     facts=_facts,
