@@ -43,6 +43,7 @@ import numpy as np
 import uvicorn
 
 from benchmarks.stand_in import MODEL
+from lengthwise.reports.page import processor_name
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -339,9 +340,7 @@ def queue(arguments: argparse.Namespace) -> None:
 
 def machine() -> str:
     """Return what the figures were measured on."""
-    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    name = model.partition(":")[2].strip() or platform.machine()
-    return f"Python {platform.python_version()}, {name}, {os.cpu_count()} cores"
+    return f"Python {platform.python_version()}, {processor_name()}, {os.cpu_count()} cores"
 
 
 def dashboard(arguments: argparse.Namespace) -> None:

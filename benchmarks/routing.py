@@ -14,13 +14,11 @@ of two rounds. `--write` measures only that and writes the times that `lengthwis
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import time
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -28,6 +26,7 @@ from benchmarks import Figure, cpu_microseconds
 from experiments.preble.study import VARIED, React
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
+from lengthwise.reports.page import processor_name
 from lengthwise.routers import ROUTERS, Decision, EngineId, EngineInfo, Event, Finished, make_router
 from lengthwise.simulator import Fleet, simulate
 from lengthwise.simulator.routing import ROUTING_TIMES_FILE
@@ -165,20 +164,12 @@ def write(us: dict[str, dict[str, float]]) -> None:
     """Write the times that routers are charged."""
     measured_times = {
         "command": "python -m benchmarks.routing --write",
-        "processor": processor(),
+        "processor": processor_name(),
         "traffic": f"ReAct, lengths {VARIED}, {REACT_RATE:g} requests/s for {REACT_S:g} s, mistral-7b@a6000",
         "us": us,
     }
     ROUTING_TIMES_FILE.write_text(json.dumps(measured_times, indent=2) + "\n", encoding="utf-8")
     print(f"written: {ROUTING_TIMES_FILE.name}")
-
-
-def processor() -> str:
-    """Return the name of the processor."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text(encoding="utf-8").splitlines() if about.exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()
 
 
 def main() -> None:

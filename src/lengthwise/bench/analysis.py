@@ -20,6 +20,7 @@ from scipy import stats
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
+from lengthwise.reports.runs import multiple
 from lengthwise.simulator.metrics import LatencyProfile
 from lengthwise.simulator.paired import Ratio, interval_over_pairs, over_pairs, pair_draws
 
@@ -225,10 +226,11 @@ def verdict(arms: Sequence[ArmResult]) -> str:
         return "Nothing to judge: only true lengths were measured."
     kept = [each for each in able if each.ratios["p99"].ratio <= MOST_TAIL] or able
     best = min(kept, key=lambda each: each.ratios["mean"].ratio)
-    mean, tail, per_token = (best.ratios[name] for name in ("mean", "p99", "per_token"))
+    mean, tail = best.ratios["mean"], best.ratios["p99"]
+    shown = {name: multiple(best.ratios[name], 2) for name in ("mean", "p99", "per_token")}
     measured = (
-        f"{best.arm.label} has {over(mean)} times the mean E2E of fcfs, {over(per_token)} times its latency per token "
-        f"and {over(tail)} times its p99 E2E ({kind}, {best.blocks} blocks)."
+        f"{best.arm.label} has {shown['mean']} times the mean E2E of fcfs, {shown['per_token']} times its latency per "
+        f"token and {shown['p99']} times its p99 E2E ({kind}, {best.blocks} blocks)."
     )
     surely = 1 / mean.ratio if math.isnan(mean.high) else 1 / mean.high
     if surely < 1.0 or 1 / mean.ratio < LEAST_GAIN:
@@ -244,11 +246,3 @@ def times(ratio: Ratio) -> str:
         return "–"
     interval = "" if math.isnan(ratio.low) else f" [{1 / ratio.high:.2f}, {1 / ratio.low:.2f}]"
     return f"{1 / ratio.ratio:.2f}x{interval}"
-
-
-def over(ratio: Ratio) -> str:
-    """Format arm / fcfs with its interval."""
-    if math.isnan(ratio.ratio):
-        return "–"
-    interval = "" if math.isnan(ratio.low) else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
-    return f"{ratio.ratio:.2f}{interval}"

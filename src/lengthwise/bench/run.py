@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final
 
@@ -41,6 +40,7 @@ from lengthwise.engines.vllm_bench import TOKEN_VARIABLE
 from lengthwise.errors import InputError
 from lengthwise.predictors.probe import load_probe
 from lengthwise.predictors.service import NO_PREDICTOR
+from lengthwise.reports.page import processor_name
 
 _BACKLOG: Final = 6  # requests per slot in the measurement of capacity
 _REQUESTS: Final = 12  # requests per slot in an episode
@@ -347,12 +347,7 @@ def embedded_server(
 
 def this_machine() -> dict[str, Any]:
     """Return processor, cores and versions."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        name = names[0] if names else name
-    found: dict[str, Any] = {"cpu": name, "cores": os.cpu_count(), "python": platform.python_version()}
+    found: dict[str, Any] = {"cpu": processor_name(), "cores": os.cpu_count(), "python": platform.python_version()}
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)

@@ -32,7 +32,7 @@ from lengthwise.lengths import DEFAULT_CAP, TIE_NU, student
 from lengthwise.policies import make_policy
 from lengthwise.predictors.scores import mae, tau_within
 from lengthwise.reports.page import Origin
-from lengthwise.reports.runs import NAMES, ReportedRun, runs_page
+from lengthwise.reports.runs import NAMES, ReportedRun, multiple, runs_page
 from lengthwise.reports.runs import verdict as runs_verdict
 from lengthwise.reports.tables import Table, number, share
 from lengthwise.simulator import (
@@ -49,9 +49,9 @@ from lengthwise.simulator import (
     simulate,
     summarise,
 )
-from lengthwise.simulator.grid import Measure, latencies
+from lengthwise.simulator.grid import Measure, paired_ratio
 from lengthwise.simulator.metrics import TRUTH
-from lengthwise.simulator.paired import Ratio, over_requests
+from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import Workload
 
 Floats = NDArray[np.float64]
@@ -418,18 +418,14 @@ def _replay(policy: str, traffic: ShadowTraffic, fleet: Fleet, base: Outcome, de
             policy,
             name,
             outcome.summary,
-            _ratio(outcome, base, "e2e_s"),
-            _ratio(outcome, base, "e2e_s", 0.99),
-            _ratio(outcome, base, "per_token_s"),
+            paired_ratio(outcome, base, "e2e_s", "mean"),
+            paired_ratio(outcome, base, "e2e_s", "p99"),
+            paired_ratio(outcome, base, "per_token_s", "mean"),
             _captured(outcome, true, base, "e2e_s"),
             _captured(outcome, true, base, "per_token_s"),
         )
         for name, outcome in ((LOGGED, logged), (TRUE, true))
     ]
-
-
-def _ratio(ours: Outcome, base: Outcome, measure: Measure, q: float | None = None) -> Ratio:
-    return over_requests(latencies(ours)[measure], latencies(base)[measure], q, seed=0)
 
 
 def _captured(ours: Outcome, true: Outcome, base: Outcome, measure: Measure) -> float:
@@ -536,7 +532,7 @@ def _gain(found: ShadowGain) -> Table:
     rows = [["fcfs", "–", _seconds(found.fcfs.e2e_s.mean), _seconds(found.fcfs.e2e_s.p99), "1", "1", "1", "–", "–"]]
     for run in found.runs:
         e2e = run.summary.e2e_s
-        ratios = [_interval(each) for each in (run.mean_e2e, run.p99_e2e, run.per_token)]
+        ratios = [multiple(each, 2) for each in (run.mean_e2e, run.p99_e2e, run.per_token)]
         captured = [share(each) for each in (run.captured_e2e, run.captured_per_token)]
         rows.append([run.policy, run.predictions, _seconds(e2e.mean), _seconds(e2e.p99), *ratios, *captured])
     columns = ["policy", "predictions", "mean E2E s", "p99 E2E s"]
@@ -576,7 +572,3 @@ def _seconds(value: float) -> str:
 
 def _off(measured: float, replayed: float) -> str:
     return "–" if math.isnan(measured + replayed) or measured <= 0 else f"{100 * (replayed / measured - 1):+.0f} %"
-
-
-def _interval(ratio: Ratio) -> str:
-    return "–" if math.isnan(ratio.ratio) else f"{ratio.ratio:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"

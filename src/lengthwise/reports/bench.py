@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.bench.analysis import ArmResult, BenchResult, over, read_episodes, times
+from lengthwise.bench.analysis import ArmResult, BenchResult, read_episodes, times
 from lengthwise.bench.episodes import FCFS, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.predictors.service import NO_PREDICTOR
 from lengthwise.reports.page import Origin
-from lengthwise.reports.runs import ReportedRun, pooled, runs_page
+from lengthwise.reports.runs import ReportedRun, multiple, pooled, runs_page
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator.paired import Ratio
 
@@ -42,10 +42,10 @@ def _table(kind: str, arms: list[ArmResult], settings: Mapping[str, Any]) -> Tab
                 times(ratio["per_token"]),
                 times(ratio["ttft"]),
                 f"{each.seconds['p99']:.3g}",
-                over(ratio["p99"]),
-                over(ratio["p999"]),
-                over(ratio["max"]),
-                over(ratio["makespan"]),
+                multiple(ratio["p99"], 2),
+                multiple(ratio["p999"], 2),
+                multiple(ratio["max"], 2),
+                multiple(ratio["makespan"], 2),
                 share(each.captured.ratio),
                 "–" if np.isnan(each.tau) else f"{each.tau:.2f}",
                 str(each.preemptions),

@@ -18,8 +18,8 @@ from lengthwise.reports.runs import NAMES, multiple, seconds
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.simulator.cluster import as_fleet, as_predictions, as_workload
-from lengthwise.simulator.grid import COMPARED, Measure, Statistic, latencies
-from lengthwise.simulator.paired import Ratio, over_requests
+from lengthwise.simulator.grid import COMPARED, Measure, Statistic, paired_ratio
+from lengthwise.simulator.paired import Ratio
 from lengthwise.workloads import Workload
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ class Comparison:
 
     def ratio(self, number: int, measure: Measure = "e2e_s", statistic: Statistic = "mean") -> Ratio:
         """Return one outcome's statistic over the first outcome's, with a 95 % interval."""
-        ours, base = (latencies(self.outcomes[each])[measure] for each in (number, 0))
-        q = None if statistic == "mean" else int(statistic[1:]) / 100
-        return Ratio(1.0, 1.0, 1.0) if number == 0 else over_requests(ours, base, q, seed=self.seed)
+        if number == 0:
+            return Ratio(1.0, 1.0, 1.0)
+        return paired_ratio(self.outcomes[number], self.outcomes[0], measure, statistic, seed=self.seed)
 
     @property
     def table(self) -> Table:

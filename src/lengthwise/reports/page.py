@@ -65,14 +65,21 @@ def command_line(words: Sequence[str]) -> str:
 @cache
 def this_machine() -> str:
     """Return the processor, its cores and the memory of this machine."""
-    name = platform.processor() or platform.machine()
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
         memory = f", {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
     except (OSError, ValueError):
         memory = ""
-    return f"{name}, {os.cpu_count()} cores{memory}"
+    return f"{processor_name()}, {os.cpu_count()} cores{memory}"
+
+
+def processor_name() -> str:
+    """Return the name of the processor of this machine."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 @dataclass(frozen=True)

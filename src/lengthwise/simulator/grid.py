@@ -289,9 +289,7 @@ class Grid:
             return Ratio(1.0, 1.0, 1.0)
         if len(self.seeds) > 1:
             return over_seeds(cell.figures(measure, statistic), base.figures(measure, statistic))
-        ours, theirs = latencies(cell.outcomes[0])[measure], latencies(base.outcomes[0])[measure]
-        q = None if statistic == "mean" else int(statistic[1:]) / 100
-        return over_requests(ours, theirs, q, seed=self.seeds[0])
+        return paired_ratio(cell.outcomes[0], base.outcomes[0], measure, statistic, seed=self.seeds[0])
 
     def gain_captured(self, cell: Cell, measure: Measure) -> float:
         """(FCFS - this) / (FCFS - the same policy with true lengths), on means; NaN where the truth gains under 1 %."""
@@ -331,6 +329,12 @@ def latencies(outcome: Outcome) -> dict[Measure, NDArray[np.float64]]:
         "e2e_s": e2e,
         "per_token_s": e2e / outcome.output_tokens,
     }
+
+
+def paired_ratio(ours: Outcome, base: Outcome, measure: Measure, statistic: Statistic, *, seed: int = 0) -> Ratio:
+    """Return one outcome's statistic over another's on the same requests, with an interval over blocks of requests."""
+    q = None if statistic == "mean" else int(statistic[1:]) / 100
+    return over_requests(latencies(ours)[measure], latencies(base)[measure], q, seed=seed)
 
 
 def run_grid(plan: Plan, draw: Draw, *, on_progress: Report | None = None) -> Grid:
