@@ -1,6 +1,6 @@
 """Draw the figures of docs/reference/policies.md, one for each policy, from the policy's own keys.
 
-    python scripts/policy_plots.py            # writes docs/figures/policy_NAME.svg
+    python -m scripts.policy_plots            # writes docs/figures/policy_NAME.svg
 
 Left: the order of requests by the inputs of the policy. Right: the order of admission of the same 160 requests in an
 overloaded queue; on the line no request overtakes another.
@@ -8,11 +8,8 @@ overloaded queue; on the line no request overtakes another.
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -23,6 +20,7 @@ from lengthwise.policies import POLICIES, WRAPPERS, Job, JobColumns, PolicyQueue
 from lengthwise.policies.lengthwise import FAST_ROUND, Lanes
 from lengthwise.policies.residual import gittins_rank
 from lengthwise.reports.figures import COLOURS, GREY, figure, legend, log_tokens
+from scripts.docs_figures import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 SIZE = (8.8, 3.2)
 CAP = 8192
 SPREAD = 0.6  # default sigma of the predictions
@@ -45,7 +42,6 @@ OF_TWO = ("tie",)  # drawn for a short and for a long queue
 
 def main() -> None:
     """Draw all figures."""
-    FIGURES.mkdir(exist_ok=True)
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "lengthwise"})
     for name in POLICIES:
         draw(name, "slo:seconds=240" if name == "slo" else name, columns=3 if name in OF_TWO else 2)
@@ -68,12 +64,7 @@ def draw(name: str, spec: str, columns: int = 2) -> None:
         else:
             left(panels[0], spec)
         order_of_service(panels[-1], name, spec)
-        path = FIGURES / f"policy_{name}.svg"
-        text = io.StringIO()
-        drawing.savefig(text, format="svg", metadata={"Date": None})
-        # Half the size: a hundredth of a point is precise enough.
-        path.write_text(re.sub(r"(\d\.\d\d)\d+", r"\1", text.getvalue()))
-        print(path)  # noqa: T201
+        write(drawing, f"policy_{name}")
 
 
 def predictions(median: Array, sigma: float | Array = SPREAD) -> dict[str, Any]:
