@@ -63,4 +63,4 @@ def test_what_is_wrong_is_one_line(sweep: Path) -> None:
     )
     assert "does not end in .parquet" in invoke(sweep, "--out", "x.csv").stderr
     assert "give at least 1" in invoke(sweep, "--jobs", "0").stderr
-    assert "is not a file" in invoke(sweep.parent / "none.yaml").stderr
+    assert "no such file" in invoke(sweep.parent / "none.yaml").stderr
