@@ -1,6 +1,6 @@
 """Prompts of kinds that training left out: how well does the recipe of `fast` order and cover their lengths?
 
-The groups of `workloads/diverse.py` and CASTILLO's code and chat corpora are left out in turn, with one fixed recipe:
+The groups of `workloads/datasets.py` and CASTILLO's code and chat corpora are left out in turn, with one fixed recipe:
 the word tables, the networks and the widening of the spread are all fitted without the group. Beside it: the same
 recipe on CASTILLO alone (on the other half of CASTILLO, for a group of CASTILLO). Both are trained on lengths only,
 without a teacher.
@@ -33,7 +33,7 @@ from lengthwise.training.fast.train import (
 )
 from lengthwise.training.fast.word_tables import Vocabulary
 from lengthwise.training.pairs import GroupScore, PairTable, score_pairs
-from lengthwise.workloads.diverse import CASTILLO_GROUPS
+from lengthwise.workloads.datasets import CASTILLO_GROUPS
 from lengthwise.workloads.files import data_home
 
 TARGET_TAU: Final = 0.08

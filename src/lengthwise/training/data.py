@@ -24,8 +24,7 @@ from lengthwise.lengths.families import logt_family
 from lengthwise.predictors.llm_names import identify, resolve_llm
 from lengthwise.training.encoder.pack import ASIDE, ELSEWHERE, HELD_OUT, TEST, TRAIN, Pack
 from lengthwise.workloads import LengthSamples, load_castillo
-from lengthwise.workloads.datasets import ALPACA, load_alpaca_lengths
-from lengthwise.workloads.diverse import GROUPS, load_diverse, prompt_key
+from lengthwise.workloads.datasets import ALPACA, GROUPS, load_alpaca_lengths, load_diverse, prompt_key
 from lengthwise.workloads.files import data_home, read_parquet_table
 from lengthwise.workloads.length_samples import NEVER_ENDED, RAN_AWAY, RAN_AWAY_STD_OVER_MEAN
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lengthwise.errors import InputError
 from lengthwise.predictors.scores import kendall_tau
 from lengthwise.workloads import LengthSamples
-from lengthwise.workloads.diverse import CASTILLO_GROUPS, prompt_key
+from lengthwise.workloads.datasets import CASTILLO_GROUPS, prompt_key
 from lengthwise.workloads.length_samples import NEVER_ENDED
 
 SAMPLES: Final = 10

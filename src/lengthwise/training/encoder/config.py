@@ -99,7 +99,7 @@ class DataConfig(_Part):
     smollm2: bool = True
     """Add the lengths of SmolLM2 on the same prompts as a further LLM, right-censored at 1,024."""
     diverse: bool = False
-    """Add the prompts of many kinds of `workloads/diverse.py`, those whose licences allow shipping."""
+    """Add the prompts of many kinds of `workloads/datasets.py`, those whose licences allow shipping."""
     group_limit: int | None = Field(default=None, ge=1)
     """Most prompts of each group of diverse sources."""
     without: tuple[str, ...] = ()

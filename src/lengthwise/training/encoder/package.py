@@ -28,7 +28,7 @@ from lengthwise.training.encoder.ensemble import score
 from lengthwise.training.encoder.network import LengthNetwork
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
 from lengthwise.training.encoder.run import Prepared, settings_json
-from lengthwise.workloads.diverse import diverse_licences
+from lengthwise.workloads.datasets import diverse_licences
 
 Array = NDArray[Any]
 

@@ -29,7 +29,7 @@ from lengthwise.training.encoder.losses import make_targets, negative_log_likeli
 from lengthwise.training.fast.word_tables import FOLDS, Vocabulary, learn_tables
 from lengthwise.training.pairs import PairTable, score_pairs
 from lengthwise.training.small_network import Recipe, arrays, standardise, train_network
-from lengthwise.workloads.diverse import CASTILLO_GROUPS, load_diverse
+from lengthwise.workloads.datasets import CASTILLO_GROUPS, load_diverse
 from lengthwise.workloads.files import read_parquet_table
 
 _QUARTILES: Final = (-0.7, 0.0, 0.7)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lengthwise.errors import InputError
-from lengthwise.workloads.diverse import GROUPS, UNCLEAR_LICENCE, diverse_licences, load_diverse, normalise_llm
+from lengthwise.workloads.datasets import GROUPS, UNCLEAR_LICENCE, diverse_licences, load_diverse, normalise_llm
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
