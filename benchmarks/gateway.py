@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 ENGINES: Final = 3
 CONCURRENCY: Final = 32
+SLOTS: Final = 4  # per engine, fewer than clients
+WAITING: Final = "lengthwise, waiting"
 PATH: Final = "/v1/chat/completions"
 CHUNKS: Final = 200
 CHUNK_S: Final = 0.02
@@ -224,13 +226,15 @@ def peers(arguments: argparse.Namespace, urls: Sequence[str], folder: Path) -> d
 async def load(
     url: str, body: dict[str, Any], requests: int, concurrency: int, on_answer: Callable[[], None] | None = None
 ) -> None:
-    """Send requests in a closed loop; every answer must be complete."""
+    """Send requests in a closed loop, each with another end of the prompt; every answer must be complete."""
     left = iter(range(requests))
     streams = body.get("stream", False)
+    (message,) = body["messages"]
 
     async def client(http: aiohttp.ClientSession) -> None:
-        for _ in left:
-            async with http.post(url + PATH, json=body) as response:
+        for number in left:
+            messages = [{**message, "content": f"{message['content']}{number}"}]
+            async with http.post(url + PATH, json={**body, "messages": messages}) as response:
                 answer = await response.read()
                 if response.status != 200 or (streams and not answer.rstrip().endswith(b"[DONE]")):
                     raise RuntimeError(f"{response.status}: {answer[-300:]!r}")
@@ -261,23 +265,29 @@ def costs(arguments: argparse.Namespace) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         commands = {"bare proxy": [sys.executable, "-m", "benchmarks.gateway", "proxy", "{port}", *urls]}
         commands |= {f"lengthwise, {name}": ours(urls, name) for name in ("none", "fast")}
+        commands[WAITING] = ours(urls, "fast", "--in-flight", str(SLOTS))
         commands |= peers(arguments, urls, folder)
         litellm_settings = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MASTER_KEY": KEY}
         gateways = [stack.enter_context(gateway(name, command, litellm_settings)) for name, command in commands.items()]
         for _ in range(arguments.rounds):
             for (kind, (body, requests)), one in itertools.product(kinds.items(), gateways):
+                if (one.name, kind) == (WAITING, "stream"):  # that of the others, with fewer at once
+                    continue
                 cpu_ms = measure(one, body, requests)
                 found.setdefault((one.name, kind), []).append(cpu_ms)
                 print(f"{one.name}: {cpu_ms:.3f} CPU-ms/{kind}", file=sys.stderr)
     absent = [name for name in ("sglang-router", "vllm-router", "litellm") if name not in commands]
     print(f"{machine()}; {ENGINES} engines, concurrency {CONCURRENCY}, medians of {arguments.rounds} rounds")
     print(f"a request of 500 bytes answered in one piece; a stream of {CHUNKS} chunks, 50 a second")
+    print(f"{WAITING}: with fast and {SLOTS} slots per engine, so that requests wait and each is predicted")
     print(f"{'':<20}{'CPU-ms/request':>16}{'ratio':>8}{'CPU-ms/chunk':>16}{'ratio':>8}")
     for name in commands:
         cells = ""
         for kind, scale in (("request", 1), ("stream", CHUNKS)):
-            rounds = found[name, kind]
-            bare = found["bare proxy", kind]
+            rounds = found.get((name, kind), [])
+            bare = found["bare proxy", kind][: len(rounds)]
+            if not rounds:
+                continue
             ratio = statistics.median(mine / base for mine, base in zip(rounds, bare, strict=True))
             cells += f"{statistics.median(rounds) / scale:>16.3f}{ratio:>8.2f}"
         print(f"{name:<20}{cells}")

@@ -85,7 +85,7 @@ class HttpAnswer:
         while not self._ended:
             await self._more()
             kept.append(self._take())
-        return b"".join(kept)
+        return kept[0] if len(kept) == 1 else b"".join(kept)
 
     def release(self) -> None:
         """Reuse the connection if the answer is complete, else close it, which aborts the request."""
@@ -109,14 +109,12 @@ class HttpAnswer:
         """Whether all of it has arrived."""
         return self._ended
 
-    async def _more(self) -> None:
+    def _more(self) -> asyncio.Future[None]:
+        """Return what ends when there is more, or the end."""
         if self._error is not None:
             raise self._error
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        self._waiter = self._connection.loop.create_future()
+        return self._waiter
 
     def _take(self) -> bytes:
         parts, self.parts, self._size = self.parts, [], 0
@@ -132,7 +130,7 @@ class HttpConnection(asyncio.Protocol):
         self._lost = False
         self._aborted = False
         self._pool = pool
-        self._loop = pool.loop
+        self.loop = pool.loop
         self._transport: Any = None
         self._parser = HttpResponseParser(self)
         self._answer: HttpAnswer | None = None
@@ -150,7 +148,7 @@ class HttpConnection(asyncio.Protocol):
         self._used = True
         self._bodyless = bodyless
         self._headers = []
-        self._last = self._loop.time()
+        self._last = self.loop.time()
         answer.deadline = self._last + limit_s
         self._check_at(min(self._last + self._pool.silence_timeout_s, answer.deadline))
         if len(body) < _SMALL_BODY:
@@ -186,7 +184,7 @@ class HttpConnection(asyncio.Protocol):
         """Read on after a pause."""
         if self._paused:
             self._paused = False
-            self._last = self._loop.time()
+            self._last = self.loop.time()
             self._transport.resume_reading()
 
     # asyncio's callbacks
@@ -202,7 +200,7 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
             return
         answer.seen = True
-        self._last = self._loop.time()
+        self._last = self.loop.time()
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
@@ -270,14 +268,14 @@ class HttpConnection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
-            self._timer = self._loop.call_at(when, self._check_limits)
+            self._timer = self.loop.call_at(when, self._check_limits)
 
     def _check_limits(self) -> None:
         self._timer = None
         answer = self._answer
         if answer is None or answer.ended:
             return
-        now = self._loop.time()
+        now = self.loop.time()
         if self._paused:
             self._last = now
         until = min(self._last + self._pool.silence_timeout_s, answer.deadline)
@@ -368,7 +366,7 @@ class HttpPool:
         target = self._prefix + path
         if _UNSAFE.search(target):
             target = _UNSAFE.sub(lambda found: b"%%%02X" % found[0][0], target)
-        lines = [method.encode() + b" " + target + self._line, *(b"%b: %b" % header for header in headers)]
+        lines = [method.encode() + b" " + target + self._line, *[b"%b: %b" % header for header in headers]]
         if body is not None or method in ("POST", "PUT", "PATCH"):
             lines.append(b"Content-Length: %d" % len(body or b""))
         head = b"\r\n".join(lines)

@@ -97,7 +97,8 @@ class CompletionBody(_Part):
 
     def prediction(self) -> Point | None:
         """Return the client's hint as a prediction, at most the answer's cap."""
-        return None if self.hint is None else Point.declared(self.hint, self.limit or DEFAULT_CAP)
+        hint = self.hint
+        return None if hint is None else Point.declared(hint, self.limit or DEFAULT_CAP)
 
     def job(self, job_id: str, now: float, headers: Mapping[bytes, bytes]) -> Job:
         """Return the request as a job."""

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from lengthwise.gateway.tracing import Tracing
     from lengthwise.gateway.traffic_log import TrafficLog
 
+_FOREVER: Final = (math.inf, 503, "queue_timeout")
 _job_numbers: Final = itertools.count()  # a client's request id need not be unique, a job's must be
 
 
@@ -76,13 +77,15 @@ class Call:
     """Whether it ended in an error that is not its client's disconnect."""
     span: Span | None = None
     """Its OpenTelemetry span, where traces are made."""
+    hinted: bool = False
+    """Whether the client declares the length."""
     question: Callable[[], PredictionInput] | None = None
     """What the predictor will be asked, until it is."""
 
     @property
     def source(self) -> Source:
         """The source of its prediction."""
-        if self.body.hint is not None:
+        if self.hinted:
             return "hint"
         if self.job.prediction is None:
             return "prior"
@@ -248,12 +251,13 @@ class Completions:
             levels = body.levels(job, caller.headers)
             if self._traffic is not None:
                 levels = self._traffic.keyed(levels)
-        return self._predictions.admit(job.id, body.llm, body.limit, levels)
+        return self._predictions.admit(job.id, body.llm, job.max_tokens, levels)
 
     def _predict(self, call: Call) -> None:
         """Use the client's hint, else the predictor if it can be asked, else the LLM's history."""
         body, job = call.body, call.job
-        if job.prediction is not None:
+        call.hinted = job.prediction is not None
+        if call.hinted:
             return
         if body.readable and self._predictions.predicts and self._dispatcher.uses_predictions:
             call.question = partial(body.prediction_input, call.tenant)
@@ -273,7 +277,7 @@ class Completions:
     async def _hold_and_run(self, call: Call) -> Outcome:
         self._retries.on_request()
         while True:
-            engine = await self._place(call)
+            engine = self._place_now(call) or await self._place(call)
             try:
                 return await self._run(engine, call)
             except EngineError as error:
@@ -294,15 +298,17 @@ class Completions:
                 self._dispatcher.release(engine, call.job, tokens, call.ttft_s)
             await asyncio.sleep(wait_s)
 
+    def _place_now(self, call: Call) -> GatewayEngine | None:
+        """Take a slot for a request that need not wait; None if it must."""
+        if call.refused_by or self._dispatcher.clock() >= self._waits_until(call.job)[0]:
+            return None
+        engine = self._dispatcher.place_now(call.job, call.pinned)
+        return None if engine is None else self._placed(call, engine)
+
     async def _place(self, call: Call) -> GatewayEngine:
         """Wait for a slot, at most as long as the request may wait."""
-        job, config = call.job, self._config
-        limits = [
-            (job.arrival + (config.queue_timeout_s or math.inf), 503, "queue_timeout"),
-            (job.arrival + (config.request_timeout_s or math.inf), 504, "timeout"),
-            (job.deadline if config.enforce_deadlines else math.inf, 504, "deadline_exceeded"),
-        ]
-        until, status, code = min(limits)
+        job = call.job
+        until, status, code = self._waits_until(job)
         on_wait = None if call.question is None else partial(self._ask, call)
         try:
             if self._dispatcher.clock() >= until:
@@ -314,10 +320,25 @@ class Completions:
             late = status == HTTPStatus.SERVICE_UNAVAILABLE
             headers = {"retry-after": str(self._dispatcher.retry_after_s(job.llm))} if late else None
             raise ApiError(status, "no engine was free in time", code=code, headers=headers) from None
-        self._metrics.queue_seconds.observe(self._dispatcher.clock() - job.arrival)
+        return self._placed(call, engine)
+
+    def _waits_until(self, job: Job) -> tuple[float, int, str]:
+        """Return the time at which a request has waited too long, and the status and code of that error."""
+        config = self._config
+        if config.queue_timeout_s is None and config.request_timeout_s is None and not config.enforce_deadlines:
+            return _FOREVER
+        return min(
+            (job.arrival + (config.queue_timeout_s or math.inf), 503, "queue_timeout"),
+            (job.arrival + (config.request_timeout_s or math.inf), 504, "timeout"),
+            (job.deadline if config.enforce_deadlines else math.inf, 504, "deadline_exceeded"),
+        )
+
+    def _placed(self, call: Call, engine: GatewayEngine) -> GatewayEngine:
+        """Note the engine of a request that has a slot now."""
+        self._metrics.queue_seconds.observe(self._dispatcher.clock() - call.job.arrival)
         call.engine = engine.name
         if call.question is not None:
-            self._predictions.ask_to_learn(job.id, call.question)
+            self._predictions.ask_to_learn(call.job.id, call.question)
             call.question = None
         return engine
 
@@ -380,7 +401,7 @@ class Completions:
         """
         limit_s = self._config.first_byte_timeout_s
         if not call.body.stream:
-            limit_s += engine.longest_generation_s(call.job, declared=call.body.hint is not None)
+            limit_s += engine.longest_generation_s(call.job, declared=call.hinted)
         return limit_s
 
     def _failed(self, engine: GatewayEngine, error: EngineError) -> None:

@@ -333,12 +333,11 @@ class Dispatcher:
         With `only`, the job waits in a queue of that engine alone, unless the engine leaves.
         TimeoutError if the turn has not come at `until`. If cancelled, the job leaves the queue or gives back its slot.
         """
-        group = self._group(job.llm, only)
-        if not avoid and not group.queue and (free := self._admitting(_with_slot(group, self.clock()), job)):
-            group.queue.admit(job)
-            return self._take(job, free)
+        if not avoid and (taken := self.place_now(job, only)) is not None:
+            return taken
         if on_wait is not None:
             on_wait()
+        group = self._group(job.llm, only)
         engine: asyncio.Future[GatewayEngine] = asyncio.get_running_loop().create_future()
         turn = self._turns[job.id] = _Turn(job, engine, group, avoid, only)
         try:
@@ -359,6 +358,15 @@ class Dispatcher:
             del self._turns[job.id]
             self._retrying.pop(job.id, None)
             turn.group.queue.remove(job.id)
+
+    def place_now(self, job: Job, only: GatewayEngine | None = None) -> GatewayEngine | None:
+        """Take a slot for a job that need not wait; None if it must."""
+        group = self._group(job.llm, only)
+        now = self.clock()
+        if group.queue or not (free := self._admitting(_with_slot(group, now), job)):
+            return None
+        group.queue.admit(job)
+        return self._take(job, free, now)
 
     def another_up(self, model: str | None, avoid: Collection[GatewayEngine]) -> bool:
         """Whether an engine outside `avoid` serves the model and is up."""
@@ -545,7 +553,8 @@ class Dispatcher:
         Failures count before the router's choice, since an engine that fails at once is always idle.
         """
         quantile = self.admission_quantile
-        if quantile and self.uses_predictions and any(engine.memory is not None for engine in engines):
+        limited = [engine for engine in engines if engine.memory is not None]
+        if quantile and limited and self.uses_predictions:
             now = self.clock()
             engines = [engine for engine in engines if engine.admits(job, quantile, now)]
         failures = [engine.failures for engine in engines]
@@ -593,11 +602,10 @@ class Dispatcher:
 
     def _assign(self, turn: _Turn, free: list[GatewayEngine]) -> None:
         if not turn.engine.done():  # else cancelled just now; its `place` cleans up
-            turn.engine.set_result(self._take(turn.job, free))
+            turn.engine.set_result(self._take(turn.job, free, self.clock()))
 
-    def _take(self, job: Job, free: list[GatewayEngine]) -> GatewayEngine:
+    def _take(self, job: Job, free: list[GatewayEngine], now: float) -> GatewayEngine:
         """Give a job a slot of the engine that the router chooses."""
-        now = self.clock()
         engine = self.routes.choose(job, free, now)
         engine.jobs[job.id] = job
         if engine.memory is not None:

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import replace
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlsplit
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -325,15 +325,20 @@ class TenantGate:
         self._tenants = tenants
         self._log = log
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Serve a request, or refuse it with 401, 403 or 429."""
         if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
-            await self._app(scope, receive, send)
-        elif self._log is None:
-            await self._admit(scope, receive, send)
-        else:
-            with self._log.record(scope) as record:
-                await self._admit({**scope, RECORD: record}, receive, noting(send, record))
+            return self._pass(scope, receive, send)
+        if self._log is None:
+            return self._admit(scope, receive, send)
+        return self._record(self._log, scope, receive, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def _record(self, log: AccessLog, scope: Scope, receive: Receive, send: Send) -> None:
+        with log.record(scope) as record:
+            await self._admit({**scope, RECORD: record}, receive, noting(send, record))
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]

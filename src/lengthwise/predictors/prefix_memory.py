@@ -26,6 +26,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -65,7 +66,7 @@ def levels_of(
     session: str | None = None,
 ) -> Levels:
     """Return the levels of a request for this LLM. Templates and sessions are those of the tenant."""
-    of_llm = _digest(llm, 0)
+    of_llm = _llm_digest(llm)
     of_tenant = of_llm if tenant is None else _digest(tenant, of_llm)
     names = (
         0 if tenant is None else of_tenant,
@@ -74,6 +75,11 @@ def levels_of(
         of_llm,
     )
     return Levels(np.asarray(blocks, np.uint64), np.array(names, np.uint64))
+
+
+@lru_cache(maxsize=1024)
+def _llm_digest(llm: str) -> int:
+    return _digest(llm, 0)
 
 
 def _digest(name: str, seed: int) -> int:

@@ -172,6 +172,7 @@ class LengthwiseRouter(PrefixRouter):
     def __init__(self, **given: float) -> None:
         super().__init__(**given)
         self._terms = np.zeros(len(TERMS))
+        self._urgency = float(self.values["urgency"])
         self._mean_answer = 0.0
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
@@ -188,7 +189,7 @@ class LengthwiseRouter(PrefixRouter):
             tokens,
             spread,
             self._mean_with(tokens),
-            float(self.values["urgency"]),
+            self._urgency,
             self._terms,
         )
         return slot, dict(zip(TERMS, self._terms.tolist(), strict=True))

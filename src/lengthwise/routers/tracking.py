@@ -141,7 +141,7 @@ class PrefixRouter(LedgerRouter):
 
     def send(self, job: Job, slot: int, now: float) -> None:
         """Enter the job in the ledger and its prompt in the index."""
-        cached = self.depths.item(slot) * self.ledger.loads.item(slot, BLOCK_TOKENS)
+        cached = float(self.depths[slot] * self.ledger.loads[slot, BLOCK_TOKENS])
         self.ledger.sent(job, slot, now, max(0.0, min(cached, job.prompt_tokens - 1.0)), self.blocks)
         self._touch(slot, self.blocks)
 
