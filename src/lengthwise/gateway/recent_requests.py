@@ -109,7 +109,9 @@ class RecentRequests:
     def last(self, count: int) -> Rows:
         """Return the last `count` rows that are not older than an hour, the oldest first."""
         count = min(count, self.added, len(self._ring))
-        rows: Rows = self._ring[np.arange(self.added - count, self.added) % len(self._ring)]
+        end = self.added % len(self._ring)
+        begin = end - count
+        rows: Rows = self._ring[begin:end] if begin >= 0 else np.concatenate([self._ring[begin:], self._ring[:end]])
         return rows[rows["ended_s"] >= self._dispatcher.clock() - HOUR_S]
 
     def all(self) -> Rows:
