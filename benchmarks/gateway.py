@@ -362,8 +362,8 @@ def dashboard(arguments: argparse.Namespace) -> None:
     turns = max(2, int(arguments.seconds / turn_s)) // 2 * 2
     body = request_body(stream=True, max_tokens=chunks, user=str(chunk_s))
     slots = round(0.97 * rate * chunks * chunk_s / ENGINES)  # a little too few: a queue grows
-    options = ("--in-flight", str(slots), "--workers", str(arguments.workers))
-    options += ("--header-timeout", "600", "--body-timeout", "600")  # a busy machine is slow to read
+    options = ["--in-flight", str(slots), "--workers", str(arguments.workers)]
+    options += ["--header-timeout", "600", "--body-timeout", "600"]  # a busy machine is slow to read
 
     async def run(one: Gateway) -> tuple[list[float], float]:
         """Return the CPU time of each turn, the first without the page, and that of the snapshots."""

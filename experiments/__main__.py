@@ -130,7 +130,9 @@ def _run_one(study: Study[Any, Any], grid: object, options: argparse.Namespace, 
     elif tables:
         print_tables(output.tables)
     page = options.out / f"{study.name}{'-quick' if options.quick else ''}.html"
-    for path, text in ((page, output.html()), (page.with_suffix(".json"), to_json(output.facts))):
+    seeds = getattr(grid, "seeds", None)
+    seed = str(getattr(grid, "seed", "")) if seeds is None else f"{seeds} seeds"
+    for path, text in ((page, output.html(seed)), (page.with_suffix(".json"), to_json(output.facts))):
         with atomic_path(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     _note(f"{study.name}: {_how(finished)}; {page} and .json")

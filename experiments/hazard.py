@@ -276,6 +276,17 @@ def figures(found: HazardResult) -> list[Figure]:
     return [line_figure("The rate at which answers end", text, panels, x_axis, y_axis)]
 
 
+def answer(found: HazardResult) -> str:
+    """The slope of each source's measured lengths, and what it means."""
+    measured = [each for each in found.found if each.kind == "measured"]
+    falls = all(each.slope.high < 0 for each in measured)
+    slopes = ", ".join(f"{each.slope.ratio:.2f} in {each.data}" for each in measured)
+    words = (
+        "The rate of ending falls in the tail" if falls else "The rate of ending does not fall everywhere in the tail"
+    )
+    return f"{words}: ln hazard over ln position has the slope {slopes}. At -1 it would be a power law."
+
+
 STUDY: Study[HazardGrid, HazardResult] = Study(
     name="hazard",
     title="The rate at which answers end, by position",
@@ -287,5 +298,6 @@ STUDY: Study[HazardGrid, HazardResult] = Study(
     minutes=(1, 0.3),
     measure=measure,
     tables=tables,
+    answer=answer,
     figures=figures,
 )

@@ -208,6 +208,16 @@ def _needs(grid: RouterGrid) -> str | None:
     return f"needs {', '.join(missing)} in LENGTHWISE_DATA, or --set workloads=castillo,react" if missing else None
 
 
+def answer(found: Sequence[Compared]) -> str:
+    """In how many cells our router is ahead of the best other one, and behind it."""
+    ratios = [each.e2e(each.best) for each in found]
+    ahead, behind = sum(ratio.high < 1 for ratio in ratios), sum(ratio.low > 1 for ratio in ratios)
+    return (
+        f"Mean E2E of lengthwise is surely below that of the best other router in {ahead} of {len(found)} cells and "
+        f"surely above it in {behind}."
+    )
+
+
 STUDY: Study[RouterGrid, list[Compared]] = Study(
     name="router_grid",
     title="Routers over traffic, load and fleet",
@@ -218,5 +228,6 @@ STUDY: Study[RouterGrid, list[Compared]] = Study(
     minutes=(30, 1),
     measure=measure,
     tables=tables,
+    answer=answer,
     needs=_needs,
 )

@@ -197,6 +197,18 @@ def _needs(grid: SimulatorErrorGrid) -> str | None:
     return f"needs measured episodes in {grid.results}: `lengthwise bench`, or --set results=FOLDER"
 
 
+def answer(found: Sequence[Comparison]) -> str:
+    """The error of the mean and of the p99, over all episodes."""
+    mean, p99 = (
+        [abs(getattr(each.simulated, name) / getattr(each.measured, name) - 1) for each in found]
+        for name in ("mean", "p99")
+    )
+    means, tails = (
+        f"{100 * sum(each) / len(each):.1f} % on average, {100 * max(each):.1f} % at most" for each in (mean, p99)
+    )
+    return f"The simulated mean E2E of {len(found)} measured episodes is off by {means}; the p99 by {tails}."
+
+
 STUDY: Study[SimulatorErrorGrid, Sequence[Comparison]] = Study(
     name="simulator_error",
     title="E2E latency, measured and simulated",
@@ -207,6 +219,7 @@ STUDY: Study[SimulatorErrorGrid, Sequence[Comparison]] = Study(
     minutes=(2, 2),
     measure=compare,
     tables=tables,
+    answer=answer,
     facts=_facts,
     needs=_needs,
 )

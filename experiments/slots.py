@@ -176,6 +176,17 @@ def tables(found: Sequence[SlotsPoint]) -> list[Table]:
     ]
 
 
+def answer(found: Sequence[SlotsPoint]) -> str:
+    """Where the mean gains most, and where it does not gain."""
+    best = max(found, key=lambda at: at.mean.ratio)
+    none = [f"{at.requests:,} requests on {at.slots} slots" for at in found if at.mean.low <= 1]
+    without = f" It gains nothing beyond noise with {', '.join(none)}." if none else ""
+    return (
+        f"Mean E2E gains {best.mean.ratio:.2f}x in a burst of {best.requests:,} requests on {best.slots} slots, "
+        f"where requests wait {best.ttft_s:.1f} s under fcfs.{without}"
+    )
+
+
 STUDY: Study[SlotsGrid, list[SlotsPoint]] = Study(
     name="slots",
     title="Slots and backlog",
@@ -186,4 +197,5 @@ STUDY: Study[SlotsGrid, list[SlotsPoint]] = Study(
     minutes=(4, 1),
     measure=measure,
     tables=tables,
+    answer=answer,
 )

@@ -112,10 +112,10 @@ class Output:
     notes: Sequence[str]
     """Printed once on stderr: data that is missing and what is used in its place."""
 
-    def html(self) -> str:
+    def html(self, seed: str = "") -> str:
         """One page that needs no network."""
         images = None if self.figures else self.images
-        origin = Origin.here(command=command_line(["python", "-m", "experiments", *sys.argv[1:]]))
+        origin = Origin.here(seed=seed, command=command_line(["python", "-m", "experiments", *sys.argv[1:]]))
         return html_page(
             self.title, self.tables, verdict=self.verdict, origin=origin, figures=self.figures, pictures=images
         )
@@ -192,6 +192,8 @@ class Study(Generic[GridT, ResultT]):
     images: Callable[[ResultT], Mapping[str, str]] = field(default=lambda _: {})
     claims: Callable[[ResultT], Sequence[Claim]] = _nothing
     claim_notes: Callable[[ResultT], Sequence[str]] = _nothing
+    answer: Callable[[ResultT], str] = field(default=lambda _: "")
+    """The result in a sentence, for the head of the report; without one, how many claims hold, else the question."""
     draw: Callable[[ResultT, Path], None] | None = None
     """Writes the static figure of the documentation (.svg, .png, .pdf)."""
     needs: Callable[[GridT], str | None] = field(default=lambda _: None)
@@ -205,7 +207,7 @@ class Study(Generic[GridT, ResultT]):
         if claims:
             tables.append(claims_table(claims, self.claim_notes(result)))
             facts = {"result": facts, "claims": [{**vars(claim), "verdict": claim.verdict} for claim in claims]}
-        answer = claims_verdict(claims) or self.question
+        answer = self.answer(result) or claims_verdict(claims) or self.question
         return Output(self.title, answer, tables, self.figures(result), self.images(result), facts, notes)
 
     def with_settings(self, settings: Iterable[str], *, quick: bool) -> GridT:

@@ -397,6 +397,16 @@ def measure(run: Run, grid: TheoryGrid) -> list[Finding]:
     return findings
 
 
+def answer(found: Sequence[Finding]) -> str:
+    """The largest difference from theory, and how many intervals hold the theoretical value."""
+    worst = max(found, key=lambda each: abs(each.error))
+    held = sum(abs(each.mean - each.formula.expected) <= each.half_width for each in found)
+    return (
+        f"The simulator is within {100 * abs(worst.error):.1f} % of queueing theory in all {len(found)} cases. "
+        f"{held} of the 95 % intervals hold the theoretical value."
+    )
+
+
 STUDY: Study[TheoryGrid, list[Finding]] = Study(
     name="theory",
     title="One server: theory beside the simulator",
@@ -408,4 +418,5 @@ STUDY: Study[TheoryGrid, list[Finding]] = Study(
     minutes=(5, 0.5),
     measure=measure,
     tables=tables,
+    answer=answer,
 )

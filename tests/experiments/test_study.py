@@ -201,3 +201,16 @@ def test_every_study_is_listed_under_the_name_of_its_module(capsys: pytest.Captu
 def test_an_unknown_name_is_exit_code_2_with_the_closest_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["run", "tei"]) == 2
     assert "did you mean tie?" in capsys.readouterr().err
+
+
+def test_a_study_without_claims_opens_with_its_answer() -> None:
+    def study(**more: Any) -> Study[None, int]:
+        return Study(
+            name="x", title="X", question="How much?", source="none", grid=None, quick=None, minutes=(1, 1),
+            measure=lambda _run, _grid: 3, tables=lambda _: [], **more,
+        )  # fmt: skip
+
+    assert study().output(3).verdict == "How much?"
+    page = study(answer=lambda found: f"It is {found}.").output(3).html("0")
+    assert "<h1>It is 3.</h1>" in page
+    assert "<dt>Seed</dt><dd>0</dd>" in page
