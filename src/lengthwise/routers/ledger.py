@@ -506,7 +506,7 @@ class Ledger:
         """Enter a job on an engine that has `cached` tokens of its prompt; a retry replaces the earlier entry."""
         if job.id in self._rows:
             self._drop(self._rows[job.id], now)
-        if self._arrays.news[FREE] >= len(self._ids):
+        if len(self._rows) == len(self._ids):
             self._grow()
         tokens, spread = remaining_and_variance(job)
         row = send(
@@ -516,7 +516,7 @@ class Ledger:
             float(job.mu),
             float(job.sigma),
             float(job.cap),
-            float(job.expected),
+            tokens if job.generated <= 0 else float(job.expected),
             float(job.generated),
             float(job.prompt_tokens + job.generated),
             cached,
@@ -527,7 +527,8 @@ class Ledger:
         self._ids[row], self._blocks[row] = job.id, blocks
         # Other routers see the same reports and choose alike: until the next report each job stands for theirs too,
         # or all of them would send to the engine that was the emptiest.
-        self.loads[slot, FOREIGN] += self._foreign_per_job
+        if self._foreign_per_job:
+            self.loads[slot, FOREIGN] += self._foreign_per_job
 
     def progressed(self, job: str, slot: int, now: float, generated: int = 0) -> None:
         """Record that a job started (0) or has `generated` tokens; fewer than known before is out of date."""

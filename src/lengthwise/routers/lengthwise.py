@@ -173,12 +173,15 @@ class LengthwiseRouter(PrefixRouter):
         super().__init__(**given)
         self._terms = np.zeros(len(TERMS))
         self._urgency = float(self.values["urgency"])
-        self._mean_answer = 0.0
+        self._mean_answer = self._next_mean = 0.0
 
     def pick(self, job: Job, now: float, slots: Slots) -> Choice:
         """Return the minimum."""
         tokens, spread = remaining_and_variance(job)
         prompt = float(job.prompt_tokens + job.generated)
+        # The moving average of expected answers with this one, which stands for foreign requests too.
+        mean = self._mean_answer
+        self._next_mean = mean + 0.01 * (tokens - mean) if mean else tokens
         slot = cheapest(
             self.ledger.loads,
             self.index.engines,
@@ -188,7 +191,7 @@ class LengthwiseRouter(PrefixRouter):
             prompt,
             tokens,
             spread,
-            self._mean_with(tokens),
+            self._next_mean,
             self._urgency,
             self._terms,
         )
@@ -197,8 +200,4 @@ class LengthwiseRouter(PrefixRouter):
     def send(self, job: Job, slot: int, now: float) -> None:
         """Enter the job, and its length in the mean."""
         super().send(job, slot, now)
-        self._mean_answer = self._mean_with(remaining_and_variance(job)[0])
-
-    def _mean_with(self, tokens: float) -> float:
-        """Return the moving average of expected answers, which stands for foreign requests too."""
-        return self._mean_answer + 0.01 * (tokens - self._mean_answer) if self._mean_answer else tokens
+        self._mean_answer = self._next_mean
