@@ -393,7 +393,7 @@ STUDY: Study[LeftOutGrid, LeftOutResult] = Study(
     source="CASTILLO, predictors trained without an LLM",
     grid=LeftOutGrid(),
     quick=LeftOutGrid(llms=("gemma-3-4b",), lengths=(100,), draws=3, networks=1, epochs=2),
-    minutes=(40, 15),
+    minutes=(40, 3),
     measure=measure,
     tables=tables,
     facts=facts,
