@@ -56,7 +56,7 @@ def train(
     except ModuleNotFoundError as error:
         raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
     from lengthwise.predictors.probe import log_bins, paper_bins, write_probe
-    from lengthwise.reports.probe import html_report, plain, tables
+    from lengthwise.reports.probe import html_report, plain, tables, verdict
     from lengthwise.training.probe.learn import train_probe
     from lengthwise.training.probe.states import read_states
 
@@ -71,7 +71,8 @@ def train(
         trained,
         tables,
         lambda it: {"out": str(out), **plain(it)},
-        lambda it: html_report(it, Origin.here()),
+        lambda it: html_report(it, Origin.here(seed=seed)),
+        verdict=verdict(trained),
         report=report,
         as_json=as_json,
     )

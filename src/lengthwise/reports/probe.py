@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Final
 
 from lengthwise.reports.page import COLOURS, Figure, Origin, axes, axis, html_page, panel
-from lengthwise.reports.tables import Table, share
+from lengthwise.reports.tables import Table, number, share
 from lengthwise.training.probe.compare import (
     BUCKETS,
     CONSTANT,
@@ -21,7 +20,7 @@ from lengthwise.training.probe.compare import (
 if TYPE_CHECKING:
     from lengthwise.training.probe.learn import Trained
 
-__all__ = ["html_report", "plain", "tables"]
+__all__ = ["html_report", "plain", "tables", "verdict"]
 
 _PAPER_ERROR_RATIO: Final = 2.66
 """TRAIL (arXiv 2410.01035): error from the prompt (BERT) over that of the probe."""
@@ -63,24 +62,28 @@ def tables(trained: Trained) -> list[Table]:
 
 def html_report(trained: Trained, origin: Origin | None = None) -> str:
     """The poster's heatmaps, errors by tokens generated, then the tables."""
+    drawn = [_heatmaps(trained), _by_tokens(trained)]
+    return html_page("TRAIL: the probe", tables(trained), verdict=verdict(trained), origin=origin, figures=drawn)
+
+
+def verdict(trained: Trained) -> str:
+    """Return in words how much the hidden states improve the prediction."""
     prompt = next(score for score in trained.scores if score.name == PROMPT_ONLY)
     ratio, low, high = prompt.over_joint
-    found = (
+    return (
         f"The error of the prompt alone is {ratio:.2f} times that of the probe with it (95 % interval {low:.2f} to "
         f"{high:.2f}); the paper has {_PAPER_ERROR_RATIO:g}."
     )
-    drawn = [_heatmaps(trained), _by_tokens(trained)]
-    return html_page("TRAIL: the probe", tables(trained), verdict=found, origin=origin, figures=drawn)
 
 
 def _comparison(title: str, scores: list[Score]) -> Table:
     rows = [
         [
             score.name,
-            *(f"{error:.1f}" for error in score.errors),
+            *(number(error, 1) for error in score.errors),
             f"{score.error:.1f}",
             "{:.2f} [{:.2f}, {:.2f}]".format(*score.over_joint),
-            "–" if math.isnan(score.tau) else f"{score.tau:.3f}",
+            number(score.tau, 3),
             share(score.covered),
         ]
         for score in scores
@@ -110,8 +113,9 @@ def _heatmaps(trained: Trained) -> Figure:
         }
         for place, name in enumerate(_HEATMAPS)
     ]
-    both = (axis("truly remaining", type="category"), axis("predicted to remain", type="category"))
-    layout = axes([both] * len(_HEATMAPS), columns=len(_HEATMAPS), titles=_HEATMAPS)
+    across, up = axis("truly remaining", type="category"), axis("predicted to remain", type="category")
+    panels = [(across, up), *[(across, {**up, "title": {"text": ""}, "showticklabels": False})] * (len(_HEATMAPS) - 1)]
+    layout = axes(panels, columns=len(_HEATMAPS), titles=_HEATMAPS)
     text = (
         "The poster's figure: of the states with a true remaining length (columns), the share predicted "
         "to have each (rows)."
