@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lengthwise.errors import InputError
 from lengthwise.lengths import Histogram, LogT, Point
@@ -87,6 +89,17 @@ def test_a_preempted_job_is_ahead_of_equal_keys() -> None:
     queue.push(Job("back", 0.0, prediction=Point(10)), 1.0, front=True)
     queue.push(Job("back too", 0.0, prediction=Point(10)), 1.0, front=True)
     assert served(queue) == ["back too", "back", "a", "b"]
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.lists(st.integers(0, 39)), st.integers(0, 45))
+def test_the_first_jobs_are_those_of_the_whole_order(lengths: list[int], removed: list[int], count: int) -> None:
+    queue = PolicyQueue(Sjf())
+    for number, length in enumerate(lengths):
+        queue.push(Job(str(number), 0.0, prediction=Point(length), priority=length % 2), 0.0)
+    for number in removed:
+        if str(number) in queue:
+            queue.remove(str(number))
+    assert queue.first(count) == list(queue)[:count]
 
 
 def test_a_job_waits_once() -> None:

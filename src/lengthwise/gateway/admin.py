@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
@@ -151,7 +150,7 @@ class Admin:
                 "waiting": len(queue),
                 "running": queue.running,
                 "slots": queue.slots,
-                "requests": [self._waiting(job) for job in islice(queue, limit)],
+                "requests": [self._waiting(job) for job in queue.first(limit)],
             }
             for engines, queue in self._dispatcher.queues
         ]

@@ -213,7 +213,7 @@ class Dashboard:
         began, now = time.thread_time(), self._dispatcher.clock()
         dispatcher, recent = self._dispatcher, self._recent
         engines = dispatcher.engines
-        waiting = chain.from_iterable(queue for _, queue in dispatcher.queues)
+        waiting = chain.from_iterable(queue.first(_MOST_ROWS) for _, queue in dispatcher.queues)
         running = ((job.started or now, engine, job) for engine in engines for job in engine.jobs.values())
         longest = nsmallest(_MOST_ROWS, running, key=itemgetter(0))
         new = recent.added if since is None or since > recent.added else recent.added - since

@@ -123,6 +123,19 @@ class PolicyQueue:
             if place is not None and place.stamp == stamp:
                 yield place.job
 
+    def first(self, count: int) -> list[Job]:
+        """Return the next `count` jobs to run, in order, without sorting the rest of a long queue."""
+        found: list[Job] = []
+        candidates = [(entry, 0) for entry in self._heap[:1]]  # an entry comes before those below it in the heap
+        while candidates and len(found) < count:
+            (*_, stamp, job_id), at = heapq.heappop(candidates)
+            for below in range(2 * at + 1, min(2 * at + 3, len(self._heap))):
+                heapq.heappush(candidates, (self._heap[below], below))
+            place = self._places.get(job_id)
+            if place is not None and place.stamp == stamp:
+                found.append(place.job)
+        return found
+
     def key_of(self, job_id: str) -> float | None:
         """Return the key by which a waiting job is ordered now, among those of its priority and round."""
         place = self._places.get(job_id)
