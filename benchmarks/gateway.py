@@ -52,6 +52,8 @@ ENGINES: Final = 3
 CONCURRENCY: Final = 32
 SLOTS: Final = 4  # per engine, fewer than clients
 WAITING: Final = "lengthwise, waiting"
+HUGE_PAGES: Final = "lengthwise, none, huge pages"
+HUGE_PAGES_SETTINGS: Final = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 PATH: Final = "/v1/chat/completions"
 CHUNKS: Final = 200
 CHUNK_S: Final = 0.02
@@ -266,9 +268,14 @@ def costs(arguments: argparse.Namespace) -> None:
         commands = {"bare proxy": [sys.executable, "-m", "benchmarks.gateway", "proxy", "{port}", *urls]}
         commands |= {f"lengthwise, {name}": ours(urls, name) for name in ("none", "fast")}
         commands[WAITING] = ours(urls, "fast", "--in-flight", str(SLOTS))
+        commands[HUGE_PAGES] = ours(urls, "none")
         commands |= peers(arguments, urls, folder)
         litellm_settings = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MASTER_KEY": KEY}
-        gateways = [stack.enter_context(gateway(name, command, litellm_settings)) for name, command in commands.items()]
+        settings = {HUGE_PAGES: HUGE_PAGES_SETTINGS}
+        gateways = [
+            stack.enter_context(gateway(name, command, settings.get(name, litellm_settings)))
+            for name, command in commands.items()
+        ]
         for _ in range(arguments.rounds):
             for (kind, (body, requests)), one in itertools.product(kinds.items(), gateways):
                 if (one.name, kind) == (WAITING, "stream"):  # that of the others, with fewer at once
@@ -280,7 +287,7 @@ def costs(arguments: argparse.Namespace) -> None:
     print(f"{machine()}; {ENGINES} engines, concurrency {CONCURRENCY}, medians of {arguments.rounds} rounds")
     print(f"a request of 500 bytes answered in one piece; a stream of {CHUNKS} chunks, 50 a second")
     print(f"{WAITING}: with fast and {SLOTS} slots per engine, so that requests wait and each is predicted")
-    print(f"{'':<20}{'CPU-ms/request':>16}{'ratio':>8}{'CPU-ms/chunk':>16}{'ratio':>8}")
+    print(f"{'':<28}{'CPU-ms/request':>16}{'ratio':>8}{'CPU-ms/chunk':>16}{'ratio':>8}")
     for name in commands:
         cells = ""
         for kind, scale in (("request", 1), ("stream", CHUNKS)):
@@ -290,7 +297,7 @@ def costs(arguments: argparse.Namespace) -> None:
                 continue
             ratio = statistics.median(mine / base for mine, base in zip(rounds, bare, strict=True))
             cells += f"{statistics.median(rounds) / scale:>16.3f}{ratio:>8.2f}"
-        print(f"{name:<20}{cells}")
+        print(f"{name:<28}{cells}")
     print(f"absent: {', '.join(absent) or 'none'}")
 
 
