@@ -6,12 +6,12 @@ __all__ = ["NAMES"]
 
 NAMES: Final = (
     "trail_engine",
+    "alpaca20",
     "one_prompt",
     "reasoning",
-    "hazard",
-    "alpaca20",
-    "castillo",
     "simulator_error",
+    "hazard",
+    "castillo",
     "tie_rivals",
     "slots",
     "theory",

@@ -370,7 +370,7 @@ STUDY: Study[RivalsGrid, RivalsResult] = Study(
     source="CASTILLO, and predictions of networks trained on it",
     grid=RivalsGrid(),
     quick=RivalsGrid(seeds=3, requests=600),
-    minutes=(3, 0.7),
+    minutes=(2, 1.5),
     measure=measure,
     tables=tables,
     facts=facts,

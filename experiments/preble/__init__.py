@@ -23,7 +23,7 @@ STUDY: Study[PrebleGrid, PrebleResult] = Study(
         loads=(0.9,),
         shared_requests=600,
     ),
-    minutes=(60, 3),
+    minutes=(60, 1.5),
     measure=measure,
     tables=tables,
     figures=figures,
