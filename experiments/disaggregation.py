@@ -439,6 +439,18 @@ def _over_load(found: DisaggregationResult, what: What, name: str) -> Figure:
     return line_figure(f"{name}, split over mixed".capitalize(), caption, panels, *both, 760)
 
 
+def answer(found: DisaggregationResult) -> str:
+    """Where the split with the least mean E2E pays, and where it costs."""
+    words = {"pays": "pays", "costs": "costs", "even": "makes no difference beyond noise", "unknown": "is not measured"}
+    places: dict[str, list[str]] = {}
+    for case in found.sources:
+        for load in found.grid.loads:
+            kind = verdict(found.best(case, load, _CHOSEN_BY).ratios[_CHOSEN_BY])
+            places.setdefault(kind, []).append(f"{case} at {load:g}")
+    parts = [f"{words[kind]} for {', '.join(places[kind])}" for kind in words if kind in places]
+    return f"By mean E2E, the best split {'; '.join(parts)} of the mixed fleet's capacity."
+
+
 STUDY: Study[DisaggregationGrid, DisaggregationResult] = Study(
     name="disaggregation",
     title="Prefill and decode on separate engines",
@@ -449,6 +461,7 @@ STUDY: Study[DisaggregationGrid, DisaggregationResult] = Study(
     minutes=(90, 0.5),
     measure=measure,
     tables=tables,
+    answer=answer,
     figures=figures,
     facts=facts,
 )

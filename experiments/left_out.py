@@ -386,6 +386,18 @@ def _needs(grid: LeftOutGrid) -> str | None:
     return None
 
 
+def answer(found: LeftOutResult) -> str:
+    """How many of the LLMs are as good as trained ones, by the number of lengths."""
+    counts = []
+    for lengths in sorted({row.lengths for row in found.rows}):
+        rows = [row for row in found.rows if row.lengths == lengths]
+        gap = float(np.mean([row.adapted.tau - row.known.tau for row in rows]))
+        counts.append(
+            f"{sum(row.met for row in rows)} of {len(rows)} after {lengths} lengths (tau {gap:+.3f} on average)"
+        )
+    return f"As good as an LLM of the training are {'; '.join(counts)}."
+
+
 STUDY: Study[LeftOutGrid, LeftOutResult] = Study(
     name="left_out",
     title="LLMs left out of training, then adapted",
@@ -396,6 +408,7 @@ STUDY: Study[LeftOutGrid, LeftOutResult] = Study(
     minutes=(40, 3),
     measure=measure,
     tables=tables,
+    answer=answer,
     facts=facts,
     needs=_needs,
 )

@@ -194,6 +194,19 @@ def _needs(_: LeftOutGroupsGrid) -> str | None:
     return None
 
 
+def answer(found: LeftOutGroupsResult) -> str:
+    """What the other groups bring to one that is left out, and whether intervals hold there."""
+    low, high = TARGET_COVERAGE
+    large = [row for row in found.rows if row.others.prompts >= ENOUGH_PROMPTS]
+    covered = sum(low <= row.others.coverage_90 <= high for row in large)
+    tau = float(np.mean([row.others.tau for row in found.rows]))
+    words = f"{covered} of {len(large)} groups with {ENOUGH_PROMPTS} prompts or more"
+    return (
+        f"On a group that training left out, tau is {tau:.3f} on average; the other groups change it by "
+        f"{found.gain:+.3f} ({TARGET_TAU:+.2f} wanted). 90 % intervals hold {low:.0%} to {high:.0%} in {words}."
+    )
+
+
 STUDY: Study[LeftOutGroupsGrid, LeftOutGroupsResult] = Study(
     name="left_out_groups",
     title="Prompts of kinds left out of training",
@@ -204,6 +217,7 @@ STUDY: Study[LeftOutGroupsGrid, LeftOutGroupsResult] = Study(
     minutes=(40, 4),
     measure=measure,
     tables=tables,
+    answer=answer,
     facts=facts,
     needs=_needs,
 )

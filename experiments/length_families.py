@@ -33,6 +33,14 @@ def measure(run: Run, grid: LengthFamiliesGrid) -> LengthFamilies:
     return study_families(samples, by=grid.by, seed=grid.seed, effort=effort, report=run.report)
 
 
+def answer(found: LengthFamilies) -> str:
+    """The families by the probability of samples that their fit has not seen."""
+    ranked = sorted(found.groups[0].families, key=lambda each: -each.held_out_gain.estimate)
+    gains = ", ".join(f"{each.family} {each.held_out_gain.estimate:+.4f}" for each in ranked)
+    best = ranked[0].family
+    return f"{best} predicts unseen answers to a prompt best. Log probability per sample over log-normal's: {gains}."
+
+
 STUDY: Study[LengthFamiliesGrid, LengthFamilies] = Study(
     name="length_families",
     title="Families of answer lengths",
@@ -44,5 +52,6 @@ STUDY: Study[LengthFamiliesGrid, LengthFamilies] = Study(
     minutes=(10, 1),
     measure=measure,
     tables=tables,
+    answer=answer,
     draw=draw,
 )

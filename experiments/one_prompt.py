@@ -381,6 +381,12 @@ def _needs(grid: OnePromptGrid) -> str | None:
     return None
 
 
+def answer(found: OnePromptResult) -> str:
+    """The families in the order of their fit."""
+    order = ", ".join(f"{fit.name} {fit.aic_gain:+.1f}" for fit in found.fits)
+    return f"{found.fits[0].name} fits the {found.lengths.size} answers best. AIC over log-normal's: {order}."
+
+
 STUDY: Study[OnePromptGrid, OnePromptResult] = Study(
     name="one_prompt",
     title="Answers of one LLM to one prompt",
@@ -392,6 +398,7 @@ STUDY: Study[OnePromptGrid, OnePromptResult] = Study(
     minutes=(0.3, 0.3),
     measure=measure,
     tables=tables,
+    answer=answer,
     facts=facts,
     images=images,
     draw=draw,

@@ -524,6 +524,17 @@ def measure(run: Run, grid: ReasoningGrid) -> ReasoningResult:
     return compare(predictor, pairs, name=grid.predictor, observations=grid.observations, seed=grid.seed)
 
 
+def answer(found: ReasoningResult) -> str:
+    """How much longer answers are, what is predicted, and what calibration does to the intervals."""
+    ratio = found.ratios["all"]
+    times = f"{ratio.seen:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] times"
+    before, after = found.holding("steps", None).covered[0.9], found.holding("steps", "steps").covered[0.9]
+    return (
+        f"Asked to think step by step, {found.llm} answers {times} as long; {ratio.predicted:.2f} times is predicted. "
+        f"90 % intervals hold {before:.0%} of these answers, {after:.0%} after online calibration on such answers."
+    )
+
+
 STUDY: Study[ReasoningGrid, ReasoningResult] = Study(
     name="reasoning",
     title="Asked to think step by step",
@@ -535,5 +546,6 @@ STUDY: Study[ReasoningGrid, ReasoningResult] = Study(
     minutes=(0.5, 0.5),
     measure=measure,
     tables=tables,
+    answer=answer,
     images=images,
 )

@@ -291,6 +291,18 @@ def _needs(grid: TrailEngineGrid) -> str | None:
     return f"needs measured episodes in {', '.join(lacking)}: --set measure=yes"
 
 
+def answer(results: Sequence[TrailEngineResult]) -> str:
+    """The mean of limited preemption in each measurement."""
+    limited = Arm("srpt:c=0.8", PROBED)
+    parts = [
+        f"{times(_inverse(each.ratios['mean']))} in {result.name} ({each.blocks} blocks)"
+        for result in results
+        for each in result.bench.arms
+        if each.arm == limited
+    ]
+    return f"Mean E2E, FCFS over limited preemption (c = 0.8): {'; '.join(parts)}." if parts else ""
+
+
 STUDY: Study[TrailEngineGrid, Sequence[TrailEngineResult]] = Study(
     name="trail_engine",
     title="TRAIL end to end on a real engine",
@@ -302,6 +314,7 @@ STUDY: Study[TrailEngineGrid, Sequence[TrailEngineResult]] = Study(
     minutes=(0.1, 0.1),
     measure=measure,
     tables=tables,
+    answer=answer,
     facts=_facts,
     claims=claims,
     needs=_needs,
