@@ -24,6 +24,8 @@ ENGINE = f"simulated:1*llama-3-8b@a100?speed={SPEED}&max_num_seqs=8"
 os.environ |= {
     "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "60",
     "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "60",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
