@@ -52,5 +52,6 @@ def test_nothing_is_forced_unless_it_is_asked_for() -> None:
 def test_where_the_predictor_cannot_keep_up_the_quick_one_is_asked_about_the_other_llm_too() -> None:
     service = ForcedLengths("grown", 0.5).service("default")
     assert service._worker is not None
-    assert isinstance(service._worker._loaded_quick().predictor, ForcedLengthPredictor)  # type: ignore[union-attr]
+    assert service._worker._quick is not None
+    assert isinstance(service._worker._quick.predictor, ForcedLengthPredictor)
     service.close()

@@ -92,7 +92,8 @@ class StatesWorker(PlatformWorker):
         if state is None or state.aux_hidden_states is None:
             return None
         batch = state.input_batch if hasattr(state, "input_batch") else self.model_runner.input_batch
-        names, tokens, last = self._rows(batch.req_ids)
+        names = batch.req_ids
+        tokens, last = self._rows(names)
         generated = tokens - np.array([self._prompt_tokens[name] for name in names])
         due = np.flatnonzero((generated >= 0) & (generated % self._wanted.every == 0))
         if not len(due):
@@ -108,13 +109,13 @@ class StatesWorker(PlatformWorker):
             entropy = _entropy(logits)
         return PendingStates([names[row] for row in due], tokens[due].tolist(), layers, entropy, self._copies)
 
-    def _rows(self, names: Sequence[str]) -> tuple[Sequence[str], Any, Any]:
-        """Return the requests, their tokens after this step, and the row of the last token of each."""
+    def _rows(self, names: Sequence[str]) -> tuple[Any, Any]:
+        """Return the tokens of the requests after this step, and the row of the last token of each."""
         step = self._step
         before = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
         before |= zip(step.scheduled_cached_reqs.req_ids, step.scheduled_cached_reqs.num_computed_tokens, strict=True)
         scheduled = np.array([step.num_scheduled_tokens[name] for name in names], np.int64)
-        return names, np.array([before[name] for name in names]) + scheduled, np.cumsum(scheduled) - 1
+        return np.array([before[name] for name in names]) + scheduled, np.cumsum(scheduled) - 1
 
 
 class PendingStates:

@@ -65,11 +65,14 @@ class WorkerExchange:
         return {number: answer for number, answer in zip(others, answers, strict=True) if answer is not None}
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, ValueError, TypeError, LookupError):  # the other worker has ended
-            question, argument = json.loads(await reader.readline())
-            answer = self._answers[question](argument)
-            writer.write(len(answer).to_bytes(_SIZE_BYTES) + answer)
-            await writer.drain()
+        try:
+            with suppress(OSError):  # the other worker has ended
+                question, argument = json.loads(await reader.readline())
+                answer = self._answers[question](argument)
+                writer.write(len(answer).to_bytes(_SIZE_BYTES) + answer)
+                await writer.drain()
+        except (ValueError, TypeError, LookupError) as error:
+            _log.warning("worker %d does not answer another worker: %.300r", self.number, error)
         writer.close()
 
 

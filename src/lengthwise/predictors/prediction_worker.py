@@ -109,14 +109,13 @@ class Worker:
         load: Callable[[], LengthPredictor],
         clock: Callable[[], float],
         limits: WaitLimits,
-        quick: Callable[[], LengthPredictor] | None = None,
+        quick: LengthPredictor | None = None,
     ) -> None:
         self._load = load
-        self._load_quick = quick
         self._clock = clock
         self._limits = limits
         self._predictor: OnlineCalibrated | None = None
-        self._quick: OnlineCalibrated | None = None
+        self._quick = None if quick is None else OnlineCalibrated(quick)
         self._loaded_at = 0.0
         self.unloadable: Exception | None = None
         """Why the predictor cannot be loaded."""
@@ -235,7 +234,7 @@ class Worker:
         for each in read:
             waited_s = now - max(each[0].at, self._loaded_at)
             (old if waited_s > self._limits.keep_up_s else new).append(each)
-        quick = self._loaded_quick() if old else None
+        quick = self._quick
         self._predict(old, self._loaded if quick is None else lambda: quick)
         self._predict(new, self._loaded)
 
@@ -296,16 +295,6 @@ class Worker:
                 self._log_once("the predictor cannot be loaded", error)
                 raise
         return self._predictor
-
-    def _loaded_quick(self) -> OnlineCalibrated | None:
-        """Return the quick predictor, loaded at its first use; None if there is none or it cannot be loaded."""
-        if self._quick is None and self._load_quick is not None:
-            try:
-                self._quick = OnlineCalibrated(self._load_quick())
-            except Exception as error:  # the other predictor answers, late
-                self._load_quick = None
-                self._log_once("the quick predictor cannot be loaded", error)
-        return self._quick
 
     def _reset(self) -> None:
         if self._predictor is not None:

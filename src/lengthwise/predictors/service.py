@@ -85,7 +85,7 @@ class PredictionService:
     `memory_file` at the end.
 
     Where requests arrive faster than the predictor answers, predictions would come after their requests have left the
-    queue. A question that has waited for `keep_up_s` is therefore answered by the predictor that `quick` loads. It
+    queue. A question that has waited for `keep_up_s` is therefore answered by `quick`, another predictor. It
     runs in the same process, because in a thread of the host it would delay the steps of an engine.
     """
 
@@ -101,7 +101,7 @@ class PredictionService:
         memory: PrefixMemory | None = None,
         memory_file: Path | None = None,
         predictor: str = "",
-        quick: Callable[[], LengthPredictor] | None = None,
+        quick: LengthPredictor | None = None,
         keep_up_s: float = 0.5,
     ) -> None:
         self.predictor = predictor
@@ -157,7 +157,7 @@ class PredictionService:
         if self._worker is not None:
             self._replaced.append((self._worker, self._process))
         self.predictor, self._process = predictor, process
-        self._worker = Worker(lambda: process, self._clock, self._limits, _quick_of(process))
+        self._worker = Worker(lambda: process, self._clock, self._limits, process.quick)
         self._worker.start()
         self._hangs = False
         self._end_replaced()
@@ -388,15 +388,8 @@ def prediction_service(
         memory=learned,
         memory_file=file,
         predictor=predictor_label(name),
-        quick=_quick_of(process, wrapped),
+        quick=None if process.quick is None else wrapped(process.quick),
     )
-
-
-def _quick_of(
-    process: SubprocessPredictor, wrapped: Callable[[LengthPredictor], LengthPredictor] = lambda predictor: predictor
-) -> Callable[[], LengthPredictor] | None:
-    quick = process.quick
-    return None if quick is None else lambda: wrapped(quick)
 
 
 def known_memory(setting: str | bool) -> str:
