@@ -75,3 +75,12 @@ def test_an_unknown_predictor_is_a_mistake_that_lists_the_known() -> None:
 @pytest.mark.parametrize("text", ["", "\x00\x01\x02", "?"])
 def test_any_text_is_a_prompt(text: str) -> None:
     assert runner.invoke(app, [text, "--llm", "nobody/new"]).exit_code == 0
+
+
+@pytest.mark.parametrize("predictor", ["default", "fast"])
+def test_without_an_llm_the_prediction_is_that_of_an_unknown_one_and_the_known_ones_are_named(predictor: str) -> None:
+    result = runner.invoke(app, [PROMPT, "--json", "--predictor", predictor])
+    assert result.exit_code == 0
+    assert "--llm" in result.stderr
+    assert "Llama-3.2-3B" in result.stderr
+    assert json.loads(result.stdout)["llm"] is None

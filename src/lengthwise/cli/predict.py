@@ -14,6 +14,7 @@ from rich.table import Table
 from lengthwise.lengths import BaseDistribution
 from lengthwise.predictors.castillo_api import BIN_WIDTH, P99, p99_class, repeated_answers
 from lengthwise.predictors.contract import PredictionInput, Predictions
+from lengthwise.predictors.llm_names import UNKNOWN
 from lengthwise.predictors.resolve import best_packaged, resolve_predictor
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -23,7 +24,12 @@ _WIDTH = 56
 
 def predict(
     text: Annotated[str, typer.Argument(help="The prompt; `-` reads it from standard input.")],
-    llm: Annotated[str, typer.Option(help="The LLM that answers; a short name such as llama-3.2-3B is enough.")],
+    llm: Annotated[
+        str | None,
+        typer.Option(
+            help="The LLM that answers; a short name such as llama-3.2-3B is enough [default: an unknown LLM]."
+        ),
+    ] = None,
     predictor: Annotated[
         str | None,
         typer.Option(help="A packaged predictor, a model file or a dotted path [default: the best packaged one]."),
@@ -44,7 +50,10 @@ def predict(
     """
     prompt = sys.stdin.read() if text == "-" else text
     name = predictor or best_packaged()
-    predictions = resolve_predictor(name).predict([PredictionInput(prompt, llm, max_tokens=max_tokens)])
+    model = resolve_predictor(name)
+    if llm is None and (known := getattr(model, "llms", ())):
+        typer.echo(f"predicted for an unknown LLM; --llm is more accurate with one of {', '.join(known)}", err=True)
+    predictions = model.predict([PredictionInput(prompt, llm or UNKNOWN, max_tokens=max_tokens)])
     found = _facts(predictions)
     more = _explained(predictions, bin_width) if explain else {}
     if as_json:

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Calibration
 from lengthwise.predictors.contract import HistogramPredictions, LogTPredictions, PredictionInput, as_inputs
-from lengthwise.predictors.llm_names import identify, resolve_llm
+from lengthwise.predictors.llm_names import UNKNOWN, identify, resolve_llm
 from lengthwise.predictors.model_file import ModelFile
 
 Array = NDArray[Any]
@@ -148,8 +148,6 @@ def _encodable(text: str) -> str:
 
 
 KIND = "encoder"
-UNKNOWN = ""
-"""The name of the unknown LLM's row."""
 _NAMES = 4096  # cached LLM names
 _log = logging.getLogger(__name__)
 
@@ -222,7 +220,10 @@ class EncoderPredictor:
                 self._rows[llm] = self.llms.index(resolve_llm(llm, self.llms))
             except InputError:
                 self._rows[llm] = len(self.llms)
-                _log.warning("LLM '%s' is not known to the predictor; the predictions of an unknown LLM are used", llm)
+                if llm != UNKNOWN:
+                    _log.warning(
+                        "LLM %.100r is not known to the predictor; the predictions of an unknown LLM are used", llm
+                    )
         return self._rows[llm]
 
     def outputs(self, texts: Sequence[str]) -> NDArray[np.float32]:

@@ -25,7 +25,7 @@ from scipy.linalg import block_diag
 from lengthwise.errors import InputError
 from lengthwise.predictors.calibration import Calibration
 from lengthwise.predictors.contract import LogTPredictions, PredictionInput, as_inputs
-from lengthwise.predictors.llm_names import identify, resolve_llm
+from lengthwise.predictors.llm_names import UNKNOWN, identify, resolve_llm
 from lengthwise.predictors.model_file import ModelFile, Weights, pack_arrays, unpack_arrays
 
 Words = NDArray[np.int32]
@@ -453,7 +453,10 @@ class FastPredictor:
         except InputError:
             row = len(self.llms)
             # The name is a client's: %r escapes control characters.
-            _log.warning("LLM %.100r is not known to this predictor; the predictions of an unknown LLM are used", name)
+            if name != UNKNOWN:
+                _log.warning(
+                    "LLM %.100r is not known to this predictor; the predictions of an unknown LLM are used", name
+                )
         features = np.array(identify(name).features(), np.float32)
         shift = np.zeros(len(self.network.c_bias))
         shift[:OUTPUTS] = self.levels[row] * _RELATIVE + _AT_ZERO

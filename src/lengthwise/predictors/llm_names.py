@@ -10,6 +10,8 @@ from typing import Final
 
 from lengthwise.errors import InputError
 
+UNKNOWN: Final = ""
+"""The name of an LLM of which nothing is known."""
 FAMILIES: Final = ("llama", "qwen", "gemma", "mistral", "phi", "smollm", "deepseek", "gpt", "claude")
 """Families by the part of the name that identifies them; the order is part of the model file format."""
 
