@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 import typer
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from lengthwise.errors import InputError
 
 Model = TypeVar("Model", bound=BaseModel)
 _PLAIN = (bool, int, float, str)
 _GIVEN = ("COMMANDLINE", "ENVIRONMENT")
+_FLAGS = {"engines": "engine", "max_num_batched_tokens": "max_batched_tokens"}
 
 
 def options_from(
-    model: type[BaseModel],
-    *,
+    *models: type[BaseModel],
     without: Collection[str] = (),
     defaults: dict[str, Any] | None = None,
     environment: str | None = None,
+    panels: Mapping[str, Collection[str]] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command, which takes `**fields`, one option for each field of `model` but those in `without`.
+    """Give a command, which takes `**fields`, one option for each field of the models but those in `without`.
 
-    A field `timeout_s` is the option `--timeout`; its description is the help text. `defaults` replaces defaults. With
-    `environment`, a prefix, an option that is not given is read from the variable of its name. The command validates
-    what it gets by `validated`.
+    A field `timeout_s` is the option `--timeout`; its description is the help text. A list is one text with commas, or
+    repeatable if the field is marked so. `defaults` replaces defaults. With `environment`, a prefix, an option that is
+    not given is read from the variable of its name. `panels` has the fields of each panel of the help. The command
+    validates what it gets by `validated`.
     """
+    panel_of = {name: title for title, names in (panels or {}).items() for name in names}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         given = [
@@ -40,17 +44,19 @@ def options_from(
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=(defaults or {}).get(name, field.default),
+                default=(defaults or {}).get(name, _option_default(field.default)),
                 annotation=Annotated[
-                    _option_type(field.annotation),
+                    list[str] | None if _repeats(field) else _option_type(field.annotation),
                     typer.Option(
                         _declared(name, field.annotation),
                         help=field.description,
                         envvar=None if environment is None else environment + _flag(name)[2:].upper().replace("-", "_"),
                         show_envvar=False,
+                        rich_help_panel=panel_of.get(name),
                     ),
                 ],
             )
+            for model in models
             for name, field in model.model_fields.items()
             if name not in without
         ]
@@ -70,6 +76,8 @@ def validated(model: type[Model], /, **fields: Any) -> Model:  # noqa: ANN401
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")
         if isinstance(cause, InputError):
+            if first["loc"] and cause.source is None and cause.field is None:
+                cause.source = _flag(str(first["loc"][0]))
             raise cause from None
         raise InputError(
             f"'{first['input']}' is not valid", source=_flag(str(first["loc"][0])), hint=first["msg"]
@@ -83,19 +91,33 @@ def given_fields(context: typer.Context, model: type[BaseModel]) -> dict[str, An
     return {name: context.params[name] for name in chosen}
 
 
+def _repeats(field: FieldInfo) -> bool:
+    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("repeatable"))
+
+
+def _option_default(default: Any) -> Any:  # noqa: ANN401
+    return (",".join(default) or None) if isinstance(default, list) else default
+
+
 def _option_type(annotation: Any) -> Any:  # noqa: ANN401
-    """Return the type that the command line parses: a field's, without the model's own constraints."""
+    """Return the type that the command line parses: a field's, without the model's own constraints.
+
+    A list and a mapping are texts, which the model splits.
+    """
     if get_origin(annotation) is Literal:
         return annotation
-    optional = annotation not in _PLAIN and type(None) in getattr(annotation, "__args__", ())
-    plain = next((kind for kind in _PLAIN if annotation is kind or kind in getattr(annotation, "__args__", ())), str)
+    parts = (annotation, *getattr(annotation, "__args__", ()))
+    if any(get_origin(part) in (list, dict) for part in parts):
+        return str | None
+    optional = annotation not in _PLAIN and type(None) in parts
+    plain = next((kind for kind in _PLAIN if kind in parts), str)
     return plain | None if optional else plain
 
 
 def _flag(field: str) -> str:
-    return "--" + {"engines": "engine"}.get(field, field).removesuffix("_s").replace("_", "-")
+    return "--" + _FLAGS.get(field, field).removesuffix("_s").replace("_", "-")
 
 
 def _declared(field: str, annotation: Any) -> str:  # noqa: ANN401
     flag = _flag(field)
-    return f"{flag}/--no-{flag[2:]}" if _option_type(annotation) is bool else flag
+    return f"{flag}/--no-{flag[2:]}" if _option_type(annotation) in (bool, bool | None) else flag

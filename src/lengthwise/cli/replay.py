@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 import typer
 
 from lengthwise.cli.output import LIMITS, AsJson, Report, SloTpot, SloTtft, need_folder, note, show, write_parquet
-from lengthwise.cli.simulate import numbers
 from lengthwise.engines.client import without_credentials
 from lengthwise.engines.load import LoadPlan, LoadReport, run_load
 from lengthwise.errors import InputError
@@ -19,6 +18,7 @@ from lengthwise.reports.load import ReplayReport
 from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
 from lengthwise.simulator.metrics import LatencyLimits
+from lengthwise.simulator.sweep import numbers
 from lengthwise.workloads import Workload, load_trace
 from lengthwise.workloads.arrivals import rescale
 
@@ -87,7 +87,7 @@ def replay(
     workload = load_trace(source, need_arrivals=rate is None and sweep is None)
     if limit is not None:
         workload = workload.head(limit)
-    reports = _replays(workload, plan, numbers(rate, "rate"), sweep)
+    reports = _replays(workload, plan, numbers(rate), sweep)
     if out is not None:
         write_parquet(reports[0].table(), out)
     found = ReplayReport(source, reports, slo)

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any
 
 import typer
 
+from lengthwise.cli.model_options import options_from, validated
 from lengthwise.cli.output import SloTpot, SloTtft, need_folder, note, show, write_parquet
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.runs import verdict
 from lengthwise.reports.simulation import facts, html_report, runs_of, tables
-from lengthwise.simulator import Fleet, KvLink, Pools
-from lengthwise.simulator.fleet import FleetEvent, FleetEventKind, parse_fleet_events
-from lengthwise.simulator.grid import Plan, run_grid
+from lengthwise.simulator import KvLink, Pools
+from lengthwise.simulator.grid import run_grid
 from lengthwise.simulator.metrics import LatencyLimits
-from lengthwise.simulator.routing import charged_times_s, unmeasured_note
-from lengthwise.specs import split_specs
-from lengthwise.workloads.traces import Source
+from lengthwise.simulator.routing import unmeasured_note
+from lengthwise.simulator.sweep import Limits, SweepConfig
 
 _SLO = LatencyLimits()
 _LINK = KvLink()
-_TRAFFIC, _ENGINES, _OUTPUT = "Traffic", "Engines", "Output"
-_DELAYS, _FAILURES, _POOLS = "Delays", "Engines that fail, start or drain", "Separate prefill and decode"
+_ENGINES, _OUTPUT, _POOLS = "Engines", "Output", "Separate prefill and decode"
+_PANELS = {
+    "Traffic": ("rate", "load", "requests", "llm", "seed", "seeds", "cv"),
+    _ENGINES: Limits.model_fields,
+    "Delays": ("prediction_delay", "decision_time", "routing_time"),
+    "Engines that fail, start or drain": ("down", "up", "drain"),
+}
 
 
+@options_from(SweepConfig, Limits, without=("workload", "fleet", "limits"), panels=_PANELS)
 def simulate(
     source: Annotated[
         str,
@@ -38,134 +44,6 @@ def simulate(
     fleet: Annotated[
         str, typer.Option(help="Engines as COUNT*MODEL@GPU, separated by commas.", rich_help_panel=_ENGINES)
     ] = "1*llama-3-8b@a100",
-    policy: Annotated[
-        str,
-        typer.Option(
-            help="Policies to compare, separated by commas: names, specs (tie:beta=0.3) or package.module:Class."
-        ),
-    ] = "fcfs",
-    router: Annotated[
-        str, typer.Option(help="Routers to compare, separated by commas; a router chooses the engine of each request.")
-    ] = "round_robin",
-    rate: Annotated[
-        str | None,
-        typer.Option(
-            help="Requests per second, separated by commas [default: the workload's arrivals].",
-            rich_help_panel=_TRAFFIC,
-        ),
-    ] = None,
-    load: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead of a rate: multiples of the capacity under FCFS and round robin, separated by commas.",
-            rich_help_panel=_TRAFFIC,
-        ),
-    ] = None,
-    predictor: Annotated[
-        str | None,
-        typer.Option(
-            help="Predictors to compare, separated by commas: `fast`, `default` or a model file (workloads with "
-            "prompts), `history`, `memory` (past lengths behind the same prefix, session or tenant), `memory+fast`, "
-            "`none`, `noisy:TAU`, `oracle` (TRUE LENGTHS: an upper bound) "
-            "[default: fast if the workload has prompts, else history].",
-        ),
-    ] = None,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of requests [default: all; castillo: 1,000 or 20 per slot].", rich_help_panel=_TRAFFIC
-        ),
-    ] = None,
-    llm: Annotated[
-        str, typer.Option(help="castillo: the LLM whose answer lengths are used.", rich_help_panel=_TRAFFIC)
-    ] = "llama-3.1-8b",
-    seed: Annotated[
-        int, typer.Option(help="Seed of prompts, lengths, arrivals and noise.", min=0, rich_help_panel=_TRAFFIC)
-    ] = 0,
-    seeds: Annotated[
-        int,
-        typer.Option(
-            help="Number of seeds, from --seed on; every policy sees the same ones.", rich_help_panel=_TRAFFIC
-        ),
-    ] = 1,
-    cv: Annotated[
-        float | None,
-        typer.Option(
-            help="Draw new arrivals with gaps of this CV (1: Poisson), even if the workload has arrivals.",
-            rich_help_panel=_TRAFFIC,
-        ),
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None,
-        typer.Option(
-            help="Requests that run at once in an engine [default: vLLM's for the GPU].", rich_help_panel=_ENGINES
-        ),
-    ] = None,
-    max_batched_tokens: Annotated[
-        int | None,
-        typer.Option(help="Tokens computed per step [default: vLLM's for the GPU].", rich_help_panel=_ENGINES),
-    ] = None,
-    kv_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="KV memory of an engine in tokens [default: what the weights leave of the GPU].",
-            rich_help_panel=_ENGINES,
-        ),
-    ] = None,
-    prefix_caching: Annotated[
-        bool | None,
-        typer.Option(
-            help="Reuse cached blocks of equal prompt prefixes [default: on, as in vLLM].", rich_help_panel=_ENGINES
-        ),
-    ] = None,
-    admission: Annotated[
-        str | None,
-        typer.Option(
-            help="What must fit into KV memory for admission: `prompt` (vLLM's rule), the predicted future `peak` of "
-            "all running requests, a quantile of what all take together (`joint`, as in the gateway), or a `reserve` "
-            "for each.",
-            rich_help_panel=_ENGINES,
-        ),
-    ] = None,
-    prediction_delay: Annotated[
-        float, typer.Option(help="Seconds from arrival to prediction.", rich_help_panel=_DELAYS)
-    ] = 0.0,
-    decision_time: Annotated[
-        float, typer.Option(help="Seconds that each admission or preemption costs the engine.", rich_help_panel=_DELAYS)
-    ] = 0.0,
-    routing_time: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[ROUTER=]US",
-            help="Microseconds that a router takes per request: one number, or ROUTER=NUMBER separated by commas "
-            "[default: as measured].",
-            rich_help_panel=_DELAYS,
-        ),
-    ] = None,
-    down: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ENGINE@S",
-            help="This engine (numbered from 0) fails at this second; repeatable.",
-            rich_help_panel=_FAILURES,
-        ),
-    ] = None,
-    up: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ENGINE@S",
-            help="It starts, or starts again, at this second; repeatable.",
-            rich_help_panel=_FAILURES,
-        ),
-    ] = None,
-    drain: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ENGINE@S",
-            help="It takes no new requests from this second on; repeatable.",
-            rich_help_panel=_FAILURES,
-        ),
-    ] = None,
     disaggregate: Annotated[
         str | None,
         typer.Option(
@@ -219,6 +97,7 @@ def simulate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel=_OUTPUT)
     ] = False,
+    **fields: Any,  # noqa: ANN401
 ) -> None:
     """Simulate a workload on a fleet and compare policies and routers on the same arrivals and true lengths.
 
@@ -226,33 +105,15 @@ def simulate(
 
     Example: `lengthwise simulate castillo --load 0.7,0.9,1.1 --policy fcfs,tie,lengthwise --max-num-seqs 32`
     """
-    if seeds < 1:
-        raise InputError(f"{seeds} seeds", field="seeds", hint="give at least 1")
-    engines = Fleet.parse(fleet).limited_to(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_batched_tokens,
-        kv_tokens=kv_tokens,
-        prefix_caching=prefix_caching,
-        admission=admission,
-    )
-    routers = list(dict.fromkeys(split_specs(router)))
-    times_us = _microseconds(routing_time)
-    for each in routers:
-        if (unmeasured := unmeasured_note(each, len(engines), times_us)) is not None:
+    limits = {name: fields.pop(name) for name in Limits.model_fields}
+    config = validated(SweepConfig, workload=source, fleet=fleet, limits=limits, **fields)
+    ((drawn_from, planned),) = config.plans()
+    for router in planned.routers:
+        if (unmeasured := unmeasured_note(router, len(planned.fleet), config.routing_time)) is not None:
             note(unmeasured)
-    plan = Plan(
-        engines,
-        policies=list(dict.fromkeys(split_specs(policy))),
-        predictors=[] if predictor is None else list(dict.fromkeys(name.strip() for name in predictor.split(","))),
-        rates=numbers(rate, "rate"),
-        loads=numbers(load, "load"),
-        seeds=range(seed, seed + seeds),
+    plan = replace(
+        planned,
         slo=LatencyLimits(slo_ttft, slo_tpot),
-        prediction_delay_s=prediction_delay,
-        decision_s=decision_time,
-        routers=routers,
-        routing_s=charged_times_s(routers, len(engines), times_us),
-        fleet_events=_fleet_events(down=down, up=up, drain=drain),
         explain=explain,
         pools=_pools(disaggregate, KvLink(kv_link, 1e-3 * kv_latency), decode_router),
         refresh=refresh,
@@ -261,16 +122,12 @@ def simulate(
         raise InputError("the routing trace needs a file", field="explain", hint="give a file with --out")
     need_folder(out, "--out", ".parquet")
     need_folder(report, "--report", ".html")
-    draw = Source(source, llm, requests, cv).draws(
-        own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats, on_note=note
-    )
+    draw = drawn_from.draws(own_arrivals=plan.own_arrivals, slots=plan.fleet.slots, repeats=plan.repeats, on_note=note)
     with late_bar() as bar:
         grid = run_grid(plan, draw, on_progress=bar)
     if out is not None:
         write_parquet(grid.to_table(), out)
-    origin = Origin.here(
-        seed=seed if seeds == 1 else f"{seed} to {seed + seeds - 1}", hardware=f"simulated {fleet}, on {this_machine()}"
-    )
+    origin = Origin.here(seed=config.drawn_seeds, hardware=f"simulated {fleet}, on {this_machine()}")
     show(
         grid,
         tables,
@@ -280,29 +137,6 @@ def simulate(
         report=report,
         as_json=as_json,
     )
-
-
-def numbers(text: str | None, name: str) -> list[float]:
-    """Parse numbers separated by commas; an empty list if the option is not given."""
-    try:
-        return [] if text is None else list(dict.fromkeys(float(part) for part in text.split(",")))
-    except ValueError as error:
-        raise InputError(f"'{text}'", field=name, hint="give numbers separated by commas") from error
-
-
-def _microseconds(text: str | None) -> dict[str, float] | float | None:
-    try:
-        if text is None or "=" not in text:
-            return None if text is None else float(text)
-        return {name.strip(): float(us) for name, _, us in (part.partition("=") for part in text.split(","))}
-    except ValueError as error:
-        hint = "give microseconds, or ROUTER=MICROSECONDS separated by commas"
-        raise InputError(f"'{text}'", field="routing-time", hint=hint) from error
-
-
-def _fleet_events(**given: list[str] | None) -> list[FleetEvent]:
-    kinds = get_args(FleetEventKind)
-    return [event for kind in kinds for text in given[kind] or () for event in parse_fleet_events(kind, text)]
 
 
 def _pools(text: str | None, link: KvLink, decode_router: str | None) -> Pools | None:

@@ -53,8 +53,7 @@ def sweep(
         swept = run_sweep(config, ResultCache(cache_folder(cache)), workers, on_progress=bar)
     if out is not None:
         write_parquet(pa.Table.from_pylist(swept.rows), out)
-    seeds = f"{config.seed} to {config.seed + config.seeds - 1}"
-    origin = Origin.here(seed=seeds, hardware=f"simulated {', '.join(config.fleet)}, on {this_machine()}")
+    origin = Origin.here(seed=config.drawn_seeds, hardware=f"simulated {', '.join(config.fleet)}, on {this_machine()}")
     data = {"origin": origin, "rows": swept.rows, "from_cache": swept.from_cache, "computed": swept.computed}
     show(
         data,

@@ -10,47 +10,76 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from lengthwise.errors import InputError
 from lengthwise.settings import invalid, read_yaml
 from lengthwise.simulator.fleet import Fleet, parse_fleet_events
 from lengthwise.simulator.grid import Plan
 from lengthwise.simulator.routing import charged_times_s
 from lengthwise.simulator.tasks import CapacityTask, CellTask, Report, ResultCache, Setting, TaskRunner, Workers
+from lengthwise.specs import split_specs
 from lengthwise.workloads.traces import Source
 
-__all__ = ["SweepConfig", "SweepResult", "read_sweep", "run_sweep"]
+__all__ = ["Limits", "SweepConfig", "SweepResult", "numbers", "read_sweep", "run_sweep"]
 
 
-def _listed(value: Any) -> Any:  # noqa: ANN401  (any YAML value)
-    return value if isinstance(value, list) else [value]
+def _listed(value: Any) -> Any:  # noqa: ANN401  (any YAML value, or an option that is not given)
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def separated(value: Any) -> Any:  # noqa: ANN401
+    """Split a text at the commas between its specs; repeats count once."""
+    return list(dict.fromkeys(split_specs(value))) if isinstance(value, str) else _listed(value)
+
+
+def numbers(value: Any) -> Any:  # noqa: ANN401
+    """Return the numbers of a text that separates them by commas; a list as it is."""
+    try:
+        return [float(part) for part in separated(value)]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"'{value}'", hint="give numbers separated by commas") from error
+
+
+def _times(value: Any) -> Any:  # noqa: ANN401
+    """Read microseconds, or ROUTER=MICROSECONDS separated by commas."""
+    if not isinstance(value, str):
+        return value
+    try:
+        parts = (part.partition("=") for part in value.split(","))
+        return {name.strip(): float(us) for name, _, us in parts} if "=" in value else float(value)
+    except ValueError as error:
+        hint = "give microseconds, or ROUTER=MICROSECONDS separated by commas"
+        raise InputError(f"'{value}'", hint=hint) from error
 
 
 Names = Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)]
-Numbers = Annotated[list[float], BeforeValidator(_listed)]
-Texts = Annotated[list[str], BeforeValidator(_listed)]
+Events = Annotated[list[str], BeforeValidator(_listed), Field(json_schema_extra={"repeatable": True})]
+Specs = Annotated[list[str], BeforeValidator(separated)]
+Numbers = Annotated[list[float], BeforeValidator(numbers)]
 
 
 class Limits(BaseModel):
-    """Limits of every engine; None keeps the engine's own."""
+    """Limits of every engine; without one, the engine's own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     max_num_seqs: int | None = None
-    """Requests that run at once."""
+    """Requests that run at once in an engine [default: vLLM's for the GPU]."""
     max_num_batched_tokens: int | None = None
-    """Tokens computed per step."""
+    """Tokens computed per step [default: vLLM's for the GPU]."""
     kv_tokens: int | None = None
-    """KV memory in tokens."""
+    """KV memory of an engine in tokens [default: what the weights leave of the GPU]."""
     prefix_caching: bool | None = None
-    """Whether equal prompt prefixes are computed once."""
+    """Reuse cached blocks of equal prompt prefixes [default: on, as in vLLM]."""
     admission: str | None = None
-    """What must fit into KV memory for admission: `prompt`, `peak` or `reserve`."""
+    """What must fit into KV memory for admission: `prompt` (vLLM's rule), the predicted future `peak` of all running
+    requests, a quantile of what all take together (`joint`, as in the gateway), or a `reserve` for each."""
 
 
 class SweepConfig(BaseModel):
     """All combinations of workload, fleet, load or rate, router, predictor, policy and seed.
 
-    Names are those of `lengthwise simulate`. Times are in seconds; `routing_time` is in microseconds, one number for
-    all routers or one for each.
+    `lengthwise simulate` takes the same fields as options, for one workload and fleet. A list may be one text with
+    commas.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -58,41 +87,49 @@ class SweepConfig(BaseModel):
     workload: Names
     """`castillo`, names of `lengthwise traces list`, or workload files."""
     fleet: Names
-    """Engines as COUNT*MODEL@GPU."""
-    policy: Names = ["fcfs"]
-    """Policies (docs/reference/policies.md)."""
-    router: Names = ["round_robin"]
-    """Routers (docs/reference/routing.md)."""
-    predictor: Texts = []
-    """Predictors; without any, `fast` where the workload has prompts, else `history`."""
-    load: Numbers = []
-    """Multiples of the capacity under FCFS and round robin."""
+    """Engines as COUNT*MODEL@GPU, separated by commas."""
+    policy: Specs = ["fcfs"]
+    """Policies to compare, separated by commas: names, specs (tie:beta=0.3) or package.module:Class."""
+    router: Specs = ["round_robin"]
+    """Routers to compare, separated by commas; a router chooses the engine of each request."""
+    predictor: Specs = []
+    """Predictors to compare, separated by commas: `fast`, `default` or a model file (workloads with prompts),
+    `history`, `memory` (past lengths behind the same prefix, session or tenant), `memory+fast`, `none`, `noisy:TAU`,
+    `oracle` (TRUE LENGTHS: an upper bound) [default: fast if the workload has prompts, else history]."""
     rate: Numbers = []
-    """Instead of a load: requests per second. With neither, the workload's own arrivals."""
-    seeds: int = Field(1, ge=1)
-    """Number of seeds."""
-    seed: int = Field(0, ge=0)
-    """The first seed."""
+    """Requests per second, separated by commas [default: the workload's arrivals]."""
+    load: Numbers = []
+    """Instead of a rate: multiples of the capacity under FCFS and round robin, separated by commas."""
     requests: int | None = Field(None, ge=1)
-    """Number of requests; without it all."""
+    """Number of requests [default: all; castillo: 1,000 or 20 per slot]."""
     llm: str = "llama-3.1-8b"
     """castillo: the LLM whose answer lengths are used."""
+    seed: int = Field(0, ge=0)
+    """Seed of prompts, lengths, arrivals and noise; with several seeds the first."""
+    seeds: int = Field(1, ge=1)
+    """Number of seeds; every policy sees the same ones."""
     cv: float | None = None
-    """Draw new arrivals with gaps of this coefficient of variation; 1 is Poisson."""
+    """Draw new arrivals with gaps of this CV (1: Poisson), even if the workload has arrivals."""
     limits: Limits = Limits()
     """Limits of every engine."""
-    routing_time: dict[str, float] | float | None = None
-    """Microseconds that a router takes per request; without it as measured."""
     prediction_delay: float = 0.0
     """Seconds from arrival to prediction."""
     decision_time: float = 0.0
     """Seconds that each admission or preemption costs the engine."""
-    down: Texts = []
-    """ENGINE@SECOND: the engine fails."""
-    up: Texts = []
-    """ENGINE@SECOND: the engine starts, or starts again."""
-    drain: Texts = []
-    """ENGINE@SECOND: the engine takes no new requests."""
+    routing_time: Annotated[dict[str, float] | float | None, BeforeValidator(_times)] = None
+    """Microseconds that a router takes per request: one number, or ROUTER=NUMBER separated by commas [default: as
+    measured]."""
+    down: Events = []
+    """ENGINE@SECOND: this engine (numbered from 0) fails at this second; repeatable."""
+    up: Events = []
+    """ENGINE@SECOND: it starts, or starts again, at this second; repeatable."""
+    drain: Events = []
+    """ENGINE@SECOND: it takes no new requests from this second on; repeatable."""
+
+    @property
+    def drawn_seeds(self) -> str:
+        """The seeds in words."""
+        return str(self.seed) if self.seeds == 1 else f"{self.seed} to {self.seed + self.seeds - 1}"
 
     def plans(self) -> list[tuple[Source, Plan]]:
         """Return a validated plan for each pair of workload and fleet."""
