@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments import NAMES
-from experiments.study import Finished, Run, Study
+from experiments.study import Finished, Run, Study, StudyTask
 from lengthwise.errors import InputError
 from lengthwise.ray.sweep import on_ray
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import Table, print_tables, to_json
-from lengthwise.simulator.tasks import ResultCache, in_processes
+from lengthwise.simulator.tasks import ResultCache, Workers, in_processes
 from lengthwise.workloads.files import atomic_path
 
 
@@ -91,17 +93,50 @@ def _run(options: argparse.Namespace) -> None:
         raise InputError("--plot takes one study that has a static figure")
     for folder in (options.cache, options.out):
         _make(folder)
-    left = sum(
-        0.0 if why or ResultCache(options.cache).get(study.key(grid)) else 60 * study.minutes[options.quick]
-        for study, grid, why in zip(studies, grids, missing, strict=True)
-    )
-    if left > 60:
-        _note(f"this takes about {_duration(left)} on two cores; stopped and run again, it resumes")
-    for study, grid, why in zip(studies, grids, missing, strict=True):
+    chosen = [(study, grid) for study, grid, why in zip(studies, grids, missing, strict=True) if not why]
+    left = [(study, grid) for study, grid in chosen if ResultCache(options.cache).get(study.key(grid)) is None]
+    if (expected := _expected_s([study for study, _ in left], options)) > 60:
+        _note(f"this takes about {_duration(expected)} on two cores; stopped and run again, it resumes")
+    for study, why in zip(studies, missing, strict=True):
         if why:
             _note(f"{study.name} is left out: it {why}")
-        else:
-            _run_one(study, grid, options, tables=not every)
+    began = time.monotonic()
+    workers = in_processes(options.jobs) if options.ray is None else on_ray(options.ray)
+    for study, grid, finished in _side_by_side(left, options, workers):
+        _show(study, grid, finished, options, every=every)
+        chosen.remove((study, grid))
+    for study, grid in chosen:
+        _show(study, grid, _run_one(study, grid, options, workers), options, every=every)
+    if len(studies) > 1:
+        _note(f"all of it took {_duration(time.monotonic() - began)}")
+
+
+Chosen = tuple[Study[Any, Any], Any]
+"""A study and its grid."""
+
+
+def _side_by_side(
+    chosen: Sequence[Chosen], options: argparse.Namespace, workers: Workers
+) -> Iterator[tuple[Study[Any, Any], Any, Finished]]:
+    """Run the serial studies, if there are two, one in each worker; one that measures an engine runs alone."""
+    serial = [(study, grid) for study, grid in chosen if study.serial and not getattr(grid, "measure", False)]
+    if len(serial) < 2 or options.plot is not None:
+        return
+    results = ResultCache(options.cache)
+    with late_bar() as bar:
+        tasks = [StudyTask(study.name, grid, options.cache) for study, grid in serial]
+        for done, (number, took) in enumerate(workers(tasks), start=1):
+            bar(f"{done} of {len(tasks)} studies of one process", done / len(tasks))
+            study, grid = serial[number]
+            yield study, grid, dataclasses.replace(study.run(grid, results), seconds=took["seconds"])
+
+
+def _expected_s(studies: Sequence[Study[Any, Any]], options: argparse.Namespace) -> float:
+    """The declared times on two cores; two serial studies run at once."""
+    serial, other = (
+        [60 * each.minutes[options.quick] for each in studies if each.serial is kind] for kind in (True, False)
+    )
+    return sum(other) + max(sum(serial) / 2, max(serial, default=0.0))
 
 
 def _settings(study: Study[Any, Any], options: argparse.Namespace, *, every: bool) -> list[str]:
@@ -113,21 +148,29 @@ def _settings(study: Study[Any, Any], options: argparse.Namespace, *, every: boo
     return [*options.set, "measure=yes"]
 
 
-def _run_one(study: Study[Any, Any], grid: object, options: argparse.Namespace, *, tables: bool) -> None:
+def _run_one(study: Study[Any, Any], grid: object, options: argparse.Namespace, workers: Workers) -> Finished:
     results = ResultCache(options.cache)
-    workers = in_processes(options.jobs) if options.ray is None else on_ray(options.ray)
     with late_bar() as bar:
         finished = study.run(
             grid, results, workers=workers, report=lambda what, done: bar(f"{study.name}: {what}", done)
         )
         if options.plot is not None and study.draw is not None:
             study.draw(study.measure(Run(results, workers=workers, report=bar), grid), options.plot)
+    return finished
+
+
+def _show(
+    study: Study[Any, Any], grid: object, finished: Finished, options: argparse.Namespace, *, every: bool
+) -> None:
+    """Print the answer, or all tables, and write the report."""
     output = finished.output
     for text in output.notes:
         _note(text)
     if options.json:
         print(to_json(output.facts))  # noqa: T201
-    elif tables:
+    elif every:
+        print(f"{study.name}: {output.verdict}", flush=True)  # noqa: T201
+    else:
         print_tables(output.tables)
     page = options.out / f"{study.name}{'-quick' if options.quick else ''}.html"
     seeds = getattr(grid, "seeds", None)

@@ -292,6 +292,7 @@ STUDY: Study[Alpaca20Grid, Alpaca20Result] = Study(
     grid=Alpaca20Grid(),
     quick=Alpaca20Grid(),
     minutes=(0.1, 0.1),
+    serial=True,
     measure=measure,
     tables=tables,
     claims=claims,

@@ -296,6 +296,7 @@ STUDY: Study[HazardGrid, HazardResult] = Study(
     grid=HazardGrid(),
     quick=HazardGrid(rows=1500),
     minutes=(1, 0.3),
+    serial=True,
     measure=measure,
     tables=tables,
     answer=answer,

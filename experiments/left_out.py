@@ -406,6 +406,7 @@ STUDY: Study[LeftOutGrid, LeftOutResult] = Study(
     grid=LeftOutGrid(),
     quick=LeftOutGrid(llms=("gemma-3-4b",), lengths=(100,), draws=3, networks=1, epochs=2),
     minutes=(40, 3),
+    serial=True,
     measure=measure,
     tables=tables,
     answer=answer,

@@ -215,6 +215,7 @@ STUDY: Study[LeftOutGroupsGrid, LeftOutGroupsResult] = Study(
     grid=LeftOutGroupsGrid(),
     quick=LeftOutGroupsGrid(parts=2, prompts_per_group=200, castillo_prompts=1_000, networks=2, epochs=2),
     minutes=(40, 4),
+    serial=True,
     measure=measure,
     tables=tables,
     answer=answer,

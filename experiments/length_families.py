@@ -50,6 +50,7 @@ STUDY: Study[LengthFamiliesGrid, LengthFamilies] = Study(
     grid=LengthFamiliesGrid(),
     quick=LengthFamiliesGrid(prompts=300, critical_draws=80),
     minutes=(10, 1),
+    serial=True,
     measure=measure,
     tables=tables,
     answer=answer,

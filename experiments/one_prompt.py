@@ -396,6 +396,7 @@ STUDY: Study[OnePromptGrid, OnePromptResult] = Study(
     grid=OnePromptGrid(),
     quick=OnePromptGrid(),
     minutes=(0.3, 0.3),
+    serial=True,
     measure=measure,
     tables=tables,
     answer=answer,

@@ -544,6 +544,7 @@ STUDY: Study[ReasoningGrid, ReasoningResult] = Study(
     grid=ReasoningGrid(),
     quick=ReasoningGrid(),
     minutes=(0.5, 0.5),
+    serial=True,
     measure=measure,
     tables=tables,
     answer=answer,

@@ -217,6 +217,7 @@ STUDY: Study[SimulatorErrorGrid, Sequence[Comparison]] = Study(
     grid=SimulatorErrorGrid(),
     quick=SimulatorErrorGrid(),
     minutes=(0.5, 0.5),
+    serial=True,
     measure=compare,
     tables=tables,
     answer=answer,

@@ -29,6 +29,7 @@ the content of grid, code and data, and `run.results` caches each simulation, so
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -196,6 +197,8 @@ class Study(Generic[GridT, ResultT]):
     """The result in a sentence, for the head of the report; without one, how many claims hold, else the question."""
     draw: Callable[[ResultT, Path], None] | None = None
     """Writes the static figure of the documentation (.svg, .png, .pdf)."""
+    serial: bool = False
+    """Whether it measures in one process, without `run.results`; such studies run side by side."""
     needs: Callable[[GridT], str | None] = field(default=lambda _: None)
     """What is missing before it can run (an input file, a GPU's results), None if nothing is."""
 
@@ -252,6 +255,29 @@ class Study(Generic[GridT, ResultT]):
         took = time.monotonic() - began
         results.put(key, {"output": output.to_cache(), "seconds": took})
         return Finished(output, took, *run.counts)
+
+
+@dataclass(frozen=True)
+class StudyTask:
+    """A serial study as one unit of work for a worker; its output goes into the cache."""
+
+    name: str
+    grid: Any
+    cache: Path
+
+    @property
+    def key(self) -> str:
+        """Digest of everything the result depends on."""
+        return self._study.key(self.grid)
+
+    def run(self) -> dict[str, Any]:
+        """How long it took."""
+        return {"seconds": self._study.run(self.grid, ResultCache(self.cache)).seconds}
+
+    @property
+    def _study(self) -> Study[Any, Any]:
+        study: Study[Any, Any] = importlib.import_module(f"experiments.{self.name}").STUDY
+        return study
 
 
 @dataclass(frozen=True)

@@ -416,6 +416,7 @@ STUDY: Study[TheoryGrid, list[Finding]] = Study(
     grid=TheoryGrid(),
     quick=TheoryGrid(runs=5, jobs=10_000, preemptive_jobs=1_000),
     minutes=(5, 0.5),
+    serial=True,
     measure=measure,
     tables=tables,
     answer=answer,

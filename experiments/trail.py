@@ -579,8 +579,11 @@ STUDY: Study[TrailGrid, TrailResult] = Study(
     paper="TRAIL, arXiv 2410.01035",
     source="CASTILLO (Alpaca)",
     grid=TrailGrid(),
-    quick=TrailGrid(seeds=2, requests=400, limits=(0.0, 0.8, 1.0), slots=(4, SLOTS), loads=(0.9,), large=2000),
+    quick=TrailGrid(
+        seeds=2, requests=400, limits=(0.0, 0.8, 1.0), slots=(4, SLOTS), loads=(0.9,), large=2000, predictor="fast"
+    ),
     minutes=(20, 1),
+    serial=True,
     measure=measure,
     tables=tables,
     figures=figures,

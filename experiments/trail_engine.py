@@ -312,6 +312,7 @@ STUDY: Study[TrailEngineGrid, Sequence[TrailEngineResult]] = Study(
     grid=TrailEngineGrid(),
     quick=TrailEngineGrid(),
     minutes=(0.1, 0.1),
+    serial=True,
     measure=measure,
     tables=tables,
     answer=answer,

@@ -124,6 +124,7 @@ STUDY: Study[CastilloGrid, CastilloResult] = Study(
     grid=CastilloGrid(),
     quick=CastilloGrid(predictor="fast"),
     minutes=(2, 1),
+    serial=True,
     measure=measure,
     tables=_tables,
     facts=_facts,

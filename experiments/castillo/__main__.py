@@ -19,10 +19,10 @@ def main() -> int:
     train.add_argument("--seeds", type=int, default=training.SEEDS, help="[%(default)s]")
     train.add_argument("--vectors", type=Path, default=training.VECTORS, help="cache of the vectors [%(default)s]")
     train.add_argument("-o", "--out", type=Path, default=training.KEPT, help="folder [%(default)s]")
-    ask = commands.add_parser("ask", help="ask an LLM how long its answers will be; keep its replies")
+    ask = commands.add_parser("ask", help="ask an LLM how long its answers will be; keep its replies; resumes")
     ask.add_argument("--url", help="an OpenAI-compatible server [default: start the embedded SmolLM2-135M]")
     ask.add_argument("--llm", default=SMOLLM2, help="its name in the data [%(default)s]")
-    ask.add_argument("--limit", type=int, help="only so many prompts, evenly spaced")
+    ask.add_argument("--limit", type=int, help="only so many prompts, those in the file included")
     ask.add_argument("-o", "--out", type=Path, default=prompt_method.KEPT, help="file [%(default)s]")
     given = vars(parser.parse_args())
     try:

@@ -4,13 +4,15 @@
     python -m experiments.castillo ask --url http://HOST:PORT --llm llama-3.1-8B -o replies.parquet
 
 The replies are kept as one Parquet file, so that lengths can be parsed from them again; the study `castillo` scores
-them. Prompts are the six corpora's test prompts that have lengths of that LLM.
+them. Prompts are the six corpora's test prompts that have lengths of that LLM. Replies are stored after every batch;
+the same command asks about the prompts that are missing.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,10 @@ from lengthwise.workloads.files import atomic_path, read_parquet_table
 
 KEPT: Final = Path(__file__).parent.parent / "results" / "castillo" / "prompt_method.parquet"
 _CONTEXT: Final = 4096  # tokens; CASTILLO's prompts have at most 2,500
-_BATCH: Final = 64
+_BATCH: Final = 20
+_COLUMNS: Final = ("llm", "corpus", "prompt_id")
+
+_EMPTY: Final = pa.schema([(name, pa.string()) for name in (*_COLUMNS, "reply")]).empty_table()
 
 Floats = NDArray[np.float64]
 
@@ -66,14 +71,36 @@ def tested(llm: str) -> LengthSamples:
     return samples.where(corpus=[corpus for corpus in samples.corpora if corpus != UNSEEN])
 
 
-def ask(samples: LengthSamples, predictor: AskPredictor) -> pa.Table:
-    """Ask about every prompt; return llm, corpus, prompt_id and reply."""
-    prompts = samples.table["prompt"].to_pylist()
-    replies: list[str] = []
-    for first in range(0, len(prompts), _BATCH):
-        replies += predictor.replies(prompts[first : first + _BATCH])
-        print(f"{len(replies)} of {len(prompts)}", file=sys.stderr)  # noqa: T201
-    return samples.table.select(["llm", "corpus", "prompt_id"]).append_column("reply", pa.array(replies))
+def ask(
+    samples: LengthSamples,
+    predictor: AskPredictor,
+    *,
+    known: pa.Table | None = None,
+    limit: int | None = None,
+    store: Callable[[pa.Table], None] = lambda _: None,
+) -> pa.Table:
+    """Ask until every prompt, or `limit` of them, has a reply; return llm, corpus, prompt_id and reply.
+
+    `known` has earlier replies. Prompts are asked in a random order, so that a run that is stopped leaves a sample of
+    all of them; all replies so far go to `store` after every batch.
+    """
+    replies = _EMPTY if known is None else known
+    if not set(replies["llm"].to_pylist()) <= set(samples.llms):
+        raise InputError("has replies of another LLM", field="--out", hint="give another file")
+    seen = set(zip(*(replies[name].to_pylist() for name in _COLUMNS), strict=True))
+    table = samples.table.take(pa.array(np.random.default_rng(0).permutation(len(samples))))
+    keys = zip(*(table[name].to_pylist() for name in _COLUMNS), strict=True)
+    table = table.filter(pa.array([key not in seen for key in keys], pa.bool_()))
+    if limit is not None:
+        table = table.slice(0, max(0, limit - len(replies)))
+    for first in range(0, len(table), _BATCH):
+        batch = table.slice(first, _BATCH)
+        answered = pa.array(predictor.replies(batch["prompt"].to_pylist()), pa.string())
+        named = batch.select(_COLUMNS).append_column("reply", answered)
+        replies = pa.concat_tables([replies.cast(_EMPTY.schema), named.cast(_EMPTY.schema)])
+        store(replies)
+        print(f"{len(replies)} of {len(seen) + len(table)}", file=sys.stderr)  # noqa: T201
+    return replies
 
 
 def score(replies: pa.Table, samples: LengthSamples, *, draws: int = 1000) -> PromptMethod:
@@ -155,18 +182,18 @@ def read(path: Path = KEPT) -> pa.Table:
 
 
 def keep(out: Path = KEPT, *, llm: str = SMOLLM2, url: str | None = None, limit: int | None = None) -> None:
-    """Ask an LLM about every prompt, or about `limit` evenly spaced ones, and keep its replies; no URL: SmolLM2."""
-    samples = tested(llm)
-    if limit is not None:
-        chosen = np.linspace(0, len(samples) - 1, min(limit, len(samples))).astype(np.int64)
-        samples = LengthSamples(samples.table.take(pa.array(chosen)), samples.origin)
+    """Ask an LLM about every prompt, or about `limit` of them, and keep its replies in `out`; no URL: SmolLM2."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+    def store(replies: pa.Table) -> None:
+        with atomic_path(out) as temporary:
+            pq.write_table(replies, temporary, compression="zstd")
+
     with ExitStack() as stack:
         if url is None:
             from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 
             options = EngineOptions(plugin=False, predictor="none", max_model_len=_CONTEXT)
             url = stack.enter_context(EmbeddedEngine(options)).url
-        replies = ask(samples, AskPredictor(url, timeout_s=1800.0))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(out) as temporary:
-        pq.write_table(replies, temporary, compression="zstd")
+        known = read(out) if out.is_file() else None
+        ask(tested(llm), AskPredictor(url, timeout_s=1800.0), known=known, limit=limit, store=store)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ import pytest
 
 import experiments.__main__ as command
 from experiments import NAMES
-from experiments.study import Claim, Run, Study
+from experiments.study import Claim, Run, Study, StudyTask
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio
-from lengthwise.simulator.tasks import content_key
+from lengthwise.simulator.tasks import ResultCache, Task, Workers, content_key
 
 COMPUTED: list[int] = []
 
@@ -142,7 +142,9 @@ class TestRunner:
 
     def test_all_prints_no_tables_and_leaves_out_what_lacks_an_input(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(name="all") == 0
-        assert "Squares" not in capsys.readouterr().out
+        printed = capsys.readouterr()
+        assert "Squares" not in printed.out
+        assert printed.out.startswith("toy: Of 1 statements that can be compared with the paper"), "the answer"
         assert run("--set", "file=missing", name="all") == 0
         assert "toy is left out: it needs its file" in capsys.readouterr().err
 
@@ -164,6 +166,34 @@ class TestRunner:
         printed = capsys.readouterr().out
         assert "How large is a square?" in printed
         assert "10 min" in printed
+
+
+def test_serial_studies_run_side_by_side_in_workers_and_come_from_the_cache_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+
+    def inside(jobs: int) -> Workers:
+        def work(tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+            for number, task in reversed(list(enumerate(tasks))):
+                assert isinstance(task, StudyTask)
+                ran.append(task.name)
+                yield number, {"seconds": studies[task.name].run(task.grid, ResultCache(task.cache)).seconds}
+
+        return work
+
+    studies = {name: replace(TOY, name=name, serial=name != "other") for name in ("first", "other", "second")}
+    monkeypatch.setattr(command, "load", studies.__getitem__)
+    monkeypatch.setattr(command, "in_processes", inside)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["run", "first", "other", "second", "--cache", "cache"]
+    studies["other"] = replace(studies["other"], measure=lambda _run, _grid: [1, 4])
+    assert command.main(arguments) == 0
+    assert ran == ["second", "first"]
+    lines = [line.split(":")[0] for line in capsys.readouterr().err.splitlines() if "took" in line]
+    assert lines == ["second", "first", "other", lines[-1]]
+    assert command.main(arguments) == 0
+    assert ran == ["second", "first"], "known"
 
 
 def test_grid_and_content_of_named_files_are_part_of_the_key(tmp_path: Path) -> None:

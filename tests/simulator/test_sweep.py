@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -114,6 +116,30 @@ def test_processes_compute_what_this_one_computes(tmp_path: Path) -> None:
     config = small(seeds=1, load=[0.9])
     here, there = (run_sweep(config, ResultCache(tmp_path / f"{jobs}"), in_processes(jobs)) for jobs in (1, 2))
     assert here.rows == there.rows
+
+
+@dataclass(frozen=True)
+class WhichProcess:
+    number: int
+
+    @property
+    def key(self) -> str:
+        return str(self.number)
+
+    def run(self) -> dict[str, Any]:
+        if self.number < 0:
+            raise InputError("negative")
+        return {"process": os.getpid()}
+
+
+def test_processes_are_kept_for_later_tasks_and_replaced_after_a_failure() -> None:
+    workers = in_processes(2)
+    first, again = ({found["process"] for _, found in workers([WhichProcess(n) for n in range(9)])} for _ in range(2))
+    assert os.getpid() not in first
+    assert again <= first or len(first) == 1, "a second process starts when the first is busy"
+    with pytest.raises(InputError, match="negative"):
+        list(workers([WhichProcess(-1), WhichProcess(1)]))
+    assert len(list(workers([WhichProcess(n) for n in range(3)]))) == 3
 
 
 def test_two_sweeps_at_once_share_a_cache(tmp_path: Path) -> None:

@@ -201,24 +201,30 @@ class TaskRunner:
 
 
 def in_processes(jobs: int) -> Workers:
-    """Run tasks in `jobs` processes; with one, in this process."""
+    """Run tasks in `jobs` processes, started once and kept for later calls; with one, in this process."""
     if jobs < 1:
         raise InputError(f"{jobs} processes", field="jobs", hint="give at least 1")
+    pool: ProcessPoolExecutor | None = None
 
     def run(tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+        nonlocal pool
         if jobs == 1 or len(tasks) == 1:
             for number, task in enumerate(tasks):
                 yield number, run_task(task)
             return
-        # Spawned, not forked: a fork of a process with threads (Arrow's, Numba's) may hang.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
+        if pool is None:
+            # Spawned, not forked: a fork of a process with threads (Arrow's, Numba's) may hang.
+            pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+        complete = False
+        try:
             pending = {pool.submit(run_task, task): number for number, task in enumerate(tasks)}
-            try:
-                for done in as_completed(pending):
-                    yield pending[done], done.result()
-            finally:
+            for done in as_completed(pending):
+                yield pending[done], done.result()
+            complete = True
+        finally:
+            if not complete:
                 pool.shutdown(wait=False, cancel_futures=True)
+                pool = None
 
     return run
 

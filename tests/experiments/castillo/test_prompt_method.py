@@ -22,9 +22,27 @@ def replies(*texts: str, samples: LengthSamples = SAMPLES) -> pa.Table:
 
 def test_an_llm_behind_a_url_is_asked_about_every_prompt(stating_llm: StatingLlm) -> None:
     kept = ask(SAMPLES, AskPredictor(stating_llm.url))
-    assert kept["reply"].to_pylist() == ["0: because", "1: because", "2: because", "3: because"]
+    assert sorted(kept["reply"].to_pylist()) == ["0: because", "1: because", "2: because", "3: because"]
+    assert sorted(kept["prompt_id"].to_pylist()) == sorted(SAMPLES.table["prompt_id"].to_pylist())
     assert [body["model"] for body in stating_llm.bodies] == ["tiny"] * 4
     assert score(kept, SAMPLES).median_stated == 2  # a stated 0 is no length
+
+
+def test_only_prompts_without_a_reply_are_asked_and_every_batch_is_stored(stating_llm: StatingLlm) -> None:
+    stored: list[pa.Table] = []
+    predictor = AskPredictor(stating_llm.url)
+    first = ask(SAMPLES, predictor, limit=3, store=stored.append)
+    assert len(first) == len(stored[-1]) == 3
+    everything = ask(SAMPLES, predictor, known=first, store=stored.append)
+    assert everything.slice(0, 3) == first
+    assert len(everything) == len(set(everything["prompt_id"].to_pylist())) == len(stored[-1]) == 4
+    assert len(stating_llm.bodies) == 4
+
+
+def test_replies_of_two_llms_are_not_mixed(stating_llm: StatingLlm) -> None:
+    other = replies("a", "b", "c", "d").set_column(0, "llm", pa.array(["another"] * 4))
+    with pytest.raises(InputError, match="another LLM"):
+        ask(SAMPLES, AskPredictor(stating_llm.url), known=other)
 
 
 def test_errors_are_of_the_prompts_with_a_stated_length() -> None:
