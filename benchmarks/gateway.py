@@ -388,7 +388,6 @@ def dashboard(arguments: argparse.Namespace) -> None:
                         pass
 
             async def dashboard_s() -> float:
-                await asyncio.sleep(1.1)  # the metrics of the other workers are up to 1 s old
                 async with http.get(one.url + "/metrics") as response:
                     lines = (await response.text()).splitlines()
                 return sum(float(x.split()[1]) for x in lines if x.startswith("lengthwise_dashboard_cpu_seconds_total"))

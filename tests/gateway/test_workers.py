@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from lengthwise.gateway.config import EngineConfig, GatewayConfig, TenantConfig
-from lengthwise.gateway.workers import merged_metrics
+from lengthwise.gateway.metrics import merged_metrics
 from tests.gateway.engine import StandIn, free_port, served, wait_for
 from tests.gateway.helpers import PLAIN, body
 

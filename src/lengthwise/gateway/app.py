@@ -30,7 +30,7 @@ from lengthwise.gateway.errors import (
 )
 from lengthwise.gateway.fleet import EngineFleet
 from lengthwise.gateway.forwarding import BARE_PATHS, Forwarding
-from lengthwise.gateway.metrics import Metrics
+from lengthwise.gateway.metrics import Metrics, merged_metrics
 from lengthwise.gateway.model_names import ModelNames
 from lengthwise.gateway.recent_requests import RecentRequests
 from lengthwise.gateway.reload import Reloader
@@ -149,6 +149,7 @@ class _Gateway:
         self.exported.register(self.tenants)
         self._fleet = EngineFleet(config, self._dispatcher, self.exported, make_client)
         self.exchange = WorkerExchange()
+        self.exchange.answer("metrics", lambda _: self.exported.exposition())
         self.reloader = Reloader(config, self.tenants, self._dispatcher, self._fleet, self._names)
         if self.access_log is not None:
             self.exported.register(self.access_log)
@@ -272,4 +273,9 @@ class _Gateway:
         return JSONResponse({"status": "ready" if up else "no engine is up"}, 200 if up else 503)
 
     async def metrics(self, _: Request) -> Response:
-        return Response(self.exported.exposition(), media_type=_METRICS_TYPE)
+        """Return the metrics; those of all workers, if there are several."""
+        own = self.exported.exposition()
+        if self.exchange.joined:
+            texts = {self.exchange.number: own, **await self.exchange.ask("metrics", None)}
+            own = merged_metrics({number: text.decode() for number, text in texts.items()}).encode()
+        return Response(own, media_type=_METRICS_TYPE)

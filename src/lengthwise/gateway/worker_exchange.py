@@ -32,6 +32,11 @@ class WorkerExchange:
         """Be worker `number` of those whose sockets are in `folder`."""
         self._folder, self.number = folder, number
 
+    @property
+    def joined(self) -> bool:
+        """Whether it is one of several workers."""
+        return self._folder is not None
+
     def answer(self, question: str, with_: Callable[[Any], bytes]) -> None:
         """Answer a question by a function of its argument, which is JSON."""
         self._answers[question] = with_

@@ -13,12 +13,11 @@ import asyncio
 import logging
 import multiprocessing
 import os
-import re
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -38,11 +37,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _ADMIN: Final = "/lengthwise/v1/"
-_EXPORT_EVERY_S: Final = 1.0
 _RESTART_S: Final = 1.0  # the least time between two starts of a worker
 _SCOPE: Final = ("type", "asgi", "http_version", "server", "client", "scheme", "method", "root_path", "path")
 _SCOPE_BYTES: Final = ("raw_path", "query_string", "headers")
-_NAME: Final = re.compile(r"^([A-Za-z_:][\w:]*)(\{?)")
 
 
 @dataclass(frozen=True)
@@ -61,21 +58,17 @@ class _Change:
 
 
 class _Worker:
-    """The worker's side, as an ASGI middleware: it passes changes on and merges metrics."""
+    """The worker's side, as an ASGI middleware: it passes changes on."""
 
-    def __init__(self, app: ASGIApp, number: int, link: Connection, folder: Path, starlette: Starlette) -> None:
+    def __init__(self, app: ASGIApp, link: Connection, starlette: Starlette) -> None:
         self._app = app
-        self._number = number
         self._link = link
-        self._folder = folder
         self._starlette = starlette
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._live(scope, receive, send)
-        elif scope["path"] == "/metrics":
-            await self._metrics(scope, receive, send)
         elif scope["path"].startswith(_ADMIN) and scope["method"] not in ("GET", "HEAD"):
             await self._change(scope, receive, send)
         else:
@@ -84,7 +77,6 @@ class _Worker:
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._link.fileno(), self._take)
-        self._start(self._export())
         try:
             await self._app(scope, receive, send)
         finally:
@@ -110,54 +102,16 @@ class _Worker:
         if status < 400 and not scope["path"].endswith(("/predict", "/what-if")):
             self._link.send(_Change({name: scope[name] for name in (*_SCOPE, *_SCOPE_BYTES)}, body))
 
-    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        messages: list[MutableMapping[str, Any]] = []
-
-        async def keeping(message: MutableMapping[str, Any]) -> None:
-            messages.append(message)
-
-        await self._app(scope, receive, keeping)
-        body = b"".join(message.get("body", b"") for message in messages)
-        if messages[0]["status"] == 200:
-            texts = {int(path.stem): path.read_text() for path in self._folder.glob("*.prom")}
-            body = merged_metrics(texts | {self._number: body.decode()}).encode()
-        headers = [header for header in messages[0]["headers"] if header[0] != b"content-length"]
-        headers.append((b"content-length", b"%d" % len(body)))
-        await send({**messages[0], "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    async def _export(self) -> None:
-        """Write the metrics for the other workers."""
-        path = self._folder / f"{self._number}.prom"
-        local: dict[str, Any] = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": "GET",
-            "path": "/metrics",
-            "raw_path": b"/metrics",
-        }
-        local |= {"query_string": b"", "root_path": "", "scheme": "http", "client": ("127.0.0.1", 0), "server": None}
-        while True:
-            await asyncio.sleep(_EXPORT_EVERY_S)
-            if body := await self._call({**local, "headers": [(b"host", b"localhost")]}, b""):
-                new = path.with_suffix(".new")
-                new.write_bytes(body)
-                new.replace(path)
-
-    async def _call(self, scope: dict[str, Any], body: bytes) -> bytes:
-        """Call the application; return its answer if it is good."""
-        answer, status = b"", 0
+    async def _repeat(self, change: _Change) -> None:
+        """Call the application as the client of another worker did."""
 
         async def receive() -> MutableMapping[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": change.body, "more_body": False}
 
-        async def send(message: MutableMapping[str, Any]) -> None:
-            nonlocal answer, status
-            status = message.get("status", status)
-            answer += message.get("body", b"")
+        async def ignore(_: MutableMapping[str, Any]) -> None:
+            pass
 
-        await self._app({**scope, "app": self._starlette}, receive, send)
-        return answer if status < 400 else b""
+        await self._app({**change.scope, "app": self._starlette}, receive, ignore)
 
     def _take(self) -> None:
         """Receive a configuration or a change of another worker."""
@@ -168,7 +122,7 @@ class _Worker:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         if isinstance(message, _Change):
-            self._start(self._call(message.scope, message.body))
+            self._start(self._repeat(message))
         else:
             self._start(self._starlette.state.reloader.reload(message))
 
@@ -178,28 +132,6 @@ class _Worker:
         task.add_done_callback(self._tasks.discard)
 
 
-def merged_metrics(texts: Mapping[int, str]) -> str:
-    """Return the metrics of all workers as one text, each sample with the label `worker`."""
-    families: dict[str, list[str]] = {}
-    for worker, text in sorted(texts.items()):
-        lines: list[str] = []
-        for line in text.splitlines():
-            if line.startswith("#"):
-                lines = families.setdefault(line.split(" ", 3)[2], [])
-                if line not in lines:
-                    lines.append(line)
-            else:
-                lines.append(_labelled(line, worker))
-    return "".join(f"{line}\n" for lines in families.values() for line in lines)
-
-
-def _labelled(sample: str, worker: int) -> str:
-    found = _NAME.match(sample)
-    if found is None:
-        return sample
-    return f'{found[1]}{{worker="{worker}"{"," if found[2] else "}"}{sample[found.end() :]}'
-
-
 def _work(number: int, config: GatewayConfig, sock: socket.socket, link: Connection, folder: Path) -> None:
     """Serve as one of several; the process of a worker."""
     die_with_parent()
@@ -207,7 +139,7 @@ def _work(number: int, config: GatewayConfig, sock: socket.socket, link: Connect
 
     def prepare(app: Starlette) -> None:
         app.state.exchange.join(folder, number)
-        app.add_middleware(_Worker, number=number, link=link, folder=folder, starlette=app)
+        app.add_middleware(_Worker, link=link, starlette=app)
 
     run_gateway(config, sock, on_engines=lambda text: link.send(_Ready(text)), prepare=prepare)
 
