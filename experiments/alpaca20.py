@@ -34,7 +34,7 @@ from experiments.alpaca20_training import (
     train_as_authors,
     train_ours,
 )
-from experiments.study import Claim, Run, Study
+from experiments.study import Claim, Run, SeededGrid, Study
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio
@@ -180,7 +180,7 @@ def _loaded(data: Path, backbone: str) -> tuple[Any, TokenisedPrompts]:
 
 
 @dataclass(frozen=True)
-class Alpaca20Grid:
+class Alpaca20Grid(SeededGrid):
     """`data`: a file, a hub name, or alpaca52k for the stand-in; without it the rows in `kept` are shown."""
 
     data: str = ""
@@ -188,10 +188,6 @@ class Alpaca20Grid:
     seeds: int = 5
     epochs: int = EPOCHS
     kept: Path = KEPT
-
-    def __post_init__(self) -> None:
-        if self.seeds < 2:
-            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
 
 
 @dataclass(frozen=True)

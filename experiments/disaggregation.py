@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from experiments.study import Line, Run, Study, line_figure
+from experiments.study import Line, Run, SeededGrid, Study, line_figure
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Figure, axis
 from lengthwise.reports.runs import NAMES, multiple, seconds
@@ -170,7 +170,7 @@ REFRESHED_LOAD: Final = 0.9
 
 
 @dataclass(frozen=True)
-class DisaggregationGrid:
+class DisaggregationGrid(SeededGrid):
     """What is simulated. `prefills`: engines that compute prompts, of `engines` in all."""
 
     seeds: int = 5
@@ -183,8 +183,7 @@ class DisaggregationGrid:
     cases: tuple[str, ...] = CASES
 
     def __post_init__(self) -> None:
-        if self.seeds < 2:
-            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
+        super().__post_init__()
         if self.requests < 1:
             raise InputError(f"{self.requests} requests", field="requests", hint="give at least 1")
 

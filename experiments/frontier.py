@@ -7,9 +7,8 @@ latency; the tail is the policy over FCFS for p99 and maximum of E2E. Predictors
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,12 +16,11 @@ from typing import Any, Final
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from experiments.study import Run, Study
+from experiments.study import Run, SeededGrid, Study
 from lengthwise.errors import InputError
 from lengthwise.predictors.resolve import parse_predictor_spec
-from lengthwise.reports.figures import COLOURS, GREY, figure, legend, png, save
+from lengthwise.reports.figures import COLOURS, GREY, figure, legend, save
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
 from lengthwise.simulator.paired import Ratio, over_seeds
@@ -57,7 +55,7 @@ COMPARED: Final = ("lengthwise", "slo", GIVEN_SLO)
 
 
 @dataclass(frozen=True)
-class FrontierGrid:
+class FrontierGrid(SeededGrid):
     """Seeds, predictors and policies."""
 
     seeds: int = 20
@@ -67,8 +65,7 @@ class FrontierGrid:
     settings: tuple[str, ...] = tuple(SETTINGS)
 
     def __post_init__(self) -> None:
-        if self.seeds < 2:
-            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
+        super().__post_init__()
         unknown = [name for name in self.settings if name not in SETTINGS]
         if unknown:
             raise InputError(f"'{unknown[0]}'", field="settings", hint=f"known are {'; '.join(SETTINGS)}")
@@ -282,18 +279,6 @@ def facts(found: FrontierResult) -> list[dict[str, Any]]:
 
 def draw(found: FrontierResult, path: Path) -> None:
     """Write the figure."""
-    with _drawn(found) as drawing:
-        save(drawing, path)
-
-
-def images(found: FrontierResult) -> dict[str, str]:
-    """The figure as PNG in base64."""
-    with _drawn(found) as drawing:
-        return {"Mean against tail": png(drawing)}
-
-
-@contextlib.contextmanager
-def _drawn(found: FrontierResult) -> Iterator[Figure]:
     predictor = found.grid.predictors[0]
     settings = [name for name in DRAWN if name in found.grid.settings]
     title = f"Mean against tail of the policies, predictions {predictor}"
@@ -301,7 +286,7 @@ def _drawn(found: FrontierResult) -> Iterator[Figure]:
         for axes, setting in zip(panels, settings, strict=False):
             _panel(axes, found.points[setting, predictor], found.grid.policies)
             axes.set_title(setting)
-        yield drawing
+        save(drawing, path)
 
 
 def _panel(axes: Axes, points: dict[str, FrontierPoint], policies: Sequence[str]) -> None:
@@ -370,6 +355,5 @@ STUDY: Study[FrontierGrid, FrontierResult] = Study(
     tables=tables,
     answer=answer,
     facts=facts,
-    images=images,
     draw=draw,
 )

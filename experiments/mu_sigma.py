@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from experiments.study import Claim, Line, Run, Study, line_figure
+from experiments.study import Claim, Line, Run, SeededGrid, Study, line_figure
 from experiments.tie import paper
 from experiments.tie.study import ENGINE, HIGH, LLM, Variant, extend, find, over
 from experiments.tie.traffic import AS_IN_PAPER, synthetic_traffic
@@ -44,17 +44,15 @@ FIFTHS: Final = 5
 
 
 @dataclass(frozen=True)
-class MuSigmaGrid:
+class MuSigmaGrid(SeededGrid):
     """What is simulated, at the load that the paper's highest rate implies."""
 
-    seeds: int = 10
     requests: int = 2000
     correlations: tuple[float, ...] = (-0.8, -0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6, 0.8)
     predictor: str = "default"
 
     def __post_init__(self) -> None:
-        if self.seeds < 2:
-            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
+        super().__post_init__()
         if not all(-1.0 <= each <= 1.0 for each in self.correlations):
             raise InputError(f"{self.correlations}", field="correlations", hint="give numbers from -1 to 1")
 

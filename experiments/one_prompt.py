@@ -23,7 +23,6 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments.study import Run, Study
@@ -36,7 +35,7 @@ from lengthwise.lengths.fit import fit_rows
 from lengthwise.lengths.goodness import ks_critical, ks_statistic
 from lengthwise.predictors.contract import PredictionInput
 from lengthwise.predictors.resolve import load_predictor
-from lengthwise.reports.figures import COLOURS, GREY, figure, legend, png, save
+from lengthwise.reports.figures import COLOURS, GREY, figure, legend, save
 from lengthwise.reports.tables import Table, signed
 from lengthwise.workloads import LengthSamples
 
@@ -200,23 +199,11 @@ _SHOWN: Final = (
 
 def draw(found: OnePromptResult, path: Path) -> None:
     """Write the figure."""
-    with _drawn(found) as drawing:
-        save(drawing, path)
-
-
-def images(found: OnePromptResult) -> dict[str, str]:
-    """The figure as PNG in base64."""
-    with _drawn(found) as drawing:
-        return {f"{len(found.lengths)} answers of {found.llm} to one prompt": png(drawing)}
-
-
-@contextlib.contextmanager
-def _drawn(found: OnePromptResult) -> Iterator[Figure]:
     title = f"{len(found.lengths)} answers of {found.llm} to “{_short(found.prompt)}”"
     with figure(1, 2, size=(13.5, 4.8), title=title) as (drawing, axes):
         _histogram(axes[0], found)
         _tail(axes[1], found)
-        yield drawing
+        save(drawing, path)
 
 
 def _histogram(axes: Axes, found: OnePromptResult) -> None:
@@ -401,7 +388,6 @@ STUDY: Study[OnePromptGrid, OnePromptResult] = Study(
     tables=tables,
     answer=answer,
     facts=facts,
-    images=images,
     draw=draw,
     needs=_needs,
 )

@@ -16,10 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from experiments.frontier import LLM, load_samples, predictions_of
-from experiments.study import Run, Study
+from experiments.study import Run, SeededGrid, Study
 from lengthwise.engines.fit import StepTimes, engine_spec, fit_cost
 from lengthwise.engines.steps import read_steps
-from lengthwise.errors import InputError
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import EngineSpec, Fleet, measure_capacity, simulate
 from lengthwise.simulator.paired import Ratio, over_seeds
@@ -34,19 +33,14 @@ STEPS: Final = Path(__file__).parent / "results" / "h200-256" / "steps.parquet"
 
 
 @dataclass(frozen=True)
-class SlotsGrid:
+class SlotsGrid(SeededGrid):
     """Slots of the engine and requests of a burst."""
 
     slots: tuple[int, ...] = (32, 64, 128, 256)
     requests: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
     policy: str = "lengthwise"
     predictor: str = "default"
-    seeds: int = 10
     steps: Path = STEPS
-
-    def __post_init__(self) -> None:
-        if self.seeds < 2:
-            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
 
 
 @dataclass(frozen=True)

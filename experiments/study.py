@@ -28,12 +28,14 @@ the content of grid, code and data, and `run.results` caches each simulation, so
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import importlib
 import json
 import math
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,6 +69,17 @@ from lengthwise.workloads.castillo import PACKAGED
 GridT = TypeVar("GridT")
 ResultT = TypeVar("ResultT")
 Report = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class SeededGrid:
+    """A grid whose intervals are over seeds."""
+
+    seeds: int = 10
+
+    def __post_init__(self) -> None:
+        if self.seeds < 2:
+            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
 
 
 @dataclass(frozen=True)
@@ -196,7 +209,7 @@ class Study(Generic[GridT, ResultT]):
     answer: Callable[[ResultT], str] = field(default=lambda _: "")
     """The result in a sentence, for the head of the report; without one, how many claims hold, else the question."""
     draw: Callable[[ResultT, Path], None] | None = None
-    """Writes the static figure of the documentation (.svg, .png, .pdf)."""
+    """Writes the static figure of the documentation (.svg, .png, .pdf); it is in the report if there is no other."""
     serial: bool = False
     """Whether it measures in one process, without `run.results`; such studies run side by side."""
     needs: Callable[[GridT], str | None] = field(default=lambda _: None)
@@ -211,7 +224,10 @@ class Study(Generic[GridT, ResultT]):
             tables.append(claims_table(claims, self.claim_notes(result)))
             facts = {"result": facts, "claims": [{**vars(claim), "verdict": claim.verdict} for claim in claims]}
         answer = self.answer(result) or claims_verdict(claims) or self.question
-        return Output(self.title, answer, tables, self.figures(result), self.images(result), facts, notes)
+        figures, images = self.figures(result), self.images(result)
+        if self.draw is not None and not figures:
+            images = {self.title: _picture(self.draw, result)}
+        return Output(self.title, answer, tables, figures, images, facts, notes)
 
     def with_settings(self, settings: Iterable[str], *, quick: bool) -> GridT:
         """The grid, or the quick one, with `FIELD=VALUE` settings; a tuple's values are separated by commas."""
@@ -255,6 +271,13 @@ class Study(Generic[GridT, ResultT]):
         took = time.monotonic() - began
         results.put(key, {"output": output.to_cache(), "seconds": took})
         return Finished(output, took, *run.counts)
+
+
+def _picture(draw: Callable[[ResultT, Path], None], result: ResultT) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "figure.png"
+        draw(result, path)
+        return base64.b64encode(path.read_bytes()).decode("ascii")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from experiments.study import Claim, Run, Study
+from experiments.study import Claim, Run, SeededGrid, Study
 from experiments.tie import paper
 from experiments.tie.study import ENGINE, HIGH, LLM, LOW, OFFLINE_CORPUS, Variant, extend, find, over
 from lengthwise.errors import InputError
@@ -62,18 +62,13 @@ _SCORE_SPREAD: Final = 0.5
 
 
 @dataclass(frozen=True)
-class RivalsGrid:
+class RivalsGrid(SeededGrid):
     """What is simulated, at the loads that the paper's lowest and highest rate imply."""
 
-    seeds: int = 10
     requests: int = 2000
     predictor: str = "default"
     """The equal predictions."""
     rows: Path = KEPT
-
-    def __post_init__(self) -> None:
-        if self.seeds < 2:
-            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
 
 
 @dataclass(frozen=True)

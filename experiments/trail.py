@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from experiments.study import Claim, Line, Run, Study, line_figure
-from lengthwise.errors import InputError
+from experiments.study import Claim, Line, Run, SeededGrid, Study, line_figure
 from lengthwise.policies import Job, JobColumns, Policy
 from lengthwise.policies.base import Numbers
 from lengthwise.policies.preemptive import Srpt
@@ -149,7 +148,7 @@ KINDS: Final = (PROMPT, AGE, *PROBES, TRUTH)
 
 
 @dataclass(frozen=True)
-class TrailGrid:
+class TrailGrid(SeededGrid):
     """How much is simulated."""
 
     seeds: int = 5
@@ -164,10 +163,6 @@ class TrailGrid:
     """An engine whose KV memory binds: about a quarter of the slots fill it."""
     predictor: str = "default"
     """Predictions from the prompt."""
-
-    def __post_init__(self) -> None:
-        if self.seeds < 2:
-            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
 
 
 @dataclass(frozen=True)

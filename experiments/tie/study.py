@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from experiments.study import Run
+from experiments.study import Run, SeededGrid
 from experiments.tie import paper
 from experiments.tie.traffic import AS_IN_PAPER, LogNormalPredictions, synthetic_traffic, weighted
 from lengthwise.errors import InputError
@@ -44,10 +44,9 @@ LOW, HIGH = (round(rate / paper.implied_capacity(), 1) for rate in paper.RATES)
 
 
 @dataclass(frozen=True)
-class TieGrid:
+class TieGrid(SeededGrid):
     """What is simulated."""
 
-    seeds: int = 10
     requests: int = 2000
     loads: tuple[float, ...] = (0.7, 0.9, LOW, 1.5, 2.2, HIGH)
     pool: int = 6000
@@ -56,8 +55,7 @@ class TieGrid:
     """Predictions of the policies, beside true lengths."""
 
     def __post_init__(self) -> None:
-        if self.seeds < 2:
-            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
+        super().__post_init__()
         if not {LOW, HIGH} <= set(self.loads):
             raise InputError(f"loads {self.loads}", field="loads", hint=f"{LOW:g} and {HIGH:g} are the paper's rates")
 
