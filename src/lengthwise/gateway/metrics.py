@@ -244,11 +244,11 @@ def merged_metrics(texts: Mapping[int, str]) -> str:
                 if line not in lines:
                     lines.append(line)
             else:
-                lines.append(_labelled(line, worker))
+                lines.append(_of_worker(line, worker))
     return "".join(f"{line}\n" for lines in families.values() for line in lines)
 
 
-def _labelled(sample: str, worker: int) -> str:
+def _of_worker(sample: str, worker: int) -> str:
     found = _NAME.match(sample)
     if found is None:
         return sample
