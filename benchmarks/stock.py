@@ -16,9 +16,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lengthwise.bench.control import BenchServer
 from lengthwise.bench.episodes import Arm, Kind, TrafficPlan, arms_of, draw, load_prompts
-from lengthwise.bench.run import capacity
+from lengthwise.bench.run import BenchServer, capacity
 from lengthwise.engines.client import EngineClient
 from lengthwise.engines.load import LoadPlan, LoadReport, run_load
 from lengthwise.engines.vllm_bench import TOKEN_VARIABLE

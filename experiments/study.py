@@ -64,7 +64,7 @@ from lengthwise.simulator.tasks import (
     in_processes,
 )
 from lengthwise.workloads import LengthSamples, load_castillo
-from lengthwise.workloads.castillo import PACKAGED
+from lengthwise.workloads.datasets import PACKAGED
 
 GridT = TypeVar("GridT")
 ResultT = TypeVar("ResultT")

@@ -37,7 +37,7 @@ from experiments.castillo.training import CURVES, KEPT, PREDICTIONS
 from experiments.study import Run, Study
 from lengthwise.predictors.evaluation import evaluated_predictor
 from lengthwise.reports.tables import Table
-from lengthwise.workloads.castillo import PACKAGED
+from lengthwise.workloads.datasets import PACKAGED
 from lengthwise.workloads.files import read_parquet_table
 
 

@@ -34,7 +34,7 @@ from lengthwise.workloads import (
     react_workload,
 )
 from lengthwise.workloads.arrivals import generator
-from lengthwise.workloads.castillo import PACKAGED
+from lengthwise.workloads.datasets import PACKAGED
 
 Measure = Literal["per_token_s", "e2e_s", "ttft_s"]
 Unit = Literal["requests/s", "load"]

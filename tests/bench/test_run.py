@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from lengthwise.bench.analysis import analyse
-from lengthwise.bench.control import BenchServer
 from lengthwise.bench.episodes import ORACLE, Kind, TrafficPlan, arms_of
-from lengthwise.bench.run import BenchPlan, BenchProgress, capacity, run_bench
+from lengthwise.bench.run import BenchPlan, BenchProgress, BenchServer, capacity, run_bench
 from lengthwise.bench.store import BenchStore
 from lengthwise.engines.client import EngineClient
 from lengthwise.engines.embedded import EmbeddedEngine

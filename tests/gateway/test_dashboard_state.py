@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.gateway.dashboard_state import DashboardState, merged_state
+from lengthwise.gateway.dashboard import DashboardState, merged_state
 from lengthwise.gateway.recent_requests import ROW, Names
 
 

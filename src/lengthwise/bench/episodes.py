@@ -28,7 +28,7 @@ from lengthwise.predictors.probe import load_probe
 from lengthwise.predictors.service import NO_PREDICTOR, known_predictor
 from lengthwise.workloads import Workload, load_castillo, load_trace
 from lengthwise.workloads.arrivals import generator, in_rounds, poisson
-from lengthwise.workloads.castillo import PACKAGED
+from lengthwise.workloads.datasets import PACKAGED
 
 Floats = NDArray[np.float64]
 

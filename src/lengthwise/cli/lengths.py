@@ -12,7 +12,7 @@ from lengthwise.errors import InputError
 from lengthwise.reports.length_families import draw, tables
 from lengthwise.reports.progress import late_bar
 from lengthwise.workloads import LengthSamples, load_castillo
-from lengthwise.workloads.castillo import PACKAGED
+from lengthwise.workloads.datasets import PACKAGED
 from lengthwise.workloads.length_families import sample_prompts, study_families
 from lengthwise.workloads.traces import SAMPLE_ONLY
 

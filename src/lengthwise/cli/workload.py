@@ -32,7 +32,7 @@ from lengthwise.workloads import (
     replay,
     write_workload,
 )
-from lengthwise.workloads.castillo import PACKAGED
+from lengthwise.workloads.datasets import PACKAGED
 from lengthwise.workloads.traces import SAMPLE_ONLY
 
 app = typer.Typer(

@@ -33,14 +33,13 @@ from lengthwise.gateway.forwarding import BARE_PATHS, Forwarding
 from lengthwise.gateway.metrics import Metrics, merged_metrics
 from lengthwise.gateway.model_names import ModelNames
 from lengthwise.gateway.recent_requests import RecentRequests
-from lengthwise.gateway.reload import Reloader
+from lengthwise.gateway.reload import PredictorWatch, Reloader
 from lengthwise.gateway.retries import Retries
 from lengthwise.gateway.routing import RouterAdapter, warm_router
 from lengthwise.gateway.stored_responses import ResponseOwners
 from lengthwise.gateway.streaming import BodyBudget
 from lengthwise.gateway.tenants import TenantGate, Tenants
 from lengthwise.gateway.traffic_log import TrafficLog
-from lengthwise.gateway.watch import PredictorWatch
 from lengthwise.gateway.worker_exchange import WorkerExchange
 from lengthwise.predictors.service import prediction_service
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lengthwise.workloads.arrivals import redraw, replay
-    from lengthwise.workloads.castillo import castillo_workload, load_castillo
-    from lengthwise.workloads.datasets import load_alpaca
+    from lengthwise.workloads.datasets import castillo_workload, load_alpaca, load_castillo
     from lengthwise.workloads.formats import read_workload, write_workload
     from lengthwise.workloads.generators import DiscreteLengths, behind_prefixes, into_sessions, react_workload
     from lengthwise.workloads.length_samples import LengthSamples
@@ -42,8 +41,7 @@ __all__ = [
 
 _EXPORTS = {
     "arrivals": ("redraw", "replay"),
-    "castillo": ("castillo_workload", "load_castillo"),
-    "datasets": ("load_alpaca",),
+    "datasets": ("castillo_workload", "load_alpaca", "load_castillo"),
     "formats": ("read_workload", "write_workload"),
     "generators": ("DiscreteLengths", "behind_prefixes", "into_sessions", "react_workload"),
     "length_samples": ("LengthSamples",),

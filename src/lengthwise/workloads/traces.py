@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from lengthwise.errors import InputError
 from lengthwise.workloads.arrivals import redraw, replay
-from lengthwise.workloads.castillo import PACKAGED, castillo_workload, load_castillo
+from lengthwise.workloads.datasets import PACKAGED, castillo_workload, load_castillo
 from lengthwise.workloads.files import VARIABLE, data_home, sample
 from lengthwise.workloads.formats import read_workload
 from lengthwise.workloads.workload import Workload

@@ -11,7 +11,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.workloads import LeftOut, LengthSamples, castillo_workload, load_castillo
-from lengthwise.workloads.castillo import PACKAGED
+from lengthwise.workloads.datasets import PACKAGED
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
