@@ -117,7 +117,8 @@ def test_both_trainings_learn_from_a_file_and_resume(tmp_path: Path, monkeypatch
         lambda _: tiny.config(tmp_path, head={"kind": "bins"}, identity={"features": False}, optimiser={"epochs": 4}),
     )
     backbone = tiny.write_backbone(tmp_path / "bert", "bert")
-    grid = Alpaca20Grid(str(write_alpaca(tmp_path / "cleaned.json")), backbone, seeds=2, epochs=2)
+    cleaned = str(write_alpaca(tmp_path / "cleaned.json"))
+    grid = Alpaca20Grid(data=cleaned, backbone=backbone, seeds=2, epochs=2)
     found = STUDY.measure(Run(ResultCache(tmp_path / "cache")), grid)
     assert not found.stand_in
     assert [(row["recipe"], row["seed"]) for row in found.runs[:2]] == [(AUTHORS, 42), (AUTHORS, 43)]
