@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -338,7 +338,9 @@ def _collect(prompt: str, plan: CollectPlan, run: Run) -> None:
         run.report(f"{answers:,} of {report.wanted:,} answers", answers / report.wanted)
 
     with _endpoint(plan) as url:
-        asyncio.run(collect([Prompt("one_prompt", "0", prompt)], replace(plan, url=url), report, on_answer))
+        asyncio.run(
+            collect([Prompt("one_prompt", "0", prompt)], plan.model_copy(update={"url": url}), report, on_answer)
+        )
     if report.interrupted:
         raise KeyboardInterrupt
     if not report.whole_prompts:

@@ -69,7 +69,7 @@ class Llm:
 
 
 def gather(url: str, out: Path, prompts: list[Prompt] = PROMPTS, **options: Any) -> CollectReport:
-    plan = CollectPlan(url, out, **{"samples": 3, "at_once": 4, "retry_s": 0.001, **options})
+    plan = CollectPlan(url=url, out=out, **{"samples": 3, "at_once": 4, "retry_s": 0.001, **options})
     report = CollectReport(len(prompts), plan.samples)
     asyncio.run(collect(prompts, plan, report, lambda: None))
     return report
@@ -177,8 +177,10 @@ def test_a_penalty_is_sent_and_recorded_only_if_given(tmp_path: Path) -> None:
     assert [body.get("frequency_penalty") for body in llm.bodies] == [0.4] * (len(llm.bodies) // 2) + [None] * (
         len(llm.bodies) // 2
     )
-    assert "frequency_penalty" not in CollectPlan("http://h", tmp_path / "x").settings("m")
-    assert CollectPlan("http://h", tmp_path / "x", frequency_penalty=0.4).settings("m")["frequency_penalty"] == 0.4
+    assert "frequency_penalty" not in CollectPlan(url="http://h", out=tmp_path / "x").settings("m")
+    assert (
+        CollectPlan(url="http://h", out=tmp_path / "x", frequency_penalty=0.4).settings("m")["frequency_penalty"] == 0.4
+    )
 
 
 def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
 
     async def stopped(url: str) -> CollectReport:
         report = CollectReport(4, 3)
-        plan = CollectPlan(url, out, samples=3, at_once=1)
+        plan = CollectPlan(url=url, out=out, samples=3, at_once=1)
 
         def stop() -> None:
             if len(report.answers) == 5:
@@ -218,7 +220,7 @@ def test_a_journal_of_other_settings_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_later_run_may_request_more_samples(tmp_path: Path) -> None:
-    plan = CollectPlan("http://h", tmp_path / "out")
+    plan = CollectPlan(url="http://h", out=tmp_path / "out")
     with Journal(plan.journal, plan.settings("small")) as journal:
         journal.add(Answer(PROMPTS[0].key, 0, 11, False, 7))
     llm = Llm()
@@ -270,7 +272,7 @@ def test_an_answer_without_a_length_is_an_error(data: bytes, kind: str) -> None:
 
 
 def test_settings_that_are_not_given_are_not_sent(tmp_path: Path) -> None:
-    body = json.loads(request_body(PROMPTS[0], 0, "m", CollectPlan("http://h", tmp_path / "x")))
+    body = json.loads(request_body(PROMPTS[0], 0, "m", CollectPlan(url="http://h", out=tmp_path / "x")))
     assert set(body) == {"model", "messages", "max_tokens", "seed"}
     assert 0 <= body["seed"] < 2**31
 

@@ -6,45 +6,31 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from lengthwise.cli.model_options import options_from, validated
+from lengthwise.engines.collect import CollectPlan, CollectReport, Prompt
+from lengthwise.engines.collect import collect as collect_answers
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
 from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples, load_castillo
 
-if TYPE_CHECKING:
-    from lengthwise.engines.collect import CollectPlan, CollectReport, Prompt
 
-
+@options_from(CollectPlan, without=("out", "retries", "retry_s"))
 def collect(
     out: Annotated[Path, typer.Option("--out", "-o", help="Parquet file of length samples to write.")],
-    url: Annotated[str, typer.Option(help="The endpoint.")] = "http://127.0.0.1:8000",
     prompts: Annotated[
         str,
         typer.Option(
             help="`castillo`, length samples (.parquet), JSON lines with `prompt`, or a text file, one per line."
         ),
     ] = "castillo",
-    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 10,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model name [default: the first that is served].")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="[default: the endpoint's].")] = None,
-    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="[default: the endpoint's].")] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(min=0.01, help="Above 1 it prevents loops; an extension of vLLM and SGLang.")
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None, typer.Option(help="Above 0 it prevents loops; counts the answer's tokens only.")
-    ] = None,
-    suffix: Annotated[str, typer.Option(help='Appended to each prompt, such as "Think step by step."')] = "",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longer answers are cut and marked as such.")] = 1024,
-    at_once: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 16,
-    seed: Annotated[int, typer.Option(help="The seed of each answer is derived from it.")] = 0,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds without data before a request fails.")] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    **fields: Any,  # noqa: ANN401
 ) -> None:
     """Send every prompt to a served LLM several times and write the lengths of its answers.
 
@@ -53,26 +39,9 @@ def collect(
 
     Example: `lengthwise collect --url http://127.0.0.1:8000 --prompts castillo --samples 10 -o lengths.parquet`
     """
-    # HTTP takes half a second to import, which the other commands need not pay.
-    from lengthwise.engines.collect import CollectPlan, CollectReport
-
     selected = read_prompts(prompts)[:limit]
-    plan = CollectPlan(
-        url=url,
-        out=out,
-        model=model,
-        samples=samples,
-        temperature=temperature,
-        top_p=top_p,
-        repetition_penalty=repetition_penalty,
-        frequency_penalty=frequency_penalty,
-        suffix=suffix,
-        max_tokens=max_tokens,
-        seed=seed,
-        at_once=at_once,
-        timeout_s=timeout,
-    )
-    report = CollectReport(prompts=len(selected), samples=samples)
+    plan = validated(CollectPlan, out=out, **fields)
+    report = CollectReport(prompts=len(selected), samples=plan.samples)
     _run(selected, plan, report)
     _show(report, plan, as_json=as_json)
     if report.interrupted:
@@ -83,8 +52,6 @@ def collect(
 
 def read_prompts(source: str) -> list[Prompt]:
     """Read the distinct prompts of `castillo` or of a file."""
-    from lengthwise.engines.collect import Prompt
-
     path = Path(source)
     if source == "castillo":
         return _of_samples(load_castillo())
@@ -102,8 +69,6 @@ def read_prompts(source: str) -> list[Prompt]:
 
 
 def _of_samples(samples: LengthSamples) -> list[Prompt]:
-    from lengthwise.engines.collect import Prompt
-
     names = ("corpus", "prompt_id", "prompt", "split")
     rows = zip(*(samples.table[name].to_pylist() for name in names), strict=True)
     found: dict[str, Prompt] = {}
@@ -118,8 +83,6 @@ def _of_samples(samples: LengthSamples) -> list[Prompt]:
 
 
 def _of_record(line: str, row: int, path: Path) -> Prompt:
-    from lengthwise.engines.collect import Prompt
-
     try:
         record = json.loads(line)
         text = record["prompt"]
@@ -133,14 +96,12 @@ def _of_record(line: str, row: int, path: Path) -> Prompt:
 
 
 def _run(prompts: Sequence[Prompt], plan: CollectPlan, report: CollectReport) -> None:
-    from lengthwise.engines.collect import collect as run
-
     with late_bar() as bar:
 
         def on_answer() -> None:
             bar(f"{len(report.answers):,} of {report.wanted:,} answers", len(report.answers) / report.wanted)
 
-        asyncio.run(run(prompts, plan, report, on_answer))
+        asyncio.run(collect_answers(prompts, plan, report, on_answer))
 
 
 def facts(report: CollectReport, plan: CollectPlan) -> dict[str, Any]:

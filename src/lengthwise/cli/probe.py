@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli.collect import read_prompts
 from lengthwise.cli.output import need_folder, show
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin
@@ -124,6 +123,8 @@ def collect(
         depth = tuple(sorted({int(layer) for layer in layers.split(",")}))
     except ValueError as error:
         raise InputError(f"'{layers}' names no layers", field="--layers", hint="such as 10,15,20") from error
+    from lengthwise.cli.collect import read_prompts  # HTTP, which training does not need
+
     selected = read_prompts(prompts)[:limit]
     try:
         from lengthwise.training.probe.hidden_states import AnswerSettings, collect_states

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import xxhash
+from pydantic import BaseModel, ConfigDict, Field
 
 from lengthwise.engines.client import EngineClient, EngineError, served_model
 from lengthwise.errors import InputError
@@ -112,30 +113,39 @@ class Prompt:
         return f"{self.corpus}\n{self.prompt_id}"
 
 
-@dataclass(frozen=True)
-class CollectPlan:
+class CollectPlan(BaseModel):
     """The endpoint, the sampling settings of its answers, and the limits of a collection."""
 
-    url: str
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    url: str = "http://127.0.0.1:8000"
+    """The endpoint."""
     out: Path
+    """Parquet file of length samples to write."""
+    samples: int = Field(10, ge=1)
+    """Answers to each prompt."""
     model: str | None = None
-    """None: the first model that the endpoint serves."""
-    samples: int = 10
-    temperature: float | None = None
-    """None: the endpoint's default."""
-    top_p: float | None = None
-    repetition_penalty: float | None = None
-    """Above 1 it keeps small LLMs out of loops. An extension of vLLM and SGLang, so it is sent only if given."""
+    """Model name [default: the first that is served]."""
+    temperature: float | None = Field(None, ge=0)
+    """[default: the endpoint's]."""
+    top_p: float | None = Field(None, ge=0, le=1)
+    """[default: the endpoint's]."""
+    repetition_penalty: float | None = Field(None, gt=0)
+    """Above 1 it prevents loops; an extension of vLLM and SGLang."""
     frequency_penalty: float | None = None
-    """Above 0 it does the same, and counts the tokens of the answer only."""
+    """Above 0 it prevents loops; counts the answer's tokens only."""
     suffix: str = ""
-    """Appended to each prompt after a blank line."""
-    max_tokens: int = 1024
+    """Appended to each prompt after a blank line, such as "Think step by step."."""
+    max_tokens: int = Field(1024, ge=1)
+    """Longer answers are cut and marked as such."""
+    at_once: int = Field(16, ge=1)
+    """Concurrent requests."""
     seed: int = 0
-    at_once: int = 16
+    """The seed of each answer is derived from it."""
+    timeout_s: float = Field(600.0, gt=0)
+    """Seconds without data before a request fails."""
     retries: int = 2
     retry_s: float = 1.0
-    timeout_s: float = 600.0
 
     @property
     def journal(self) -> Path:

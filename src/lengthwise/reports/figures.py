@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = [
-    "COLOURS",
-    "GREY",
-    "boxes",
-    "describe",
-    "dots",
-    "figure",
-    "legend",
-    "log_tokens",
-    "percent_axis",
-    "png",
-    "save",
-    "short_name",
-]
-
 COLOURS: Final = PALETTE[1:7]
 """The reports' palette without the baseline's grey."""
 GREY: Final = BASELINE_COLOUR

@@ -14,8 +14,6 @@ from lengthwise.reports.runs import NAMES, ReportedRun, runs_page, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator.metrics import LatencyLimits
 
-__all__ = ["ReplayReport"]
-
 _ENOUGH = 0.99
 
 

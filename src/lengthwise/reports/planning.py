@@ -16,8 +16,6 @@ from lengthwise.simulator.outcome import Outcome
 from lengthwise.simulator.paired import Ratio, over_requests
 from lengthwise.simulator.planning import CapacitySearch, SeededPlan
 
-__all__ = ["PlanReport"]
-
 _LOWEST_SHARE = 0.5
 
 

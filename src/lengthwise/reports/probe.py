@@ -20,8 +20,6 @@ from lengthwise.training.probe.compare import (
 if TYPE_CHECKING:
     from lengthwise.training.probe.learn import Trained
 
-__all__ = ["html_report", "plain", "tables", "verdict"]
-
 _PAPER_ERROR_RATIO: Final = 2.66
 """TRAIL (arXiv 2410.01035): error from the prompt (BERT) over that of the probe."""
 _HEATMAPS: Final = (PROMPT_ONLY, PROMPT_BY_AGE, JOINT_SMOOTH)

@@ -10,8 +10,6 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-__all__ = ["late_bar"]
-
 _QUIET_S: Final = 2.0
 
 

@@ -14,8 +14,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as RichTable
 
-__all__ = ["Table", "number", "print_tables", "share", "signed", "to_json"]
-
 
 @dataclass(frozen=True)
 class Table:

@@ -22,8 +22,6 @@ from lengthwise.simulator.tasks import Report
 from lengthwise.specs import parse_spec
 from lengthwise.workloads import Workload
 
-__all__ = ["CapacityPlan", "CapacitySearch", "SeededPlan", "Trial", "plan_seeds"]
-
 _MOST_ENGINES = 1024
 _NO_QUEUE_S = 1e6
 """Seconds between two requests, to measure what a request takes alone."""

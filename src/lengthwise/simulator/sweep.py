@@ -19,8 +19,6 @@ from lengthwise.simulator.tasks import CapacityTask, CellTask, Report, ResultCac
 from lengthwise.specs import split_specs
 from lengthwise.workloads.traces import Source
 
-__all__ = ["Limits", "SweepConfig", "SweepResult", "numbers", "read_sweep", "run_sweep"]
-
 
 def _listed(value: Any) -> Any:  # noqa: ANN401  (any YAML value, or an option that is not given)
     return value if isinstance(value, list) else [] if value is None else [value]
