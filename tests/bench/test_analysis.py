@@ -10,7 +10,7 @@ from lengthwise.bench.analysis import analyse
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
-from lengthwise.reports.bench import bench_page, bench_tables
+from lengthwise.reports.bench import bench_document, bench_tables
 from lengthwise.reports.page import Origin
 from lengthwise.simulator.paired import over_pairs
 from tests.bench.measured import measured
@@ -65,7 +65,7 @@ def test_the_interval_covers_the_ratio_of_noisy_pairs_and_one_pair_has_none() ->
 def test_tables_and_page_show_every_arm_and_the_verdict(tmp_path: Path) -> None:
     store = measured(tmp_path, ARMS, 2, scaled, kinds=("burst", "steady:0.7"))
     result = analyse(store)
-    page = bench_page(result, store, Origin("lengthwise bench --url x", "1.0", "today", "a GPU", "7"))
+    page = bench_document(result, store, Origin("lengthwise bench --url x", "1.0", "today", "a GPU", "7")).html()
     assert [table.title for table in bench_tables(result)] == ["burst episodes", "steady:0.7 episodes"]
     assert f"<h1>{result.verdict}</h1>" in page
     assert all(arm.label in page for arm in ARMS)

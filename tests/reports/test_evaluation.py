@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lengthwise.predictors.evaluation import CEILING, PER_BOTH, PER_LLM, Evaluation, evaluate
-from lengthwise.reports.evaluation import html_report, tables
+from lengthwise.reports.evaluation import evaluation_document, tables
 from tests.predictors.rows import Knows, known_rows
 
 
@@ -32,7 +32,7 @@ def test_what_is_unknown_is_a_dash_and_what_is_left_out_is_said(found: Evaluatio
 
 
 def test_the_page_is_interactive_opens_with_the_verdict_and_escapes_names(found: Evaluation) -> None:
-    page = html_report(found)
+    page = evaluation_document(found).html()
     assert page.count('drawFigure("figure') == 3
     assert "<img alt" not in page
     assert "<h1>The error of knows &lt;all&gt; is " in page

@@ -8,7 +8,7 @@ import pytest
 
 from lengthwise.reports.page import Origin
 from lengthwise.reports.runs import figures
-from lengthwise.reports.simulation import html_report, runs_of
+from lengthwise.reports.simulation import grid_document, runs_of
 from tests.reports.browser import inspect
 from tests.reports.test_simulation import grid
 
@@ -17,7 +17,7 @@ ORIGIN = Origin("lengthwise simulate " + "w" * 200, "0.1.0", "today", "8 cores",
 
 @pytest.mark.parametrize("width", [390, 1440])
 def test_the_report_draws_every_figure_fetches_nothing_and_fits_the_window(width: int, tmp_path: Path) -> None:
-    found = inspect(html_report(grid(), ORIGIN), tmp_path, width=width)
+    found = inspect(grid_document(grid(), ORIGIN).html(), tmp_path, width=width)
     assert found["errors"] == []
     assert found["fetched"] == []
     assert found["plots"] == len(figures(runs_of(grid()))) == 4
@@ -28,18 +28,20 @@ def test_the_report_draws_every_figure_fetches_nothing_and_fits_the_window(width
 
 
 def test_in_the_dark_paper_is_dark_and_text_is_light(tmp_path: Path) -> None:
-    light, dark = (inspect(html_report(grid(), ORIGIN), tmp_path / name, dark=name == "dark") for name in ("l", "dark"))
+    light, dark = (
+        inspect(grid_document(grid(), ORIGIN).html(), tmp_path / name, dark=name == "dark") for name in ("l", "dark")
+    )
     assert (light["paper"], light["ink"]) == ("rgb(255, 255, 255)", "rgb(31, 38, 44)")
     assert (dark["paper"], dark["ink"]) == ("rgb(20, 24, 28)", "rgb(228, 233, 238)")
     assert dark["axis_text"] == dark["ink"]
 
 
 def test_a_click_on_a_heading_sorts_a_table_by_value_not_by_text(tmp_path: Path) -> None:
-    found = inspect(html_report(grid(), ORIGIN), tmp_path)
+    found = inspect(grid_document(grid(), ORIGIN).html(), tmp_path)
     assert found["sorted"] == ["20.0 ms", "900.0 ms", "1.20 s", "10.00 s", "–"]
 
 
 def test_a_page_that_does_not_draw_is_detected(tmp_path: Path) -> None:
-    found = inspect(html_report(grid(), ORIGIN).replace("Plotly.react(", "Plotly.noPlot("), tmp_path)
+    found = inspect(grid_document(grid(), ORIGIN).html().replace("Plotly.react(", "Plotly.noPlot("), tmp_path)
     assert found["errors"]
     assert found["plots"] == 0

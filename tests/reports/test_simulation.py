@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from lengthwise.reports.runs import ReportedRun, figures, multiple, seconds
-from lengthwise.reports.simulation import facts, html_report, runs_of, tables
+from lengthwise.reports.simulation import facts, grid_document, runs_of, tables
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.grid import Grid, Plan, run_grid
 from lengthwise.simulator.paired import Ratio
@@ -92,7 +92,7 @@ def test_facts_hold_all_that_the_page_draws() -> None:
 
 
 def test_the_page_opens_with_the_verdict_and_needs_nothing_else() -> None:
-    page = html_report(grid())
+    page = grid_document(grid()).html()
     assert page.index("<h1>") < page.index("Who gains and who pays") < page.index("Over FCFS, below 1 is better")
     assert (
         "<h1>No difference beyond noise at load 1.40: mean E2E of sjf without predictions is 1.00 of that of fcfs"

@@ -31,8 +31,8 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import DEFAULT_CAP, TIE_NU, student
 from lengthwise.policies import make_policy
 from lengthwise.predictors.scores import mae, tau_within
-from lengthwise.reports.page import Origin
-from lengthwise.reports.runs import NAMES, ReportedRun, multiple, runs_page
+from lengthwise.reports.page import Document, Origin
+from lengthwise.reports.runs import NAMES, ReportedRun, figures, multiple
 from lengthwise.reports.runs import verdict as runs_verdict
 from lengthwise.reports.tables import Table, number, share
 from lengthwise.simulator import (
@@ -471,10 +471,10 @@ def shadow_runs(found: ShadowGain) -> list[ReportedRun]:
     ]
 
 
-def html_report(found: ShadowGain, origin: Origin | None = None) -> str:
-    """Return the page of a replayed log."""
+def shadow_document(found: ShadowGain, origin: Origin | None = None) -> Document:
+    """Return the document of a replayed log."""
     title = f"{found.source}: what reordering would have gained"
-    return runs_page(title, shadow_runs(found), tables(found), origin, shadow_verdict(found))
+    return Document(title, tables(found), found, shadow_verdict(found), lambda: figures(shadow_runs(found)), origin)
 
 
 def shadow_verdict(found: ShadowGain) -> str:

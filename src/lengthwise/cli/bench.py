@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lengthwise.cli.output import need_folder
+from lengthwise.cli.output import need_folder, show
 from lengthwise.errors import InputError
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.tables import print_tables, to_json
 
 if TYPE_CHECKING:
     from lengthwise.bench.run import BenchPlan
@@ -110,19 +109,11 @@ def bench(
     if also:
         store = PooledBench([store, *map(BenchStore, also)])
     result = analyse(store)
-    if report is not None:
-        from lengthwise.reports.bench import bench_page, machine_of
-        from lengthwise.reports.page import Origin
+    from lengthwise.reports.bench import bench_document, machine_of
+    from lengthwise.reports.page import Origin
 
-        origin = Origin.here(seed=result.settings["traffic"]["seed"], hardware=machine_of(result))
-        report.write_text(bench_page(result, store, origin), encoding="utf-8")
-    if as_json:
-        typer.echo(to_json(result))
-        return
-    from lengthwise.reports.bench import bench_tables
-
-    typer.echo(result.verdict)
-    print_tables(bench_tables(result))
+    origin = Origin.here(seed=result.settings["traffic"]["seed"], hardware=machine_of(result))
+    show(bench_document(result, store, origin), report, as_json=as_json)
 
 
 def _run(

@@ -11,8 +11,8 @@ from lengthwise.cli.lengths import load_samples
 from lengthwise.cli.output import AsJson, OnlyCorpus, OnlyLlm, Report, SampleSource, need_folder, show
 from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import CAP
-from lengthwise.predictors.evaluation import Evaluation, run
-from lengthwise.reports.evaluation import html_report, tables, verdict
+from lengthwise.predictors.evaluation import run
+from lengthwise.reports.evaluation import evaluation_document
 from lengthwise.reports.page import Origin
 from lengthwise.reports.progress import late_bar
 
@@ -61,29 +61,12 @@ def evaluate(
         found = run(
             predictor, samples, split=split, llm=llm, corpus=corpus, limit=limit, max_tokens=max_tokens, progress=bar
         )
-    show(
-        found,
-        tables,
-        Evaluation.to_dict,
-        lambda evaluation: html_report(evaluation, Origin.here()),
-        verdict=verdict(found),
-        report=report,
-        as_json=as_json,
-    )
+    show(evaluation_document(found, Origin.here()), report, as_json=as_json)
 
 
 def _evaluate_traffic(folder: Path, report: Path | None, *, as_json: bool) -> None:
     from lengthwise.predictors.traffic import read_traffic
-    from lengthwise.predictors.traffic_evaluation import TrafficEvaluation, evaluate_traffic
-    from lengthwise.reports import traffic as reports
+    from lengthwise.predictors.traffic_evaluation import evaluate_traffic
+    from lengthwise.reports.traffic import traffic_document
 
-    found = evaluate_traffic(read_traffic(folder))
-    show(
-        found,
-        reports.tables,
-        TrafficEvaluation.to_dict,
-        lambda it: reports.html_report(it, Origin.here()),
-        verdict=reports.verdict(found),
-        report=report,
-        as_json=as_json,
-    )
+    show(traffic_document(evaluate_traffic(read_traffic(folder)), Origin.here()), report, as_json=as_json)

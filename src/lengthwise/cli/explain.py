@@ -13,6 +13,7 @@ import typer
 
 from lengthwise.cli.output import AsJson, show
 from lengthwise.errors import InputError
+from lengthwise.reports.page import Document
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.routing import TRACE_COLUMNS, read_costs
 
@@ -35,7 +36,8 @@ def explain(
     """
     only = {"router": router, "policy": policy, "predictor": predictor, "load": load, "seed": seed}
     rows = _rows(run, request, {name: value for name, value in only.items() if value is not None})
-    show(rows, lambda rows: [costs_table(row, read_costs(row)) for row in rows], _plain, as_json=as_json)
+    tables = [costs_table(row, read_costs(row)) for row in rows]
+    show(Document("", tables, _plain(rows)), as_json=as_json)
 
 
 def _plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from lengthwise.cli.model_options import given_fields, options_from, validated
 from lengthwise.cli.output import AsJson, note, show
 from lengthwise.gateway.config import TenantConfig
 from lengthwise.gateway.keys import KeysFile, add_key, read_keys, remove_keys
+from lengthwise.reports.page import Document
 from lengthwise.reports.tables import Table
 
 app = typer.Typer(
@@ -48,7 +49,8 @@ def add(
 @app.command("list")
 def list_keys(keys: _File = _DEFAULT, as_json: AsJson = False) -> None:
     """List tenants, their limits and the ids of their keys."""
-    show(read_keys(keys), _tables, _plain, as_json=as_json)
+    known = read_keys(keys)
+    show(Document("", _tables(known), _plain(known)), as_json=as_json)
 
 
 @app.command()

@@ -10,6 +10,7 @@ import typer
 from lengthwise.cli.output import AsJson, NoPlot, OnlyCorpus, OnlyLlm, SampleSource, note, show
 from lengthwise.errors import InputError
 from lengthwise.reports.length_families import draw, tables
+from lengthwise.reports.page import Document
 from lengthwise.reports.progress import late_bar
 from lengthwise.workloads import LengthSamples, load_castillo
 from lengthwise.workloads.datasets import PACKAGED
@@ -49,7 +50,7 @@ def fit(
         samples = sample_prompts(samples, sample, seed)
     with late_bar() as report:
         result = study_families(samples, by=by, seed=seed, report=report)
-    show(result, tables, as_json=as_json)
+    show(Document("", tables(result), result), as_json=as_json)
     if not no_plot:
         draw(result, plot)
         typer.echo(f"figure: {plot}", err=as_json)

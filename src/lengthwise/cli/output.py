@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lengthwise.errors import InputError
-from lengthwise.reports.tables import Table, print_tables, to_json
+from lengthwise.reports.page import Document
+from lengthwise.reports.tables import print_tables, to_json
 from lengthwise.workloads.files import atomic_path
 
 if TYPE_CHECKING:  # pyarrow is an extra
     import pyarrow as pa
-
-Found = TypeVar("Found")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Report = Annotated[Path | None, typer.Option(help="Also write an HTML report with figures.")]
@@ -47,27 +45,18 @@ def note(text: str) -> None:
     typer.echo(f"note: {text}", err=True)
 
 
-def show(
-    found: Found,
-    tables: Callable[[Found], Sequence[Table]],
-    plain: Callable[[Found], Any] = lambda found: found,
-    page: Callable[[Found], str] | None = None,
-    *,
-    verdict: str | None = None,
-    report: Path | None = None,
-    as_json: bool,
-) -> None:
+def show(document: Document, report: Path | None = None, *, as_json: bool) -> None:
     """Write the report if one is requested, then print the verdict and tables, or JSON."""
-    if report is not None and page is not None:  # first: a reader such as `head` may close stdout
+    if report is not None:  # first: a reader such as `head` may close stdout
         with atomic_path(report) as path:
-            path.write_text(page(found), encoding="utf-8")
+            path.write_text(document.html(), encoding="utf-8")
     if as_json:
-        typer.echo(to_json(plain(found)))
+        typer.echo(to_json(document.facts))
     else:
-        if verdict is not None:
-            typer.echo(f"{verdict}\n")
-        print_tables(tables(found))
-    if report is not None and page is not None:
+        if document.verdict:
+            typer.echo(f"{document.verdict}\n")
+        print_tables(document.tables)
+    if report is not None:
         typer.echo(f"report: {report}", err=as_json)
 
 

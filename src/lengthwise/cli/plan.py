@@ -105,15 +105,7 @@ def plan(
     found = PlanReport(searches[0], plans, alone)
     drawn = str(seed) if len(workloads) == 1 else f"{seed} to {seed + len(workloads) - 1}"
     origin = Origin.here(seed=drawn, hardware=f"simulated {spec.name}, on {this_machine()}")
-    show(
-        found,
-        lambda it: [it.table()],
-        lambda it: {"origin": origin, **it.to_dict()},
-        lambda it: it.page(origin),
-        verdict=found.verdict,
-        report=report,
-        as_json=as_json,
-    )
+    show(found.document(origin), report, as_json=as_json)
     if all(each.engines is None for each in plans):
         raise typer.Exit(1)
 

@@ -55,7 +55,7 @@ def train(
     except ModuleNotFoundError as error:
         raise InputError(f"training needs {error.name}", hint="pip install 'lengthwise[train]'") from error
     from lengthwise.predictors.probe import log_bins, paper_bins, write_probe
-    from lengthwise.reports.probe import html_report, plain, tables, verdict
+    from lengthwise.reports.probe import probe_document
     from lengthwise.training.probe.learn import train_probe
     from lengthwise.training.probe.states import read_states
 
@@ -66,15 +66,7 @@ def train(
         recipe = ProbeRecipe(epochs=epochs, seed=seed)
         trained = train_probe(found, chosen, llm, recipe=recipe, name=out.stem, report=bar)
     write_probe(out, trained.probe)
-    show(
-        trained,
-        tables,
-        lambda it: {"out": str(out), **plain(it)},
-        lambda it: html_report(it, Origin.here(seed=seed)),
-        verdict=verdict(trained),
-        report=report,
-        as_json=as_json,
-    )
+    show(probe_document(trained, out, Origin.here(seed=seed)), report, as_json=as_json)
     typer.echo(f"{out}: layer {trained.probe.layer}, {out.stat().st_size / 1e6:.2f} MB", err=as_json)
 
 

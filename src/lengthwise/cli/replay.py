@@ -92,15 +92,7 @@ def replay(
         write_parquet(reports[0].table(), out)
     found = ReplayReport(source, reports, slo)
     origin = Origin.here(hardware=f"{without_credentials(url)}, measured from {this_machine()}")
-    show(
-        found,
-        lambda it: it.tables(),
-        lambda it: {"origin": origin, **it.to_dict()},
-        lambda it: it.page(origin),
-        verdict=found.verdict,
-        report=report,
-        as_json=as_json,
-    )
+    show(found.document(origin), report, as_json=as_json)
     if any(each.interrupted for each in reports):
         raise typer.Exit(130)
     if any(each.stopped or each.failed > max_failed for each in reports):

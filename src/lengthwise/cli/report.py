@@ -9,7 +9,6 @@ import typer
 
 from lengthwise.cli.output import AsJson, need_folder, show
 from lengthwise.reports.page import Origin
-from lengthwise.reports.runs import runs_page, verdict
 from lengthwise.reports.stored import compare_runs, read_runs
 
 
@@ -31,24 +30,5 @@ def report(
     """
     need_folder(page, "--report", ".html")
     before = read_runs(first)
-    if second is None:
-        show(
-            before,
-            lambda it: [it.table()],
-            lambda it: {"verdict": verdict(it.runs), **it.content},
-            lambda it: runs_page(it.name, it.runs, [it.table()], it.origin),
-            verdict=verdict(before.runs),
-            report=page,
-            as_json=as_json,
-        )
-        return
-    found = compare_runs(before, read_runs(second))
-    show(
-        found,
-        lambda it: [it.table()],
-        lambda it: it.to_dict(),
-        lambda it: it.page(Origin.here()),
-        verdict=found.verdict,
-        report=page,
-        as_json=as_json,
-    )
+    document = before.document if second is None else compare_runs(before, read_runs(second)).document(Origin.here())
+    show(document, page, as_json=as_json)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.bench.shadow_gain import html_report, shadow_verdict, study_shadow, tables
+from lengthwise.bench.shadow_gain import shadow_document, study_shadow
 from lengthwise.cli.output import AsJson, MaxNumSeqs, Wait, need_folder, show
 from lengthwise.engines.shadow_log import read_log
 from lengthwise.errors import InputError
@@ -88,7 +88,7 @@ def shadow(
                 max_num_seqs=max_num_seqs,
                 on_progress=bar,
             )
-        show(found, tables, verdict=shadow_verdict(found), as_json=False)
+        show(shadow_document(found), as_json=False)
     except InputError as error:  # too little traffic is not an error here: the log is written
         typer.echo(str(error))
 
@@ -121,11 +121,4 @@ def report(
             on_progress=bar,
         )
     origin = Origin.here(hardware=f"replay of {found.engine_url}, simulated on {this_machine()}")
-    show(
-        found,
-        tables,
-        page=lambda it: html_report(it, origin),
-        verdict=shadow_verdict(found),
-        report=page,
-        as_json=as_json,
-    )
+    show(shadow_document(found, origin), page, as_json=as_json)

@@ -13,8 +13,7 @@ from lengthwise.cli.output import SloTpot, SloTtft, need_folder, note, show, wri
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.runs import verdict
-from lengthwise.reports.simulation import facts, html_report, runs_of, tables
+from lengthwise.reports.simulation import grid_document
 from lengthwise.simulator import KvLink, Pools
 from lengthwise.simulator.grid import run_grid
 from lengthwise.simulator.metrics import LatencyLimits
@@ -128,15 +127,7 @@ def simulate(
     if out is not None:
         write_parquet(grid.to_table(), out)
     origin = Origin.here(seed=config.drawn_seeds, hardware=f"simulated {fleet}, on {this_machine()}")
-    show(
-        grid,
-        tables,
-        lambda found: {"origin": origin, **facts(found)},
-        lambda found: html_report(found, origin),
-        verdict=verdict(runs_of(grid)),
-        report=report,
-        as_json=as_json,
-    )
+    show(grid_document(grid, origin), report, as_json=as_json)
 
 
 def _pools(text: str | None, link: KvLink, decode_router: str | None) -> Pools | None:

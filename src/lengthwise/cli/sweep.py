@@ -14,8 +14,7 @@ from lengthwise.errors import InputError
 from lengthwise.ray.sweep import on_ray
 from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.runs import verdict
-from lengthwise.reports.simulation import sweep_report, sweep_runs, sweep_tables
+from lengthwise.reports.simulation import sweep_document
 from lengthwise.simulator.sweep import read_sweep, run_sweep
 from lengthwise.simulator.tasks import ResultCache, in_processes
 
@@ -54,15 +53,7 @@ def sweep(
     if out is not None:
         write_parquet(pa.Table.from_pylist(swept.rows), out)
     origin = Origin.here(seed=config.drawn_seeds, hardware=f"simulated {', '.join(config.fleet)}, on {this_machine()}")
-    data = {"origin": origin, "rows": swept.rows, "from_cache": swept.from_cache, "computed": swept.computed}
-    show(
-        data,
-        lambda _: sweep_tables(swept.rows),
-        page=lambda _: sweep_report(swept.rows, origin),
-        verdict=verdict(sweep_runs(swept.rows)),
-        report=report,
-        as_json=as_json,
-    )
+    show(sweep_document(swept, origin), report, as_json=as_json)
     if not as_json:
         typer.echo(f"{swept.from_cache} from the cache, {swept.computed} computed", err=True)
 

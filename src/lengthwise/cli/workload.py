@@ -16,7 +16,8 @@ from lengthwise.cli.lengths import load_samples
 from lengthwise.cli.model_options import options_from
 from lengthwise.cli.output import AsJson, NoPlot, note, show
 from lengthwise.errors import InputError
-from lengthwise.reports.castillo_profile import CastilloProfile, draw, profile_castillo, tables
+from lengthwise.reports.castillo_profile import draw, profile_castillo, tables
+from lengthwise.reports.page import Document
 from lengthwise.workloads import (
     DiscreteLengths,
     Workload,
@@ -228,7 +229,7 @@ def describe(
         print_facts(workload, facts(workload), {}, as_json=as_json)
         return
     profile = profile_castillo(load_samples(source))
-    show(profile, tables, CastilloProfile.summary, as_json=as_json)
+    show(Document("", tables(profile), profile.summary()), as_json=as_json)
     if not no_plot:
         draw(profile, plot)
         typer.echo(f"figure: {plot}", err=as_json)

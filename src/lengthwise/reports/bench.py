@@ -12,8 +12,8 @@ from lengthwise.bench.analysis import ArmResult, BenchResult, read_episodes, tim
 from lengthwise.bench.episodes import FCFS, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.predictors.service import NO_PREDICTOR
-from lengthwise.reports.page import Origin
-from lengthwise.reports.runs import ReportedRun, multiple, pooled, runs_page
+from lengthwise.reports.page import Document, Figure, Origin
+from lengthwise.reports.runs import ReportedRun, figures, multiple, pooled
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator.paired import Ratio
 
@@ -88,13 +88,16 @@ def bench_runs(result: BenchResult, store: BenchStore) -> list[ReportedRun]:
     return found
 
 
-def bench_page(result: BenchResult, store: BenchStore, origin: Origin) -> str:
-    """Return the HTML report."""
+def bench_document(result: BenchResult, store: BenchStore, origin: Origin) -> Document:
+    """Return the document."""
+
+    def drawn() -> list[Figure]:
+        runs = bench_runs(result, store)
+        several = len({run.level for run in runs}) > 1
+        return figures([replace(run, place=run.level if several else "") for run in runs])
+
     how = Table("How this was measured", ["setting", "value"], _setting(result))
-    runs = bench_runs(result, store)
-    kinds = list(dict.fromkeys(run.level for run in runs))
-    by_kind = [replace(run, place=run.level if len(kinds) > 1 else "") for run in runs]
-    return runs_page("lengthwise bench", by_kind, [*bench_tables(result), how], origin, result.verdict)
+    return Document("lengthwise bench", [*bench_tables(result), how], result, result.verdict, drawn, origin)
 
 
 def machine_of(result: BenchResult) -> str:

@@ -14,11 +14,11 @@ from lengthwise.reports.figures import short_name
 from lengthwise.reports.page import (
     BASELINE_COLOUR,
     COLOURS,
+    Document,
     Figure,
     Origin,
     axes,
     axis,
-    html_page,
     panel,
     ratio_axis,
 )
@@ -125,11 +125,16 @@ def _groups(
     return Table(title, ("", *(name for name, _ in columns), *others), rows, [note])
 
 
-def html_report(found: Evaluation, origin: Origin | None = None) -> str:
-    """Return the page: which LLMs and lengths are predicted well, how wide the intervals are, and where they fail."""
-    figures = [by_length(found), calibration(found), _groups_figure(found)]
-    title = f"{found.predictor} on {found.rows:,} rows of {found.origin}"
-    return html_page(title, tables(found), verdict=verdict(found), origin=origin, figures=figures)
+def evaluation_document(found: Evaluation, origin: Origin | None = None) -> Document:
+    """Return the document: which LLMs and lengths are predicted well, how wide the intervals are, where they fail."""
+    return Document(
+        f"{found.predictor} on {found.rows:,} rows of {found.origin}",
+        tables(found),
+        found.to_dict(),
+        verdict(found),
+        lambda: [by_length(found), calibration(found), _groups_figure(found)],
+        origin,
+    )
 
 
 def verdict(found: Evaluation) -> str:

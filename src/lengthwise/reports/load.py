@@ -9,8 +9,8 @@ from typing import Any
 
 from lengthwise.engines.client import without_credentials
 from lengthwise.engines.load import LoadReport
-from lengthwise.reports.page import Origin
-from lengthwise.reports.runs import NAMES, ReportedRun, runs_page, seconds
+from lengthwise.reports.page import Document, Origin
+from lengthwise.reports.runs import NAMES, ReportedRun, figures, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator.metrics import LatencyLimits
 
@@ -141,11 +141,11 @@ class ReplayReport:
         notes = [f"SLO: {self.slo}.", *(text for load in self.loads for text in _problems(load))]
         return Table(f"{self.loads[0].model}, rate by rate", columns, rows, notes)
 
-    def page(self, origin: Origin | None) -> str:
-        """Return the HTML report."""
-        return runs_page(
-            f"{self.source} sent to {self.loads[0].plan.url}", self.runs, self.tables(), origin, self.verdict
-        )
+    def document(self, origin: Origin) -> Document:
+        """Return the document."""
+        title = f"{self.source} sent to {self.loads[0].plan.url}"
+        known = {"origin": origin, **self.to_dict()}
+        return Document(title, self.tables(), known, self.verdict, lambda: figures(self.runs), origin)
 
 
 def _level(load: LoadReport) -> str:

@@ -9,7 +9,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -91,6 +91,23 @@ class Figure:
     data: Sequence[dict[str, Any]]
     layout: dict[str, Any]
     height: int = 420
+
+
+@dataclass(frozen=True)
+class Document:
+    """A result as every command shows it: a verdict and tables, facts for JSON, and a page with figures."""
+
+    title: str
+    tables: Sequence[Table]
+    facts: Any
+    verdict: str = ""
+    figures: Callable[[], Sequence[Figure]] = tuple
+    """Called only for a page."""
+    origin: Origin | None = None
+
+    def html(self) -> str:
+        """Return the page."""
+        return html_page(self.title, self.tables, verdict=self.verdict, origin=self.origin, figures=self.figures())
 
 
 def html_page(

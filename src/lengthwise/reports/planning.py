@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lengthwise.reports.page import BASELINE_COLOUR, Figure, Origin, axes, axis
-from lengthwise.reports.runs import NAMES, RATIOS, ReportedRun, predictor_label, runs_page, seconds, trace
+from lengthwise.reports.page import BASELINE_COLOUR, Document, Figure, Origin, axes, axis
+from lengthwise.reports.runs import NAMES, RATIOS, ReportedRun, figures, predictor_label, seconds, trace
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator.grid import BASELINE, latencies
 from lengthwise.simulator.metrics import TRUTH
@@ -213,10 +213,13 @@ class PlanReport:
             "runs": [run.to_dict() for run in self.runs],
         }
 
-    def page(self, origin: Origin | None) -> str:
-        """Return the HTML report."""
+    def document(self, origin: Origin) -> Document:
+        """Return the document."""
         title = f"Capacity for {self.search.workload.name} on {self.search.engine.name}"
-        return runs_page(title, self.runs, [self.table()], origin, self.verdict, [self.figure()])
+        known = {"origin": origin, **self.to_dict()}
+        return Document(
+            title, [self.table()], known, self.verdict, lambda: [self.figure(), *figures(self.runs)], origin
+        )
 
 
 def _ratio(ours: Outcome, base: Outcome, figure: str) -> Ratio:

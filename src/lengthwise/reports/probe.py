@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lengthwise.reports.page import COLOURS, Figure, Origin, axes, axis, html_page, panel
+from lengthwise.reports.page import COLOURS, Document, Figure, Origin, axes, axis, panel
 from lengthwise.reports.tables import Table, number, share
 from lengthwise.training.probe.compare import (
     BUCKETS,
@@ -58,10 +59,16 @@ def tables(trained: Trained) -> list[Table]:
     return found
 
 
-def html_report(trained: Trained, origin: Origin | None = None) -> str:
-    """The poster's heatmaps, errors by tokens generated, then the tables."""
-    drawn = [_heatmaps(trained), _by_tokens(trained)]
-    return html_page("TRAIL: the probe", tables(trained), verdict=verdict(trained), origin=origin, figures=drawn)
+def probe_document(trained: Trained, out: Path, origin: Origin | None = None) -> Document:
+    """The poster's heatmaps, errors by tokens generated, then the tables; the probe is in `out`."""
+    return Document(
+        "TRAIL: the probe",
+        tables(trained),
+        {"out": str(out), **plain(trained)},
+        verdict(trained),
+        lambda: [_heatmaps(trained), _by_tokens(trained)],
+        origin,
+    )
 
 
 def verdict(trained: Trained) -> str:

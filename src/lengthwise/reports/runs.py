@@ -16,16 +16,13 @@ import numpy as np
 from lengthwise.reports.page import (
     BASELINE_COLOUR,
     Figure,
-    Origin,
     axes,
     axis,
     colours,
-    html_page,
     interval_bars,
     panel,
     ratio_axis,
 )
-from lengthwise.reports.tables import Table
 from lengthwise.simulator.grid import BASELINE, USUAL_ROUTER
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
 from lengthwise.simulator.paired import Ratio
@@ -240,19 +237,6 @@ def figures(runs: Sequence[ReportedRun]) -> list[Figure]:
             Figure(each.title + suffix, each.text, each.data, each.layout, each.height) for each in drawn if each.data
         ]
     return found
-
-
-def runs_page(
-    title: str,
-    runs: Sequence[ReportedRun],
-    tables: Sequence[Table],
-    origin: Origin | None,
-    said: str | None = None,
-    drawn: Sequence[Figure] = (),
-) -> str:
-    """Return the page of compared runs; `said` replaces the verdict, `drawn` come before the pictures of the runs."""
-    shown = [*drawn, *figures(runs)]
-    return html_page(title, tables, verdict=said or verdict(runs), origin=origin, figures=shown)
 
 
 def who_gains(runs: Sequence[ReportedRun]) -> Figure:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
-from lengthwise.reports.page import Origin
-from lengthwise.reports.runs import NAMES, ReportedRun, multiple, pooled, predictor_label, runs_page, seconds
+from lengthwise.reports.page import Document, Origin
+from lengthwise.reports.runs import NAMES, ReportedRun, figures, multiple, pooled, predictor_label, seconds, verdict
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator.grid import (
     BASELINE,
@@ -22,6 +23,7 @@ from lengthwise.simulator.grid import (
 )
 from lengthwise.simulator.metrics import TRUTH, LatencyProfile
 from lengthwise.simulator.paired import Ratio, over_seeds
+from lengthwise.simulator.sweep import SweepResult
 
 _WAITING: Final = 0.01
 _AGAINST: Final[tuple[tuple[Measure, Statistic], ...]] = (
@@ -318,9 +320,11 @@ def runs_of(grid: Grid) -> list[ReportedRun]:
     ]
 
 
-def html_report(grid: Grid, origin: Origin | None = None) -> str:
-    """Return the page of a grid."""
-    return runs_page(f"{grid.workload.name} on {grid.fleet}", runs_of(grid), tables(grid), origin)
+def grid_document(grid: Grid, origin: Origin | None = None) -> Document:
+    """Return the document of a grid."""
+    runs = runs_of(grid)
+    title, known = f"{grid.workload.name} on {grid.fleet}", {"origin": origin, **facts(grid)}
+    return Document(title, tables(grid), known, verdict(runs), lambda: figures(runs), origin)
 
 
 def sweep_runs(rows: Sequence[Mapping[str, Any]]) -> list[ReportedRun]:
@@ -346,7 +350,9 @@ def sweep_runs(rows: Sequence[Mapping[str, Any]]) -> list[ReportedRun]:
     return found
 
 
-def sweep_report(rows: Sequence[Mapping[str, Any]], origin: Origin | None = None) -> str:
-    """Return the page of a sweep."""
-    runs = sweep_runs(rows)
-    return runs_page(", ".join(dict.fromkeys(run.place for run in runs)), runs, sweep_tables(rows), origin)
+def sweep_document(swept: SweepResult, origin: Origin | None = None) -> Document:
+    """Return the document of a sweep."""
+    runs = sweep_runs(swept.rows)
+    title = ", ".join(dict.fromkeys(run.place for run in runs))
+    known = {"origin": origin, **asdict(swept)}
+    return Document(title, sweep_tables(swept.rows), known, verdict(runs), lambda: figures(runs), origin)

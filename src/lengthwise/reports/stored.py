@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from lengthwise.errors import InputError
-from lengthwise.reports.page import Figure, Origin
+from lengthwise.reports.page import Document, Figure, Origin
 from lengthwise.reports.runs import (
     NAMES,
     ReportedRun,
+    figures,
     how_sure,
     multiple,
-    runs_page,
     seconds,
     top_level,
+    verdict,
     when,
     who_gains,
 )
@@ -60,6 +61,13 @@ class StoredRuns:
             rows.append([run.label, run.level, *figures, multiple(run.ratio("e2e_mean"), 2)])
         columns = ["run", "level", *(f"{NAMES[name]} {each}" for name, each in _COMPARED), "E2E mean over fcfs"]
         return Table(self.name, columns, rows, keys=2)
+
+    @property
+    def document(self) -> Document:
+        """The runs as they are shown."""
+        said = verdict(self.runs)
+        known = {"verdict": said, **self.content}
+        return Document(self.name, [self.table()], known, said, lambda: figures(self.runs), self.origin)
 
 
 def read_runs(path: Path) -> StoredRuns:
@@ -165,10 +173,17 @@ class StoredComparison:
         runs = [{"run": pair.label, "ratios": pair.ratios} for pair in self.pairs]
         return {"verdict": self.verdict, "first": self.first.name, "second": self.second.name, "runs": runs}
 
-    def page(self, origin: Origin | None) -> str:
-        """Return the HTML report: both files of the last pair beside each other, then every pair."""
+    def document(self, origin: Origin) -> Document:
+        """Return the document."""
+        seeds = [file.origin.seed for file in (self.first, self.second) if file.origin is not None]
+        origin = replace(origin, seed=", then ".join(dict.fromkeys(seeds)))
+        title = f"{self.first.name}, then {self.second.name}"
+        return Document(title, [self.table()], self.to_dict(), self.verdict, self.figures, origin)
+
+    def figures(self) -> list[Figure]:
+        """Both files of the pairs at the highest load beside each other."""
         shown = top_level([pair.second for pair in self.pairs])
-        figures: list[Figure] = []
+        found: list[Figure] = []
         for pair in self.pairs:
             if pair.second in shown:
                 both = [
@@ -176,11 +191,8 @@ class StoredComparison:
                     replace(pair.second, policy=self.second.name, predictor=None, over_fcfs=pair.ratios),
                 ]
                 drawn = [each for each in (who_gains(both), when(both), how_sure(both)) if each.data]
-                figures += [replace(each, title=f"{each.title}: {pair.label}") for each in drawn]
-        title = f"{self.first.name}, then {self.second.name}"
-        seeds = [file.origin.seed for file in (self.first, self.second) if file.origin is not None]
-        origin = None if origin is None else replace(origin, seed=", then ".join(dict.fromkeys(seeds)))
-        return runs_page(title, [], [self.table()], origin, self.verdict, figures)
+                found += [replace(each, title=f"{each.title}: {pair.label}") for each in drawn]
+        return found
 
 
 def compare_runs(first: StoredRuns, second: StoredRuns) -> StoredComparison:

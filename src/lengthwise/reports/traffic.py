@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lengthwise.predictors.traffic_evaluation import HISTORY, SERVED, TrafficEvaluation, TrafficScores
 from lengthwise.reports.evaluation import by_length, calibration
-from lengthwise.reports.page import BASELINE_COLOUR, COLOURS, Figure, Origin, axes, axis, html_page, panel
+from lengthwise.reports.page import BASELINE_COLOUR, COLOURS, Document, Figure, Origin, axes, axis, panel
 from lengthwise.reports.tables import Table, number, share
 
 SCORE_COLUMNS: Final = ("requests", "tau", "log error", "in 50 %", "in 90 %", "log score")
@@ -73,11 +73,16 @@ def verdict(found: TrafficEvaluation) -> str:
     )
 
 
-def html_report(found: TrafficEvaluation, origin: Origin | None = None) -> str:
-    """Return the page: which answers are predicted well, how sure the predictions are, and how they were by day."""
-    figures = [by_length(found), calibration(found), _by_day(found)]
-    title = f"Predictions in {found.origin}"
-    return html_page(title, tables(found), verdict=verdict(found), origin=origin, figures=figures)
+def traffic_document(found: TrafficEvaluation, origin: Origin | None = None) -> Document:
+    """Return the document: which answers are predicted well, how sure the predictions are, and how they were by day."""
+    return Document(
+        f"Predictions in {found.origin}",
+        tables(found),
+        found.to_dict(),
+        verdict(found),
+        lambda: [by_length(found), calibration(found), _by_day(found)],
+        origin,
+    )
 
 
 _PANELS: Final = {"tau": "Kendall's tau", "log_error": "median |log(length / predicted)|", "coverage_90": "in 90 %"}
