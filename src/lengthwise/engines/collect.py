@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field
@@ -122,27 +122,27 @@ class CollectPlan(BaseModel):
     """The endpoint."""
     out: Path
     """Parquet file of length samples to write."""
-    samples: int = Field(10, ge=1)
+    samples: Annotated[int, Field(ge=1)] = 10
     """Answers to each prompt."""
     model: str | None = None
     """Model name [default: the first that is served]."""
-    temperature: float | None = Field(None, ge=0)
+    temperature: Annotated[float | None, Field(ge=0)] = None
     """[default: the endpoint's]."""
-    top_p: float | None = Field(None, ge=0, le=1)
+    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
     """[default: the endpoint's]."""
-    repetition_penalty: float | None = Field(None, gt=0)
+    repetition_penalty: Annotated[float | None, Field(gt=0)] = None
     """Above 1 it prevents loops; an extension of vLLM and SGLang."""
     frequency_penalty: float | None = None
     """Above 0 it prevents loops; counts the answer's tokens only."""
     suffix: str = ""
     """Appended to each prompt after a blank line, such as "Think step by step."."""
-    max_tokens: int = Field(1024, ge=1)
+    max_tokens: Annotated[int, Field(ge=1)] = 1024
     """Longer answers are cut and marked as such."""
-    at_once: int = Field(16, ge=1)
+    at_once: Annotated[int, Field(ge=1)] = 16
     """Concurrent requests."""
     seed: int = 0
     """The seed of each answer is derived from it."""
-    timeout_s: float = Field(600.0, gt=0)
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds without data before a request fails."""
     retries: int = 2
     retry_s: float = 1.0
