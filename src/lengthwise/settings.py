@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import yaml  # type: ignore[import-untyped]
 
@@ -13,6 +13,8 @@ from lengthwise.specs import unknown_name
 
 if TYPE_CHECKING:  # an engine's file is read without pydantic until its values are checked
     from pydantic import ValidationError
+
+Validated = TypeVar("Validated")
 
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
 _SECRET: Final = "api_key"  # noqa: S105  (the name of a field)
@@ -47,6 +49,16 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
                     problem=f"'{name}' is given twice in one section", problem_mark=node.value[number][0].start_mark
                 )
         return dict(super().construct_mapping(node, deep))
+
+
+def validated(kind: type[Validated], content: object, *, source: str | Path, section: str | None = None) -> Validated:
+    """Return a model or dataclass made of `content`; an InputError names the first field that is wrong."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        raise invalid(error, kind, source=source, section=section) from None
 
 
 def invalid(error: ValidationError, model: type, *, source: str | Path, section: str | None = None) -> InputError:

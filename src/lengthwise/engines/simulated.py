@@ -22,12 +22,12 @@ from typing import Annotated, Any, Final, Self, cast
 from urllib.parse import parse_qsl
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, Policy, make_policy
 from lengthwise.policies.admission import length_levels
-from lengthwise.settings import invalid
+from lengthwise.settings import validated
 from lengthwise.simulator.engine import Engine, EngineRequest
 from lengthwise.simulator.fleet import EngineSpec, Fleet
 from lengthwise.simulator.traffic import JobTable, Traffic
@@ -75,11 +75,10 @@ class SimulatedFleet:
         """Parse FLEET or FLEET?name=value&name=value, with or without `simulated:` in front."""
         fleet, _, query = text.removeprefix(SCHEME).partition("?")
         try:
-            options = SimulatedOptions.model_validate(dict(parse_qsl(query, strict_parsing=bool(query))))
-        except ValidationError as error:
-            raise invalid(error, SimulatedOptions, source=text) from error
+            given = dict(parse_qsl(query, strict_parsing=bool(query)))
         except ValueError as error:
             raise InputError(f"'{query}'", source=text, hint="write options as name=value&name=value") from error
+        options = validated(SimulatedOptions, given, source=text)
         make_policy(options.policy)
         limits = {name: getattr(options, name) for name in ("max_num_seqs", "kv_tokens")}
         return cls(Fleet.parse(fleet).limited_to(**limits).engines, options)

@@ -15,7 +15,6 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
-    ValidationError,
     model_validator,
 )
 
@@ -27,7 +26,7 @@ from lengthwise.predictors.resolve import DEFAULT_PREDICTOR
 from lengthwise.predictors.service import MEMORY_ON, known_memory, known_predictor
 from lengthwise.predictors.traffic import MEMORY_NAME
 from lengthwise.routers import make_router
-from lengthwise.settings import invalid, read_yaml
+from lengthwise.settings import read_yaml, validated
 
 ConfiguredKind = Literal["auto", "lengthwise", "vllm", "sglang", "openai"]
 
@@ -346,10 +345,7 @@ def read_config(path: Path, *, overrides: Mapping[str, Any], defaults: Mapping[s
     """
     content = read_yaml(path, hint="begin with engines:")
     given = {name: _with_environment(value, path, name) for name, value in content.items()}
-    try:
-        return GatewayConfig.model_validate({**defaults, **given, **overrides})
-    except ValidationError as error:
-        raise invalid(error, GatewayConfig, source=path) from None
+    return validated(GatewayConfig, {**defaults, **given, **overrides}, source=path)
 
 
 def _with_environment(value: Any, path: Path, field: str) -> Any:  # noqa: ANN401  (any YAML value)

@@ -10,9 +10,9 @@ scheduler in each replica orders by the same prediction.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
@@ -23,7 +23,7 @@ from lengthwise.gateway import GatewayConfig, create_app
 from lengthwise.ray.replicas import EngineReplica, HandleClient
 from lengthwise.ray.request_router import LengthwiseRequestRouter
 from lengthwise.routers import make_router
-from lengthwise.settings import invalid
+from lengthwise.settings import validated
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 ENGINE: Final = "engine"
 """Name of the engines' deployment; the ingress is `gateway`."""
 
+_SOURCE: Final = "lengthwise.ray:app"  # of wrong arguments
 _NO_ADDRESS: Final = "http://engine.invalid"  # replicas have no URL; this top-level domain is reserved (RFC 2606)
 _UNLIMITED: Final = 1 << 20  # the gateway limits its requests itself (max_waiting)
 _CONTROL_CALLS: Final = 8  # health checks and lists of models, beside the requests in slots
-Model = TypeVar("Model", bound=BaseModel)
-
 _HEALTH_S: Final = 2.0
 _STATS_S: Final = 2.0
 
@@ -77,7 +76,7 @@ class ServeOptions(BaseModel):
     @classmethod
     def of(cls, args: dict[str, Any]) -> Self:
         """Return validated arguments; InputError names the one that is wrong."""
-        return _validated(cls, args)
+        return validated(cls, args, source=_SOURCE)
 
     @property
     def simulated(self) -> str | None:
@@ -94,22 +93,14 @@ class ServeOptions(BaseModel):
     def engine_options(self) -> EngineOptions:
         """How vLLM is started in a replica. Its own predictor starts only if a request brings no prediction."""
         own = {"policy": self.policy, "predictor": self.predictor, "memory": "off", "warm_predictor": False}
-        return _validated(EngineOptions, {**own, "model": self.model, **self.vllm}, "vllm")
+        return validated(EngineOptions, {**own, "model": self.model, **self.vllm}, source=_SOURCE, section="vllm")
 
     @property
     def gateway_config(self) -> GatewayConfig:
         """The configuration of the ingress: one engine, which is the deployment."""
         engine = {"url": _NO_ADDRESS, "name": ENGINE, "kind": "lengthwise", "in_flight": self.in_flight}
         own = {"policy": self.policy, "predictor": self.predictor, "admission_quantile": 0.0}
-        return _validated(GatewayConfig, {**own, **self.gateway, "engines": [engine]}, "gateway")
-
-
-def _validated(model: type[Model], content: dict[str, Any], section: str | None = None) -> Model:
-    """Return the validated arguments of a section; InputError names the one that is wrong."""
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        raise invalid(error, model, source="lengthwise.ray:app", section=section) from None
+        return validated(GatewayConfig, {**own, **self.gateway, "engines": [engine]}, source=_SOURCE, section="gateway")
 
 
 @serve.ingress()

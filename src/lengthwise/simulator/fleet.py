@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 from numpy.typing import ArrayLike, NDArray
 
 from lengthwise.errors import InputError
-from lengthwise.settings import invalid, read_yaml
+from lengthwise.settings import read_yaml, validated
 from lengthwise.simulator.costs import CostModel, CostSegment, Piecewise, Roofline, StepCost
 
 Admission = Literal["prompt", "peak", "joint", "reserve"]
@@ -257,7 +257,6 @@ def find_engine(name: str) -> EngineSpec:
 
 _FILE_HINT: Final = "see docs/guides/simulator.md for an engine's file"
 _FILE_COSTS: Final[Mapping[str, type[CostModel]]] = {"linear": StepCost, "roofline": Roofline}
-Validated = TypeVar("Validated")
 
 
 def read_engine(path: str | Path) -> EngineSpec:
@@ -276,17 +275,8 @@ def read_engine(path: str | Path) -> EngineSpec:
     except (LookupError, TypeError, ValueError) as error:
         hint = f"a mapping whose family is one of {', '.join(_FILE_COSTS)}; {_FILE_HINT}"
         raise InputError("has no cost of a known family", source=path, field="cost", hint=hint) from error
-    made = _validated(kind, cost, path, "cost")
-    return _validated(EngineSpec, {"name": path.stem, **content, "cost": made}, path)
-
-
-def _validated(kind: type[Validated], fields: dict[str, Any], path: Path, section: str | None = None) -> Validated:
-    from pydantic import TypeAdapter, ValidationError  # loaded only for files
-
-    try:
-        return TypeAdapter(kind).validate_python(fields)
-    except ValidationError as error:
-        raise invalid(error, kind, source=path, section=section) from error
+    made = validated(kind, cost, source=path, section="cost")
+    return validated(EngineSpec, {"name": path.stem, **content, "cost": made}, source=path)
 
 
 def engine_yaml(spec: EngineSpec) -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from lengthwise.errors import InputError
-from lengthwise.settings import invalid, read_yaml
+from lengthwise.settings import read_yaml, validated
 from lengthwise.simulator.fleet import Fleet, parse_fleet_events
 from lengthwise.simulator.grid import Plan
 from lengthwise.simulator.routing import charged_times_s
@@ -162,10 +162,7 @@ class SweepConfig(BaseModel):
 def read_sweep(path: Path) -> SweepConfig:
     """Read a sweep from a YAML file; an InputError names the field that is wrong."""
     content = read_yaml(path, hint="begin with workload: and fleet:")
-    try:
-        return SweepConfig(**content)
-    except ValidationError as error:
-        raise invalid(error, SweepConfig, source=path) from None
+    return validated(SweepConfig, content, source=path)
 
 
 @dataclass(frozen=True)
