@@ -102,6 +102,7 @@ async def test_a_dead_engine_gets_nothing_and_nothing_is_left_when_all_have_ende
         assert {status for status, _ in await asyncio.gather(*calls)} == {200}
         assert len(engine.bodies) == 12
         await until_true(lambda: set(made[0].slots) == {1})
+        await metric(http, url, "lengthwise_router_failures_total")  # passes on the events that wait for a decision
         check_ledger(made[0])
         check_empty(made[0])
         assert made[0].name == router
@@ -124,7 +125,12 @@ async def test_engines_that_break_hang_and_refuse_and_clients_that_leave_leave_n
         await until_true(lambda: sum(len(engine.bodies) for engine in engines) == began + 1)
         assert len(made[0].ledger) == 1
         leaving.cancel()
-        await until_true(lambda: len(made[0].ledger) == 0)
+
+        async def none_left() -> bool:
+            await metric(http, url, "lengthwise_router_failures_total")  # as above
+            return len(made[0].ledger) == 0
+
+        await until(none_left)
         check_empty(made[0])
 
 

@@ -46,6 +46,8 @@ class _State:
     def collect(self) -> Iterator[Metric]:
         dispatcher, routes, counts = self._dispatcher, self._dispatcher.routes, self._predictions.counts
         engines = dispatcher.engines
+        routes.settle()
+        self._predictions.learn()
         text = "Requests whose head has arrived; those that have not ended are in no lengthwise_requests_total."
         yield CounterMetricFamily("lengthwise_requests_received", text, self.received)
         held = self._budget.total - self._budget.free

@@ -18,6 +18,7 @@ HOUR_S: Final = 3600.0
 SOURCES: Final = ("prior", "history", "predictor", "hint")
 _MOST_NAMES: Final = 256
 _OTHERS: Final = "others"
+_MOST_UNWRITTEN: Final = 256
 ROW: Final = np.dtype(
     [
         ("number", "i8"),
@@ -69,6 +70,7 @@ class RecentRequests:
         """Requests that ended in an error."""
         self._dispatcher = dispatcher
         self._ring = np.zeros(most, ROW)
+        self._unwritten: list[tuple[float, ...]] = []  # the last rows: writing many at once takes a tenth of the time
         self._policy: tuple[object, int] = (None, 0)
 
     def add(self, call: Call) -> None:
@@ -80,7 +82,7 @@ class RecentRequests:
         length = call.measure.length
         prompt = call.measure.prompt_tokens
         now = self._dispatcher.clock()
-        self._ring[self.added % len(self._ring)] = (
+        row = (
             int(job.id),
             job.arrival,
             now,
@@ -96,7 +98,14 @@ class RecentRequests:
             SOURCES.index(call.source),
             length is not None and length[1],
         )
+        self._unwritten.append(row)
         self.added += 1
+        if len(self._unwritten) >= _MOST_UNWRITTEN:
+            self._write()
+
+    def _write(self) -> None:
+        rows, self._unwritten = np.array(self._unwritten, ROW), []
+        self._ring[np.arange(self.added - len(rows), self.added) % len(self._ring)] = rows
 
     @property
     def policy_number(self) -> int:
@@ -108,6 +117,7 @@ class RecentRequests:
 
     def last(self, count: int) -> Rows:
         """Return the last `count` rows that are not older than an hour, the oldest first."""
+        self._write()
         count = min(count, self.added, len(self._ring))
         end = self.added % len(self._ring)
         begin = end - count

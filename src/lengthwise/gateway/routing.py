@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _DEFAULT_KV_TOKENS: Final = EngineInfo(0).kv_tokens
+_MOST_FINISHED: Final = 256  # that wait for the router's next decision
 
 Result = TypeVar("Result")
 
@@ -47,6 +48,9 @@ class RouterAdapter:
     Engines that are down are unknown to the router. Without a router the first free engine is taken: with one engine
     there is no choice. A call of the router that raises is counted and logged (the first with its traceback); a choice
     is then the free engine with the fewest requests.
+
+    The router receives finished requests before its next decision or other event, not one by one: those that end
+    together take less CPU time together, because code and data are in the CPU's caches then.
     """
 
     def __init__(self, router: Router | None) -> None:
@@ -61,6 +65,7 @@ class RouterAdapter:
         """Calls of the router that raised."""
         self.terms: dict[str, Mapping[str, float]] = {}
         """The cost terms of each running job's engine."""
+        self._finished: list[Finished] = []
 
     @property
     def name(self) -> str | None:
@@ -75,6 +80,7 @@ class RouterAdapter:
     def use(self, router: Router, up: Sequence[RoutedEngine]) -> None:
         """Use another router; `up` are the engines that are up."""
         self.router = router
+        self._finished.clear()
         for engine in up:
             self.up(engine)
 
@@ -100,6 +106,7 @@ class RouterAdapter:
         if self.router is None:
             self.decisions[free[0].name] += 1
             return free[0]
+        self.settle()
         began = time.perf_counter()
         numbers = {engine.number: engine for engine in free}
         decision = self._call(self.router.choose, job, now, numbers.keys())
@@ -125,18 +132,28 @@ class RouterAdapter:
     def on_finished(self, job: Job, engine: RoutedEngine, now: float, generated: int, ttft_s: float | None) -> None:
         """Report that a request no longer runs on an engine, for whatever reason."""
         self.terms.pop(job.id, None)
-        self._observe(Finished(job.id, engine.number, now, generated, ttft_s))
+        self._finished.append(Finished(job.id, engine.number, now, generated, ttft_s))
+        if len(self._finished) >= _MOST_FINISHED:
+            self.settle()
 
     def on_metrics(self, engine: RoutedEngine, gauges: EngineGauges, now: float) -> None:
         """Report the load that an engine reports about itself."""
         self._observe(Scraped(engine.number, now, gauges.running, gauges.waiting, gauges.kv_use))
+
+    def settle(self) -> None:
+        """Pass the requests that have finished to the router."""
+        finished, self._finished = self._finished, []
+        for event in finished:
+            self._observe(event)
 
     def _observe(self, event: Event) -> None:
         if self.router is not None:
             self._call(self.router.observe, event)
 
     def _call(self, act: Callable[..., Result], *args: object) -> Result | None:
-        """Call a method of the router; None if it raises."""
+        """Call a method of the router, after those that finished before; None if it raises."""
+        if self._finished:
+            self.settle()
         try:
             return act(*args)
         except Exception as error:  # routers come from other packages too: no request may be lost by them
