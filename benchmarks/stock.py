@@ -41,7 +41,7 @@ async def stock_episode(url: str, workload: Workload) -> LoadReport:
 async def our_episode(url: str, token: str, arm: Arm, plan: TrafficPlan, workload: Workload) -> LoadReport:
     """Send the backlog to our scheduler under a policy, everything learned cleared."""
     async with EngineClient(url, silence_timeout_s=PATIENCE_S, keep=False) as client:
-        server = await BenchServer.connect(client, url, token, {})
+        server = await BenchServer.connect(client, token)
         await server.begin(arm, plan)
         try:
             extras = [

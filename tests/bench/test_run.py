@@ -38,7 +38,7 @@ def plan(tmp_path: Path) -> BenchPlan:
 
 async def policy_of(url: str, token: str) -> str:
     async with EngineClient(url, connect_timeout_s=10, silence_timeout_s=60, keep=False) as client:
-        server = await BenchServer.connect(client, url, token, {})
+        server = await BenchServer.connect(client, token)
         return str((await server.restore())["policy"])
 
 

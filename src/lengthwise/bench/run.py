@@ -55,17 +55,16 @@ _POLL_S: Final = 0.5
 class BenchServer:
     """A vLLM server whose policy is switched between episodes."""
 
-    def __init__(self, client: EngineClient, url: str, token: str, model: str, headers: dict[str, str]) -> None:
-        self.url = url
+    def __init__(self, client: EngineClient, token: str, model: str) -> None:
+        self.url = client.url
         self.model = model
         self.token = token
         self._client = client
-        self._headers = {"content-type": "application/json", **headers}
 
     @classmethod
-    async def connect(cls, client: EngineClient, url: str, token: str, headers: dict[str, str]) -> BenchServer:
+    async def connect(cls, client: EngineClient, token: str) -> BenchServer:
         """Find the served model."""
-        return cls(client, url, token, await served_model(client, None), headers)
+        return cls(client, token, await served_model(client, None))
 
     async def begin(self, arm: Arm, plan: TrafficPlan, *, patience_s: float = 600.0) -> dict[str, Any]:
         """Switch to an arm once the engine is idle, everything learned cleared and its predictor loaded."""
@@ -99,13 +98,9 @@ class BenchServer:
     async def _send(self, command: dict[str, Any]) -> dict[str, Any]:
         xargs = {"bench_token": self.token, "bench_command": json.dumps(command)}
         body = {"model": self.model, "prompt": "x", "max_tokens": 1, "vllm_xargs": xargs}
-        answer = await self._client.post("/v1/completions", json.dumps(body).encode(), self._headers)
-        try:
-            raw = await answer.read()
-        finally:
-            answer.close()
-        if answer.status != 200:
-            raise InputError(f"the server answers {answer.status}: {raw[:200]!r}", source=self.url, hint=_HINT)
+        status, raw = await self._client.fetch("/v1/completions", json.dumps(body).encode())
+        if status != 200:
+            raise InputError(f"the server answers {status}: {raw[:200]!r}", source=self.url, hint=_HINT)
         reply: dict[str, Any] | None = (json.loads(raw).get("kv_transfer_params") or {}).get("lengthwise")
         if reply is None:
             raise InputError("the server has no bench switch, or another token", source=self.url, hint=_HINT)
@@ -167,11 +162,9 @@ async def run_bench(
     plan: BenchPlan, store: BenchStore, url: str, token: str, progress: BenchProgress, api_key: str | None = None
 ) -> None:
     """Run the missing blocks; cancelled or failed, the server gets its own policy back first."""
-    url = engine_url(url)
-    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-    client = EngineClient(url, connect_timeout_s=_CONNECT_S, silence_timeout_s=_SILENCE_S, keep=False)
-    async with client:
-        server = await BenchServer.connect(client, url, token, headers)
+    limits = {"connect_timeout_s": _CONNECT_S, "silence_timeout_s": _SILENCE_S}
+    async with EngineClient(engine_url(url), api_key=api_key, keep=False, **limits) as client:
+        server = await BenchServer.connect(client, token)
         run = _Run(plan, store, server, progress, load_prompts(plan.traffic), api_key)
         try:
             await run.everything()

@@ -21,11 +21,12 @@ _FLAGS = {"engines": "engine", "max_num_batched_tokens": "max_batched_tokens"}
 def options_from(
     *models: type[BaseModel],
     without: Collection[str] = (),
+    only: Collection[str] | None = None,
     defaults: dict[str, Any] | None = None,
     environment: str | None = None,
     panels: Mapping[str, Collection[str]] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command, which takes `**fields`, one option for each field of the models but those in `without`.
+    """Give a command, which takes `**fields`, one option for each field of the models, `only` or `without` some.
 
     A field `timeout_s` is the option `--timeout`; its description is the help text. A list is one text with commas, or
     repeatable if the field is marked so. `defaults` replaces defaults. With `environment`, a prefix, an option that is
@@ -58,7 +59,7 @@ def options_from(
             )
             for model in models
             for name, field in model.model_fields.items()
-            if name not in without
+            if name not in without and (only is None or name in only)
         ]
         parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in given] + added
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

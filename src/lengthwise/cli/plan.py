@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from lengthwise.cli.model_options import options_from, validated
 from lengthwise.cli.output import LIMITS, AsJson, Report, need_folder, note, show
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Origin, this_machine
 from lengthwise.reports.planning import PlanReport
 from lengthwise.reports.progress import late_bar
-from lengthwise.simulator import Fleet
 from lengthwise.simulator.cluster import at_rate
 from lengthwise.simulator.metrics import LatencyLimits
 from lengthwise.simulator.planning import CapacitySearch, plan_seeds
+from lengthwise.simulator.sweep import Limits, SweepConfig
 from lengthwise.specs import split_specs
-from lengthwise.workloads.traces import Source
 
 _TRAFFIC = "Traffic"
 
 
+@options_from(
+    SweepConfig,
+    Limits,
+    only=("requests", "cv", "llm", "seed", "max_num_seqs"),
+    panels={_TRAFFIC: ("requests", "cv", "llm", "seed")},
+)
 def plan(
     source: Annotated[
         str, typer.Argument(metavar="TRACE", help="A name from `lengthwise traces list`, a workload file, or castillo.")
@@ -38,9 +44,6 @@ def plan(
             help="Predictor, as in `simulate`; `oracle` means TRUE LENGTHS [default: fast with prompts, else history]."
         ),
     ] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Requests that run at once in an engine [default: vLLM's for the GPU].")
-    ] = None,
     slo_ttft: Annotated[float | None, typer.Option(help="Largest TTFT in seconds.", rich_help_panel=LIMITS)] = None,
     slo_tpot: Annotated[float | None, typer.Option(help="Largest TPOT in seconds.", rich_help_panel=LIMITS)] = None,
     slo_e2e: Annotated[float | None, typer.Option(help="Largest E2E in seconds.", rich_help_panel=LIMITS)] = None,
@@ -51,16 +54,6 @@ def plan(
         float | None,
         typer.Option(help="Requests per second [default: the trace's arrivals].", rich_help_panel=_TRAFFIC),
     ] = None,
-    requests: Annotated[
-        int | None, typer.Option(min=1, help="Number of requests [default: all].", rich_help_panel=_TRAFFIC)
-    ] = None,
-    cv: Annotated[
-        float | None, typer.Option(help="Draw new arrivals with gaps of this CV.", rich_help_panel=_TRAFFIC)
-    ] = None,
-    llm: Annotated[
-        str, typer.Option(help="castillo: the LLM whose lengths are used.", rich_help_panel=_TRAFFIC)
-    ] = "llama-3.1-8b",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.", rich_help_panel=_TRAFFIC)] = 0,
     seeds: Annotated[
         int,
         typer.Option(
@@ -73,6 +66,7 @@ def plan(
     ] = 5,
     report: Report = None,
     as_json: AsJson = False,
+    **fields: Any,  # noqa: ANN401
 ) -> None:
     """Find the fewest engines under each policy that serve a trace within latency limits.
 
@@ -90,9 +84,12 @@ def plan(
     if rate is not None and not 0 < rate < math.inf:
         raise InputError(f"a rate of {rate:g}", field="rate", hint="give requests per second above 0")
     fewest, most = _range(engines)
-    spec = Fleet.parse(engine).limited_to(max_num_seqs=max_num_seqs).engines[0]
-    draw = Source(source, llm, requests, cv).draws(own_arrivals=rate is None, slots=spec.max_num_seqs, on_note=note)
-    workloads = [at_rate(draw(each), rate) for each in range(seed, seed + seeds)]
+    limited = {"max_num_seqs": fields.pop("max_num_seqs")}
+    config = validated(SweepConfig, workload=source, fleet=engine, limits=limited, seeds=seeds, **fields)
+    ((drawn_from, planned),) = config.plans()
+    spec = planned.fleet.engines[0]
+    draw = drawn_from.draws(own_arrivals=rate is None, slots=spec.max_num_seqs, on_note=note)
+    workloads = [at_rate(draw(each), rate) for each in planned.seeds]
     if seeds > 1 and workloads[0].content_hash == workloads[1].content_hash:
         workloads = workloads[:1]
     slo = LatencyLimits(*limits)
@@ -103,7 +100,7 @@ def plan(
         plans = plan_seeds(searches, list(dict.fromkeys(split_specs(policy))), bar)
         alone = searches[0].without_queue() if any(each.engines is None for each in plans) else None
     found = PlanReport(searches[0], plans, alone)
-    drawn = str(seed) if len(workloads) == 1 else f"{seed} to {seed + len(workloads) - 1}"
+    drawn = str(config.seed) if len(workloads) == 1 else config.drawn_seeds
     origin = Origin.here(seed=drawn, hardware=f"simulated {spec.name}, on {this_machine()}")
     show(found.document(origin), report, as_json=as_json)
     if all(each.engines is None for each in plans):
