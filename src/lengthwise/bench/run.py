@@ -162,8 +162,9 @@ async def run_bench(
     plan: BenchPlan, store: BenchStore, url: str, token: str, progress: BenchProgress, api_key: str | None = None
 ) -> None:
     """Run the missing blocks; cancelled or failed, the server gets its own policy back first."""
-    limits = {"connect_timeout_s": _CONNECT_S, "silence_timeout_s": _SILENCE_S}
-    async with EngineClient(engine_url(url), api_key=api_key, keep=False, **limits) as client:
+    async with EngineClient(
+        engine_url(url), api_key=api_key, connect_timeout_s=_CONNECT_S, silence_timeout_s=_SILENCE_S, keep=False
+    ) as client:
         server = await BenchServer.connect(client, token)
         run = _Run(plan, store, server, progress, load_prompts(plan.traffic), api_key)
         try:
