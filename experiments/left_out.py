@@ -33,6 +33,7 @@ from lengthwise.predictors.resolve import LoadedPredictor
 from lengthwise.reports.tables import Table, share, signed
 from lengthwise.training.data import PromptTable, load_samples
 from lengthwise.training.encoder.config import DataConfig, parse_config
+from lengthwise.training.encoder.network import package_folder
 from lengthwise.training.encoder.pack import HELD_OUT, Pack
 from lengthwise.training.encoder.package import calibrate
 from lengthwise.training.fast.train import FastRecipe, FastTrainer, calibrated
@@ -377,13 +378,22 @@ def facts(found: LeftOutResult) -> list[dict[str, Any]]:
     return [{**asdict(row), "adapted": row.adapted, "met": row.met} for row in found.rows]
 
 
+def lacks_minilm() -> str | None:
+    """Say how to install the encoder whose words the networks are trained on, None if it is there."""
+    try:
+        package_folder()
+    except InputError as error:
+        return f"needs the encoder of the networks: {error}"
+    return None
+
+
 def _needs(grid: LeftOutGrid) -> str | None:
     home = data_home()
     if grid.trains and (home is None or not (home / "castillo").is_dir()):
         return (
             "needs LENGTHWISE_DATA with castillo/ and smollm2/, or predictors trained without an LLM: --set models=DIR"
         )
-    return None
+    return lacks_minilm() if grid.trains else None
 
 
 def answer(found: LeftOutResult) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from experiments.left_out import lacks_minilm
 from experiments.study import Run, Study
 from lengthwise.predictors.adapt import unknown_llms_unlogged
 from lengthwise.predictors.fast import FastPredictor
@@ -191,7 +192,7 @@ def _needs(_: LeftOutGroupsGrid) -> str | None:
     home = data_home()
     if home is None or not (home / "diverse" / "lengths.parquet").is_file():
         return "needs LENGTHWISE_DATA with castillo/, smollm2/ and diverse/"
-    return None
+    return lacks_minilm()
 
 
 def answer(found: LeftOutGroupsResult) -> str:

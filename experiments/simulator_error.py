@@ -69,7 +69,7 @@ def compare(run: Run, grid: SimulatorErrorGrid) -> list[Comparison]:
     rows = store.rows()
     if not len(rows):
         raise InputError("has no complete block", source=store.folder, hint="run `lengthwise bench` first")
-    specs = _specs(store, grid)
+    specs = fitted_specs(store, grid)
     episodes = list(episode_tables(rows))
     progress, found = run.part(0.0, 1.0), []
     for number, (kind, arm, block, table) in enumerate(episodes):
@@ -81,7 +81,7 @@ def compare(run: Run, grid: SimulatorErrorGrid) -> list[Comparison]:
     return found
 
 
-def _specs(store: BenchStore, grid: SimulatorErrorGrid) -> tuple[EngineSpec, EngineSpec]:
+def fitted_specs(store: BenchStore, grid: SimulatorErrorGrid) -> tuple[EngineSpec, EngineSpec]:
     """Return the engines that simulate even and odd blocks."""
     if grid.engine is not None:
         spec = read_engine(grid.engine)

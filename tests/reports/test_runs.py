@@ -18,7 +18,9 @@ from lengthwise.reports.runs import (
     against_load,
     figures,
     how_sure,
+    judge,
     pooled,
+    price,
     verdict,
     when,
     who_gains,
@@ -142,3 +144,24 @@ def test_a_run_survives_json() -> None:
     assert again.profile is not None
     assert again.profile.waiting == (3.0, 0.0)
     assert math.isnan(again.profile.window_e2e_s[1])
+
+
+@pytest.mark.parametrize(
+    ("mean", "p99", "found"),
+    [
+        (Ratio(0.9, 0.8, 1.1), 1.0, "noise"),
+        (Ratio(1.2, 1.1, 1.3), 1.0, "worse"),
+        (Ratio(0.98, 0.97, 0.99), 1.0, "too small"),
+        (Ratio(0.8, 0.7, 0.9), 1.05, "gain"),
+        (Ratio(0.8, 0.7, 0.9), 1.2, "gain, worse tail"),
+        (Ratio(0.8, math.nan, math.nan), 1.0, "gain"),
+    ],
+)
+def test_a_policy_is_judged_by_the_interval_of_its_mean_then_by_its_tail(mean: Ratio, p99: float, found: str) -> None:
+    assert judge(mean, Ratio(p99, p99, p99)) == found
+
+
+def test_a_tail_more_than_a_tenth_worse_counts_against_a_policy() -> None:
+    mean = Ratio(0.8, 0.7, 0.9)
+    within, beyond = (price(mean, Ratio(tail, tail, tail)) for tail in (1.1, 2.2))
+    assert (within, beyond) == (pytest.approx(0.8), pytest.approx(1.6))

@@ -20,16 +20,14 @@ from scipy import stats
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
-from lengthwise.reports.runs import multiple
+from lengthwise.reports.runs import judge, multiple, price
 from lengthwise.simulator.metrics import LatencyProfile
 from lengthwise.simulator.paired import Ratio, interval_over_pairs, over_pairs, pair_draws
 
 Floats = NDArray[np.float64]
 
-LEAST_GAIN: Final = 1.03
-"""A mean E2E that is less than 3 % better is not worth a change."""
-MOST_TAIL: Final = 1.10
-"""A p99 that is more than 10 % worse is a price that the verdict names."""
+_ADVICE: Final = {"gain": "Turn it on", "gain, worse tail": "Turn it on only if the tail may grow"}
+_NO: Final = "Not worth it here"
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,20 +222,13 @@ def verdict(arms: Sequence[ArmResult]) -> str:
     able = [each for each in arms if each.kind == kind and each.arm.policy != FCFS and each.arm.predictor != ORACLE]
     if not able:
         return "Nothing to judge: only true lengths were measured."
-    kept = [each for each in able if each.ratios["p99"].ratio <= MOST_TAIL] or able
-    best = min(kept, key=lambda each: each.ratios["mean"].ratio)
-    mean, tail = best.ratios["mean"], best.ratios["p99"]
-    shown = {name: multiple(best.ratios[name], 2) for name in ("mean", "p99", "per_token")}
-    measured = (
-        f"{best.arm.label} has {shown['mean']} times the mean E2E of fcfs, {shown['per_token']} times its latency per "
-        f"token and {shown['p99']} times its p99 E2E ({kind}, {best.blocks} blocks)."
+    best = min(able, key=lambda each: price(each.ratios["mean"], each.ratios["p99"]))
+    mean, per_token, p99 = (best.ratios[name] for name in ("mean", "per_token", "p99"))
+    return (
+        f"{_ADVICE.get(judge(mean, p99), _NO)}: {best.arm.label} has {multiple(mean, 2)} times the mean E2E of fcfs, "
+        f"{multiple(per_token, 2)} times its latency per token and {multiple(p99, 2)} times its p99 E2E "
+        f"({kind}, {best.blocks} blocks)."
     )
-    surely = 1 / mean.ratio if math.isnan(mean.high) else 1 / mean.high
-    if surely < 1.0 or 1 / mean.ratio < LEAST_GAIN:
-        return f"Not worth it here: {measured}"
-    if tail.ratio > MOST_TAIL:
-        return f"Turn it on only if the tail may grow: {measured}"
-    return f"Turn it on: {measured}"
 
 
 def times(ratio: Ratio) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -177,29 +177,43 @@ def verdict(runs: Sequence[ReportedRun]) -> str:
     if not judged:
         mean = seconds(base.latency["e2e_s"]["mean"])
         return f"Mean E2E of {base.in_words} is {mean}{where}; nothing is compared with it."
-    best = min(judged, key=_price)
+    best = min(judged, key=lambda run: price(run.ratio("e2e_mean"), run.ratio("e2e_p99")))
     bound = "" if able else "With TRUE LENGTHS, which no server has: "
     return f"{bound}{_gain(best, base, where)} {_tail(best, base)}{_by_length(best, base)}"
 
 
-def _price(run: ReportedRun) -> float:
-    """Mean E2E over the baseline's; a tail that is more than 10 % worse counts against it."""
-    tail = run.ratio("e2e_p99").ratio
-    return run.ratio("e2e_mean").ratio * (tail / MOST_TAIL if tail > MOST_TAIL else 1.0)
+Judgement = Literal["noise", "worse", "too small", "gain", "gain, worse tail"]
+
+
+def judge(mean: Ratio, p99: Ratio) -> Judgement:
+    """Return what a policy brings, by its mean and p99 of E2E over the baseline's."""
+    if not math.isnan(mean.low) and mean.low <= 1 <= mean.high:
+        return "noise"
+    if mean.ratio > 1:
+        return "worse"
+    if mean.ratio > 1 - LEAST_GAIN:
+        return "too small"
+    return "gain, worse tail" if p99.ratio > MOST_TAIL else "gain"
+
+
+def price(mean: Ratio, p99: Ratio) -> float:
+    """Mean E2E over the baseline's; a p99 that is more than 10 % worse counts against it. The best has the least."""
+    return mean.ratio * (p99.ratio / MOST_TAIL if p99.ratio > MOST_TAIL else 1.0)
 
 
 def _gain(best: ReportedRun, base: ReportedRun, where: str) -> str:
     mean = best.ratio("e2e_mean")
     ours = best.in_words
+    found = judge(mean, best.ratio("e2e_p99"))
     sure = "" if math.isnan(mean.low) else f" (95 % interval {_change(mean.low)} to {_change(mean.high)})"
-    if not math.isnan(mean.low) and mean.low <= 1 <= mean.high:
+    if found == "noise":
         return (
             f"No difference beyond noise{where}: mean E2E of {ours} is {mean.ratio:.2f} of that of {base.name}{sure}."
         )
-    if mean.ratio > 1:
+    if found == "worse":
         higher = f"{100 * (mean.ratio - 1):.0f} % higher"
         return f"Nothing is better than {base.name}{where}: mean E2E of {ours} is {higher}{sure}."
-    small = ", too little to matter" if mean.ratio > 1 - LEAST_GAIN else ""
+    small = ", too little to matter" if found == "too small" else ""
     return f"{ours} lowers mean E2E by {100 * (1 - mean.ratio):.0f} % against {base.name}{where}{sure}{small}."
 
 

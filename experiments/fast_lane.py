@@ -1,0 +1,212 @@
+"""What a wider fast lane of `lengthwise` brings in a burst, and what it costs under a load that lasts.
+
+The policy has nothing to tune; its constants are changed here in a private copy of its module. Places: the bursts that
+were measured on an H200, replayed in the simulator with their predictions (as in `simulator_error`); the bursts of
+`benchmarks.gateway_gain` on one queue with 32 slots; and two settings of `frontier`, where a load of 1.1 lasts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+
+from experiments.frontier import CUT, LLM, SETTINGS, load_samples, predictions_of
+from experiments.simulator_error import SimulatorErrorGrid, fitted_specs, replayed
+from experiments.study import Run, Study
+from lengthwise.bench.analysis import episode_tables
+from lengthwise.bench.episodes import Kind, TrafficPlan, draw, load_prompts
+from lengthwise.bench.store import BenchStore
+from lengthwise.errors import InputError
+from lengthwise.policies import Policy, lengthwise
+from lengthwise.reports.runs import multiple
+from lengthwise.reports.tables import Table
+from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
+from lengthwise.simulator.paired import Ratio, over_seeds
+from lengthwise.simulator.tasks import code_version, content_key, file_digest
+from lengthwise.workloads import Workload, castillo_workload
+
+MEASURED: Final = tuple(
+    Path(__file__).parent / "results" / name for name in ("h200-32", "h200-32-policies", "h200-32-fast")
+)
+ENGINE: Final = "1*llama-3-8b@a100"
+H200, A100 = "H200 bursts, default", "A100 bursts, fast"
+LASTING: Final = ("8 slots, load 1.1", "32 slots, load 1.1")
+WIDE: Final = {"SHORT_JOB_FRACTION": 0.5, "FAST_WORK_FRACTION": 0.35}
+LANES: Final[dict[str, dict[str, float]]] = {
+    "as it is": {},
+    "half of the jobs, 35 % of the work": WIDE,
+    "the same, rounds of 400 tokens": {**WIDE, "TOKENS_PER_ROUND": 400.0},
+    "the same, rounds of 800 tokens": {**WIDE, "TOKENS_PER_ROUND": 800.0},
+    "60 % of the jobs, half of the work, rounds of 400": {
+        "SHORT_JOB_FRACTION": 0.6,
+        "FAST_WORK_FRACTION": 0.5,
+        "TOKENS_PER_ROUND": 400.0,
+    },
+    "rounds of 400 tokens alone": {"TOKENS_PER_ROUND": 400.0},
+}
+"""The constants of `lengthwise.policies.lengthwise` that are replaced, by the name of the lane."""
+
+Traffic = tuple[Workload, Fleet, RequestPredictions | None]
+
+
+@dataclass(frozen=True)
+class FastLaneGrid:
+    """Blocks, bursts and seeds."""
+
+    blocks: int = 16
+    """Of those kept; the bench measured 16."""
+    bursts: int = 6
+    seeds: int = 8
+    first_seed: int = 200
+    predictor: str = "noisy:0.55"
+    """Of the load that lasts."""
+    lasting: tuple[str, ...] = LASTING
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "bursts", "seeds"):
+            if getattr(self, name) < 2:
+                raise InputError(f"{getattr(self, name)}", field=name, hint="give at least 2: intervals are over them")
+
+
+def lane_policy(constants: dict[str, float]) -> Policy:
+    """Return `lengthwise` with other constants: the policy of a copy of its module."""
+    copy = ModuleType(lengthwise.__name__)
+    exec(compile(inspect.getsource(lengthwise), lengthwise.__file__, "exec"), vars(copy))  # noqa: S102
+    vars(copy).update(constants)
+    policy: Policy = copy.Lengthwise()
+    return policy
+
+
+@lru_cache(maxsize=1)
+def _blocks() -> list[Traffic]:
+    """The measured bursts of `lengthwise` on `default`, each on the engine fitted to other blocks."""
+    found = []
+    for folder in MEASURED:
+        store = BenchStore(folder)
+        specs = fitted_specs(store, SimulatorErrorGrid(folder))
+        for _, arm, block, table in episode_tables(store.rows()):
+            if (arm.policy, arm.predictor) == ("lengthwise", "default"):
+                workload, predictions = replayed(table, arm, int(store.settings()["traffic"]["cap"]))
+                found.append((workload, Fleet((specs[block % 2],)), predictions))
+    return found
+
+
+def _burst(number: int) -> Traffic:
+    fleet, plan = Fleet.parse(ENGINE).limited_to(max_num_seqs=32), TrafficPlan()
+    prompts, n = load_prompts(plan), 12 * 32
+    capacity = measure_capacity(draw(prompts, plan, Kind.of("backlog"), 0, n=n, capacity=1.0).workload, fleet)
+    workload = draw(prompts, plan, Kind.of("burst"), number, n=n, capacity=capacity.requests_per_s).workload
+    return workload, fleet, predict_workload(workload, "fast")
+
+
+def _lasting(place: str, seed: int, predictor: str) -> Traffic:
+    slots, load, n, variation = SETTINGS[place]
+    fleet = Fleet.parse(ENGINE).limited_to(max_num_seqs=slots)
+    drawn = castillo_workload(
+        load_samples(predictor), LLM, requests=n, rate=1.0, seed=seed, cv=variation, max_tokens=CUT
+    )
+    workload = drawn.replace(arrival_s=drawn.arrival_s / (load * measure_capacity(drawn, fleet).requests_per_s))
+    return workload, fleet, predictions_of(workload, predictor, seed)
+
+
+@dataclass(frozen=True)
+class LaneTask:
+    """One block, burst or seed of a place under FCFS and every lane."""
+
+    place: str
+    number: int
+    predictor: str
+
+    @property
+    def key(self) -> str:
+        """Digest of the task, the code and the data."""
+        data = load_samples(self.predictor)
+        kept = [file_digest(folder / "requests.parquet") for folder in MEASURED]
+        code = (code_version(), file_digest(Path(__file__)))
+        return content_key(kind="fast lane", task=self, code=code, data=(data.origin, len(data), kept))
+
+    def run(self) -> dict[str, Any]:
+        """Mean and p99 of E2E by policy."""
+        if self.place == H200:
+            workload, fleet, predictions = _blocks()[self.number]
+        elif self.place == A100:
+            workload, fleet, predictions = _burst(self.number)
+        else:
+            workload, fleet, predictions = _lasting(self.place, self.number, self.predictor)
+        policies = {"fcfs": "fcfs", **{name: lane_policy(constants) for name, constants in LANES.items()}}
+        return {
+            name: _figures(simulate(workload, fleet, policy, predictor=predictions))
+            for name, policy in policies.items()
+        }
+
+
+def _figures(outcome: Outcome) -> tuple[float, float]:
+    e2e = outcome.finish - outcome.arrival
+    return float(e2e.mean()), float(np.quantile(e2e, 0.99))
+
+
+Gain = tuple[Ratio, Ratio]
+"""FCFS's mean over the lane's, and the lane's p99 over that of FCFS."""
+
+
+def measure(run: Run, grid: FastLaneGrid) -> dict[str, dict[str, Gain]]:
+    """Simulate every place; by place and lane."""
+    seeds = range(grid.first_seed, grid.first_seed + grid.seeds)
+    numbers = {H200: range(grid.blocks), A100: range(grid.bursts), **dict.fromkeys(grid.lasting, seeds)}
+    found = {}
+    for place, each in numbers.items():
+        figures = run.results(place, [LaneTask(place, number, grid.predictor) for number in each])
+        found[place] = {name: _gain(figures, name) for name in LANES}
+    return found
+
+
+def _gain(figures: Sequence[dict[str, Any]], name: str) -> Gain:
+    (mean, p99), (lane_mean, lane_p99) = (
+        np.array([each[key] for each in figures]).T.tolist() for key in ("fcfs", name)
+    )
+    return over_seeds(mean, lane_mean), over_seeds(lane_p99, p99)
+
+
+def tables(found: dict[str, dict[str, Gain]]) -> list[Table]:
+    """One row per place and lane."""
+    rows = [
+        [place, name, multiple(mean), multiple(p99)]
+        for place, lanes in found.items()
+        for name, (mean, p99) in lanes.items()
+    ]
+    rules = frozenset(range(len(LANES), len(rows), len(LANES)))
+    notes = ["mean E2E: FCFS over the policy; p99: the policy over FCFS; 95 % intervals over blocks, bursts or seeds."]
+    return [Table("A wider fast lane", ("place", "lane", "mean E2E", "p99"), rows, notes, rules)]
+
+
+def answer(found: dict[str, dict[str, Gain]]) -> str:
+    """Half of the jobs in the lane and long rounds against the policy as it is."""
+    now, wide = "as it is", "the same, rounds of 400 tokens"
+    burst, lasting = found[H200], next(lanes for place, lanes in found.items() if place in LASTING)
+    gained, before = burst[wide], burst[now]
+    return (
+        f"In a burst a wider lane gains {gained[0].ratio:.2f}x instead of {before[0].ratio:.2f}x on the mean, at a p99 "
+        f"of {gained[1].ratio:.2f} instead of {before[1].ratio:.2f} times FCFS's; where the load lasts the p99 is "
+        f"{lasting[wide][1].ratio:.2f} instead of {lasting[now][1].ratio:.2f}."
+    )
+
+
+STUDY: Study[FastLaneGrid, dict[str, dict[str, Gain]]] = Study(
+    name="fast_lane",
+    title="A wider fast lane",
+    question="What does a wider fast lane bring in a burst, and what does it cost under a load that lasts?",
+    source="kept H200 bursts, CASTILLO",
+    grid=FastLaneGrid(),
+    quick=FastLaneGrid(blocks=3, bursts=2, seeds=2, lasting=LASTING[:1]),
+    minutes=(3, 0.5),
+    measure=measure,
+    tables=tables,
+    answer=answer,
+)
