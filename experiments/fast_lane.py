@@ -140,7 +140,8 @@ class LaneTask:
             workload, fleet, predictions = _burst(self.number)
         else:
             workload, fleet, predictions = _lasting(self.place, self.number, self.predictor)
-        policies = {"fcfs": "fcfs", **{name: lane_policy(constants) for name, constants in LANES.items()}}
+        policies: dict[str, Policy | str] = {"fcfs": "fcfs"}
+        policies.update({name: lane_policy(constants) for name, constants in LANES.items()})
         return {
             name: _figures(simulate(workload, fleet, policy, predictor=predictions))
             for name, policy in policies.items()

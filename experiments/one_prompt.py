@@ -373,7 +373,8 @@ def _needs(grid: OnePromptGrid) -> str | None:
 def answer(found: OnePromptResult) -> str:
     """The families in the order of their fit."""
     order = ", ".join(f"{fit.name} {fit.aic_gain:+.1f}" for fit in found.fits)
-    return f"{found.fits[0].name} fits the {found.lengths.size} answers best. AIC over log-normal's: {order}."
+    best = f"{found.fits[0].name} fits the {found.lengths.size} answers best"
+    return f"{best}. Log-likelihood, less one per parameter, above log-normal's: {order}."
 
 
 STUDY: Study[OnePromptGrid, OnePromptResult] = Study(

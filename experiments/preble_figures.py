@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from experiments.preble import paper
-from experiments.preble.study import BY_PREFIX, LENGTHS, VARIED, Place, React
+from experiments.preble.study import BY_PREFIX, FIXED, VARIED, Place, React
 from experiments.study import Claim, Run, Study
 from lengthwise.errors import InputError
 from lengthwise.reports.runs import multiple, seconds
@@ -30,7 +30,6 @@ from lengthwise.simulator.paired import Ratio, over_seeds
 from lengthwise.simulator.routing import routing_time_s
 from lengthwise.simulator.tasks import Setting, code_version, content_key
 
-FIXED: Final = LENGTHS[0]
 LENGTH_NAMES: Final = {FIXED: "150", VARIED: "1 or 300", BY_PREFIX: BY_PREFIX}
 CUT, DRAINED = "cut_s", "drained_s"
 RULES: Final = {CUT: "cut, as the paper", DRAINED: "to drain"}

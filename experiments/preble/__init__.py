@@ -18,8 +18,6 @@ STUDY: Study[PrebleGrid, PrebleResult] = Study(
         rates=(8.0, 64.0, 128.0),
         seconds=5.0,
         least=100,
-        varied_engines=(8,),
-        varied_rates=(64.0,),
         loads=(0.9,),
         shared_requests=600,
     ),
@@ -28,6 +26,6 @@ STUDY: Study[PrebleGrid, PrebleResult] = Study(
     tables=tables,
     figures=figures,
     claims=claims,
-    claim_notes=lambda _: ["Figures 1A to 1C, and figure 2 by the paper's rule: the study `preble_figures`."],
+    claim_notes=lambda _: ["Figures 1A to 1D, and figure 2 by the paper's rule: the study `preble_figures`."],
     draw=draw,
 )

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from experiments.preble import paper
 from experiments.preble.study import Cell, Measure, PrebleResult, Routing, find, places
-from experiments.preble.tables import E2, E2_TRUE, OURS_TRUE, by_true_lengths, length_name, overheads
+from experiments.preble.tables import E2, E2_TRUE, OURS_TRUE, by_true_lengths, overheads
 from experiments.study import Line, line_figure
 from lengthwise.reports.figures import COLOURS, figure, legend, log_tokens, save
 from lengthwise.reports.page import Figure, axes, axis, panel
@@ -27,16 +27,6 @@ def figures(found: PrebleResult) -> list[Figure]:
     by_engines = {f"{n} engines": [cell for cell in react if cell.place.engines == n] for n in found.grid.engines}
     high = [rate for rate in found.grid.rates if rate >= 16.0] or found.grid.rates
     by_rate = {f"{rate:g} requests/s": [cell for cell in react if cell.place.at == rate] for rate in high}
-    spots = [(engines, rate) for engines in found.grid.varied_engines for rate in found.grid.varied_rates]
-    varied = {cell.run for cell in found.varied}
-    by_spot = {
-        f"{engines} engines, {rate:g} requests/s": [
-            cell
-            for cell in (*found.varied, *react)
-            if (cell.place.engines, cell.place.at) == (engines, rate) and cell.run in varied
-        ]
-        for engines, rate in spots
-    }
     lengths = f"Lengths 1 or 300, mean over {found.grid.seeds} seeds. {_LOWER}"
     rate, seconds, loads = axis("requests/s", **_LOG), axis("seconds", **_LOG), axis("load")
     return [
@@ -51,14 +41,6 @@ def figures(found: PrebleResult) -> list[Figure]:
             820,
         ),
         _overhead_figure(found),
-        line_figure(
-            "Figure 1D: variance of lengths",
-            f"Normalized latency. {_LOWER}",
-            _by_run(by_spot, lambda cell: length_name(cell.place.workload)),
-            axis("lengths, of the same mean"),
-            axis("seconds per token", rangemode="tozero"),
-            820,
-        ),
         _figure_2_figure(found),
         _figure_3_figure(found),
         line_figure(

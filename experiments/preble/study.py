@@ -1,10 +1,10 @@
 """Preble's routing and its length-aware extension: every router on the same requests, FCFS inside engines.
 
-Figure 2: normalized latency and mean E2E over rates and engines, lengths of the most variance, to drain. Figure 1D: the
-same mean with less variance. Figures 1A to 1C, with the paper's 150 tokens and its rule for the end of a run, are in
-`experiments.preble_figures`. Lengths drawn at random cannot be predicted: routers get the true ones or none. The value
-of a predictor is measured on CASTILLO's test prompts behind ten shared system prompts, at shares of capacity. Routers
-are charged the time that was measured for their choice (`simulator/routing.py`).
+Figure 2: normalized latency and mean E2E over rates and engines, lengths of the most variance, to drain. Figures 1A to
+1D, with the paper's 150 tokens and its rule for the end of a run, are in `experiments.preble_figures`. Lengths drawn at
+random cannot be predicted: routers get the true ones or none. The value of a predictor is measured on CASTILLO's test
+prompts behind ten shared system prompts, at shares of capacity. Routers are charged the time that was measured for
+their choice (`simulator/routing.py`).
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def places(cells: Sequence[Cell]) -> list[Place]:
 
 VARIED: Final = "1:0.5,300:0.5"
 """Lengths up to 300 with the most variance (the paper's figure 3)."""
-LENGTHS: Final = ("150:1", "1:0.3333333334,150:0.3333333333,300:0.3333333333", VARIED)
-"""The same mean with increasing variance: figure 1D, as in its public code."""
+FIXED: Final = "150:1"
+"""The same mean without variance (figures 1A to 1C)."""
 BY_PREFIX: Final = "by prefix"
 """Each workload has its own length, from 1 to 298 in steps of 33."""
 
@@ -135,7 +135,7 @@ def _react(about: React, seed: int) -> Workload:
         examples=paper.EXAMPLES,
         requests=about.requests,
         rate=1.0,
-        lengths=DiscreteLengths.parse(LENGTHS[0] if about.lengths == BY_PREFIX else about.lengths),
+        lengths=DiscreteLengths.parse(FIXED if about.lengths == BY_PREFIX else about.lengths),
         seed=seed,
     )
     order = generator(seed, "order").permutation(about.requests)
@@ -242,7 +242,6 @@ def _decided_by_load(outcome: Outcome) -> float:
     return float(np.mean([terms.get("cost", 0.0) > 0.0 or terms.get("exploit") == 0.0 for terms in choices]))
 
 
-NAIVE_AND_E2: Final = (*paper.NAIVE, "e2")
 LENGTH_UNAWARE: Final = ("random", "round_robin", "least_outstanding", "least_load", "cache_aware", "dynamo", "e2")
 PREDICTING: Final = ("e2_length", "lengthwise")
 LLM: Final = "llama-3.1-8b"
@@ -258,8 +257,6 @@ class PrebleGrid:
     rates: tuple[float, ...] = paper.RATES
     seconds: float = paper.SECONDS
     least: int = 300
-    varied_engines: tuple[int, ...] = (8, 16)
-    varied_rates: tuple[float, ...] = (32.0, 64.0)
     loads: tuple[float, ...] = (0.7, 0.9, 1.1)
     shared_engines: int = 8
     shared_slots: int = 32
@@ -290,8 +287,6 @@ class PrebleResult:
     """Capacity of one engine for the paper's requests under backlog, in requests/s."""
     react: tuple[Cell, ...]
     """Lengths of the most variance, all engines and rates."""
-    varied: tuple[Cell, ...]
-    """Lengths of less and less variance (of the most: as in `react`)."""
     shared: tuple[Cell, ...]
     diagnosis: dict[float, Diagnosis]
     """By requests per second, on the engines of figure 2; the mean over seeds."""
@@ -303,9 +298,7 @@ def measure(run: Run, grid: PrebleGrid) -> PrebleResult:
     """Run everything that the cache does not have."""
     if castillo_prompts().origin == PACKAGED:
         run.note("LENGTHWISE_DATA holds no CASTILLO; using the small sample that ships with the package")
-    react = _cells(run, "react", grid, list(_react_places(grid, [VARIED], grid.engines, grid.rates)))
-    others = _react_places(grid, LENGTHS[:-1], grid.varied_engines, grid.varied_rates)
-    varied = _cells(run, "variance", grid, list(others), unaware=NAIVE_AND_E2)
+    react = _cells(run, "react", grid, list(_react_places(grid)))
     shared = _cells(run, "castillo", grid, _shared_places(run, grid), predictor=grid.predictor)
     lengths = React(VARIED, grid.requests(max(grid.rates))).draws(own_arrivals=False, slots=0)(0).output_tokens
     values, counts = np.unique(lengths, return_counts=True)
@@ -314,7 +307,6 @@ def measure(run: Run, grid: PrebleGrid) -> PrebleResult:
         castillo_prompts().origin,
         _engine_per_s(run, grid),
         react,
-        varied,
         shared,
         _diagnosis(run, grid),
         dict(zip(values.tolist(), (counts / counts.sum()).tolist(), strict=True)),
@@ -325,15 +317,11 @@ Spot = tuple[Place, Callable[[int], tuple[Setting, float]]]
 """A place, and its setting and rate for a seed."""
 
 
-def _react_places(
-    grid: PrebleGrid, lengths: list[str] | tuple[str, ...], engines: tuple[int, ...], rates: tuple[float, ...]
-) -> Iterator[Spot]:
-    for each in lengths:
-        for rate in rates:
-            source = React(each, grid.requests(rate))
-            for count in engines:
-                fleet = Fleet.parse(f"{count}*{paper.ENGINE}")
-                yield Place(each, count, rate), _at(source, fleet, rate)
+def _react_places(grid: PrebleGrid) -> Iterator[Spot]:
+    for rate in grid.rates:
+        source = React(VARIED, grid.requests(rate))
+        for count in grid.engines:
+            yield Place(VARIED, count, rate), _at(source, Fleet.parse(f"{count}*{paper.ENGINE}"), rate)
 
 
 def _at(source: React, fleet: Fleet, rate: float) -> Callable[[int], tuple[Setting, float]]:
@@ -363,13 +351,11 @@ def _cells(
     what: str,
     grid: PrebleGrid,
     spots: list[Spot],
-    *,
-    unaware: tuple[str, ...] = LENGTH_UNAWARE,
     predictor: str | None = None,
 ) -> tuple[Cell, ...]:
     """Cells of every router; length-aware ones with true lengths, with the predictor if there is one, and without."""
     predictors = dict.fromkeys(["oracle", *([] if predictor is None else [predictor]), "none"])
-    runs = [Routing(router) for router in unaware] + [
+    runs = [Routing(router) for router in LENGTH_UNAWARE] + [
         Routing(router, each) for router in PREDICTING for each in predictors
     ]
     tasks: list[CellTask] = []

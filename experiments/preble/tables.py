@@ -31,11 +31,6 @@ HIGH: Final = 32.0
 """Requests per second from which `lengthwise` is compared with `e2_length`."""
 
 
-def length_name(lengths: str) -> str:
-    """The equally likely lengths of a distribution, for display."""
-    return " or ".join(pair.partition(":")[0] for pair in lengths.split(","))
-
-
 def by_true_lengths(found: PrebleResult) -> dict[float, Ratio]:
     """E2 with true lengths over E2 on figure 2's engines, by requests per second."""
     rates = [place.at for place in places(found.react) if place.engines == paper.COMPARED]
@@ -84,7 +79,6 @@ def tables(found: PrebleResult) -> list[Table]:
     return [
         *(_over_rates(found, engines, measure) for measure in COMPARED for engines in found.grid.engines),
         _overhead(found),
-        _variance(found),
         _figure_2(found),
         _diagnosis(found),
         _figure_3(found),
@@ -134,24 +128,6 @@ def _overhead(found: PrebleResult) -> Table:
     ]
     columns = ("router", *(f"{count} engines" for count in counts), "paper")
     return Table("Figure 1C: microseconds of a router for a request", columns, rows, notes)
-
-
-def _variance(found: PrebleResult) -> Table:
-    grid = found.grid
-    both = (*found.varied, *found.react)
-    at = [p for p in places(both) if p.engines in grid.varied_engines and p.at in grid.varied_rates]
-    at.sort(key=lambda place: (place.engines, place.at))
-    runs = list(dict.fromkeys(cell.run for cell in found.varied))
-    rows = [
-        [
-            f"{place.engines} engines, {place.at:g}/s, {length_name(place.workload)}",
-            *(seconds(next(c for c in both if c.place == place and c.run == run).mean("per_token_s")) for run in runs),
-        ]
-        for place in at
-    ]
-    begins = frozenset(i for i, place in enumerate(at) if i and place.at != at[i - 1].at)
-    notes = ["The same mean length of 150 with increasing variance; mean normalized latency."]
-    return Table("Figure 1D: variance of lengths", ("", *map(str, runs)), rows, notes, begins)
 
 
 def _figure_2(found: PrebleResult) -> Table:

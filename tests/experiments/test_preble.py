@@ -11,9 +11,8 @@ import pytest
 from experiments.preble import STUDY, paper
 from experiments.preble.figures import draw
 from experiments.preble.study import (
+    FIXED,
     LENGTH_UNAWARE,
-    LENGTHS,
-    NAIVE_AND_E2,
     PREDICTING,
     VARIED,
     Cell,
@@ -43,8 +42,6 @@ SMALL = PrebleGrid(
     rates=(32.0, 64.0),
     seconds=1.0,
     least=40,
-    varied_engines=(8,),
-    varied_rates=(64.0,),
     loads=(0.9,),
     shared_engines=2,
     shared_slots=4,
@@ -84,10 +81,8 @@ PREDICTED_LENGTHS = [
 
 def test_every_router_gets_the_same_requests_in_every_place(found: PrebleResult) -> None:
     assert [(place.engines, place.at) for place in places(found.react)] == [(4, 32), (8, 32), (4, 64), (8, 64)]
-    assert [place.workload for place in places(found.varied)] == list(LENGTHS[:-1])
     assert [(place.engines, place.at, place.unit) for place in places(found.shared)] == [(2, 0.9, "load")]
-    varied = [*NAIVE_AND_E2, *RANDOM_LENGTHS[len(LENGTH_UNAWARE) :]]
-    for cells, runs in ((found.react, RANDOM_LENGTHS), (found.varied, varied), (found.shared, PREDICTED_LENGTHS)):
+    for cells, runs in ((found.react, RANDOM_LENGTHS), (found.shared, PREDICTED_LENGTHS)):
         for place in places(cells):
             here = [cell for cell in cells if cell.place == place]
             assert [str(cell.run) for cell in here] == runs
@@ -156,16 +151,11 @@ def test_tables_page_static_figure_and_json_are_complete(found: PrebleResult, tm
     for title in (
         "As figure 1A, with figure 2's lengths: normalized latency (E2E over output tokens), mean, 8 engines",
         "Figure 1C: microseconds of a router for a request",
-        "Figure 1D: variance of lengths",
         "Figure 2: E2 with true lengths, 8 engines",
         "Figure 3: lengths of the most variance",
         "CASTILLO behind shared prefixes",
     ):
         assert title in titles
-    variance = tables(found)[titles.index("Figure 1D: variance of lengths")]
-    assert [row[0] for row in variance.rows] == [
-        f"8 engines, 64/s, {lengths}" for lengths in ("150", "1 or 150 or 300", "1 or 300")
-    ]
     check_output(STUDY.output(found))
     facts = json.loads(to_json(STUDY.output(found).facts))["result"]
     assert len(facts["react"]) == len(found.react)
@@ -196,13 +186,10 @@ def test_react_has_ten_workloads_in_random_order_without_prompts() -> None:
     assert drawn(React(VARIED, 200)) == workload != drawn(React(VARIED, 200), seed=1)
 
 
-def test_lengths_have_one_mean_and_increasing_variance() -> None:
-    known = [DiscreteLengths.parse(lengths) for lengths in LENGTHS]
-    means = np.array([np.dot(each.lengths, each.probabilities) for each in known])
-    squares = np.array([np.dot(np.square(each.lengths), each.probabilities) for each in known])
-    assert np.ptp(means) < 1
-    assert (np.diff(squares - means**2) > 0).all()
-    assert LENGTHS[-1] == VARIED
+def test_lengths_of_most_variance_have_the_mean_of_the_fixed_ones() -> None:
+    fixed, varied = (DiscreteLengths.parse(lengths) for lengths in (FIXED, VARIED))
+    mean = [float(np.dot(each.lengths, each.probabilities)) for each in (fixed, varied)]
+    assert mean == pytest.approx([150.0, 150.5])
 
 
 def test_castillo_is_behind_ten_prefixes_with_test_prompts_only() -> None:

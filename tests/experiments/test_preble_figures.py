@@ -5,13 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from experiments.preble.study import BY_PREFIX, React
+from experiments.preble.study import BY_PREFIX, FIXED, React
 from experiments.preble_figures import (
     CHARGED,
     CUT,
     DRAINED,
     E2,
-    FIXED,
     LOR,
     STUDY,
     FiguresGrid,
