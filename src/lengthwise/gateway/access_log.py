@@ -106,7 +106,7 @@ class AccessLog:
             whole = [line for line in lines if line is not None]
             try:
                 with self._lock:
-                    _write(self._file, "".join(whole).encode())
+                    write_all(self._file, "".join(whole).encode())
             except OSError:
                 self._dropped += len(whole)
 
@@ -140,6 +140,7 @@ def _open(target: str) -> int:
         ) from error
 
 
-def _write(file: int, data: bytes) -> None:
+def write_all(file: int, data: bytes) -> None:
+    """Write bytes to the end, however many a call takes."""
     while data:
         data = data[os.write(file, data) :]

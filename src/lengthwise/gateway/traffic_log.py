@@ -20,7 +20,7 @@ import numpy as np
 from prometheus_client.core import CounterMetricFamily
 
 from lengthwise.errors import InputError
-from lengthwise.gateway.access_log import shortened
+from lengthwise.gateway.access_log import shortened, write_all
 from lengthwise.lengths import LogT
 from lengthwise.predictors.prefix_memory import Levels
 from lengthwise.predictors.traffic import HEADER, MOST_BLOCKS, PARTS, TrafficRow, kept_text, pair, row_json
@@ -145,7 +145,7 @@ class TrafficLog:
                 continue
             try:
                 file = self._open()
-                _write_all(file, b"".join(lines))
+                write_all(file, b"".join(lines))
                 self._written += len(lines)
                 if os.fstat(file).st_size >= part_bytes:
                     self._close()
@@ -162,7 +162,7 @@ class TrafficLog:
             name = f"traffic-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{os.getpid()}.jsonl"
             self._file = os.open(self._folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._part_until = time.monotonic() + _PART_S
-            _write_all(self._file, (json.dumps(HEADER) + "\n").encode())
+            write_all(self._file, (json.dumps(HEADER) + "\n").encode())
         return self._file
 
     def _close(self) -> None:
@@ -188,7 +188,7 @@ def _read_key(folder: Path) -> bytes:
         if not path.exists():
             new = folder / f"key.{os.getpid()}"
             file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            _write_all(file, os.urandom(_KEY_BYTES))
+            write_all(file, os.urandom(_KEY_BYTES))
             os.close(file)
             try:
                 os.link(new, path)  # of several workers one makes it
@@ -202,8 +202,3 @@ def _read_key(folder: Path) -> bytes:
     if len(key) != _KEY_BYTES:
         raise InputError("is not the key of a traffic log", source=path, hint="delete it: hashes begin anew")
     return key
-
-
-def _write_all(file: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(file, data) :]

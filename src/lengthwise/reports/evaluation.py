@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lengthwise.predictors.evaluation import CEILING, PER_LLM, Breakdown, Evaluation, EvaluationScores
+from lengthwise.predictors.traffic_evaluation import TrafficEvaluation
 from lengthwise.reports.figures import short_name
 from lengthwise.reports.page import (
     BASELINE_COLOUR,
@@ -24,19 +24,8 @@ from lengthwise.reports.page import (
 )
 from lengthwise.reports.tables import Table, number, share
 
-
-class Scatter(Protocol):
-    """Predicted and true lengths, and the calibration of the predictions."""
-
-    @property
-    def predictor(self) -> str: ...  # noqa: D102
-    @property
-    def predicted(self) -> NDArray[np.float64]: ...  # noqa: D102
-    @property
-    def true(self) -> NDArray[np.float64]: ...  # noqa: D102
-    @property
-    def calibration(self) -> Mapping[float, float]: ...  # noqa: D102
-
+Scatter = Evaluation | TrafficEvaluation
+"""Predicted and true lengths, and the calibration of the predictions."""
 
 _COLUMNS: Final[tuple[tuple[str, Callable[[EvaluationScores], str]], ...]] = (
     ("rows", lambda s: f"{s.rows:,}"),
