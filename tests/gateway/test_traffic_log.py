@@ -180,7 +180,7 @@ def test_a_full_disk_drops_rows_and_is_counted(folder: Path, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     log = TrafficLog(folder, keep_prompts=False, max_bytes=1 << 20)
-    monkeypatch.setattr("lengthwise.gateway.traffic_log._write_all", full)
+    monkeypatch.setattr("lengthwise.gateway.traffic_log.write_all", full)
     with log:
         log.put(row(1))
     values = {metric.name: metric.samples[0].value for metric in log.collect()}
