@@ -93,6 +93,18 @@ async def test_a_full_queue_refuses_with_429_and_says_when_to_come_again(
         assert await metric(http, url, refused) == 1
 
 
+async def test_requests_that_arrive_at_once_do_not_exceed_the_limit_of_the_queue(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    engine.gate.clear()
+    with gateway(engine_url, in_flight=1, max_waiting=3) as url:
+        calls = [asyncio.create_task(post(http, url, body(str(number)))) for number in range(12)]
+        await until_true(lambda: sum(call.done() for call in calls) == 8)
+        engine.gate.set()
+        statuses = [status for status, _ in await asyncio.gather(*calls)]
+    assert sorted(statuses) == [200] * 4 + [429] * 8
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

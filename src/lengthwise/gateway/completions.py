@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import math
 import os
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -47,6 +48,16 @@ if TYPE_CHECKING:
 
 _FOREVER: Final = (math.inf, 503, "queue_timeout")
 _job_numbers: Final = itertools.count()  # a client's request id need not be unique, a job's must be
+
+
+@types.coroutine
+def next_stage() -> Generator[None, None, None]:
+    """Let the other requests of this turn of the event loop come as far as this one.
+
+    Each stage of the path then runs for all of them in a row, while its code and data are in the CPU's caches: where
+    requests go the whole path one by one, most of their CPU time is spent on cache misses.
+    """
+    yield
 
 
 @dataclass(slots=True)
@@ -174,8 +185,10 @@ class Completions:
             self._whole.observe(self._dispatcher.clock() - began)
 
     async def _serve(self, raw: bytes, caller: Caller, lease: Lease, request_id: bytes, began: float) -> Outcome:
+        await next_stage()
         read = partial(self._read, raw, began, caller, lease.tenant)
         body, job, raw = read() if len(raw) < LARGE_BODY else await asyncio.to_thread(read)
+        await next_stage()
         if (model := self._names.resolve(body.model)) != body.model and model is not None:
             renamed = model
             raw = await edited(raw, lambda raw: body.rename(raw, renamed))
@@ -276,6 +289,7 @@ class Completions:
 
     async def _hold_and_run(self, call: Call) -> Outcome:
         self._retries.on_request()
+        await next_stage()
         while True:
             engine = self._place_now(call) or await self._place(call)
             try:
@@ -413,6 +427,7 @@ class Completions:
             self._dispatcher.on_answer(engine, failed=True)
 
     async def _exchange(self, engine: GatewayEngine, call: Call, raw: bytes) -> EngineAnswer:
+        await next_stage()
         path, headers = self._path + call.caller.query, call.caller.forwarded_headers(call.request_id)
         if self._tracing is not None and call.span is not None:
             headers = self._tracing.propagated(headers, call.span)

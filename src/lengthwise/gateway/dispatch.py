@@ -335,6 +335,8 @@ class Dispatcher:
         """
         if not avoid and (taken := self.place_now(job, only)) is not None:
             return taken
+        if job.started is None:  # those that arrived at the same time may wait by now
+            self.refuse(job.llm)
         if on_wait is not None:
             on_wait()
         group = self._group(job.llm, only)
