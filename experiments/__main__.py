@@ -24,7 +24,7 @@ from lengthwise.workloads.files import atomic_path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 2 for a wrong input."""
+    """Run the command line; the exit code is 2 for a wrong input, 130 when interrupted."""
     options = _parser().parse_args(arguments)
     try:
         if options.command == "list":
@@ -34,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2
+    except KeyboardInterrupt:
+        _note("interrupted; the same command resumes")
+        return 130
     return 0
 
 

@@ -457,7 +457,7 @@ STUDY: Study[DisaggregationGrid, DisaggregationResult] = Study(
     source="ReAct, Mooncake, Azure, CASTILLO",
     grid=DisaggregationGrid(),
     quick=DisaggregationGrid(seeds=2, requests=300, loads=(0.9,), prefills=(2, 4)),
-    minutes=(90, 0.5),
+    minutes=(90, 0.3),
     measure=measure,
     tables=tables,
     answer=answer,

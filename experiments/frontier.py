@@ -350,7 +350,7 @@ STUDY: Study[FrontierGrid, FrontierResult] = Study(
     quick=FrontierGrid(
         seeds=2, predictors=("noisy:0.55",), policies=("lengthwise", "slo", "sjf"), settings=("8 slots, load 1.1",)
     ),
-    minutes=(15, 1),
+    minutes=(15, 0.3),
     measure=measure,
     tables=tables,
     answer=answer,

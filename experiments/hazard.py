@@ -295,7 +295,7 @@ STUDY: Study[HazardGrid, HazardResult] = Study(
     source="CASTILLO, SmolLM2-135M's answers",
     grid=HazardGrid(),
     quick=HazardGrid(rows=1500),
-    minutes=(1, 0.3),
+    minutes=(1, 0.1),
     serial=True,
     measure=measure,
     tables=tables,

@@ -49,7 +49,7 @@ STUDY: Study[LengthFamiliesGrid, LengthFamilies] = Study(
     source="CASTILLO",
     grid=LengthFamiliesGrid(),
     quick=LengthFamiliesGrid(prompts=300, critical_draws=80),
-    minutes=(10, 1),
+    minutes=(10, 0.5),
     serial=True,
     measure=measure,
     tables=tables,

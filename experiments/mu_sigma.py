@@ -298,7 +298,7 @@ STUDY: Study[MuSigmaGrid, MuSigmaResult] = Study(
     source="synthetic log-t traffic, CASTILLO",
     grid=MuSigmaGrid(),
     quick=MuSigmaGrid(seeds=3, requests=600, correlations=(-0.8, 0.0, 0.8), predictor="fast"),
-    minutes=(5, 1),
+    minutes=(5, 0.2),
     serial=True,
     measure=measure,
     tables=tables,

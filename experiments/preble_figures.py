@@ -331,7 +331,7 @@ STUDY: Study[FiguresGrid, FiguresResult] = Study(
     source="ReAct",
     grid=FiguresGrid(),
     quick=FiguresGrid(seeds=2, engines=(8, 16), rates=(128.0,), seconds=8.0),
-    minutes=(6, 1),
+    minutes=(6, 0.8),
     measure=measure,
     tables=tables,
     claims=claims,

@@ -225,7 +225,7 @@ STUDY: Study[RouterGrid, list[Compared]] = Study(
     source="ReAct, Mooncake, Azure, CASTILLO",
     grid=RouterGrid(),
     quick=RouterGrid(requests=300, loads=(0.7, 1.1), engines=(4,), seeds=2),
-    minutes=(30, 1),
+    minutes=(30, 0.4),
     measure=measure,
     tables=tables,
     answer=answer,

@@ -188,7 +188,7 @@ STUDY: Study[SlotsGrid, list[SlotsPoint]] = Study(
     source="CASTILLO",
     grid=SlotsGrid(),
     quick=SlotsGrid(slots=(32, 256), requests=(256, 1024), predictor="noisy:0.55", seeds=2),
-    minutes=(4, 1),
+    minutes=(4, 0.5),
     measure=measure,
     tables=tables,
     answer=answer,

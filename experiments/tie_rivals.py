@@ -365,7 +365,7 @@ STUDY: Study[RivalsGrid, RivalsResult] = Study(
     source="CASTILLO, and predictions of networks trained on it",
     grid=RivalsGrid(),
     quick=RivalsGrid(seeds=3, requests=600, predictor="fast"),
-    minutes=(2, 1.5),
+    minutes=(2, 0.2),
     serial=True,
     measure=measure,
     tables=tables,

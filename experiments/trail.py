@@ -577,7 +577,7 @@ STUDY: Study[TrailGrid, TrailResult] = Study(
     quick=TrailGrid(
         seeds=2, requests=400, limits=(0.0, 0.8, 1.0), slots=(4, SLOTS), loads=(0.9,), large=2000, predictor="fast"
     ),
-    minutes=(20, 1),
+    minutes=(20, 0.3),
     serial=True,
     measure=measure,
     tables=tables,

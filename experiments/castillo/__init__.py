@@ -123,7 +123,7 @@ STUDY: Study[CastilloGrid, CastilloResult] = Study(
     source="CASTILLO; kept predictions and replies",
     grid=CastilloGrid(),
     quick=CastilloGrid(predictor="fast"),
-    minutes=(2, 1),
+    minutes=(2, 0.3),
     serial=True,
     measure=measure,
     tables=_tables,

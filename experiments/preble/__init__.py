@@ -21,7 +21,7 @@ STUDY: Study[PrebleGrid, PrebleResult] = Study(
         loads=(0.9,),
         shared_requests=600,
     ),
-    minutes=(60, 1.5),
+    minutes=(60, 0.5),
     measure=measure,
     tables=tables,
     figures=figures,

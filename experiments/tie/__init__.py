@@ -13,7 +13,7 @@ STUDY: Study[TieGrid, TieResult] = Study(
     source="CASTILLO and synthetic log-t traffic",
     grid=TieGrid(),
     quick=TieGrid(seeds=3, requests=600, loads=(0.9, LOW, HIGH), pool=1200, predictor="fast"),
-    minutes=(5, 1.5),
+    minutes=(5, 0.2),
     serial=True,
     measure=measure,
     tables=tables,

@@ -118,6 +118,16 @@ class TestRunner:
         assert COMPUTED == [1, 2, 3]
         assert "3 simulations from the cache" in capsys.readouterr().err
 
+    def test_ctrl_c_ends_it_with_one_line(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def stop(_run: Run, _grid: Grid) -> list[int]:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(command, "load", lambda _: replace(TOY, measure=stop))
+        assert run("--quick") == 130
+        assert capsys.readouterr().err == "interrupted; the same command resumes\n"
+
     def test_a_setting_replaces_a_field_of_the_grid(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("--json", "--set", "numbers=5,6") == 0
         assert json.loads(capsys.readouterr().out)["result"] == {"squares": [25, 36]}
