@@ -235,6 +235,7 @@ class Dispatcher:
         self._by_model: dict[str | None, _Group] = {}
         self._turns: dict[str, _Turn] = {}
         self._retrying: dict[str, _Turn] = {}  # not in a queue, where they would block those behind them
+        self._dispatches_soon = False
 
     @property
     def uses_predictions(self) -> bool:
@@ -401,7 +402,11 @@ class Dispatcher:
         self.routes.on_finished(job, engine, self.clock(), generated, ttft_s)
         self._drop_if_drained(engine)
         self._count_running(engine, -1)
-        self._dispatch()
+        if not self._turns:
+            self._dispatch()  # only receives predictions
+        elif not self._dispatches_soon:  # once for all slots that are freed in this turn of the event loop
+            self._dispatches_soon = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
 
     def finished(self, job: Job, tokens: int) -> None:
         """Report an answer's length (0 if it never started) to the queue, for policies with rounds."""
@@ -575,6 +580,7 @@ class Dispatcher:
         return True
 
     def _dispatch(self) -> None:
+        self._dispatches_soon = False
         self._predictions.deliver(self._apply_prediction)
         if not self._turns:
             return
