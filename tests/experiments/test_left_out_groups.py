@@ -13,7 +13,7 @@ from experiments.left_out_groups import STUDY, LeftOutGroupsGrid, LeftOutGroupsR
 from experiments.study import Run
 from lengthwise.simulator.tasks import ResultCache
 from lengthwise.training.fast.train import FastTrainer
-from lengthwise.training.pairs import PairTable
+from lengthwise.training.pairs import PairTable, score_pairs
 from tests.experiments.samples import check_output
 from tests.training.fast.test_training import table, words
 
@@ -63,3 +63,11 @@ def test_fewer_prompts_of_castillo_leave_the_other_groups_as_they_are() -> None:
     castillo = few.in_groups(["castillo-code", "castillo-chat"])
     assert castillo.sum() == 50
     assert (~castillo).sum() == 240
+
+
+def test_online_calibration_covers_a_group_whose_lengths_are_all_shorter_than_predicted() -> None:
+    every = pairs()
+    table = every.take(np.arange(len(every)) < 240)
+    mu, sigma = table.log_mean() + 2.0, np.full(len(table.prompt), 0.4)
+    assert score_pairs(table, mu, sigma, 3.5).coverage_90 < 0.2
+    assert left_out_groups.online_coverage(table, mu, sigma, 3.5) > 0.8

@@ -253,7 +253,7 @@ class OnlineCalibrated:
         clock it does not.
         """
         mu, sigma = self._prediction(request)
-        tracker = remember(self._trackers, request.llm, _start())
+        tracker = remember(self._trackers, request.llm, online_tracker())
         tracker.observe(math.log(max(1, length)) - mu, sigma, censored=censored)
 
     def adjustment(self, llm: str) -> Adjustment:
@@ -303,7 +303,8 @@ class OnlineCalibrated:
         return known
 
 
-def _start() -> Tracker:
+def online_tracker() -> Tracker:
+    """Return the estimate of an LLM's shift and factor before its first observation."""
     return Tracker.starting(0.0, 1.0, _PRIOR_WEIGHT)
 
 
