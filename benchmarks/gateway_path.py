@@ -1,6 +1,6 @@
 """What a small request costs on its path through the gateway: CPU time, and calls, which do not vary between runs.
 
-    python -m benchmarks.gateway_path [--requests 20000] [--predictor none] [--slots 4] [--functions 40]
+    python -m benchmarks.gateway_path [--requests 20000] [--clients 32] [--predictor none] [--slots 4] [--functions 40]
 
 One process without sockets: clients and engines are transports in memory, and everything between them is the gateway
 as it is served (protocol, tenants, queue, router, engine client, learning). The CPU time is of plain runs; the calls
@@ -131,7 +131,7 @@ async def _measure(arguments: argparse.Namespace) -> tuple[list[float], pstats.S
 
     async def run() -> float:
         requests, done = _requests(arguments.requests, next(numbers)), asyncio.Event()
-        clients = [_Client(requests, make(_loop=loop), done) for _ in range(CONCURRENCY)]
+        clients = [_Client(requests, make(_loop=loop), done) for _ in range(arguments.clients)]
         gc.collect()
         gc.freeze()
         before = time.process_time()
@@ -157,8 +157,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=CONCURRENCY)
     parser.add_argument("--predictor", default="none")
-    parser.add_argument("--slots", type=int, default=64, help="per engine; below 11, requests wait")
+    parser.add_argument("--slots", type=int, default=64, help="per engine; with fewer than clients, requests wait")
     parser.add_argument("--functions", type=int, default=0, help="print so many functions, by own time")
     arguments = parser.parse_args()
     plain, profile = uvloop.run(_measure(arguments))
@@ -170,7 +171,8 @@ def main() -> None:
         calls[module] += count
         own_s[module] += own  # type: ignore[assignment]
     total = arguments.requests
-    print(f"{machine()}; predictor {arguments.predictor}, {arguments.slots} slots per engine, {total} requests")
+    load = f"{arguments.clients} clients, {arguments.slots} slots per engine, {total} requests"
+    print(f"{machine()}; predictor {arguments.predictor}, {load}")
     print(f"{statistics.median(plain):.4f} CPU-ms/request, least {min(plain):.4f}")
     print(f"{calls.total() / total:.1f} calls/request")
     for module, seconds in own_s.most_common(40):
