@@ -46,7 +46,7 @@ from lengthwise.workloads.formats import write_workload
 if TYPE_CHECKING:
     from lengthwise.training.probe.states import States
 
-KEPT: Final = (Path(__file__).parent / "results" / "trail-engine",)
+KEPT: Final = tuple(Path(__file__).parent / "results" / name for name in ("trail-engine", "trail-engine-h200"))
 PROBED: Final = "default+probe"
 _LLM: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _CORPUS: Final = "Alpaca"
