@@ -251,10 +251,11 @@ def tables(found: Alpaca20Result) -> list[Table]:
     rows = []
     for recipe in found.recipes:
         runs = found.of(recipe)
+        epochs = max(len(row["validation_loss"]) for row in runs)
         best = [1 + int(np.argmin(row["validation_loss"])) for row in runs]
         constant = [f"{found.mean(recipe, name, 'constant').ratio:.3f}" for name in ("accuracy", "auroc", "mcc")]
         counts = (len(runs), runs[0]["trained_on"], runs[0]["tested_on"], len(runs[0]["edges"]) - 1)
-        rows.append([recipe, *(f"{count:,}" for count in counts), f"{min(best)} to {max(best)}", *constant])
+        rows.append([recipe, *(f"{count:,}" for count in counts), f"{min(best)} to {max(best)} of {epochs}", *constant])
     columns = ("training", "seeds", "trained on", "tested on", "classes", "best epoch")
     constants = tuple(f"constant's {name}" for name in ("accuracy", "AUROC", "MCC"))
     notes = [
@@ -264,6 +265,7 @@ def tables(found: Alpaca20Result) -> list[Table]:
             "the last incomplete batch of test prompts not scored; seeds change the training only."
         ),
         "fair: a split for each seed, all training prompts, edges from them, every test prompt scored.",
+        "best epoch: if it is the last one that ran, training was stopped early and the scores are lower bounds.",
         "constant: the most frequent class of the training prompts.",
     ]
     return [Table("Trainings", (*columns, *constants), rows, notes)]
