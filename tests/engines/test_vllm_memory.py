@@ -96,6 +96,7 @@ def serve(scheduler: Any, numbers: range) -> int:
 def held(scheduler: Any) -> dict[str, int]:
     """How much is in every place that grows, and how many of our objects live."""
     service, worker = scheduler.predictions, scheduler.predictions._worker
+    service.learn()  # the lengths of the last requests wait for the next one
     queues = (scheduler.waiting, scheduler.kv_holding_waiting)
     # By identity: asking some of torch's objects anything at all sets off warnings.
     kinds = {id(Request)} | {
