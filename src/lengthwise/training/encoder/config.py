@@ -100,6 +100,8 @@ class DataConfig(_Part):
     """Add the lengths of SmolLM2 on the same prompts as a further LLM, right-censored at 1,024."""
     diverse: bool = False
     """Add the prompts of many kinds of `workloads/datasets.py`, those whose licences allow shipping."""
+    continued: bool = False
+    """The weights also learned from diverse prompts (scripts/gpu_mix.py): the card credits their sources."""
     group_limit: int | None = Field(default=None, ge=1)
     """Most prompts of each group of diverse sources."""
     without: tuple[str, ...] = ()

