@@ -95,7 +95,7 @@ class LeftOutGroupsResult:
     @property
     def gain(self) -> float:
         """Difference of the mean tau."""
-        return float(np.mean([row.others.tau - row.alone.tau for row in self.rows]))
+        return float(np.nanmean([row.others.tau - row.alone.tau for row in self.rows]))
 
 
 @unknown_llms_unlogged()  # most LLMs of a left-out group
@@ -200,7 +200,7 @@ def tables(found: LeftOutGroupsResult) -> list[Table]:
         ]
         for row in found.rows
     ]
-    mean = [np.mean([[row.alone.tau, row.others.tau] for row in found.rows], axis=0)]
+    mean = [np.nanmean([[row.alone.tau, row.others.tau] for row in found.rows], axis=0)]
     rows += [["mean", "", "", f"{mean[0][0]:.3f}", f"{mean[0][1]:.3f}", signed(found.gain), "", "", "", "", ""]]
     grid = found.grid
     left = "one group" if grid.parts == 0 else f"every {grid.parts}th group"
@@ -241,7 +241,7 @@ def answer(found: LeftOutGroupsResult) -> str:
     large = [row for row in found.rows if row.others.prompts >= ENOUGH_PROMPTS]
     covered = sum(low <= row.others.coverage_90 <= high for row in large)
     online = sum(low <= row.online <= high for row in large)
-    tau = float(np.mean([row.others.tau for row in found.rows]))
+    tau = float(np.nanmean([row.others.tau for row in found.rows]))
     words = f"{covered} of {len(large)} groups with {ENOUGH_PROMPTS} prompts or more"
     return (
         f"On a group that training left out, tau is {tau:.3f} on average; the other groups change it by "
