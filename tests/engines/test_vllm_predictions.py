@@ -333,3 +333,24 @@ def test_prefix_memory_can_be_turned_off(model: Path, monkeypatch: pytest.Monkey
     assert make_scheduler(LengthwiseScheduler, model, predictor="none").predictions.memory is not None
     monkeypatch.setenv("LENGTHWISE_MEMORY", "off")
     assert make_scheduler(LengthwiseScheduler, model, predictor="none").predictions.memory is None
+
+
+def test_a_request_that_runs_at_once_is_predicted_by_the_quick_predictor(
+    model: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., Any]
+) -> None:
+    default, quick = Guess(), Guess()
+    service = PredictionService(lambda: default, quick=quick)
+    monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _, **__: service)
+    monkeypatch.setattr(service, "lesson_due", lambda: False)
+    scheduler = make_scheduler(LengthwiseScheduler, model, slots=2, policy="lengthwise", tokenizer=model_folder())
+    run = Run()
+    for name in ("first", "second", "waits"):
+        scheduler.add_request(ask(name, f"{name} about 100", 1000))
+        step(scheduler, run)
+    answered(scheduler, 3)
+    assert run.admitted == ["first", "second"]
+    assert sorted(text.split()[0] for text in quick.predicted) == ["first", "second"]
+    assert [text.split()[0] for text in default.predicted] == ["waits"]
+    for name in ("first", "second", "waits"):
+        scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+    service.close()

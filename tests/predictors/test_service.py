@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,9 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution
 from lengthwise.predictors import PredictionInput, load_predictor
+from lengthwise.predictors.contract import Predictions
 from lengthwise.predictors.prefix_memory import Levels, PrefixMemory, levels_of
 from lengthwise.predictors.resolve import packaged_predictors
 from lengthwise.predictors.service import PredictionService, known_memory, known_predictor, prediction_service
+from lengthwise.predictors.subprocess_predictor import SubprocessPredictor
 from tests.predictors.guesses import Guess
 
 
@@ -137,6 +139,36 @@ def test_predictions_that_only_teach_are_limited_to_some_per_second(guess: Guess
         asked.append(service.counts.asked)
     service.close()
     assert asked == [40, 60, 80]
+
+
+def test_predictions_that_only_teach_take_a_small_part_of_a_core(guess: Guess) -> None:
+    class Slow(SubprocessPredictor):
+        """Stands for a process whose predictions take 25 ms of CPU time each."""
+
+        def ask(self, number: int, inputs: Sequence[PredictionInput]) -> Predictions:
+            self.cpu_s += 0.025 * len(inputs)
+            return guess.predict(inputs)
+
+    clock, process = Clock(), Slow("slow")
+    host = Host(PredictionService(lambda: process, clock=clock, process=process))
+    host.come("first")
+    host.until(lambda: "first" in host.taken)
+    due = []
+    for second in range(4):
+        clock.now = 100.0 + second
+        due.append(sum(host.service.lesson_due() for _ in range(100)))
+    assert due == [40, 2, 2, 2], "first those saved up, then what 50 ms per second are enough for"
+
+
+def test_the_quick_predictor_answers_where_nothing_depends_on_the_prediction(guess: Guess) -> None:
+    quick = Guess()
+    host = Host(PredictionService(lambda: guess, quick=quick))
+    for key in ("a", "b"):
+        host.service.admit(key, "m", 1000)
+    host.service.ask("a", lambda: PredictionInput("a about 100", "m", 1000), quick=True)
+    host.service.ask("b", lambda: PredictionInput("b about 100", "m", 1000))
+    host.until(lambda: len(host.taken) == 2)
+    assert (quick.predicted, guess.predicted) == (["a about 100"], ["b about 100"])
 
 
 def test_a_prompt_that_cannot_be_read_fails_alone(host: Host) -> None:

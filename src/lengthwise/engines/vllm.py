@@ -254,7 +254,7 @@ class LengthwiseSyncScheduler(Scheduler):
         self.predictions.deliver(self._predict)
         if self.waiting.policy.preempts and not throttle_prefills:
             self._preempt_for_head()
-        if self.policy == SchedulingPolicy.PRIORITY or not self._memory_may_run_out():
+        if self.policy == SchedulingPolicy.PRIORITY or not self.memory_may_run_out():
             return super().schedule(throttle_prefills)
         admission = {request.request_id: place for place, request in enumerate(self.running)}
         self._put_victims_last()
@@ -371,7 +371,7 @@ class LengthwiseSyncScheduler(Scheduler):
         )
         return bool(needed + manager.watermark_blocks <= manager.block_pool.get_num_free_blocks())
 
-    def _memory_may_run_out(self) -> bool:
+    def memory_may_run_out(self) -> bool:
         """Whether this step could need more blocks than are free: one per request, and those of the token budget."""
         most = len(self.running) + self.max_num_scheduled_tokens // self.block_size
         return len(self.running) > 1 and self.kv_cache_manager.block_pool.get_num_free_blocks() < most

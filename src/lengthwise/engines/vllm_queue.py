@@ -89,7 +89,8 @@ class JobTracker:
             job.deadline = job.arrival + latency_target(request)
             request.lengthwise_job = job
             request.lengthwise_predicted = given is not None
-            if not self.ask(request) and given is None:
+            quick = not self._decides() and not self._scheduler.predictions.lesson_due()
+            if not self.ask(request, quick=quick) and given is None:
                 job.update_prediction(known)
         job.generated, job.preemptions = request.num_output_tokens, request.num_preemptions
         return job
@@ -102,10 +103,25 @@ class JobTracker:
             return levels_of(self.llm, [int.from_bytes(block[:8], "little") for block in request.block_hashes])
         return levels_of(self.llm, hash_tokens(request.prompt_token_ids or ()))
 
-    def ask(self, request: Request) -> bool:
+    def _decides(self) -> bool:
+        """Return whether a decision may depend on the prediction of a request that arrives now.
+
+        It does not where the request runs from the next step on, among requests that none is preempted for.
+        """
+        scheduler = self._scheduler
+        return bool(
+            scheduler.waiting
+            or scheduler.kv_holding_waiting
+            or len(scheduler.running) >= scheduler.max_num_running_reqs
+            or scheduler.length_policy.preempts
+            or scheduler.refiner is not None
+            or scheduler.memory_may_run_out()
+        )
+
+    def ask(self, request: Request, *, quick: bool = False) -> bool:
         """Ask for a prediction, unless one came with the request, the policy uses none, or there is no text.
 
-        Return whether one will arrive.
+        `quick`: of the quick predictor. Return whether one will arrive.
         """
         ids, reader = request.prompt_token_ids, self._reader
         if reader is None or ids is None or request.lengthwise_predicted or not generates(request):
@@ -114,7 +130,9 @@ class JobTracker:
             return False
         cap = self.cap(request)
         return self._scheduler.predictions.ask(
-            request.request_id, lambda: PredictionInput(reader.read(ids), self.llm, cap, prompt_tokens=len(ids))
+            request.request_id,
+            lambda: PredictionInput(reader.read(ids), self.llm, cap, prompt_tokens=len(ids)),
+            quick=quick,
         )
 
     def ended(self, request: Request, *, learn: bool = True) -> None:

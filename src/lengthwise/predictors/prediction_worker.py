@@ -34,7 +34,7 @@ class Counts:
     dropped: int = 0
     """Not predicted: the queue was full, the predictor hung, or the deadline had passed."""
     quick: int = 0
-    """Of the answered: by the quick predictor, because the other one could not keep up."""
+    """Of the answered: by the quick predictor, where the other one could not keep up or nothing depended on it."""
     late: int = 0
     """Of the answered: the request was no longer waiting when its prediction arrived."""
     hung: int = 0
@@ -73,6 +73,8 @@ class Question:
     ticket: Ticket
     read: Callable[[], PredictionInput]
     at: float
+    quick: bool = False
+    """Whether the quick predictor answers it, if there is one: nothing depends on its accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +231,14 @@ class Worker:
                 read.append((question, question.read()))
             except Exception as error:  # a prompt that cannot be read must not stop the others
                 self._fail(question, "a prompt could not be read", error)
-        old: list[tuple[Question, PredictionInput]] = []
-        new: list[tuple[Question, PredictionInput]] = []
+        soon: list[tuple[Question, PredictionInput]] = []
+        others: list[tuple[Question, PredictionInput]] = []
         for each in read:
             waited_s = now - max(each[0].at, self._loaded_at)
-            (old if waited_s > self._limits.keep_up_s else new).append(each)
+            (soon if each[0].quick or waited_s > self._limits.keep_up_s else others).append(each)
         quick = self._quick
-        self._predict(old, self._loaded if quick is None else lambda: quick)
-        self._predict(new, self._loaded)
+        self._predict(soon, self._loaded if quick is None else lambda: quick)
+        self._predict(others, self._loaded)
 
     def _predict(self, read: Sequence[tuple[Question, PredictionInput]], load: Callable[[], OnlineCalibrated]) -> None:
         if not read:

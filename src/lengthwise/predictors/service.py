@@ -43,6 +43,7 @@ MEMORY_ON: Final = "on"
 MEMORY_OFF: Final = "off"
 
 _LESSONS_PER_S: Final = 20.0
+_LESSON_CORES: Final = 0.05  # CPU time per second that they may take in the predictor's process
 _MOST_LESSONS: Final = 40.0  # saved up
 _MOST_UNLEARNED: Final = 256  # lengths that wait for the next request
 
@@ -208,10 +209,10 @@ class PredictionService:
         self._worker.put(Inquiry(request, done))
         return done
 
-    def ask(self, key: str, read: Callable[[], PredictionInput]) -> bool:
+    def ask(self, key: str, read: Callable[[], PredictionInput], *, quick: bool = False) -> bool:
         """Request a prediction for an admitted request; return whether `deliver` will pass one.
 
-        The worker calls `read`, so reading costs the host nothing.
+        The worker calls `read`, so reading costs the host nothing. `quick`: of the quick predictor, if there is one.
         """
         state = self._open.get(key)
         if self._worker is None or state is None or state.asked is not None:
@@ -221,20 +222,29 @@ class PredictionService:
             self._counts.dropped += 1
             return False
         state.asked = self._worker
-        self._worker.put(Question(state.ticket, read, self._clock()))
+        self._worker.put(Question(state.ticket, read, self._clock(), quick))
         return True
 
     def ask_to_learn(self, key: str, read: Callable[[], PredictionInput]) -> None:
-        """Request a prediction that no decision waits for: calibration and prefix memory learn by its answer.
-
-        At most 20 of them per second are made, so that learning costs little where few requests wait.
-        """
-        now = self._clock()
-        self._lessons = min(_MOST_LESSONS, self._lessons + _LESSONS_PER_S * (now - self._lessons_at))
-        self._lessons_at = now
-        if self._lessons >= 1.0:
-            self._lessons -= 1.0
+        """Request a prediction that no decision waits for, if a lesson is due."""
+        if self.lesson_due():
             self.ask(key, read)
+
+    def lesson_due(self) -> bool:
+        """Return whether to predict a request that no decision waits for: calibration and memory learn by its answer.
+
+        At most 20 per second are due, and as many as take a twentieth of a core.
+        """
+        now, rate = self._clock(), _LESSONS_PER_S
+        if self._worker is not None and self._process is not None and self._process.cpu_s > 0.0:
+            made = self._worker.counts.answered - self._worker.counts.quick
+            rate = min(rate, _LESSON_CORES * made / self._process.cpu_s)
+        self._lessons = min(_MOST_LESSONS, self._lessons + rate * (now - self._lessons_at))
+        self._lessons_at = now
+        if self._lessons < 1.0:
+            return False
+        self._lessons -= 1.0
+        return True
 
     def deliver(self, take: Callable[[str, LengthDistribution], bool]) -> None:
         """Pass finished predictions to `take`, which returns whether the request was waiting.
