@@ -91,7 +91,7 @@ class _State:
         events = {event: getattr(counts, event) for event in _EVENTS}
         text = (
             "Predictions: asked = answered + failed + dropped + in progress; quick are those of `fast` in place of a "
-            "predictor that cannot keep up. Alert on failed, dropped and hung."
+            "predictor that cannot keep up, or where nothing depends on it. Alert on failed, dropped and hung."
         )
         yield _counter("lengthwise_predictor_events", text, "event", events)
         text = "CPU time of reading prompts and predicting."
