@@ -64,7 +64,7 @@ def test_the_answer_for_several_draws_is_enough_in_each_and_that_of_the_hardest(
     assert found.engines == (None if None in alone else max(each or 0 for each in alone))
     share = found.attained(found.engines or most)
     assert share is not None
-    assert share[1] <= share[0] <= share[2]
+    assert share[1] - 1e-12 <= share[0] <= share[2] + 1e-12  # the mean of equal shares may be rounded
     assert (share[1] >= 1.0) == (found.engines is not None)
 
 
