@@ -5,6 +5,7 @@ for.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -236,7 +237,7 @@ def test_under_fcfs_nothing_is_loaded_or_asked_until_the_policy_changes(
     for name, tokens in (("long", 900), ("short", 20)):
         scheduler.add_request(ask(name, f"about {tokens}", 1000))
     assert scheduler.predictions.counts.asked == guess.calls == 0
-    scheduler.use_policy("sjf")
+    scheduler.use(replace(scheduler.setup, policy="sjf"))
     answered(scheduler, 2)
     run = Run()
     step(scheduler, run)
@@ -341,7 +342,7 @@ def test_a_request_that_runs_at_once_is_predicted_by_the_quick_predictor(
     default, quick = Guess(), Guess()
     service = PredictionService(lambda: default, quick=quick)
     monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _, **__: service)
-    monkeypatch.setattr(service, "lesson_due", lambda: False)
+    monkeypatch.setattr(service, "sample_due", lambda: False)
     scheduler = make_scheduler(LengthwiseScheduler, model, slots=2, policy="lengthwise", tokenizer=model_folder())
     run = Run()
     for name in ("first", "second", "waits"):

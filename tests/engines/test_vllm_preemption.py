@@ -6,6 +6,7 @@ That the same yield as in the simulator is in test_vllm_preempts_as_simulated.py
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_the_kill_switch_ends_preemption(model: Path) -> None:
     engine = host(model)
     engine.scheduler.add_request(told("1", 8, 100))
     engine.steps(3)
-    engine.scheduler.use_policy("fcfs")
+    engine.scheduler.use(replace(engine.scheduler.setup, policy="fcfs"))
     engine.scheduler.add_request(told("2", 8, 10))
     engine.drain()
     assert engine.preempted == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -182,7 +183,7 @@ def test_under_a_policy_that_goes_by_no_prediction_nothing_is_read(model: Path, 
     engine.scheduler.add_request(hinted("1", 8, 40))
     engine.steps(5)
     assert engine.scheduler.refiner.counts.readings == 0
-    engine.scheduler.use_policy("srpt:c=0.8")
+    engine.scheduler.use(replace(engine.scheduler.setup, policy="srpt:c=0.8"))
     engine.drain()
     assert engine.scheduler.refiner.counts.readings == 3, "from the next state on: after 5, 21 and 37 tokens"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,7 +117,7 @@ def test_the_kill_switch_turns_to_fcfs_under_waiting_requests(model: Path) -> No
     scheduler = make_scheduler(LengthwiseScheduler, model, slots=1, policy="sjf")
     for request in queued([50, 3, 20])[0]:
         scheduler.add_request(request)
-    scheduler.use_policy("fcfs")
+    scheduler.use(replace(scheduler.setup, policy="fcfs"))
     assert drain(scheduler, {}).admitted == ["0", "1", "2"]
 
 

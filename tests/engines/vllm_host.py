@@ -21,6 +21,7 @@ import os
 import random
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,7 +154,7 @@ def serve_preempting(engine: Any, policy: str) -> dict[str, Any]:
     from vllm import SamplingParams
 
     scheduler = engine.engine_core.engine_core.scheduler
-    scheduler.use_policy(policy)
+    scheduler.use(replace(scheduler.setup, policy=policy))
 
     def add(name: str, length: int) -> None:
         said = {"expected_tokens": length}
@@ -195,7 +196,7 @@ def serve_states(engine: Any) -> dict[str, Any]:
     from vllm import SamplingParams
 
     scheduler = engine.engine_core.engine_core.scheduler
-    scheduler.use_policy("fcfs")
+    scheduler.use(replace(scheduler.setup, policy="fcfs"))
     states: list[Any] = []
     steps: list[tuple[int, int]] = []  # prompts and decodes in each step
     preempted: list[str] = []
@@ -290,9 +291,9 @@ def main() -> None:
     scheduler = engine.engine_core.engine_core.scheduler
     outcome = {"budget": scheduler.max_num_scheduled_tokens}
     for policy in POLICIES:
-        scheduler.use_policy(policy)
+        scheduler.use(replace(scheduler.setup, policy=policy))
         outcome[policy] = serve(engine)
-    scheduler.use_policy("sjf")
+    scheduler.use(replace(scheduler.setup, policy="sjf"))
     outcome["predicted"] = serve_predicted(engine)
     outcome["preempting"] = {policy: serve_preempting(engine, policy) for policy in ("fcfs", SRPT)}
     outcome["states"] = serve_states(engine)

@@ -156,7 +156,7 @@ def test_predictions_that_only_teach_take_a_small_part_of_a_core(guess: Guess) -
     due = []
     for second in range(4):
         clock.now = 100.0 + second
-        due.append(sum(host.service.lesson_due() for _ in range(100)))
+        due.append(sum(host.service.sample_due() for _ in range(100)))
     assert due == [40, 2, 2, 2], "first those saved up, then what 50 ms per second are enough for"
 
 

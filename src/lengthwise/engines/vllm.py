@@ -45,7 +45,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -147,10 +147,6 @@ class LengthwiseSyncScheduler(Scheduler):
     def forced_lengths(self) -> ForcedLengths | None:
         """The LLM whose lengths a measurement forces, if any."""
         return self.setup.forced_lengths
-
-    def use_policy(self, name: str) -> None:
-        """Change the policy under the waiting requests; `fcfs` is the kill switch."""
-        self.use(replace(self.setup, policy=name))
 
     def use(self, setup: Setup) -> None:
         """Change policy and predictor under the waiting requests."""

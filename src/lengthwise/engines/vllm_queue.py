@@ -89,8 +89,7 @@ class JobTracker:
             job.deadline = job.arrival + latency_target(request)
             request.lengthwise_job = job
             request.lengthwise_predicted = given is not None
-            quick = not self._decides() and not self._scheduler.predictions.lesson_due()
-            if not self.ask(request, quick=quick) and given is None:
+            if not self.ask(request) and given is None:
                 job.update_prediction(known)
         job.generated, job.preemptions = request.num_output_tokens, request.num_preemptions
         return job
@@ -103,10 +102,10 @@ class JobTracker:
             return levels_of(self.llm, [int.from_bytes(block[:8], "little") for block in request.block_hashes])
         return levels_of(self.llm, hash_tokens(request.prompt_token_ids or ()))
 
-    def _decides(self) -> bool:
-        """Return whether a decision may depend on the prediction of a request that arrives now.
+    def _affects_order(self) -> bool:
+        """Return whether a decision may depend on the prediction of a request that arrives now, or waits.
 
-        It does not where the request runs from the next step on, among requests that none is preempted for.
+        None does where the request runs from the next step on, and no request is preempted for another.
         """
         scheduler = self._scheduler
         return bool(
@@ -118,21 +117,22 @@ class JobTracker:
             or scheduler.memory_may_run_out()
         )
 
-    def ask(self, request: Request, *, quick: bool = False) -> bool:
+    def ask(self, request: Request) -> bool:
         """Ask for a prediction, unless one came with the request, the policy uses none, or there is no text.
 
-        `quick`: of the quick predictor. Return whether one will arrive.
+        The quick predictor is asked where no decision depends on the prediction, but for some, by which the other one
+        is calibrated. Return whether a prediction will arrive.
         """
         ids, reader = request.prompt_token_ids, self._reader
         if reader is None or ids is None or request.lengthwise_predicted or not generates(request):
             return False
         if not self._scheduler.length_policy.uses_predictions:
             return False
-        cap = self.cap(request)
-        return self._scheduler.predictions.ask(
+        cap, predictions = self.cap(request), self._scheduler.predictions
+        return predictions.ask(
             request.request_id,
             lambda: PredictionInput(reader.read(ids), self.llm, cap, prompt_tokens=len(ids)),
-            quick=quick,
+            quick=not self._affects_order() and not predictions.sample_due(),
         )
 
     def ended(self, request: Request, *, learn: bool = True) -> None:

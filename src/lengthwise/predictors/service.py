@@ -42,9 +42,9 @@ QUICK: Final = "fast"
 MEMORY_ON: Final = "on"
 MEMORY_OFF: Final = "off"
 
-_LESSONS_PER_S: Final = 20.0
-_LESSON_CORES: Final = 0.05  # CPU time per second that they may take in the predictor's process
-_MOST_LESSONS: Final = 40.0  # saved up
+_SAMPLES_PER_S: Final = 20.0
+_SAMPLE_CORES: Final = 0.05  # CPU time per second that they may take in the predictor's process
+_MOST_SAMPLES: Final = 40.0  # saved up
 _MOST_UNLEARNED: Final = 256  # lengths that wait for the next request
 
 _log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class PredictionService:
         self._limits = WaitLimits(deadline_s, keep_up_s)
         self._worker = None if load is None else Worker(load, clock, self._limits, quick)
         self._replaced: list[tuple[Worker, SubprocessPredictor | None]] = []
-        self._lessons, self._lessons_at = _MOST_LESSONS, clock()
+        self._samples, self._sampled_at = _MOST_SAMPLES, clock()
 
     @property
     def predicts(self) -> bool:
@@ -226,24 +226,24 @@ class PredictionService:
         return True
 
     def ask_to_learn(self, key: str, read: Callable[[], PredictionInput]) -> None:
-        """Request a prediction that no decision waits for, if a lesson is due."""
-        if self.lesson_due():
+        """Request a prediction that no decision waits for, if a sample is due."""
+        if self.sample_due():
             self.ask(key, read)
 
-    def lesson_due(self) -> bool:
+    def sample_due(self) -> bool:
         """Return whether to predict a request that no decision waits for: calibration and memory learn by its answer.
 
         At most 20 per second are due, and as many as take a twentieth of a core.
         """
-        now, rate = self._clock(), _LESSONS_PER_S
+        now, rate = self._clock(), _SAMPLES_PER_S
         if self._worker is not None and self._process is not None and self._process.cpu_s > 0.0:
             made = self._worker.counts.answered - self._worker.counts.quick
-            rate = min(rate, _LESSON_CORES * made / self._process.cpu_s)
-        self._lessons = min(_MOST_LESSONS, self._lessons + rate * (now - self._lessons_at))
-        self._lessons_at = now
-        if self._lessons < 1.0:
+            rate = min(rate, _SAMPLE_CORES * made / self._process.cpu_s)
+        self._samples = min(_MOST_SAMPLES, self._samples + rate * (now - self._sampled_at))
+        self._sampled_at = now
+        if self._samples < 1.0:
             return False
-        self._lessons -= 1.0
+        self._samples -= 1.0
         return True
 
     def deliver(self, take: Callable[[str, LengthDistribution], bool]) -> None:
