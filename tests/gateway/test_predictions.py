@@ -56,8 +56,8 @@ def asking(name: str, prompt: str, **fields: Any) -> dict[str, Any]:
 async def test_a_request_that_need_not_wait_is_predicted_only_to_learn(
     http: aiohttp.ClientSession, guess: Guess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lengthwise.predictors.service._LESSONS_PER_S", 0.0)
-    monkeypatch.setattr("lengthwise.predictors.service._MOST_LESSONS", 2.0)
+    monkeypatch.setattr("lengthwise.predictors.service._SAMPLES_PER_S", 0.0)
+    monkeypatch.setattr("lengthwise.predictors.service._MOST_SAMPLES", 2.0)
     engine = StandIn(lengths=dict.fromkeys(["a", "b", "c", "blocker", "waits"], 1))
     with served(engine.app()) as engine_url, gateway(engine_url, policy="sjf", in_flight=1, predictor="fast") as url:
         for name in ("a", "b", "c"):
