@@ -45,6 +45,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
+import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lengthwise.errors import InputError
@@ -52,7 +53,7 @@ from lengthwise.predictors.resolve import model_path, parse_predictor_spec
 from lengthwise.reports.page import Figure, Origin, axes, colours, command_line, html_page, interval_bars, panel
 from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table, to_json
-from lengthwise.simulator.paired import Ratio
+from lengthwise.simulator.paired import Ratio, over_seeds
 from lengthwise.simulator.tasks import (
     ResultCache,
     Task,
@@ -68,6 +69,7 @@ from lengthwise.workloads.datasets import PACKAGED
 
 GridT = TypeVar("GridT")
 ResultT = TypeVar("ResultT")
+SettingT = TypeVar("SettingT")
 Report = Callable[[str, float], None]
 
 
@@ -80,6 +82,28 @@ class SeededGrid:
     def __post_init__(self) -> None:
         if self.seeds < 2:
             raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedResults:
+    """The result of one setting for each seed. A figure is named by its path in a result: `"e2e_s", "mean"`."""
+
+    seeds: tuple[dict[str, Any], ...]
+
+    def values(self, *path: str) -> list[float]:
+        """A figure by seed, NaN where there is none."""
+        found: list[Any] = list(self.seeds)
+        for name in path:
+            found = [each[name] for each in found]
+        return [math.nan if value is None else float(value) for value in found]
+
+    def mean(self, *path: str) -> float:
+        """A figure averaged over seeds."""
+        return float(np.mean(self.values(*path)))
+
+    def over(self, base: SeedResults, *path: str) -> Ratio:
+        """Ratio to another setting on the same seeds with its 95 % interval; 1 to itself."""
+        return Ratio(1.0, 1.0, 1.0) if base is self else over_seeds(self.values(*path), base.values(*path))
 
 
 @dataclass(frozen=True)
@@ -158,6 +182,13 @@ class Run:
     def results(self, label: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
         """The result of each task in order, from the cache where it is known, else computed in worker processes."""
         return self._runner.results(label, tasks)
+
+    def by_seed(
+        self, label: str, settings: Sequence[SettingT], seeds: int, task: Callable[[SettingT, int], Task]
+    ) -> dict[SettingT, tuple[dict[str, Any], ...]]:
+        """The results of each setting for every seed; seeds are the outer loop, so that neighbours share a workload."""
+        found = self.results(label, [task(setting, seed) for seed in range(seeds) for setting in settings])
+        return {setting: tuple(found[place :: len(settings)]) for place, setting in enumerate(settings)}
 
     def part(self, begin: float, end: float, prefix: str = "") -> Report:
         """A progress function for a part of the study, from one share of the whole to another."""
@@ -334,6 +365,11 @@ def claims_verdict(claims: Sequence[Claim]) -> str:
         return ""
     parts = ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())
     return f"Of {counts.total()} statements that can be compared with the paper, {parts}."
+
+
+def sections(rows: Sequence[Sequence[str]], key: Callable[[Sequence[str]], str] = lambda row: row[0]) -> frozenset[int]:
+    """The rows whose key, the first cell, differs from that of the row above: a table has a rule before them."""
+    return frozenset(place for place in range(1, len(rows)) if key(rows[place]) != key(rows[place - 1]))
 
 
 @dataclass(frozen=True)
