@@ -8,34 +8,28 @@ were measured on an H200, replayed in the simulator with their predictions (as i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-import numpy as np
-
-from experiments.frontier import CUT, LLM, SETTINGS, load_samples, predictions_of
+from experiments.frontier import ENGINE, SETTINGS, Gains, at_load, figures, predictions_of
 from experiments.simulator_error import SimulatorErrorGrid, fitted_specs, replayed
-from experiments.study import Run, Study
+from experiments.study import Run, Study, table_of
 from lengthwise.bench.analysis import episode_tables
 from lengthwise.bench.episodes import Kind, TrafficPlan, draw, load_prompts
 from lengthwise.bench.store import BenchStore
 from lengthwise.errors import InputError
 from lengthwise.policies import Policy, lengthwise
-from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table
-from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
-from lengthwise.simulator.paired import Ratio, over_seeds
-from lengthwise.simulator.tasks import code_version, content_key, file_digest
-from lengthwise.workloads import Workload, castillo_workload
+from lengthwise.simulator import Fleet, RequestPredictions, measure_capacity, predict_workload, simulate
+from lengthwise.workloads import Workload
 
 MEASURED: Final = tuple(
     Path(__file__).parent / "results" / name for name in ("h200-32", "h200-32-policies", "h200-32-fast")
 )
-ENGINE: Final = "1*llama-3-8b@a100"
 H200, A100 = "H200 bursts, default", "A100 bursts, fast"
 LASTING: Final = ("8 slots, load 1.1", "32 slots, load 1.1")
 WIDE: Final = {"SHORT_JOB_FRACTION": 0.5, "FAST_WORK_FRACTION": 0.35}
@@ -85,10 +79,10 @@ def lane_policy(constants: dict[str, float]) -> Policy:
 
 
 @lru_cache(maxsize=1)
-def _blocks() -> list[Traffic]:
+def _blocks(folders: tuple[Path, ...]) -> list[Traffic]:
     """The measured bursts of `lengthwise` on `default`, each on the engine fitted to other blocks."""
     found = []
-    for folder in MEASURED:
+    for folder in folders:
         store = BenchStore(folder)
         specs = fitted_specs(store, SimulatorErrorGrid(folder))
         for _, arm, block, table in episode_tables(store.rows()):
@@ -106,100 +100,64 @@ def _burst(number: int) -> Traffic:
     return workload, fleet, predict_workload(workload, "fast")
 
 
-def _lasting(place: str, seed: int, predictor: str) -> Traffic:
-    slots, load, n, variation = SETTINGS[place]
-    fleet = Fleet.parse(ENGINE).limited_to(max_num_seqs=slots)
-    drawn = castillo_workload(
-        load_samples(predictor), LLM, requests=n, rate=1.0, seed=seed, cv=variation, max_tokens=CUT
-    )
-    workload = drawn.replace(arrival_s=drawn.arrival_s / (load * measure_capacity(drawn, fleet).requests_per_s))
-    return workload, fleet, predictions_of(workload, predictor, seed)
+def lane_run(place: str, number: int, predictor: str, folders: tuple[Path, ...]) -> dict[str, Any]:
+    """Simulate one block, burst or seed of a place under FCFS and every lane."""
+    predictions: RequestPredictions | None
+    if place == H200:
+        workload, fleet, predictions = _blocks(folders)[number]
+    elif place == A100:
+        workload, fleet, predictions = _burst(number)
+    else:
+        fleet, workload = at_load(SETTINGS[place], predictor, number)
+        predictions = predictions_of(workload, predictor, number)
+    policies: dict[str, Policy | str] = {"fcfs": "fcfs"}
+    policies.update({name: lane_policy(constants) for name, constants in LANES.items()})
+    return {
+        name: figures(simulate(workload, fleet, policy, predictor=predictions)) for name, policy in policies.items()
+    }
 
 
-@dataclass(frozen=True)
-class LaneTask:
-    """One block, burst or seed of a place under FCFS and every lane."""
-
-    place: str
-    number: int
-    predictor: str
-
-    @property
-    def key(self) -> str:
-        """Digest of the task, the code and the data."""
-        data = load_samples(self.predictor)
-        kept = [file_digest(folder / "requests.parquet") for folder in MEASURED]
-        code = (code_version(), file_digest(Path(__file__)))
-        return content_key(kind="fast lane", task=self, code=code, data=(data.origin, len(data), kept))
-
-    def run(self) -> dict[str, Any]:
-        """Mean and p99 of E2E by policy."""
-        if self.place == H200:
-            workload, fleet, predictions = _blocks()[self.number]
-        elif self.place == A100:
-            workload, fleet, predictions = _burst(self.number)
-        else:
-            workload, fleet, predictions = _lasting(self.place, self.number, self.predictor)
-        policies: dict[str, Policy | str] = {"fcfs": "fcfs"}
-        policies.update({name: lane_policy(constants) for name, constants in LANES.items()})
-        return {
-            name: _figures(simulate(workload, fleet, policy, predictor=predictions))
-            for name, policy in policies.items()
-        }
+LaneGains = dict[str, dict[str, Gains]]
+"""By place and lane."""
 
 
-def _figures(outcome: Outcome) -> tuple[float, float]:
-    e2e = outcome.finish - outcome.arrival
-    return float(e2e.mean()), float(np.quantile(e2e, 0.99))
-
-
-Gain = tuple[Ratio, Ratio]
-"""FCFS's mean over the lane's, and the lane's p99 over that of FCFS."""
-
-
-def measure(run: Run, grid: FastLaneGrid) -> dict[str, dict[str, Gain]]:
-    """Simulate every place; by place and lane."""
+def measure(run: Run, grid: FastLaneGrid) -> LaneGains:
+    """Simulate every place."""
     seeds = range(grid.first_seed, grid.first_seed + grid.seeds)
     numbers = {H200: range(grid.blocks), A100: range(grid.bursts), **dict.fromkeys(grid.lasting, seeds)}
     found = {}
     for place, each in numbers.items():
-        figures = run.results(place, [LaneTask(place, number, grid.predictor) for number in each])
-        found[place] = {name: _gain(figures, name) for name in LANES}
+        runs = run.each(place, lane_run, [(place, number, grid.predictor, MEASURED) for number in each])
+        found[place] = {name: Gains.of(runs, name) for name in LANES}
     return found
 
 
-def _gain(figures: Sequence[dict[str, Any]], name: str) -> Gain:
-    (mean, p99), (lane_mean, lane_p99) = (
-        np.array([each[key] for each in figures]).T.tolist() for key in ("fcfs", name)
-    )
-    return over_seeds(mean, lane_mean), over_seeds(lane_p99, p99)
-
-
-def tables(found: dict[str, dict[str, Gain]]) -> list[Table]:
+def tables(found: LaneGains) -> list[Table]:
     """One row per place and lane."""
-    rows = [
-        [place, name, multiple(mean), multiple(p99)]
-        for place, lanes in found.items()
-        for name, (mean, p99) in lanes.items()
-    ]
-    rules = frozenset(range(len(LANES), len(rows), len(LANES)))
+    rows = [(place, name, gains) for place, lanes in found.items() for name, gains in lanes.items()]
     notes = ["mean E2E: FCFS over the policy; p99: the policy over FCFS; 95 % intervals over blocks, bursts or seeds."]
-    return [Table("A wider fast lane", ("place", "lane", "mean E2E", "p99"), rows, notes, rules)]
+    columns: list[tuple[str, Callable[[tuple[str, str, Gains]], object]]] = [
+        ("place", lambda row: row[0]),
+        ("lane", lambda row: row[1]),
+        ("mean E2E", lambda row: row[2].mean),
+        ("p99", lambda row: row[2].p99),
+    ]
+    return [table_of("A wider fast lane", rows, columns, notes, lambda row: row[0])]
 
 
-def answer(found: dict[str, dict[str, Gain]]) -> str:
+def answer(found: LaneGains) -> str:
     """Half of the jobs in the lane and long rounds against the policy as it is."""
     now, wide = "as it is", "the same, rounds of 400 tokens"
     burst, lasting = found[H200], next(lanes for place, lanes in found.items() if place in LASTING)
     gained, before = burst[wide], burst[now]
     return (
-        f"In a burst a wider lane gains {gained[0].ratio:.2f}x instead of {before[0].ratio:.2f}x on the mean, at a p99 "
-        f"of {gained[1].ratio:.2f} instead of {before[1].ratio:.2f} times FCFS's; where the load lasts the p99 is "
-        f"{lasting[wide][1].ratio:.2f} instead of {lasting[now][1].ratio:.2f}."
+        f"In a burst a wider lane gains {gained.mean.ratio:.2f}x instead of {before.mean.ratio:.2f}x on the mean, "
+        f"at a p99 of {gained.p99.ratio:.2f} instead of {before.p99.ratio:.2f} times FCFS's; where the load lasts the "
+        f"p99 is {lasting[wide].p99.ratio:.2f} instead of {lasting[now].p99.ratio:.2f}."
     )
 
 
-STUDY: Study[FastLaneGrid, dict[str, dict[str, Gain]]] = Study(
+STUDY: Study[FastLaneGrid, LaneGains] = Study(
     name="fast_lane",
     title="A wider fast lane",
     question="What does a wider fast lane bring in a burst, and what does it cost under a load that lasts?",

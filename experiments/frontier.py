@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,11 +23,12 @@ from lengthwise.predictors.resolve import parse_predictor_spec
 from lengthwise.reports.figures import COLOURS, GREY, figure, legend, save
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
+from lengthwise.simulator.cluster import at_rate
 from lengthwise.simulator.paired import Ratio, over_seeds
-from lengthwise.simulator.tasks import code_version, content_key, file_digest
 from lengthwise.workloads import LengthSamples, Workload, castillo_workload, load_castillo
 
 LLM: Final = "llama-3.1-8b"
+ENGINE: Final = "1*llama-3-8b@a100"
 CUT: Final = 4096
 GIVEN: Final = 1.05
 """The target that is given to `slo`, in p99s of FCFS."""
@@ -35,16 +36,25 @@ TARGETS: Final = (1.0, 1.02, GIVEN, 1.1, 1.2, 1.5, 2.0, 3.0)
 """Targets of the curves, in p99s of FCFS."""
 OVERLOAD_S, OVERLOAD_TARGET_S = 600.0, 30.0
 
-Setting = tuple[int, float, int, float]
-"""Slots, load, requests (0: as many as arrive in ten minutes), and the CV of the gaps between arrivals."""
+
+class Setting(NamedTuple):
+    """An engine and its load."""
+
+    slots: int
+    load: float
+    requests: int
+    """0: as many as arrive in ten minutes."""
+    cv: float = 1.0
+    """Of the gaps between arrivals."""
+
 
 SETTINGS: Final[dict[str, Setting]] = {
-    "4 slots, load 1.1": (4, 1.1, 600, 1.0),
-    "8 slots, load 1.1": (8, 1.1, 2000, 1.0),
-    "32 slots, load 1.1": (32, 1.1, 2000, 1.0),
-    "64 slots, load 1.3": (64, 1.3, 4000, 1.0),
-    "8 slots, load 0.9, CV 2": (8, 0.9, 2000, 2.0),
-    "8 slots, load 0.7": (8, 0.7, 2000, 1.0),
+    "4 slots, load 1.1": Setting(4, 1.1, 600),
+    "8 slots, load 1.1": Setting(8, 1.1, 2000),
+    "32 slots, load 1.1": Setting(32, 1.1, 2000),
+    "64 slots, load 1.3": Setting(64, 1.3, 4000),
+    "8 slots, load 0.9, CV 2": Setting(8, 0.9, 2000, cv=2.0),
+    "8 slots, load 0.7": Setting(8, 0.7, 2000),
 }
 DRAWN: Final = ("8 slots, load 1.1", "64 slots, load 1.3")
 ROBUST: Final = "8 slots, load 1.1"
@@ -81,45 +91,31 @@ class Arm:
     true: bool = False
 
 
-@dataclass(frozen=True)
-class FrontierCell:
-    """One seed of one setting under FCFS and all arms: a task that is cached."""
+def frontier_seed(setting: Setting, predictor: str, seed: int, arms: Sequence[Arm], error: str = "") -> dict[str, Any]:
+    """Simulate FCFS and all arms on one seed of a setting; `error` is one of ERRORS."""
+    fleet, requests = at_load(setting, predictor, seed)
+    predictions = predictions_of(requests, predictor, seed, error)
+    base = simulate(requests, fleet, "fcfs", predictor=predictions)
+    p99 = float(np.quantile(base.finish - base.arrival, 0.99))
+    fixed = None if setting.requests else OVERLOAD_TARGET_S
+    found = {"fcfs": figures(base, fixed or GIVEN * p99)}
+    for arm in arms:
+        target = None if arm.target is None else fixed or arm.target * p99
+        spec = arm.policy if target is None else f"{arm.policy}:seconds={target:.6f}"
+        outcome = simulate(requests, fleet, spec, predictor="oracle" if arm.true else predictions)
+        found[arm.label] = figures(outcome, fixed or GIVEN * p99)
+    return found
 
-    setting: Setting
-    predictor: str
-    seed: int
-    arms: tuple[Arm, ...]
-    error: str = ""
-    """One of ERRORS: what is done to the predictions."""
 
-    @property
-    def key(self) -> str:
-        """Digest of the cell, the code and the data."""
-        data = load_samples(self.predictor)
-        return content_key(cell=self, code=(code_version(), file_digest(Path(__file__))), data=(data.origin, len(data)))
-
-    def run(self) -> dict[str, Any]:
-        """Simulate every arm."""
-        slots, load, n, variation = self.setting
-        fleet = Fleet.parse("1*llama-3-8b@a100").limited_to(max_num_seqs=slots)
-        samples = load_samples(self.predictor)
-        drawn = castillo_workload(
-            samples, LLM, requests=n or 4000, rate=1.0, seed=self.seed, cv=variation, max_tokens=CUT
-        )
-        requests = drawn.replace(arrival_s=drawn.arrival_s / (load * measure_capacity(drawn, fleet).requests_per_s))
-        if n == 0:
-            requests = requests.head(int(np.searchsorted(requests.arrival_s, OVERLOAD_S)))
-        predictions = predictions_of(requests, self.predictor, self.seed, self.error)
-        base = simulate(requests, fleet, "fcfs", predictor=predictions)
-        p99 = float(np.quantile(base.finish - base.arrival, 0.99))
-        fixed = OVERLOAD_TARGET_S if n == 0 else None
-        found = {"fcfs": _figures(base, fixed or GIVEN * p99)}
-        for arm in self.arms:
-            target = None if arm.target is None else fixed or arm.target * p99
-            spec = arm.policy if target is None else f"{arm.policy}:seconds={target:.6f}"
-            outcome = simulate(requests, fleet, spec, predictor="oracle" if arm.true else predictions)
-            found[arm.label] = _figures(outcome, fixed or GIVEN * p99)
-        return found
+def at_load(setting: Setting, predictor: str, seed: int) -> tuple[Fleet, Workload]:
+    """Return the engine of a setting and a seed's requests at its load."""
+    fleet = Fleet.parse(ENGINE).limited_to(max_num_seqs=setting.slots)
+    n, samples = setting.requests or 4000, load_samples(predictor)
+    drawn = castillo_workload(samples, LLM, requests=n, rate=1.0, seed=seed, cv=setting.cv, max_tokens=CUT)
+    requests = at_rate(drawn, setting.load * measure_capacity(drawn, fleet).requests_per_s)
+    if not setting.requests:
+        requests = requests.head(int(np.searchsorted(requests.arrival_s, OVERLOAD_S)))
+    return fleet, requests
 
 
 @lru_cache(maxsize=2)
@@ -154,7 +150,7 @@ def _by_prompt(predictor: str) -> dict[str, tuple[float, float]]:
     return dict(zip(every.table["prompt"].to_pylist(), numbers, strict=True))
 
 
-def _figures(outcome: Outcome, target_s: float) -> list[float]:
+def figures(outcome: Outcome, target_s: float = math.inf) -> list[float]:
     """Return mean, mean per token, p99 and maximum of E2E, and the share within the target."""
     e2e = outcome.finish - outcome.arrival
     numbers = (e2e.mean(), (e2e / outcome.output_tokens).mean(), np.quantile(e2e, 0.99), e2e.max())
@@ -162,8 +158,8 @@ def _figures(outcome: Outcome, target_s: float) -> list[float]:
 
 
 @dataclass(frozen=True)
-class FrontierPoint:
-    """A policy in a setting, over seeds: gains above 1 and tails below 1 are better than FCFS."""
+class Gains:
+    """A policy beside FCFS over seeds: gains above 1 and tails below 1 are better."""
 
     mean: Ratio
     per_token: Ratio
@@ -171,6 +167,14 @@ class FrontierPoint:
     maximum: Ratio
     in_time: float
     """Share of requests within the target."""
+
+    @classmethod
+    def of(cls, found: Sequence[dict[str, Any]], label: str) -> Gains:
+        """Compare the `figures` of a label with those of "fcfs", seed by seed."""
+        base, ours = (np.transpose([each[name] for each in found]).tolist() for name in ("fcfs", label))
+        mean, per_token = (over_seeds(base[place], ours[place]) for place in (0, 1))
+        p99, maximum = (over_seeds(ours[place], base[place]) for place in (2, 3))
+        return cls(mean, per_token, p99, maximum, float(np.mean(ours[4])))
 
 
 Place = tuple[str, str]
@@ -182,7 +186,7 @@ class FrontierResult:
     """All points, by setting and predictor, then by arm."""
 
     grid: FrontierGrid
-    points: dict[Place, dict[str, FrontierPoint]]
+    points: dict[Place, dict[str, Gains]]
 
 
 def measure(run: Run, grid: FrontierGrid) -> FrontierResult:
@@ -203,28 +207,13 @@ def measure(run: Run, grid: FrontierGrid) -> FrontierResult:
     wanted[ROBUST, "noisy:0.2"] = (SETTINGS[ROBUST], "noisy:0.2", "", compared)
     for error in ERRORS:
         wanted[ROBUST, error] = (SETTINGS[ROBUST], first, error, compared)
-    wanted[OVERLOAD, first] = ((8, 1.3, 0, 1.0), first, "", (*compared, Arm("sjf", "sjf")))
+    wanted[OVERLOAD, first] = (Setting(8, 1.3, 0), first, "", (*compared, Arm("sjf", "sjf")))
     points = {}
     for place, (setting, predictor, error, arms) in wanted.items():
         seeds = range(grid.first_seed, grid.first_seed + grid.seeds)
-        cells = [FrontierCell(setting, predictor, seed, arms, error) for seed in seeds]
-        found = run.results(", ".join(place), cells)
-        points[place] = {label: _point(found, label) for label in ("fcfs", *(arm.label for arm in arms))}
+        found = run.each(", ".join(place), frontier_seed, [(setting, predictor, seed, arms, error) for seed in seeds])
+        points[place] = {label: Gains.of(found, label) for label in ("fcfs", *(arm.label for arm in arms))}
     return FrontierResult(grid, points)
-
-
-def _point(found: Sequence[dict[str, Any]], label: str) -> FrontierPoint:
-    base, ours = (
-        [list(column) for column in zip(*(each[name] for each in found), strict=True)] for name in ("fcfs", label)
-    )
-    mean, per_token, p99, maximum, in_time = range(5)
-    return FrontierPoint(
-        mean=over_seeds(base[mean], ours[mean]),
-        per_token=over_seeds(base[per_token], ours[per_token]),
-        p99=over_seeds(ours[p99], base[p99]),
-        maximum=over_seeds(ours[maximum], base[maximum]),
-        in_time=float(np.mean(ours[in_time])),
-    )
 
 
 def tables(found: FrontierResult) -> list[Table]:
@@ -289,7 +278,7 @@ def draw(found: FrontierResult, path: Path) -> None:
         save(drawing, path)
 
 
-def _panel(axes: Axes, points: dict[str, FrontierPoint], policies: Sequence[str]) -> None:
+def _panel(axes: Axes, points: dict[str, Gains], policies: Sequence[str]) -> None:
     """One setting: a curve over targets with true lengths and one with predictions, and every policy."""
     for prefix, name, colour in (
         ("true", "slo over targets, true lengths", GREY),
@@ -329,7 +318,7 @@ def _panel(axes: Axes, points: dict[str, FrontierPoint], policies: Sequence[str]
     legend(axes, loc="lower right")
 
 
-def _near(one: FrontierPoint, other: FrontierPoint) -> bool:
+def _near(one: Gains, other: Gains) -> bool:
     return max(abs(math.log(one.p99.ratio / other.p99.ratio)), abs(one.mean.ratio - other.mean.ratio)) < 0.03
 
 

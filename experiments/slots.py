@@ -15,15 +15,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from experiments.frontier import LLM, load_samples, predictions_of
-from experiments.study import Run, SeededGrid, Study
+from experiments.frontier import LLM, Gains, figures, load_samples, predictions_of
+from experiments.study import Run, SeededGrid, Study, table_of
 from lengthwise.engines.fit import StepTimes, engine_spec, fit_cost
 from lengthwise.engines.steps import read_steps
+from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import EngineSpec, Fleet, measure_capacity, simulate
-from lengthwise.simulator.paired import Ratio, over_seeds
-from lengthwise.simulator.tasks import code_version, content_key, file_digest
-from lengthwise.workloads import castillo_workload
+from lengthwise.simulator.cluster import at_rate
+from lengthwise.workloads import Workload, castillo_workload
 
 CAP: Final = 2048
 LOAD: Final = 2.0
@@ -43,49 +43,24 @@ class SlotsGrid(SeededGrid):
     steps: Path = STEPS
 
 
-@dataclass(frozen=True)
-class SlotsCell:
-    """One burst under both policies: a task that is cached."""
+def burst(slots: int, requests: int, policy: str, predictor: str, seed: int, engine: EngineSpec) -> dict[str, Any]:
+    """Simulate one burst under FCFS and the policy."""
+    fleet = Fleet((replace(engine, max_num_seqs=slots),))
 
-    slots: int
-    requests: int
-    policy: str
-    predictor: str
-    seed: int
-    engine: EngineSpec
+    def draw(count: int) -> Workload:
+        return castillo_workload(load_samples(predictor), LLM, requests=count, rate=1.0, seed=seed, max_tokens=CAP)
 
-    @property
-    def key(self) -> str:
-        """Digest of the cell, the code and the data."""
-        data = load_samples(self.predictor)
-        return content_key(cell=self, code=(code_version(), file_digest(Path(__file__))), data=(data.origin, len(data)))
-
-    def run(self) -> dict[str, Any]:
-        """Simulate the burst."""
-        fleet = Fleet((replace(self.engine, max_num_seqs=self.slots),))
-        drawn = castillo_workload(
-            load_samples(self.predictor), LLM, requests=self.requests, rate=1.0, seed=self.seed, max_tokens=CAP
-        )
-        # Capacity is the engine's, not that of a burst which is too short to fill its slots.
-        enough = castillo_workload(
-            load_samples(self.predictor), LLM, requests=6 * self.slots, rate=1.0, seed=self.seed, max_tokens=CAP
-        )
-        capacity = measure_capacity(enough, fleet).requests_per_s
-        requests = drawn.replace(arrival_s=drawn.arrival_s / (LOAD * capacity))
-        predictions = predictions_of(requests, self.predictor, self.seed)
-        found: dict[str, Any] = {"capacity": capacity}
-        for policy in ("fcfs", self.policy):
-            outcome = simulate(requests, fleet, policy, predictor=predictions)
-            e2e = outcome.finish - outcome.arrival
-            found[policy] = [
-                float(e2e.mean()),
-                float((e2e / outcome.output_tokens).mean()),
-                float(np.quantile(e2e, 0.99)),
-                outcome.summary.ttft_s.mean,
-                outcome.summary.tpot_s.p50,
-                outcome.summary.tpot_s.p99,
-            ]
-        return found
+    # Capacity is the engine's, not that of a burst which is too short to fill its slots.
+    capacity = measure_capacity(draw(6 * slots), fleet).requests_per_s
+    arriving = at_rate(draw(requests), LOAD * capacity)
+    predictions = predictions_of(arriving, predictor, seed)
+    fcfs, ours = (simulate(arriving, fleet, name, predictor=predictions) for name in ("fcfs", policy))
+    speed = fcfs.summary
+    return {
+        "fcfs": figures(fcfs),
+        policy: figures(ours),
+        "speed": [capacity, speed.ttft_s.mean, 1000 * speed.tpot_s.p50, 1000 * speed.tpot_s.p99],
+    }
 
 
 def fitted(steps: Path) -> EngineSpec:
@@ -96,87 +71,68 @@ def fitted(steps: Path) -> EngineSpec:
 
 @dataclass(frozen=True)
 class SlotsPoint:
-    """A burst on an engine, over seeds; gains above 1 and tails below 1 are better than fcfs."""
+    """A burst on an engine, over seeds."""
 
     slots: int
     requests: int
+    gains: Gains
     capacity: float
     ttft_s: float
-    """Mean under fcfs: the wait that an order can shorten."""
+    """Mean under FCFS: the wait that an order can shorten."""
     tpot_ms: float
-    """Median time per output token under fcfs."""
+    """Median time per output token under FCFS."""
     tpot_p99_ms: float
-    mean: Ratio
-    per_token: Ratio
-    p99: Ratio
 
 
 def measure(run: Run, grid: SlotsGrid) -> list[SlotsPoint]:
     """Simulate every burst."""
-    engine = fitted(grid.steps)
+    engine, seeds = fitted(grid.steps), range(grid.seeds)
     bursts = list(itertools.product(grid.slots, grid.requests))
-    cells = [
-        SlotsCell(slots, requests, grid.policy, grid.predictor, seed, engine)
-        for slots, requests in bursts
-        for seed in range(grid.seeds)
-    ]
-    found = run.results("bursts", cells)
-    starts = range(0, len(found), grid.seeds)
-    return [
-        _point(*burst, grid.policy, found[start : start + grid.seeds])
-        for burst, start in zip(bursts, starts, strict=True)
-    ]
-
-
-def _point(slots: int, requests: int, policy: str, found: Sequence[dict[str, Any]]) -> SlotsPoint:
-    base, ours = (np.array([each[name] for each in found]).T.tolist() for name in ("fcfs", policy))
-    return SlotsPoint(
-        slots,
-        requests,
-        capacity=float(np.mean([each["capacity"] for each in found])),
-        ttft_s=float(np.mean(base[3])),
-        tpot_ms=1000 * float(np.mean(base[4])),
-        tpot_p99_ms=1000 * float(np.mean(base[5])),
-        mean=over_seeds(base[0], ours[0]),
-        per_token=over_seeds(base[1], ours[1]),
-        p99=over_seeds(ours[2], base[2]),
-    )
+    calls = [(*each, grid.policy, grid.predictor, seed, engine) for each in bursts for seed in seeds]
+    found = run.each("bursts", burst, calls)
+    points = []
+    for number, (slots, requests) in enumerate(bursts):
+        here = found[number * grid.seeds : (number + 1) * grid.seeds]
+        speed = np.mean([each["speed"] for each in here], axis=0).tolist()
+        points.append(SlotsPoint(slots, requests, Gains.of(here, grid.policy), *speed))
+    return points
 
 
 def tables(found: Sequence[SlotsPoint]) -> list[Table]:
     """Gains by slots and burst; speed by slots."""
-    rows = [
+    gains = table_of(
+        "What an order gains, by slots and burst",
+        found,
         [
-            f"{at.slots}",
-            f"{at.requests:,}",
-            f"{at.ttft_s:.2f}",
-            *(f"{each.ratio:.2f} [{each.low:.2f}, {each.high:.2f}]" for each in (at.mean, at.per_token, at.p99)),
-        ]
-        for at in found
-    ]
-    last = {at.slots: at for at in found}
-    speed = [
-        [f"{slots}", f"{at.capacity:.1f}", f"{at.tpot_ms:.1f}", f"{at.tpot_p99_ms:.1f}"] for slots, at in last.items()
-    ]
-    notes = ["mean, per token: fcfs over the policy; p99: the policy over fcfs; 95 % intervals over seeds"]
-    columns = ["slots", "requests", "TTFT of fcfs, s", "mean E2E", "per token", "p99"]
-    return [
-        Table("What an order gains, by slots and burst", columns, rows, notes),
-        Table(
-            "What a slot costs, in the longest burst",
-            ["slots", "requests/s", "TPOT p50, ms", "TPOT p99, ms"],
-            speed,
-        ),
-    ]
+            ("slots", lambda at: at.slots),
+            ("requests", lambda at: at.requests),
+            ("TTFT of fcfs, s", lambda at: f"{at.ttft_s:.2f}"),
+            ("mean E2E", lambda at: multiple(at.gains.mean, 2)),
+            ("per token", lambda at: multiple(at.gains.per_token, 2)),
+            ("p99", lambda at: multiple(at.gains.p99, 2)),
+        ],
+        ["mean, per token: fcfs over the policy; p99: the policy over fcfs; 95 % intervals over seeds"],
+    )
+    speed = table_of(
+        "What a slot costs, in the longest burst",
+        list({at.slots: at for at in found}.values()),
+        [
+            ("slots", lambda at: at.slots),
+            ("requests/s", lambda at: f"{at.capacity:.1f}"),
+            ("TPOT p50, ms", lambda at: f"{at.tpot_ms:.1f}"),
+            ("TPOT p99, ms", lambda at: f"{at.tpot_p99_ms:.1f}"),
+        ],
+    )
+    return [gains, speed]
 
 
 def answer(found: Sequence[SlotsPoint]) -> str:
     """Where the mean gains most, and where it does not gain."""
-    best = max(found, key=lambda at: at.mean.ratio)
-    none = [f"{at.requests:,} requests on {at.slots} slots" for at in found if at.mean.low <= 1]
+    best = max(found, key=lambda at: at.gains.mean.ratio)
+    none = [f"{at.requests:,} requests on {at.slots} slots" for at in found if at.gains.mean.low <= 1]
     without = f" It gains nothing beyond noise with {', '.join(none)}." if none else ""
     return (
-        f"Mean E2E gains {best.mean.ratio:.2f}x in a burst of {best.requests:,} requests on {best.slots} slots, "
+        f"Mean E2E gains {best.gains.mean.ratio:.2f}x in a burst of {best.requests:,} requests on {best.slots} slots, "
         f"where requests wait {best.ttft_s:.1f} s under fcfs.{without}"
     )
 

@@ -24,6 +24,7 @@ shown in one table.
 
 The runner needs nothing else: `--set loads=0.7,0.9` replaces a field of the grid, the finished output is cached under
 the content of grid, code and data, and `run.results` caches each simulation, so that an interrupted study resumes.
+`run.each` does the same for any function of a study, and `table_of` makes a table of a sequence of values.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import importlib
+import inspect
 import json
 import math
 import os
@@ -70,6 +72,7 @@ from lengthwise.workloads.datasets import PACKAGED
 GridT = TypeVar("GridT")
 ResultT = TypeVar("ResultT")
 SettingT = TypeVar("SettingT")
+ItemT = TypeVar("ItemT")
 Report = Callable[[str, float], None]
 
 
@@ -171,6 +174,35 @@ class Output:
         return cls(**{**content, "tables": tables, "figures": [Figure(**each) for each in content["figures"]]})
 
 
+Function = Callable[..., dict[str, Any]]
+"""A function at the top of a module whose result is JSON and depends on its arguments and the data alone."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function and its arguments as a task whose result is cached."""
+
+    function: Function
+    arguments: tuple[Any, ...]
+
+    @property
+    def key(self) -> str:
+        """Digest of the arguments, of the files and predictors that they name, of the code and of the data."""
+        used = {getattr(value, "__module__", None) or "" for value in self.function.__globals__.values()}
+        files = {inspect.getfile(sys.modules[name]) for name in used if name.startswith("experiments.")}
+        return content_key(
+            function=self.function.__qualname__,
+            arguments=self.arguments,
+            inputs=_digest(self.arguments),
+            code=(code_version(), [file_digest(Path(file)) for file in sorted(files)]),
+            data=_data_version(os.environ.get("LENGTHWISE_DATA", "")),
+        )
+
+    def run(self) -> dict[str, Any]:
+        """Call the function."""
+        return self.function(*self.arguments)
+
+
 class Run:
     """What `measure` works with: progress, notes and the cache of simulations."""
 
@@ -189,6 +221,10 @@ class Run:
         """The results of each setting for every seed; seeds are the outer loop, so that neighbours share a workload."""
         found = self.results(label, [task(setting, seed) for seed in range(seeds) for setting in settings])
         return {setting: tuple(found[place :: len(settings)]) for place, setting in enumerate(settings)}
+
+    def each(self, label: str, function: Function, arguments: Iterable[tuple[Any, ...]]) -> list[dict[str, Any]]:
+        """The result of a function of a study's module for each tuple of arguments, as in `results`."""
+        return self.results(label, [Call(function, given) for given in arguments])
 
     def part(self, begin: float, end: float, prefix: str = "") -> Report:
         """A progress function for a part of the study, from one share of the whole to another."""
@@ -372,6 +408,28 @@ def sections(rows: Sequence[Sequence[str]], key: Callable[[Sequence[str]], str] 
     return frozenset(place for place in range(1, len(rows)) if key(rows[place]) != key(rows[place - 1]))
 
 
+def table_of(
+    title: str,
+    items: Sequence[ItemT],
+    columns: Sequence[tuple[str, Callable[[ItemT], object]]],
+    notes: Sequence[str] = (),
+    group: Callable[[ItemT], object] | None = None,
+) -> Table:
+    """A row per item and a column per heading, with a rule before each new group of items.
+
+    A column returns text, a `Ratio` (shown with its interval), an integer, or None (shown as a dash).
+    """
+    rows = [[_cell(value(item)) for _, value in columns] for item in items]
+    begins = frozenset() if group is None else sections([[str(group(item))] for item in items])
+    return Table(title, [heading for heading, _ in columns], rows, notes, begins)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Ratio):
+        return multiple(value)
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
 @dataclass(frozen=True)
 class Line:
     """A line of a figure, with values or with ratios and their intervals; `markers` are drawn as crosses."""
@@ -453,6 +511,11 @@ def _listing(folder: str) -> list[tuple[str, int, int]]:
         return []
     files = ((file, file.stat()) for file in sorted(root.rglob("*")) if file.is_file())
     return [(str(file.relative_to(root)), stat.st_size, stat.st_mtime_ns) for file, stat in files]
+
+
+@cache
+def _data_version(folder: str) -> str:
+    return content_key(files=_listing(folder))
 
 
 @cache

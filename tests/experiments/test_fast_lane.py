@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from experiments.fast_lane import H200, LANES, LASTING, STUDY, WIDE, lane_policy, tables
+from experiments.frontier import Gains
 from lengthwise.policies import lengthwise
 from lengthwise.simulator import Fleet, predict_workload, simulate
 from lengthwise.simulator.paired import Ratio
@@ -30,7 +31,8 @@ def test_every_replaced_constant_is_one_of_the_policy_and_keeps_its_value_there(
 
 
 def test_answer_and_table_have_every_place_and_lane() -> None:
-    gain = (Ratio(1.2, 1.1, 1.3), Ratio(1.1, 1.0, 1.2))
+    ratio = Ratio(1.2, 1.1, 1.3)
+    gain = Gains(ratio, ratio, ratio, ratio, in_time=1.0)
     found = {place: dict.fromkeys(LANES, gain) for place in (H200, LASTING[0])}
     (table,) = tables(found)
     assert len(table.rows) == 2 * len(LANES)

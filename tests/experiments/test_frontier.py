@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,22 +17,23 @@ from experiments.frontier import (
     ROBUST,
     TARGETS,
     Arm,
-    FrontierCell,
     FrontierGrid,
-    FrontierPoint,
     FrontierResult,
+    Gains,
+    Setting,
     draw,
     facts,
+    frontier_seed,
     tables,
 )
 from lengthwise.errors import InputError
 from lengthwise.simulator.paired import Ratio
 
-SMALL = (4, 1.1, 150, 1.0)
+SMALL = Setting(4, 1.1, 150)
 
 
-def cell(*arms: Arm, predictor: str = "noisy:0.55", error: str = "") -> dict[str, list[float]]:
-    return FrontierCell(SMALL, predictor, 3, arms, error).run()
+def cell(*arms: Arm, predictor: str = "noisy:0.55", error: str = "") -> dict[str, Any]:
+    return frontier_seed(SMALL, predictor, 3, arms, error)
 
 
 def test_every_arm_of_a_cell_has_the_same_requests() -> None:
@@ -63,7 +65,7 @@ def test_a_grid_that_cannot_be_measured_is_refused(wrong: dict[str, object]) -> 
 
 def made_up() -> FrontierResult:
     grid = FrontierGrid(seeds=2, predictors=("noisy:0.55",), policies=("lengthwise", "slo"), settings=(ROBUST,))
-    point = FrontierPoint(*(Ratio(1.2, 1.1, 1.3),) * 4, in_time=0.5)
+    point = Gains(*(Ratio(1.2, 1.1, 1.3),) * 4, in_time=0.5)
     curves = [f"{prefix} {each}" for prefix in ("slo", "true") for each in TARGETS]
     points = {(ROBUST, "noisy:0.55"): dict.fromkeys(["fcfs", *grid.policies, GIVEN_SLO, GIVEN_TRUE, *curves], point)}
     points |= {(ROBUST, error): dict.fromkeys(["fcfs", *COMPARED], point) for error in ("noisy:0.2", *ERRORS)}

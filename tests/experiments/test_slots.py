@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.slots import STEPS, SlotsCell, SlotsPoint, fitted, tables
+from experiments.frontier import Gains
+from experiments.slots import STEPS, SlotsPoint, burst, fitted, tables
 from lengthwise.simulator import EngineSpec, Fleet
 from lengthwise.simulator.paired import Ratio
 
@@ -15,12 +16,12 @@ def engine() -> EngineSpec:
 
 
 def test_a_burst_that_fits_into_the_slots_is_the_same_under_both_policies(engine: EngineSpec) -> None:
-    found = SlotsCell(256, 100, "lengthwise", "noisy:0.55", 0, engine).run()
+    found = burst(256, 100, "lengthwise", "noisy:0.55", 0, engine)
     assert found["lengthwise"] == found["fcfs"]
 
 
 def test_a_burst_that_waits_gains_per_token(engine: EngineSpec) -> None:
-    found = SlotsCell(8, 200, "lengthwise", "noisy:0.55", 0, engine).run()
+    found = burst(8, 200, "lengthwise", "noisy:0.55", 0, engine)
     assert found["lengthwise"][1] < 0.8 * found["fcfs"][1]
 
 
@@ -32,7 +33,8 @@ def test_the_kept_step_log_fits_an_engine_whose_steps_grow_with_the_batch() -> N
 
 def test_the_tables_show_every_burst_and_each_number_of_slots_once() -> None:
     ratio = Ratio(1.1, 1.0, 1.2)
-    points = [SlotsPoint(slots, n, 10.0, 1.0, 5.0, 6.0, ratio, ratio, ratio) for slots in (8, 16) for n in (1, 2)]
-    gains, speed = tables(points)
-    assert len(gains.rows) == 4
+    gains = Gains(ratio, ratio, ratio, ratio, in_time=1.0)
+    points = [SlotsPoint(slots, n, gains, 10.0, 1.0, 5.0, 6.0) for slots in (8, 16) for n in (1, 2)]
+    by_burst, speed = tables(points)
+    assert len(by_burst.rows) == 4
     assert [row[0] for row in speed.rows] == ["8", "16"]

@@ -11,7 +11,7 @@ import pytest
 
 import experiments.__main__ as command
 from experiments import NAMES
-from experiments.study import Claim, Run, SeedResults, Study, StudyTask, sections
+from experiments.study import Call, Claim, Run, SeedResults, Study, StudyTask, sections, table_of
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio
@@ -232,6 +232,38 @@ def test_a_ratio_over_seeds_is_of_the_figure_that_the_path_names() -> None:
 def test_a_section_begins_where_the_first_cell_changes() -> None:
     assert sections([["a", "1"], ["a", "2"], ["b", "3"], ["a", "4"]]) == {2, 3}
     assert sections([]) == frozenset()
+
+
+def square(number: int, file: Path | None = None) -> dict[str, Any]:
+    COMPUTED.append(number)
+    return {"square": number**2}
+
+
+def test_a_function_of_a_study_is_called_once_for_each_tuple_of_arguments(tmp_path: Path) -> None:
+    COMPUTED.clear()
+    for _ in range(2):
+        found = Run(ResultCache(tmp_path)).each("squares", square, [(2,), (3,)])
+        assert [each["square"] for each in found] == [4, 9]
+    assert COMPUTED == [2, 3]
+
+
+def test_the_content_of_a_file_is_part_of_the_key_of_a_call(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("one")
+    other.write_text("two")
+    assert len({Call(square, arguments).key for arguments in ((1,), (2,), (1, one), (1, other))}) == 4
+
+
+def test_a_table_has_a_row_per_item_and_a_rule_between_groups() -> None:
+    table = table_of(
+        "x",
+        [1000, 1001, 2000],
+        [("number", lambda n: n), ("half", lambda n: None if n % 2 else Ratio(n / 2, 1.0, 2.0))],
+        group=lambda n: n // 1000,
+    )
+    assert table.columns == ["number", "half"]
+    assert table.rows == [["1,000", "500.000 [1.000, 2.000]"], ["1,001", "–"], ["2,000", "1000.000 [1.000, 2.000]"]]
+    assert table.rule_before == {2}
 
 
 @pytest.mark.parametrize(
