@@ -3,9 +3,9 @@
 Schedulers of vLLM without a model (as the tests build them), the stock one and ours under each policy, side by side in
 one process: always 1,000 waiting requests, blocks of steps in turn. The figure is the CPU time of the scheduling thread
 in add_request, schedule and update_from_output. Answers have as many tokens as there are slots, whatever their
-prediction: one request arrives and one finishes per step, in every order. `fast` predicts lengths in another thread,
-which is not counted. In microseconds; the mean of the fastest quarter of blocks, because other processes on the machine
-only make blocks slower.
+prediction: one request arrives and one finishes per step, in every order. With few KV blocks requests are preempted
+too: `--slots 64 --kv-blocks 300`. `fast` predicts lengths in another thread, which is not counted. In microseconds; the
+mean of the fastest quarter of blocks, because other processes on the machine only make blocks slower.
 """
 
 from __future__ import annotations
@@ -78,11 +78,13 @@ class Host:
         return make_request(str(self.added), 24, self.slots, arrival=float(self.added))
 
 
-def measure(waiting: int, slots: int, blocks: int, policies: tuple[str, ...]) -> dict[str, list[float]]:
+def measure(
+    waiting: int, slots: int, blocks: int, policies: tuple[str, ...], kv_blocks: int = 20_000
+) -> dict[str, list[float]]:
     """Return the CPU time of a step under each policy and of the stock scheduler, by block."""
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_model(Path(folder))
-        limits: dict[str, Any] = {"slots": slots, "budget": 2048, "blocks": 20_000, "tokenizer": model_folder()}
+        limits: dict[str, Any] = {"slots": slots, "budget": 2048, "blocks": kv_blocks, "tokenizer": model_folder()}
         hosts = {"stock": Host(make_scheduler(AsyncScheduler, model, **limits), waiting, slots)}
         for policy in policies:
             hosts[policy] = Host(make_scheduler(LengthwiseScheduler, model, policy=policy, **limits), waiting, slots)
@@ -110,9 +112,10 @@ def main() -> None:
     arguments.add_argument("--waiting", type=int, default=1000)
     arguments.add_argument("--slots", type=int, default=16)
     arguments.add_argument("--blocks", type=int, default=40)
+    arguments.add_argument("--kv-blocks", type=int, default=20_000)
     arguments.add_argument("--policy", default=",".join(POLICY_NAMES))
     asked = arguments.parse_args()
-    found = measure(asked.waiting, asked.slots, asked.blocks, tuple(asked.policy.split(",")))
+    found = measure(asked.waiting, asked.slots, asked.blocks, tuple(asked.policy.split(",")), asked.kv_blocks)
     figures = {name: fastest(step_us) for name, step_us in found.items()}
     stock = figures.pop("stock")
     print(f"{asked.waiting:,} waiting, {asked.slots} slots; a step of the stock scheduler: {stock:.0f} us of CPU time")

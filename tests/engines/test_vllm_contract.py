@@ -22,6 +22,7 @@ from vllm.v1.core.sched import request_queue, scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import RequestStatus
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -84,6 +85,7 @@ def test_both_waiting_queues_are_where_ours_are_put(stock: Scheduler) -> None:
         "prev_step_scheduled_req_ids",
         "requires_kv_delivery",
         "scheduler_reserve_full_isl",
+        "num_lookahead_tokens",
     ],
 )
 def test_the_scheduler_has_what_is_read(stock: Scheduler, name: str) -> None:
@@ -104,8 +106,12 @@ def test_every_request_that_is_over_is_freed_in_one_place() -> None:
     )
 
 
-def test_free_blocks_can_be_counted(stock: Scheduler) -> None:
+def test_free_blocks_and_those_of_a_request_can_be_counted(stock: Scheduler) -> None:
     assert stock.kv_cache_manager.block_pool.get_num_free_blocks() > 0
+    (manager,) = stock.kv_cache_manager.coordinator.single_type_managers
+    assert type(manager) is FullAttentionManager
+    assert manager.block_size == stock.block_size
+    assert not manager.req_to_blocks
 
 
 def test_schedule_is_called_as_ours_is() -> None:
@@ -152,6 +158,7 @@ def test_what_a_waiting_request_needs_can_be_asked(stock: Scheduler) -> None:
     [
         "request_id",
         "num_output_placeholders",
+        "num_tokens_with_spec",
         "num_preemptions",
         "num_stale_output_tokens",
         "arrival_time",

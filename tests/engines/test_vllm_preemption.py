@@ -80,6 +80,45 @@ def test_with_memory_too_short_for_the_first_in_line_somebody_yields_too(model: 
     assert sorted(engine.finished) == ["1", "2", "3"]
 
 
+class Watched(LengthwiseScheduler):
+    """Notes for which steps memory suffices, and the requests that are preempted in them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.enough: list[bool] = []
+        self.short: list[bool] = []
+        self.wrong: list[str] = []
+
+    def _memory_runs_out(self) -> bool:
+        self.enough.append(not super()._memory_runs_out())
+        self.short.append(self.memory_may_run_out())
+        return not self.enough[-1]
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        if self.enough[-1]:
+            self.wrong.append(request.request_id)
+        super()._preempt_request(request, *args, **kwargs)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("caching", [False, True])
+def test_victims_are_looked_for_only_in_steps_that_may_preempt(model: Path, depth: int, caching: bool) -> None:
+    preempted, steps = 0, [0, 0]
+    for seed in range(4):
+        rng = random.Random(seed)
+        engine = host(model, "sjf", depth=depth, cls=Watched, slots=6, blocks=32, prefix_caching=caching, budget=64)
+        for row in range(40):
+            engine.scheduler.add_request(told(str(row), rng.choice([1, 16, 40, 130]), rng.choice([1, 9, 60, 120])))
+            engine.steps(rng.randrange(6))
+        engine.drain()
+        assert engine.scheduler.wrong == []
+        preempted += len(engine.preempted)
+        for enough, short in zip(engine.scheduler.enough, engine.scheduler.short, strict=True):
+            steps[enough] += short
+    assert preempted > 0
+    assert steps[True] > 4 * steps[False], "most steps with little memory left need none of it"
+
+
 @pytest.mark.parametrize(
     ("cls", "depth"), [(LengthwiseSyncScheduler, 1), (LengthwiseScheduler, 1), (LengthwiseScheduler, 2)]
 )

@@ -39,6 +39,8 @@ JOBS = {
 
 
 def asked(search: VictimSearch, policy: Counted, head: str, running: list[str]) -> str | None:
+    if search.refused(policy, head, running):
+        return None
     return search.find(PolicyQueue(policy), head, running, JOBS.__getitem__, 0.0)
 
 
@@ -79,7 +81,8 @@ def test_who_grows_with_age_is_found_by_asking_again() -> None:
     said = []
     for generated in range(250):
         heavy.generated = generated
-        said.append(search.find(PolicyQueue(srpt), "other", ["heavy"], jobs.__getitem__, 0.0))
+        refused = search.refused(srpt, "other", ["heavy"])
+        said.append(None if refused else search.find(PolicyQueue(srpt), "other", ["heavy"], jobs.__getitem__, 0.0))
         search.count_step()
     first = said.index("heavy")
     assert first > 0

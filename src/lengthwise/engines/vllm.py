@@ -50,10 +50,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import vllm
+from vllm.utils.math_utils import cdiv
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from lengthwise.engines import VLLM_RELEASES
 from lengthwise.engines.engine_kind import MARKER
@@ -250,7 +252,7 @@ class LengthwiseSyncScheduler(Scheduler):
         self.predictions.deliver(self._predict)
         if self.waiting.policy.preempts and not throttle_prefills:
             self._preempt_for_head()
-        if self.policy == SchedulingPolicy.PRIORITY or not self.memory_may_run_out():
+        if self.policy == SchedulingPolicy.PRIORITY or not self._memory_runs_out():
             return super().schedule(throttle_prefills)
         admission = {request.request_id: place for place, request in enumerate(self.running)}
         self._put_victims_last()
@@ -319,9 +321,11 @@ class LengthwiseSyncScheduler(Scheduler):
             return
         while self.running and self.waiting and not self.kv_holding_waiting:
             head = self.waiting.peek_request()
+            running = [request.request_id for request in self.running if may_be_preempted(request)]
+            if self.victims.refused(self.waiting.policy, head.request_id, running):
+                return
             if self._is_skipped(head) or self._can_admit(head):
                 return
-            running = [request.request_id for request in self.running if may_be_preempted(request)]
             name = self.victims.find(
                 self.waiting, head.request_id, running, lambda name: self.jobs.of(self.requests[name]), self.now
             )
@@ -368,9 +372,27 @@ class LengthwiseSyncScheduler(Scheduler):
         return bool(needed + manager.watermark_blocks <= manager.block_pool.get_num_free_blocks())
 
     def memory_may_run_out(self) -> bool:
-        """Whether this step could need more blocks than are free: one per request, and those of the token budget."""
+        """Whether a step could need more blocks than are free: one per request, and those of the token budget."""
         most = len(self.running) + self.max_num_scheduled_tokens // self.block_size
         return len(self.running) > 1 and self.kv_cache_manager.block_pool.get_num_free_blocks() < most
+
+    def _memory_runs_out(self) -> bool:
+        """Whether the running requests may need more blocks in this step than are free; vLLM then preempts.
+
+        A bound from above: vLLM may give a request fewer tokens. Waiting requests count for nothing, since vLLM admits
+        them last and only where they fit.
+        """
+        if not self.memory_may_run_out():
+            return False
+        managers = self.kv_cache_manager.coordinator.single_type_managers
+        if len(managers) > 1 or type(managers[0]) is not FullAttentionManager or self.num_lookahead_tokens:
+            return True
+        held, size = managers[0].req_to_blocks, managers[0].block_size
+        needed = 0
+        for request in self.running:
+            tokens = request.num_tokens_with_spec + request.num_output_placeholders
+            needed += max(0, cdiv(tokens, size) - len(held.get(request.request_id, ())))
+        return needed > int(self.kv_cache_manager.block_pool.get_num_free_blocks())
 
     def _put_victims_last(self) -> None:
         """Order `running` so that vLLM, which preempts the last, takes the policy's victims in the policy's order."""
@@ -418,6 +440,11 @@ class VictimSearch:
         """Count a step."""
         self._steps += 1
 
+    def refused(self, policy: Policy, head: str, running: Sequence[str]) -> bool:
+        """Whether the policy has named none of `running` for the head, and still would."""
+        interval = policy.preempt_check_interval
+        return (interval == 0 or self._steps < interval) and self._refused == [head, *running]
+
     def find(
         self,
         queue: PolicyQueue | PolicyRequestQueue,
@@ -427,11 +454,8 @@ class VictimSearch:
         now: float,
     ) -> str | None:
         """Return which of `running`, in order of admission, is preempted for the head; None: none of them."""
-        question, interval = [head, *running], queue.policy.preempt_check_interval
-        if question == self._refused and (interval == 0 or self._steps < interval):
-            return None
         victim = queue.victim([job_of(name) for name in running], job_of(head), now)
         if victim is None:
-            self._refused, self._steps = question, 0
+            self._refused, self._steps = [head, *running], 0
             return None
         return victim.id
