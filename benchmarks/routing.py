@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks import Figure, cpu_microseconds
-from experiments.preble.study import VARIED, React
+from experiments.routing import VARIED, React
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
 from lengthwise.reports.page import processor_name

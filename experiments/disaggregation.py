@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from experiments.study import Line, Run, SeededGrid, Study, line_figure
+from experiments.study import Line, Run, SeededGrid, SeedResults, Study, line_figure, sections
 from lengthwise.errors import InputError
 from lengthwise.reports.page import Figure, axis
 from lengthwise.reports.runs import NAMES, multiple, seconds
@@ -33,7 +33,7 @@ from lengthwise.simulator import (
     simulate,
 )
 from lengthwise.simulator.grid import Measure, Statistic
-from lengthwise.simulator.paired import Ratio, over_seeds
+from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.tasks import code_version, content_key
 from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_trace, redraw
 from lengthwise.workloads.generators import DiscreteLengths, react_workload
@@ -194,8 +194,8 @@ class DisaggregationGrid(SeededGrid):
 
 
 @dataclass(frozen=True)
-class Arrangement:
-    """One workload at one load, engines mixed (`prefill` 0) or split, over all seeds.
+class Arrangement(SeedResults):
+    """One workload at one load, engines mixed (`prefill` 0) or split.
 
     `ratios` are over the mixed fleet, or, with a refreshed prediction, over the same split without: below 1 is better.
     """
@@ -204,13 +204,7 @@ class Arrangement:
     load: float
     prefill: int
     refresh: str | None
-    runs: tuple[dict[str, Any], ...]
     ratios: dict[What, Ratio]
-
-    def mean(self, measure: str, statistic: str | None = None) -> float:
-        """A value averaged over the seeds; NaN where there is none."""
-        values = [run[measure] if statistic is None else run[measure][statistic] for run in self.runs]
-        return float(np.mean([np.nan if value is None else value for value in values]))
 
 
 @dataclass(frozen=True)
@@ -261,24 +255,22 @@ def measure(run: Run, grid: DisaggregationGrid) -> DisaggregationResult:
 
 
 def _arranged(
-    run: Run, what: str, each: Sequence[FleetTask], seeds: int, base: Callable[[FleetTask], FleetTask]
+    run: Run, what: str, tasks: Sequence[FleetTask], seeds: int, base: Callable[[FleetTask], FleetTask]
 ) -> tuple[Arrangement, ...]:
     """Every arrangement over all seeds, with ratios over its baseline, which is one of them."""
-    results = run.results(what, [replace(one, seed=seed) for one in each for seed in range(seeds)])
-    runs = {one: tuple(results[place * seeds : (place + 1) * seeds]) for place, one in enumerate(each)}
+    results = run.by_seed(what, tasks, seeds, lambda task, seed: replace(task, seed=seed))
+    found = {task: SeedResults(seeds=each) for task, each in results.items()}
     return tuple(
-        Arrangement(one.case, one.load, one.prefill, one.refresh, runs[one], _ratios(runs[one], runs[base(one)]))
-        for one in each
+        Arrangement(
+            task.case,
+            task.load,
+            task.prefill,
+            task.refresh,
+            {figure: each.over(found[base(task)], *figure) for figure in COMPARED},
+            seeds=each.seeds,
+        )
+        for task, each in found.items()
     )
-
-
-def _ratios(ours: Sequence[dict[str, Any]], base: Sequence[dict[str, Any]]) -> dict[What, Ratio]:
-    if ours is base:
-        return dict.fromkeys(COMPARED, Ratio(1.0, 1.0, 1.0))
-    return {
-        (measure, name): over_seeds([run[measure][name] for run in ours], [run[measure][name] for run in base])
-        for measure, name in COMPARED
-    }
 
 
 _CHOSEN_BY: Final[What] = ("e2e_s", "mean")
@@ -287,23 +279,7 @@ _TITLES: Final = {(measure, statistic): f"{NAMES[measure]} {statistic}" for meas
 
 def tables(found: DisaggregationResult) -> list[Table]:
     """When a split pays, every arrangement of every workload, and the value of refreshed predictions."""
-    return [
-        _verdicts(
-            found,
-            "When separate prefill and decode engines pay",
-            lambda _: _CHOSEN_BY,
-            "Of the splits, prefill:decode, the one with the least mean E2E, and its multiples of the mixed fleet's; "
-            "it pays where the whole 95 % interval is below 1, costs where it is above, else it is even.",
-        ),
-        _verdicts(
-            found,
-            "The best split for each statistic",
-            lambda what: what,
-            "Each statistic at the split that is best for it; the other statistics are worse there.",
-        ),
-        *(_case(found, case) for case in found.sources),
-        _refreshed(found),
-    ]
+    return [_verdicts(found), *(_case(found, case) for case in found.sources), _refreshed(found)]
 
 
 def verdict(ratio: Ratio) -> str:
@@ -315,63 +291,53 @@ def verdict(ratio: Ratio) -> str:
 
 def facts(found: DisaggregationResult) -> dict[str, Any]:
     """Everything that the tables show, for JSON."""
-    return {
-        "grid": found.grid,
-        "slots": found.slots,
-        "sources": found.sources,
-        "split": [_facts(one) for one in found.split],
-        "refreshed": [_facts(one) for one in found.refreshed],
-    }
+    both = {"split": [_facts(one) for one in found.split], "refreshed": [_facts(one) for one in found.refreshed]}
+    return {**vars(found), **both}
 
 
 def _facts(one: Arrangement) -> dict[str, Any]:
+    figures = {f"{measure.removesuffix('_s')}_{name}": (measure, name) for measure, name in COMPARED}
+    means = ("capacity_per_s", "transfer_s", "memory_s", "sent_tokens", "preemptions", "refused")
     return {
-        "case": one.case,
-        "load": one.load,
-        "prefill": one.prefill,
-        "refresh": one.refresh,
-        "capacity_per_s": one.mean("capacity_per_s"),
-        **{f"{measure.removesuffix('_s')}_{name}_s": one.mean(measure, name) for measure, name in COMPARED},
-        "over": {f"{measure.removesuffix('_s')}_{name}": one.ratios[measure, name] for measure, name in COMPARED},
-        **{name: one.mean(name) for name in ("transfer_s", "memory_s", "sent_tokens", "preemptions", "refused")},
-        "by_seed": one.runs,
+        **{name: getattr(one, name) for name in ("case", "load", "prefill", "refresh")},
+        **{f"{name}_s": one.mean(*path) for name, path in figures.items()},
+        **{name: one.mean(name) for name in means},
+        "over": {name: one.ratios[path] for name, path in figures.items()},
+        "by_seed": one.seeds,
     }
 
 
-def _verdicts(found: DisaggregationResult, title: str, chosen_by: Callable[[What], What], how: str) -> Table:
-    """Every statistic at the split that is best by one of them."""
-    rows: list[list[str]] = []
-    begins: set[int] = set()
+def _verdicts(found: DisaggregationResult) -> Table:
+    """Every statistic at the split with the least mean E2E."""
+    rows = []
     for case in found.sources:
-        begins.add(len(rows))
         for load in found.grid.loads:
-            best = [(what, found.best(case, load, chosen_by(what))) for what in COMPARED]
-            cells = [
-                f"{_split_name(found, one)} {verdict(one.ratios[what])} {one.ratios[what].ratio:.2f}"
-                for what, one in best
-            ]
+            best = found.best(case, load, _CHOSEN_BY)
+            split = _split_name(found, best)
+            cells = [f"{split} {verdict(best.ratios[what])} {best.ratios[what].ratio:.2f}" for what in COMPARED]
             rows.append([f"{case} {load:.1f}", *cells])
-    how += " The best of several splits is a slightly optimistic estimate."
-    columns = ("workload, load", *_TITLES.values())
-    return Table(title, columns, rows, [how, *_notes(found)], frozenset(begins - {0}))
+    how = (
+        "Of the splits, prefill:decode, the one with the least mean E2E, and its multiples of the mixed fleet's; "
+        "it pays where the whole 95 % interval is below 1, costs where it is above, else it is even. "
+        "The best of several splits is a slightly optimistic estimate."
+    )
+    title, columns = "When separate prefill and decode engines pay", ("workload, load", *_TITLES.values())
+    return Table(title, columns, rows, [how, _note(found)], sections(rows, lambda row: row[0].split()[0]))
 
 
 def _case(found: DisaggregationResult, case: str) -> Table:
-    rows: list[list[str]] = []
-    begins: set[int] = set()
-    for load in found.grid.loads:
-        begins.add(len(rows))
-        for one in found.of(case, load):
-            times = [
-                one.mean("ttft_s", "mean"),
-                one.mean("e2e_s", "mean"),
-                one.mean("transfer_s"),
-                one.mean("memory_s"),
-            ]
-            ratios = [multiple(one.ratios[what]) for what in COMPARED]
-            rows.append([f"{load:.1f} {_split_name(found, one)}", *map(seconds, times), *ratios])
+    times = (("ttft_s", "mean"), ("e2e_s", "mean"), ("transfer_s",), ("memory_s",))
+    rows = [
+        [
+            f"{load:.1f} {_split_name(found, one)}",
+            *(seconds(one.mean(*path)) for path in times),
+            *(multiple(one.ratios[what]) for what in COMPARED),
+        ]
+        for load in found.grid.loads
+        for one in found.of(case, load)
+    ]
     capacity = found.of(case, found.grid.loads[0])[0]
-    steady = "" if all(run["steady"] for run in capacity.runs) else ", a lower bound"
+    steady = "" if all(run["steady"] for run in capacity.seeds) else ", a lower bound"
     how = (
         "Transfer: from the first token until all KV has arrived. Memory: from there to admission. The "
         "mixed fleet serves "
@@ -379,7 +345,7 @@ def _case(found: DisaggregationResult, case: str) -> Table:
     )
     columns = ("load", "TTFT", "E2E", "transfer", "memory", *_TITLES.values())
     title = f"{found.sources[case]} on {found.grid.fleet}: seconds, and multiples of the mixed fleet"
-    return Table(title, columns, rows, [how, *_notes(found)], frozenset(begins - {0}))
+    return Table(title, columns, rows, [how, _note(found)], sections(rows, lambda row: row[0].split()[0]))
 
 
 def _refreshed(found: DisaggregationResult) -> Table:
@@ -393,17 +359,16 @@ def _refreshed(found: DisaggregationResult) -> Table:
     ]
     notes = [f"Over the same split with {FIRST} throughout; the decode pool's router uses the refreshed prediction."]
     columns = ("workload, load, split", "predicted after prefill", *_TITLES.values())
-    return Table("A prediction refreshed at the end of prefill", columns, rows, [*notes, *_notes(found)])
+    return Table("A prediction refreshed at the end of prefill", columns, rows, [*notes, _note(found)])
 
 
-def _notes(found: DisaggregationResult) -> list[str]:
+def _note(found: DisaggregationResult) -> str:
     grid = found.grid
-    under = (
+    return (
         f"{POLICY} inside engines, router {ROUTER} for each pool, KV over {found.grid.gb_per_s:g} GB/s and "
         f"{seconds(KvLink().latency_s)}; load is of the mixed fleet's capacity; n {grid.requests:,}, "
         f"slots {found.slots:,}, {grid.seeds} seeds from 0, paired, 95 % intervals, run to drain."
     )
-    return [under]
 
 
 def _split_name(found: DisaggregationResult, one: Arrangement) -> str:

@@ -17,16 +17,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
-from experiments.preble import paper
-from experiments.preble.study import BY_PREFIX, FIXED, VARIED, Place, React
-from experiments.study import Claim, Run, Study
-from lengthwise.errors import InputError
+from experiments.routing import (
+    BY_PREFIX,
+    COMPARED,
+    ENGINE,
+    EXAMPLES,
+    FIXED,
+    LATENCY_S,
+    PAPER,
+    SECONDS,
+    VARIED,
+    WORKLOADS,
+    Place,
+    React,
+)
+from experiments.study import Claim, Run, SeededGrid, SeedResults, Study, sections
 from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, simulate
-from lengthwise.simulator.paired import Ratio, over_seeds
+from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.routing import routing_time_s
 from lengthwise.simulator.tasks import Setting, code_version, content_key
 
@@ -38,6 +47,14 @@ CODE_E2, CODE_E2_LENGTH = "e2:finished=0,eviction=0", "e2_length:eviction=0"
 """With the settings of the authors' code."""
 CHARGES_S: Final = (0.0, 0.002, 0.006)
 """Seconds per choice of E2, below and above the paper's 0.6 to 2.5 ms."""
+STATEMENTS: Final = (
+    ("4 engines: E2 is slower than the naive routers at 128/s", 4, 128.0, None),
+    ("8 engines: E2 is slower than all naive routers at 32/s", 8, 32.0, None),
+    ("8 engines: E2 is slower than random at 128/s", 8, 128.0, None),
+    ("16 engines: E2 takes 1.6 times as long at 64/s", 16, 64.0, 1.6),
+    ("16 engines: E2 takes 1.6 times as long at 128/s", 16, 128.0, 1.6),
+)
+"""On figures 1A and 1B: engines, requests per second, and E2 over the baselines where the text has a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +68,13 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class FiguresGrid:
+class FiguresGrid(SeededGrid):
     """What is simulated."""
 
     seeds: int = 5
     engines: tuple[int, ...] = (4, 8, 16)
     rates: tuple[float, ...] = (32.0, 64.0, 128.0)
-    seconds: float = paper.SECONDS
-
-    def __post_init__(self) -> None:
-        if self.seeds < 2:
-            raise InputError(f"{self.seeds} seeds", field="seeds", hint="give at least 2: intervals are over seeds")
+    seconds: float = SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +124,11 @@ class RoutedTask:
 
 
 @dataclass(frozen=True)
-class Routed:
+class Routed(SeedResults):
     """A variant in a place: one result per seed."""
 
     place: Place
     variant: Variant
-    seeds: tuple[dict[str, float], ...]
-
-    def values(self, name: str) -> list[float]:
-        """One figure by seed."""
-        return [each[name] for each in self.seeds]
-
-    def mean(self, name: str) -> float:
-        """A figure averaged over seeds."""
-        return float(np.mean(self.values(name)))
-
-    def over(self, other: Routed, rule: str) -> Ratio:
-        """Ratio to another variant on the same requests; below 1 is better."""
-        return over_seeds(self.values(rule), other.values(rule))
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class FiguresResult:
 
 E2, E2_TRUE = Variant("e2"), Variant("e2_length", "oracle")
 OURS, OURS_TRUE = Variant("lengthwise", "none"), Variant("lengthwise", "oracle")
-NAIVE: Final = tuple(Variant(name) for name in paper.NAIVE)
+NAIVE: Final = tuple(Variant(name) for name in ("random", "round_robin", LOR))
 FAITHFUL: Final = tuple(
     Variant(router, predictor, "lpm")
     for router, predictor in ((LOR, None), (CODE_E2, None), (CODE_E2_LENGTH, "oracle"))
@@ -177,7 +177,7 @@ def _plan(grid: FiguresGrid) -> Iterator[tuple[Place, Variant]]:
         yield from ((Place(FIXED, engines, max(grid.rates)), variant) for variant in CHARGED)
     for rate in high:
         for variant in (Variant(LOR), E2, E2_TRUE, OURS, OURS_TRUE, *FAITHFUL):
-            yield Place(VARIED, paper.COMPARED, rate), variant
+            yield Place(VARIED, COMPARED, rate), variant
         for engines in grid.engines[-2:]:
             yield from (
                 (Place(BY_PREFIX, engines, rate), variant) for variant in (Variant(LOR), E2, E2_TRUE, OURS, OURS_TRUE)
@@ -186,18 +186,15 @@ def _plan(grid: FiguresGrid) -> Iterator[tuple[Place, Variant]]:
 
 def measure(run: Run, grid: FiguresGrid) -> FiguresResult:
     """Run everything that the cache does not have."""
-    plan = list(dict.fromkeys(_plan(grid)))
-    tasks = []
-    for place, variant in plan:
+
+    def task(name: tuple[Place, Variant], seed: int) -> RoutedTask:
+        place, variant = name
         source = React(place.workload, round(grid.seconds * place.at))
-        fleet = Fleet.parse(f"{place.engines}*{paper.ENGINE}")
-        tasks += [
-            RoutedTask(Setting(source, fleet, seed, own_arrivals=False), place.at, variant, grid.seconds)
-            for seed in range(grid.seeds)
-        ]
-    results = run.results("react", tasks)
-    by_cell = [tuple(results[first : first + grid.seeds]) for first in range(0, len(results), grid.seeds)]
-    return FiguresResult(grid, tuple(Routed(*name, seeds) for name, seeds in zip(plan, by_cell, strict=True)))
+        where = Setting(source, Fleet.parse(f"{place.engines}*{ENGINE}"), seed, own_arrivals=False)
+        return RoutedTask(where, place.at, variant, grid.seconds)
+
+    found = run.by_seed("react", list(dict.fromkeys(_plan(grid))), grid.seeds, task)
+    return FiguresResult(grid, tuple(Routed(*name, seeds=each) for name, each in found.items()))
 
 
 def tables(found: FiguresResult) -> list[Table]:
@@ -220,48 +217,38 @@ def _spots(found: FiguresResult, lengths: str) -> list[tuple[int, float]]:
 
 def _latencies(found: FiguresResult, lengths: str, variants: Sequence[Variant], title: str) -> Table:
     """Mean normalized latency under both rules, and the first E2 over least outstanding."""
+    e2 = next(place for place, variant in enumerate(variants) if variant.router.startswith("e2"))
+    lor = next(place for place, variant in enumerate(variants) if variant.router == LOR)
     rows: list[list[str]] = []
     for engines, rate in _spots(found, lengths):
-        cells = [found.find(lengths, engines, rate, variant) for variant in variants]
-        if None in cells:
+        known = (found.find(lengths, engines, rate, variant) for variant in variants)
+        cells = [cell for cell in known if cell is not None]
+        if len(cells) < len(variants):
             continue
         for rule, name in RULES.items():
-            shown = [seconds(cell.mean(rule)) for cell in cells if cell is not None]
-            e2 = next(variant for variant in variants if variant.router.startswith("e2"))
-            lor = next(variant for variant in variants if variant.router == LOR)
-            ratio = found.ratio(lengths, engines, rate, e2, lor, rule)
-            finished = [cell.mean("finished") for cell in cells if cell is not None and cell.variant == e2]
-            counted = share(finished[0]) if rule == CUT else "100.0 %"
-            rows.append([f"{engines}", f"{rate:g}", name, *shown, "–" if ratio is None else multiple(ratio), counted])
+            shown = [seconds(cell.mean(rule)) for cell in cells]
+            counted = share(cells[e2].mean("finished")) if rule == CUT else "100.0 %"
+            rows.append([f"{engines}", f"{rate:g}", name, *shown, multiple(cells[e2].over(cells[lor], rule)), counted])
     columns = ("engines", "requests/s", "run", *(NAMES[each] for each in variants), "e2 / LOR", "of e2's requests")
     notes = [
         (
-            f"Mean normalized latency (E2E over output tokens); ReAct, {paper.WORKLOADS} workloads, {paper.EXAMPLES} "
-            f"examples, {paper.ENGINE}, {found.grid.seconds:g} s of Poisson arrivals, {found.grid.seeds} seeds, "
+            f"Mean normalized latency (E2E over output tokens); ReAct, {WORKLOADS} workloads, {EXAMPLES} "
+            f"examples, {ENGINE}, {found.grid.seconds:g} s of Poisson arrivals, {found.grid.seeds} seeds, "
             "paired; seconds are simulated."
         ),
         "cut: only requests that finish while others arrive; of e2's requests: the share that counts.",
     ]
-    begins = frozenset(range(2, len(rows), 2))
-    return Table(title, columns, rows, notes, begins)
+    return Table(title, columns, rows, notes, sections(rows, lambda row: " ".join(row[:2])))
 
 
 def _overhead(found: FiguresResult) -> Table:
     rows = []
     rate = max(found.grid.rates)
     for engines in found.grid.engines:
-        cells = [found.find(FIXED, engines, rate, variant) for variant in CHARGED]
+        cells = [cell for each in CHARGED if (cell := found.find(FIXED, engines, rate, each)) is not None]
         for rule, name in RULES.items():
-            known = [cell for cell in cells if cell is not None]
-            base, *_, most = known
-            rows.append(
-                [
-                    f"{engines}",
-                    name,
-                    *(f"{1000 * cell.mean(rule):.2f} ms" for cell in known),
-                    multiple(most.over(base, rule)),
-                ]
-            )
+            times = [f"{1000 * cell.mean(rule):.2f} ms" for cell in cells]
+            rows.append([f"{engines}", name, *times, multiple(cells[-1].over(cells[0], rule))])
     columns = ("engines", "run", *(f"{1000 * charge:g} ms" for charge in CHARGES_S), "largest / none")
     notes = ["The paper measures 0.6 to 2.5 ms per choice of Preble, 0.2 to 0.5 ms of least outstanding."]
     return Table(f"Figure 1C: E2's latency by its charge per choice, 150 tokens, {rate:g}/s", columns, rows, notes)
@@ -269,7 +256,7 @@ def _overhead(found: FiguresResult) -> Table:
 
 def _spread_cost(found: FiguresResult, variant: Variant, rate: float, rule: str) -> Ratio | None:
     """Latency with lengths of 1 or 300 over that with 150 for all: the same mean, arrivals and prompts."""
-    varied, fixed = (found.find(lengths, paper.COMPARED, rate, variant) for lengths in (VARIED, FIXED))
+    varied, fixed = (found.find(lengths, COMPARED, rate, variant) for lengths in (VARIED, FIXED))
     return None if varied is None or fixed is None else varied.over(fixed, rule)
 
 
@@ -283,7 +270,7 @@ def _variance(found: FiguresResult) -> Table:
                 rows.append([f"{rate:g}", NAMES[variant], *shown])
     notes = ["Mean normalized latency weights a wait by 1 / length, so answers of one token dominate it."]
     columns = ("requests/s", "router", *RULES.values())
-    return Table(f"Figure 1D: 1 or 300 tokens over 150, {paper.COMPARED} engines", columns, rows, notes)
+    return Table(f"Figure 1D: 1 or 300 tokens over 150, {COMPARED} engines", columns, rows, notes)
 
 
 def _true_lengths(found: FiguresResult) -> Table:
@@ -296,7 +283,7 @@ def _true_lengths(found: FiguresResult) -> Table:
                 if all(ratio is not None for ratio in ratios):
                     shown = [multiple(ratio) for ratio in ratios if ratio is not None]
                     rows.append([LENGTH_NAMES[lengths], f"{engines}", f"{rate:g}", name, *shown])
-    theirs = "; ".join(f"{rate:g}/s {true / plain:.3f}" for rate, (plain, true) in paper.LATENCY_S.items())
+    theirs = "; ".join(f"{rate:g}/s {true / plain:.3f}" for rate, (plain, true) in LATENCY_S.items())
     notes = [f"The paper, 1 or 300, 8 engines, one run each: {theirs}."]
     columns = ("lengths", "engines", "requests/s", "router", *RULES.values())
     return Table("True lengths over none", columns, rows, notes)
@@ -306,7 +293,7 @@ def claims(found: FiguresResult) -> list[Claim]:
     """The statements on figures 1A, 1B, 1D and 2 under both rules; without a number in the text, 1 is the bound."""
     rows = []
     for rule, setting in RULES.items():
-        for statement, engines, rate, value in paper.CLAIMS:
+        for statement, engines, rate, value in STATEMENTS:
             for base in NAIVE:
                 ratio = found.ratio(FIXED, engines, rate, E2, base, rule)
                 if ratio is not None:
@@ -316,8 +303,8 @@ def claims(found: FiguresResult) -> list[Claim]:
                 ratio = _spread_cost(found, variant, rate, rule)
                 if ratio is not None:
                     rows.append(Claim(f"1 or 300 over 150 tokens, {rate:g}/s: {variant.router}", None, ratio, setting))
-        for rate, (plain, true) in paper.LATENCY_S.items():
-            ratio = found.ratio(VARIED, paper.COMPARED, rate, E2_TRUE, E2, rule)
+        for rate, (plain, true) in LATENCY_S.items():
+            ratio = found.ratio(VARIED, COMPARED, rate, E2_TRUE, E2, rule)
             if ratio is not None:
                 rows.append(Claim(f"E2 with true lengths over E2, {rate:g}/s", true / plain, ratio, setting))
     return rows
@@ -327,7 +314,7 @@ STUDY: Study[FiguresGrid, FiguresResult] = Study(
     name="preble_figures",
     title="Length-aware Preble: its figures, like for like",
     question="Do the figures of length-aware Preble hold under its rules, and under fair ones?",
-    paper="Arango et al., ICLR 2025 workshop on Sparsity in LLMs",
+    paper=PAPER,
     source="ReAct",
     grid=FiguresGrid(),
     quick=FiguresGrid(seeds=2, engines=(8, 16), rates=(128.0,), seconds=8.0),

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import numpy as np
 
-from experiments.preble.study import VARIED, Cell, Place, React, Routing, Shared, group_by_seed, places, routing_task
-from experiments.study import Run, Study
+from experiments.routing import VARIED, Cell, Place, React, Routing, Shared, routing_task
+from experiments.study import Run, SeededGrid, Study, sections
 from lengthwise.errors import InputError
 from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table
@@ -78,13 +79,13 @@ TRAFFIC: Final = {
 
 
 @dataclass(frozen=True)
-class RouterGrid:
+class RouterGrid(SeededGrid):
     """What is simulated; a run has at least two requests for each sequence of its engines."""
 
+    seeds: int = 5
     requests: int = 600
     loads: tuple[float, ...] = (0.5, 0.7, 0.9, 1.1)
     engines: tuple[int, ...] = (4, 8, 16)
-    seeds: int = 5
     workloads: tuple[str, ...] = tuple(TRAFFIC)
 
 
@@ -99,11 +100,11 @@ class Compared:
     @property
     def best(self) -> str:
         """The other router with the least mean E2E."""
-        return min(self.others, key=lambda router: self.others[router].mean("e2e_s"))
+        return min(self.others, key=lambda router: self.others[router].mean("e2e_s", "mean"))
 
     def e2e(self, router: str) -> Ratio:
         """Our mean E2E over another router's."""
-        return self.ours.over(self.others[router], "e2e_s")
+        return self.ours.over(self.others[router], "e2e_s", "mean")
 
     @property
     def ttft(self) -> Ratio:
@@ -127,22 +128,24 @@ def measure(run: Run, grid: RouterGrid) -> list[Compared]:
         for engines in grid.engines
         for seed in range(grid.seeds)
     }
-    capacities = run.results("capacity", [CapacityTask(setting) for setting in settings.values()])
-    tasks: list[CellTask] = []
-    names: list[tuple[Place, Routing]] = []
-    for ((name, engines, _), setting), capacity in zip(settings.items(), capacities, strict=True):
-        for load in grid.loads:  # loads and routers last: they share a workload and its predictions
-            for router in (*BASELINES, OURS):
-                names.append((Place(name, engines, load, "load"), Routing(router)))
-                tasks.append(
-                    routing_task(setting, load * capacity["requests_per_s"], Routing(router, TRAFFIC[name].predictor))
-                )
-    cells = group_by_seed(names, run.results("simulate", tasks))
-    found = []
-    for place in sorted(places(cells), key=lambda each: (grid.workloads.index(each.workload), each.at, each.engines)):
-        here = {cell.run.router: cell for cell in cells if cell.place == place}
-        found.append(Compared(place, here.pop(OURS), here))
-    return found
+    found = run.results("capacity", [CapacityTask(setting) for setting in settings.values()])
+    capacity = {where: each["requests_per_s"] for where, each in zip(settings, found, strict=True)}
+
+    def task(name: tuple[Place, str], seed: int) -> CellTask:
+        place, router = name
+        where = place.workload, place.engines, seed
+        return routing_task(
+            settings[where], place.at * capacity[where], Routing(router, TRAFFIC[place.workload].predictor)
+        )
+
+    # Loads and routers last: they share a workload and its predictions.
+    places = [Place(*where, load, "load") for where in product(grid.workloads, grid.engines) for load in grid.loads]
+    results = run.by_seed("simulate", list(product(places, (*BASELINES, OURS))), grid.seeds, task)
+    cells = {name: Cell(name[0], Routing(name[1]), seeds=each) for name, each in results.items()}
+    places.sort(key=lambda place: (grid.workloads.index(place.workload), place.at, place.engines))
+    return [
+        Compared(place, cells[place, OURS], {router: cells[place, router] for router in BASELINES}) for place in places
+    ]
 
 
 def verdicts(found: Sequence[Compared]) -> list[str]:
@@ -185,9 +188,9 @@ def tables(found: Sequence[Compared]) -> list[Table]:
             each.place.workload,
             f"{each.place.at:g}",
             str(each.place.engines),
-            seconds(each.ours.mean("e2e_s")),
+            seconds(each.ours.mean("e2e_s", "mean")),
             each.best,
-            seconds(each.others[each.best].mean("e2e_s")),
+            seconds(each.others[each.best].mean("e2e_s", "mean")),
             multiple(each.e2e(each.best)),
             multiple(each.ttft),
         ]
@@ -197,9 +200,8 @@ def tables(found: Sequence[Compared]) -> list[Table]:
         "workload", "load", "engines", "ours, mean E2E", "best other", "its mean E2E", "ours over it",
         "p99 TTFT over least_load's",
     )  # fmt: skip
-    begins = frozenset(i for i, row in enumerate(rows) if i and row[0] != rows[i - 1][0])
     notes = [f"{SLOTS} sequences an engine; below 1 is better; 95 % intervals over seeds.", *verdicts(found)]
-    return [Table("lengthwise beside the best other router", columns, rows, notes, begins)]
+    return [Table("lengthwise beside the best other router", columns, rows, notes, sections(rows))]
 
 
 def _needs(grid: RouterGrid) -> str | None:

@@ -8,26 +8,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.preble import STUDY, paper
-from experiments.preble.figures import draw
-from experiments.preble.study import (
-    FIXED,
+from experiments.preble import (
     LENGTH_UNAWARE,
     PREDICTING,
+    STUDY,
+    PrebleGrid,
+    PrebleResult,
+    by_true_lengths,
+    draw,
+    measure,
+    ours_over_e2_length,
+    ours_over_others,
+    tables,
+)
+from experiments.routing import (
+    FIXED,
+    LATENCY_S,
     VARIED,
     Cell,
     Place,
-    PrebleGrid,
-    PrebleResult,
     React,
     Routing,
     Shared,
     castillo_prompts,
     find,
-    measure,
     places,
 )
-from experiments.preble.tables import by_true_lengths, ours_over_e2_length, ours_over_others, tables
 from experiments.study import Run
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import to_json
@@ -100,23 +106,21 @@ def test_a_second_run_computes_nothing_and_finds_the_same(found: PrebleResult, c
 
 def test_more_engines_are_no_slower_and_short_answers_are_hardly_ever_live(found: PrebleResult) -> None:
     for router in ("least_outstanding", "round_robin"):
-        few, many = (find(found.react, Routing(router), n, 64.0).mean("e2e_s") for n in (4, 8))
+        few, many = (find(found.react, Routing(router), n, 64.0).mean("e2e_s", "mean") for n in (4, 8))
         assert many < few
     diagnosis = found.diagnosis[64.0]
-    assert 0 <= diagnosis.decided_by_load <= 1
-    assert 0 <= diagnosis.moved <= 1
-    assert 0 < diagnosis.short_live < 0.5
-    assert diagnosis.busiest >= 1
-    assert min(diagnosis.moves, diagnosis.moves_true_lengths) >= 0
-    assert set(found.drawn) == {1, 300}
-    assert sum(found.drawn.values()) == pytest.approx(1)
+    assert 0 <= diagnosis["decided_by_load"] <= 1
+    assert 0 <= diagnosis["moved"] <= 1
+    assert 0 < diagnosis["short_live"] < 0.5
+    assert diagnosis["busiest"] >= 1
+    assert min(diagnosis["moves"], diagnosis["moves_true_lengths"]) >= 0
 
 
 def cell(run: Routing, *per_token: float, place: Place | None = None) -> Cell:
     seeds = tuple(
         {name: {"mean": value, "p99": value} for name in ("per_token_s", "e2e_s", "ttft_s")} for value in per_token
     )
-    return Cell(place or Place(VARIED, 8, 64.0), run, seeds)
+    return Cell(place or Place(VARIED, 8, 64.0), run, seeds=seeds)
 
 
 def test_ratios_of_e2_and_of_lengthwise_are_those_of_the_cells(found: PrebleResult) -> None:
@@ -126,23 +130,25 @@ def test_ratios_of_e2_and_of_lengthwise_are_those_of_the_cells(found: PrebleResu
         Routing("e2_length", "none"): 0.2,
         Routing("lengthwise", "oracle"): 0.075,
         Routing("lengthwise", "none"): 0.1,
-        **{Routing(name): 0.4 for name in paper.NAIVE},
+        Routing("random"): 0.4,
     }
-    at = Place(VARIED, 16, 64.0)
+    at, shared = Place(VARIED, 16, 64.0), Place("castillo", SMALL.shared_engines, 0.9, "load")
     made = replace(
         found,
         react=tuple(cell(run, s, 2 * s, place=p) for p in (Place(VARIED, 8, 64.0), at) for run, s in runs.items()),
-        shared=(cell(Routing("e2"), 2.0, 2.0), cell(Routing("lengthwise", PREDICTOR), 1.0, 1.0)),
+        shared=(
+            cell(Routing("e2"), 2.0, 2.0, place=shared),
+            cell(Routing("lengthwise", PREDICTOR), 1.0, 1.0, place=shared),
+        ),
     )
     assert by_true_lengths(made)[64.0].ratio == pytest.approx(0.75)
     (_, ours), _ = ours_over_e2_length(made)
     assert [ratio.ratio for ratio in ours] == pytest.approx([0.5] * 4)
-    ((_, others),) = ours_over_others(made)
-    assert [e2e.ratio for _, e2e, _ in others] == pytest.approx([0.5, 1.0])
+    assert [e2e.ratio for _, e2e, _ in ours_over_others(made)] == pytest.approx([0.5, 1.0])
 
 
 def test_the_papers_figures_are_those_of_its_abstract() -> None:
-    changes = [100 * (true / plain_e2 - 1) for plain_e2, true in paper.LATENCY_S.values()]
+    changes = [100 * (true / plain_e2 - 1) for plain_e2, true in LATENCY_S.values()]
     assert changes == pytest.approx([-14.31, -28.89], abs=0.02)
 
 
@@ -150,9 +156,7 @@ def test_tables_page_static_figure_and_json_are_complete(found: PrebleResult, tm
     titles = [table.title for table in tables(found)]
     for title in (
         "As figure 1A, with figure 2's lengths: normalized latency (E2E over output tokens), mean, 8 engines",
-        "Figure 1C: microseconds of a router for a request",
         "Figure 2: E2 with true lengths, 8 engines",
-        "Figure 3: lengths of the most variance",
         "CASTILLO behind shared prefixes",
     ):
         assert title in titles

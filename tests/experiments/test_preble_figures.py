@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from experiments.preble.study import BY_PREFIX, FIXED, React
 from experiments.preble_figures import (
     CHARGED,
     CUT,
@@ -19,8 +18,8 @@ from experiments.preble_figures import (
     Variant,
     measure,
 )
+from experiments.routing import BY_PREFIX, FIXED, React
 from experiments.study import Run
-from lengthwise.errors import InputError
 from lengthwise.simulator import Fleet, simulate
 from lengthwise.simulator.tasks import ResultCache, Setting
 from tests.experiments.samples import check_output
@@ -68,8 +67,3 @@ def test_every_charge_and_lengths_by_prefix_are_run(found: FiguresResult) -> Non
 
 def test_tables_and_claims_are_complete(found: FiguresResult) -> None:
     check_output(STUDY.output(found))
-
-
-def test_one_seed_has_no_interval() -> None:
-    with pytest.raises(InputError, match="at least 2"):
-        FiguresGrid(seeds=1)
