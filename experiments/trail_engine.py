@@ -295,7 +295,7 @@ def answer(results: Sequence[TrailEngineResult]) -> str:
     """The mean of limited preemption in each measurement."""
     limited = Arm("srpt:c=0.8", PROBED)
     parts = [
-        f"{times(_inverse(each.ratios['mean']))} in {result.name} ({each.blocks} blocks)"
+        f"{times(each.ratios['mean'])} in {result.name} ({each.blocks} blocks)"
         for result in results
         for each in result.bench.arms
         if each.arm == limited

@@ -15,6 +15,7 @@ from experiments.trail_engine import (
     PROBED,
     STUDY,
     TrailEngineGrid,
+    answer,
     arms,
     claims,
     compare,
@@ -50,6 +51,7 @@ def test_gains_over_fcfs_are_the_ratios_within_blocks(store: BenchStore) -> None
     }
     assert (result.answers, result.capped, result.other_lengths) == (300, 0.0, 0)
     assert "srpt:c=0.8, default + probe" in [row[0] for row in tables([result])[0].rows]
+    assert "FCFS over limited preemption (c = 0.8): 2.00x" in answer([result])
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
