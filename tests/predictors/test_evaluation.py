@@ -12,7 +12,7 @@ import pytest
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.baselines import ConstantPredictor
-from lengthwise.predictors.evaluation import CEILING, PER_BOTH, PER_LLM, evaluate, evaluated_rows, run
+from lengthwise.predictors.evaluation import CEILING, PER_BOTH, PER_LLM, PREDICTED_GROUPS, evaluate, evaluated_rows, run
 from lengthwise.predictors.prefix_memory import MemoryPredictor
 from lengthwise.reports.tables import to_json
 from lengthwise.workloads import LengthSamples
@@ -62,10 +62,21 @@ def test_groups_hold_every_row_once() -> None:
     mine = evaluate(Knows(mu), samples).subjects["predictor"]
     assert set(mine.by_llm) == set(LLMS)
     assert set(mine.by_corpus) == {"long", "short"}
-    for groups in (mine.by_llm, mine.by_corpus):
+    for groups in (mine.by_llm, mine.by_corpus, mine.by_predicted):
         assert sum(scores.rows for scores in groups.values()) == mine.overall.rows == len(samples)
     weighted = sum(scores.mae_mean * scores.rows for scores in mine.by_corpus.values()) / len(samples)
     assert mine.overall.mae_mean == pytest.approx(weighted)
+
+
+def test_rows_are_grouped_by_the_median_that_is_predicted_for_them() -> None:
+    samples, mu = known_rows()
+    mine = evaluate(Knows(mu), samples).subjects["predictor"].by_predicted
+    ends = [[float(end.replace(",", "")) for end in group.removesuffix(" tokens").split(" to ")] for group in mine]
+    assert len(ends) == PREDICTED_GROUPS
+    assert ends == sorted(ends)
+    assert all(scores.coverage_50 == pytest.approx(0.5, abs=0.1) for scores in mine.values())
+    constant = evaluate(ConstantPredictor.fit(samples.where(llm=LLMS[0])), samples.where(llm=LLMS[0]))
+    assert len(constant.subjects["predictor"].by_predicted) == 1, "equal medians are one group"
 
 
 def test_degenerate_samples_only_count_in_the_raw_error() -> None:

@@ -40,7 +40,7 @@ def evaluate(
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a predictor beside two constants and the noise ceiling, by LLM and by corpus.
+    """Score a predictor beside two constants and the noise ceiling, by LLM, corpus and predicted median.
 
     With --from, score the predictions that a gateway made, by model, tenant and day, beside the model's history.
 

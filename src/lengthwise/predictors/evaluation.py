@@ -33,6 +33,8 @@ Rows = NDArray[np.intp]
 WIDTHS: Final = (50, 100, 200, 500, 1000)
 """Bin widths of the BERT-on-CASTILLO paper, in tokens."""
 EQUAL_MASS_BINS: Final = 20
+PREDICTED_GROUPS: Final = 6
+"""Groups of rows by predicted median, of about equal size."""
 PER_LLM: Final = "constant per LLM"
 PER_BOTH: Final = "constant per LLM and corpus"
 CEILING: Final = "noise ceiling"
@@ -66,11 +68,12 @@ class EvaluationScores:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Scores over all rows, by LLM and by corpus."""
+    """Scores over all rows, by LLM, by corpus and by the median that the predictor under test returns."""
 
     overall: EvaluationScores
     by_llm: Mapping[str, EvaluationScores]
     by_corpus: Mapping[str, EvaluationScores]
+    by_predicted: Mapping[str, EvaluationScores]
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,13 +142,14 @@ def evaluate(
     schemes = class_schemes(truth.mean, fitted.clean_mean())
     edges = np.unique(np.concatenate(list(schemes.values())))
     per_llm, per_both = (ConstantPredictor.fit(fitted, by_corpus=by_corpus) for by_corpus in (False, True))
-    subjects, forecasts = {}, {}
+    forecasts = {}
     for label, each in ((name, predictor), (PER_LLM, per_llm), (PER_BOTH, per_both)):
         report = None if progress is None else partial(progress, label)
-        found = forecast(each, samples, edges=edges, max_tokens=max_tokens, batch=batch, progress=report)
-        forecasts[label], subjects[label] = found, _breakdown(truth, partial(_score, truth, found, schemes, edges))
+        forecasts[label] = forecast(each, samples, edges=edges, max_tokens=max_tokens, batch=batch, progress=report)
+    breakdown = partial(_breakdown, truth, _predicted_groups(forecasts[name].median))
+    subjects = {label: breakdown(partial(_score, truth, found, schemes, edges)) for label, found in forecasts.items()}
     ceiling = Ceiling.of(truth.lengths, truth.clean)
-    subjects[CEILING] = _breakdown(truth, partial(_score_ceiling, truth, ceiling, schemes))
+    subjects[CEILING] = breakdown(partial(_score_ceiling, truth, ceiling, schemes))
     return Evaluation(
         predictor=name,
         origin=samples.origin,
@@ -172,11 +176,20 @@ def class_schemes(true: Floats, fitted: Floats) -> dict[str, Floats]:
     }
 
 
-def _breakdown(truth: _Truth, score: Callable[[Rows], EvaluationScores]) -> Breakdown:
+def _predicted_groups(median: Floats) -> dict[str, Rows]:
+    """Return rows by predicted median, rising; equal medians stay in one group."""
+    inner = np.quantile(median, np.arange(1, PREDICTED_GROUPS) / PREDICTED_GROUPS)
+    group = np.searchsorted(inner, median)
+    parts = [np.flatnonzero(group == each) for each in np.unique(group)]
+    return {f"{median[rows].min():,.0f} to {median[rows].max():,.0f} tokens": rows for rows in parts}
+
+
+def _breakdown(truth: _Truth, predicted: Mapping[str, Rows], score: Callable[[Rows], EvaluationScores]) -> Breakdown:
     return Breakdown(
         overall=score(np.arange(len(truth.llm))),
         by_llm={name: score(rows) for name, rows in truth.groups(truth.llm)},
         by_corpus={name: score(rows) for name, rows in truth.groups(truth.corpus)},
+        by_predicted={name: score(rows) for name, rows in predicted.items()},
     )
 
 

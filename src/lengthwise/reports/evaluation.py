@@ -44,7 +44,18 @@ _COLUMNS: Final[tuple[tuple[str, Callable[[EvaluationScores], str]], ...]] = (
     ("width 90 %", lambda s: number(s.width_90, 2)),
     ("MAE mean, raw", lambda s: number(s.raw_mae_mean, 1)),
 )
-_IN_GROUPS: Final = ("rows", "tau", "MAE mean", "MAE std", "R² log", "CRPS", "in 50 %", "in 90 %", "MAE mean, raw")
+_IN_GROUPS: Final = (
+    "rows",
+    "tau",
+    "MAE mean",
+    "MAE std",
+    "R² log",
+    "CRPS",
+    "in 50 %",
+    "in 90 %",
+    "width 90 %",
+    "MAE mean, raw",
+)
 """Columns that fit beside the baselines on a terminal."""
 _NOTES: Final = (
     "tau: Kendall's tau-b of the prediction's median and the mean of the clean samples, within one LLM, averaged.",
@@ -59,7 +70,7 @@ _NOTES: Final = (
 
 
 def tables(found: Evaluation) -> list[Table]:
-    """Everything over all rows, the classes, then the predictor beside its baselines by LLM and by corpus."""
+    """All rows, the classes, then the predictor beside its baselines by LLM, corpus and predicted median."""
     notes = [
         f"Left out: {share(found.degenerate)} of samples (degenerate), {found.left_out:,} rows without a clean sample.",
         f"Constants are fitted to {found.constants_from}.",
@@ -72,6 +83,7 @@ def tables(found: Evaluation) -> list[Table]:
         _class_table(found),
         _groups("By LLM", found.predictor, found.subjects, lambda subject: subject.by_llm),
         _groups("By corpus", found.predictor, found.subjects, lambda subject: subject.by_corpus),
+        _groups("By predicted median", found.predictor, found.subjects, lambda subject: subject.by_predicted),
     ]
 
 
