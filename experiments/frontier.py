@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.study import Run, SeededGrid, Study
+from experiments.study import Run, SeededGrid, Study, predictions_by_prompt
 from lengthwise.errors import InputError
 from lengthwise.predictors.resolve import parse_predictor_spec
 from lengthwise.reports.figures import COLOURS, GREY, figure, legend, save
@@ -127,9 +127,7 @@ def load_samples(predictor: str) -> LengthSamples:
 def predictions_of(requests: Workload, predictor: str, seed: int, error: str = "") -> RequestPredictions:
     """Return the predictions of a workload; `error` is one of ERRORS."""
     if parse_predictor_spec(predictor).kind == "model":
-        known = _by_prompt(predictor)
-        mu, sigma = np.array([known[prompt] for prompt in requests.table["prompt"].to_pylist()]).T
-        found = replace(predict_workload(requests, "noisy:1"), predictor=predictor, mu=mu, sigma=sigma)
+        found = predictions_by_prompt(predictor, requests, _by_prompt(predictor))
     else:
         found = predict_workload(requests, predictor, seed=seed)
     if not error:

@@ -19,21 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from experiments.study import Claim, Line, Run, SeededGrid, Study, line_figure
+from experiments.study import Claim, Line, Run, SeededGrid, Study, line_figure, predictions_by_prompt, table_of
 from experiments.tie import paper
-from experiments.tie.study import ENGINE, HIGH, LLM, Variant, extend, find, over
+from experiments.tie.study import ENGINE, HIGH, LLM, draws, extend, find, fleet, over
 from experiments.tie.traffic import AS_IN_PAPER, synthetic_traffic
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import logt_family
 from lengthwise.lengths.fit import fit_rows
 from lengthwise.reports.page import Figure, axis
-from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table, share
-from lengthwise.simulator import Fleet, RequestPredictions
+from lengthwise.simulator import RequestPredictions
 from lengthwise.simulator.grid import Grid, Plan, run_grid
 from lengthwise.simulator.paired import Ratio
-from lengthwise.workloads import LengthSamples, Workload, castillo_workload
+from lengthwise.workloads import LengthSamples, Workload
 
 Floats = NDArray[np.float64]
 
@@ -105,38 +104,34 @@ class MuSigmaResult:
 
 def measure(run: Run, grid: MuSigmaGrid) -> MuSigmaResult:
     """The sweep, CASTILLO with two kinds of predictions, and where the predictor's sigma comes from."""
-    fleet = Fleet.parse(ENGINE).limited_to(max_num_seqs=paper.SLOTS, prefix_caching=False)
     test = run.castillo().where(split="test")
     swept = []
     for number, correlation in enumerate(grid.correlations):
         run.report(f"correlation {correlation:g}", 0.6 * number / len(grid.correlations))
-        swept.append(_synthetic(fleet, grid, correlation))
+        swept.append(_synthetic(grid, correlation))
     run.report("CASTILLO", 0.6)
-    castillo, fifths = _castillo(fleet, grid, test)
+    castillo, fifths = _castillo(grid, test)
     run.report("samples of all LLMs", 0.9)
     sampling = {llm: _sampling_correlation(test.where(llm=llm)) for llm in test.llms}
     return MuSigmaResult(grid, test.origin, tuple(swept), castillo, sampling, fifths)
 
 
-def _synthetic(fleet: Fleet, grid: MuSigmaGrid, correlation: float) -> Comparison:
+def _synthetic(grid: MuSigmaGrid, correlation: float) -> Comparison:
     traffic = [synthetic_traffic(grid.requests, seed, correlation) for seed in range(grid.seeds)]
-    plan = Plan(fleet, ("fcfs",), ("oracle",), loads=(HIGH,), seeds=range(grid.seeds))
+    plan = Plan(fleet(), ("fcfs",), ("oracle",), loads=(HIGH,), seeds=range(grid.seeds))
     base = run_grid(plan, lambda seed: traffic[seed].workload)
-    predictions = tuple(each.logt for each in traffic)
+    predictions = [each.logt for each in traffic]
     return _compare("synthetic", correlation, base, [each.workload for each in traffic], AS_IN_PAPER, predictions)
 
 
-def _castillo(fleet: Fleet, grid: MuSigmaGrid, test: LengthSamples) -> tuple[tuple[Comparison, ...], tuple[Fifth, ...]]:
-    def draw(seed: int) -> Workload:
-        return castillo_workload(test, LLM, requests=grid.requests, rate=1.0, seed=seed, max_tokens=paper.MAX_TOKENS)
-
-    plan = Plan(fleet, ("fcfs", "sjf"), (grid.predictor,), loads=(HIGH,), seeds=range(grid.seeds))
-    base = run_grid(plan, draw)
-    drawn = [draw(seed) for seed in range(grid.seeds)]
+def _castillo(grid: MuSigmaGrid, test: LengthSamples) -> tuple[tuple[Comparison, ...], tuple[Fifth, ...]]:
+    draw, seeds = draws(test, grid.requests), range(grid.seeds)
+    base = run_grid(Plan(fleet(), ("fcfs", "sjf"), (grid.predictor,), loads=(HIGH,), seeds=seeds), draw)
+    drawn = [draw(seed) for seed in seeds]
     predicted = base.predictions[grid.predictor]
     rows = test.where(llm=LLM)
     own = dict(zip(rows.table["prompt"].to_pylist(), np.transpose(_own(rows)).tolist(), strict=True))
-    fitted = tuple(_fitted(workload, own, like) for workload, like in zip(drawn, predicted, strict=True))
+    fitted = [predictions_by_prompt(OWN, workload, own) for workload in drawn]
     comparisons = tuple(
         _compare("CASTILLO", None, base, drawn, name, predictions)
         for name, predictions in ((grid.predictor, predicted), (OWN, fitted))
@@ -151,10 +146,9 @@ def _compare(
     base: Grid,
     drawn: Sequence[Workload],
     name: str,
-    predictions: tuple[RequestPredictions, ...],
+    predictions: Sequence[RequestPredictions],
 ) -> Comparison:
-    variants = [Variant(name, policy, predictions) for policy in ("sjf", "tie")]
-    grid = extend(base, drawn, variants, lambda _what, _done: None)
+    grid = extend(base, drawn, {(policy, name): predictions for policy in ("sjf", "tie")})
     fcfs, sjf, tie = (find(grid, policy, name) for policy in ("fcfs", "sjf", "tie"))
     mu, sigma = (np.concatenate([getattr(each, column) for each in predictions]) for column in ("mu", "sigma"))
     return Comparison(
@@ -189,13 +183,8 @@ def _own(rows: LengthSamples) -> tuple[Floats, Floats]:
     return mu, sigma
 
 
-def _fitted(workload: Workload, own: dict[str, list[float]], like: RequestPredictions) -> RequestPredictions:
-    mu, sigma = np.array([own[prompt] for prompt in workload.table["prompt"].to_pylist()]).T
-    return RequestPredictions(OWN, mu, sigma, like.cap, like.llms, like.truth)
-
-
 def _fifths(
-    lengths: NDArray[np.int64], predicted: tuple[RequestPredictions, ...], fitted: tuple[RequestPredictions, ...]
+    lengths: NDArray[np.int64], predicted: Sequence[RequestPredictions], fitted: Sequence[RequestPredictions]
 ) -> tuple[Fifth, ...]:
     mu, sigma = (np.concatenate([getattr(each, name) for each in predicted]) for name in ("mu", "sigma"))
     sampling = np.concatenate([each.sigma for each in fitted])
@@ -215,47 +204,45 @@ def _fifths(
 
 def tables(found: MuSigmaResult) -> list[Table]:
     """The sweep with CASTILLO below it, the correlation by LLM, and the predictor's sigma."""
-    rows = [
+    compared = table_of(
+        "TIE over SJF by the correlation of mu and sigma",
+        (*found.swept, *found.castillo),
         [
-            each.traffic,
-            "–" if each.of_prompts is None else f"{each.of_prompts:+.1f}",
-            f"{each.correlation:+.2f}",
-            *(multiple(ratio) for ratio in (each.per_token, each.total, each.sjf, each.tie)),
-        ]
-        for each in (*found.swept, *found.castillo)
-    ]
-    columns = (
-        "traffic, predictions", "correlation", "as predicted", "tie / sjf, mean of E2E / tokens",
-        "tie / sjf, total E2E / total tokens", "sjf / fcfs, mean of E2E / tokens", "tie / fcfs, mean of E2E / tokens",
-    )  # fmt: skip
-    notes = [
-        (
-            f"{ENGINE}, {paper.SLOTS} slots, no prefix cache; load {HIGH:g}, n {found.grid.requests:,} to drain, "
-            f"{found.grid.seeds} seeds, paired, 95 % intervals. correlation: Pearson's, of mu and ln sigma."
-        ),
-        "All policies use the same predictions and serve the same lengths: a ratio of totals is that of mean E2E.",
-    ]
+            ("traffic, predictions", lambda each: each.traffic),
+            ("correlation", lambda each: None if each.of_prompts is None else f"{each.of_prompts:+.1f}"),
+            ("as predicted", lambda each: f"{each.correlation:+.2f}"),
+            ("tie / sjf, mean of E2E / tokens", lambda each: each.per_token),
+            ("tie / sjf, total E2E / total tokens", lambda each: each.total),
+            ("sjf / fcfs, mean of E2E / tokens", lambda each: each.sjf),
+            ("tie / fcfs, mean of E2E / tokens", lambda each: each.tie),
+        ],
+        [
+            (
+                f"{ENGINE}, {paper.SLOTS} slots, no prefix cache; load {HIGH:g}, n {found.grid.requests:,} to drain, "
+                f"{found.grid.seeds} seeds, paired, 95 % intervals. correlation: Pearson's, of mu and ln sigma."
+            ),
+            "All policies use the same predictions and serve the same lengths: a ratio of totals is that of mean E2E.",
+        ],
+        group=lambda each: each.of_prompts is None,
+    )
     by_llm = [[llm, f"{each:+.2f}"] for llm, each in found.sampling.items()]
     by_llm.append(["mean", f"{np.mean(list(found.sampling.values())):+.2f}"])
-    fifths = [
+    fifths = table_of(
+        f"The sigma of `{found.grid.predictor}` by predicted length, fifths of the requests",
+        found.fifths,
         [
-            f"{each.median_tokens:,.0f}",
-            f"{each.sigma:.2f}",
-            f"{each.needed:.2f}",
-            f"{each.sampling:.2f}",
-            share(each.within_half),
-        ]
-        for each in found.fifths
-    ]
+            ("predicted median, tokens", lambda each: f"{each.median_tokens:,.0f}"),
+            ("sigma", lambda each: f"{each.sigma:.2f}"),
+            ("needed", lambda each: f"{each.needed:.2f}"),
+            ("sampling alone", lambda each: f"{each.sampling:.2f}"),
+            ("in the central 50 %", lambda each: share(each.within_half)),
+        ],
+        ["needed: the scale of the errors of ln length. sampling alone: sigma of the prompt's own ten samples."],
+    )
     return [
-        Table("TIE over SJF by the correlation of mu and sigma", columns, rows, notes, frozenset({len(found.swept)})),
+        compared,
         Table("Correlation in the samples of CASTILLO's test prompts", ("LLM", "mu and ln sigma"), by_llm),
-        Table(
-            f"The sigma of `{found.grid.predictor}` by predicted length, fifths of the requests",
-            ("predicted median, tokens", "sigma", "needed", "sampling alone", "in the central 50 %"),
-            fifths,
-            ["needed: the scale of the errors of ln length. sampling alone: sigma of the prompt's own ten samples."],
-        ),
+        fifths,
     ]
 
 

@@ -55,6 +55,7 @@ from lengthwise.predictors.resolve import model_path, parse_predictor_spec
 from lengthwise.reports.page import Figure, Origin, axes, colours, command_line, html_page, interval_bars, panel
 from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table, to_json
+from lengthwise.simulator import RequestPredictions, predict_workload
 from lengthwise.simulator.paired import Ratio, over_seeds
 from lengthwise.simulator.tasks import (
     ResultCache,
@@ -66,7 +67,7 @@ from lengthwise.simulator.tasks import (
     file_digest,
     in_processes,
 )
-from lengthwise.workloads import LengthSamples, load_castillo
+from lengthwise.workloads import LengthSamples, Workload, load_castillo
 from lengthwise.workloads.datasets import PACKAGED
 
 GridT = TypeVar("GridT")
@@ -378,6 +379,12 @@ class Finished:
     seconds: float | None
     cached: int
     computed: int
+
+
+def predictions_by_prompt(name: str, workload: Workload, known: Mapping[str, Sequence[float]]) -> RequestPredictions:
+    """The predictions of a workload whose mu and sigma are known by prompt."""
+    mu, sigma = np.array([known[prompt] for prompt in workload.table["prompt"].to_pylist()]).T
+    return dataclasses.replace(predict_workload(workload, "oracle"), predictor=name, mu=mu, sigma=sigma)
 
 
 def claims_table(claims: Sequence[Claim], notes: Sequence[str] = ()) -> Table:

@@ -24,9 +24,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from experiments.study import Claim, Run, SeededGrid, Study
+from experiments.study import Claim, Run, SeededGrid, Study, predictions_by_prompt, sections, table_of
 from experiments.tie import paper
-from experiments.tie.study import ENGINE, HIGH, LLM, LOW, OFFLINE_CORPUS, Variant, extend, find, over
+from experiments.tie.study import ENGINE, HIGH, LLM, LOW, OFFLINE_CORPUS, Variants, draws, extend, find, fleet, over
+from experiments.tie.tables import pair_claims
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import logt_family
@@ -35,10 +36,10 @@ from lengthwise.predictors.encoder import mu_and_sigma
 from lengthwise.predictors.scores import kendall_tau
 from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table
-from lengthwise.simulator import Fleet, RequestPredictions, predict_workload
-from lengthwise.simulator.grid import Cell, Grid, Level, Measure, Plan, run_grid
+from lengthwise.simulator import RequestPredictions, predict_workload
+from lengthwise.simulator.grid import Cell, Grid, Measure, Plan, run_grid
 from lengthwise.simulator.paired import Ratio
-from lengthwise.workloads import LengthSamples, Workload, castillo_workload
+from lengthwise.workloads import LengthSamples, Workload
 
 Floats = NDArray[np.float64]
 
@@ -54,8 +55,6 @@ _DEFINITIONS: Final[Mapping[str, Measure]] = {
     "mean of E2E / tokens": "per_token_s",
     "total E2E / total tokens": "e2e_s",
 }
-"""Policies serve the same tokens, so a ratio of totals is that of mean E2E."""
-_PAIRS: Final = (("sjf", "fcfs"), ("ltr", "fcfs"), ("tie", "fcfs"), ("tie", "sjf"), ("tie", "ltr"))
 _DRAWS: Final = 1000
 _SCORE_SPREAD: Final = 0.5
 """Of the ln lengths that stand for LTR's scores: few enough above the cap, where they would be equal."""
@@ -101,37 +100,26 @@ def measure(run: Run, grid: RivalsGrid) -> RivalsResult:
     """The online experiment with all predictions, then the networks alone."""
     kept = read_rows(grid.rows)
     samples = run.castillo().where(split="test")
-    fleet = Fleet.parse(ENGINE).limited_to(max_num_seqs=paper.SLOTS, prefix_caching=False)
-
-    def draw(seed: int) -> Workload:
-        return castillo_workload(samples, LLM, requests=grid.requests, rate=1.0, seed=seed, max_tokens=paper.MAX_TOKENS)
-
-    plan = Plan(fleet, ("fcfs",), ("oracle",), loads=(LOW, HIGH), seeds=range(grid.seeds))
+    draw, seeds = draws(samples, grid.requests), range(grid.seeds)
+    plan = Plan(fleet(), ("fcfs",), ("oracle",), loads=(LOW, HIGH), seeds=seeds)
     online = run_grid(plan, draw, on_progress=run.part(0.0, 0.1))
-    drawn = [draw(seed) for seed in range(grid.seeds)]
+    drawn = [draw(seed) for seed in seeds]
     run.report(grid.predictor, 0.1)
     served = samples.where(llm=LLM)
-    variants = [*_equal(grid.predictor, samples, drawn), *_own(kept, served, drawn)]
+    variants = {**_equal(grid.predictor, samples, drawn), **_own(kept, served, drawn)}
     online = extend(online, drawn, variants, run.part(0.3, 0.9))
     run.report("R^2", 0.9)
     return RivalsResult(grid, samples.origin, len(kept), online, _fits(kept, served))
 
 
-def _equal(predictor: str, samples: LengthSamples, drawn: Sequence[Workload]) -> list[Variant]:
+def _equal(predictor: str, samples: LengthSamples, drawn: Sequence[Workload]) -> Variants:
     """One predictor for all policies; each prompt is predicted once."""
     count = int(samples.where(llm=LLM).clean_mask().any(axis=1).sum())
-    once = castillo_workload(samples, LLM, requests=count, rate=1.0, seed=0, max_tokens=paper.MAX_TOKENS)
+    once = draws(samples, count)(0)
     predicted = predict_workload(once, predictor)
     at = dict(zip(once.table["prompt"].to_pylist(), np.transpose([predicted.mu, predicted.sigma]), strict=True))
-    made = []
-    for workload in drawn:
-        mu, sigma = np.array([at[prompt] for prompt in workload.table["prompt"].to_pylist()]).T
-        made.append(_predictions(predictor, workload, mu, sigma))
-    return [Variant(predictor, policy, tuple(made)) for policy in OWN]
-
-
-def _predictions(name: str, workload: Workload, mu: Floats, sigma: Floats) -> RequestPredictions:
-    return replace(predict_workload(workload, "oracle"), predictor=name, mu=mu, sigma=sigma)
+    made = [predictions_by_prompt(predictor, workload, at) for workload in drawn]
+    return {(policy, predictor): made for policy in OWN}
 
 
 Predicted = dict[tuple[str, str, str], Floats]
@@ -152,7 +140,7 @@ def read_rows(path: Path) -> list[Predicted]:
     return found
 
 
-def _own(kept: Sequence[Predicted], rows: LengthSamples, drawn: Sequence[Workload]) -> list[Variant]:
+def _own(kept: Sequence[Predicted], rows: LengthSamples, drawn: Sequence[Workload]) -> Variants:
     """Each policy on its own predictor, and SJF on the medians of TIE's."""
     made: dict[str, list[RequestPredictions]] = {rival: [] for rival in KINDS}
     for seed, workload in enumerate(drawn):
@@ -160,10 +148,10 @@ def _own(kept: Sequence[Predicted], rows: LengthSamples, drawn: Sequence[Workloa
         at = dict(zip(rows.table["prompt"].to_pylist(), values, strict=True))
         ssjf, ltr, mu, sigma = np.array([at[prompt] for prompt in workload.table["prompt"].to_pylist()]).T
         score = mu.mean() + _SCORE_SPREAD * (ltr - ltr.mean()) / max(float(ltr.std()), 1e-9)
-        none = np.zeros(len(mu))
-        for rival, place, spread in (("ssjf", ssjf, none), ("ltr", score, none), ("tie", mu, sigma)):
-            made[rival].append(_predictions(rival, workload, place, spread))
-    return [Variant(rival, policy, tuple(made[rival])) for policy, rival in (*OWN.items(), ("sjf", "tie"))]
+        certain, like = np.zeros(len(mu)), predict_workload(workload, "oracle")
+        for rival, place, spread in (("ssjf", ssjf, certain), ("ltr", score, certain), ("tie", mu, sigma)):
+            made[rival].append(replace(like, predictor=rival, mu=place, sigma=spread))
+    return {(policy, rival): made[rival] for policy, rival in (*OWN.items(), ("sjf", "tie"))}
 
 
 def _of_rows(kept: Predicted, rows: LengthSamples) -> Floats:
@@ -214,28 +202,30 @@ def tables(found: RivalsResult) -> list[Table]:
 
 
 def _predictors(found: RivalsResult) -> Table:
-    rows = [
+    table = table_of(
+        "The rivals' predictors",
+        found.fits,
         [
-            each.prompts,
-            f"{each.count:,}",
-            *(f"{each.tau[rival]:.3f}" for rival in KINDS),
-            multiple(each.mu, 2),
-            multiple(each.sigma, 2),
-            f"{each.sigma_ceiling:.2f}",
-        ]
-        for each in found.fits
-    ]
-    rows.append(["paper, LMSYS", "–", "–", "–", "–", *(f"{each:g}" for each in paper.R_SQUARED), "–"])
-    columns = ("prompts", "n", "tau of SSJF's", "of LTR's", "of TIE's", "R^2 of mu", "R^2 of sigma", "at most")
-    notes = [
-        f"MiniLM for all three, trained on {LLM}'s answers to CASTILLO, without test prompts and Alpaca.",
-        (
-            f"Training seeds: {found.training_seeds}; 95 % intervals over prompts. R^2 against the log-t "
-            "fitted to the prompt's ten samples (the paper: 20). at most: R^2 of sigma that a perfect predictor would "
-            "reach, by the agreement of fits to halves of the samples."
-        ),
-    ]
-    return Table("The rivals' predictors", columns, rows, notes, frozenset({len(rows) - 1}))
+            ("prompts", lambda fit: fit.prompts),
+            ("n", lambda fit: fit.count),
+            ("tau of SSJF's", lambda fit: f"{fit.tau['ssjf']:.3f}"),
+            ("of LTR's", lambda fit: f"{fit.tau['ltr']:.3f}"),
+            ("of TIE's", lambda fit: f"{fit.tau['tie']:.3f}"),
+            ("R^2 of mu", lambda fit: multiple(fit.mu, 2)),
+            ("R^2 of sigma", lambda fit: multiple(fit.sigma, 2)),
+            ("at most", lambda fit: f"{fit.sigma_ceiling:.2f}"),
+        ],
+        [
+            f"MiniLM for all three, trained on {LLM}'s answers to CASTILLO, without test prompts and Alpaca.",
+            (
+                f"Training seeds: {found.training_seeds}; 95 % intervals over prompts. R^2 against the log-t fitted to "
+                "the prompt's ten samples (the paper: 20). at most: R^2 of sigma that a perfect predictor would reach, "
+                "by the agreement of fits to halves of the samples."
+            ),
+        ],
+    )
+    theirs = ["paper, LMSYS", "–", "–", "–", "–", *(f"{each:g}" for each in paper.R_SQUARED), "–"]
+    return replace(table, rows=[*table.rows, theirs], rule_before=frozenset({len(table.rows)}))
 
 
 def _settings(found: RivalsResult) -> dict[str, dict[str, str]]:
@@ -250,36 +240,21 @@ def _settings(found: RivalsResult) -> dict[str, dict[str, str]]:
 
 def _latency(found: RivalsResult, definition: str) -> Table:
     grid, measured = found.online, _DEFINITIONS[definition]
-    rows, begins = [], []
-    fcfs = {level: find(grid, "fcfs", "", level) for level in grid.levels}
-    rows.append(["fcfs", "", "–", *(_per_token(fcfs[level], measured) for level in grid.levels), "–"])
+    fcfs = [find(grid, "fcfs", "", level) for level in grid.levels]
+    rows = [["fcfs", "", "–", *(_per_token(cell, measured) for cell in fcfs)]]
     for setting, predictors in _settings(found).items():
-        begins.append(len(rows))
         for policy, predictor in predictors.items():
-            cells = {level: find(grid, policy, predictor, level) for level in grid.levels}
-            base = find(grid, "sjf", predictors["sjf"])
-            rows.append(
-                [
-                    policy,
-                    setting,
-                    f"{grid.tau(predictor):.3f}",
-                    *(multiple(over(cells[level], fcfs[level], measured)) for level in grid.levels),
-                    "1" if policy == "sjf" else multiple(over(find(grid, policy, predictor), base, measured)),
-                ]
-            )
-    columns = ("policy", "predictions", "tau", *(f"load {_load(level)}" for level in grid.levels), "over its sjf")
+            ratios = [over(find(grid, policy, predictor, base.level), base, measured) for base in fcfs]
+            rows.append([policy, setting, f"{grid.tau(predictor):.3f}", *map(multiple, ratios)])
+    columns = ("policy", "predictions", "tau", *(f"load {level.load:g}" for level in grid.levels))
     notes = [
         (
             f"{grid.workload.name}, {found.origin}: {ENGINE}, {paper.SLOTS} slots, no prefix cache, n "
             f"{found.grid.requests:,} to drain, {found.grid.seeds} paired seeds, 95 % intervals. Over FCFS's; FCFS "
-            f"itself per token. over its sjf: at load {HIGH:g}, sjf of the same setting."
+            "itself per token."
         ),
     ]
-    return Table(f"Latency per token, {definition}", columns, rows, notes, frozenset(begins))
-
-
-def _load(level: Level) -> str:
-    return f"{level.load:g}"
+    return Table(f"Latency per token, {definition}", columns, rows, notes, sections(rows, lambda row: row[1]))
 
 
 def _per_token(cell: Cell, measured: Measure) -> str:
@@ -289,20 +264,14 @@ def _per_token(cell: Cell, measured: Measure) -> str:
 
 
 def claims(found: RivalsResult) -> list[Claim]:
-    """The paper's ratios at its highest rate, in every setting and by both definitions."""
-    main, grid = paper.ONLINE[paper.MAIN], found.online
-    rows = []
-    for definition, measured in _DEFINITIONS.items():
-        for policy, base in _PAIRS:
-            for setting, predictors in _settings(found).items():
-                if policy in predictors and base in (*predictors, "fcfs"):
-                    cells = find(grid, policy, predictors[policy]), find(grid, base, predictors.get(base, ""))
-                    statement = f"{policy} over {base}, {definition}"
-                    rows.append(Claim(statement, main[policy] / main[base], over(*cells, measured), setting))
+    """The paper's ratios at its highest rate, in every setting and by both definitions, and R^2."""
+    settings = {setting: (found.online, predictors) for setting, predictors in _settings(found).items()}
+    definitions = {f", {name}": measured for name, measured in _DEFINITIONS.items()}
     test = found.fits[0]
-    for name, theirs, ours in zip(("mu", "sigma"), paper.R_SQUARED, (test.mu, test.sigma), strict=True):
-        rows.append(Claim(f"R^2 of {name}", theirs, ours, OWN_SETTING, neutral=None))
-    return rows
+    return pair_claims(settings, definitions) + [
+        Claim(f"R^2 of {name}", theirs, ours, OWN_SETTING, neutral=None)
+        for name, theirs, ours in zip(("mu", "sigma"), paper.R_SQUARED, (test.mu, test.sigma), strict=True)
+    ]
 
 
 def facts(found: RivalsResult) -> dict[str, object]:

@@ -1,9 +1,8 @@
 """TIE (arXiv 2604.00499): scheduling by a length distribution, the tail priced in."""
 
 from experiments.study import Study
-from experiments.tie.figures import figures
 from experiments.tie.study import HIGH, LOW, TieGrid, TieResult, measure
-from experiments.tie.tables import CLAIM_NOTE, claims, facts, tables
+from experiments.tie.tables import CLAIM_NOTE, claims, facts, figures, tables
 
 STUDY: Study[TieGrid, TieResult] = Study(
     name="tie",

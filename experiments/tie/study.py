@@ -7,29 +7,25 @@ synthetic traffic with the statistics that the paper reports (`traffic.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from experiments.study import Run, SeededGrid
+from experiments.study import Report, Run, SeededGrid
 from experiments.tie import paper
 from experiments.tie.traffic import AS_IN_PAPER, LogNormalPredictions, synthetic_traffic, weighted
 from lengthwise.errors import InputError
 from lengthwise.simulator import Fleet, predict_workload, simulate
-from lengthwise.simulator.grid import Cell, Grid, Level, Measure, Plan, Statistic, run_grid
+from lengthwise.simulator.grid import Cell, Draw, Grid, Level, Measure, Plan, Statistic, run_grid
 from lengthwise.simulator.paired import Ratio, over_seeds
 from lengthwise.simulator.predictions import RequestPredictions
 from lengthwise.workloads import LengthSamples, Workload, castillo_workload
 
-Report = Callable[[str, float], None]
-
 POLICIES: Final = ("fcfs", "sjf", "ltr", "tie", "lengthwise")
 ABLATED: Final = {"E only": "tie:beta=0", "beta 0.1": "tie:beta=0.1", "beta 0.3": "tie:beta=0.3"}
 """The paper's variants that are a policy here; the log-normal is a different prediction."""
-UNAGED: Final = "sept"
-"""E only without aging."""
 LOGNORMAL: Final = "log-normal"
 WEIGHTED: Final = "E[X] / E[1/X]"
 """The key of `sjf` in the order that is best for latency per token."""
@@ -81,25 +77,20 @@ class TieResult:
 def measure(run: Run, grid: TieGrid) -> TieResult:
     """Run everything on the length samples of one LLM."""
     samples = run.castillo()
-    predictors = tuple(dict.fromkeys((grid.predictor, "oracle")))
-    fleet = Fleet.parse(ENGINE).limited_to(max_num_seqs=paper.SLOTS, prefix_caching=False)
     batch, corpus = offline_rows(samples)
+    at_once = draws(batch, grid.pool)
     wanted = min(paper.SAMPLES, grid.pool // 2)
-
-    def draw(seed: int) -> Workload:
-        drawn = castillo_workload(batch, LLM, requests=grid.pool, rate=1.0, seed=seed, max_tokens=paper.MAX_TOKENS)
-        return drawn.replace(arrival_s=np.zeros(len(drawn)))
-
-    online = _online(fleet, samples, predictors, grid, run)
-    synthetic, cv = _synthetic(fleet, grid, run)
+    online = _online(samples, grid, run)
+    synthetic, cv = _synthetic(grid, run)
+    plan = Plan(fleet(), POLICIES, _predictors(grid), seeds=range(grid.seeds))
     return TieResult(
         origin=samples.origin,
         predictor=grid.predictor,
         online=online,
         synthetic=synthetic,
         offline=run_grid(
-            Plan(fleet, POLICIES, predictors, seeds=range(grid.seeds)),
-            draw,
+            plan,
+            lambda seed: at_once(seed).replace(arrival_s=np.zeros(grid.pool)),
             on_progress=run.part(0.7, 1.0, "offline, "),
         ),
         offline_corpus=corpus,
@@ -109,74 +100,85 @@ def measure(run: Run, grid: TieGrid) -> TieResult:
     )
 
 
-def _online(fleet: Fleet, samples: LengthSamples, predictors: tuple[str, ...], grid: TieGrid, run: Run) -> Grid:
-    test, seeds = samples.where(split="test"), range(grid.seeds)
+def fleet() -> Fleet:
+    """One engine with the paper's limits."""
+    return Fleet.parse(ENGINE).limited_to(max_num_seqs=paper.SLOTS, prefix_caching=False)
 
-    def draw(seed: int) -> Workload:
-        return castillo_workload(test, LLM, requests=grid.requests, rate=1.0, seed=seed, max_tokens=paper.MAX_TOKENS)
 
-    plan = Plan(fleet, POLICIES, predictors, loads=grid.loads, seeds=seeds)
+def draws(rows: LengthSamples, requests: int) -> Draw:
+    """A function from a seed to requests with the LLM's answers, one per second, cut as in the paper."""
+    return lambda seed: castillo_workload(
+        rows, LLM, requests=requests, rate=1.0, seed=seed, max_tokens=paper.MAX_TOKENS
+    )
+
+
+def _predictors(grid: TieGrid) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((grid.predictor, "oracle")))
+
+
+def _online(samples: LengthSamples, grid: TieGrid, run: Run) -> Grid:
+    draw, seeds = draws(samples.where(split="test"), grid.requests), range(grid.seeds)
+    plan = Plan(fleet(), POLICIES, _predictors(grid), loads=grid.loads, seeds=seeds)
     cells = run_grid(plan, draw, on_progress=run.part(0.0, 0.35, "online, "))
     drawn = [draw(seed) for seed in seeds]
-    first = predictors[0]
-    known = cells.predictions[first]
-    variants = [Variant(first, policy, known) for policy in (*ABLATED.values(), UNAGED)]
-    variants.append(Variant(LOGNORMAL, "tie", tuple(LogNormalPredictions.of(predictions) for predictions in known)))
-    variants.append(Variant(WEIGHTED, "sjf", tuple(weighted(predictions) for predictions in known)))
-    cells = extend(cells, drawn, variants, run.part(0.35, 0.45, "online, "))
-    weaker = [
-        Variant(
-            name, "sjf", tuple(predict_workload(each, name, seed=seed) for each, seed in zip(drawn, seeds, strict=True))
-        )
+    known = cells.predictions[grid.predictor]
+    lognormal = [LogNormalPredictions.of(predictions) for predictions in known]
+    cells = extend(cells, drawn, _variants(grid.predictor, known, lognormal), run.part(0.35, 0.45, "online, "))
+    weaker = {
+        ("sjf", name): [predict_workload(each, name, seed=seed) for each, seed in zip(drawn, seeds, strict=True)]
         for name in WEAKER
-    ]
+    }
     return extend(cells, drawn, weaker, run.part(0.45, 0.5, "online, "), levels=[top(cells)])
 
 
-def _synthetic(fleet: Fleet, grid: TieGrid, run: Run) -> tuple[Grid, float]:
+def _synthetic(grid: TieGrid, run: Run) -> tuple[Grid, float]:
     """At the paper's lowest and highest rate; and the spread of answers to one prompt."""
     traffic = [synthetic_traffic(grid.requests, seed) for seed in range(grid.seeds)]
-    plan = Plan(fleet, POLICIES, ("oracle",), loads=(LOW, HIGH), seeds=range(grid.seeds))
+    plan = Plan(fleet(), POLICIES, ("oracle",), loads=(LOW, HIGH), seeds=range(grid.seeds))
     cells = run_grid(plan, lambda seed: traffic[seed].workload, on_progress=run.part(0.5, 0.6, "synthetic, "))
-    predicted = tuple(each.logt for each in traffic)
-    others = [policy for policy in POLICIES if policy != "fcfs"]
-    variants = [Variant(AS_IN_PAPER, policy, predicted) for policy in (*others, *ABLATED.values(), UNAGED)]
-    variants.append(Variant(LOGNORMAL, "tie", tuple(each.lognormal for each in traffic)))
-    variants.append(Variant(WEIGHTED, "sjf", tuple(weighted(predictions) for predictions in predicted)))
+    known = [each.logt for each in traffic]
+    variants = {
+        **{(policy, AS_IN_PAPER): known for policy in POLICIES if policy != "fcfs"},
+        **_variants(AS_IN_PAPER, known, [each.lognormal for each in traffic]),
+    }
     cells = extend(cells, [each.workload for each in traffic], variants, run.part(0.6, 0.7, "synthetic, "))
     return cells, float(np.mean([each.prompt_cv for each in traffic]))
 
 
-@dataclass(frozen=True, eq=False)
-class Variant:
-    """A policy with predictions that `run_grid` cannot make, one set per seed."""
+Variants = Mapping[tuple[str, str], Sequence[RequestPredictions]]
+"""Predictions that `run_grid` cannot make, one set per seed, by policy and name of the predictor."""
 
-    predictor: str
-    policy: str
-    predictions: tuple[RequestPredictions, ...]
+
+def _variants(predictor: str, known: Sequence[RequestPredictions], lognormal: Sequence[RequestPredictions]) -> Variants:
+    """The ablation, and the order that is best for latency per token."""
+    return {
+        **{(policy, predictor): known for policy in ABLATED.values()},
+        ("tie", LOGNORMAL): lognormal,
+        ("sjf", WEIGHTED): [weighted(predictions) for predictions in known],
+    }
 
 
 def extend(
     grid: Grid,
     drawn: Sequence[Workload],
-    variants: Sequence[Variant],
-    report: Report,
+    variants: Variants,
+    report: Report = lambda _what, _done: None,
     levels: Sequence[Level] | None = None,
 ) -> Grid:
     """Add the cells of variants to a grid, on the arrivals of its FCFS runs, at all levels or those given."""
     at = grid.levels if levels is None else levels
     cells: list[Cell] = []
     for level in at:
-        fcfs = next(cell for cell in grid.cells if cell.level == level).outcomes
-        for variant in variants:
-            report(variant.policy, len(cells) / (len(at) * len(variants)))
+        fcfs = find(grid, "fcfs", "", level).outcomes
+        for (policy, predictor), predictions in variants.items():
+            report(policy, len(cells) / (len(at) * len(variants)))
             outcomes = tuple(
-                simulate(workload.replace(arrival_s=other.arrival), grid.fleet, variant.policy, predictor=predicted)
-                for workload, other, predicted in zip(drawn, fcfs, variant.predictions, strict=True)
+                simulate(workload.replace(arrival_s=other.arrival), grid.fleet, policy, predictor=predicted)
+                for workload, other, predicted in zip(drawn, fcfs, predictions, strict=True)
             )
-            cells.append(Cell(level, variant.predictor, outcomes[0].policy, outcomes))
-    predictions = {**grid.predictions, **{variant.predictor: variant.predictions for variant in variants}}
-    return replace(grid, cells=(*grid.cells, *cells), predictions=predictions)
+            cells.append(Cell(level, predictor, outcomes[0].policy, outcomes))
+    added = {predictor: tuple(predictions) for (_, predictor), predictions in variants.items()}
+    return replace(grid, cells=(*grid.cells, *cells), predictions={**grid.predictions, **added})
 
 
 def top(grid: Grid) -> Level:

@@ -1,23 +1,21 @@
-"""Claims, tables and facts of the TIE study, and what explains the differences from the paper."""
+"""Claims, tables, figures and facts of the TIE study, and what explains the differences from the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import kendalltau, spearmanr
 
-from experiments.study import Claim
+from experiments.study import Claim, table_of
 from experiments.tie import paper
 from experiments.tie.study import (
     ABLATED,
     LOGNORMAL,
     LOW,
     POLICIES,
-    UNAGED,
     WEAKER,
     WEIGHTED,
     TieResult,
@@ -26,37 +24,51 @@ from experiments.tie.study import (
     top,
 )
 from experiments.tie.traffic import AS_IN_PAPER, weighted_score
-from lengthwise.reports.runs import multiple, seconds
+from lengthwise.reports.page import Figure, axes, axis, panel
+from lengthwise.reports.runs import against_load, multiple, predictor_label, seconds
 from lengthwise.reports.simulation import facts as grid_facts
+from lengthwise.reports.simulation import runs_of
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.grid import Cell, Grid, Measure, Statistic
-from lengthwise.simulator.paired import Ratio, over_seeds
+from lengthwise.simulator.paired import over_seeds
 from lengthwise.simulator.predictions import RequestPredictions
 
-Floats = NDArray[np.float64]
+_BINS: Final = 32
+_SHADES: Final = ((0.0, "#e3eef7"), (0.15, "#9cc4e4"), (0.4, "#4a90c4"), (1.0, "#08306b"))
+"""Darker for more requests; most cells have few, so low shares get most of the shades."""
+
+_PAIRS: Final = (("sjf", "fcfs"), ("ltr", "fcfs"), ("tie", "fcfs"), ("tie", "sjf"), ("tie", "ltr"))
+_OTHERS: Final = tuple(policy for policy in POLICIES if policy != "fcfs")
 
 
-_DEFINITIONS: Final[dict[str, Measure]] = {"": "per_token_s", ", total E2E / total tokens": "e2e_s"}
-"""Latency per token as the mean of E2E / tokens, and as a ratio of totals. All policies serve the same tokens, so a
-ratio of the second is that of mean E2E.
-"""
+def pair_claims(
+    settings: Mapping[str, tuple[Grid, Mapping[str, str]]], definitions: Mapping[str, Measure]
+) -> list[Claim]:
+    """The paper's ratios at its highest rate, where a setting is a grid and the predictor of each policy.
+
+    Latency per token has two definitions, the mean of E2E / tokens and a ratio of totals. All policies serve the same
+    tokens, so a ratio of the second is that of mean E2E.
+    """
+    main = paper.ONLINE[paper.MAIN]
+    return [
+        Claim(
+            f"{policy} over {base}{suffix}",
+            main[policy] / main[base],
+            over(find(grid, policy, predictors[policy]), find(grid, base, predictors.get(base, "")), measure),
+            setting,
+        )
+        for suffix, measure in definitions.items()
+        for policy, base in _PAIRS
+        for setting, (grid, predictors) in settings.items()
+        if policy in predictors and base in (*predictors, "fcfs")
+    ]
 
 
 def claims(found: TieResult) -> list[Claim]:
     """All ratios that the paper's figures and ours have in common, of latency per token unless stated otherwise."""
-    main, offline = paper.ONLINE[paper.MAIN], offline_figures(found)
-    rows: list[Claim] = []
-    for suffix, measure in _DEFINITIONS.items():
-        for name, base in (("sjf", "fcfs"), ("ltr", "fcfs"), ("tie", "fcfs"), ("tie", "sjf"), ("tie", "ltr")):
-            rows += [
-                Claim(
-                    f"{name} over {base}{suffix}",
-                    main[name] / main[base],
-                    over(find(grid, name, predictor), find(grid, base, predictor), measure),
-                    setting,
-                )
-                for setting, grid, predictor in _traffics(found)
-            ]
+    offline = offline_figures(found)
+    same = {setting: (grid, dict.fromkeys(_OTHERS, predictor)) for setting, grid, predictor in _traffics(found)}
+    rows = pair_claims(same, {"": "per_token_s", ", total E2E / total tokens": "e2e_s"})
     low_rate, high_rate = paper.RATES
     for name, growth in paper.GROWTH.items():
         for setting, grid, predictor in _traffics(found):
@@ -72,29 +84,14 @@ def claims(found: TieResult) -> list[Claim]:
 
 
 def _ablation_claims(found: TieResult) -> Iterator[Claim]:
-    full = paper.ABLATION["full"]
+    variants = {name: (policy, "") for name, policy in ABLATED.items()} | {LOGNORMAL: ("tie", LOGNORMAL)}
     statistics: tuple[Statistic, Statistic] = ("mean", "p90")
-    for name, (policy, prediction) in _variants().items():
-        given = paper.ABLATION.get(name)
-        if given is None or name == "full":
-            continue
-        for statistic in statistics:
+    for name, (policy, prediction) in variants.items():
+        for statistic, theirs, full in zip(statistics, paper.ABLATION[name], paper.ABLATION["full"], strict=True):
             for setting, grid, predictor in _traffics(found):
-                ours = over(
-                    find(grid, policy, prediction or predictor), find(grid, "tie", predictor), statistic=statistic
-                )
-                theirs = getattr(given, statistic) / getattr(full, statistic)
-                yield Claim(f"{name} over full TIE, {statistic}", theirs, ours, setting)
-
-
-def _variants() -> dict[str, tuple[str, str]]:
-    """The policy and, where it is not the study's, the prediction of each row of the ablation."""
-    return {
-        "full": ("tie", ""),
-        **{name: (policy, "") for name, policy in ABLATED.items()},
-        LOGNORMAL: ("tie", LOGNORMAL),
-        "E only, no aging": (UNAGED, ""),
-    }
+                cells = find(grid, policy, prediction or predictor), find(grid, "tie", predictor)
+                ours = over(*cells, statistic=statistic)
+                yield Claim(f"{name} over full TIE, {statistic}", theirs / full, ours, setting)
 
 
 def offline_figures(found: TieResult) -> dict[tuple[str, str | None], tuple[list[float], list[float]]]:
@@ -132,31 +129,17 @@ def orders(predictions: RequestPredictions) -> Orders:
     expected, tail = predictions.expected_and_tail()
     score = expected + 0.5 * tail
     best = weighted_score(predictions)
-    return Orders(
-        *(_tau(a, b) for a, b in ((score, predictions.mu), (predictions.mu, best), (expected, best), (score, best)))
-    )
+    pairs = ((score, predictions.mu), (predictions.mu, best), (expected, best), (score, best))
+    return Orders(*(float(kendalltau(*pair).statistic) for pair in pairs))
 
 
-def _tau(one: Floats, other: Floats) -> float:
-    return float(kendalltau(one, other).statistic)
-
-
-@dataclass(frozen=True)
-class Weaker:
-    """SSJF with predictions of one quality, over FCFS."""
-
-    predictor: str
-    tau: float
-    ratio: Ratio
-
-
-def weaker(found: TieResult) -> list[Weaker]:
-    """From weak predictions to the study's, at the highest load."""
-    level = top(found.online)
-    base = find(found.online, "fcfs", "", level)
+def weaker(found: TieResult) -> list[dict[str, Any]]:
+    """SSJF over FCFS at the highest load, from weak predictions to the study's."""
+    grid = found.online
+    names = dict.fromkeys((*WEAKER, found.predictor))
+    ratios = [over(find(grid, "sjf", name), find(grid, "fcfs", "")) for name in names]
     return [
-        Weaker(name, found.online.tau(name), over(find(found.online, "sjf", name, level), base))
-        for name in dict.fromkeys((*WEAKER, found.predictor))
+        {"predictor": name, "tau": grid.tau(name), "ratio": ratio} for name, ratio in zip(names, ratios, strict=True)
     ]
 
 
@@ -166,10 +149,12 @@ CLAIM_NOTE: Final = (
 )
 
 
-def _reasons_table(found: TieResult) -> Table:
+def _reasons(found: TieResult) -> Table:
     """One row per explanation, with the measured value."""
+    pairs = zip(*(find(found.online, name, found.predictor).outcomes for name in ("sjf", "ltr")), strict=True)
+    same = all(np.array_equal(one.finish, other.finish, equal_nan=True) for one, other in pairs)
     rows = [
-        *_same_order(found.online, found.predictor),
+        ("sjf and ltr, given the same predictions, finish every request at the same time", "yes" if same else "no"),
         (
             "answers to one prompt: CV, averaged (paper; CASTILLO; synthetic)",
             f"{paper.WITHIN_PROMPT_CV:.2f}; {found.prompt_cv[0]:.2f}; {found.prompt_cv[1]:.2f}",
@@ -177,6 +162,7 @@ def _reasons_table(found: TieResult) -> Table:
     ]
     for name, grid, predictor in _traffics(found):
         alike = orders(grid.predictions[predictor][0])
+        sjf, tie = (find(grid, policy, predictor) for policy in ("sjf", "tie"))
         rows += [
             (f"{name}: tau between TIE's score (beta 0.5) and the median", f"{alike.tie_and_median:.3f}"),
             (
@@ -185,36 +171,23 @@ def _reasons_table(found: TieResult) -> Table:
             ),
             (
                 f"{name}: order by {WEIGHTED} over sjf, latency per token",
-                multiple(over(find(grid, "sjf", WEIGHTED), find(grid, "sjf", predictor))),
+                multiple(over(find(grid, "sjf", WEIGHTED), sjf)),
             ),
-            (f"{name}: tie over sjf in mean E2E", multiple(_tie_over_sjf(grid, predictor))),
+            (f"{name}: tie over sjf in mean E2E", multiple(over(tie, sjf, "e2e_s"))),
             (
                 f"{name}: true lengths instead of predictions, tie, latency per token",
-                multiple(over(find(grid, "tie", "oracle"), find(grid, "tie", predictor))),
+                multiple(over(find(grid, "tie", "oracle"), tie)),
             ),
         ]
     rows += [
-        (f"CASTILLO: sjf over fcfs with {each.predictor} (tau {each.tau:.2f})", multiple(each.ratio))
+        (f"CASTILLO: sjf over fcfs with {each['predictor']} (tau {each['tau']:.2f})", multiple(each["ratio"]))
         for each in weaker(found)
     ]
     return Table("What explains the differences", ("", "measured"), rows)
 
 
-def _tie_over_sjf(grid: Grid, predictor: str) -> Ratio:
-    return over(find(grid, "tie", predictor), find(grid, "sjf", predictor), "e2e_s")
-
-
-def _same_order(grid: Grid, predictor: str) -> list[tuple[str, str]]:
-    pairs = zip(find(grid, "sjf", predictor).outcomes, find(grid, "ltr", predictor).outcomes, strict=True)
-    same = all(np.array_equal(one.finish, other.finish, equal_nan=True) for one, other in pairs)
-    return [("sjf and ltr, given the same predictions, finish every request at the same time", "yes" if same else "no")]
-
-
-_OTHERS: Final = tuple(policy for policy in POLICIES if policy != "fcfs")
-
-
 def tables(found: TieResult) -> list[Table]:
-    """Online over load, at the paper's rate, the ablation, offline, and what explains the differences."""
+    """Online over load, beside the paper's figures, offline, and what explains the differences."""
     return [
         _over_load(found, "Latency per token", lambda cell, base: multiple(over(cell, base)), "per_token_s"),
         _over_load(
@@ -223,11 +196,9 @@ def tables(found: TieResult) -> list[Table]:
             lambda cell, base: f"{over(cell, base, 'e2e_s').ratio:.3f}, {over(cell, base, 'e2e_s', 'p99').ratio:.3f}",
             "e2e_s",
         ),
-        _at_the_top(found),
         _beside(found),
-        _ablation(found),
         _offline(found),
-        _reasons_table(found),
+        _reasons(found),
     ]
 
 
@@ -257,37 +228,6 @@ def _over_load(found: TieResult, what: str, shown: Callable[[Cell, Cell], str], 
     return Table(title, columns, rows, notes if measure == "per_token_s" else (), begins)
 
 
-def _at_the_top(found: TieResult) -> Table:
-    rows: list[list[str]] = []
-    begins = set()
-    for traffic, grid, predictor in _traffics(found):
-        begins.add(len(rows))
-        base = find(grid, "fcfs", "")
-        for name in dict.fromkeys((predictor, "oracle")):
-            shown = POLICIES if name == predictor else _OTHERS
-            cells = [find(grid, policy, name) for policy in shown]
-            rows += [[cell.policy, cell.predictor or "", traffic, *_figures(cell, base)] for cell in cells]
-    columns = (
-        "policy", "predictor", "traffic", "per token", "p90", "total / total", "TTFT", "E2E", "E2E p99",
-        "per token / FCFS", "E2E / FCFS", "E2E p99 / FCFS",
-    )  # fmt: skip
-    load = top(found.online).load
-    notes = [
-        "per token: mean of E2E / output tokens; total / total: sum of E2E over sum of output tokens.",
-        (
-            f"Load {load:g} corresponds to the paper's {paper.RATES[1]:g} requests/s if its server saturates at "
-            f"{paper.implied_capacity():.1f}: there FCFS's latency grows {paper.GROWTH['fcfs']:g}-fold from "
-            f"{paper.RATES[0]:g} to {paper.RATES[1]:g} requests/s."
-        ),
-        (
-            "Synthetic: log-t answers, and predictions with the R^2 of the paper's predictor "
-            f"({paper.R_SQUARED[0]:g} of mu, {paper.R_SQUARED[1]:g} of sigma); capacity "
-            f"{found.synthetic.capacity_per_s:.3g} requests/s."
-        ),
-    ]
-    return Table(f"At load {load:g}: means, and over FCFS", columns, rows, notes, frozenset(begins - {0}))
-
-
 def _beside(found: TieResult) -> Table:
     rows = []
     for policy in POLICIES:
@@ -306,83 +246,47 @@ def _traffics(found: TieResult) -> tuple[tuple[str, Grid, str], ...]:
     return ("CASTILLO", found.online, found.predictor), ("synthetic", found.synthetic, AS_IN_PAPER)
 
 
-def _figures(cell: Cell, base: Cell) -> list[str]:
-    absolute = [
-        cell.latency("per_token_s", "mean"),
-        cell.latency("per_token_s", "p90"),
-        cell.latency("e2e_s", "mean") / float(np.mean([each.output_tokens.mean() for each in cell.outcomes])),
-        cell.latency("ttft_s", "mean"),
-        cell.latency("e2e_s", "mean"),
-        cell.latency("e2e_s", "p99"),
-    ]
-    ratios = (over(cell, base), over(cell, base, "e2e_s"), over(cell, base, "e2e_s", "p99"))
-    return [*map(seconds, absolute), *map(multiple, ratios)]
-
-
-def _ablation(found: TieResult) -> Table:
-    rows: list[list[str]] = []
-    begins = set()
-    for traffic, grid, predictor in _traffics(found):
-        begins.add(len(rows))
-        full = find(grid, "tie", predictor)
-        for name, (policy, prediction) in _variants().items():
-            cell = find(grid, policy, prediction or predictor)
-            ratios = (over(cell, full), over(cell, full, statistic="p90"), over(cell, full, "e2e_s"))
-            given = paper.ABLATION.get(name)
-            theirs = ("–", "–") if given is None else (f"{given.mean:.2f} s", f"{given.p90:.2f} s")
-            measured = (cell.latency("per_token_s", "mean"), cell.latency("per_token_s", "p90"))
-            rows.append([name, traffic, *map(seconds, measured), *map(multiple, ratios), *theirs])
-    columns = (
-        "variant", "traffic", "per token", "p90", "per token / full", "p90 / full", "E2E / full", "paper", "paper p90",
-    )  # fmt: skip
-    notes = [
-        (
-            "E only: beta = 0. Log-normal: CASTILLO's predictions with the same mean and spread of "
-            "logarithms; synthetic: "
-            "fitted to 20 answers of each prompt, predicted as well as the log-t's parameters."
-        ),
-    ]
-    return Table(f"Ablation of TIE at load {top(found.online).load:g}", columns, rows, notes, frozenset(begins - {0}))
-
-
 def _offline(found: TieResult) -> Table:
-    figures = offline_figures(found)
-    rows = []
-    for cell in found.offline.cells:
-        times, counts = figures[cell.policy, cell.predictor]
-        base = figures["fcfs", None]
-        ratios = [over_seeds(mine, theirs) for mine, theirs in zip((times, counts), base, strict=True)]
-        shown = ["1", "1"] if cell.policy == "fcfs" else [multiple(ratio) for ratio in ratios]
+    measured, grid = offline_figures(found), found.offline
+
+    def over_fcfs(cell: Cell, which: int) -> str:
+        mine, base = (measured[key][which] for key in ((cell.policy, cell.predictor), ("fcfs", None)))
+        return "1" if cell.policy == "fcfs" else multiple(over_seeds(mine, base))
+
+    def papers(cell: Cell, which: int, form: str) -> str:
         given = paper.OFFLINE.get(cell.policy) if cell.predictor != "oracle" else None
-        theirs_ = ("–", "–") if given is None else (f"{given[0]:g} s", f"{given[1]:,.0f}")
-        rows.append(
-            [
-                cell.policy,
-                cell.predictor or "",
-                f"{np.mean(times):,.1f} s",
-                f"{np.mean(counts):,.0f}",
-                *shown,
-                f"{concentration(cell):.3f}",
-                *theirs_,
-            ]
-        )
-    grid = found.offline
-    notes = [
-        (
-            f"{len(grid.workload):,} requests, answers to {found.offline_corpus} ({grid.workload.name}), drawn again "
-            "for each seed; the size of the paper's pool is not known."
-        ),
-        (
-            "length and time: Spearman's correlation of output length and completion time; the closer to 1, the "
-            "narrower the band of the heatmap."
-        ),
-        f"tau of {found.predictor}: {grid.tau(found.predictor):.3f}.",
-    ]
-    columns = (
-        "policy", "predictor", f"time to {found.samples:,}", f"samples in {found.window_s:.0f} s",
-        "time / FCFS", "samples / FCFS", "length and time", "paper: time to 3,000", "in 3 minutes",
-    )  # fmt: skip
-    return Table("Offline: all at once", columns, rows, notes, frozenset({1, 1 + len(_OTHERS)}))
+        return "–" if given is None else form.format(given[which])
+
+    return table_of(
+        "Offline: all at once",
+        grid.cells,
+        [
+            ("policy", lambda cell: cell.policy),
+            ("predictor", lambda cell: cell.predictor or ""),
+            (f"time to {found.samples:,}", lambda cell: f"{np.mean(measured[cell.policy, cell.predictor][0]):,.1f} s"),
+            (
+                f"samples in {found.window_s:.0f} s",
+                lambda cell: f"{np.mean(measured[cell.policy, cell.predictor][1]):,.0f}",
+            ),
+            ("time / FCFS", lambda cell: over_fcfs(cell, 0)),
+            ("samples / FCFS", lambda cell: over_fcfs(cell, 1)),
+            ("length and time", lambda cell: f"{concentration(cell):.3f}"),
+            ("paper: time to 3,000", lambda cell: papers(cell, 0, "{:g} s")),
+            ("in 3 minutes", lambda cell: papers(cell, 1, "{:,.0f}")),
+        ],
+        [
+            (
+                f"{len(grid.workload):,} requests, answers to {found.offline_corpus} ({grid.workload.name}), drawn "
+                "again for each seed; the size of the paper's pool is not known."
+            ),
+            (
+                "length and time: Spearman's correlation of output length and completion time; the closer to 1, the "
+                "narrower the band of the heatmap."
+            ),
+            f"tau of {found.predictor}: {grid.tau(found.predictor):.3f}.",
+        ],
+        group=lambda cell: cell.predictor,
+    )
 
 
 def facts(found: TieResult) -> dict[str, Any]:
@@ -401,3 +305,36 @@ def facts(found: TieResult) -> dict[str, Any]:
         "orders": {name: orders(grid.predictions[predictor][0]) for name, grid, predictor in _traffics(found)},
         "sjf_over_fcfs_by_tau": weaker(found),
     }
+
+
+def figures(found: TieResult) -> list[Figure]:
+    """Latency over load (the paper's figure 4), and its heatmap of the offline runs (figure 5)."""
+    names = tuple(dict.fromkeys((found.predictor, "oracle")))
+    cells = [cell for cell in found.online.cells if cell.policy in POLICIES and cell.predictor in (None, *names)]
+    predictions = {name: found.online.predictions[name] for name in names}
+    shown = replace(found.online, cells=tuple(cells), predictions=predictions)  # not the ablation
+    return [against_load(runs_of(shown)), length_heatmap(found.offline, found.predictor)]
+
+
+def length_heatmap(grid: Grid, predictor: str) -> Figure:
+    """The share of requests by output length and completion time, a panel per policy."""
+    cells = [cell for cell in grid.cells if cell.predictor in (None, predictor)]
+    points = [
+        np.log10(np.concatenate([(outcome.output_tokens, outcome.finish) for outcome in cell.outcomes], axis=1))
+        for cell in cells
+    ]
+    x_edges, y_edges = (np.linspace(each.min(), each.max(), _BINS + 1) for each in np.concatenate(points, axis=1))
+    data: list[dict[str, Any]] = []
+    for place, (tokens, taken) in enumerate(points):
+        counts = np.histogram2d(tokens, taken, bins=(x_edges, y_edges))[0].T
+        shares = np.where(counts > 0, counts / counts.sum(), np.nan)
+        hover = "%{x:.0f} tokens<br>%{y:.2f} s<br>%{z:.2%} of requests<extra></extra>"
+        heatmap = {"type": "heatmap", "coloraxis": "coloraxis", "hovertemplate": hover}
+        data.append({**heatmap, "x": 10**x_edges, "y": 10**y_edges, "z": shares, **panel(place)})
+    both = (axis("output tokens", type="log", dtick=1), axis("E2E (s)", type="log", dtick=1))
+    layout = axes([both] * len(cells), columns=3, titles=[cell.label for cell in cells])
+    layout["coloraxis"] = {"colorscale": _SHADES, "cmin": 0, "colorbar": {"tickformat": ".1%"}}
+    shown = f"All at once, predictions {predictor_label(predictor)}."
+    text = f"{shown} The share of requests in each cell: far above the lower edge, they waited."
+    title = "Offline: completion time against output length (figure 5)"
+    return Figure(title, text, data, layout, height=120 + 330 * -(-len(cells) // 3))
