@@ -14,22 +14,23 @@ refined predictions of that error would do to scheduling, not that a probe reach
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from experiments.study import Claim, Line, Run, SeededGrid, Study, line_figure
+from experiments.study import Claim, Line, Run, SeededGrid, Study, line_figure, table_of
 from lengthwise.policies import Job, JobColumns, Policy
 from lengthwise.policies.base import Numbers
 from lengthwise.policies.preemptive import Srpt
 from lengthwise.policies.residual import expected_remaining
 from lengthwise.predictors.probe import DEFAULT, load_probe
 from lengthwise.reports.page import Figure, axis
-from lengthwise.reports.runs import multiple, seconds
+from lengthwise.reports.runs import seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
 from lengthwise.simulator.paired import Ratio, over_seeds
@@ -124,11 +125,12 @@ def _ages(workload: Workload, cap: int, predictions: RequestPredictions | None =
     rows = np.repeat(np.arange(len(workload)), workload.output_tokens - 1)
     begins = np.cumsum(workload.output_tokens - 1) - (workload.output_tokens - 1)
     ages = np.arange(len(rows)) - begins[rows] + 1
-    about: dict[str, Floats] = {}
-    if predictions is not None:
-        about = {"mu": predictions.mu[rows], "sigma": predictions.sigma[rows]}
-    expected = np.ones(len(rows)) if predictions is None else predictions.expected_and_tail()[0][rows]
-    return JobColumns.filled(arrival=workload.arrival_s[rows], expected=expected, cap=cap, generated=ages, **about)
+    arrival = workload.arrival_s[rows]
+    if predictions is None:
+        return JobColumns.filled(arrival=arrival, expected=1.0, cap=cap, generated=ages)
+    expected = predictions.expected_and_tail()[0][rows]
+    about = {"mu": predictions.mu[rows], "sigma": predictions.sigma[rows]}
+    return JobColumns.filled(arrival=arrival, expected=expected, cap=cap, generated=ages, **about)
 
 
 def _mean_off(predicted: Floats, ages: JobColumns, workload: Workload) -> float:
@@ -232,7 +234,7 @@ def measure(run: Run, grid: TrailGrid) -> TrailResult:
     run.report("predictions", 0.0)
     ratios = {AS_SHIPPED: error_ratio(load_probe(DEFAULT)), AS_IN_PAPER: PAPER_ERROR_RATIO}
     traffic = [_Traffic.of(rows, grid.predictor, grid.requests, seed, ratios) for seed in range(grid.seeds)]
-    first = traffic[0]
+    first, tau = traffic[0], float(np.mean([each.predictions.tau for each in traffic]))
     errors = {
         PROMPT: first.prompt_error,
         AGE: mean_error(first.workload, first.predictions, MOST_TOKENS),
@@ -240,40 +242,22 @@ def measure(run: Run, grid: TrailGrid) -> TrailResult:
         TRUTH: 0.0,
     }
     over_c: list[Cell] = []
-    for i, caching in enumerate((False, True)):
+    for caching in (False, True):
         setting = _setting(traffic, SLOTS, caching, rate=PAPER_RATE)
-        for j, kind in enumerate(KINDS):
-            done = 0.05 + 0.3 * (i + j / len(KINDS))
-            run.report(f"rate {PAPER_RATE:g}, {kind}", done)
+        for kind in KINDS:
+            run.report(f"rate {PAPER_RATE:g}, {kind}", 0.05 + 0.6 * len(over_c) / (2 * len(KINDS) * len(grid.limits)))
             over_c += _runs(setting, traffic, kind, grid.limits)
     where: list[Cell] = []
-    places = [(slots, load, caching) for slots in grid.slots for load in grid.loads for caching in (False, True)]
-    for i, (slots, load, caching) in enumerate(places):
-        run.report(f"{slots} slots, load {load:g}", 0.65 + 0.15 * i / len(places))
+    places = list(product(grid.slots, grid.loads, (False, True)))
+    for slots, load, caching in places:
+        run.report(f"{slots} slots, load {load:g}", 0.65 + 0.15 * len(where) / (2 * len(places)))
         where += _runs(_setting(traffic, slots, caching, load=load), traffic, AGE, (0.0, PAPER_C))
-    large, memory = _paper_sized(run, grid, rows)
-    return TrailResult(
-        origin=samples.origin,
-        corpus=CORPUS if known else "all test prompts",
-        predictor=grid.predictor,
-        tau=float(np.mean([each.predictions.tau for each in traffic])),
-        errors=errors,
-        grid=grid,
-        over_c=tuple(over_c),
-        where=tuple(where),
-        large=large,
-        memory=memory,
-    )
-
-
-def _paper_sized(run: Run, grid: TrailGrid, rows: LengthSamples) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
-    """Over c with as many requests as in the paper: at its rate with enough memory, and at loads where memory binds."""
     run.report(f"{grid.large:,} requests, predictions", 0.8)
     traffic = [_Traffic.of(rows, grid.predictor, grid.large, seed, {}) for seed in range(grid.seeds)]
     large: list[Cell] = []
     memory: list[Cell] = []
-    for i, caching in enumerate((False, True)):
-        run.report(f"{grid.large:,} requests", 0.85 + 0.07 * i)
+    for caching in (False, True):
+        run.report(f"{grid.large:,} requests", 0.92 if caching else 0.85)
         enough = _setting(traffic, SLOTS, caching, rate=PAPER_RATE)
         binding = [
             _setting(traffic, grid.kv_slots, caching, load=load, kv_tokens=grid.kv_tokens) for load in grid.loads
@@ -281,7 +265,18 @@ def _paper_sized(run: Run, grid: TrailGrid, rows: LengthSamples) -> tuple[tuple[
         for kind in (AGE, TRUTH):
             large += _runs(enough, traffic, kind, grid.limits)
             memory += [cell for setting in binding for cell in _runs(setting, traffic, kind, grid.limits)]
-    return tuple(large), tuple(memory)
+    return TrailResult(
+        origin=samples.origin,
+        corpus=CORPUS if known else "all test prompts",
+        predictor=grid.predictor,
+        tau=tau,
+        errors=errors,
+        grid=grid,
+        over_c=tuple(over_c),
+        where=tuple(where),
+        large=tuple(large),
+        memory=tuple(memory),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,12 +347,12 @@ def _runs(setting: Setting, traffic: Sequence[_Traffic], kind: str, limits: Sequ
                 setting=setting,
                 predictions=kind,
                 c=c,
-                e2e_s=float(np.mean([one.summary.e2e_s.mean for one in ours])),
-                ttft_s=float(np.mean([one.summary.ttft_s.mean for one in ours])),
-                e2e=over_seeds(*([one.summary.e2e_s.mean for one in outcomes] for outcomes in (base, ours))),
-                ttft=over_seeds(*([one.summary.ttft_s.mean for one in outcomes] for outcomes in (base, ours))),
-                e2e_p99=over_seeds(*([one.summary.e2e_s.p99 for one in outcomes] for outcomes in (base, ours))),
-                over_none=over_seeds(*([one.summary.e2e_s.mean for one in outcomes] for outcomes in (without, ours))),
+                e2e_s=float(np.mean(_by_seed(ours, "e2e_s"))),
+                ttft_s=float(np.mean(_by_seed(ours, "ttft_s"))),
+                e2e=over_seeds(_by_seed(base, "e2e_s"), _by_seed(ours, "e2e_s")),
+                ttft=over_seeds(_by_seed(base, "ttft_s"), _by_seed(ours, "ttft_s")),
+                e2e_p99=over_seeds(_by_seed(base, "e2e_s", "p99"), _by_seed(ours, "e2e_s", "p99")),
+                over_none=over_seeds(_by_seed(without, "e2e_s"), _by_seed(ours, "e2e_s")),
                 preemptions=float(np.mean([one.preemptions.mean() for one in ours])),
                 most=max(int(one.preemptions.max()) for one in ours),
                 recomputed=sum(int(one.recomputed_tokens.sum()) for one in ours) / tokens,
@@ -366,44 +361,47 @@ def _runs(setting: Setting, traffic: Sequence[_Traffic], kind: str, limits: Sequ
     return found
 
 
+def _by_seed(outcomes: Sequence[Outcome], measure: str, statistic: str = "mean") -> list[float]:
+    return [getattr(getattr(one.summary, measure), statistic) for one in outcomes]
+
+
 def tables(found: TrailResult) -> list[Table]:
     """Errors of predictions, latency over c, and where preemption pays."""
+    grid = found.grid
     return [
         _errors(found),
         *(_over_c(found, caching) for caching in (False, True)),
         _where(found),
-        _paper_size(found.large, f"{found.grid.large:,} requests at {PAPER_RATE:g}/s, {SLOTS} slots"),
+        _paper_size(found.large, f"{grid.large:,} requests at {PAPER_RATE:g}/s, {SLOTS} slots"),
         _paper_size(
             found.memory,
-            f"KV memory binds: {found.grid.kv_tokens:,} tokens, {found.grid.kv_slots} slots, "
-            f"{found.grid.large:,} requests",
+            f"KV memory binds: {grid.kv_tokens:,} tokens, {grid.kv_slots} slots, {grid.large:,} requests",
         ),
     ]
 
 
+Columns = list[tuple[str, Callable[[Cell], object]]]
+
+_SRPT: Final[Columns] = [("predictions", lambda cell: cell.predictions), ("c", lambda cell: f"{cell.c:g}")]
+_PRICE: Final[Columns] = [
+    ("E2E, c = 0 / this", lambda cell: cell.over_none),
+    ("p99 gain", lambda cell: f"{cell.e2e_p99.ratio:.3f}"),
+    ("preempted", lambda cell: f"{cell.preemptions:.2f}"),
+    ("recomputed", lambda cell: share(cell.recomputed)),
+]
+
+
 def _paper_size(cells: Sequence[Cell], title: str) -> Table:
-    rows = [
-        [
-            f"{cell.setting.load:.2f}",
-            "yes" if cell.setting.caching else "no",
-            cell.predictions,
-            f"{cell.c:g}",
-            multiple(cell.e2e),
-            multiple(cell.ttft),
-            multiple(cell.over_none),
-            f"{cell.e2e_p99.ratio:.3f}",
-            f"{cell.preemptions:.2f}",
-            share(cell.recomputed),
-        ]
-        for cell in cells
+    columns: Columns = [
+        ("load", lambda cell: f"{cell.setting.load:.2f}"),
+        ("prefix cache", lambda cell: "yes" if cell.setting.caching else "no"),
+        *_SRPT,
+        ("E2E gain", lambda cell: cell.e2e),
+        ("TTFT gain", lambda cell: cell.ttft),
+        *_PRICE,
     ]
-    columns = (
-        "load", "prefix cache", "predictions", "c", "E2E gain", "TTFT gain", "E2E, c = 0 / this", "p99 gain",
-        "preempted", "recomputed",
-    )  # fmt: skip
-    begins = frozenset(i for i, cell in enumerate(cells) if i and cell.c == cells[0].c)
     notes = [f"Gains over FCFS. The paper: E2E {PAPER_E2E_GAIN[0]:g} to {PAPER_E2E_GAIN[1]:g}, 10,000 prompts."]
-    return Table(title, columns, rows, notes, begins)
+    return table_of(title, cells, columns, notes, group=lambda cell: (cell.setting, cell.predictions))
 
 
 def _cache(caching: bool) -> str:
@@ -429,30 +427,16 @@ def _errors(found: TrailResult) -> Table:
 
 
 def _over_c(found: TrailResult, caching: bool) -> Table:
-    runs = [run for run in found.over_c if run.setting.caching == caching]
-    setting = runs[0].setting
-    rows = [
-        [
-            run.predictions,
-            f"{run.c:g}",
-            seconds(run.e2e_s),
-            multiple(run.e2e),
-            seconds(run.ttft_s),
-            multiple(run.ttft),
-            multiple(run.over_none),
-            f"{run.e2e_p99.ratio:.3f}",
-            f"{run.preemptions:.2f}",
-            str(run.most),
-            share(run.recomputed),
-        ]
-        for run in runs
+    cells = [cell for cell in found.over_c if cell.setting.caching == caching]
+    setting, grid = cells[0].setting, found.grid
+    columns: Columns = [
+        *_SRPT,
+        ("E2E", lambda cell: seconds(cell.e2e_s)),
+        ("gain over FCFS", lambda cell: cell.e2e),
+        ("TTFT", lambda cell: seconds(cell.ttft_s)),
+        ("gain over FCFS", lambda cell: cell.ttft),
+        *_PRICE,
     ]
-    begins = frozenset(i for i, run in enumerate(runs) if i and run.predictions != runs[i - 1].predictions)
-    columns = (
-        "predictions", "c", "E2E", "gain over FCFS", "TTFT", "gain over FCFS", "E2E, c = 0 / this", "p99 gain",
-        "preempted", "most", "recomputed",
-    )  # fmt: skip
-    grid = found.grid
     notes = [
         (
             f"{ENGINE}, {SLOTS} slots, {_cache(caching)}; answers of Llama-3.1-8B to {found.corpus} ({found.origin}) "
@@ -461,109 +445,63 @@ def _over_c(found: TrailResult, caching: bool) -> Table:
         ),
         "Gains: FCFS's mean over this policy's, paired, with 95 % intervals over seeds; above 1 is better.",
         (
-            "preempted: times per request; most: largest of one request; recomputed: tokens computed again, "
-            "over all tokens. "
-            "Their time is part of every value."
+            "preempted: times per request; recomputed: tokens computed again, over all tokens. Their time is part of "
+            "every value."
         ),
     ]
-    return Table(f"Over c at {setting.rate:g} requests/s, {_cache(caching)}", columns, rows, notes, begins)
+    title = f"Over c at {setting.rate:g} requests/s, {_cache(caching)}"
+    return table_of(title, cells, columns, notes, group=lambda cell: cell.predictions)
 
 
 def _where(found: TrailResult) -> Table:
-    rows = [
+    return table_of(
+        "Where preemption pays",
+        list(zip(found.where[::2], found.where[1::2], strict=True)),
         [
-            str(run.setting.slots),
-            f"{run.setting.load:.1f}",
-            "yes" if run.setting.caching else "no",
-            multiple(none.e2e),
-            multiple(run.e2e),
-            multiple(run.over_none),
-            f"{none.ttft.ratio:.2f}",
-            f"{run.ttft.ratio:.2f}",
-            share(run.recomputed),
-        ]
-        for none, run in zip(found.where[::2], found.where[1::2], strict=True)
-    ]
-    columns = (
-        "slots", "load", "prefix cache", "E2E gain, c = 0", f"E2E gain, c = {PAPER_C:g}",
-        f"E2E, c = 0 / c = {PAPER_C:g}", "TTFT gain, c = 0", f"TTFT gain, c = {PAPER_C:g}", "recomputed",
-    )  # fmt: skip
-    begins = frozenset(i for i, row in enumerate(rows) if i and row[0] != rows[i - 1][0])
-    notes = [f"Predictions: {found.predictor}, {AGE}. Loads are shares of each engine's capacity under backlog."]
-    return Table("Where preemption pays", columns, rows, notes, begins)
+            ("slots", lambda pair: pair[0].setting.slots),
+            ("load", lambda pair: f"{pair[0].setting.load:.1f}"),
+            ("prefix cache", lambda pair: "yes" if pair[0].setting.caching else "no"),
+            ("E2E gain, c = 0", lambda pair: pair[0].e2e),
+            (f"E2E gain, c = {PAPER_C:g}", lambda pair: pair[1].e2e),
+            (f"E2E, c = 0 / c = {PAPER_C:g}", lambda pair: pair[1].over_none),
+            ("TTFT gain, c = 0", lambda pair: f"{pair[0].ttft.ratio:.2f}"),
+            (f"TTFT gain, c = {PAPER_C:g}", lambda pair: f"{pair[1].ttft.ratio:.2f}"),
+            ("recomputed", lambda pair: share(pair[1].recomputed)),
+        ],
+        [f"Predictions: {found.predictor}, {AGE}. Loads are shares of each engine's capacity under backlog."],
+        group=lambda pair: pair[0].setting.slots,
+    )
 
 
 def figures(found: TrailResult) -> list[Figure]:
-    """The poster's figure, the same as gains, and where preemption pays."""
-    return [_poster(found), _gains(found), _where_figure(found)]
-
-
-def _poster(found: TrailResult) -> Figure:
-    """Mean latency and TTFT over c, with and without a prefix cache."""
-    panels = {
-        f"mean {name}, {_cache(caching)}": _lines(found, caching, field)
-        for caching in (False, True)
-        for name, field in (("E2E", "e2e_s"), ("TTFT", "ttft_s"))
-    }
-    caption = f"The poster's figure: mean latency and TTFT over c at {PAPER_RATE:g} requests/s. Lower is better."
-    return line_figure("Over c", caption, panels, axis("c"), axis("seconds", rangemode="tozero"), 760)
-
-
-def _gains(found: TrailResult) -> Figure:
-    """What preemption adds to the order: c = 0 over each c, with intervals."""
-    panels = {_cache(caching): _lines(found, caching) for caching in (False, True)}
-    text = "Above 1 it does. Bars: 95 % intervals over seeds."
-    return line_figure("Does preemption pay?", text, panels, axis("c"), axis("mean E2E, c = 0 over this c"))
-
-
-def _lines(found: TrailResult, caching: bool, field: str = "") -> list[Line]:
-    """Over c, by kind of prediction: a field of the cell, or c = 0 over this c with its interval."""
-    lines = []
-    for kind in KINDS:
-        runs = [run for run in found.over_c if run.predictions == kind and run.setting.caching == caching]
-        ratios = [] if field else [run.over_none for run in runs]
-        y = [getattr(run, field) for run in runs] if field else []
-        lines.append(Line(kind, [run.c for run in runs], y, ratios, dash="dot" if kind in PROBES else "solid"))
-    return lines
-
-
-def _where_figure(found: TrailResult) -> Figure:
-    """What preemption adds, by slots and load."""
+    """The poster's figure: mean latency and TTFT over c, with and without a prefix cache."""
     panels: dict[str, list[Line]] = {}
-    for caching in (False, True):
-        for slots in found.grid.slots:
-            settings = (slots, caching)
-            runs = [run for run in found.where[1::2] if (run.setting.slots, run.setting.caching) == settings]
-            line = Line(f"{slots} slots", [run.setting.load for run in runs], ratios=[run.over_none for run in runs])
-            panels.setdefault(_cache(caching), []).append(line)
-    y = axis(f"mean E2E, c = 0 over c = {PAPER_C:g}")
-    return line_figure("Where preemption pays", "Few slots: one is seldom free.", panels, axis("load"), y)
+    for caching, (name, figure), kind in product((False, True), (("E2E", "e2e_s"), ("TTFT", "ttft_s")), KINDS):
+        cells = [cell for cell in found.over_c if (cell.predictions, cell.setting.caching) == (kind, caching)]
+        y = [getattr(cell, figure) for cell in cells]
+        line = Line(kind, [cell.c for cell in cells], y, dash="dot" if kind in PROBES else "solid")
+        panels.setdefault(f"mean {name}, {_cache(caching)}", []).append(line)
+    caption = f"The poster's figure: mean latency and TTFT over c at {PAPER_RATE:g} requests/s. Lower is better."
+    return [line_figure("Over c", caption, panels, axis("c"), axis("seconds", rangemode="tozero"), 760)]
 
 
 def claims(found: TrailResult) -> list[Claim]:
     """Gains over FCFS at the poster's c, beside the least gain that the paper reports over its rates."""
-    most = max(found.grid.loads)
-    sized = [
-        Claim(
-            f"mean E2E, FCFS over srpt with c = {cell.c:g}, {cell.predictions}, n = {found.grid.large:,}, {where}",
-            PAPER_E2E_GAIN[0],
-            cell.e2e,
-            _cache(cell.setting.caching),
-        )
-        for where, cells in (("enough KV memory", found.large), ("KV memory binds", found.memory))
+    n, most = f"n = {found.grid.large:,}", max(found.grid.loads)
+    full = [cell for cell in found.memory if math.isclose(cell.setting.load, most)]
+    least, least_ttft = PAPER_E2E_GAIN[0], PAPER_TTFT_GAIN[0]
+    rows = [
+        (cell, "mean E2E", f"{cell.predictions}, {n}, {where}", least, cell.e2e)
+        for where, cells in (("enough KV memory", found.large), ("KV memory binds", full))
         for cell in cells
-        if cell.c in (0.0, PAPER_C) and (where == "enough KV memory" or math.isclose(cell.setting.load, most))
+        if cell.c in (0.0, PAPER_C)
     ]
-    return sized + [
-        Claim(
-            f"{what}, FCFS over srpt with c = {PAPER_C:g}, {run.predictions}", paper, ours, _cache(run.setting.caching)
-        )
-        for run in found.over_c
-        if run.c == PAPER_C
-        for what, paper, ours in (
-            ("mean E2E", PAPER_E2E_GAIN[0], run.e2e),
-            ("mean TTFT", PAPER_TTFT_GAIN[0], run.ttft),
-        )
+    for cell in (cell for cell in found.over_c if cell.c == PAPER_C):
+        rows.append((cell, "mean E2E", cell.predictions, least, cell.e2e))
+        rows.append((cell, "mean TTFT", cell.predictions, least_ttft, cell.ttft))
+    return [
+        Claim(f"{what}, FCFS over srpt with c = {cell.c:g}, {where}", paper, ours, _cache(cell.setting.caching))
+        for cell, what, where, paper, ours in rows
     ]
 
 
