@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from experiments.frontier import ENGINE, SETTINGS, Gains, at_load, figures, predictions_of
-from experiments.simulator_error import SimulatorErrorGrid, fitted_specs, replayed
+from experiments.simulator_error import SimulatorErrorGrid, fitted, replayed
 from experiments.study import Run, Study, table_of
 from lengthwise.bench.analysis import episode_tables
 from lengthwise.bench.episodes import Kind, TrafficPlan, draw, load_prompts
@@ -84,11 +84,11 @@ def _blocks(folders: tuple[Path, ...]) -> list[Traffic]:
     found = []
     for folder in folders:
         store = BenchStore(folder)
-        specs = fitted_specs(store, SimulatorErrorGrid(folder))
+        spec_of = fitted(store, SimulatorErrorGrid(folder))
         for _, arm, block, table in episode_tables(store.rows()):
             if (arm.policy, arm.predictor) == ("lengthwise", "default"):
                 workload, predictions = replayed(table, arm, int(store.settings()["traffic"]["cap"]))
-                found.append((workload, Fleet((specs[block % 2],)), predictions))
+                found.append((workload, Fleet((spec_of(arm.policy, block),)), predictions))
     return found
 
 

@@ -1,19 +1,21 @@
 """How far is the simulator from episodes measured on a real engine: the same arrivals, lengths, policy and predictions.
 
 The cost model is fitted on the engine's step log: even blocks are simulated with a fit on the steps of odd blocks and
-the other way round, so that no episode is simulated with its own steps. Compared are mean and p99 of E2E latency, and
-the order of the policies.
+the other way round, so that no episode is simulated with its own steps. One cost serves all policies, as it must for a
+policy that was not measured. With `fit=policy` each policy has the cost of its own steps, which separates an error in
+step times from one in the schedule. Compared are mean and p99 of E2E latency, and the order of the policies.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -61,6 +63,8 @@ class SimulatorErrorGrid:
     """An engine file, instead of a fit on the step log."""
     steps: Path | None = None
     """The engine's step log; None: steps.parquet in the folder."""
+    fit: Literal["all", "policy"] = "all"
+    """Whether a cost is fitted on the steps of all policies or on those of the one that is simulated."""
 
 
 def compare(run: Run, grid: SimulatorErrorGrid) -> list[Comparison]:
@@ -69,35 +73,39 @@ def compare(run: Run, grid: SimulatorErrorGrid) -> list[Comparison]:
     rows = store.rows()
     if not len(rows):
         raise InputError("has no complete block", source=store.folder, hint="run `lengthwise bench` first")
-    specs = fitted_specs(store, grid)
+    spec_of = fitted(store, grid)
     episodes = list(episode_tables(rows))
     progress, found = run.part(0.0, 1.0), []
     for number, (kind, arm, block, table) in enumerate(episodes):
         progress(f"{kind} {block} {arm.label}", number / len(episodes))
         e2e = table["finished_s"].to_numpy() - table["sent_s"].to_numpy()
         workload, predictions = replayed(table, arm, int(store.settings()["traffic"]["cap"]))
-        outcome = simulate(workload, Fleet((specs[block % 2],)), arm.policy, predictor=predictions)
+        outcome = simulate(workload, Fleet((spec_of(arm.policy, block),)), arm.policy, predictor=predictions)
         found.append(Comparison(kind, arm.label, block, Spread.of(e2e), outcome.summary.e2e_s))
     return found
 
 
-def fitted_specs(store: BenchStore, grid: SimulatorErrorGrid) -> tuple[EngineSpec, EngineSpec]:
-    """Return the engines that simulate even and odd blocks."""
+def fitted(store: BenchStore, grid: SimulatorErrorGrid) -> Callable[[str, int], EngineSpec]:
+    """Return the engine that simulates a policy in a block."""
     if grid.engine is not None:
         spec = read_engine(grid.engine)
-        return spec, spec
+        return lambda policy, block: spec
     table, facts = read_steps(grid.steps or store.steps)
     start = table["start_s"].to_numpy()
-    odd = np.zeros(len(start), bool)
+    steps: dict[tuple[str, bool], NDArray[np.bool_]] = defaultdict(lambda: np.zeros(len(start), bool))
     for each in store.episodes():
         during = (start >= each["began"]) & (start <= each["began"] + each["makespan_s"])
-        odd |= during & (each["block"] % 2 == 1)
-    # One block: there are no other steps to fit on.
-    parts = (odd, ~odd) if odd.any() and not odd.all() else (np.ones_like(odd),) * 2
-    even_spec, odd_spec = (
-        engine_spec("fitted", fit_cost(StepTimes.of(table.filter(pa.array(part)))).cost, facts) for part in parts
-    )
-    return even_spec, odd_spec
+        steps[each["policy"] if grid.fit == "policy" else "", each["block"] % 2 == 1] |= during
+    if grid.fit == "all":
+        steps["", False] = ~steps["", True]  # with the steps between episodes
+
+    @cache
+    def spec_of(policy: str, odd: bool) -> EngineSpec:
+        others, own = steps[policy, not odd], steps[policy, odd]
+        part = others if others.any() else own  # one block: there are no other steps to fit on
+        return engine_spec("fitted", fit_cost(StepTimes.of(table.filter(pa.array(part)))).cost, facts)
+
+    return lambda policy, block: spec_of(policy if grid.fit == "policy" else "", block % 2 == 1)
 
 
 def replayed(table: pa.Table, arm: Arm, cap: int) -> tuple[Workload, RequestPredictions | None]:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from experiments.simulator_error import STUDY, SimulatorErrorGrid, by_arm, compare, swaps, tables
+from experiments.simulator_error import STUDY, SimulatorErrorGrid, by_arm, compare, fitted, swaps, tables
 from experiments.study import Run
 from lengthwise.bench.episodes import FCFS, ORACLE, Arm, Kind, TrafficPlan, turns
 from lengthwise.bench.store import SCHEMA, BenchStore
 from lengthwise.engines.fit import engine_spec, write_fitted
+from lengthwise.engines.steps import COLUMNS, write_steps
 from lengthwise.errors import InputError
 from lengthwise.simulator import Fleet, simulate
 from lengthwise.simulator.tasks import ResultCache
 from lengthwise.workloads import Workload
-from tests.engines.test_fit import FACTS, TRUE
+from tests.engines.test_fit import FACTS, TRUE, steps
 
 ARMS = (Arm(FCFS), Arm("sjf", ORACLE))
 
@@ -77,6 +79,30 @@ def test_episodes_of_the_simulator_are_reproduced(folder: Path) -> None:
     table = tables(found)[0]
     assert "in 2, the p99 within 10% in 2" in table.notes[0]
     assert "the same" in table.notes[1]
+
+
+@pytest.mark.parametrize("fit", ["all", "policy"])
+def test_a_block_is_simulated_with_the_steps_of_the_others_of_all_policies_or_of_its_own(
+    tmp_path: Path, fit: Literal["all", "policy"]
+) -> None:
+    speeds = {("fcfs", 0): 1.0, ("sjf", 0): 2.0, ("fcfs", 1): 3.0, ("sjf", 1): 5.0}
+    store, logged = BenchStore(tmp_path), []
+    for number, ((policy, block), speed) in enumerate(speeds.items()):
+        began, seen = 1e6 * number, steps(TRUE, seed=number)
+        content = (seen.prompt_tokens, seen.prompt_pairs, seen.decodes, seen.context_tokens)
+        rest = np.zeros((len(COLUMNS) - 6, len(seen)))
+        logged.append(np.stack([began + np.arange(len(seen)), speed * seen.seconds, *content, *rest], axis=1))
+        facts = {"kind": "burst", "block": block, "began": began, "makespan_s": float(len(seen)), "policy": policy}
+        store.add([facts], SCHEMA.empty_table())
+    write_steps(store.steps, np.concatenate(logged), FACTS)
+    spec_of = fitted(store, SimulatorErrorGrid(tmp_path, fit=fit))
+    cost = {key: spec_of(*key).cost.step_s(contexts=[100]) / TRUE.step_s(contexts=[100]) for key in speeds}
+    if fit == "policy":
+        assert cost == pytest.approx({("fcfs", 0): 3.0, ("sjf", 0): 5.0, ("fcfs", 1): 1.0, ("sjf", 1): 2.0}, rel=1e-4)
+    else:
+        assert cost["fcfs", 0] == cost["sjf", 0]
+        assert 3.0 < cost["fcfs", 0] < 5.0
+        assert 1.0 < cost["sjf", 1] < 2.0
 
 
 def test_pairs_in_another_order_are_named() -> None:
