@@ -7,14 +7,14 @@ h(t) the probability that an answer of at least t tokens ends at t:
     h(t) = a / t     power law, exponent a      t h(t) constant, slope -1
 
 Pooled over prompts h falls in any case: what is left at large t are the prompts with long answers. So positions are
-also measured in medians of the other samples of the same prompt, and the same estimate is made of simulated lengths of
+measured in medians of the other samples of the same prompt, and the same estimate is made of simulated lengths of
 the prompts' fitted geometric, log-normal and log-t distributions: what these controls show is due to the estimate.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from experiments.study import Line, Run, Study, line_figure
+from experiments.study import Line, Run, Study, line_figure, table_of
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import LOGNORMAL, logt_family
@@ -41,10 +41,10 @@ Mask = NDArray[np.bool_]
 CUT: Final = 14_999
 """CASTILLO's samples of this length or more were cut off."""
 LEAST_SAMPLES: Final = 6
-TOKENS: Final = (1.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, float(CUT))
-MEDIANS: Final = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
+EDGES: Final = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0)
+"""Of the bins of positions, in medians."""
 TAIL: Final = 1.5
-"""Positions, in medians, above which the slope is estimated."""
+"""Positions above which the slope is estimated."""
 MEASURED, GEOMETRIC, NORMAL, LOGT = "measured", "control: geometric", "control: log-normal", "control: log-t"
 _LEAST_EVENTS: Final = 30
 _RESAMPLES: Final = 200
@@ -64,10 +64,13 @@ class Bin:
 
     begin: float
     end: float
-    hazard: float
-    """Of one unit of position: a token, or a median."""
     times_position: Ratio
     ends: int
+
+    @property
+    def centre(self) -> float:
+        """The geometric mean of the ends."""
+        return float(np.sqrt(self.begin * self.end))
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,7 @@ class Hazards:
 
     data: str
     kind: str
-    by_token: tuple[Bin, ...]
-    by_median: tuple[Bin, ...]
+    bins: tuple[Bin, ...]
     slope: Ratio
 
 
@@ -172,13 +174,33 @@ def _cut_at_limit(answers: _Answers, length: Floats) -> _Answers:
 
 
 def _estimate(name: str, kind: str, answers: _Answers, seed: int) -> Hazards:
-    rng = np.random.default_rng(seed)
+    """Ends over exposure by bin, resampled over prompts; and the slope of the tail."""
     prompts, groups = np.unique(answers.prompt, return_inverse=True)
-    weights = rng.multinomial(len(prompts), np.full(len(prompts), 1 / len(prompts)), _RESAMPLES)
-    middle = _median_of_others(answers)
-    by_token, _ = _bins(answers.length, answers, TOKENS, groups, weights)
-    by_median, slope = _bins(answers.length / middle, answers, MEDIANS, groups, weights)
-    return Hazards(name, kind, by_token, by_median, slope)
+    equal = np.full(len(prompts), 1 / len(prompts))
+    weights = np.random.default_rng(seed).multinomial(len(prompts), equal, _RESAMPLES)
+    position = np.where(answers.present, answers.length / _median_of_others(answers), 0.0)
+    ended = answers.present & ~answers.cut
+    begins, stops = np.array(EDGES[:-1]), np.array(EDGES[1:])
+    ends, exposure = (np.zeros((len(prompts), len(begins))) for _ in range(2))
+    for number, (begin, stop) in enumerate(itertools.pairwise(EDGES)):
+        np.add.at(ends[:, number], groups, (ended & (position >= begin) & (position < stop)).sum(axis=1))
+        np.add.at(exposure[:, number], groups, (np.clip(position, begin, stop) - begin).sum(axis=1))
+    centre, total = np.sqrt(begins * stops), ends.sum(axis=0)
+    kept = total >= _LEAST_EVENTS
+    tail = kept & (begins >= TAIL)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        hazard = total / exposure.sum(axis=0)
+        drawn = (weights @ ends) / (weights @ exposure)
+        low, high = np.quantile(centre * drawn, (0.025, 0.975), axis=0)
+        slopes = [_slope(centre[tail], each[tail], total[tail]) for each in (hazard, *drawn)]
+    columns = (begins, stops, centre * hazard, low, high)
+    bins = tuple(
+        Bin(begin, stop, Ratio(*interval), int(total[number]))
+        for number in np.flatnonzero(kept)
+        for begin, stop, *interval in [[float(each[number]) for each in columns]]
+    )
+    interval = (slopes[0], *np.quantile(slopes[1:], (0.025, 0.975)).tolist())
+    return Hazards(name, kind, bins, Ratio.none() if np.isnan(slopes).any() else Ratio(*interval))
 
 
 def _median_of_others(answers: _Answers) -> Floats:
@@ -191,39 +213,6 @@ def _median_of_others(answers: _Answers) -> Floats:
     return middle
 
 
-def _bins(
-    position: Floats, answers: _Answers, edges: Sequence[float], groups: NDArray[np.intp], weights: NDArray[np.int64]
-) -> tuple[tuple[Bin, ...], Ratio]:
-    """Ends over exposure by bin, resampled over prompts; and the slope of the tail."""
-    ends, exposure = (np.zeros((weights.shape[1], len(edges) - 1)) for _ in range(2))
-    ended = answers.present & ~answers.cut
-    at = np.where(answers.present, position, 0.0)
-    for number, (begin, end) in enumerate(itertools.pairwise(edges)):
-        np.add.at(ends[:, number], groups, (ended & (at >= begin) & (at < end)).sum(axis=1))
-        np.add.at(exposure[:, number], groups, (np.clip(at, begin, end) - begin).sum(axis=1))
-    centre = np.sqrt(np.array(edges[:-1]) * np.array(edges[1:]))
-    total, kept = ends.sum(axis=0), ends.sum(axis=0) >= _LEAST_EVENTS
-    with np.errstate(divide="ignore", invalid="ignore"):
-        hazard = total / exposure.sum(axis=0)
-        drawn = (weights @ ends) / (weights @ exposure)
-        low, high = np.quantile(centre * drawn, (0.025, 0.975), axis=0)
-        tail = kept & (np.array(edges[:-1]) >= TAIL)
-        slopes = [_slope(centre[tail], each[tail], total[tail]) for each in (hazard, *drawn)]
-    bins = tuple(
-        Bin(
-            edges[number],
-            edges[number + 1],
-            float(hazard[number]),
-            Ratio(*(float(each[number]) for each in (centre * hazard, low, high))),
-            int(total[number]),
-        )
-        for number in np.flatnonzero(kept)
-    )
-    if np.isnan(slopes).any():
-        return bins, Ratio.none()
-    return bins, Ratio(slopes[0], *(float(each) for each in np.quantile(slopes[1:], (0.025, 0.975))))
-
-
 def _slope(centre: Floats, hazard: Floats, ends: Floats) -> float:
     """Of ln hazard over ln position, weighted by ends."""
     if len(centre) < 2 or not (hazard > 0).all():
@@ -232,44 +221,35 @@ def _slope(centre: Floats, hazard: Floats, ends: Floats) -> float:
 
 
 def tables(found: HazardResult) -> list[Table]:
-    """The slope of the tail, then position times hazard by medians and by tokens."""
-    slopes = [[each.data, each.kind, multiple(each.slope)] for each in found.found]
-    notes = [
-        f"Slope of ln hazard over ln position, from {TAIL:g} medians of the prompt's other samples; 95 % over prompts.",
-        "0: the rate does not fall (exponential tail). -1: it falls as 1/position (power law).",
-        "Rows: " + ", ".join(f"{name} {count:,}" for name, count in found.rows.items()) + ".",
-    ]
-    return [
-        Table("Does the rate of ending fall?", ("data", "lengths", "slope"), slopes, notes),
-        _by_position(found, "by_median", "medians of the prompt's other samples"),
-        _by_position(found, "by_token", "tokens"),
-    ]
-
-
-def _by_position(found: HazardResult, field: str, unit: str) -> Table:
-    bins = sorted({(each.begin, each.end) for hazards in found.found for each in getattr(hazards, field)})
-    columns = [f"{hazards.data}, {hazards.kind}" for hazards in found.found]
+    """The slope of the tail, then position times hazard."""
+    slopes = table_of(
+        "Does the rate of ending fall?",
+        found.found,
+        [("data", lambda each: each.data), ("lengths", lambda each: each.kind), ("slope", lambda each: each.slope)],
+        [
+            f"Slope of ln hazard over ln position, from {TAIL:g} medians of the prompt's other samples; "
+            "95 % over prompts.",
+            "0: the rate does not fall (exponential tail). -1: it falls as 1/position (power law).",
+            "Rows: " + ", ".join(f"{name} {count:,}" for name, count in found.rows.items()) + ".",
+        ],
+    )
     rows = []
-    for begin, end in bins:
-        here = [{(b.begin, b.end): b for b in getattr(hazards, field)}.get((begin, end)) for hazards in found.found]
-        rows.append(
-            [f"{begin:g} to {end:g}", *("–" if each is None else multiple(each.times_position) for each in here)]
-        )
+    for begin, end in itertools.pairwise(EDGES):
+        here = [next((bin_ for bin_ in each.bins if bin_.begin == begin), None) for each in found.found]
+        if any(here):
+            cells = ["–" if each is None else multiple(each.times_position) for each in here]
+            rows.append([f"{begin:g} to {end:g}", *cells])
+    columns = ("position", *(f"{each.data}, {each.kind}" for each in found.found))
     notes = ["Position times hazard: constant for a power law, growing with position where the rate does not fall."]
-    return Table(f"Position times hazard, by {unit}", ("position", *columns), rows, notes)
+    return [slopes, Table("Position times hazard, by medians of the prompt's other samples", columns, rows, notes)]
 
 
 def figures(found: HazardResult) -> list[Figure]:
     """Position times hazard over position, in medians, for each source."""
     panels: dict[str, list[Line]] = {}
     for each in found.found:
-        x = [float(np.sqrt(b.begin * b.end)) for b in each.by_median]
-        line = Line(
-            each.kind,
-            x,
-            ratios=[b.times_position for b in each.by_median],
-            dash="solid" if each.kind == MEASURED else "dot",
-        )
+        x, ratios = [bin_.centre for bin_ in each.bins], [bin_.times_position for bin_ in each.bins]
+        line = Line(each.kind, x, ratios=ratios, dash="solid" if each.kind == MEASURED else "dot")
         panels.setdefault(each.data, []).append(line)
     text = "Flat: a power law. Rising as the position: a rate that does not fall. Controls are simulated."
     x_axis, y_axis = axis("position, medians of the prompt", type="log"), axis("position x hazard", type="log")
