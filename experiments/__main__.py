@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import NAMES
-from experiments.study import Finished, Run, Study, StudyTask
+from experiments.study import Call, Finished, Run, Study, run_study
 from lengthwise.errors import InputError
 from lengthwise.ray.sweep import on_ray
 from lengthwise.reports.progress import late_bar
@@ -127,7 +127,7 @@ def _side_by_side(
         return
     results = ResultCache(options.cache)
     with late_bar() as bar:
-        tasks = [StudyTask(study.name, grid, options.cache) for study, grid in serial]
+        tasks = [Call(run_study, (study.name, grid, options.cache)) for study, grid in serial]
         for done, (number, took) in enumerate(workers(tasks), start=1):
             bar(f"{done} of {len(tasks)} studies of one process", done / len(tasks))
             study, grid = serial[number]

@@ -14,7 +14,7 @@ the prompts' fitted geometric, log-normal and log-t distributions: what these co
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -23,12 +23,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from experiments.study import Line, Run, Study, line_figure, table_of
+from experiments.study import Run, Study, table_of
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import LOGNORMAL, logt_family
 from lengthwise.lengths.fit import fit_rows
-from lengthwise.reports.page import Figure, axis
 from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio
@@ -67,11 +66,6 @@ class Bin:
     times_position: Ratio
     ends: int
 
-    @property
-    def centre(self) -> float:
-        """The geometric mean of the ends."""
-        return float(np.sqrt(self.begin * self.end))
-
 
 @dataclass(frozen=True)
 class Hazards:
@@ -79,17 +73,9 @@ class Hazards:
 
     data: str
     kind: str
+    rows: int
     bins: tuple[Bin, ...]
     slope: Ratio
-
-
-@dataclass(frozen=True)
-class HazardResult:
-    """Everything measured."""
-
-    grid: HazardGrid
-    rows: dict[str, int]
-    found: tuple[Hazards, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +89,7 @@ class _Answers:
     limit: float
 
 
-def measure(run: Run, grid: HazardGrid) -> HazardResult:
+def measure(run: Run, grid: HazardGrid) -> list[Hazards]:
     """Estimate the hazard of each source and of its controls."""
     sources = {"CASTILLO": _castillo(run.castillo(), grid)}
     smollm2 = _smollm2(grid)
@@ -116,7 +102,7 @@ def measure(run: Run, grid: HazardGrid) -> HazardResult:
         for kind, each in _with_controls(answers, np.random.default_rng(grid.seed)):
             run.report(f"{name}, {kind}", len(found) / (4 * len(sources)))
             found.append(_estimate(name, kind, each, grid.seed))
-    return HazardResult(grid, {name: len(each.length) for name, each in sources.items()}, tuple(found))
+    return found
 
 
 def _castillo(samples: LengthSamples, grid: HazardGrid) -> _Answers:
@@ -200,7 +186,7 @@ def _estimate(name: str, kind: str, answers: _Answers, seed: int) -> Hazards:
         for begin, stop, *interval in [[float(each[number]) for each in columns]]
     )
     interval = (slopes[0], *np.quantile(slopes[1:], (0.025, 0.975)).tolist())
-    return Hazards(name, kind, bins, Ratio.none() if np.isnan(slopes).any() else Ratio(*interval))
+    return Hazards(name, kind, len(position), bins, Ratio.none() if np.isnan(slopes).any() else Ratio(*interval))
 
 
 def _median_of_others(answers: _Answers) -> Floats:
@@ -220,45 +206,32 @@ def _slope(centre: Floats, hazard: Floats, ends: Floats) -> float:
     return float(np.polyfit(np.log(centre), np.log(hazard), 1, w=np.sqrt(ends))[0])
 
 
-def tables(found: HazardResult) -> list[Table]:
+def tables(found: Sequence[Hazards]) -> list[Table]:
     """The slope of the tail, then position times hazard."""
     slopes = table_of(
         "Does the rate of ending fall?",
-        found.found,
+        found,
         [("data", lambda each: each.data), ("lengths", lambda each: each.kind), ("slope", lambda each: each.slope)],
         [
-            f"Slope of ln hazard over ln position, from {TAIL:g} medians of the prompt's other samples; "
-            "95 % over prompts.",
+            f"ln hazard over ln position, from {TAIL:g} medians of the prompt's other samples; 95 % over prompts.",
             "0: the rate does not fall (exponential tail). -1: it falls as 1/position (power law).",
-            "Rows: " + ", ".join(f"{name} {count:,}" for name, count in found.rows.items()) + ".",
+            "Rows: " + ", ".join(f"{each.data} {each.rows:,}" for each in found if each.kind == MEASURED) + ".",
         ],
     )
     rows = []
     for begin, end in itertools.pairwise(EDGES):
-        here = [next((bin_ for bin_ in each.bins if bin_.begin == begin), None) for each in found.found]
+        here = [next((bin_ for bin_ in each.bins if bin_.begin == begin), None) for each in found]
         if any(here):
             cells = ["–" if each is None else multiple(each.times_position) for each in here]
             rows.append([f"{begin:g} to {end:g}", *cells])
-    columns = ("position", *(f"{each.data}, {each.kind}" for each in found.found))
+    columns = ("position", *(f"{each.data}, {each.kind}" for each in found))
     notes = ["Position times hazard: constant for a power law, growing with position where the rate does not fall."]
     return [slopes, Table("Position times hazard, by medians of the prompt's other samples", columns, rows, notes)]
 
 
-def figures(found: HazardResult) -> list[Figure]:
-    """Position times hazard over position, in medians, for each source."""
-    panels: dict[str, list[Line]] = {}
-    for each in found.found:
-        x, ratios = [bin_.centre for bin_ in each.bins], [bin_.times_position for bin_ in each.bins]
-        line = Line(each.kind, x, ratios=ratios, dash="solid" if each.kind == MEASURED else "dot")
-        panels.setdefault(each.data, []).append(line)
-    text = "Flat: a power law. Rising as the position: a rate that does not fall. Controls are simulated."
-    x_axis, y_axis = axis("position, medians of the prompt", type="log"), axis("position x hazard", type="log")
-    return [line_figure("The rate at which answers end", text, panels, x_axis, y_axis)]
-
-
-def answer(found: HazardResult) -> str:
+def answer(found: Sequence[Hazards]) -> str:
     """The slope of each source's measured lengths, and what it means."""
-    measured = [each for each in found.found if each.kind == "measured"]
+    measured = [each for each in found if each.kind == MEASURED]
     falls = all(each.slope.high < 0 for each in measured)
     slopes = ", ".join(f"{each.slope.ratio:.2f} in {each.data}" for each in measured)
     words = (
@@ -267,7 +240,7 @@ def answer(found: HazardResult) -> str:
     return f"{words}: ln hazard over ln position has the slope {slopes}. At -1 it would be a power law."
 
 
-STUDY: Study[HazardGrid, HazardResult] = Study(
+STUDY: Study[HazardGrid, Sequence[Hazards]] = Study(
     name="hazard",
     title="The rate at which answers end, by position",
     question="Does the rate of ending fall with position, as TIE's theorem assumes?",
@@ -280,5 +253,4 @@ STUDY: Study[HazardGrid, HazardResult] = Study(
     measure=measure,
     tables=tables,
     answer=answer,
-    figures=figures,
 )

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from experiments.study import Claim, Line, Run, SeededGrid, Study, line_figure, predictions_by_prompt, table_of
+from experiments.study import Claim, Run, SeededGrid, Study, predictions_by_prompt, table_of
 from experiments.tie import paper
 from experiments.tie.study import ENGINE, HIGH, LLM, draws, extend, find, fleet, over
 from experiments.tie.traffic import AS_IN_PAPER, synthetic_traffic
@@ -27,7 +27,6 @@ from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU
 from lengthwise.lengths.families import logt_family
 from lengthwise.lengths.fit import fit_rows
-from lengthwise.reports.page import Figure, axis
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import RequestPredictions
 from lengthwise.simulator.grid import Grid, Plan, run_grid
@@ -246,22 +245,6 @@ def tables(found: MuSigmaResult) -> list[Table]:
     ]
 
 
-def figures(found: MuSigmaResult) -> list[Figure]:
-    """Both definitions over the correlation; crosses are CASTILLO."""
-    lines = []
-    for name, field in (("mean of E2E / tokens", "per_token"), ("total E2E / total tokens", "total")):
-        for mode, cells, prefix in (
-            ("lines+markers", found.swept, "synthetic"),
-            ("markers", found.castillo, "CASTILLO"),
-        ):
-            x, ratios = [each.correlation for each in cells], [getattr(each, field) for each in cells]
-            lines.append(Line(f"{prefix}, {name}", x, ratios=ratios, mode=mode))
-    text = "Below 1, TIE is ahead of SJF on the same predictions."
-    panels = {"": lines}
-    across, up = axis("correlation of mu and ln sigma, as predicted"), axis("TIE over SJF", type="log")
-    return [line_figure("TIE over SJF", text, panels, across, up)]
-
-
 def claims(found: MuSigmaResult) -> list[Claim]:
     """TIE over SSJF in the paper, whose SSJF has a predictor of its own, beside equal predictions."""
     main = paper.ONLINE[paper.MAIN]
@@ -289,6 +272,5 @@ STUDY: Study[MuSigmaGrid, MuSigmaResult] = Study(
     serial=True,
     measure=measure,
     tables=tables,
-    figures=figures,
     claims=claims,
 )

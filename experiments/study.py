@@ -348,27 +348,10 @@ def _picture(draw: Callable[[ResultT, Path], None], result: ResultT) -> str:
         return base64.b64encode(path.read_bytes()).decode("ascii")
 
 
-@dataclass(frozen=True)
-class StudyTask:
-    """A serial study as one unit of work for a worker; its output goes into the cache."""
-
-    name: str
-    grid: Any
-    cache: Path
-
-    @property
-    def key(self) -> str:
-        """Digest of everything the result depends on."""
-        return self._study.key(self.grid)
-
-    def run(self) -> dict[str, Any]:
-        """How long it took."""
-        return {"seconds": self._study.run(self.grid, ResultCache(self.cache)).seconds}
-
-    @property
-    def _study(self) -> Study[Any, Any]:
-        study: Study[Any, Any] = importlib.import_module(f"experiments.{self.name}").STUDY
-        return study
+def run_study(name: str, grid: object, cache_folder: Path) -> dict[str, Any]:
+    """Run a study in a worker, where its output goes into the cache; return how long it took."""
+    study: Study[Any, Any] = importlib.import_module(f"experiments.{name}").STUDY
+    return {"seconds": study.run(grid, ResultCache(cache_folder)).seconds}
 
 
 @dataclass(frozen=True)

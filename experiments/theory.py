@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from experiments.study import Run, Study
+from experiments.study import Run, Study, table_of
 from lengthwise.errors import InputError
 from lengthwise.policies import Job, JobColumns, Policy, make_policy
 from lengthwise.policies.base import Numbers
@@ -268,26 +268,25 @@ class Jobs:
 
 def formulas(rate: float = 0.7) -> list[Formula]:
     """Every formula, on light, heavy and no tails, with perfect predictions and with exponential ones."""
+    fcfs, sjf, preemptive = make_policy("fcfs"), make_policy("sjf"), PreemptiveSjf()
     found = []
-    for sizes in SIZES:
-        queue = Queue(rate, sizes)
+    for queue in (Queue(rate, sizes) for sizes in SIZES):
         found += [
-            Formula("FCFS (Pollaczek-Khinchine)", make_policy("fcfs"), queue, queue.fcfs()),
-            Formula("SJF", make_policy("sjf"), queue, queue.sjf()),
-            Formula("preemptive SJF", PreemptiveSjf(), queue, queue.preemptive_sjf()),
+            Formula("FCFS (Pollaczek-Khinchine)", fcfs, queue, queue.fcfs()),
+            Formula("SJF", sjf, queue, queue.sjf()),
+            Formula("preemptive SJF", preemptive, queue, queue.preemptive_sjf()),
             Formula("SRPT (Schrage-Miller)", CertainSrpt(c=1.0), queue, queue.srpt()),
         ]
     perfect, noisy = Queue(rate, "exponential"), Queue(rate, "exponential", "exponential")
     found += [
-        Formula("SJF", make_policy("sjf"), noisy, noisy.sjf()),
-        Formula("preemptive SJF", PreemptiveSjf(), noisy, noisy.preemptive_sjf()),
+        Formula("SJF", sjf, noisy, noisy.sjf()),
+        Formula("preemptive SJF", preemptive, noisy, noisy.preemptive_sjf()),
     ]
-    found += [
+    return found + [
         Formula(f"limited SRPT, c = {c:g} (TRAIL)", CertainSrpt(c=c), queue, queue.limited_srpt(c))
         for queue in (perfect, noisy)
         for c in (0.0, 0.5, 0.8, 1.0)
     ]
-    return found
 
 
 def examine(formula: Formula, grid: TheoryGrid, *, seed: int = 0) -> Finding:
@@ -346,45 +345,34 @@ def server() -> Fleet:
     """A fleet of one engine that serves one job at a time."""
     step = 1 / TOKENS_PER_SERVICE
     cost = StepCost(step, step, prefill_token=0.0, prefill_pair=0.0, decode=0.0, kv_token=0.0)
-    return Fleet(
-        (
-            EngineSpec(
-                "server",
-                cost,
-                kv_tokens=_ALL,
-                max_model_len=_ALL,
-                max_num_seqs=1,
-                max_num_batched_tokens=_ALL,
-                block_size=_ALL // 4,
-                prefix_caching=False,
-            ),
-        )
-    )
+    no_limit = EngineSpec("server", cost, kv_tokens=_ALL, max_model_len=_ALL, max_num_batched_tokens=_ALL)
+    return Fleet((replace(no_limit, block_size=_ALL // 4, max_num_seqs=1, prefix_caching=False),))
 
 
 def tables(findings: Sequence[Finding]) -> list[Table]:
     """One row per formula; times in mean services."""
-    rows = [
-        [
-            found.formula.name,
-            found.formula.queue.sizes,
-            found.formula.queue.predictions,
-            f"{found.formula.expected:.4f}",
-            f"{found.mean:.4f}",
-            f"± {found.half_width:.4f}",
-            f"{found.error:+.2%}",
-            f"{found.runs} x {found.jobs:,}",
-        ]
-        for found in findings
-    ]
     rate = findings[0].formula.queue.rate if findings else float("nan")
-    columns = ("order", "sizes", "predictions", "formula", "simulated", "95 %", "difference", "jobs")
-    notes = [
-        "mean response time in mean services; interval of the mean over independent runs (Student's t)",
-        "preempting orders: FCFS and SJF on the same jobs serve as control variates",
-        "± 0 where an order equals one of these two, job for job",
+    return [
+        table_of(
+            f"One server at load {rate:g}: theory beside the simulator",
+            findings,
+            [
+                ("order", lambda found: found.formula.name),
+                ("sizes", lambda found: found.formula.queue.sizes),
+                ("predictions", lambda found: found.formula.queue.predictions),
+                ("formula", lambda found: f"{found.formula.expected:.4f}"),
+                ("simulated", lambda found: f"{found.mean:.4f}"),
+                ("95 %", lambda found: f"± {found.half_width:.4f}"),
+                ("difference", lambda found: f"{found.error:+.2%}"),
+                ("jobs", lambda found: f"{found.runs} x {found.jobs:,}"),
+            ],
+            [
+                "mean response time in mean services; interval of the mean over independent runs (Student's t)",
+                "preempting orders: FCFS and SJF on the same jobs serve as control variates",
+                "± 0 where an order equals one of these two, job for job",
+            ],
+        )
     ]
-    return [Table(f"One server at load {rate:g}: theory beside the simulator", columns, rows, notes=notes)]
 
 
 def measure(run: Run, grid: TheoryGrid) -> list[Finding]:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -86,8 +86,8 @@ class TrailEngineResult:
 
     name: str
     bench: BenchResult
-    in_steps: Mapping[Arm, Mapping[str, Ratio]]
-    """Mean E2E and TTFT of each arm over fcfs's, in steps; empty without a step log."""
+    in_steps: Mapping[str, Mapping[str, Ratio]]
+    """Mean E2E and TTFT of each arm (by its label) over fcfs's, in steps; empty without a step log."""
     other_lengths: int
     """Answers whose length is not that of the same request under fcfs."""
     answers: int
@@ -121,7 +121,7 @@ def compare(store: BenchStore) -> TrailEngineResult:
     return TrailEngineResult(store.folder.name, analyse(store), in_steps, other, len(tokens), capped)
 
 
-def _in_steps(store: BenchStore, rows: pa.Table) -> dict[Arm, dict[str, Ratio]]:
+def _in_steps(store: BenchStore, rows: pa.Table) -> dict[str, dict[str, Ratio]]:
     """Return mean E2E and TTFT over fcfs's, counted in steps of the engine."""
     starts = np.sort(read_steps(store.steps)[0]["start_s"].to_numpy())
     began = {(each["block"], Arm(each["policy"], each["predictor"], each["copy"])): each for each in store.episodes()}
@@ -137,7 +137,7 @@ def _in_steps(store: BenchStore, rows: pa.Table) -> dict[Arm, dict[str, Ratio]]:
         }
     base = found[Arm(FCFS)]
     return {
-        arm: {
+        arm.label: {
             name: over_pairs([blocks[b][name] for b in blocks], [base[b][name] for b in blocks])
             for name in ("mean", "ttft")
         }
@@ -228,10 +228,7 @@ def tables(results: Sequence[TrailEngineResult]) -> list[Table]:
 def _tables(result: TrailEngineResult) -> list[Table]:
     found = bench_tables(result.bench)
     if result.in_steps:
-        rows = [
-            [arm.label, times(ratios["mean"]), times(ratios["ttft"])]
-            for arm, ratios in sorted(result.in_steps.items(), key=lambda each: each[0].label)
-        ]
+        rows = [[label, times(each["mean"]), times(each["ttft"])] for label, each in sorted(result.in_steps.items())]
         notes = ["A step that other work makes slower counts once; arrivals still follow the clock."]
         found.append(Table("The same in steps of the engine", ["policy, predictor", "mean E2E", "TTFT"], rows, notes))
     machine = result.bench.settings["machine"]
@@ -245,43 +242,24 @@ def _tables(result: TrailEngineResult) -> list[Table]:
     return [*found, Table("The answers", ["", ""], rows)]
 
 
-def claims(results: Sequence[TrailEngineResult]) -> Sequence[Claim]:
+def claims(results: Sequence[TrailEngineResult]) -> list[Claim]:
     """Return the paper's gains beside ours, by time and by steps; fewer than three blocks are not compared."""
-    return [claim for result in results for claim in _claims(result)]
-
-
-def _claims(result: TrailEngineResult) -> Sequence[Claim]:
-    limited, order = Arm("srpt:c=0.8", PROBED), Arm("srpt:c=0", PROBED)
-    measured = {each.arm: each.ratios for each in result.bench.arms}
-    enough = min(each.blocks for each in result.bench.arms) >= _LEAST_BLOCKS
+    limited, order = Arm("srpt:c=0.8", PROBED).label, Arm("srpt:c=0", PROBED).label
     found = []
-    for unit, ratios in (("by time", measured), ("in steps", dict(result.in_steps))):
-        setting = f"{result.name}, {unit}"
-        for name, what in (("mean", "mean E2E"), ("ttft", "mean TTFT")):
-            if limited in ratios:
-                ours = _inverse(ratios[limited][name])
-                paper = _PAPER[name] if enough else None
-                found.append(Claim(f"{what}, FCFS over c = 0.8", paper, ours, setting))
-            if order in ratios:
-                found.append(Claim(f"{what}, FCFS over c = 0", None, _inverse(ratios[order][name]), setting))
+    for result in results:
+        enough = min(each.blocks for each in result.bench.arms) >= _LEAST_BLOCKS
+        by_time = {each.arm.label: each.ratios for each in result.bench.arms}
+        for unit, ratios in (("by time", by_time), ("in steps", result.in_steps)):
+            for name, what in (("mean", "mean E2E"), ("ttft", "mean TTFT")):
+                for label, c, paper in ((limited, "0.8", _PAPER[name] if enough else None), (order, "0", None)):
+                    if label in ratios:
+                        ours = _inverse(ratios[label][name])
+                        found.append(Claim(f"{what}, FCFS over c = {c}", paper, ours, f"{result.name}, {unit}"))
     return found
 
 
 def _inverse(ratio: Ratio) -> Ratio:
     return Ratio(1 / ratio.ratio, 1 / ratio.high, 1 / ratio.low)
-
-
-def _facts(results: Sequence[TrailEngineResult]) -> dict[str, Any]:
-    return {
-        result.name: {
-            "bench": result.bench,
-            "in_steps": {arm.label: ratios for arm, ratios in result.in_steps.items()},
-            "other_lengths": result.other_lengths,
-            "answers": result.answers,
-            "capped": result.capped,
-        }
-        for result in results
-    }
 
 
 def _needs(grid: TrailEngineGrid) -> str | None:
@@ -316,7 +294,7 @@ STUDY: Study[TrailEngineGrid, Sequence[TrailEngineResult]] = Study(
     measure=measure,
     tables=tables,
     answer=answer,
-    facts=_facts,
+    facts=lambda results: {result.name: result for result in results},
     claims=claims,
     needs=_needs,
 )

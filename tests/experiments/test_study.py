@@ -11,7 +11,7 @@ import pytest
 
 import experiments.__main__ as command
 from experiments import NAMES
-from experiments.study import Call, Claim, Run, SeedResults, Study, StudyTask, sections, table_of
+from experiments.study import Call, Claim, Run, SeedResults, Study, sections, table_of
 from lengthwise.errors import InputError
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.paired import Ratio
@@ -187,9 +187,10 @@ def test_serial_studies_run_side_by_side_in_workers_and_come_from_the_cache_then
     def inside(jobs: int) -> Workers:
         def work(tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
             for number, task in reversed(list(enumerate(tasks))):
-                assert isinstance(task, StudyTask)
-                ran.append(task.name)
-                yield number, {"seconds": studies[task.name].run(task.grid, ResultCache(task.cache)).seconds}
+                assert isinstance(task, Call)
+                name, grid, cache = task.arguments
+                ran.append(name)
+                yield number, {"seconds": studies[name].run(grid, ResultCache(cache)).seconds}
 
         return work
 
