@@ -422,33 +422,28 @@ def _cell(value: object) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a figure, with values or with ratios and their intervals; `markers` are drawn as crosses."""
+    """A line of a figure, with values or with ratios and their intervals."""
 
     name: str
     x: Sequence[Any]
     y: Sequence[float] = ()
     ratios: Sequence[Ratio] = ()
     dash: str = "solid"
-    mode: str = "lines+markers"
 
     def trace(self, colour: str, place: int, *, in_legend: bool) -> dict[str, Any]:
         """For Plotly, in a panel."""
-        values = (
-            {"y": self.y}
-            if not self.ratios
-            else {"y": [r.ratio for r in self.ratios], "error_y": interval_bars(self.ratios)}
-        )
-        symbol = {"symbol": "x", "size": 11} if self.mode == "markers" else {}
+        bars = {"error_y": interval_bars(self.ratios)} if self.ratios else {}
         return {
             "type": "scatter",
-            "mode": self.mode,
+            "mode": "lines+markers",
             "name": self.name,
             "legendgroup": self.name,
             "showlegend": in_legend,
             "line": {"color": colour, "dash": self.dash},
-            "marker": {"color": colour, **symbol},
+            "marker": {"color": colour},
             "x": self.x,
-            **values,
+            "y": self.y or [each.ratio for each in self.ratios],
+            **bars,
             **panel(place),
         }
 

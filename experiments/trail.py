@@ -33,6 +33,7 @@ from lengthwise.reports.page import Figure, axis
 from lengthwise.reports.runs import seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
+from lengthwise.simulator.cluster import at_rate
 from lengthwise.simulator.paired import Ratio, over_seeds
 from lengthwise.training.probe.compare import error_ratio
 from lengthwise.workloads import LengthSamples, Workload, castillo_workload
@@ -173,10 +174,16 @@ class Setting:
 
     slots: int
     caching: bool
-    rate: float
-    capacity_per_s: float
+    rate: float = 1.0
+    capacity_per_s: float = math.nan
     kv_tokens: int | None = None
     """None: the engine's own KV memory, which these requests do not fill."""
+
+    @property
+    def fleet(self) -> Fleet:
+        """The engine."""
+        limits = {"max_num_seqs": self.slots, "kv_tokens": self.kv_tokens}
+        return Fleet.parse(f"1*{ENGINE}").limited_to(**limits, prefix_caching=self.caching)
 
     @property
     def load(self) -> float:
@@ -243,7 +250,7 @@ def measure(run: Run, grid: TrailGrid) -> TrailResult:
     }
     over_c: list[Cell] = []
     for caching in (False, True):
-        setting = _setting(traffic, SLOTS, caching, rate=PAPER_RATE)
+        setting = _at_load(Setting(SLOTS, caching), traffic)
         for kind in KINDS:
             run.report(f"rate {PAPER_RATE:g}, {kind}", 0.05 + 0.6 * len(over_c) / (2 * len(KINDS) * len(grid.limits)))
             over_c += _runs(setting, traffic, kind, grid.limits)
@@ -251,17 +258,16 @@ def measure(run: Run, grid: TrailGrid) -> TrailResult:
     places = list(product(grid.slots, grid.loads, (False, True)))
     for slots, load, caching in places:
         run.report(f"{slots} slots, load {load:g}", 0.65 + 0.15 * len(where) / (2 * len(places)))
-        where += _runs(_setting(traffic, slots, caching, load=load), traffic, AGE, (0.0, PAPER_C))
+        where += _runs(_at_load(Setting(slots, caching), traffic, load), traffic, AGE, (0.0, PAPER_C))
     run.report(f"{grid.large:,} requests, predictions", 0.8)
     traffic = [_Traffic.of(rows, grid.predictor, grid.large, seed, {}) for seed in range(grid.seeds)]
     large: list[Cell] = []
     memory: list[Cell] = []
     for caching in (False, True):
         run.report(f"{grid.large:,} requests", 0.92 if caching else 0.85)
-        enough = _setting(traffic, SLOTS, caching, rate=PAPER_RATE)
-        binding = [
-            _setting(traffic, grid.kv_slots, caching, load=load, kv_tokens=grid.kv_tokens) for load in grid.loads
-        ]
+        enough = _at_load(Setting(SLOTS, caching), traffic)
+        full = Setting(grid.kv_slots, caching, kv_tokens=grid.kv_tokens)
+        binding = [_at_load(full, traffic, load) for load in grid.loads]
         for kind in (AGE, TRUTH):
             large += _runs(enough, traffic, kind, grid.limits)
             memory += [cell for setting in binding for cell in _runs(setting, traffic, kind, grid.limits)]
@@ -298,9 +304,7 @@ class _Traffic:
         return cls(workload, predictions, error, probes)
 
     def serve(self, setting: Setting, policy: Policy | str, predictions: RequestPredictions | str) -> Outcome:
-        sped_up = self.workload.replace(arrival_s=self.workload.arrival_s / setting.rate)
-        fleet = _fleet(setting.slots, setting.caching, setting.kv_tokens)
-        return simulate(sped_up, fleet, policy, predictor=predictions)
+        return simulate(at_rate(self.workload, setting.rate), setting.fleet, policy, predictor=predictions)
 
     def srpt(self, setting: Setting, kind: str, c: float) -> Outcome:
         """`srpt` with a kind of prediction."""
@@ -316,22 +320,10 @@ class _Traffic:
         return self.serve(setting, Srpt(c=c), about[kind])
 
 
-def _fleet(slots: int, caching: bool, kv_tokens: int | None) -> Fleet:
-    return Fleet.parse(f"1*{ENGINE}").limited_to(max_num_seqs=slots, prefix_caching=caching, kv_tokens=kv_tokens)
-
-
-def _setting(
-    traffic: Sequence[_Traffic],
-    slots: int,
-    caching: bool,
-    *,
-    rate: float | None = None,
-    load: float = 1.0,
-    kv_tokens: int | None = None,
-) -> Setting:
-    fleet = _fleet(slots, caching, kv_tokens)
-    capacity = float(np.mean([measure_capacity(each.workload, fleet).requests_per_s for each in traffic]))
-    return Setting(slots, caching, load * capacity if rate is None else rate, capacity, kv_tokens)
+def _at_load(setting: Setting, traffic: Sequence[_Traffic], load: float | None = None) -> Setting:
+    """The setting with its capacity, at a load if one is given, else at the poster's rate."""
+    capacity = float(np.mean([measure_capacity(each.workload, setting.fleet).requests_per_s for each in traffic]))
+    return replace(setting, rate=PAPER_RATE if load is None else load * capacity, capacity_per_s=capacity)
 
 
 def _runs(setting: Setting, traffic: Sequence[_Traffic], kind: str, limits: Sequence[float]) -> list[Cell]:
