@@ -88,21 +88,23 @@ def _list() -> None:
 def _run(options: argparse.Namespace) -> None:
     every = options.names == ["all"]
     studies = [load(name) for name in (NAMES if every else options.names)]
-    grids = [study.with_settings(_settings(study, options, every=every), quick=options.quick) for study in studies]
-    missing = [study.needs(grid) for study, grid in zip(studies, grids, strict=True)]
-    if any(missing) and not every:
-        raise InputError("; ".join(f"{study.name} {why}" for study, why in zip(studies, missing, strict=True) if why))
     if options.plot is not None and (len(studies) != 1 or studies[0].draw is None):
         raise InputError("--plot takes one study that has a static figure")
+    chosen: list[Chosen] = []
+    for study in studies:
+        grid = study.with_settings(_settings(study, options, every=every), quick=options.quick)
+        lacks = study.needs(grid)
+        if lacks is None:
+            chosen.append((study, grid))
+        elif every:
+            _note(f"{study.name} is left out: it {lacks}")
+        else:
+            raise InputError(f"{study.name} {lacks}")
     for folder in (options.cache, options.out):
         _make(folder)
-    chosen = [(study, grid) for study, grid, why in zip(studies, grids, missing, strict=True) if not why]
     left = [(study, grid) for study, grid in chosen if ResultCache(options.cache).get(study.key(grid)) is None]
     if (expected := _expected_s([study for study, _ in left], options)) > 60:
         _note(f"this takes about {_duration(expected)} on two cores; stopped and run again, it resumes")
-    for study, why in zip(studies, missing, strict=True):
-        if why:
-            _note(f"{study.name} is left out: it {why}")
     began = time.monotonic()
     workers = in_processes(options.jobs) if options.ray is None else on_ray(options.ray)
     for study, grid, finished in _side_by_side(left, options, workers):

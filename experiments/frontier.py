@@ -193,9 +193,7 @@ def measure(run: Run, grid: FrontierGrid) -> FrontierResult:
     curves += [Arm(f"true {each}", "slo", each, true=True) for each in TARGETS]
     given = (Arm(GIVEN_SLO, "slo", GIVEN), Arm(GIVEN_TRUE, "slo", GIVEN, true=True))
     plain = tuple(Arm(name, name) for name in grid.policies)
-    compared = tuple(
-        Arm(name, "slo" if "slo" in name else name, GIVEN if "given" in name else None) for name in COMPARED
-    )
+    compared = (Arm("lengthwise", "lengthwise"), Arm("slo", "slo"), given[0])
     wanted: dict[Place, tuple[Setting, str, str, tuple[Arm, ...]]] = {}
     for predictor in grid.predictors:
         for name in grid.settings:

@@ -48,7 +48,9 @@ def test_every_request_is_in_one_fifth(small: MuSigmaResult) -> None:
 
 
 def test_tables_are_complete(small: MuSigmaResult) -> None:
-    check_output(STUDY.output(small))
+    output = STUDY.output(small)
+    assert " at -0.8, " in output.verdict
+    check_output(output)
 
 
 def test_a_correlation_beyond_one_is_refused() -> None:
