@@ -24,9 +24,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from experiments.study import Claim, Run, SeededGrid, Study, predictions_by_prompt, sections, table_of
+from experiments.frontier import predictions_of
+from experiments.study import Claim, Run, SeededGrid, Study, sections, table_of
 from experiments.tie import paper
-from experiments.tie.study import ENGINE, HIGH, LLM, LOW, OFFLINE_CORPUS, Variants, draws, extend, find, fleet, over
+from experiments.tie.study import ENGINE, HIGH, LLM, LOW, OFFLINE_CORPUS, draws, extend, find, fleet, over
 from experiments.tie.tables import pair_claims
 from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU
@@ -106,20 +107,11 @@ def measure(run: Run, grid: RivalsGrid) -> RivalsResult:
     drawn = [draw(seed) for seed in seeds]
     run.report(grid.predictor, 0.1)
     served = samples.where(llm=LLM)
-    variants = {**_equal(grid.predictor, samples, drawn), **_own(kept, served, drawn)}
+    equal = [predictions_of(workload, grid.predictor, seed) for seed, workload in enumerate(drawn)]
+    variants = {(policy, grid.predictor): equal for policy in OWN} | _own(kept, served, drawn)
     online = extend(online, drawn, variants, run.part(0.3, 0.9))
     run.report("R^2", 0.9)
     return RivalsResult(grid, samples.origin, len(kept), online, _fits(kept, served))
-
-
-def _equal(predictor: str, samples: LengthSamples, drawn: Sequence[Workload]) -> Variants:
-    """One predictor for all policies; each prompt is predicted once."""
-    count = int(samples.where(llm=LLM).clean_mask().any(axis=1).sum())
-    once = draws(samples, count)(0)
-    predicted = predict_workload(once, predictor)
-    at = dict(zip(once.table["prompt"].to_pylist(), np.transpose([predicted.mu, predicted.sigma]), strict=True))
-    made = [predictions_by_prompt(predictor, workload, at) for workload in drawn]
-    return {(policy, predictor): made for policy in OWN}
 
 
 Predicted = dict[tuple[str, str, str], Floats]
@@ -140,7 +132,9 @@ def read_rows(path: Path) -> list[Predicted]:
     return found
 
 
-def _own(kept: Sequence[Predicted], rows: LengthSamples, drawn: Sequence[Workload]) -> Variants:
+def _own(
+    kept: Sequence[Predicted], rows: LengthSamples, drawn: Sequence[Workload]
+) -> dict[tuple[str, str], list[RequestPredictions]]:
     """Each policy on its own predictor, and SJF on the medians of TIE's."""
     made: dict[str, list[RequestPredictions]] = {rival: [] for rival in KINDS}
     for seed, workload in enumerate(drawn):
