@@ -1,6 +1,7 @@
 """What the gateway brings end to end: simulated engines in real time, bursts that drain, the same traffic for each arm.
 
     python -m benchmarks.gateway_gain [--seeds 8] [--speed 2] [--predictor fast] [--out rows.parquet]
+    python -m benchmarks.gateway_gain simulated [--seeds 8]                      # the same bursts in the simulator
     python -m benchmarks.gateway_gain admission --kv-tokens 10000 --slots 16     # KV memory is short
 
 Four simulated engines (`lengthwise engine --simulated`), a gateway as its own process and an open-loop client. A seed
@@ -8,7 +9,8 @@ is one burst: CASTILLO's test prompts with lengths of Llama-3.1-8B arrive at twi
 requests per slot have arrived, then the fleet drains. Each arm gets the same arrivals, prompts and lengths, with fresh
 engines and a fresh gateway. The gateway does not know a length: it is in a field that only simulated engines read.
 Requests wait in the gateway (--in-flight is the engines' slots). Times are the engines' seconds, so --speed cancels
-out.
+out. `simulated` replays the bursts in the simulator: the two arms on the same fleet, the same with bursts three times
+as long, and policies on one engine with the slots of all four.
 
 Ratios are baseline / arm, above 1 is better: geometric means over seeds with a paired bootstrap interval. `late` is the
 most that the machine was behind the simulated engines: far above a step of 12 ms, rerun with a lower --speed.
@@ -35,14 +37,15 @@ import pyarrow.parquet as pq
 from lengthwise.bench.episodes import DEFAULT_LLM, Kind, TrafficPlan, draw, load_prompts
 from lengthwise.engines.load import LoadPlan, LoadReport, run_load
 from lengthwise.engines.simulated_server import SimulatedEngines
-from lengthwise.simulator import Fleet, measure_capacity
+from lengthwise.simulator import Fleet, measure_capacity, simulate
 from lengthwise.simulator.paired import over_pairs
 from lengthwise.workloads import Workload
 
 ENGINES: Final = 4
 PER_SLOT: Final = 12
 WARM_UP_S: Final = 6.0  # until a gateway's predictor is loaded
-FIGURES: Final = ("per_token", "mean", "p50", "p99", "max", "throughput")
+FIGURES: Final = ("per_token", "mean", "p50", "p99", "throughput")
+SINGLE_QUEUE_POLICIES: Final = ("lengthwise", "sjf", "srpt", "bounded(sjf)", "slo")
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,55 @@ def episode(arm: Arm, spec: str, workload: Workload, slots: int, speed: float) -
         "mean": float(e2e_s.mean()),
         "p50": float(np.quantile(e2e_s, 0.5)),
         "p99": float(np.quantile(e2e_s, 0.99)),
-        "max": float(e2e_s.max()),
         "throughput": float((finished.max() - sent.min()) / len(samples)),  # seconds per request: less is better
     }
     preempted = sum(int(n) for n in re.findall(r"^vllm:num_preemptions_total\S* (\d+)", metrics, re.MULTILINE))
     late = max(map(float, re.findall(r"^simulated_late_seconds (\S+)", metrics, re.MULTILINE)))
     return Episode(figures, e2e_s, tokens, preempted, late)
+
+
+def bursts(fleet: Fleet, options: argparse.Namespace, per_slot: int = PER_SLOT) -> list[Workload]:
+    plan, n = TrafficPlan(seed=options.first), per_slot * fleet.slots
+    prompts = load_prompts(plan)
+    backlog = draw(prompts, plan, Kind.of("backlog"), 0, n=n, capacity=1.0).workload
+    capacity = measure_capacity(backlog, fleet).requests_per_s
+    print(f"{fleet}, {fleet.slots} slots; {n} requests per burst at 2 x {capacity:.1f} "
+          f"requests/s, {prompts.origin}", flush=True)  # fmt: skip
+    return [
+        draw(prompts, plan, Kind.of("burst"), seed, n=n, capacity=capacity).workload for seed in range(options.seeds)
+    ]
+
+
+def print_ratios(name: str, base: Sequence[dict[str, float]], here: Sequence[dict[str, float]]) -> None:
+    for figure in FIGURES:
+        ratio = over_pairs([each[figure] for each in base], [each[figure] for each in here])
+        print(f"{name:32} {figure:12} {ratio.ratio:.3f}  [{ratio.low:.3f}, {ratio.high:.3f}]", flush=True)
+
+
+def run_simulated(options: argparse.Namespace) -> None:
+    fleet = Fleet.parse(f"{ENGINES}*{options.engine}").limited_to(max_num_seqs=options.slots)
+    one = Fleet.parse(f"1*{options.engine}").limited_to(max_num_seqs=ENGINES * options.slots)
+    predictors = [*options.predictor.split(","), "oracle"]
+    pairs = [("lengthwise", "lengthwise", predictor) for predictor in predictors]
+    single = [(policy, "round_robin", predictors[0]) for policy in SINGLE_QUEUE_POLICIES]
+    for place, per_slot, arms in ((fleet, PER_SLOT, pairs), (fleet, 3 * PER_SLOT, pairs), (one, PER_SLOT, single)):
+        workloads = bursts(place, options, per_slot)
+        base = [simulated_figures(workload, place, "fcfs", "round_robin", "none") for workload in workloads]
+        for policy, router, predictor in arms:
+            here = [simulated_figures(workload, place, policy, router, predictor) for workload in workloads]
+            print_ratios(f"{policy}, {predictor}", base, here)
+
+
+def simulated_figures(workload: Workload, fleet: Fleet, policy: str, router: str, predictor: str) -> dict[str, float]:
+    summary = simulate(workload, fleet, policy, router=router, predictor=predictor).summary
+    e2e = summary.e2e_s
+    return {
+        "per_token": summary.per_token_s.mean,
+        "mean": e2e.mean,
+        "p50": e2e.p50,
+        "p99": e2e.p99,
+        "throughput": 1 / summary.requests_per_s,
+    }
 
 
 def run(arms: Sequence[Arm], options: argparse.Namespace) -> list[pa.Table]:
@@ -119,16 +165,11 @@ def run(arms: Sequence[Arm], options: argparse.Namespace) -> list[pa.Table]:
     fleet = Fleet.parse(f"{ENGINES}*{options.engine}").limited_to(
         max_num_seqs=options.slots, kv_tokens=options.kv_tokens or None
     )
-    plan, kind = TrafficPlan(seed=options.first), Kind.of("burst")
-    prompts = load_prompts(plan)
-    n = PER_SLOT * fleet.slots
-    capacity = measure_capacity(draw(prompts, plan, Kind.of("backlog"), 0, n=n, capacity=1.0).workload, fleet)
-    print(f"{fleet}, {options.slots} slots each, speed {options.speed:g}; {n} requests per burst at 2 x "
-          f"{capacity.requests_per_s:.1f} requests/s, {prompts.origin}")  # fmt: skip
+    workloads = bursts(fleet, options)
+    n = len(workloads[0])
     episodes: dict[str, list[Episode]] = {arm.name: [] for arm in arms}
     rows = []
-    for seed in range(options.seeds):
-        workload = draw(prompts, plan, kind, seed, n=n, capacity=capacity.requests_per_s).workload
+    for seed, workload in enumerate(workloads):
         for arm in arms if seed % 2 == 0 else tuple(reversed(arms)):
             done = episode(arm, spec, workload, options.slots, options.speed)
             episodes[arm.name].append(done)
@@ -141,10 +182,7 @@ def run(arms: Sequence[Arm], options: argparse.Namespace) -> list[pa.Table]:
                   flush=True)  # fmt: skip
     base = episodes[arms[0].name]
     for arm in arms[1:]:
-        here = episodes[arm.name]
-        for name in FIGURES:
-            ratio = over_pairs([e.figures[name] for e in base], [e.figures[name] for e in here])
-            print(f"{arm.name:32} {name:12} {ratio.ratio:.3f}  [{ratio.low:.3f}, {ratio.high:.3f}]")
+        print_ratios(arm.name, [e.figures for e in base], [e.figures for e in episodes[arm.name]])
     for arm in arms:
         per_1000 = 1000 * sum(e.preemptions for e in episodes[arm.name]) / (n * options.seeds)
         print(f"{arm.name:32} preemptions per 1,000 requests: {per_1000:.2f}")
@@ -153,7 +191,7 @@ def run(arms: Sequence[Arm], options: argparse.Namespace) -> list[pa.Table]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("gain", "admission"), default="gain")
+    parser.add_argument("what", nargs="?", choices=("gain", "simulated", "admission"), default="gain")
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first", type=int, default=0, help="seed of the traffic plan")
     parser.add_argument("--speed", type=float, default=2.0)
@@ -164,6 +202,9 @@ def main() -> None:
     parser.add_argument("--quantiles", default="0.5", help="of `admission`, comma-separated")
     parser.add_argument("--out", help="raw rows (Parquet)")
     options = parser.parse_args()
+    if options.what == "simulated":
+        run_simulated(options)
+        return
     predictors = options.predictor.split(",")
     if options.what == "gain":
         arms = [BASELINE, *map(ours, predictors)]
