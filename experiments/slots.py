@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from experiments.frontier import LLM, Gains, figures, load_samples, predictions_of
-from experiments.study import Run, SeededGrid, Study, table_of
+from experiments.study import Call, Run, SeededGrid, Study, table_of
 from lengthwise.engines.fit import StepTimes, engine_spec, fit_cost
 from lengthwise.engines.steps import read_steps
 from lengthwise.reports.runs import multiple
@@ -86,15 +86,15 @@ class SlotsPoint:
 
 def measure(run: Run, grid: SlotsGrid) -> list[SlotsPoint]:
     """Simulate every burst."""
-    engine, seeds = fitted(grid.steps), range(grid.seeds)
-    bursts = list(itertools.product(grid.slots, grid.requests))
-    calls = [(*each, grid.policy, grid.predictor, seed, engine) for each in bursts for seed in seeds]
-    found = run.each("bursts", burst, calls)
+    engine, bursts = fitted(grid.steps), list(itertools.product(grid.slots, grid.requests))
+
+    def task(at: tuple[int, int], seed: int) -> Call:
+        return Call(burst, (*at, grid.policy, grid.predictor, seed, engine))
+
     points = []
-    for number, (slots, requests) in enumerate(bursts):
-        here = found[number * grid.seeds : (number + 1) * grid.seeds]
-        speed = np.mean([each["speed"] for each in here], axis=0).tolist()
-        points.append(SlotsPoint(slots, requests, Gains.of(here, grid.policy), *speed))
+    for (slots, requests), runs in run.by_seed("bursts", bursts, grid.seeds, task).items():
+        speed = np.mean([each["speed"] for each in runs], axis=0).tolist()
+        points.append(SlotsPoint(slots, requests, Gains.of(runs, grid.policy), *speed))
     return points
 
 
