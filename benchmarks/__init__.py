@@ -1,8 +1,35 @@
 """How fast: each module measures one part and prints its figures beside their targets."""
 
+import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+
+def add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:  # noqa: ANN401  (of any type)
+    """Add an option for each name: its default decides the type; values of a tuple are separated by commas."""
+    for name, default in defaults.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(default, bool):
+            parser.add_argument(option, action="store_true")
+        elif isinstance(default, tuple):
+            shown = ",".join(map(str, default))
+            parser.add_argument(option, type=_list_of(type(default[0])), default=default, help=f"[{shown}]")
+        else:
+            shown = "" if default is None else "[%(default)s]"
+            parser.add_argument(option, type=str if default is None else type(default), default=default, help=shown)
+
+
+def _list_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    return lambda text: tuple(map(kind, text.split(",")))
+
+
+def options(description: str | None, **defaults: Any) -> argparse.Namespace:  # noqa: ANN401
+    """Read a benchmark's options (`add_options`); `--help` prints its description."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, **defaults)
+    return parser.parse_args()
 
 
 @dataclass(frozen=True)

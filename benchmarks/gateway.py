@@ -42,6 +42,7 @@ import aiohttp
 import numpy as np
 import uvicorn
 
+from benchmarks import add_options
 from benchmarks.stand_in import MODEL
 from lengthwise.reports.page import processor_name
 
@@ -328,11 +329,16 @@ def memory(arguments: argparse.Namespace) -> None:
                 samples.append((done, one.rss_bytes()))
 
         asyncio.run(load(one.url, request_body(), arguments.requests, CONCURRENCY, sample))
-    settled = [(done, rss) for done, rss in samples if done >= arguments.requests / 5]
-    slope = statistics.linear_regression(*zip(*settled, strict=True)).slope
     print(f"{machine()}; predictor {arguments.predictor}, {arguments.requests:,} requests")
+    print(memory_growth(samples))
+
+
+def memory_growth(samples: Sequence[tuple[int, int]]) -> str:
+    """Describe the line through (requests so far, resident bytes) after a fifth of the requests."""
+    settled = [(done, rss) for done, rss in samples if done >= samples[-1][0] / 5]
+    slope = statistics.linear_regression(*zip(*settled, strict=True)).slope
     first, last = settled[0][1] / 2**20, settled[-1][1] / 2**20
-    print(f"resident memory {first:.1f} MiB after a fifth, {last:.1f} MiB at the end; {slope:.1f} bytes per request")
+    return f"resident memory {first:.1f} MiB after a fifth, {last:.1f} MiB at the end; {slope:.1f} bytes per request"
 
 
 def queue(arguments: argparse.Namespace) -> None:
@@ -431,14 +437,9 @@ def main() -> None:
     for measured in (costs, streams, memory, queue, dashboard):
         kind = kinds.add_parser(measured.__name__, help=measured.__doc__)
         kind.set_defaults(run=measured)
-        kind.add_argument("--rounds", type=int, default=5)
-        kind.add_argument("--requests", type=int, default=200_000 if measured is memory else 2000)
-        kind.add_argument("--clients", type=int, default=1000)
-        kind.add_argument("--waiting", type=int, default=10_000, help="longest queue")
-        kind.add_argument("--predictor", default="none")
-        kind.add_argument("--seconds", type=int, default=30)
-        kind.add_argument("--viewers", type=int, default=1)
-        kind.add_argument("--workers", type=int, default=1)
+        requests = 200_000 if measured is memory else 2000
+        add_options(kind, rounds=5, requests=requests, clients=1000, waiting=10_000, predictor="none")
+        add_options(kind, seconds=30, viewers=1, workers=1)
         for peer in ("sglang-router", "vllm-router", "litellm"):
             kind.add_argument(f"--{peer}", metavar="PYTHON", help="Python of an environment that has it")
     proxy = kinds.add_parser("proxy", help="serve the bare proxy")

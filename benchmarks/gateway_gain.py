@@ -34,9 +34,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks import add_options
 from lengthwise.bench.episodes import DEFAULT_LLM, Kind, TrafficPlan, draw, load_prompts
 from lengthwise.engines.load import LoadPlan, LoadReport, run_load
 from lengthwise.engines.simulated_server import SimulatedEngines
+from lengthwise.reports.runs import multiple
 from lengthwise.simulator import Fleet, measure_capacity, simulate
 from lengthwise.simulator.paired import over_pairs
 from lengthwise.workloads import Workload
@@ -130,13 +132,13 @@ def bursts(fleet: Fleet, options: argparse.Namespace, per_slot: int = PER_SLOT) 
 def print_ratios(name: str, base: Sequence[dict[str, float]], here: Sequence[dict[str, float]]) -> None:
     for figure in FIGURES:
         ratio = over_pairs([each[figure] for each in base], [each[figure] for each in here])
-        print(f"{name:32} {figure:12} {ratio.ratio:.3f}  [{ratio.low:.3f}, {ratio.high:.3f}]", flush=True)
+        print(f"{name:32} {figure:12} {multiple(ratio)}", flush=True)
 
 
 def run_simulated(options: argparse.Namespace) -> None:
     fleet = Fleet.parse(f"{ENGINES}*{options.engine}").limited_to(max_num_seqs=options.slots)
     one = Fleet.parse(f"1*{options.engine}").limited_to(max_num_seqs=ENGINES * options.slots)
-    predictors = [*options.predictor.split(","), "oracle"]
+    predictors = [*options.predictor, "oracle"]
     pairs = [("lengthwise", "lengthwise", predictor) for predictor in predictors]
     single = [(policy, "round_robin", predictors[0]) for policy in SINGLE_QUEUE_POLICIES]
     for place, per_slot, arms in ((fleet, PER_SLOT, pairs), (fleet, 3 * PER_SLOT, pairs), (one, PER_SLOT, single)):
@@ -192,25 +194,18 @@ def run(arms: Sequence[Arm], options: argparse.Namespace) -> list[pa.Table]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("gain", "simulated", "admission"), default="gain")
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--first", type=int, default=0, help="seed of the traffic plan")
-    parser.add_argument("--speed", type=float, default=2.0)
-    parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--engine", default="llama-3-8b@a100")
-    parser.add_argument("--kv-tokens", type=int, default=0, help="KV memory of an engine; 0: its own")
-    parser.add_argument("--predictor", default="fast", help="comma-separated")
-    parser.add_argument("--quantiles", default="0.5", help="of `admission`, comma-separated")
-    parser.add_argument("--out", help="raw rows (Parquet)")
+    add_options(parser, seeds=8, first=0, speed=2.0, slots=8, engine="llama-3-8b@a100", kv_tokens=0)
+    add_options(parser, predictor=("fast",), quantiles=("0.5",), out=None)
     options = parser.parse_args()
     if options.what == "simulated":
         run_simulated(options)
         return
-    predictors = options.predictor.split(",")
+    predictors = options.predictor
     if options.what == "gain":
         arms = [BASELINE, *map(ours, predictors)]
     else:
         arms = [Arm("lengthwise, slots only", ("--predictor", predictors[0], "--admission-quantile", "0"))]
-        for quantile in options.quantiles.split(","):
+        for quantile in options.quantiles:
             flags = ("--predictor", predictors[0], "--admission-quantile", quantile)
             arms.append(Arm(f"lengthwise, admission {quantile}", flags))
     rows = run(arms, options)

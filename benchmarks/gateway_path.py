@@ -1,9 +1,10 @@
 """What a small request costs on its path through the gateway: CPU time, and calls, which do not vary between runs.
 
-    python -m benchmarks.gateway_path [--requests 20000] [--clients 32] [--predictor none] [--slots 4] [--functions 40]
+    python -m benchmarks.gateway_path [--requests 20000] [--clients 32] [--predictor none] [--slots 4]
 
 One process without sockets: clients and engines are transports in memory, and everything between them is the gateway
-as it is served (protocol, tenants, queue, router, engine client, learning). The CPU time is of plain runs; the calls
+as it is served (protocol, tenants, queue, router, engine client, learning). With fewer --slots per engine than
+clients, requests wait. The CPU time is of plain runs; the calls
 and the shares of the modules come from a run under cProfile, which weighs Python's calls more than compiled code.
 """
 
@@ -27,6 +28,7 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
+from benchmarks import options
 from benchmarks.gateway import CONCURRENCY, ENGINES, PATH, machine, request_body
 from benchmarks.stand_in import MODEL
 from lengthwise.engines.http1 import HttpConnection, HttpPool
@@ -154,14 +156,7 @@ async def _measure(arguments: argparse.Namespace) -> tuple[list[float], pstats.S
 
 def main() -> None:
     """Print the CPU time and the calls of a request, by module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--clients", type=int, default=CONCURRENCY)
-    parser.add_argument("--predictor", default="none")
-    parser.add_argument("--slots", type=int, default=64, help="per engine; with fewer than clients, requests wait")
-    parser.add_argument("--functions", type=int, default=0, help="print so many functions, by own time")
-    arguments = parser.parse_args()
+    arguments = options(__doc__, requests=20_000, rounds=3, clients=CONCURRENCY, predictor="none", slots=64)
     plain, profile = uvloop.run(_measure(arguments))
     known: dict[tuple[str, int, str], tuple[int, int, float, float, object]] = profile.stats  # type: ignore[attr-defined]
     calls, own_s = Counter[str](), Counter[str]()
@@ -177,12 +172,6 @@ def main() -> None:
     print(f"{calls.total() / total:.1f} calls/request")
     for module, seconds in own_s.most_common(40):
         print(f"{module:<50}{calls[module] / total:>8.1f} calls{seconds / own_s.total():>8.1%} of the profiled time")
-    by_own = sorted(known.items(), key=lambda item: item[1][2], reverse=True)
-    for (file, line, name), (_, count, own, cumulative, _) in by_own[: arguments.functions]:
-        where = f"{file.rpartition('lengthwise/')[2]}:{line}" if line else ""
-        print(
-            f"{1e6 * own / total:>8.2f} {1e6 * cumulative / total:>8.2f} us {count / total:>6.2f} calls  {where} {name}"
-        )
 
 
 if __name__ == "__main__":

@@ -10,18 +10,19 @@ Prefix memory: CPU-us per prediction and per observation for random chains of 24
 
 from __future__ import annotations
 
-import argparse
 import platform
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from benchmarks import cpu_microseconds, options
 from lengthwise.lengths import LogT
 from lengthwise.predictors.model_file import read_model_file
 from lengthwise.predictors.prefix_memory import PrefixMemory, levels_of
@@ -129,21 +130,18 @@ def memory_us(rounds: int, chains: int = 75_000, timed: int = 10_000) -> tuple[i
         "observation": lambda row: memory.observe(levels[row], start, 300, text=True),
         "censored observation": lambda row: memory.observe(levels[row], start, 300, text=True, censored=True),
     }
-    least = dict.fromkeys(calls, float("inf"))
-    for _ in range(rounds):
-        rows = rng.permutation(chains)[:timed].tolist()
-        for name, call in calls.items():
-            began = time.process_time()
-            for row in rows:
-                call(row)
-            least[name] = min(least[name], 1e6 * (time.process_time() - began) / timed)
+    rows = rng.permutation(chains)[:timed].tolist()
+
+    def all_rows(call: Callable[[int], object]) -> None:
+        for row in rows:
+            call(row)
+
+    least = {name: cpu_microseconds(partial(all_rows, call), rounds=rounds) / timed for name, call in calls.items()}
     return memory.held, least
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="of timing, after one to warm up")
-    rounds = parser.parse_args().rounds
+    rounds = options(__doc__, rounds=5).rounds
     nodes, remembering = memory_us(rounds)
     samples = load_castillo()  # the packaged sample where LENGTHWISE_DATA is not set
     six = samples.where(corpus=[corpus for corpus in samples.corpora if corpus != "Alpaca"])

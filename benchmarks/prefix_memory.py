@@ -9,12 +9,11 @@ requests, paired).
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
+from benchmarks import options
 from lengthwise.reports.tables import Table, print_tables
 from lengthwise.simulator import RequestPredictions, predict_workload
 from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_trace
@@ -68,10 +67,7 @@ def beside_text(workloads: dict[str, Workload], text: str) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", default="fast", help="the text predictor")
-    parser.add_argument("--requests", type=int, default=3000)
-    given = parser.parse_args()
+    given = options(__doc__, text="fast", requests=3000)
     samples = load_castillo(split="test")
     workloads = {}
     for llm in LLMS:

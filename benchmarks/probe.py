@@ -11,7 +11,6 @@ time, which a busy machine disturbs less. vLLM's CPU build has no async scheduli
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import time
@@ -23,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import options
 from lengthwise.simulator.paired import Ratio
 
 TARGET: Final = 1.03
@@ -188,14 +188,9 @@ def change(ratio: Ratio) -> str:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--batch", default="1,8,16")
-    arguments.add_argument("--tokens", type=int, default=32)
-    arguments.add_argument("--blocks", type=int, default=40)
-    arguments.add_argument("--probe", default="default")
-    asked = arguments.parse_args()
+    asked = options(__doc__, batch=(1, 8, 16), tokens=32, blocks=40, probe="default")
     all_three = engines(asked.probe)
-    for batch in map(int, asked.batch.split(",")):
+    for batch in asked.batch:
         found = measure(all_three, batch, asked.tokens, asked.blocks)
         costs = ", ".join(f"{kind} {cost:.2f}" for kind, cost in found["ms_per_token"].items())
         print(f"batch {batch}: CPU ms per token: {costs}; {found['readings']:,} readings so far")

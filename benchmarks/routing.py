@@ -14,7 +14,6 @@ of two rounds. `--write` measures only that and writes the times that `lengthwis
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import deque
 from collections.abc import Collection
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks import Figure, cpu_microseconds
+from benchmarks import Figure, cpu_microseconds, options
 from experiments.routing import VARIED, React
 from lengthwise.lengths import LogT
 from lengthwise.policies import Job
@@ -173,8 +172,9 @@ def write(us: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> None:
-    quick = "--quick" in sys.argv[1:]
-    if "--write" in sys.argv[1:]:
+    given = options(__doc__, quick=False, write=False)
+    quick = given.quick
+    if given.write:
         write(on_react(quick=quick))
         return
     small = Setting(8, 1_000 if quick else 10_000, 2_000 if quick else 10_000)

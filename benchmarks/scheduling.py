@@ -10,7 +10,6 @@ mean of the fastest quarter of blocks, because other processes on the machine on
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
+from benchmarks import options
 from lengthwise.engines.smollm2 import model_folder
 from lengthwise.engines.vllm import LengthwiseScheduler
 from lengthwise.policies import POLICIES
@@ -108,14 +108,8 @@ def fastest(step_us: list[float]) -> float:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--waiting", type=int, default=1000)
-    arguments.add_argument("--slots", type=int, default=16)
-    arguments.add_argument("--blocks", type=int, default=40)
-    arguments.add_argument("--kv-blocks", type=int, default=20_000)
-    arguments.add_argument("--policy", default=",".join(POLICY_NAMES))
-    asked = arguments.parse_args()
-    found = measure(asked.waiting, asked.slots, asked.blocks, tuple(asked.policy.split(",")), asked.kv_blocks)
+    asked = options(__doc__, waiting=1000, slots=16, blocks=40, kv_blocks=20_000, policy=POLICY_NAMES)
+    found = measure(asked.waiting, asked.slots, asked.blocks, asked.policy, asked.kv_blocks)
     figures = {name: fastest(step_us) for name, step_us in found.items()}
     stock = figures.pop("stock")
     print(f"{asked.waiting:,} waiting, {asked.slots} slots; a step of the stock scheduler: {stock:.0f} us of CPU time")

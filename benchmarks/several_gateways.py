@@ -10,7 +10,6 @@ above 1 is worse: geometric means over seeds with a 95 % interval.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -18,7 +17,9 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks import options
 from lengthwise.policies import Job
+from lengthwise.reports.runs import multiple
 from lengthwise.routers import Admitted, Decision, EngineInfo, Event, Finished, Router, Scraped, make_router
 from lengthwise.routers.base import EngineId
 from lengthwise.simulator import Fleet, Outcome, measure_capacity, simulate
@@ -97,28 +98,27 @@ def traffic(fleet: Fleet, name: str, seed: int, n: int, load: float) -> Workload
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--requests", type=int, default=4000)
-    parser.add_argument("--load", type=float, default=0.9)
-    parser.add_argument("--routers", default="lengthwise")
-    parser.add_argument("--policy", default="lengthwise")
-    parser.add_argument("--workloads", default="castillo,react")
-    parser.add_argument("--scrape", type=float, default=1.0, help="seconds between two reports of engines' load")
-    options = parser.parse_args()
+    given = options(
+        __doc__,
+        seeds=6,
+        requests=4000,
+        load=0.9,
+        routers=("lengthwise",),
+        policy="lengthwise",
+        workloads=("castillo", "react"),
+        scrape=1.0,
+    )
     fleet = Fleet.parse(FLEET).limited_to(max_num_seqs=SLOTS)
-    for name in options.workloads.split(","):
+    for name in given.workloads:
         drawn: list[tuple[Workload, RequestPredictions]] = []
-        for seed in range(options.seeds):
-            workload = traffic(fleet, name, seed, options.requests, options.load)
+        for seed in range(given.seeds):
+            workload = traffic(fleet, name, seed, given.requests, given.load)
             drawn.append((workload, predict_workload(workload, "fast" if name == "castillo" else "history")))
-        for spec in options.routers.split(","):
-            cells = [(1, options.scrape), *((count, options.scrape) for count in GATEWAYS), (4, math.inf)]
+        for spec in given.routers:
+            cells = [(1, given.scrape), *((count, given.scrape) for count in GATEWAYS), (4, math.inf)]
             results: dict[tuple[int, float], list[Outcome]] = {
                 cell: [
-                    simulate(
-                        workload, fleet, options.policy, router=SeparateRouters(spec, *cell), predictor=predictions
-                    )
+                    simulate(workload, fleet, given.policy, router=SeparateRouters(spec, *cell), predictor=predictions)
                     for workload, predictions in drawn
                 ]
                 for cell in cells
@@ -127,8 +127,7 @@ def main() -> None:
                 ratios = []
                 for figure, of in FIGURES.items():
                     here, one = ([of(outcome) for outcome in results[each]] for each in (cell, cells[0]))
-                    ratio = over_seeds(here, one)
-                    ratios.append(f"{figure} {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]")
+                    ratios.append(f"{figure} {multiple(over_seeds(here, one))}")
                 known = "no load" if cell[1] == math.inf else f"load every {cell[1]:g} s"
                 print(f"{name:10} {spec:12} {cell[0]} gateways, {known:15}  " + "  ".join(ratios), flush=True)
 

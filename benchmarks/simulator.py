@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import Figure
+from benchmarks import Figure, options
 from lengthwise.policies import POLICIES
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
 from lengthwise.workloads import Workload, load_trace, redraw
@@ -169,7 +169,7 @@ def _write_trace(workload: Workload, path: Path) -> None:
 
 
 def main() -> None:
-    quick = "--quick" in sys.argv[1:]
+    quick = options(__doc__, quick=False).quick
     workload = load_trace(TRACE)
     if quick:
         workload = workload.head(20_000)

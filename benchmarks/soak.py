@@ -14,7 +14,6 @@ import asyncio
 import itertools
 import random
 import re
-import statistics
 import sys
 import time
 from collections import Counter
@@ -22,7 +21,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
-from benchmarks.gateway import Gateway, free_port, gateway, machine, ours, process, wait_until_up
+from benchmarks import options
+from benchmarks.gateway import Gateway, free_port, gateway, machine, memory_growth, ours, process, wait_until_up
 from tests.gateway.accounting import Ledger, ledger, read_metrics
 from tests.gateway.helpers import PLAIN
 
@@ -181,13 +181,7 @@ async def _load(one: Gateway, engines: Engines, arguments: argparse.Namespace) -
 
 def main() -> None:
     """Run the soak, or one of its engines."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=200_000)
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--predictor", default="fast")
-    parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, requests=200_000, clients=64, seed=1, predictor="fast", engine=0)
     if arguments.engine:
         asyncio.run(FaultyEngine(arguments.seed).serve(arguments.engine))
         return
@@ -198,11 +192,8 @@ def main() -> None:
         before = one.cpu_s()
         samples = asyncio.run(_load(one, engines, arguments))
         used = one.cpu_s() - before
-    settled = [(done, rss) for done, rss in samples if done >= arguments.requests / 5]
-    slope = statistics.linear_regression(*zip(*settled, strict=True)).slope
-    first, last = settled[0][1] / 2**20, settled[-1][1] / 2**20
     print(f"{1000 * used / arguments.requests:.2f} CPU-ms per request, {time.monotonic() - began:.0f} s")
-    print(f"resident memory {first:.1f} MiB after a fifth, {last:.1f} MiB at the end; {slope:.1f} bytes per request")
+    print(memory_growth(samples))
 
 
 if __name__ == "__main__":

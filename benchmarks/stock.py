@@ -4,7 +4,8 @@ Two running servers with the same LLM and options, OURS with our scheduler and a
 started with VLLM_SERVER_DEV_MODE=1, so that its prefix cache can be cleared. In a block stock vLLM, the plug-in's fcfs
 and every other policy serve the same requests, all sent at once, one server at a time; the next block has other
 requests and the reverse order. Throughput: tokens per second until only as many requests are left as there are slots,
-because the end of a drain depends on the last answer. Rows are written to --out as JSON.
+because the end of a drain depends on the last answer. Rows are written to --out as JSON. --slots is the
+--max-num-seqs of both servers, --per-slot the requests of the backlog for each, --scale a factor on lengths.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from benchmarks import add_options
 from lengthwise.bench.episodes import Arm, Kind, TrafficPlan, arms_of, draw, load_prompts
 from lengthwise.bench.run import BenchServer, capacity
 from lengthwise.engines.client import EngineClient
 from lengthwise.engines.load import LoadPlan, LoadReport, run_load
 from lengthwise.engines.vllm_bench import TOKEN_VARIABLE
+from lengthwise.reports.runs import multiple
 from lengthwise.simulator.paired import over_pairs
 from lengthwise.workloads import Workload
 
@@ -68,7 +71,7 @@ async def measure(asked: argparse.Namespace) -> list[dict[str, Any]]:
     """Return one row per episode."""
     plan = TrafficPlan(cap=asked.cap, scale=asked.scale, seed=asked.seed)
     prompts = load_prompts(plan)
-    arms: list[Arm | None] = [None, *arms_of(asked.policy.split(","), [asked.predictor], noise=False)]
+    arms: list[Arm | None] = [None, *arms_of(asked.policy, [asked.predictor], noise=False)]
     rows = []
     for block in range(asked.blocks):
         drawn = draw(prompts, plan, Kind("backlog", None), block, n=asked.per_slot * asked.slots, capacity=1.0)
@@ -97,16 +100,8 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("ours", help="URL of vLLM with our scheduler")
     arguments.add_argument("stock", help="URL of vLLM without it")
-    arguments.add_argument("--slots", type=int, default=256, help="--max-num-seqs of both")
-    arguments.add_argument("--per-slot", type=int, default=6, help="requests of the backlog, per slot")
-    arguments.add_argument("--blocks", type=int, default=4)
-    arguments.add_argument("--policy", default="lengthwise", help="policies beside fcfs")
-    arguments.add_argument("--predictor", default="default")
-    arguments.add_argument("--cap", type=int, default=2048)
-    arguments.add_argument("--scale", type=float, default=1.0, help="factor on lengths")
-    arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--token", default=os.environ.get(TOKEN_VARIABLE), help=f"default: ${TOKEN_VARIABLE}")
-    arguments.add_argument("--out", type=Path, default=Path("stock.json"))
+    add_options(arguments, slots=256, per_slot=6, blocks=4, policy=("lengthwise",), predictor="default", cap=2048)
+    add_options(arguments, scale=1.0, seed=0, token=os.environ.get(TOKEN_VARIABLE), out=Path("stock.json"))
     rows = asyncio.run(measure(arguments.parse_args()))
     by_arm: dict[str, dict[int, float]] = {}
     for row in rows:
@@ -115,7 +110,7 @@ def main() -> None:
     for arm, rates in by_arm.items():
         if arm != STOCK:
             ratio = over_pairs([rates[b] for b in blocks], [by_arm[STOCK][b] for b in blocks])
-            print(f"{arm} over stock: {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}], {len(blocks)} blocks")
+            print(f"{arm} over stock: {multiple(ratio)}, {len(blocks)} blocks")
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from turn to turn (about 24 per request, as in Mooncake's trace). CPU seconds of
 from __future__ import annotations
 
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks import cpu_microseconds
 from lengthwise.workloads import Workload, read_workload, write_workload
 from lengthwise.workloads.arrivals import poisson
 from lengthwise.workloads.blocks import stream_block_lists
@@ -50,15 +51,9 @@ def main() -> None:
             ("Mooncake JSONL", "jsonl"),
         ):
             path = Path(folder) / f"trace.{ending}"
-            started = time.process_time()
-            write_workload(trace, path)
-            wrote = time.process_time() - started
-            loads = []
-            for _ in range(3):
-                started = time.process_time()
-                assert len(read_workload(path)) == REQUESTS
-                loads.append(time.process_time() - started)
-            print(f"{title:<18}{path.stat().st_size / 1e6:>8.1f}{min(loads):>9.3f}{wrote:>9.3f}")
+            wrote = cpu_microseconds(partial(write_workload, trace, path), rounds=1) / 1e6
+            loaded = cpu_microseconds(partial(read_workload, path), rounds=3) / 1e6
+            print(f"{title:<18}{path.stat().st_size / 1e6:>8.1f}{loaded:>9.3f}{wrote:>9.3f}")
 
 
 if __name__ == "__main__":

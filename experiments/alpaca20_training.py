@@ -10,7 +10,7 @@ Needs torch, NumPy and SciPy only, so that it also runs on a bare GPU machine.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
-Progress = Callable[[int, float], None]
-"""Called after each epoch with its number and the validation loss."""
 
 BINS: Final = 20
 LONGEST: Final = 512
@@ -140,7 +138,6 @@ def train_as_authors(
     seed: int,
     epochs: int = EPOCHS,
     device: str = "cpu",
-    progress: Progress = lambda _epoch, _loss: None,
 ) -> tuple[Floats, list[float]]:
     """Train the authors' network; return probabilities for the test rows and the validation loss of each epoch."""
     import torch
@@ -160,7 +157,7 @@ def train_as_authors(
     rng = np.random.default_rng(seed)
     curve: list[float] = []
     best: dict[str, Any] = {}
-    for epoch in range(epochs):
+    for _ in range(epochs):
         network.train()
         order = rng.permutation(found.train)
         for first in range(0, len(order) - size + 1, size):
@@ -177,7 +174,6 @@ def train_as_authors(
         if not curve or loss < min(curve):
             best = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
         curve.append(loss)
-        progress(epoch + 1, loss)
         if len(curve) > _PATIENCE and min(curve[-_PATIENCE:]) > min(curve):
             break
     network.load_state_dict(best)
@@ -256,7 +252,6 @@ def train_ours(
     seed: int,
     mask_id: int,
     device: str = "cpu",
-    progress: Progress = lambda _epoch, _loss: None,
 ) -> tuple[Floats, list[float]]:
     """Train the package's network with `config`; return as `train_as_authors` does."""
     import torch
@@ -268,9 +263,7 @@ def train_ours(
     torch.manual_seed(seed)
     network = LengthNetwork(copy.deepcopy(backbone), config, pack.features, len(found.edges) - 1)
     task = TrainingTask(pack, found.train, found.validation, edges=found.edges)
-    trainer = Trainer(
-        network, task, config, seed, device, progress=lambda row: progress(row["epoch"], row["held_out_loss"])
-    )
+    trainer = Trainer(network, task, config, seed, device)
     curves = trainer.run()
     outputs, _ = trainer.predict(found.test)
     return probabilities(outputs[found.test, 0].astype(np.float64)), [row["held_out_loss"] for row in curves]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,11 +144,6 @@ def _fit(family: Family, lengths: Array, capped: NDArray[np.bool_], base: float,
     return FamilyFit(family, fits.params[0], gain, gain - extra, statistic, passes)
 
 
-def tables(found: OnePromptResult) -> list[Table]:
-    """The lengths, the families, and the predictions."""
-    return [_lengths(found), _families(found)]
-
-
 def facts(found: OnePromptResult) -> dict[str, Any]:
     """Everything that the tables show, for JSON."""
     return {
@@ -199,7 +195,8 @@ _SHOWN: Final = (
 
 def draw(found: OnePromptResult, path: Path) -> None:
     """Write the figure."""
-    title = f"{len(found.lengths)} answers of {found.llm} to “{_short(found.prompt)}”"
+    prompt = textwrap.shorten(found.prompt, 60, placeholder="…")
+    title = f"{len(found.lengths)} answers of {found.llm} to “{prompt}”"
     with figure(1, 2, size=(13.5, 4.8), title=title) as (drawing, axes):
         _histogram(axes[0], found)
         _tail(axes[1], found)
@@ -218,13 +215,10 @@ def _histogram(axes: Axes, found: OnePromptResult) -> None:
         label = f"{each.name} ({each.loglik_gain:+.1f})"
         axes.plot(x, each.density(x), color=colour, linewidth=width, label=label)
     for name, prediction in found.predicted.items():
-        axes.axvline(
-            prediction.quantile(0.5), color=GREY, linestyle="--", linewidth=1.2, label=f"median that {name} predicts"
-        )
-    axes.set_xlim(0, top)
-    axes.set_xlabel("tokens of the answer")
-    axes.set_ylabel("density per token")
-    axes.set_title("Fitted families (log-likelihood over log-normal's)")
+        median, label = prediction.quantile(0.5), f"median that {name} predicts"
+        axes.axvline(median, color=GREY, linestyle="--", linewidth=1.2, label=label)
+    title = "Fitted families (log-likelihood over log-normal's)"
+    axes.set(xlim=(0, top), xlabel="tokens of the answer", ylabel="density per token", title=title)
     legend(axes, loc="upper right")
 
 
@@ -239,12 +233,8 @@ def _tail(axes: Axes, found: OnePromptResult) -> None:
     x = np.geomspace(max(1.0, whole[0] * 0.7), found.limit, 400)
     for family, colour, width in _SHOWN:
         axes.plot(x, found.fit(family.name).survival(x), color=colour, linewidth=width, label=family.name)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_ylim(0.4 / n, 1.3)
-    axes.set_xlabel("tokens")
-    axes.set_ylabel("share of answers that are longer")
-    axes.set_title("The tail")
+    axes.set(xscale="log", yscale="log", ylim=(0.4 / n, 1.3))
+    axes.set(xlabel="tokens", ylabel="share of answers that are longer", title="The tail")
     legend(axes, loc="lower left")
 
 
@@ -252,11 +242,6 @@ def _steps(x: NDArray[np.float64], y: NDArray[np.float64]) -> Iterator[NDArray[n
     """A staircase that starts at 1 and falls to y[i] at x[i]; the last x only ends it: no logarithm shows a 0."""
     yield np.repeat(x, 2)[:-1]
     yield np.repeat(np.concatenate([[1.0], y[: len(x) - 1]]), 2)[1:]
-
-
-def _short(text: str, most: int = 60) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 @dataclass(frozen=True)
@@ -297,16 +282,8 @@ class OnePromptGrid:
     @property
     def sampling(self) -> tuple[object, ...]:
         """What decides the answers."""
-        return (
-            self.prompt,
-            self.url,
-            self.generations,
-            self.temperature,
-            self.top_p,
-            self.repetition_penalty,
-            self.max_tokens,
-            self.seed,
-        )
+        decides = "prompt url generations temperature top_p repetition_penalty max_tokens seed"
+        return tuple(getattr(self, name) for name in decides.split())
 
 
 def measure(run: Run, grid: OnePromptGrid) -> OnePromptResult:
@@ -314,54 +291,47 @@ def measure(run: Run, grid: OnePromptGrid) -> OnePromptResult:
     path = grid.stored
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        plan = CollectPlan(
-            url=grid.url or "",
-            out=path,
-            samples=grid.generations,
-            temperature=grid.temperature,
-            top_p=grid.top_p,
-            repetition_penalty=None if grid.repetition_penalty == 1.0 else grid.repetition_penalty,
-            max_tokens=grid.max_tokens,
-            seed=grid.seed,
-            at_once=grid.max_concurrency,
-        )
-        _collect(grid.prompt, plan, run)
+        with contextlib.ExitStack() as stack:
+            _collect(run, grid, path, grid.url or _embedded(stack, grid.max_concurrency))
     run.note(f"lengths: {path}")
     return analyse(LengthSamples.read(path), grid.max_tokens, seed=grid.seed)
 
 
-def _collect(prompt: str, plan: CollectPlan, run: Run) -> None:
+def _embedded(stack: contextlib.ExitStack, slots: int) -> str:
+    """Start the embedded LLM until the stack is closed; return its URL."""
+    from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions  # needs vLLM
+
+    return stack.enter_context(EmbeddedEngine(EngineOptions(policy="fcfs", predictor="none", max_num_seqs=slots))).url
+
+
+def _collect(run: Run, grid: OnePromptGrid, path: Path, url: str) -> None:
+    plan = CollectPlan(
+        url=url,
+        out=path,
+        samples=grid.generations,
+        temperature=grid.temperature,
+        top_p=grid.top_p,
+        repetition_penalty=None if grid.repetition_penalty == 1.0 else grid.repetition_penalty,
+        max_tokens=grid.max_tokens,
+        seed=grid.seed,
+        at_once=grid.max_concurrency,
+    )
     report = CollectReport(prompts=1, samples=plan.samples)
 
     def on_answer() -> None:
         answers = len(report.answers)
         run.report(f"{answers:,} of {report.wanted:,} answers", answers / report.wanted)
 
-    with _endpoint(plan) as url:
-        asyncio.run(
-            collect([Prompt("one_prompt", "0", prompt)], plan.model_copy(update={"url": url}), report, on_answer)
-        )
+    asyncio.run(collect([Prompt("one_prompt", "0", grid.prompt)], plan, report, on_answer))
     if report.interrupted:
         raise KeyboardInterrupt
     if not report.whole_prompts:
         errors = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.errors.items()))
         raise InputError(
             f"{len(report.answers):,} of {report.wanted:,} answers arrived ({errors})",
-            source=plan.url or "the embedded engine",
+            source=url,
             hint="the same command resumes where it stopped",
         )
-
-
-@contextlib.contextmanager
-def _endpoint(plan: CollectPlan) -> Iterator[str]:
-    """The given endpoint, or the embedded LLM while it is used."""
-    if plan.url:
-        yield plan.url
-        return
-    from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions  # needs vLLM
-
-    with EmbeddedEngine(EngineOptions(policy="fcfs", predictor="none", max_num_seqs=plan.at_once)) as engine:
-        yield engine.url
 
 
 def _needs(grid: OnePromptGrid) -> str | None:
@@ -388,7 +358,7 @@ STUDY: Study[OnePromptGrid, OnePromptResult] = Study(
     minutes=(0.1, 0.1),
     serial=True,
     measure=measure,
-    tables=tables,
+    tables=lambda found: [_lengths(found), _families(found)],
     answer=answer,
     facts=facts,
     draw=draw,

@@ -17,11 +17,10 @@ from typing import Final, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from scipy import special
 
-from experiments.study import Run, Study
+from experiments.study import Run, Study, sections
 from lengthwise.errors import InputError
 from lengthwise.predictors import LengthPredictor, PredictionInput
 from lengthwise.predictors.baselines import Ceiling, column
@@ -30,7 +29,6 @@ from lengthwise.predictors.contract import LogTPredictions, as_logt
 from lengthwise.predictors.evaluation import CENTRAL, prediction_inputs
 from lengthwise.predictors.resolve import load_predictor
 from lengthwise.predictors.scores import coverage, tau_within
-from lengthwise.reports.figures import COLOURS, GREY, figure, legend, log_tokens, png
 from lengthwise.reports.tables import Table, share
 from lengthwise.workloads import LengthSamples
 from lengthwise.workloads.files import read_parquet_table, sample
@@ -42,8 +40,7 @@ SENTENCE: Final = "Think step by step."
 LIMIT: Final = 512
 """Maximum tokens of the packaged answers."""
 
-Key = tuple[str, str, str]
-"""Corpus, prompt id, LLM."""
+_KEY: Final = ("corpus", "prompt_id", "llm")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +58,10 @@ class ReasoningPairs:
 
 def load_reasoning() -> ReasoningPairs:
     """Return the packaged pairs: SmolLM2-135M-Instruct on test prompts of CASTILLO (see samples/CREDITS.md)."""
+    known = read_parquet_table(sample("castillo.parquet"))
+    columns = (known[name].to_pylist() for name in ("corpus", "prompt_id", "prompt"))
+    texts = {(corpus, prompt_id): text for corpus, prompt_id, text in zip(*columns, strict=True)}
     table = read_parquet_table(sample("reasoning.parquet"))
-    texts = _packaged_texts()
     halves = []
     for sentence in ("", SENTENCE):
         rows = table.filter(pc.equal(pc.fill_null(table["sentence"], ""), sentence))
@@ -73,14 +72,12 @@ def load_reasoning() -> ReasoningPairs:
     return pair(*halves, max_tokens=LIMIT)
 
 
-def read_reasoning(plain: Path, steps: Path, max_tokens: int) -> ReasoningPairs:
-    """Read pairs from two files of `lengthwise collect`, the second collected with a suffix."""
-    return pair(LengthSamples.read(plain), LengthSamples.read(steps), max_tokens=max_tokens)
-
-
 def pair(plain: LengthSamples, steps: LengthSamples, *, max_tokens: int) -> ReasoningPairs:
     """Match the rows of both; prompts that only one of them has are left out."""
-    ours, theirs = _places(plain), _places(steps)
+    ours, theirs = (
+        {key: row for row, key in enumerate(zip(*(each.table[name].to_pylist() for name in _KEY), strict=True))}
+        for each in (plain, steps)
+    )
     both = [key for key in ours if key in theirs]
     if not both:
         raise InputError(
@@ -88,22 +85,11 @@ def pair(plain: LengthSamples, steps: LengthSamples, *, max_tokens: int) -> Reas
             source=steps.origin,
             hint="collect both from the same prompts and LLM",
         )
-    return ReasoningPairs(_take(plain, [ours[k] for k in both]), _take(steps, [theirs[k] for k in both]), max_tokens)
-
-
-def _places(samples: LengthSamples) -> dict[Key, int]:
-    names = (samples.table[name].to_pylist() for name in ("corpus", "prompt_id", "llm"))
-    return {key: row for row, key in enumerate(zip(*names, strict=True))}
-
-
-def _take(samples: LengthSamples, rows: Sequence[int]) -> LengthSamples:
-    return LengthSamples(samples.table.take(pa.array(np.array(rows, np.int64))).combine_chunks(), samples.origin)
-
-
-def _packaged_texts() -> dict[tuple[str, str], str]:
-    table = read_parquet_table(sample("castillo.parquet"))
-    names = (table[name].to_pylist() for name in ("corpus", "prompt_id", "prompt"))
-    return {(corpus, prompt_id): text for corpus, prompt_id, text in zip(*names, strict=True)}
+    matched = [
+        LengthSamples(each.table.take(pa.array([place[key] for key in both])).combine_chunks(), each.origin)
+        for each, place in ((plain, ours), (steps, theirs))
+    ]
+    return ReasoningPairs(matched[0], matched[1], max_tokens)
 
 
 Asked = Literal["plain", "steps"]
@@ -291,8 +277,6 @@ class ReasoningResult:
     ratios: Mapping[str, LengthRatio]
     """By corpus, and over `all`."""
     holdings: tuple[Holding, ...]
-    prompt_means: Mapping[Asked, Floats]
-    predicted_means: Mapping[Asked, Floats]
 
     def holding(self, asked: Asked, seen: Asked | None) -> Holding:
         """The combination of a kind of prompt and a calibration."""
@@ -320,8 +304,6 @@ def compare(
         halves={asked: _half(halves[asked], predicted[asked], llms, seed) for asked in ASKED},
         ratios=_ratios(column(pairs.plain, "corpus"), means, predicted, halves, seed),
         holdings=tuple(holding(halves, asked, seen, observations, seed) for asked in ASKED for seen in SEEN),
-        prompt_means=means,
-        predicted_means=predicted,
     )
 
 
@@ -427,8 +409,7 @@ def _holdings(found: ReasoningResult) -> Table:
         "In each pair: observed / expected by the predictions; where an interval ends at the limit, more than nominal.",
         "above 95 %: answers longer than the prediction's 95 % quantile. at the limit: answers that reach it.",
     ]
-    begins = frozenset(i for i in range(1, len(rows)) if rows[i][0] != rows[i - 1][0])
-    return Table("Quality of predictions", columns, rows, notes, begins)
+    return Table("Quality of predictions", columns, rows, notes, sections(rows))
 
 
 def _seen(each: Holding) -> str:
@@ -443,63 +424,14 @@ def _number(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.3f}"
 
 
-_TICKS: Final = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000)
-
-
-def images(found: ReasoningResult) -> dict[str, str]:
-    """Title -> PNG in base64."""
-    title = f"{found.llm}, {found.prompts:,} prompts with and without a request to reason"
-    with figure(1, 3, size=(15.5, 5.0), title=title) as (drawing, axes):
-        _change(axes[0], found)
-        for panel, asked in zip(axes[1:], ASKED, strict=True):
-            _calibration(panel, found, asked)
-        return {title: png(drawing)}
-
-
-def _change(axes: Axes, found: ReasoningResult) -> None:
-    for values, name, colour in (
-        (found.prompt_means, "answers", COLOURS[0]),
-        (found.predicted_means, "predictions as shipped", COLOURS[1]),
-    ):
-        axes.scatter(values["plain"], values["steps"], s=18, color=colour, alpha=0.7, label=name, linewidth=0)
-    means = [values[asked] for values in (found.prompt_means, found.predicted_means) for asked in ASKED]
-    ends = (min(float(each.min()) for each in means) / 1.2, max(float(each.max()) for each in means) * 1.2)
-    axes.plot(ends, ends, color=GREY, linewidth=1.2)
-    ticks = [tick for tick in _TICKS if ends[0] <= tick <= ends[1]]
-    log_tokens(axes, ticks)
-    axes.set_yscale("log")
-    axes.set_yticks(ticks, [f"{tick:,g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.set_xlabel("mean length, plain (tokens)")
-    axes.set_ylabel("mean length, step by step (tokens)")
-    axes.set_title("One dot per prompt; above the line is longer")
-    legend(axes, loc="upper left")
-
-
-def _calibration(axes: Axes, found: ReasoningResult, asked: Asked) -> None:
-    axes.plot([0, 100], [0, 100], color=GREY, linewidth=1.2)
-    for seen, colour in zip(SEEN, COLOURS, strict=False):
-        each = found.holding(asked, seen)
-        predicted, actual = (100 * np.array(list(column.values())) for column in (each.covered_predicted, each.covered))
-        name = "as shipped" if seen is None else f"calibrated on {each.observations:,} {KIND_NAMES[seen]}"
-        axes.plot(predicted, actual, color=colour, marker="o", markersize=4, label=name)
-    axes.set_xlim(0, 100)
-    axes.set_ylim(0, 100)
-    axes.set_xlabel("share that predictions expect inside the interval (%)")
-    axes.set_ylabel("answers inside (%)")
-    axes.set_title(f"Calibration, asked {KIND_NAMES[asked]}")
-    legend(axes, loc="upper left")
-
-
 @dataclass(frozen=True)
 class ReasoningGrid:
     """The predictor and the answers; without files, the packaged pairs."""
 
     predictor: str = "default"
     plain: Path | None = None
-    """Answers collected with `lengthwise collect`."""
+    """Answers collected with `lengthwise collect`; `steps` has the same prompts, collected with --suffix."""
     steps: Path | None = None
-    """The same prompts collected with --suffix."""
     max_tokens: int = LIMIT
     """The limit under which they are collected."""
     observations: int = 100
@@ -518,7 +450,7 @@ def measure(run: Run, grid: ReasoningGrid) -> ReasoningResult:
     if grid.plain is None or grid.steps is None:
         pairs = load_reasoning()
     else:
-        pairs = read_reasoning(grid.plain, grid.steps, grid.max_tokens)
+        pairs = pair(LengthSamples.read(grid.plain), LengthSamples.read(grid.steps), max_tokens=grid.max_tokens)
     run.report("predictions and calibration", 0.1)
     predictor = load_predictor(grid.predictor)
     return compare(predictor, pairs, name=grid.predictor, observations=grid.observations, seed=grid.seed)
@@ -548,5 +480,4 @@ STUDY: Study[ReasoningGrid, ReasoningResult] = Study(
     measure=measure,
     tables=tables,
     answer=answer,
-    images=images,
 )

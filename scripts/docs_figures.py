@@ -85,8 +85,7 @@ def draw_gain() -> None:
                 axes.text(place, value + 0.15, f"{value:.1f}", ha="center", fontsize=7.5, color="#3d454c")
         labels = [f"{low:.0f}–{high:.0f}" for low, high in pairwise(edges)]
         axes.set_xticks(np.arange(len(labels)) + 0.2, labels, fontsize=8)
-        axes.set_xlabel("tokens of the answer, in tenths of the requests")
-        axes.set_ylabel("mean time to the full answer, s")
+        axes.set(xlabel="tokens of the answer, in tenths of the requests", ylabel="mean time to the full answer, s")
         axes.grid(axis="x", visible=False)
         legend(axes, loc="upper left")
         axes.set_title("vLLM 0.32 on an H200, 32 slots, bursts at twice the capacity", fontsize=9, fontweight="normal")
@@ -100,12 +99,10 @@ def draw_lengths() -> None:
         bins = np.geomspace(max(1.0, lengths[0]), lengths[-1], 40)
         panels[0].hist(lengths, bins=bins.tolist(), color=OURS)
         log_tokens(panels[0], (3, 10, 30, 100, 300, 1000))
-        panels[0].set_xlabel("tokens of the answer")
-        panels[0].set_ylabel("answers")
+        panels[0].set(xlabel="tokens of the answer", ylabel="answers")
         share = np.cumsum(lengths[::-1]) / lengths.sum()
         panels[1].plot(np.arange(1, len(lengths) + 1) / len(lengths) * 100, share * 100, color=OURS)
-        panels[1].set_xlabel("longest answers, %")
-        panels[1].set_ylabel("their share of all tokens, %")
+        panels[1].set(xlabel="longest answers, %", ylabel="their share of all tokens, %")
         write(drawing, "concept_lengths")
 
 
@@ -132,9 +129,7 @@ def draw_prediction() -> None:
             axes.plot([place, place], [low, high], color="#cfe1ee", linewidth=4, solid_capstyle="butt")
             axes.plot(place, predicted.quantile(0.5), marker="_", color=OURS, markersize=7)
             axes.plot(np.full(lengths.shape[1], place), lengths[number], ".", color=COLOURS[1], markersize=2.5)
-        axes.set_yscale("log")
-        axes.set_ylabel("tokens")
-        axes.set_xlabel("60 prompts, in the order of the predicted median")
+        axes.set(yscale="log", ylabel="tokens", xlabel="60 prompts, in the order of the predicted median")
         axes.plot([], [], color="#cfe1ee", linewidth=4, label="90 % interval")
         axes.plot([], [], marker="_", linestyle="", color=OURS, label="predicted median")
         axes.plot([], [], ".", color=COLOURS[1], label="ten answers")
@@ -170,8 +165,7 @@ def draw_queue() -> None:
             mean = np.mean([end for *_, end in placed])
             axes.set_title(f"{name}: mean {mean:.1f} s, last {max(end for *_, end in placed):.0f} s", fontsize=9.5)
             axes.set_yticks([0, 1], ["slot 1", "slot 2"])
-            axes.set_xlim(0, 18)
-            axes.set_xlabel("s")
+            axes.set(xlim=(0, 18), xlabel="s")
             axes.grid(visible=False)
         write(drawing, "concept_queue")
 
@@ -204,8 +198,7 @@ def draw_load() -> None:
                 axes.plot(LOADS, values, marker="o", markersize=3.5, color=colour, label=name)
         for axes, title in zip(panels, ("mean E2E over FCFS", "p99 E2E over FCFS"), strict=True):
             axes.axhline(1, color=BASELINE, linewidth=1)
-            axes.set_title(title)
-            axes.set_xlabel("load")
+            axes.set(title=title, xlabel="load")
             axes.set_ylim(bottom=0)
         legend(panels[1], loc="upper left")
         write(drawing, "concept_load")
@@ -226,8 +219,7 @@ def draw_remaining() -> None:
         axes.plot(
             generated, np.maximum(0, 300 - generated), color=BASELINE, linestyle="--", label="a single number, 300"
         )
-        axes.set_xlabel("tokens so far; before the first: median 300")
-        axes.set_ylabel("tokens to come")
+        axes.set(xlabel="tokens so far; before the first: median 300", ylabel="tokens to come")
         legend(axes, loc="upper left")
         write(drawing, "concept_remaining")
 
@@ -250,8 +242,7 @@ def draw_memory() -> None:
             axes.axhline(capacity, color=COLOURS[1], linewidth=1.2)
             verdict = "admitted" if peak <= capacity else "waits"
             axes.set_title(f"{remaining} tokens predicted: peak {peak:,}, {verdict}", fontsize=9.5)
-            axes.set_xlabel("steps from now")
-            axes.set_ylim(0, 5000)
+            axes.set(xlabel="steps from now", ylim=(0, 5000))
         panels[0].set_ylabel("KV tokens")
         panels[0].text(790, capacity + 60, f"KV memory: {capacity:,}", ha="right", color=COLOURS[1], fontsize=8.5)
         write(drawing, "concept_memory")
@@ -261,8 +252,7 @@ def draw_hosts() -> None:
     """One policy object in three hosts."""
     with figure(1, 1, size=(8.4, 2.7), title="One policy, three hosts") as (drawing, (axes,)):
         axes.set_axis_off()
-        axes.set_xlim(0, 10)
-        axes.set_ylim(0, 4)
+        axes.set(xlim=(0, 10), ylim=(0, 4))
         box(axes, 0.2, 1.4, 2.2, 1.2, "predictor\n\nprompt, LLM → distribution", "#eef2f5")
         box(axes, 3.6, 1.4, 2.2, 1.2, "policy, router\n\npure functions", "#cfe1ee")
         for height, text in (

@@ -125,9 +125,7 @@ def by_spread(axes: Axes, spec: str) -> None:
     }
     for colour, (name, values) in zip(COLOURS, series.items(), strict=False):
         axes.plot(sigma, values, color=colour, label=name)
-    axes.set_yscale("log")
-    axes.set_xlabel("sigma of a prediction with median 300")
-    axes.set_ylabel("score, tokens")
+    axes.set(yscale="log", xlabel="sigma of a prediction with median 300", ylabel="score, tokens")
     legend(axes)
 
 
@@ -151,9 +149,7 @@ def by_lane(axes: Axes, spec: str) -> None:
         axes.plot(medians, np.where(fast, 0.0, wait), color=colour, label=f"waiting work {wait:g}")
     axes.axvspan(medians[0], medians[fast].max(), color=GREY, alpha=0.25, label="fast lane")
     log_tokens(axes, TICKS)
-    axes.set_ylim(-20, 1200)
-    axes.set_xlabel("predicted median, tokens")
-    axes.set_ylabel("work ahead, tokens per slot")
+    axes.set(ylim=(-20, 1200), xlabel="predicted median, tokens", ylabel="work ahead, tokens per slot")
     legend(axes)
 
 
@@ -170,9 +166,7 @@ def by_age(axes: Axes, spec: str) -> None:
     if "srpt" in spec:
         mean = float(predictions(np.array([300.0]), 0.6)["expected"][0])
         axes.axvline(0.8 * mean, color=GREY, linestyle=":", label="c: let finish from here (0.6)")
-    axes.set_ylim(0, 2000)
-    axes.set_xlabel("generated, of a prediction with median 300")
-    axes.set_ylabel("key, tokens")
+    axes.set(ylim=(0, 2000), xlabel="generated, of a prediction with median 300", ylabel="key, tokens")
     legend(axes)
 
 
@@ -186,8 +180,7 @@ def by_hit_group(axes: Axes, spec: str) -> None:
     starts = [0, *[n for n in range(1, len(served)) if served[n] != served[n - 1]], len(served)]
     for start, end in pairwise(starts):
         axes.plot([start, end], [served[start]] * 2, color=COLOURS[0], linewidth=4, solid_capstyle="butt")
-    axes.set_xlabel("order of service")
-    axes.set_ylabel("hit-ratio group")
+    axes.set(xlabel="order of service", ylabel="hit-ratio group")
 
 
 def by_tenant(axes: Axes, spec: str) -> None:
@@ -207,8 +200,7 @@ def by_tenant(axes: Axes, spec: str) -> None:
                 totals.append(totals[-1] + more / 1000)
         for colour, (tenant, totals) in zip(COLOURS, done.items(), strict=False):
             axes.plot(totals, style, color=colour, label=f"{tenant}, {'fair' if style == '-' else 'sjf alone'}")
-    axes.set_xlabel("requests admitted")
-    axes.set_ylabel("work admitted, 1,000 tokens")
+    axes.set(xlabel="requests admitted", ylabel="work admitted, 1,000 tokens")
     legend(axes)
 
 
@@ -219,8 +211,7 @@ def by_overtakers(axes: Axes, spec: str) -> None:
         overtakers = {number: sum(other > number for other in order[:place]) for place, number in enumerate(order)}
         axes.plot([overtakers[number] for number in range(len(order))], ".", color=colour, label=inside)
     axes.axhline(20, color=COLOURS[1], linewidth=0.8)
-    axes.set_xlabel("order of arrival")
-    axes.set_ylabel("overtaken by")
+    axes.set(xlabel="order of arrival", ylabel="overtaken by")
     legend(axes)
 
 
@@ -232,8 +223,7 @@ def by_class(axes: Axes, spec: str) -> None:
         scores = make_policy(spec).eviction_scores(jobs, NOW)[jobs.priority == priority]
         axes.plot(expected, scores, ".", color=colour, label=f"priority {priority}")
     log_tokens(axes, TICKS)
-    axes.set_xlabel("expected, tokens")
-    axes.set_ylabel("eviction score, rank of 120")
+    axes.set(xlabel="expected, tokens", ylabel="eviction score, rank of 120")
     legend(axes)
 
 
@@ -289,8 +279,7 @@ def order_of_service(axes: Axes, name: str, spec: str) -> None:
     bar = axes.figure.colorbar(dots, ax=axes, ticks=[2, 3])
     bar.ax.set_yticklabels(["100", "1,000"])
     bar.ax.set_title("tokens", fontsize=8)
-    axes.set_xlabel("order of arrival")
-    axes.set_ylabel("order of admission")
+    axes.set(xlabel="order of arrival", ylabel="order of admission")
 
 
 LEFT: dict[str, Any] = {

@@ -7,20 +7,11 @@ python -m experiments run castillo     # tables 2 to 5, figures 6, 7, 9 and A.3 
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from experiments.castillo import prompt_method
-from experiments.castillo.loss_curves import (
-    FIGURES,
-    Training,
-    curve_figure,
-    curve_table,
-    load_trainings,
-    paper_curve_figure,
-    paper_curve_table,
-)
+from experiments.castillo.loss_curves import FIGURES, log_t_curve_table, paper_curve_figure, paper_curve_table
 from experiments.castillo.paper import (
     PAPER_PROMPT_METHOD,
     PaperComparison,
@@ -43,33 +34,29 @@ from lengthwise.workloads.files import read_parquet_table
 
 @dataclass(frozen=True)
 class CastilloGrid:
-    """The predictor, what the paper's networks and an LLM itself predicted, and other loss curves."""
+    """The predictor, and what the paper's networks and an LLM itself predicted."""
 
     predictor: str = "default"
     kept: Path = KEPT
     """Folder that `python -m experiments.castillo train` wrote."""
     replies: Path = prompt_method.KEPT
     """File that `python -m experiments.castillo ask` wrote."""
-    curves: Path | None = None
-    """Other loss curves of the log-t prediction: metrics.json of scripts/gpu_train.py."""
 
 
 @dataclass(frozen=True)
 class CastilloResult:
-    """The paper's tables with ours, the loss curves, and what an LLM states about itself."""
+    """The paper's tables with ours, the loss curves of its networks, and what an LLM states about itself."""
 
     predictor: str
     comparison: PaperComparison
     by_rule: PaperComparison
     """The predictor alone, scored by each rule."""
     asked: prompt_method.PromptMethod | None
-    trainings: list[Training]
     paper_curves: pa.Table | None
 
 
 def measure(run: Run, grid: CastilloGrid) -> CastilloResult:
     """Predict every test prompt and fill the paper's tables beside the kept predictions of the paper's networks."""
-    trainings = load_trainings(grid.curves)
     samples = run.castillo()
     predictor = evaluated_predictor(grid.predictor, trained_on(samples))
     run.report("predicting", 0.1)
@@ -90,7 +77,6 @@ def measure(run: Run, grid: CastilloGrid) -> CastilloResult:
         compare(subjects, samples, report=run.part(0.5, 1.0)),
         compare([replace(subjects[0], rule=rule) for rule in RULES], samples),
         asked,
-        trainings,
         curves,
     )
 
@@ -98,7 +84,7 @@ def measure(run: Run, grid: CastilloGrid) -> CastilloResult:
 def _tables(found: CastilloResult) -> list[Table]:
     asked = [] if found.asked is None else [prompt_method.table(found.asked, PAPER_PROMPT_METHOD)]
     curves = [] if found.paper_curves is None else [paper_curve_table(found.paper_curves)]
-    return [*tables(found.comparison), rule_table(found.by_rule), *asked, *curves, curve_table(found.trainings)]
+    return [*tables(found.comparison), rule_table(found.by_rule), *asked, *curves, log_t_curve_table()]
 
 
 def _images(found: CastilloResult) -> dict[str, str]:
@@ -107,12 +93,7 @@ def _images(found: CastilloResult) -> dict[str, str]:
     return {
         **drawn,
         "Figure 7: accuracy by LLM and bin width": figure_7(found.comparison, found.predictor),
-        "Loss curves of the log-t prediction": curve_figure(found.trainings),
     }
-
-
-def _facts(found: CastilloResult) -> dict[str, Any]:
-    return {**vars(found), "paper_curves": None}
 
 
 STUDY: Study[CastilloGrid, CastilloResult] = Study(
@@ -127,7 +108,7 @@ STUDY: Study[CastilloGrid, CastilloResult] = Study(
     serial=True,
     measure=measure,
     tables=_tables,
-    facts=_facts,
+    facts=lambda found: {**vars(found), "paper_curves": None},
     images=_images,
     claims=lambda found: claims(found.comparison, found.predictor),
 )

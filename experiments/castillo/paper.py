@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -27,32 +28,38 @@ from lengthwise.workloads import LengthSamples
 Floats = NDArray[np.float64]
 
 READINGS: Final[Mapping[str, str]] = {"mean": "bin of the mean", "p99": "bin of the P99"}
+CLASSES: Final = tuple(f"{kind} {width}" for width in WIDTHS for kind in ("Acc", "F1"))
 ERRORS: Final = ("MSE(mean)", "MAE(mean)", "MSE(std)", "MAE(std)")
-
-PAPER_TABLE_2: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
-    "Llama-3.2-1B": ((16.81, 0.164), (31.21, 0.305), (50.66, 0.499), (68.90, 0.679), (89.78, 0.8844)),
-    "Llama-3.2-3B": ((19.23, 0.187), (33.63, 0.335), (50.55, 0.505), (72.64, 0.720), (92.19, 0.9099)),
-    "Llama-3.1-8B": ((16.15, 0.151), (28.35, 0.280), (49.12, 0.484), (67.25, 0.667), (91.86, 0.9020)),
+COLUMNS: Final = {2: CLASSES, 3: CLASSES, 4: ERRORS, 5: ERRORS}
+TITLES: Final = {
+    2: "Table 2: classes, six corpora",
+    3: "Table 3: classes, Alpaca (never trained on)",
+    4: "Table 4: errors, six corpora",
+    5: "Table 5: errors, Alpaca (never trained on)",
 }
-"""Six corpora: accuracy in percent and F1 for each bin width."""
-PAPER_TABLE_3: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
-    "Llama-3.2-1B": ((10.00, 0.094), (17.70, 0.164), (35.45, 0.361), (71.50, 0.714), (93.60, 0.927)),
-    "Llama-3.2-3B": ((13.35, 0.135), (24.35, 0.254), (41.65, 0.435), (74.50, 0.747), (96.55, 0.952)),
-    "Llama-3.1-8B": ((11.50, 0.133), (21.75, 0.234), (34.80, 0.455), (75.45, 0.747), (94.55, 0.932)),
+PAPER: Final[Mapping[int, Mapping[str, tuple[float, ...]]]] = {
+    2: {
+        "Llama-3.2-1B": (16.81, 0.164, 31.21, 0.305, 50.66, 0.499, 68.90, 0.679, 89.78, 0.8844),
+        "Llama-3.2-3B": (19.23, 0.187, 33.63, 0.335, 50.55, 0.505, 72.64, 0.720, 92.19, 0.9099),
+        "Llama-3.1-8B": (16.15, 0.151, 28.35, 0.280, 49.12, 0.484, 67.25, 0.667, 91.86, 0.9020),
+    },
+    3: {
+        "Llama-3.2-1B": (10.00, 0.094, 17.70, 0.164, 35.45, 0.361, 71.50, 0.714, 93.60, 0.927),
+        "Llama-3.2-3B": (13.35, 0.135, 24.35, 0.254, 41.65, 0.435, 74.50, 0.747, 96.55, 0.952),
+        "Llama-3.1-8B": (11.50, 0.133, 21.75, 0.234, 34.80, 0.455, 75.45, 0.747, 94.55, 0.932),
+    },
+    4: {
+        "Llama-3.2-1B": (75378.30, 121.02, 108624.30, 80.84),
+        "Llama-3.2-3B": (45735.30, 119.18, 28182.20, 54.68),
+        "Llama-3.1-8B": (82152.72, 128.28, 19193.33, 51.60),
+    },
+    5: {
+        "Llama-3.2-1B": (70542.27, 163.87, 48814.96, 70.78),
+        "Llama-3.2-3B": (73246.13, 164.94, 16033.02, 53.45),
+        "Llama-3.1-8B": (78596.34, 175.10, 21076.86, 52.87),
+    },
 }
-"""Alpaca, never trained on: as table 2."""
-PAPER_TABLE_4: Final[Mapping[str, tuple[float, ...]]] = {
-    "Llama-3.2-1B": (75378.30, 121.02, 108624.30, 80.84),
-    "Llama-3.2-3B": (45735.30, 119.18, 28182.20, 54.68),
-    "Llama-3.1-8B": (82152.72, 128.28, 19193.33, 51.60),
-}
-"""Six corpora: errors of the mean and of the std of a prompt's samples, in the order of ERRORS."""
-PAPER_TABLE_5: Final[Mapping[str, tuple[float, ...]]] = {
-    "Llama-3.2-1B": (70542.27, 163.87, 48814.96, 70.78),
-    "Llama-3.2-3B": (73246.13, 164.94, 16033.02, 53.45),
-    "Llama-3.1-8B": (78596.34, 175.10, 21076.86, 52.87),
-}
-"""Alpaca, never trained on: as table 4."""
+"""By table and LLM, in the order of COLUMNS: accuracy in percent and F1; errors of a prompt's mean and std."""
 PAPER_PROMPT_METHOD: Final = ("Llama-3.1-8B", 3210768.61, 384.03)
 """The paper's baseline, asking the LLM itself: MSE and MAE of the mean, in its table 4."""
 
@@ -101,11 +108,6 @@ class Cell:
     constant: float
 
     @property
-    def smaller_is_better(self) -> bool:
-        """Of errors; not of accuracy and F1."""
-        return self.what in ERRORS
-
-    @property
     def constant_beats_paper(self) -> bool:
         """Then the cell does not distinguish predictors."""
         return self._better(self.constant, self.paper)
@@ -116,7 +118,7 @@ class Cell:
         return self._better(self.ours, self.paper) and not self.constant_beats_paper
 
     def _better(self, a: float, b: float) -> bool:
-        return a < b if self.smaller_is_better else a > b
+        return a < b if self.what in ERRORS else a > b
 
 
 @dataclass(frozen=True)
@@ -167,19 +169,16 @@ def trained_subjects(kept: pa.Table, samples: LengthSamples) -> list[Subject]:
     }
     if any(place < 0 for each in rows.values() for place in each):
         raise InputError("the kept predictions are of other rows", source=samples.origin)
-    seeds: dict[tuple[str, str, str], dict[str, list[Floats]]] = {}
+    seeds: dict[tuple[str, str, str], list[Floats]] = {}
     for column in kept.column_names[len(_KEY) :]:
         _, rule, target, width, _, *part = column.split("/")
-        kind = f"{target}/{width}" if width != "0" else part[0]
-        name = CLASSIFIER if width != "0" else f"{REGRESSION}, {target} error"
-        seeds.setdefault((name, rule, kind), {}).setdefault("", []).append(
-            np.asarray(kept[column].to_numpy(), np.float64)
-        )
+        name, kind = (f"{REGRESSION}, {target} error", part[0]) if width == "0" else (CLASSIFIER, f"{target}/{width}")
+        seeds.setdefault((name, rule, kind), []).append(np.asarray(kept[column].to_numpy(), np.float64))
     subjects: dict[tuple[str, str], dict[tuple[str, str], Floats]] = {}
     for (name, rule, kind), found in seeds.items():
-        for llm in LLMS:
-            subjects.setdefault((name, rule), {})[llm, kind] = np.stack(found[""])[:, rows[llm]]
-    return [Subject(name, rule, values) for (name, rule), values in subjects.items()]
+        values = subjects.setdefault((name, rule), {})
+        values.update({(llm, kind): np.stack(found)[:, rows[llm]] for llm in LLMS})
+    return [Subject(*name, values) for name, values in subjects.items()]
 
 
 _KEY: Final = ("llm", "corpus", "prompt_id")
@@ -216,44 +215,34 @@ def compare(subjects: Sequence[Subject], samples: LengthSamples, *, report: Repo
 
 def _classes(
     table: int, llm: str, subject: Subject, place: NDArray[np.int64], truth: Truth, fitted: Truth
-) -> list[Cell]:
-    paper = (PAPER_TABLE_2 if table == 2 else PAPER_TABLE_3)[llm]
-    cells = []
-    for reading in READINGS:
-        true, past = getattr(truth, reading), getattr(fitted, reading)
-        for width, (accuracy, f1) in zip(WIDTHS, paper, strict=True):
-            given = subject.classes(llm, reading, width)
-            if given is None:
-                continue
-            wanted = np.floor(true / width).astype(np.intp)
-            ours = given[:, place].astype(np.intp)
-            constant = np.full(len(wanted), np.bincount(np.floor(past / width).astype(np.intp)).argmax())
-            weighted = [scores.classification(wanted, each).f1 for each in ours]
-            base = scores.classification(wanted, constant)
-            make = partial(Cell, table, llm, subject.name, subject.rule, reading)
-            hits = (ours == wanted).mean(axis=0)
-            cells.append(make(f"Acc {width}", accuracy, *_mean(100 * hits), 100 * base.accuracy))
-            cells.append(make(f"F1 {width}", f1, float(np.mean(weighted)), math.nan, math.nan, base.f1))
-    return cells
+) -> Iterator[Cell]:
+    paper = dict(zip(CLASSES, PAPER[table][llm], strict=True))
+    for reading, width in itertools.product(READINGS, WIDTHS):
+        given = subject.classes(llm, reading, width)
+        if given is None:
+            continue
+        wanted, past = (np.floor(getattr(each, reading) / width).astype(np.intp) for each in (truth, fitted))
+        ours = given[:, place].astype(np.intp)
+        base = scores.classification(wanted, np.full(len(wanted), np.bincount(past).argmax()))
+        f1 = float(np.mean([scores.classification(wanted, each).f1 for each in ours]))
+        make = partial(Cell, table, llm, subject.name, subject.rule, reading)
+        accuracy = _mean(100 * (ours == wanted).mean(axis=0))
+        yield make(f"Acc {width}", paper[f"Acc {width}"], *accuracy, 100 * base.accuracy)
+        yield make(f"F1 {width}", paper[f"F1 {width}"], f1, math.nan, math.nan, base.f1)
 
 
 def _errors(
     table: int, llm: str, subject: Subject, place: NDArray[np.int64], truth: Truth, fitted: Truth
-) -> list[Cell]:
-    paper = iter((PAPER_TABLE_4 if table == 4 else PAPER_TABLE_5)[llm])
-    cells = []
-    for kind in ("mean", "std"):
+) -> Iterator[Cell]:
+    kinds = itertools.product(("mean", "std"), ((2, np.nanmean), (1, np.nanmedian)))
+    for what, paper, (kind, (power, middle)) in zip(ERRORS, PAPER[table][llm], kinds, strict=True):
         given = subject.values.get((llm, kind))
-        true, past = getattr(truth, kind), getattr(fitted, kind)
-        for what, power, middle in (("MSE", 2, np.nanmean), ("MAE", 1, np.nanmedian)):
-            theirs = next(paper)
-            if given is None:
-                continue
-            error = np.mean(np.abs(given[:, place] - true) ** power, axis=0)
-            constant = np.nanmean(np.abs(middle(past) - true) ** power)
-            make = partial(Cell, table, llm, subject.name, subject.rule, "")
-            cells.append(make(f"{what}({kind})", theirs, *_mean(error), float(constant)))
-    return cells
+        if given is None:
+            continue
+        true = getattr(truth, kind)
+        error = np.mean(np.abs(given[:, place] - true) ** power, axis=0)
+        constant = float(np.nanmean(np.abs(middle(getattr(fitted, kind)) - true) ** power))
+        yield Cell(table, llm, subject.name, subject.rule, "", what, paper, *_mean(error), constant)
 
 
 def _mean(values: Floats) -> tuple[float, float, float]:
@@ -265,22 +254,13 @@ def _mean(values: Floats) -> tuple[float, float, float]:
     return (float(known.mean()), *interval_over_pairs(known[draws].mean(axis=1)))
 
 
-_WHAT: Final = {
-    2: "Table 2: classes, six corpora",
-    3: "Table 3: classes, Alpaca (never trained on)",
-    4: "Table 4: errors, six corpora",
-    5: "Table 5: errors, Alpaca (never trained on)",
-}
-
-
 def tables(found: PaperComparison) -> list[Table]:
     """The paper's tables 2 to 5, those that the data can fill."""
-    return [_table(found, number) for number in _WHAT if found.prompts[number]]
+    return [_table(found, number) for number in TITLES if found.prompts[number]]
 
 
 def _table(found: PaperComparison, number: int) -> Table:
-    by_class = number in (2, 3)
-    columns = [f"{kind} {width}" for width in WIDTHS for kind in ("Acc", "F1")] if by_class else list(ERRORS)
+    columns = COLUMNS[number]
     cells = [cell for cell in found.cells if cell.table == number]
     rows: list[tuple[str, ...]] = []
     begins = set()
@@ -290,10 +270,9 @@ def _table(found: PaperComparison, number: int) -> Table:
         for cell in cells:
             if cell.llm == llm:
                 mine.setdefault((cell.rule, cell.reading, cell.subject), {})[cell.what] = cell
-        first = next(iter(mine.values()))
-        rows.append((llm, "paper", "", *(_figure(what, first[what].paper) for what in columns)))
+        rows.append((llm, "paper", "", *map(_figure, columns, PAPER[number][llm])))
         for rule in RULES:
-            for reading in READINGS if by_class else ("",):
+            for reading in READINGS if columns is CLASSES else ("",):
                 group = {key: row for key, row in mine.items() if key[:2] == (rule, reading)}
                 for (_, _, subject), row in group.items():
                     rows.append(("", _named(subject, reading), rule, *(_shown(row[what]) for what in columns)))
@@ -301,7 +280,7 @@ def _table(found: PaperComparison, number: int) -> Table:
                     row = next(iter(group.values()))
                     values = (_figure(what, row[what].constant) for what in columns)
                     rows.append(("", _named(CONSTANT, reading), rule, *values))
-    title = f"{_WHAT[number]}; {_sizes(found.prompts[number])} rows per LLM of {found.origin}"
+    title = f"{TITLES[number]}; {_sizes(found.prompts[number])} rows per LLM of {found.origin}"
     notes = _notes(found, number, cells)
     return Table(title, ("LLM", "", "rows", *columns), rows, notes, frozenset(begins - {0}), keys=3)
 
@@ -347,22 +326,21 @@ def _notes(found: PaperComparison, number: int, cells: Sequence[Cell]) -> list[s
     return notes
 
 
-def rule_table(found: PaperComparison, by_rule: Sequence[str] = tuple(RULES)) -> Table:
+def rule_table(found: PaperComparison) -> Table:
     """Table 4 for the same predictions scored by each rule: how much of an error is answers that never ended."""
     rows = []
     for llm in LLMS:
-        for rule in by_rule:
+        for rule in RULES:
             mine = {cell.what: cell for cell in found.cells if (cell.table, cell.llm, cell.rule) == (4, llm, rule)}
             rows.append(
                 (
-                    llm if rule == by_rule[0] else "",
+                    llm if rule == next(iter(RULES)) else "",
                     RULES[rule],
                     f"{found.prompts[4][rule][llm]:,}",
                     *(_with_interval(mine[what]) for what in ERRORS),
                 )
             )
-        paper = PAPER_TABLE_4[llm]
-        rows.append(("", "paper", "910", *(_figure(what, value) for what, value in zip(ERRORS, paper, strict=True))))
+        rows.append(("", "paper", "910", *map(_figure, ERRORS, PAPER[4][llm])))
     name = found.cells[0].subject
     notes = [
         "95 % over prompts. The paper's accuracies are multiples of 1/910: it removed no test row.",
@@ -378,18 +356,13 @@ def _with_interval(cell: Cell) -> str:
 def claims(found: PaperComparison, subject: str) -> list[Claim]:
     """Accuracy and MAE beside the paper's, with intervals over prompts; `subject` is the predictor of the package."""
     shown = {
-        (CLASSIFIER, "castillo", "mean"): "classifier, mean",
-        (CLASSIFIER, "castillo", "p99"): "classifier, P99",
-        (f"{REGRESSION}, squared error", "castillo", ""): "regression, squared",
-        (f"{REGRESSION}, absolute error", "castillo", ""): "regression, absolute",
-        (subject, "castillo", "mean"): subject,
-        (subject, "castillo", ""): subject,
+        (CLASSIFIER, "mean"): "classifier, mean",
+        (CLASSIFIER, "p99"): "classifier, P99",
+        (f"{REGRESSION}, squared error", ""): "regression, squared",
+        (f"{REGRESSION}, absolute error", ""): "regression, absolute",
+        (subject, "mean"): subject,
+        (subject, ""): subject,
     }
-    chosen = [
-        (cell, shown[cell.subject, cell.rule, cell.reading])
-        for cell in found.cells
-        if (cell.subject, cell.rule, cell.reading) in shown and cell.what.startswith(("Acc", "MAE"))
-    ]
     return [
         Claim(
             f"table {cell.table}, {cell.what}, {cell.llm}",
@@ -398,7 +371,9 @@ def claims(found: PaperComparison, subject: str) -> list[Claim]:
             setting,
             None,
         )
-        for cell, setting in chosen
+        for cell in found.cells
+        if cell.rule == "castillo" and cell.what.startswith(("Acc", "MAE"))
+        if (setting := shown.get((cell.subject, cell.reading))) is not None
     ]
 
 
@@ -414,25 +389,21 @@ def figure_7(found: PaperComparison, subject: str) -> str:
     lines = ((CLASSIFIER, "mean", COLOURS[2]), (CLASSIFIER, "p99", COLOURS[3]), (subject, "mean", COLOURS[0]))
     with figure(len(numbers), len(LLMS), size=(13, 3.6 * len(numbers) + 0.6), title=title) as (drawing, axes):
         for place, (table, llm) in enumerate((table, llm) for table in numbers for llm in LLMS):
-            ours = {
-                (name, reading): [cells[table, llm, name, reading, f"Acc {width}"] for width in WIDTHS]
-                for name, reading, _ in lines
-                if (table, llm, name, reading, "Acc 50") in cells
-            }
-            reference = ours[subject, "mean"]
-            series = [
-                (_named(name, reading), [cell.ours for cell in ours[name, reading]], colour)
+            by_width = [
+                (name, reading, colour, [cells[table, llm, name, reading, f"Acc {width}"] for width in WIDTHS])
                 for name, reading, colour in lines
-                if (name, reading) in ours
+                if (table, llm, name, reading, "Acc 50") in cells
             ]
+            series = [
+                (_named(name, reading), [cell.ours for cell in row], colour) for name, reading, colour, row in by_width
+            ]
+            reference = by_width[-1][-1]
             series.append(("paper", [cell.paper for cell in reference], COLOURS[1]))
             series.append(("constant, bin of the mean", [cell.constant for cell in reference], GREY))
             for name, values, colour in series:
                 axes[place].plot(range(len(WIDTHS)), values, color=colour, marker="o", markersize=4, label=name)
+            title = f"{llm}, {'six corpora' if table == 2 else UNSEEN}"
+            axes[place].set(ylim=(0, 100), xlabel="bin width (tokens)", ylabel="accuracy (%)", title=title)
             axes[place].set_xticks(range(len(WIDTHS)), [f"{width:,}" for width in WIDTHS])
-            axes[place].set_ylim(0, 100)
-            axes[place].set_xlabel("bin width (tokens)")
-            axes[place].set_ylabel("accuracy (%)")
-            axes[place].set_title(f"{llm}, {'six corpora' if table == 2 else UNSEEN}")
         legend(axes[0], loc="upper left")
         return png(drawing)

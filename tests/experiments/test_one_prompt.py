@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from experiments.one_prompt import STUDY, OnePromptGrid, analyse, draw, facts, measure, tables
+from experiments.one_prompt import STUDY, OnePromptGrid, analyse, draw, facts, measure
 from experiments.study import Run
 from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
 from lengthwise.engines.smollm2 import MODEL_NAME
@@ -68,7 +68,7 @@ def test_answers_cut_off_count_as_longer_and_disable_ks() -> None:
     assert found.capped.any()
     assert all(each.ks_passes is None for each in found.fits)
     assert found.fit(LOGT.name).params[1] == pytest.approx(1.0, rel=0.25)
-    assert any("are cut off at 2,000" in note for note in tables(found)[0].notes)
+    assert any("are cut off at 2,000" in note for note in STUDY.tables(found)[0].notes)
 
 
 def test_the_shipped_predictors_prediction_is_included() -> None:

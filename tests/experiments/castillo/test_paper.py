@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from experiments.castillo.paper import (
-    PAPER_TABLE_2,
-    PAPER_TABLE_3,
-    PAPER_TABLE_4,
-    PAPER_TABLE_5,
+    COLUMNS,
+    PAPER,
     Cell,
     Subject,
     claims,
@@ -43,9 +41,10 @@ def cell(what: str, paper: float, ours: float, constant: float) -> Cell:
     return Cell(2, "Llama-3.2-1B", "default", "castillo", "mean", what, paper, ours, ours - 1, ours + 1, constant)
 
 
-def test_every_table_has_the_three_llamas() -> None:
-    for table in (PAPER_TABLE_2, PAPER_TABLE_3, PAPER_TABLE_4, PAPER_TABLE_5):
+def test_every_table_has_the_three_llamas_and_a_value_for_each_column() -> None:
+    for number, table in PAPER.items():
         assert tuple(table) == LLMS
+        assert {len(row) for row in table.values()} == {len(COLUMNS[number])}
 
 
 def test_a_cell_is_claimed_only_where_a_constant_does_not_beat_the_paper() -> None:

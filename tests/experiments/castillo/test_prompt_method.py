@@ -25,7 +25,7 @@ def test_an_llm_behind_a_url_is_asked_about_every_prompt(stating_llm: StatingLlm
     assert sorted(kept["reply"].to_pylist()) == ["0: because", "1: because", "2: because", "3: because"]
     assert sorted(kept["prompt_id"].to_pylist()) == sorted(SAMPLES.table["prompt_id"].to_pylist())
     assert [body["model"] for body in stating_llm.bodies] == ["tiny"] * 4
-    assert score(kept, SAMPLES).median_stated == 2  # a stated 0 is no length
+    assert score(kept, SAMPLES).stated == 3  # a stated 0 is no length
 
 
 def test_only_prompts_without_a_reply_are_asked_and_every_batch_is_stored(stating_llm: StatingLlm) -> None:
@@ -50,14 +50,13 @@ def test_errors_are_of_the_prompts_with_a_stated_length() -> None:
     assert (found.prompts, found.stated) == (4, 3)
     assert found.mae == pytest.approx((5 + 15 + 80) / 3)
     assert found.mse == pytest.approx((25 + 225 + 6400) / 3)
-    assert found.tau == pytest.approx(1.0)
     assert found.mae_interval[0] <= found.mae <= found.mae_interval[1]
     assert table(found, PAPER_PROMPT_METHOD).rows[1][2] == "3 of 4"
 
 
 def test_an_llm_that_states_nothing_has_no_error() -> None:
     found = score(replies("no", "no", "no", "no"), SAMPLES)
-    assert (found.stated, str(found.mae), str(found.tau)) == (0, "nan", "nan")
+    assert (found.stated, str(found.mae), str(found.mae_interval)) == (0, "nan", "(nan, nan)")
 
 
 def test_replies_to_other_prompts_are_refused() -> None:
