@@ -52,15 +52,6 @@ CONFIG: Final = Path(__file__).parents[1] / "configs" / "alpaca20.yaml"
 _CLEANED_FILE: Final = "alpaca_data_cleaned.json"
 
 
-@dataclass(frozen=True, eq=False)
-class AlpacaText:
-    """Prompts as the authors write them; answers, or in the stand-in their lengths in SmolLM2 tokens."""
-
-    prompts: list[str]
-    answers: list[str] | None
-    answer_tokens: list[int] | None
-
-
 def authors_prompt(instruction: str, given: str) -> str:
     """Join instruction and input as the authors do; the instruction's ending decides on both full stops."""
     stop = "" if instruction.endswith((".", "?", "!", "\n", ":")) else "."
@@ -86,8 +77,11 @@ def data_file(data: str) -> Path:
         raise InputError(f"cannot be fetched from the hub ({type(error).__name__})", source=data, hint=hint) from error
 
 
-def read_alpaca(path: Path) -> AlpacaText:
-    """Read instruction, input and output; a file with `out_tokens` in place of `output` is the stand-in."""
+def read_alpaca(path: Path) -> tuple[list[str], list[str] | list[int]]:
+    """Read prompts as the authors write them, and answers; the stand-in has their lengths in SmolLM2 tokens instead.
+
+    A file with `out_tokens` in place of `output` is the stand-in.
+    """
     rows = read_parquet_table(path).to_pylist() if path.suffix == ".parquet" else _json_rows(path)
     known = rows[0].keys() if rows and isinstance(rows[0], dict) else ()
     answer = next((name for name in ("output", "out_tokens") if name in known), None)
@@ -95,9 +89,7 @@ def read_alpaca(path: Path) -> AlpacaText:
         raise InputError("is not Alpaca", source=path, hint="needed: instruction, input, and output or out_tokens")
     if answer == "out_tokens":
         rows = [row for row in rows if row["out_tokens"] > 0]
-    values = [row[answer] for row in rows]
-    prompts = [authors_prompt(row["instruction"], row["input"]) for row in rows]
-    return AlpacaText(prompts, *((values, None) if answer == "output" else (None, values)))
+    return [authors_prompt(row["instruction"], row["input"]) for row in rows], [row[answer] for row in rows]
 
 
 def _json_rows(path: Path) -> list[dict[str, Any]]:
@@ -109,18 +101,17 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
     return list(whole)
 
 
-def tokenise(text: AlpacaText, tokenizer: bytes) -> TokenisedPrompts:
+def tokenise(prompts: list[str], answers: list[str] | list[int], tokenizer: bytes) -> TokenisedPrompts:
     """WordPiece ids of prompts and lengths of answers, both truncated at 512 with their two special tokens."""
     from tokenizers import Tokenizer
 
     pieces = Tokenizer.from_str(tokenizer.decode())
     pieces.no_padding()
     pieces.enable_truncation(LONGEST)
-    ids = [np.array(each.ids, np.int32) for each in pieces.encode_batch(text.prompts)]
-    if text.answers is not None:
-        lengths = [len(each.ids) for each in pieces.encode_batch(text.answers)]
-    else:
-        lengths = [min(tokens + 2, LONGEST) for tokens in text.answer_tokens or ()]
+    ids = [np.array(each.ids, np.int32) for each in pieces.encode_batch(prompts)]
+    texts = [each for each in answers if isinstance(each, str)]
+    lengths = [len(each.ids) for each in pieces.encode_batch(texts)]
+    lengths += [min(tokens + 2, LONGEST) for tokens in answers if isinstance(tokens, int)]  # the stand-in
     return TokenisedPrompts(ids, np.array(lengths, np.int64))
 
 
@@ -157,16 +148,12 @@ class Alpaca20Task:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         fair = self.recipe != AUTHORS
         classes = fair_classes(prompts.lengths, self.seed) if fair else authors_classes(prompts.lengths)
+        where: dict[str, Any] = {"seed": self.seed, "device": device}
         if self.recipe == OURS:
-            config = read_config(CONFIG)
-            mask_id = loaded.text.mask_id
-            predicted, curve = train_ours(
-                loaded.module, prompts, classes, config, seed=self.seed, mask_id=mask_id, device=device
-            )
+            config, mask_id = read_config(CONFIG), loaded.text.mask_id
+            predicted, curve = train_ours(loaded.module, prompts, classes, config, mask_id=mask_id, **where)
         else:
-            predicted, curve = train_as_authors(
-                loaded.module, prompts, classes, seed=self.seed, epochs=self.epochs, device=device
-            )
+            predicted, curve = train_as_authors(loaded.module, prompts, classes, epochs=self.epochs, **where)
         found = score(classes, prompts.lengths, predicted)
         return {"recipe": self.recipe, "seed": self.seed, **found, "validation_loss": curve}
 
@@ -176,7 +163,7 @@ def _loaded(data: Path, backbone: str) -> tuple[Any, TokenisedPrompts]:
     from lengthwise.training.encoder.network import load_backbone
 
     loaded = load_backbone(backbone, LONGEST)
-    return loaded, tokenise(read_alpaca(data), loaded.tokenizer)
+    return loaded, tokenise(*read_alpaca(data), loaded.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -233,7 +220,7 @@ def measure(run: Run, grid: Alpaca20Grid) -> Alpaca20Result:
         found = Alpaca20Result(**json.loads(grid.kept.read_text(encoding="utf-8")))
     else:
         path = data_file(grid.data)
-        stand_in = read_alpaca(path).answers is None
+        stand_in = isinstance(read_alpaca(path)[1][0], int)
         first = {AUTHORS: AUTHORS_SEED}
         tasks = [
             Alpaca20Task(path, grid.backbone, recipe, first.get(recipe, 0) + number, grid.epochs)

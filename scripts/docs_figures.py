@@ -12,6 +12,7 @@ import io
 import os
 import re
 import sys
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +27,9 @@ from lengthwise.reports.figures import COLOURS, GREY, figure, legend, log_tokens
 from lengthwise.workloads import load_castillo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
@@ -51,10 +51,13 @@ def main() -> None:
         FIGURES_BY_NAME[name]()
 
 
-def write(drawing: Figure, name: str) -> None:
-    """Write a figure as SVG; a hundredth of a point is precise enough, and halves the size."""
-    text = io.StringIO()
-    drawing.savefig(text, format="svg", metadata={"Date": None})
+@contextmanager
+def drawn(name: str, columns: int = 1, *, size: tuple[float, float], title: str) -> Iterator[list[Axes]]:
+    """Yield the panels of a figure, then write it as SVG; a hundredth of a point is precise, and halves the size."""
+    with figure(1, columns, size=size, title=title) as (drawing, panels):
+        yield panels
+        text = io.StringIO()
+        drawing.savefig(text, format="svg", metadata={"Date": None})
     path = FIGURES / f"{name}.svg"
     path.write_text(re.sub(r"(\d\.\d\d)\d+", r"\1", text.getvalue()), encoding="utf-8")
     print(path.relative_to(ROOT))  # noqa: T201
@@ -74,7 +77,7 @@ def mean_by_length(policy: str, parts: int = 10) -> tuple[Array, Array]:
 def draw_gain() -> None:
     """Measured latency by the length of the answer, FCFS beside `lengthwise`."""
     title = "Short answers no longer wait for long ones"
-    with figure(1, 1, size=(8.4, 3.6), title=title) as (drawing, (axes,)):
+    with drawn("gain", size=(8.4, 3.6), title=title) as (axes,):
         for offset, (policy, name, colour) in enumerate(
             (("fcfs", "first come, first served", BASELINE), ("lengthwise", "Lengthwise, predicted lengths", OURS))
         ):
@@ -89,13 +92,12 @@ def draw_gain() -> None:
         axes.grid(axis="x", visible=False)
         legend(axes, loc="upper left")
         axes.set_title("vLLM 0.32 on an H200, 32 slots, bursts at twice the capacity", fontsize=9, fontweight="normal")
-        write(drawing, "gain")
 
 
 def draw_lengths() -> None:
     """Answer lengths of one LLM, and the share of all tokens that long answers take."""
     lengths = np.sort(prompts_and_lengths()[1].ravel())
-    with figure(1, 2, size=(8.4, 3.0), title="Answers differ by two orders of magnitude") as (drawing, panels):
+    with drawn("concept_lengths", 2, size=(8.4, 3.0), title="Answers differ by two orders of magnitude") as panels:
         bins = np.geomspace(max(1.0, lengths[0]), lengths[-1], 40)
         panels[0].hist(lengths, bins=bins.tolist(), color=OURS)
         log_tokens(panels[0], (3, 10, 30, 100, 300, 1000))
@@ -103,7 +105,6 @@ def draw_lengths() -> None:
         share = np.cumsum(lengths[::-1]) / lengths.sum()
         panels[1].plot(np.arange(1, len(lengths) + 1) / len(lengths) * 100, share * 100, color=OURS)
         panels[1].set(xlabel="longest answers, %", ylabel="their share of all tokens, %")
-        write(drawing, "concept_lengths")
 
 
 def prompts_and_lengths() -> tuple[list[str], Array]:
@@ -122,7 +123,7 @@ def draw_prediction() -> None:
     texts, lengths = texts[::every][:60], lengths[::every][:60]
     predictions = load_predictor("default").predict([PredictionInput(text, LLM) for text in texts])
     order = sorted(range(len(texts)), key=lambda number: predictions[number].quantile(0.5))
-    with figure(1, 1, size=(8.4, 3.4), title="A prediction is a distribution") as (drawing, (axes,)):
+    with drawn("concept_prediction", size=(8.4, 3.4), title="A prediction is a distribution") as (axes,):
         for place, number in enumerate(order):
             predicted = predictions[number]
             low, high = predicted.quantile(0.05), predicted.quantile(0.95)
@@ -134,7 +135,6 @@ def draw_prediction() -> None:
         axes.plot([], [], marker="_", linestyle="", color=OURS, label="predicted median")
         axes.plot([], [], ".", color=COLOURS[1], label="ten answers")
         legend(axes, loc="lower right", ncols=3)
-        write(drawing, "concept_prediction")
 
 
 QUEUE = (9, 2, 7, 1, 2, 1, 3, 1)  # s of work of requests that wait for two slots at the same time
@@ -156,7 +156,7 @@ def draw_queue() -> None:
         "in order of arrival": list(range(len(QUEUE))),
         "shortest first": sorted(range(len(QUEUE)), key=lambda r: QUEUE[r]),
     }
-    with figure(1, 2, size=(8.4, 2.5), title="The same work in another order") as (drawing, panels):
+    with drawn("concept_queue", 2, size=(8.4, 2.5), title="The same work in another order") as panels:
         for axes, (name, order) in zip(panels, orders.items(), strict=True):
             placed = served(order)
             for request, slot, start, end in placed:
@@ -167,7 +167,6 @@ def draw_queue() -> None:
             axes.set_yticks([0, 1], ["slot 1", "slot 2"])
             axes.set(xlim=(0, 18), xlabel="s")
             axes.grid(visible=False)
-        write(drawing, "concept_queue")
 
 
 def shade(work: float) -> str:
@@ -188,7 +187,7 @@ def by_load(policy: str, predictor: str) -> tuple[Array, Array]:
 
 def draw_load() -> None:
     """What order brings at each load, for the mean and the tail."""
-    with figure(1, 2, size=(8.4, 3.0), title="Order matters where requests wait") as (drawing, panels):
+    with drawn("concept_load", 2, size=(8.4, 3.0), title="Order matters where requests wait") as panels:
         for policy, predictor, name, colour in (
             ("sjf", "oracle", "sjf, TRUE LENGTHS", TRUE),
             ("sjf", "fast", "sjf, predicted", COLOURS[3]),
@@ -201,7 +200,6 @@ def draw_load() -> None:
             axes.set(title=title, xlabel="load")
             axes.set_ylim(bottom=0)
         legend(panels[1], loc="upper left")
-        write(drawing, "concept_load")
 
 
 def draw_remaining() -> None:
@@ -209,9 +207,8 @@ def draw_remaining() -> None:
     prediction = LogT(mu=np.log(300), sigma=0.6, cap=8192)
     generated = np.arange(0, 901, 25)
     left = [prediction.remaining(int(tokens)) for tokens in generated]
-    with figure(1, 1, size=(8.4, 3.0), title="While an answer grows, its prediction is corrected") as (
-        drawing,
-        (axes,),
+    with drawn("concept_remaining", size=(8.4, 3.0), title="While an answer grows, its prediction is corrected") as (
+        axes,
     ):
         low, high = ([each.quantile(q) for each in left] for q in (0.1, 0.9))
         axes.fill_between(generated, low, high, color="#cfe1ee", label="80 % interval of the rest")
@@ -221,7 +218,6 @@ def draw_remaining() -> None:
         )
         axes.set(xlabel="tokens so far; before the first: median 300", ylabel="tokens to come")
         legend(axes, loc="upper left")
-        write(drawing, "concept_remaining")
 
 
 RUNNING = ((900, 200), (500, 700), (300, 100), (700, 500), (200, 400))  # KV tokens held, predicted tokens to come
@@ -230,7 +226,7 @@ RUNNING = ((900, 200), (500, 700), (300, 100), (700, 500), (200, 400))  # KV tok
 def draw_memory() -> None:
     """KV memory of five running requests over their next steps, with and without a sixth."""
     capacity, last = 3700, 800
-    with figure(1, 2, size=(8.4, 3.0), title="Admission looks at the peak, not at the prompt") as (drawing, panels):
+    with drawn("concept_memory", 2, size=(8.4, 3.0), title="Admission looks at the peak, not at the prompt") as panels:
         for axes, (held, remaining) in zip(panels, ((600, 50), (600, 600)), strict=True):
             requests = [*RUNNING, (held, remaining)]
             peak = peak_kv_tokens([KvDemand(*request) for request in requests])
@@ -245,12 +241,11 @@ def draw_memory() -> None:
             axes.set(xlabel="steps from now", ylim=(0, 5000))
         panels[0].set_ylabel("KV tokens")
         panels[0].text(790, capacity + 60, f"KV memory: {capacity:,}", ha="right", color=COLOURS[1], fontsize=8.5)
-        write(drawing, "concept_memory")
 
 
 def draw_hosts() -> None:
     """One policy object in three hosts."""
-    with figure(1, 1, size=(8.4, 2.7), title="One policy, three hosts") as (drawing, (axes,)):
+    with drawn("concept_hosts", size=(8.4, 2.7), title="One policy, three hosts") as (axes,):
         axes.set_axis_off()
         axes.set(xlim=(0, 10), ylim=(0, 4))
         box(axes, 0.2, 1.4, 2.2, 1.2, "predictor\n\nprompt, LLM → distribution", "#eef2f5")
@@ -263,7 +258,6 @@ def draw_hosts() -> None:
             box(axes, 7.2, height, 2.6, 1.0, text, "#eef2f5")
             axes.annotate("", (7.15, height + 0.5), (5.85, 2.0), arrowprops={"arrowstyle": "->", "color": "#5b6770"})
         axes.annotate("", (3.55, 2.0), (2.45, 2.0), arrowprops={"arrowstyle": "->", "color": "#5b6770"})
-        write(drawing, "concept_hosts")
 
 
 def box(axes: Axes, left: float, bottom: float, width: float, height: float, text: str, colour: str) -> None:

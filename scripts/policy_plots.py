@@ -19,8 +19,8 @@ from lengthwise.lengths import LogT, LogTColumns
 from lengthwise.policies import POLICIES, WRAPPERS, Job, JobColumns, PolicyQueue, QueueView, make_policy
 from lengthwise.policies.lengthwise import FAST_ROUND, Lanes
 from lengthwise.policies.residual import gittins_rank
-from lengthwise.reports.figures import COLOURS, GREY, figure, legend, log_tokens
-from scripts.docs_figures import write
+from lengthwise.reports.figures import COLOURS, GREY, legend, log_tokens
+from scripts.docs_figures import drawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ def main() -> None:
 
 def draw(name: str, spec: str, columns: int = 2) -> None:
     """Draw one figure."""
-    with figure(1, columns, size=SIZE, title=spec) as (drawing, panels):
+    with drawn(f"policy_{name}", columns, size=SIZE, title=spec) as panels:
         left = LEFT.get(name, by_length_and_waiting)
         if name in OF_TWO:
             by_length_and_waiting(panels[0], spec, SHORT)
@@ -64,7 +64,6 @@ def draw(name: str, spec: str, columns: int = 2) -> None:
         else:
             left(panels[0], spec)
         order_of_service(panels[-1], name, spec)
-        write(drawing, f"policy_{name}")
 
 
 def predictions(median: Array, sigma: float | Array = SPREAD) -> dict[str, Any]:
