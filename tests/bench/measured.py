@@ -1,4 +1,4 @@
-"""Made-up measurements: a folder as `lengthwise bench` writes it, with latencies that a test chooses."""
+"""Synthetic measurements: a folder as `lengthwise bench` writes it, with latencies that a test chooses."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ FACTOR = {Arm(FCFS): 1.0, Arm(FCFS, copy=1): 1.0, Arm("sjf", "fast"): 0.8, Arm("
 
 
 def scaled(arm: Arm, block: int, rng: np.random.Generator) -> np.ndarray:
-    """Latencies in which a slow machine (other blocks) must not matter."""
+    """Latencies on a machine whose speed differs between blocks."""
     return FACTOR[arm] * (1 + block) * (1.0 + rng.exponential(size=50))
 
 
@@ -37,7 +37,7 @@ def test_ratios_are_within_blocks_so_the_speed_of_the_machine_cancels(tmp_path: 
     assert result.verdict.startswith("Turn it on: sjf, fast has 0.80")
 
 
-def test_the_verdict_is_no_where_nothing_is_gained_and_names_the_tail(tmp_path: Path) -> None:
+def test_the_verdict_is_negative_without_a_gain_and_names_the_tail(tmp_path: Path) -> None:
     def worse(arm: Arm, block: int, rng: np.random.Generator) -> np.ndarray:
         e2e = 1.0 + rng.exponential(size=50)
         return e2e * (1.0 if arm.policy == FCFS else 1.1)

@@ -92,7 +92,7 @@ def test_a_block_is_the_same_for_every_arm_and_another_block_is_not(workload: st
     assert set(first.picks.tolist()) == set(range(20)), "no prompt is repeated before all were drawn"
 
 
-def test_answers_that_the_llm_ends_have_a_seed_each_and_the_cap_as_their_limit(workload: str) -> None:
+def test_own_answers_have_a_seed_each_and_the_cap_as_their_limit(workload: str) -> None:
     plan = TrafficPlan(llm=None, workload=workload, cap=15, own_answers=True)
     prompts, kind = load_prompts(plan), Kind.of("burst")
     first, again, other = (draw(prompts, plan, kind, block, n=30, capacity=5.0) for block in (0, 0, 1))
@@ -131,7 +131,7 @@ def test_the_busiest_stretch_is_the_shortest(gaps: list[float], n: int) -> None:
     assert found[-1] / rate == pytest.approx(min(spans))
 
 
-def test_packaged_prompts_serve_without_the_full_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packaged_prompts_are_used_without_the_full_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
     prompts = load_prompts(TrafficPlan())
     assert prompts.origin == "packaged sample"
@@ -144,4 +144,4 @@ def test_a_workload_without_prompts_and_an_unknown_llm_are_refused(tmp_path: Pat
     with pytest.raises(InputError, match="prompt"):
         load_prompts(TrafficPlan(llm=None, workload=str(path)))
     with pytest.raises(InputError):
-        load_prompts(TrafficPlan(llm="nobody/nothing"))
+        load_prompts(TrafficPlan(llm="unknown/llm"))

@@ -47,8 +47,8 @@ def test_a_real_engine_is_measured_resumed_and_restored(
     embedded_engine: EmbeddedEngine, plan: BenchPlan, tmp_path: Path
 ) -> None:
     store = BenchStore(tmp_path / "out")
-    said: list[str] = []
-    progress = BenchProgress(said.append, lambda *_: None)
+    messages: list[str] = []
+    progress = BenchProgress(messages.append, lambda *_: None)
     asyncio.run(run_bench(plan, store, embedded_engine.url, BENCH_TOKEN, progress))
     assert asyncio.run(policy_of(embedded_engine.url, BENCH_TOKEN)) == "sjf"
     rows = store.rows()
@@ -60,13 +60,13 @@ def test_a_real_engine_is_measured_resumed_and_restored(
     assert by_arm[0]["mu"].null_count == 6
     assert store.episodes()[1]["predictions"]["asked"] >= 6, "an answer of one token may end before its prediction"
     assert analyse(store).arms[0].requests == 6
-    before = len(said)
+    before = len(messages)
     asyncio.run(run_bench(plan, store, embedded_engine.url, BENCH_TOKEN, progress))
-    assert "0 episodes" in said[before], "a complete measurement is not run again"
+    assert "0 episodes" in messages[before], "a complete measurement is not run again"
 
 
 @pytest.mark.engine
-def test_the_llm_ends_its_own_answers_of_which_every_arm_serves_the_same(
+def test_with_own_answers_every_arm_serves_the_same_prompts(
     embedded_engine: EmbeddedEngine, plan: BenchPlan, tmp_path: Path
 ) -> None:
     own = replace(plan, arms=arms_of(["sjf"], ["fast"], noise=False), traffic=replace(plan.traffic, own_answers=True))
@@ -80,7 +80,7 @@ def test_the_llm_ends_its_own_answers_of_which_every_arm_serves_the_same(
     assert store.episodes()[1]["predictions"]["asked"] < 2 * len(sjf), "those of this episode alone"
 
 
-def test_true_lengths_and_probes_need_answers_that_have_them(plan: BenchPlan) -> None:
+def test_oracle_needs_forced_lengths_and_a_probe_needs_own_answers(plan: BenchPlan) -> None:
     with pytest.raises(InputError, match="leave out oracle"):
         replace(plan, traffic=replace(plan.traffic, own_answers=True))
     with pytest.raises(InputError, match="add --own-answers"):

@@ -1,4 +1,4 @@
-"""What a shadow says of an engine that is known: its speed found again, and the gain that the simulator says."""
+"""A shadow study of a known engine: its fitted speed is the true one, and the gain is that of the simulator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADER = Header("http://e", "fast", 0.0)
 
 
 def served(n: int = 600, rate: float = 1.0, seed: int = 0) -> Outcome:
-    """What an engine of a known speed does to Poisson arrivals of heavy-tailed lengths."""
+    """Simulate an engine of known speed under Poisson arrivals of heavy-tailed lengths."""
     rng = np.random.default_rng(seed)
     workload = Workload.from_table(
         {
@@ -31,13 +31,13 @@ def served(n: int = 600, rate: float = 1.0, seed: int = 0) -> Outcome:
             "input_tokens": rng.integers(20, 400, n),
             "output_tokens": np.clip(np.exp(rng.normal(4.0, 0.9, n)).astype(np.int64), 1, 900),
         },
-        name="made up",
+        name="synthetic",
     )
     return simulate(workload, Fleet((SPEC,)), "fcfs")
 
 
 def logged(outcome: Outcome, *, noise: float = 0.5, **changes: Any) -> Logged:
-    """The log that a shadow before that engine would have written, with predictions that are off by `noise`."""
+    """Return the log of a shadow in front of that engine, with predictions whose log error is `noise`."""
     rng = np.random.default_rng(1)
     error = rng.normal(0.0, noise, len(outcome))
     entries = tuple(
@@ -61,7 +61,7 @@ def logged(outcome: Outcome, *, noise: float = 0.5, **changes: Any) -> Logged:
     return Logged(HEADER, entries, **given)
 
 
-def test_the_engine_is_found_again_from_when_its_answers_began_and_ended() -> None:
+def test_the_cost_of_the_engine_is_recovered_from_the_times_of_its_answers() -> None:
     outcome = served()
     found = study_shadow(logged(outcome), "log")
     cost = found.engine.spec.cost
@@ -73,14 +73,14 @@ def test_the_engine_is_found_again_from_when_its_answers_began_and_ended() -> No
     assert found.load == pytest.approx(1.0, abs=0.4)
 
 
-def test_the_gain_is_what_the_simulator_says_with_the_same_predictions() -> None:
+def test_the_gain_is_that_of_the_simulator_with_the_same_predictions() -> None:
     outcome = served(rate=1.4)
     found = study_shadow(logged(outcome), "log", policies=["sjf", "lengthwise"])
     assert [(run.policy, run.predictions) for run in found.runs] == [
         (policy, predictions) for policy in ("sjf", "lengthwise") for predictions in (LOGGED, TRUE)
     ]
     sjf, best = found.runs[:2]
-    assert best.mean_e2e.ratio < sjf.mean_e2e.ratio < 0.9, "much waits, and shorter ones first pays"
+    assert best.mean_e2e.ratio < sjf.mean_e2e.ratio < 0.9, "with a long queue, shortest first lowers the mean"
     assert best.captured_e2e == pytest.approx(1.0)
     assert 0.3 < sjf.captured_e2e < 1.0
     direct = simulate(
@@ -89,7 +89,7 @@ def test_the_gain_is_what_the_simulator_says_with_the_same_predictions() -> None
     np.testing.assert_equal(asdict(best.summary), asdict(direct.summary))  # windows without a request are NaN
 
 
-def test_where_nothing_waits_nothing_is_gained_and_no_share_of_it_is_claimed() -> None:
+def test_without_a_queue_there_is_no_gain_and_no_captured_share() -> None:
     found = study_shadow(logged(served(rate=0.1), gauges=()), "log")
     assert found.engine.slots_from.endswith("never seen with a queue")
     for run in found.runs:
@@ -97,7 +97,7 @@ def test_where_nothing_waits_nothing_is_gained_and_no_share_of_it_is_claimed() -
         assert math.isnan(run.captured_e2e)
 
 
-def test_an_engine_that_is_given_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_given_engine_is_used_unchanged(tmp_path: Path) -> None:
     engine = tmp_path / "engine.yaml"
     engine.write_text(
         "cost: {family: linear, prefill_base: 0.02, decode_base: 0.02, prefill_token: 5.0e-5, decode: 0.003}\n"
@@ -105,7 +105,7 @@ def test_an_engine_that_is_given_is_taken_as_it_is(tmp_path: Path) -> None:
     )
     outcome = served()
     found = study_shadow(logged(outcome), "log", engine=str(engine))
-    # The log begins at its first request, and the same engine does the same to the same traffic.
+    # The log begins at its first request, and the same engine serves the same traffic alike.
     assert found.fcfs.e2e_s.mean == pytest.approx(found.measured.e2e_s.mean, rel=1e-9)
     assert found.engine.answers == 0
     limited = study_shadow(logged(outcome), "log", engine=str(engine), max_num_seqs=2, kv_tokens=5000)
@@ -121,7 +121,7 @@ def test_predictions_are_scored_beside_history_and_the_best_constant() -> None:
     assert math.isnan(constant.tau)
     assert abs(history.tau) < 0.15
     assert fast.mae < constant.mae <= history.mae
-    # Normal errors of one sigma under a Student's t of 3.5: a little more than it says, at either level.
+    # Normal errors of one sigma under a Student's t of 3.5: coverage is slightly above nominal at both levels.
     assert 0.5 < fast.covered_50 < 0.6
     assert 0.9 < fast.covered_90 < 1.0
     assert constant.covered_50 == pytest.approx(0.5, abs=0.05)
@@ -132,37 +132,37 @@ def changed(log: Logged, rows: Sequence[int], **changes: Any) -> Logged:
     return replace(log, entries=entries)
 
 
-def test_what_cannot_be_replayed_is_left_out_and_counted_by_its_reason() -> None:
+def test_requests_that_cannot_be_replayed_are_counted_by_reason() -> None:
     log = logged(served(100))
     log = changed(log, range(3), end="refused", output_tokens=None)
     log = changed(log, range(3, 5), one_answer=False)
     log = changed(log, [5], end="left", output_tokens=None)
     log = changed(log, [6], end="left", exact=False, output_tokens=3)
     log = changed(log, [7], prompt_tokens=None, prompt_bytes=400)
-    log = changed(log, [8], end="cut")  # by the context's end: how much was allowed is not known
+    log = changed(log, [8], end="cut")  # by the end of the context: its limit is unknown
     log = changed(log, [9], end="cut", max_tokens=1, output_tokens=1)
     found = study_shadow(log, "log")
     assert (found.requests, found.replayed, sorted(found.left_out.values())) == (100, 94, [1, 2, 3])
     assert (found.counted_answers, found.guessed_prompts, found.unsettled) == (1, 1, 2)
     assert found.accuracy[0].answers == 92
-    assert shadow_traffic(log, "log").workload.input_tokens[1] == 100, "four bytes a token, as in the others"
+    assert shadow_traffic(log, "log").workload.input_tokens[1] == 100, "four bytes per token, as in the other prompts"
 
 
-def test_answers_in_one_piece_tell_no_first_token_and_are_replayed_all_the_same() -> None:
+def test_answers_that_are_not_streamed_are_replayed_without_a_first_token() -> None:
     log = changed(logged(served()), range(0, 600, 3), streamed=False, first_token_s=None)
     found = study_shadow(log, "log")
     assert found.replayed == 600
     assert abs(found.mismatch) < 0.15
 
 
-def test_predictions_come_as_late_as_they_did_and_memory_is_what_the_engine_told() -> None:
+def test_the_replay_uses_the_logged_prediction_delay_and_reported_memory() -> None:
     account = PredictorAccount(600, 600, 0, 0, 1.0, 0.25)
     found = study_shadow(logged(served(), account=account, memory=Memory(4000, 16)), "log")
     assert found.prediction_delay_s == 0.25
     assert (found.engine.spec.kv_tokens, found.engine.memory_from) == (4000, "reported by the engine")
 
 
-def test_too_little_to_say_anything_is_said() -> None:
+def test_too_little_data_is_an_error() -> None:
     with pytest.raises(InputError, match="10 answers of known length are too few"):
         study_shadow(logged(served(10)), "log")
     plain = changed(logged(served(50)), range(50), streamed=False, first_token_s=None)
@@ -172,7 +172,7 @@ def test_too_little_to_say_anything_is_said() -> None:
         study_shadow(logged(served(50)), "log", policies=["nope"])
 
 
-def test_the_tables_say_whether_the_replay_can_be_predicted() -> None:
+def test_the_tables_note_whether_the_replay_matches_the_measurement() -> None:
     outcome = served()
     good = tables(study_shadow(logged(outcome), "log"))
     assert good[0].title.startswith("Does the replay match?")
@@ -184,8 +184,8 @@ def test_the_tables_say_whether_the_replay_can_be_predicted() -> None:
     assert any("say little" in note for note in poor[0].notes)
 
 
-def test_an_engine_whose_speed_varies_is_as_fast_as_it_was_on_the_whole() -> None:
-    """One answer at a time, each at a speed of its own: slow ones count for all the time that they took."""
+def test_an_engine_of_varying_speed_is_fitted_by_its_mean_speed() -> None:
+    """One answer at a time, each at its own speed: the mean is weighted by time."""
     rng = np.random.default_rng(2)
     now, entries = 0.0, []
     for _ in range(400):

@@ -18,18 +18,18 @@ def flat(arm: Arm, block: int, rng: np.random.Generator) -> np.ndarray:
     return np.ones(5)
 
 
-def test_complete_blocks_are_known_and_others_are_missing(tmp_path: Path) -> None:
+def test_has_is_true_for_complete_blocks_only(tmp_path: Path) -> None:
     store = measured(tmp_path, ARMS, 2, flat)
     plan = list(turns([Kind.of("burst"), Kind.of("trace")], ARMS, 3))
     missing = [(block[0].kind.name, block[0].block) for block in plan if not store.has(block)]
     assert missing == [("trace", 0), ("trace", 1), ("burst", 2), ("trace", 2)]
 
 
-def test_rows_of_a_block_that_was_not_listed_are_replaced(tmp_path: Path) -> None:
+def test_rows_of_a_block_that_is_added_again_are_replaced(tmp_path: Path) -> None:
     store = measured(tmp_path, ARMS, 1, flat)
     rows, episodes = store.rows(), store.episodes()
     store.add(episodes, rows)
-    assert store.rows().equals(rows), "a stop between the two files doubles nothing"
+    assert store.rows().equals(rows), "an interruption between the two files duplicates no row"
 
 
 def test_a_folder_keeps_the_settings_it_was_measured_with(tmp_path: Path) -> None:

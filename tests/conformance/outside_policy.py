@@ -36,6 +36,6 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Misnamed(ShortPrompt):
-    """Its name does not find it again."""
+    """A policy whose name is not that of its class."""
 
     kind = "short_prompt"

@@ -37,7 +37,7 @@ def preempting(depth: int = 2) -> st.SearchStrategy[str]:
     return inside
 
 
-unpredicting = st.one_of(
+without_predictions = st.one_of(
     st.sampled_from(["fcfs", "boost", "lpm", "preble"]),
     st.sampled_from(["bounded(fcfs)", "classes(boost)", "bounded(classes(preble))"]),
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lengthwise.lengths import LengthDistribution
 from lengthwise.policies import Job, JobColumns, Policy, PolicyQueue, QueueView, SelectingPolicy, make_policy
 from lengthwise.policies.base import choose_victim
-from tests.conformance.strategies import jobs, policies, preempting, specs, times, unpredicting, views
+from tests.conformance.strategies import jobs, policies, preempting, specs, times, views, without_predictions
 from tests.lengths.strategies import predictions
 
 
@@ -52,7 +52,7 @@ def test_a_key_depends_only_on_what_its_rekey_class_allows(
 
 
 @given(
-    unpredicting.map(make_policy),
+    without_predictions.map(make_policy),
     st.lists(jobs(), min_size=1, max_size=6),
     jobs(),
     st.lists(predictions(), min_size=7, max_size=7),
@@ -65,10 +65,10 @@ def test_a_policy_without_predictions_ignores_them(
 
     def decisions() -> tuple[object, ...]:
         columns = JobColumns.of(running)
-        keys, ready = policy.keys(columns, view, 0.0).tolist(), policy.eviction_scores(columns, 0.0).tolist()
+        keys, scores = policy.keys(columns, view, 0.0).tolist(), policy.eviction_scores(columns, 0.0).tolist()
         rounds = policy.rounds()
         turns = [] if rounds is None else [rounds.enter(job) for job in running]
-        return keys, ready, policy.find_victim(columns, candidate, 0.0), turns
+        return keys, scores, policy.find_victim(columns, candidate, 0.0), turns
 
     before = decisions()
     for job, prediction in zip([*running, candidate], others, strict=False):
@@ -90,11 +90,11 @@ def test_levels_are_few_and_rise_with_the_queue(
 def test_memory_pressure_preempts_one_job_and_the_last_admitted_among_equals(
     policy: Policy, running: list[Job], now: float
 ) -> None:
-    readiness = policy.eviction_scores(JobColumns.of(running), now)
-    assert readiness.shape == (len(running),)
-    assert not np.isnan(readiness).any()
-    assert readiness.max() > -np.inf
-    equals = [job for job, ready in zip(running, readiness, strict=True) if ready == readiness.max()]
+    scores = policy.eviction_scores(JobColumns.of(running), now)
+    assert scores.shape == (len(running),)
+    assert not np.isnan(scores).any()
+    assert scores.max() > -np.inf
+    equals = [job for job, score in zip(running, scores, strict=True) if score == scores.max()]
     assert choose_victim(policy, running, None, now) is equals[-1]
     assert choose_victim(policy, [], None, now) is None
 

@@ -137,7 +137,7 @@ class AnyRouter(RuleBasedStateMachine):
     def duplicate(self, number: int) -> None:
         event = self.events[number % len(self.events)]
         if isinstance(event, Finished) and self.sent.get(event.job) == event.engine:
-            del self.sent[event.job]  # of an earlier stay there, which cannot be distinguished
+            del self.sent[event.job]  # an event of an earlier attempt on that engine cannot be distinguished
         self.router.observe(event)
 
     @rule(engine=names, blocks=chains)

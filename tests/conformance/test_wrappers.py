@@ -52,7 +52,7 @@ def fill(queue: PolicyQueue, tenant: str, lengths: list[int]) -> None:
     st.lists(st.integers(1, 4), min_size=300, max_size=400),
     st.lists(st.integers(5, 20), min_size=100, max_size=150),
 )
-def test_fair_serves_waiting_tenants_alike_within_two_quanta_and_two_requests(
+def test_fair_serves_waiting_tenants_equally_within_two_quanta_and_two_requests(
     inside: str, quantum: int, greedy: list[int], modest: list[int]
 ) -> None:
     """Although one tenant has more, shorter and older requests."""
@@ -69,7 +69,7 @@ def test_fair_serves_waiting_tenants_alike_within_two_quanta_and_two_requests(
 
 
 @pytest.mark.parametrize("inside", ["fcfs", "sjf", "hrrn", "srpt"])
-def test_fair_saves_no_unused_share(inside: str) -> None:
+def test_fair_gives_no_credit_for_an_unused_share(inside: str) -> None:
     queue = PolicyQueue(make_policy(f"fair({inside}):quantum=50"), slots=2)
     fill(queue, "early", [10] * 500)
     for _ in range(200):
@@ -79,17 +79,17 @@ def test_fair_saves_no_unused_share(inside: str) -> None:
     assert 25 <= next_served.count("late") <= 35
 
 
-def test_fair_corrects_by_the_truth_what_it_charged_by_expectation() -> None:
+def test_fair_replaces_the_expected_charge_by_the_true_one() -> None:
     queue = PolicyQueue(make_policy("fair(fcfs):quantum=10"), slots=2)
-    liar = Job("0", 0.0, prediction=Point(1), tenant="liar")
-    queue.push(liar, 0.0)
-    assert queue.pop(0.0) is liar
-    liar.generated = 1000
-    queue.finished(liar)
-    fill(queue, "liar", [1])
-    fill(queue, "honest", [1] * 50)
+    wrong = Job("0", 0.0, prediction=Point(1), tenant="under-predicted")
+    queue.push(wrong, 0.0)
+    assert queue.pop(0.0) is wrong
+    wrong.generated = 1000
+    queue.finished(wrong)
+    fill(queue, "under-predicted", [1])
+    fill(queue, "exact", [1] * 50)
     served = [job.tenant for _ in range(51) if (job := queue.pop(1.0)) is not None]
-    assert served.index("liar") == 50
+    assert served.index("under-predicted") == 50
 
 
 @given(plain, st.lists(jobs(), min_size=1, max_size=6), jobs(), st.floats(0, 100))

@@ -13,9 +13,9 @@ from tests.engines.need import need_vllm
 
 @pytest.fixture(scope="session")
 def vllm_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a real vLLM does with the requests of `vllm_host`: one engine for every module that reads them."""
+    """The runs of `vllm_host` on a real vLLM: one engine for every module that reads them."""
     need_vllm()
-    return hosted(tmp_path_factory.mktemp("vllm") / "out.json")
+    return run_vllm_host(tmp_path_factory.mktemp("vllm") / "out.json")
 
 
 @pytest.fixture(scope="session")
@@ -23,10 +23,10 @@ def second_runner(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The hidden states of vLLM's second model runner, where Triton can interpret its kernels."""
     need_vllm()
     pytest.importorskip("triton", reason="vLLM's CPU build has no Triton: pip install triton")
-    return hosted(tmp_path_factory.mktemp("vllm") / "second.json", "second")
+    return run_vllm_host(tmp_path_factory.mktemp("vllm") / "second.json", "second")
 
 
-def hosted(out: Path, *options: str) -> dict[str, Any]:
+def run_vllm_host(out: Path, *options: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.engines.vllm_host", str(out), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""vLLM is an extra: without it these tests are skipped, except where `make test` has installed it."""
+"""vLLM is an extra: without it these tests are skipped, except under `make test`, which installs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def need_vllm() -> None:
-    """Skip where vLLM was never asked for; fail where it should be there and is not."""
+    """Skip the tests if vLLM is not installed; fail if LENGTHWISE_NEED_ENGINE is set and it is not."""
     if os.environ.get("LENGTHWISE_NEED_ENGINE"):
         importlib.import_module("vllm")
     else:

@@ -1,4 +1,4 @@
-"""An engine around a scheduler, without a model, with several steps under way at once."""
+"""An engine around a scheduler, without a model, with several steps in flight."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.engines.scheduling import spoken
+from tests.engines.scheduling import model_output
 
 
-def said_at(name: str, position: int) -> int:
-    """The one right token there: so that one that is lost, repeated or out of order is seen."""
+def token_at(name: str, position: int) -> int:
+    """Return the token of a request at a position, so that a lost, repeated or misplaced token is detected."""
     return (int(name) * 7919 + position * 104_729) % 1000
 
 
 @dataclass
 class Host:
-    """As many steps under way at once as `depth` says; 2 is async scheduling."""
+    """An engine with up to `depth` steps in flight; 2 is async scheduling."""
 
     scheduler: Any
     depth: int = 1
     preempted: list[str] = field(default_factory=list)
     scheduled: list[set[str]] = field(default_factory=list)
-    said: dict[str, list[int]] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
     finished: list[str] = field(default_factory=list)
-    under_way: deque[tuple[Any, Any]] = field(default_factory=deque)
+    in_flight: deque[tuple[Any, Any]] = field(default_factory=deque)
 
     def step(self) -> None:
         output = self.scheduler.schedule()
@@ -33,22 +33,22 @@ class Host:
         self.scheduled.append(set(names))
         if names:
             requests = [self.scheduler.requests[name] for name in names]
-            tokens = [
-                [] if one.is_prefill_chunk else [said_at(one.request_id, one.num_computed_tokens)] for one in requests
+            sampled = [
+                [] if one.is_prefill_chunk else [token_at(one.request_id, one.num_computed_tokens)] for one in requests
             ]
-            result = spoken(names, tokens)
-            self.tell(result, requests)
-            self.under_way.append((output, result))
-        if self.under_way and (len(self.under_way) >= self.depth or not names):
-            self._end(*self.under_way.popleft())
+            result = model_output(names, sampled)
+            self.attach_states(result, requests)
+            self.in_flight.append((output, result))
+        if self.in_flight and (len(self.in_flight) >= self.depth or not names):
+            self._end(*self.in_flight.popleft())
 
-    def tell(self, result: Any, requests: list[Any]) -> None:
-        """What a worker would put on a step's output, as it computes it."""
+    def attach_states(self, result: Any, requests: list[Any]) -> None:
+        """Attach what a worker adds to a step's output; nothing here."""
 
     def _end(self, output: Any, result: Any) -> None:
         for outputs in self.scheduler.update_from_output(output, result).values():
             for one in outputs.outputs:
-                self.said.setdefault(one.request_id, []).extend(one.new_token_ids)
+                self.tokens.setdefault(one.request_id, []).extend(one.new_token_ids)
                 self.finished += [one.request_id] if one.finish_reason is not None else []
 
     def steps(self, count: int) -> None:
@@ -57,7 +57,7 @@ class Host:
 
     def drain(self) -> None:
         for _ in range(20_000):
-            if not (self.scheduler.has_unfinished_requests() or self.under_way):
+            if not (self.scheduler.has_unfinished_requests() or self.in_flight):
                 return
             self.step()
         raise AssertionError("the schedule does not drain")

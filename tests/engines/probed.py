@@ -1,4 +1,4 @@
-"""A probe that is always right, of the tiny model that tests schedule without, and an engine that hands it states."""
+"""A probe of the tiny model whose predictions are exact, and an engine that attaches the states that it reads."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ LLM, HIDDEN, LAYER = "SmolLM2-135M-Instruct", 16, 1
 BINS = paper_bins()
 
 
-def knowing(folder: Path, llm: str = LLM) -> Path:
-    """The file of a probe of states whose largest number stands at the bin of what remains."""
+def exact_probe(folder: Path, llm: str = LLM) -> Path:
+    """Write a probe that reads the remaining length from the largest number of a state; return its file."""
     bins = len(BINS)
     arrays = {
         "centre": np.zeros(HIDDEN), "spread": np.ones(HIDDEN), "a": 10.0 * np.eye(HIDDEN + 2, bins),
         "a_bias": np.zeros(bins), "b": np.eye(bins), "b_bias": np.zeros(bins), "skip": np.zeros((2, bins)),
     }  # fmt: skip
-    card = {"name": "knowing", "data": "none", "licences": {}, "limits": []}
-    path = folder / "knowing.lw"
+    card = {"name": "exact", "data": "none", "licences": {}, "limits": []}
+    path = folder / "exact.lw"
     write_probe(path, Probe(LAYER, BINS, ProbeNetwork.of(arrays), inputs=(), smoothing=NONE, llm=llm, card=card))
     return path
 
 
 def states_of(remaining: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Rows that say how much remains."""
+    """Return hidden states, a row per request, that encode its remaining tokens."""
     return 4.0 * np.eye(HIDDEN, dtype=np.float32)[BINS.of(np.maximum(remaining, 0))]
 
 
 @dataclass
 class ProbedHost(Host):
-    """States of every request that is computed, also of pieces of prompts and of what is computed again."""
+    """Attaches a state for every scheduled request, also during chunked prefill and recomputation."""
 
-    def tell(self, result: Any, requests: list[Any]) -> None:
-        """Each state says what truly remains after the tokens that it has seen."""
+    def attach_states(self, result: Any, requests: list[Any]) -> None:
+        """Encode in each state the true remaining length after the tokens computed so far."""
         tokens = [one.num_computed_tokens for one in requests]
-        left = [one.num_prompt_tokens + one.max_tokens - seen for one, seen in zip(requests, tokens, strict=True)]
+        remaining = [one.num_prompt_tokens + one.max_tokens - seen for one, seen in zip(requests, tokens, strict=True)]
         names = tuple(one.request_id for one in requests)
-        attach(result, StepStates(names, tuple(tokens), {LAYER: states_of(left)}))
+        attach(result, StepStates(names, tuple(tokens), {LAYER: states_of(remaining)}))
 
 
 def probed_host(
@@ -57,7 +57,7 @@ def probed_host(
     measuring: dict[str, Any] | None = None,
     **limits: Any,
 ) -> ProbedHost:
-    """An engine whose predictions the probe refines; without one, the same engine."""
+    """An engine whose predictions the probe refines, or the same engine without a probe."""
     options = {
         "predictor": "none",
         "measuring": {**(measuring or {}), **({} if probe is None else {"probe": str(probe)})},

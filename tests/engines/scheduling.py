@@ -1,6 +1,6 @@
-"""vLLM's scheduler without a model: real schedulers, real KV blocks, and tokens out of a hat.
+"""vLLM's scheduler without a model: real schedulers, real KV blocks, made-up tokens.
 
-The model is the edge here: it would only say which token comes next, and a scheduler does not look at that.
+A model would only choose the next token, which a scheduler does not read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCK_SIZE = 16
 
 
 def tiny_model(folder: Path) -> Path:
-    """A configuration folder of a tiny Llama: all that a scheduler reads of a model."""
+    """Write the configuration of a tiny Llama, all that a scheduler reads of a model."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -61,7 +61,7 @@ def make_scheduler(
     measuring: dict[str, Any] | None = None,
     worker: str = "auto",
 ) -> Any:
-    """A scheduler of the given class, the way vLLM's engine core builds it; without a tokenizer unless one is given."""
+    """Build a scheduler of the given class as vLLM's engine core does; without a tokenizer unless one is given."""
     model_config = ModelConfig(
         model=str(model),
         tokenizer=str(tokenizer or model),
@@ -108,12 +108,12 @@ def make_request(
     *,
     arrival: float = 0.0,
     priority: int = 0,
-    said: dict[str, Any] | None = None,
+    extra_args: dict[str, Any] | None = None,
     prompt: list[int] | None = None,
     **sampling: Any,
 ) -> Request:
     init_none_hash(sha256)
-    params = SamplingParams(**{"max_tokens": output_tokens, "ignore_eos": True, "extra_args": said, **sampling})
+    params = SamplingParams(**{"max_tokens": output_tokens, "ignore_eos": True, "extra_args": extra_args, **sampling})
     tokens = prompt or [random.Random(name).randrange(1000) for _ in range(prompt_tokens)]
     return Request(
         request_id=name,
@@ -128,7 +128,7 @@ def make_request(
 
 @dataclass
 class Run:
-    """What a scheduler did, step by step."""
+    """What a scheduler did in each step."""
 
     steps: list[tuple[dict[str, int], frozenset[str]]] = field(default_factory=list)
     admitted: list[str] = field(default_factory=list)
@@ -136,8 +136,8 @@ class Run:
     preemptions: int = 0
 
 
-def spoken(names: list[str], tokens: list[list[int]]) -> ModelRunnerOutput:
-    """What a model without weights says in a step: so many tokens for each request, maybe none."""
+def model_output(names: list[str], tokens: list[list[int]]) -> ModelRunnerOutput:
+    """Return the output of a step: the sampled tokens of each request, maybe none."""
     return ModelRunnerOutput(
         req_ids=names,
         req_id_to_index={name: number for number, name in enumerate(names)},
@@ -149,7 +149,7 @@ def spoken(names: list[str], tokens: list[list[int]]) -> ModelRunnerOutput:
 
 
 def step(scheduler: Any, run: Run) -> None:
-    """One step of the engine: schedule, and give every request whose prompt is done a token."""
+    """Run one step: schedule, and sample a token for every request whose prompt is computed."""
     output = scheduler.schedule()
     new = [data.req_id for data in output.scheduled_new_reqs]
     run.admitted += [name for name in new if name not in run.admitted]
@@ -162,7 +162,7 @@ def step(scheduler: Any, run: Run) -> None:
         done = request.num_computed_tokens >= request.num_prompt_tokens + request.num_output_tokens
         sampled.append([7] if done else [])
     if names:
-        result = spoken(names, sampled)
+        result = model_output(names, sampled)
         for outputs in scheduler.update_from_output(output, result).values():
             for one in outputs.outputs:
                 if one.finish_reason is not None:
@@ -170,7 +170,7 @@ def step(scheduler: Any, run: Run) -> None:
 
 
 def drain(scheduler: Any, requests: dict[int, list[Request]], aborts: dict[int, list[str]] | None = None) -> Run:
-    """Feed requests (and aborts) at given steps, and run until nothing is left."""
+    """Add requests (and aborts) at given steps, and run until every request has finished."""
     run = Run()
     last = max([0, *requests, *(aborts or {})])
     while len(run.steps) <= last or scheduler.has_unfinished_requests():

@@ -163,9 +163,9 @@ def test_a_suffix_is_sent_and_stored_with_the_prompt(tmp_path: Path) -> None:
     llm = Llm()
     with served(llm.app()) as url:
         gather(url, tmp_path / "out", suffix="Think.", repetition_penalty=1.1)
-    asked = {body["messages"][0]["content"] for body in llm.bodies}
-    assert asked == {f"{prompt.text}\n\nThink." for prompt in PROMPTS}
-    assert set(LengthSamples.read(tmp_path / "out").table["prompt"].to_pylist()) == asked
+    sent = {body["messages"][0]["content"] for body in llm.bodies}
+    assert sent == {f"{prompt.text}\n\nThink." for prompt in PROMPTS}
+    assert set(LengthSamples.read(tmp_path / "out").table["prompt"].to_pylist()) == sent
     assert {body["repetition_penalty"] for body in llm.bodies} == {1.1}
 
 

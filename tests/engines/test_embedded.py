@@ -1,4 +1,4 @@
-"""The embedded engine survives what vLLM's CPU build does not survive by itself."""
+"""The embedded engine restarts after a crash, and avoids known crashes of vLLM's CPU build."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = "one two three four five six seven eight nine ten " * 60
 
 
 async def answers(url: str, n: int) -> list[int]:
-    """As many seeded requests at once, whose prompts together are more than a step computes."""
+    """Send `n` seeded requests at once, whose prompts together exceed the token budget of a step."""
 
     async def one(session: aiohttp.ClientSession, number: int) -> int:
         body = {
@@ -34,20 +34,22 @@ async def answers(url: str, n: int) -> list[int]:
 
 
 @pytest.mark.engine
-def test_seeded_requests_with_more_prompt_than_a_step_holds_do_not_kill_it(embedded_engine: EmbeddedEngine) -> None:
+def test_seeded_requests_with_more_prompt_tokens_than_a_step_holds_do_not_kill_it(
+    embedded_engine: EmbeddedEngine,
+) -> None:
     before = embedded_engine.restarts
     assert asyncio.run(answers(embedded_engine.url, 4)) == [200] * 4
     assert embedded_engine.restarts == before
 
 
 @pytest.mark.engine
-def test_an_engine_that_dies_is_started_again_and_nothing_is_left_behind(embedded_engine: EmbeddedEngine) -> None:
+def test_an_engine_that_dies_is_restarted_and_leaves_no_process_behind(embedded_engine: EmbeddedEngine) -> None:
     first, before = embedded_engine.pid, embedded_engine.restarts
     assert first is not None
     embedded_engine.kill()
     deadline = time.monotonic() + 180
     while not (embedded_engine.restarts == before + 1 and embedded_engine.healthy):
-        assert time.monotonic() < deadline, "the engine did not come back"
+        assert time.monotonic() < deadline, "the engine did not restart"
         time.sleep(0.1)
     assert embedded_engine.pid != first
     assert str(first) not in live_process_groups()
@@ -57,7 +59,7 @@ def test_an_engine_that_dies_is_started_again_and_nothing_is_left_behind(embedde
     ("flags", "dtype"),
     [("avx2", "float32"), ("avx512f avx512_vnni", "float32"), ("avx512_bf16", "bfloat16"), ("amx_bf16", "bfloat16")],
 )
-def test_it_computes_in_bfloat16_where_the_cpu_does(
+def test_it_computes_in_bfloat16_if_the_cpu_supports_it(
     flags: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"flags : fpu {flags}\n")

@@ -1,4 +1,4 @@
-"""Probing an endpoint over HTTP: what is sent, and which steps are made of what comes back."""
+"""Probing an endpoint over HTTP: the requests that are sent, and the steps inferred from the answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _METRICS = (
 
 @dataclass
 class Endpoint:
-    """Counts a word as a token, and takes a while for each prompt and each token."""
+    """Counts a word as a token, and delays each prompt and each token."""
 
     metrics: str = _METRICS
     status: int = 200
@@ -64,8 +64,8 @@ class Endpoint:
         for _ in range(body["max_tokens"]):
             await asyncio.sleep(0.002)
             yield b'data: {"choices":[{"text":" x"}]}\n\n'
-        told = {"prompt_tokens": prompt, "completion_tokens": body["max_tokens"]}
-        yield b"data: " + json.dumps({"choices": [], "usage": told}).encode() + b"\n\ndata: [DONE]\n\n"
+        usage = {"prompt_tokens": prompt, "completion_tokens": body["max_tokens"]}
+        yield b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\ndata: [DONE]\n\n"
 
 
 def test_lone_prompts_and_batches_become_steps() -> None:
@@ -77,7 +77,7 @@ def test_lone_prompts_and_batches_become_steps() -> None:
     assert (seen.prompt_pairs[alone] == seen.prompt_tokens[alone] ** 2).all()
     assert (seen.decodes[alone] == 0).all()
     assert set(seen.decodes[~alone].tolist()) == {1.0, 3.0}
-    # A batch of three over prompts of 16 or 64 tokens, of whose 16 tokens each some are there.
+    # A batch of three over prompts of 16 or 64 tokens, with a part of their 16 answer tokens.
     context = seen.context_tokens[seen.decodes == 3]
     assert all(3 * 16 < held <= 3 * 32 or 3 * 64 < held <= 3 * 80 for held in context)
     assert (seen.seconds > 0).all()
@@ -102,7 +102,7 @@ def test_staggered_batches_are_only_sent_for_an_engine_that_logs_its_steps() -> 
     assert [wait for *_, wait in staggered] == sorted({wait for *_, wait in staggered})
 
 
-def test_an_endpoint_that_refuses_or_is_not_there_is_named() -> None:
+def test_an_endpoint_that_refuses_or_cannot_be_reached_is_named() -> None:
     with served(Endpoint(status=400).app()) as url, pytest.raises(InputError, match=r"answers 400: .*too long"):
         asyncio.run(probe(ProbePlan(url), lambda _: None))
     dead = f"http://127.0.0.1:{free_port()}"
@@ -111,19 +111,24 @@ def test_an_endpoint_that_refuses_or_is_not_there_is_named() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"longest": 8}, {"batches": ()}, {"batches": (0, 2)}])
-def test_a_plan_that_shows_nothing_is_refused(wrong: dict[str, Any]) -> None:
+def test_a_plan_too_small_to_measure_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="at least"):
         ProbePlan("http://x", **wrong)
 
 
-def test_limits_are_what_the_endpoint_tells_unless_they_are_given() -> None:
+def test_limits_are_read_from_the_endpoint_unless_given() -> None:
     with served(Endpoint().app()) as url:
-        told = asyncio.run(fetch_engine_facts(url))
+        reported = asyncio.run(fetch_engine_facts(url))
         given = asyncio.run(fetch_engine_facts(url, kv_tokens=999, max_num_seqs=4, max_num_batched_tokens=512))
-    assert (told.kv_tokens, told.block_size, told.max_model_len, told.model) == (363 * 128, 128, 512, "tiny")
+    assert (reported.kv_tokens, reported.block_size, reported.max_model_len, reported.model) == (
+        363 * 128,
+        128,
+        512,
+        "tiny",
+    )
     assert (given.kv_tokens, given.max_num_seqs, given.max_num_batched_tokens) == (999, 4, 512)
 
 
-def test_an_endpoint_that_does_not_tell_its_memory_is_asked_for_it() -> None:
+def test_an_endpoint_that_does_not_report_its_memory_needs_the_option() -> None:
     with served(Endpoint(metrics="").app()) as url, pytest.raises(InputError, match="--kv-tokens"):
         asyncio.run(fetch_engine_facts(url))

@@ -1,4 +1,4 @@
-"""A cost model from steps: exact on exact steps, near it where some stall, and as long in all as they took."""
+"""A cost model fitted to steps: exact on exact steps, close to them with stalls, and with their total time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FACTS = EngineFacts("stand-in 1", "tiny", 46_464, 128, 2048, 4, 2048, prefix_cac
 
 
 def steps(cost: StepCost, n: int = 400, seed: int = 0) -> StepTimes:
-    """Steps of all kinds, that take exactly as long as the cost model says."""
+    """Steps of all kinds that take exactly the time of the cost model."""
     rng = np.random.default_rng(seed)
     prompts = np.where(rng.random(n) < 0.4, rng.integers(1, 1024, n), 0).astype(float)
     decodes = np.where((rng.random(n) < 0.7) | (prompts == 0), rng.integers(1, 5, n), 0).astype(float)
@@ -52,7 +52,7 @@ def test_exact_steps_give_the_exact_cost(cost: StepCost) -> None:
 
 @settings(max_examples=20)
 @given(st.integers(0, 1000))
-def test_stalls_hardly_move_what_a_token_costs(seed: int) -> None:
+def test_stalls_hardly_change_the_cost_of_a_token(seed: int) -> None:
     seen = steps(TRUE, seed=seed)
     rng = np.random.default_rng(seed)
     noisy = seen.seconds * rng.lognormal(0.0, 0.05, len(seen))
@@ -61,10 +61,10 @@ def test_stalls_hardly_move_what_a_token_costs(seed: int) -> None:
     fitted = fit_cost(replace(seen, seconds=took))
     usual = seen.at(fitted.cost) / fitted.raised / seen.seconds
     assert np.abs(usual - 1.0).max() < 0.2  # 0.18 in the worst of these seeds
-    assert fitted.raised == pytest.approx(took.sum() / noisy.sum(), rel=0.03)  # the stalls took that much
+    assert fitted.raised == pytest.approx(took.sum() / noisy.sum(), rel=0.03)  # the share of the stalls
 
 
-def test_all_steps_together_take_as_long_as_they_did() -> None:
+def test_the_fitted_total_time_is_the_measured_one() -> None:
     seen = steps(TRUE)
     rng = np.random.default_rng(1)
     slow = replace(seen, seconds=seen.seconds * rng.lognormal(0.1, 0.4, len(seen)))
@@ -87,15 +87,15 @@ def test_an_engine_that_logs_a_prompt_with_the_step_before_it_has_the_same_cost(
     assert fitted.decode_base == pytest.approx(TRUE.decode_base, rel=1e-3)
 
 
-def test_one_step_that_stands_for_a_minute_counts_ten_times_its_fit() -> None:
+def test_a_step_that_stalls_for_a_minute_counts_at_most_ten_times_its_fit() -> None:
     seen = steps(TRUE)
-    held = seen.seconds.copy()
-    held[3] = 60.0
-    fitted = fit_cost(replace(seen, seconds=held))
+    stalled = seen.seconds.copy()
+    stalled[3] = 60.0
+    fitted = fit_cost(replace(seen, seconds=stalled))
     assert fitted.raised == pytest.approx(1.0 + 9.0 * seen.seconds[3] / seen.seconds.sum(), rel=1e-3)
 
 
-def test_a_base_that_was_never_seen_alone_is_the_other() -> None:
+def test_a_base_without_steps_of_its_own_is_the_other_base() -> None:
     seen = steps(TRUE)
     decoding = np.flatnonzero(seen.decoding)
     only = StepTimes(*(getattr(seen, name)[decoding] for name in StepTimes.__dataclass_fields__))
@@ -103,7 +103,7 @@ def test_a_base_that_was_never_seen_alone_is_the_other() -> None:
     assert cost.prefill_base == pytest.approx(cost.decode_base) == pytest.approx(TRUE.decode_base)
 
 
-def test_logs_join() -> None:
+def test_logs_are_joined_in_order() -> None:
     one, other = steps(TRUE, 30, seed=1), steps(TRUE, 40, seed=2)
     both = StepTimes.joined([one, other])
     assert len(both) == 70
@@ -111,7 +111,7 @@ def test_logs_join() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda seen: replace(seen, seconds=np.zeros(len(seen))), "took no time"),
         (lambda seen: replace(seen, decodes=np.zeros(len(seen))), "no step decodes"),
@@ -119,13 +119,13 @@ def test_logs_join() -> None:
         (lambda _: steps(TRUE, 5), "5 steps are too few"),
     ],
 )
-def test_steps_that_do_not_show_what_is_asked_are_refused(change: object, says: str) -> None:
+def test_steps_that_do_not_determine_the_cost_are_refused(change: object, message: str) -> None:
     assert callable(change)
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         fit_cost(change(steps(TRUE)))
 
 
-def test_the_file_that_is_written_is_the_engine_that_the_simulator_reads(tmp_path: Path) -> None:
+def test_the_simulator_reads_the_engine_that_is_written(tmp_path: Path) -> None:
     path = tmp_path / "engine.yaml"
     write_fitted(path, engine_spec("mine", TRUE, FACTS), "Fitted on this.\nAnd that.")
     assert path.read_text().startswith("# Fitted on this.\n# And that.\nname: mine\n")

@@ -1,4 +1,4 @@
-"""The real engine's own steps: logged, fitted, and an engine for the simulator made of them."""
+"""The logged steps of a real engine, fitted to an engine for the simulator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_embedded_engine_is_fitted_to_its_own_steps(embedded_engine: Embedde
     log = Path(embedded_engine.options.plugin_options["steps"])
     plan = ProbePlan(embedded_engine.url, longest=128, batches=(1, 2), answer=8, repeats=2, staggered=True)
     seen = asyncio.run(probe(plan, lambda _: None))
-    told = asyncio.run(fetch_engine_facts(embedded_engine.url, max_num_seqs=4))
+    reported = asyncio.run(fetch_engine_facts(embedded_engine.url, max_num_seqs=4))
     sent = plan.rounds()
     warm = 16 + 128  # two prompts, answered with four tokens each
     # Every prompt is new, so all of it is computed, once; the last token of an answer is not.
@@ -38,7 +38,7 @@ def test_the_embedded_engine_is_fitted_to_its_own_steps(embedded_engine: Embedde
         assert time.monotonic() < deadline, (steps.prompt_tokens.sum(), prompts, steps.decodes.sum(), decodes)
         time.sleep(0.1)
     assert set(steps.decodes.tolist()) <= {0.0, 1.0, 2.0, 3.0, 4.0}
-    assert (told.kv_tokens, told.block_size, told.max_model_len) == (
+    assert (reported.kv_tokens, reported.block_size, reported.max_model_len) == (
         facts.kv_tokens,
         facts.block_size,
         facts.max_model_len,

@@ -14,42 +14,42 @@ from lengthwise.predictors import PredictionInput
 from lengthwise.predictors.contract import LogTPredictions
 
 
-class Noting:
-    """Believes 400 tokens, and notes what it was asked."""
+class RecordingPredictor:
+    """Predicts 400 tokens, and records its inputs."""
 
     def __init__(self) -> None:
-        self.asked: list[PredictionInput] = []
+        self.inputs: list[PredictionInput] = []
 
     def predict(self, inputs: list[PredictionInput]) -> LogTPredictions:
-        self.asked += inputs
+        self.inputs += inputs
         return LogTPredictions.of([math.log(400)] * len(inputs), 0.5, [each.cap for each in inputs])
 
 
 @given(scale=st.floats(0.01, 10), cap=st.integers(1, 10_000))
-def test_the_predictor_is_asked_about_the_forced_llm_and_its_median_is_scaled(scale: float, cap: int) -> None:
-    base = Noting()
-    played = ForcedLengthPredictor(base, ForcedLengths("grown", scale))  # type: ignore[arg-type]
-    predictions = played.predict([PredictionInput("why?", "small", cap)])
-    (asked,) = base.asked
-    assert asked.llm == "grown"
-    assert asked.cap >= cap / scale, "the limit means more of the other LLM's tokens"
+def test_the_predictor_is_given_the_forced_llm_and_its_median_is_scaled(scale: float, cap: int) -> None:
+    base = RecordingPredictor()
+    predictor = ForcedLengthPredictor(base, ForcedLengths("grown", scale))  # type: ignore[arg-type]
+    predictions = predictor.predict([PredictionInput("why?", "small", cap)])
+    (forwarded,) = base.inputs
+    assert forwarded.llm == "grown"
+    assert forwarded.cap >= cap / scale, "the limit in tokens of the other LLM"
     assert predictions.mu[0] == pytest.approx(math.log(400 * scale))
     assert predictions.sigma[0] == 0.5
     assert predictions[0].cap == cap
 
 
 @pytest.mark.parametrize("option", [{}, {"llm": ""}, {"llm": "x", "scale": 0}, {"llm": "x", "scale": "much"}, "x", 5])
-def test_what_cannot_be_forced_is_refused(option: object) -> None:
+def test_an_invalid_option_is_refused(option: object) -> None:
     with pytest.raises(InputError):
         ForcedLengths.of(option)
 
 
-def test_nothing_is_forced_unless_it_is_asked_for() -> None:
+def test_no_length_is_forced_by_default() -> None:
     assert ForcedLengths.of(None) is None
     assert ForcedLengths.of({"llm": "x"}) == ForcedLengths("x", 1.0)
 
 
-def test_where_the_predictor_cannot_keep_up_the_quick_one_is_asked_about_the_other_llm_too() -> None:
+def test_the_quick_predictor_is_given_the_forced_llm_too() -> None:
     service = ForcedLengths("grown", 0.5).service("default")
     assert service._worker is not None
     assert service._worker._quick is not None

@@ -139,7 +139,7 @@ def test_an_answer_is_the_same_however_it_is_framed_and_cut(frame: str, cuts: li
 
 @pytest.mark.parametrize("frame", ["length", "chunked"])
 @given(cut=st.floats(0, 0.999))
-def test_an_answer_that_is_cut_fails_and_never_ends_well(frame: str, cut: float) -> None:
+def test_a_truncated_answer_fails(frame: str, cut: float) -> None:
     raw, _ = FRAMES[frame]
 
     async def check() -> None:
@@ -180,14 +180,14 @@ async def test_connections_are_reused_after_complete_answers_only() -> None:
         b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nokHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nno",
     ],
 )
-async def test_a_connection_with_close_or_with_more_than_was_asked_for_is_not_reused(answer: bytes) -> None:
+async def test_a_connection_with_close_or_with_surplus_bytes_is_not_reused(answer: bytes) -> None:
     connections: list[int] = []
     async with connected(answering(answer, connections=connections)) as pool:
         assert [await exchange(pool) for _ in range(2)] == [(200, b"ok")] * 2
     assert len(connections) == 2
 
 
-async def test_an_idle_connection_is_closed_after_its_time() -> None:
+async def test_an_idle_connection_is_closed_after_idle_s() -> None:
     ended = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -249,7 +249,7 @@ async def test_closing_the_pool_fails_open_answers() -> None:
         answer.release()
 
 
-async def test_a_refused_connection_was_never_made() -> None:
+async def test_a_refused_connection_is_not_connected() -> None:
     pool = HttpPool(f"http://127.0.0.1:{free_port()}", connect_timeout_s=5.0, silence_timeout_s=1.0, idle_s=1.0)
     with pytest.raises(NotConnectedError):
         await exchange(pool)

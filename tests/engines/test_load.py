@@ -1,4 +1,4 @@
-"""The load generator sends when it is due, and measures what really happened."""
+"""The load generator sends each request when it is due, and measures its latency."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def body_of(given: Workload, row: int = 0, **options: Any) -> tuple[str, dict[st
     return path, json.loads(body)
 
 
-def test_requests_are_sent_when_due_whether_or_not_the_earlier_ones_are_answered() -> None:
+def test_requests_are_sent_when_due_whether_or_not_earlier_ones_have_finished() -> None:
     engine = StandIn(token_s=0.02)
     given = workload([100.0, 100.2, 100.4], [40, 2, 1])
     with served(engine.app()) as url:
@@ -47,18 +47,18 @@ def test_lengths_and_latencies_are_measured() -> None:
     engine = StandIn(token_s=0.01)
     with served(engine.app()) as url:
         report = load(workload([0.0, 0.0], [10, 1]), url)
-    told = report.summary()
+    summary = report.summary()
     assert report.model == "stand-in"
     assert [sample.output_tokens for sample in report.samples] == [10, 1]
-    assert (told.requests, report.errors, report.lengths_differ) == (2, {}, 0)
-    assert told.tpot_s.mean >= 0.01
-    assert told.e2e_s.p99 >= 0.1
+    assert (summary.requests, report.errors, report.lengths_differ) == (2, {}, 0)
+    assert summary.tpot_s.mean >= 0.01
+    assert summary.e2e_s.p99 >= 0.1
     long = report.samples[0]
     assert long.sent_s < long.first_token_s < long.finished_s
     assert report.table().column_names[:3] == ["row", "due_s", "asked_tokens"]
 
 
-def test_lengths_are_forced_unless_free_and_hints_are_told_only_when_asked_for() -> None:
+def test_lengths_are_forced_unless_free_and_hints_are_sent_only_if_chosen() -> None:
     given = workload([0.0], [7], max_tokens=[50])
     path, forced = body_of(given)
     assert path == "/v1/completions"
@@ -69,13 +69,13 @@ def test_lengths_are_forced_unless_free_and_hints_are_told_only_when_asked_for()
     assert free["nvext"] == {"agent_hints": {"osl": 7}}
 
 
-def test_a_prompt_that_is_known_is_a_chat() -> None:
+def test_a_prompt_with_text_is_sent_as_a_chat() -> None:
     path, body = body_of(workload([0.0], [7], prompt=["why?"]))
     assert path == "/v1/chat/completions"
     assert body["messages"] == [{"role": "user", "content": "why?"}]
 
 
-def test_made_up_prompts_share_the_prefixes_that_the_workload_shares() -> None:
+def test_synthetic_prompts_share_the_prefixes_of_the_workload() -> None:
     given = workload([0.0, 0.0, 0.0], [1, 1, 1], block_hashes=[[5, 6], [5, 7], [8, 6]])
     words = [body_of(given, row)[1]["prompt"].split() for row in range(3)]
     assert words[0][:4] == words[1][:4] != words[2][:4]
@@ -93,7 +93,7 @@ def test_made_up_prompts_share_the_prefixes_that_the_workload_shares() -> None:
         (b"data: [DONE]\n\n", "empty"),
     ],
 )
-def test_a_stream_that_is_not_whole_is_an_error_of_its_kind(stream: bytes, kind: str) -> None:
+def test_an_incomplete_stream_is_an_error_of_its_kind(stream: bytes, kind: str) -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
     with RawEngine(head + stream) as engine:
         engine.models = b'{"data": [{"id": "m"}]}'
@@ -117,12 +117,12 @@ def test_an_answer_of_another_length_is_counted() -> None:
     assert report.lengths_differ == 1
 
 
-def test_an_endpoint_that_is_not_there_is_told_before_anything_is_sent() -> None:
+def test_an_endpoint_that_cannot_be_reached_is_reported_before_any_request() -> None:
     with pytest.raises(InputError, match="cannot be reached"):
         load(workload([0.0], [1]), f"http://127.0.0.1:{free_port()}")
 
 
 @pytest.mark.parametrize("options", [{"speed": 0.0}, {"speed": float("nan")}, {"timeout_s": -1.0}])
-def test_a_plan_that_cannot_be_is_refused(options: dict[str, float]) -> None:
+def test_an_invalid_plan_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(InputError):
         LoadPlan("http://h", **options)  # type: ignore[arg-type]

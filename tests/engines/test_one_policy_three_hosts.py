@@ -66,22 +66,24 @@ def test_sjf_admits_by_length_and_fcfs_by_arrival(requests: list[dict[str, Any]]
     assert vllm["fcfs"]["admitted"] == [request["id"] for request in requests]
 
 
-def test_mean_latency_falls_in_both(requests: list[dict[str, Any]], vllm: dict[str, Any]) -> None:
+def test_sjf_lowers_mean_latency_in_both(requests: list[dict[str, Any]], vllm: dict[str, Any]) -> None:
     steps = {p: np.mean([one["step"] for one in vllm[p]["finished"].values()]) for p in ("fcfs", "sjf")}
     virtual = {p: simulated(requests, vllm, p).summary.e2e_s.mean for p in ("fcfs", "sjf")}
     assert steps["sjf"] < 0.75 * steps["fcfs"]
     assert virtual["sjf"] < 0.75 * virtual["fcfs"]
 
 
-def test_requests_that_tell_nothing_are_admitted_by_what_the_predictor_predicts(vllm: dict[str, Any]) -> None:
-    sjf, fast, told = make_policy("sjf"), load_predictor("fast"), vllm["predicted"]
+def test_requests_without_a_hint_are_admitted_by_their_predictions(vllm: dict[str, Any]) -> None:
+    sjf, fast, predicted = make_policy("sjf"), load_predictor("fast"), vllm["predicted"]
     keys = []
     for number, chat in enumerate(CHATS):
-        prediction = fast.predict([PredictionInput(render_chat(chat), told["llm"], told["most"])])[0]
-        keys.append(sjf.key(Job(str(number), 0.0, prediction=prediction, max_tokens=told["most"]), QueueView(), 0.0))
-    assert len(set(keys)) > len(CHATS) / 2, "most keys were to differ; those at the cap keep the order of coming"
-    assert told["admitted"] == [str(number) for number in sorted(range(len(CHATS)), key=keys.__getitem__)]
-    assert told["late"] == 0
+        prediction = fast.predict([PredictionInput(render_chat(chat), predicted["llm"], predicted["max_tokens"])])[0]
+        keys.append(
+            sjf.key(Job(str(number), 0.0, prediction=prediction, max_tokens=predicted["max_tokens"]), QueueView(), 0.0)
+        )
+    assert len(set(keys)) > len(CHATS) / 2, "most keys must differ; equal ones keep the order of arrival"
+    assert predicted["admitted"] == [str(number) for number in sorted(range(len(CHATS)), key=keys.__getitem__)]
+    assert predicted["late"] == 0
 
 
 def test_every_answer_is_token_for_token_the_same_under_either_policy(vllm: dict[str, Any]) -> None:
@@ -99,7 +101,7 @@ def test_a_preempted_request_keeps_its_arrival_and_key_in_every_host(tmp_path: P
 
     lengths = [60, 50, 40, 30, 20]
     requests = [
-        make_request(str(n), 16, length, arrival=float(n), said={"expected_tokens": length})
+        make_request(str(n), 16, length, arrival=float(n), extra_args={"expected_tokens": length})
         for n, length in enumerate(lengths)
     ]
     scheduler = make_scheduler(LengthwiseScheduler, tiny_model(tmp_path), slots=4, blocks=14, policy=policy)
@@ -118,7 +120,7 @@ def test_a_preempted_request_keeps_its_arrival_and_key_in_every_host(tmp_path: P
             queue.push(dataclasses.replace(job), scheduler.now)
         if policy != "lengthwise":  # whose rounds depend on the order of arrival and completion as well
             assert [job.id for job in queue] == [job.id for job in waiting]
-    assert run.preemptions > 0, "memory was to run out"
+    assert run.preemptions > 0, "memory must run out"
     drain(scheduler, {})
     workload = Workload.from_table(
         {"arrival_s": [float(n) for n in range(len(lengths))], "input_tokens": [16] * 5, "output_tokens": lengths},

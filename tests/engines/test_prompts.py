@@ -1,4 +1,4 @@
-"""From token ids back to what the gateway would have rendered, whatever the template."""
+"""Token ids are decoded to the text that the gateway renders, for every chat template."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TODAY = "26 Jul 2024"
 
 
 def chatml(messages: Messages, tools: Any, default: str = "You are Qwen, a helpful assistant.") -> str:
-    """Qwen's way: a system turn of its own where none is given, tools inside it."""
+    """Qwen's template: a default system turn if none is given, tools inside it."""
     system = messages[0]["content"] if messages[0]["role"] == "system" else default
     if tools:
         listed = "".join("\n" + json.dumps(tool) for tool in tools)
@@ -32,9 +32,9 @@ def chatml(messages: Messages, tools: Any, default: str = "You are Qwen, a helpf
 
 
 def llama(messages: Messages, tools: Any) -> str:
-    """Llama 3.1's: a system turn with the date in it, always; tools before the first question."""
-    said = {message["role"]: message["content"] for message in messages}
-    text = f"<|begin_of_text|><|h|>system<|/h|>\n\nToday Date: {TODAY}\n\n{said.get('system', '')}<|eot_id|>"
+    """Llama 3.1's template: always a system turn with the date; tools before the first question."""
+    by_role = {message["role"]: message["content"] for message in messages}
+    text = f"<|begin_of_text|><|h|>system<|/h|>\n\nToday Date: {TODAY}\n\n{by_role.get('system', '')}<|eot_id|>"
     given = "".join(json.dumps(tool, indent=4) + "\n\n" for tool in tools or [])
     for message in messages:
         if message["role"] != "system":
@@ -46,7 +46,7 @@ def llama(messages: Messages, tools: Any) -> str:
 
 
 def mistral(messages: Messages, tools: Any) -> str:
-    """An early Mistral's: no system turn, no tools, little between the turns."""
+    """The template of an early Mistral: no system turn, no tools, short markup."""
     assert not tools
     if messages[0]["role"] == "system":
         raise ValueError("no system turn")
@@ -55,7 +55,7 @@ def mistral(messages: Messages, tools: Any) -> str:
 
 
 def gemma(messages: Messages, tools: Any) -> str:
-    """Gemma's: the system's words are put before the user's."""
+    """Gemma's template: the system text precedes the user's in one turn."""
     assert not tools
     system = messages[0]["content"] + "\n\n" if messages[0]["role"] == "system" else ""
     text = "<bos>"
@@ -80,7 +80,7 @@ TOOLS: list[dict[str, Any]] = [
 
 @dataclass
 class Bytes:
-    """A tokenizer of UTF-8 bytes, so that a character can be cut in two; marks in <> or [] are special tokens."""
+    """A tokenizer of UTF-8 bytes, so that a character can span tokens."""
 
     template: Callable[..., str] | None
 
@@ -99,7 +99,7 @@ class Bytes:
 
 
 def served(name: str, messages: Messages, tools: Any = None) -> tuple[PromptReader, list[int]]:
-    """A reader for the template, and the ids that an engine would get."""
+    """Return a reader for the template and the token ids that an engine receives."""
     tokenizer = Bytes(TEMPLATES[name])
     return PromptReader.of(tokenizer), tokenizer.encode(TEMPLATES[name](messages, tools), add_special_tokens=False)
 
@@ -128,26 +128,26 @@ def test_a_chat_is_read_as_the_gateway_renders_it(name: str, messages: Messages)
 @pytest.mark.parametrize("messages", [QUESTION, TALK])
 @pytest.mark.parametrize("system", [[], [SYSTEM]])
 @pytest.mark.parametrize("tools", [None, TOOLS[:1], TOOLS])
-def test_system_turns_and_tools_are_told_apart_from_what_the_template_says_itself(
+def test_system_turns_and_tools_are_distinguished_from_the_templates_own_text(
     name: str, messages: Messages, system: Messages, tools: Any
 ) -> None:
     reader, ids = served(name, system + messages, tools)
     assert reader.read(ids) == render_chat(system + messages, tools or ())
 
 
-def test_where_the_template_puts_system_and_user_into_one_turn_they_are_read_as_one() -> None:
+def test_system_and_user_text_in_one_turn_is_read_as_one_turn() -> None:
     reader, ids = served("gemma", [SYSTEM, *QUESTION])
     assert reader.read(ids) == "Be brief.\nAlways.\n\nWhat is a prime?\n"
 
 
-def test_another_day_is_no_other_template(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_date_in_a_template_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, _ = served("llama", QUESTION)
     monkeypatch.setattr("tests.engines.test_prompts.TODAY", "1 January 2026")
     _, ids = served("llama", QUESTION)
     assert reader.read(ids) == QUESTION[0]["content"]
 
 
-def test_the_beginning_of_an_answer_is_a_turn_but_the_markup_before_one_is_not() -> None:
+def test_a_prefilled_answer_is_a_turn_but_its_markup_is_not() -> None:
     reader, ids = served("chatml", QUESTION)
     tokenizer = Bytes(None)
     thinking = tokenizer.encode("<think>\n\n</think>\n\n", add_special_tokens=False)
@@ -163,13 +163,13 @@ def test_a_bare_prompt_is_one_user_turn_without_special_tokens(name: str, text: 
     assert reader.read(reader.tokenizer.encode(text)) == text
 
 
-def test_without_a_template_everything_is_bare() -> None:
+def test_without_a_template_every_prompt_is_bare() -> None:
     reader = PromptReader.of(Bytes(None))
     assert reader.template is None
     assert reader.read(reader.tokenizer.encode("a")) == "a"
 
 
-def test_a_template_that_marks_no_turns_is_none() -> None:
+def test_a_template_without_turn_markers_is_ignored() -> None:
     def plain(messages: Messages, tools: Any) -> str:
         return "".join(message["content"] for message in messages)
 
@@ -177,7 +177,7 @@ def test_a_template_that_marks_no_turns_is_none() -> None:
 
 
 @pytest.mark.parametrize("shift", range(4))
-def test_long_prompts_are_read_in_pieces_and_no_character_is_broken(shift: int) -> None:
+def test_long_prompts_are_decoded_in_pieces_without_breaking_a_character(shift: int) -> None:
     messages = [user("x" * shift + "漢字 and 😀 " * 2000), assistant("ok"), user("more")]
     reader, ids = served("chatml", messages)
     assert len(ids) > 20_000
@@ -185,13 +185,13 @@ def test_long_prompts_are_read_in_pieces_and_no_character_is_broken(shift: int) 
 
 
 @given(st.lists(st.text(), min_size=1, max_size=5), st.sampled_from(sorted(TEMPLATES)))
-def test_whatever_is_said_is_read(said: list[str], name: str) -> None:
-    messages = [user(text) if n % 2 == 0 else assistant(text) for n, text in enumerate(said)]
+def test_any_chat_is_read(texts: list[str], name: str) -> None:
+    messages = [user(text) if n % 2 == 0 else assistant(text) for n, text in enumerate(texts)]
     reader, ids = served(name, messages)
     assert isinstance(reader.read(ids), str)
 
 
 @given(st.lists(st.integers(0, 255), max_size=200), st.sampled_from(sorted(TEMPLATES)))
-def test_any_ids_are_a_prompt(ids: list[int], name: str) -> None:
+def test_any_token_ids_are_read(ids: list[int], name: str) -> None:
     reader, _ = served(name, QUESTION)
     assert isinstance(reader.read(ids), str)

@@ -1,4 +1,4 @@
-"""Hidden states on a step's output, when a probe reads them, and that a failing probe never stops a step."""
+"""Hidden states on a step's output, when a probe reads them, and that a probe that raises stops no step."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_a_reading_becomes_a_prediction_about_the_whole_answer() -> None:
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=40))
-def test_positions_that_come_again_are_not_read_again(positions: list[int]) -> None:
-    """However states come: pieces of what is computed again after a preemption, or a step late."""
+def test_a_position_is_read_at_most_once(positions: list[int]) -> None:
+    """In any order: a preempted request is recomputed in chunks, and states may be a step late."""
     refiner, read = Refiner(made_probe()), []
     for generated in positions:
         if refiner.due("a", generated):
@@ -61,7 +61,7 @@ def test_positions_that_come_again_are_not_read_again(positions: list[int]) -> N
     assert all(later - earlier >= 16 for earlier, later in pairwise(read))
 
 
-def test_requests_are_followed_apart_and_forgotten_at_their_end() -> None:
+def test_requests_are_tracked_separately_and_removed_when_they_finish() -> None:
     refiner = Refiner(made_probe())
     refiner.read("a", 0, state(1.0), PREDICTION, CAP)
     assert refiner.due("b", 0)
@@ -69,15 +69,15 @@ def test_requests_are_followed_apart_and_forgotten_at_their_end() -> None:
     assert other is not None
     assert other.cap == 64
     assert refiner.ended("a", None) == PREDICTION
-    assert refiner.ended("a", Point(7)) == Point(7), "it is forgotten"
-    assert refiner.ended("b", Point(7)) is None, "nothing was predicted of it"
-    assert refiner.due("a", 0), "a name may come again"
+    assert refiner.ended("a", Point(7)) == Point(7), "it is removed"
+    assert refiner.ended("b", Point(7)) is None, "it had no prediction"
+    assert refiner.due("a", 0), "a name may be reused"
 
 
-def test_a_prediction_that_comes_late_counts_from_the_next_reading_on() -> None:
+def test_a_late_prediction_counts_from_the_next_reading_on() -> None:
     probe, late = made_probe(), LogT(3.0, 0.4, CAP)
     refiner, reading = Refiner(probe), probe.follow(PREDICTION, CAP)
-    assert not refiner.update_prediction("a", late), "not read yet: the host takes it in itself"
+    assert not refiner.update_prediction("a", late), "not read yet: the host uses the prediction itself"
     first = refiner.read("a", 0, state(), PREDICTION, CAP)
     assert refiner.update_prediction("a", late)
     assert first == After(reading.read(np.zeros(8), 0), 0)
@@ -88,7 +88,7 @@ def test_a_prediction_that_comes_late_counts_from_the_next_reading_on() -> None:
 
 class Broken(Probe):
     def probabilities(self, *_: object, **__: object) -> np.ndarray:
-        raise RuntimeError("no such luck")
+        raise RuntimeError("broken")
 
 
 def broken() -> Probe:
@@ -96,7 +96,9 @@ def broken() -> Probe:
     return Broken(probe.layer, probe.bins, probe.network, smoothing=probe.smoothing)
 
 
-def test_a_probe_that_raises_is_counted_told_once_and_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_probe_that_raises_is_counted_logged_once_and_not_called_again_for_the_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     refiner = Refiner(broken())
     with caplog.at_level(logging.WARNING):
         for name in ("a", "b"):
@@ -106,18 +108,18 @@ def test_a_probe_that_raises_is_counted_told_once_and_not_asked_again(caplog: py
     assert refiner.counts.requests == refiner.counts.readings == 0
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     late = LogT(3.0, 0.4, CAP)
-    assert not refiner.update_prediction("a", late), "it goes by its prompt"
+    assert not refiner.update_prediction("a", late), "its prediction is that of its prompt"
     assert refiner.ended("a", None) == late
 
 
 @pytest.mark.parametrize("bad", [state(np.nan), State(0, {}, None), State(0, {3: np.zeros(5, np.float32)}, None)])
-def test_a_state_that_makes_no_sense_changes_nothing(bad: State) -> None:
+def test_an_invalid_state_changes_nothing(bad: State) -> None:
     refiner = Refiner(made_probe())
     assert refiner.read("a", 0, bad, PREDICTION, CAP) is None
     assert refiner.counts.failed == 1
 
 
-def test_a_probe_that_wants_the_entropy_fails_without_it_rather_than_taking_it_for_none() -> None:
+def test_a_probe_with_entropy_inputs_fails_without_the_entropy() -> None:
     probe = made_probe(("prompt", "entropy"), told=6)
     assert Refiner(probe).read("a", 0, state(), PREDICTION, CAP) is None
     low, high = (Refiner(probe).read("a", 0, state(entropy=nats), PREDICTION, CAP) for nats in (0.1, 6.0))
@@ -126,32 +128,32 @@ def test_a_probe_that_wants_the_entropy_fails_without_it_rather_than_taking_it_f
     assert low.mean() != high.mean()
 
 
-def test_what_the_probe_is_told_of_a_bare_number_has_the_spread_of_a_guess() -> None:
+def test_the_probes_prior_gives_a_declared_number_a_spread() -> None:
     assert probe_prior(Point(100, 500), 500) == LogT(np.log(100.0), 0.5, 500)
     assert probe_prior(PREDICTION, CAP) is PREDICTION
     assert probe_prior(None, 77).cap == 77
 
 
 @pytest.mark.parametrize("llm", ["me/tiny", "/models/tiny/", "Tiny"])
-def test_the_probes_own_llm_is_known_by_name_wherever_it_lies(llm: str) -> None:
+def test_the_probes_llm_is_recognised_by_name_in_any_folder(llm: str) -> None:
     check_fit(made_probe(), [llm], hidden_size=8, layers=3)
     check_fit(made_probe(), ["/models/x", llm], hidden_size=None, layers=None)
 
 
 @pytest.mark.parametrize(
-    ("llm", "hidden_size", "layers", "says"),
+    ("llm", "hidden_size", "layers", "message"),
     [
         ("other", 8, 3, "the probe is for tiny, and the engine serves other"),
         ("tiny", 16, 3, "reads 8 numbers a state, and the LLM's have 16"),
         ("tiny", 8, 2, "reads layer 3, and the LLM has 2"),
     ],
 )
-def test_a_probe_of_another_llm_is_refused(llm: str, hidden_size: int, layers: int, says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_a_probe_of_another_llm_is_refused(llm: str, hidden_size: int, layers: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         check_fit(made_probe(), [llm], hidden_size=hidden_size, layers=layers)
 
 
-def test_a_probe_whose_llm_is_not_said_fits_none() -> None:
+def test_a_probe_without_the_name_of_its_llm_is_refused() -> None:
     with pytest.raises(InputError, match="an LLM without a name"):
         check_fit(replace(made_probe(), llm=""), [], hidden_size=None, layers=None)
 
@@ -170,7 +172,7 @@ def test_states_attached_to_an_output_survive_pickling() -> None:
     output = Output(["a", "b"])
     assert attached(output) is None
     attach(output, STATES)
-    found = attached(pickle.loads(pickle.dumps(output)))  # noqa: S301  (our own)
+    found = attached(pickle.loads(pickle.dumps(output)))  # noqa: S301  (pickled here)
     assert found is not None
     rows = {name: (state.tokens, state.layers[20].tolist(), state.entropy) for name, state in found}
     assert rows == {"a": (7, [0.0, 1.0, 2.0, 3.0], None), "b": (30, [4.0, 5.0, 6.0, 7.0], None)}

@@ -73,7 +73,7 @@ def test_the_fleet_and_its_options_are_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("simulated:4*llama-9", "no engine is called 'llama-9'"),
         ("1*llama-3-8b@a100?pace=2", "there is no field 'pace'.*known are speed, policy"),
@@ -82,8 +82,8 @@ def test_the_fleet_and_its_options_are_parsed() -> None:
         ("1*llama-3-8b@a100?policy=fastest", "fastest"),
     ],
 )
-def test_a_bad_fleet_or_option_is_named(text: str, says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_a_bad_fleet_or_option_is_named(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         SimulatedFleet.parse(text)
 
 
@@ -104,7 +104,7 @@ def client(engines: SimulatedEngines) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_the_openai_client_gets_the_same_words_streamed_and_not(client: openai.OpenAI) -> None:
+def test_the_openai_client_gets_the_same_text_streamed_or_not(client: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "Why is the sky blue?"}]
     whole = client.chat.completions.create(model="llama-3-8b", messages=messages)
     assert whole.usage is not None
@@ -121,14 +121,14 @@ def test_the_openai_client_gets_the_same_words_streamed_and_not(client: openai.O
 
 
 def test_a_length_is_forced_by_ignore_eos_or_declared_and_cut_by_max_tokens(client: openai.OpenAI) -> None:
-    def asked(extra: dict[str, Any], most: int) -> tuple[int, str]:
-        answer = client.completions.create(model="llama-3-8b", prompt="x", max_tokens=most, extra_body=extra)
+    def length_and_reason(extra: dict[str, Any], max_tokens: int) -> tuple[int, str]:
+        answer = client.completions.create(model="llama-3-8b", prompt="x", max_tokens=max_tokens, extra_body=extra)
         assert answer.usage is not None
         return answer.usage.completion_tokens, answer.choices[0].finish_reason
 
-    assert asked({"ignore_eos": True}, 7) == (7, "length")
-    assert asked({"vllm_xargs": {"simulated_tokens": 5}}, 7) == (5, "stop")
-    assert asked({"vllm_xargs": {"simulated_tokens": 50}}, 7) == (7, "length")
+    assert length_and_reason({"ignore_eos": True}, 7) == (7, "length")
+    assert length_and_reason({"vllm_xargs": {"simulated_tokens": 5}}, 7) == (5, "stop")
+    assert length_and_reason({"vllm_xargs": {"simulated_tokens": 50}}, 7) == (7, "length")
 
 
 @pytest.mark.anyio
@@ -153,7 +153,7 @@ async def test_a_bad_request_is_refused_as_openai_would(engines: SimulatedEngine
 
 
 @pytest.mark.anyio
-async def test_a_client_that_leaves_frees_its_slot_and_memory(engines: SimulatedEngines) -> None:
+async def test_a_client_that_disconnects_frees_its_slot_and_memory(engines: SimulatedEngines) -> None:
     async with aiohttp.ClientSession() as http, EngineClient(engines.urls[1]) as client:
         body = {"prompt": "x", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
         answer = await http.post(engines.urls[1] + "/v1/completions", json=body)

@@ -1,4 +1,4 @@
-"""The log of an engine's steps: what a row says, and a file that is whole whenever it is read."""
+"""The log of an engine's steps: the columns of a row, and a file that is complete whenever it is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FACTS = EngineFacts("stand-in 1", "tiny", 1024, 16, 512, 4, 512, prefix_caching=
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that the test sets."""
 
     now = 1000.0
 
@@ -46,7 +46,7 @@ def scheduled(log: StepLog, clock: Clock, *spans: tuple[int, int]) -> None:
     log.scheduled(spans, waiting=3, running=2, began_s=clock.now, cpu_s=0.001)
 
 
-def test_a_row_says_what_a_step_held_as_the_simulator_counts_it(tmp_path: Path, clock: Clock) -> None:
+def test_a_row_counts_the_tokens_of_a_step_as_the_simulator_does(tmp_path: Path, clock: Clock) -> None:
     log = StepLog(tmp_path / "steps.parquet", FACTS)
     # A whole prompt, the rest of another, the last token of a prompt in the cache, and two that decode.
     scheduled(log, clock, (0, 10), (32, 8), (16, 1), (20, 1), (0, 1))
@@ -61,9 +61,7 @@ def test_a_row_says_what_a_step_held_as_the_simulator_counts_it(tmp_path: Path, 
     assert (row["waiting"], row["running"], row["schedule_cpu_s"]) == (3, 2, 0.001)
 
 
-def test_what_lies_between_steps_counts_while_there_is_work_and_not_while_there_is_none(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_time_between_steps_counts_while_requests_run_and_not_while_idle(tmp_path: Path, clock: Clock) -> None:
     log = StepLog(tmp_path / "steps.parquet", FACTS)
     for wait, busy in ((0.0, True), (0.25, False), (60.0, True)):
         clock.now += wait
@@ -89,7 +87,7 @@ def test_steps_scheduled_ahead_end_in_their_order(tmp_path: Path, clock: Clock) 
     assert (second["decodes"], second["seconds"]) == (1, 0.5)
 
 
-def test_a_step_without_tokens_is_none_and_its_time_is_nobodys(tmp_path: Path, clock: Clock) -> None:
+def test_a_step_without_tokens_is_not_logged_and_its_time_is_not_counted(tmp_path: Path, clock: Clock) -> None:
     log = StepLog(tmp_path / "steps.parquet", FACTS)
     scheduled(log, clock, (5, 1))
     clock.now += 1.0
@@ -103,7 +101,7 @@ def test_a_step_without_tokens_is_none_and_its_time_is_nobodys(tmp_path: Path, c
     assert [row["seconds"] for row in rows(tmp_path / "steps.parquet")] == [1.0, 1.0]
 
 
-def test_the_file_is_whole_while_the_engine_runs(tmp_path: Path, clock: Clock) -> None:
+def test_the_file_is_complete_while_the_engine_runs(tmp_path: Path, clock: Clock) -> None:
     path = tmp_path / "steps.parquet"
     log = StepLog(path, FACTS)
     for _ in range(30):
@@ -116,7 +114,7 @@ def test_the_file_is_whole_while_the_engine_runs(tmp_path: Path, clock: Clock) -
     assert read_steps(path)[1] == FACTS
 
 
-def test_an_engine_that_falls_idle_has_every_step_written_though_it_is_killed(tmp_path: Path, clock: Clock) -> None:
+def test_an_idle_engine_has_written_every_step(tmp_path: Path, clock: Clock) -> None:
     path = tmp_path / "steps.parquet"
     log = StepLog(path, FACTS)
     for busy in (True, False, True, False):  # idle twice within a second
@@ -128,7 +126,7 @@ def test_an_engine_that_falls_idle_has_every_step_written_though_it_is_killed(tm
     assert len(rows(path)) == 4  # never closed
 
 
-def test_a_log_that_is_full_stops_growing(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_log_stops_growing(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_ROWS", 5)
     log = StepLog(tmp_path / "steps.parquet", FACTS)
     for _ in range(9):
@@ -150,12 +148,12 @@ def test_a_disk_that_fails_does_not_stop_the_engine(tmp_path: Path, caplog: pyte
     assert "cannot be written" in caplog.text
 
 
-def test_a_log_in_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_log_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="folder does not exist"):
         StepLog(tmp_path / "none" / "steps.parquet", FACTS)
 
 
-def test_what_is_no_log_is_told_so(tmp_path: Path) -> None:
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         read_steps(tmp_path / "gone.parquet")
     pq.write_table(pa.table({"seconds": [1.0]}), tmp_path / "other.parquet")

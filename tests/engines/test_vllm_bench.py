@@ -1,4 +1,4 @@
-"""The switch of `lengthwise bench` inside vLLM's scheduler: who may use it, what it clears, how it ends."""
+"""The switch of `lengthwise bench` inside vLLM's scheduler: its token, what it clears, how it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from lengthwise.engines import vllm_bench
 from lengthwise.engines.vllm import LengthwiseScheduler
 from lengthwise.lengths import LogT
-from tests.engines.probed import LAYER, knowing, probed_host
+from tests.engines.probed import LAYER, exact_probe, probed_host
 from tests.engines.scheduling import drain, make_request, make_scheduler, tiny_model
 
 TOKEN = "secret"  # noqa: S105
@@ -65,13 +65,13 @@ class Console:
 
         self.scheduler._free_request = noting
         try:
-            drain(self.scheduler, {0: [make_request(name, 1, 1, said=xargs)]}, {})
+            drain(self.scheduler, {0: [make_request(name, 1, 1, extra_args=xargs)]}, {})
         finally:
             self.scheduler._free_request = free
         return None if replies[0] is None else dict(replies[0]["lengthwise"])
 
 
-def serve(scheduler: Any, lengths: list[int], **said: Any) -> list[str]:
+def serve(scheduler: Any, lengths: list[int], **extra_args: Any) -> list[str]:
     """Serve requests of an episode that arrive at once; return the order of their admission."""
     requests = [
         make_request(
@@ -79,14 +79,14 @@ def serve(scheduler: Any, lengths: list[int], **said: Any) -> list[str]:
             40,
             tokens,
             prompt=[row * 100 + place for place in range(40)],
-            said={"bench_token": TOKEN, "bench_row": row, "expected_tokens": tokens, **said},
+            extra_args={"bench_token": TOKEN, "bench_row": row, "expected_tokens": tokens, **extra_args},
         )
         for row, tokens in enumerate(lengths)
     ]
     return [name.split()[1] for name in drain(scheduler, {0: requests}, {}).admitted]
 
 
-def test_policies_take_turns_and_the_own_one_returns(scheduler: Any) -> None:
+def test_policies_alternate_and_the_servers_own_is_restored(scheduler: Any) -> None:
     bench = Console(scheduler)
     lengths = [30, 20, 10, 5, 40, 1]
     begun = bench("begin", policy="fcfs")
@@ -109,29 +109,29 @@ def test_policies_take_turns_and_the_own_one_returns(scheduler: Any) -> None:
     assert restored["policy"] == "sjf"
 
 
-def test_an_episode_may_bring_a_probe_whose_states_the_worker_reports(model: Path, tmp_path: Path) -> None:
+def test_an_episode_may_use_a_probe_whose_states_the_worker_reports(model: Path, tmp_path: Path) -> None:
     options = {"bench_token": TOKEN, "layers": [LAYER]}
     host = probed_host(LengthwiseScheduler, model, None, "fcfs", measuring=options, slots=4)
-    bench, file = Console(host.scheduler), str(knowing(tmp_path))
+    bench, file = Console(host.scheduler), str(exact_probe(tmp_path))
     refiners = []
     for probe in (file, None, file):
         begun = bench("begin", policy="srpt:c=0.8", **({} if probe is None else {"probe": probe}))
         assert begun is not None
         assert begun["ready"]
         refiners.append(host.scheduler.refiner)
-        host.scheduler.add_request(make_request(str(next(NUMBERS)), 8, 100, said={"bench_token": TOKEN}))
+        host.scheduler.add_request(make_request(str(next(NUMBERS)), 8, 100, extra_args={"bench_token": TOKEN}))
         host.drain()
         seen = bench("end")
         assert seen is not None
         assert seen["probe"] is None if probe is None else seen["probe"]["readings"] == 7
     assert refiners[1] is None
-    assert refiners[0] is not refiners[2], "what one episode has read does not reach the next"
+    assert refiners[0] is not refiners[2], "an episode does not see the readings of another"
     bench("restore")
     assert host.scheduler.refiner is None
 
 
 def test_a_probe_without_its_states_is_refused(model: Path, scheduler: Any, tmp_path: Path) -> None:
-    file = str(knowing(tmp_path))
+    file = str(exact_probe(tmp_path))
     answer = Console(scheduler)("begin", policy="srpt", probe=file)
     assert answer is not None
     assert "the worker does not report what the probe reads" in answer["error"]
@@ -161,7 +161,9 @@ def test_history_of_the_server_is_untouched_and_that_of_an_episode_starts_empty(
         bench("begin", policy="lengthwise")
         assert scheduler.predictions is not own
         assert scheduler.jobs.rate.per_s == 0.0
-        assert scheduler.predictions.admit("probe", scheduler.jobs.llm, 100) is None, "an episode knows no history"
+        assert scheduler.predictions.admit("probe", scheduler.jobs.llm, 100) is None, (
+            "an episode starts without history"
+        )
         serve(scheduler, [5, 5])
         scheduler.jobs.rate.per_s = 100.0
     bench("restore")
@@ -183,10 +185,10 @@ def test_without_a_token_there_is_no_switch(model: Path, monkeypatch: pytest.Mon
     assert closed.length_policy.name == "sjf"
 
 
-def test_requests_of_others_are_counted(scheduler: Any) -> None:
+def test_requests_of_other_clients_are_counted(scheduler: Any) -> None:
     bench = Console(scheduler)
     bench("begin", policy="fcfs")
-    drain(scheduler, {0: [make_request("stranger", 8, 3)]}, {})
+    drain(scheduler, {0: [make_request("foreign", 8, 3)]}, {})
     seen = bench("end")
     assert seen is not None
     assert seen["foreign"] == 1

@@ -1,4 +1,4 @@
-"""What the plug-in relies on in vLLM, which promises none of it: if a release moves something, it is named here."""
+"""The private interfaces of vLLM that the plug-in uses: a release that changes one fails here, by name."""
 
 from __future__ import annotations
 
@@ -40,13 +40,12 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Scheduler:
     return make_scheduler(AsyncScheduler, tiny_model(tmp_path_factory.mktemp("model")))
 
 
-def test_the_release_is_one_that_was_tested() -> None:
+def test_the_installed_release_is_a_tested_one() -> None:
     assert vllm.__version__.startswith(VLLM_RELEASES)
 
 
-def test_a_waiting_queue_is_asked_what_ours_can_answer() -> None:
-    asked = RequestQueue.__abstractmethods__
-    assert asked == {
+def test_our_queue_implements_every_abstract_method_of_vllms() -> None:
+    assert RequestQueue.__abstractmethods__ == {
         "add_request",
         "pop_request",
         "peek_request",
@@ -61,7 +60,7 @@ def test_a_waiting_queue_is_asked_what_ours_can_answer() -> None:
     assert not PolicyRequestQueue.__abstractmethods__
 
 
-def test_both_waiting_queues_are_where_ours_are_put(stock: Scheduler) -> None:
+def test_the_scheduler_has_the_two_queues_that_are_replaced(stock: Scheduler) -> None:
     queues = {name for name, value in vars(stock).items() if isinstance(value, RequestQueue)}
     assert queues == {"waiting", "kv_holding_waiting"}
 
@@ -88,19 +87,19 @@ def test_both_waiting_queues_are_where_ours_are_put(stock: Scheduler) -> None:
         "num_lookahead_tokens",
     ],
 )
-def test_the_scheduler_has_what_is_read(stock: Scheduler, name: str) -> None:
+def test_the_scheduler_has_the_attributes_that_are_read(stock: Scheduler, name: str) -> None:
     assert hasattr(stock, name)
 
 
-def test_the_name_of_the_llm_and_its_tokenizer_can_be_had(stock: Scheduler) -> None:
+def test_the_name_and_the_tokenizer_of_the_llm_are_available(stock: Scheduler) -> None:
     model = stock.vllm_config.model_config
     assert model.served_model_name == "SmolLM2-135M-Instruct"
-    assert cached_tokenizer_from_config(model) is None, "this one was told to do without"
+    assert cached_tokenizer_from_config(model) is None, "skip_tokenizer_init is set"
 
 
-def test_every_request_that_is_over_is_freed_in_one_place() -> None:
+def test_every_finished_request_is_freed_by_one_method() -> None:
     source = Path(inspect.getsourcefile(scheduler) or "").read_text()
-    assert source.count("self._free_request(") == 2  # it stopped by itself, or it was stopped from outside
+    assert source.count("self._free_request(") == 2  # stopped in a step, or aborted between steps
     assert {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED", "FINISHED_REPETITION"} <= set(
         RequestStatus.__members__
     )
@@ -114,12 +113,12 @@ def test_free_blocks_and_those_of_a_request_can_be_counted(stock: Scheduler) -> 
     assert not manager.req_to_blocks
 
 
-def test_schedule_is_called_as_ours_is() -> None:
+def test_schedule_has_the_parameters_of_ours() -> None:
     theirs, ours = (inspect.signature(cls.schedule).parameters for cls in (Scheduler, LengthwiseScheduler))
     assert [(p.name, p.default) for p in theirs.values()] == [(p.name, p.default) for p in ours.values()]
 
 
-def test_a_victim_is_the_last_of_the_running_and_comes_back_through_prepend() -> None:
+def test_the_victim_is_the_last_running_request_and_is_prepended_to_the_queue() -> None:
     source = Path(inspect.getsourcefile(scheduler) or "").read_text()
     assert "preempted_req = self.running.pop()" in source
     assert "self.waiting.prepend_request(request)" in inspect.getsource(Scheduler._preempt_request)
@@ -127,7 +126,7 @@ def test_a_victim_is_the_last_of_the_running_and_comes_back_through_prepend() ->
 
 def test_a_request_can_be_preempted_between_two_steps_and_others_admitted_in_the_next(stock: Scheduler) -> None:
     assert list(inspect.signature(stock._preempt_request).parameters) == ["request", "timestamp", "drop_stale_output"]
-    # Only who is preempted inside a step stops admission in it; who was before is told to the workers all the same.
+    # Only a preemption inside a step stops its admission; an earlier one is reported to the workers all the same.
     source = inspect.getsource(Scheduler.schedule)
     assert "preempted_reqs: list[Request] = []" in source
     assert "if not preempted_reqs and self._pause_state" in source
@@ -135,7 +134,7 @@ def test_a_request_can_be_preempted_between_two_steps_and_others_admitted_in_the
     assert "if request.num_stale_output_tokens and not request.drop_stale_output:" in source
 
 
-def test_what_a_waiting_request_needs_can_be_asked(stock: Scheduler) -> None:
+def test_the_blocks_that_a_waiting_request_needs_can_be_counted(stock: Scheduler) -> None:
     manager = stock.kv_cache_manager
     assert set(inspect.signature(manager.coordinator.get_num_blocks_to_allocate).parameters) == {
         "request_id",
@@ -172,8 +171,8 @@ def test_what_a_waiting_request_needs_can_be_asked(stock: Scheduler) -> None:
         "status",
     ],
 )
-def test_a_request_has_what_a_job_is_made_of(name: str) -> None:
-    request = make_request("a", 8, 16, said={"expected_tokens": 3})
+def test_a_request_has_the_attributes_that_a_job_is_made_from(name: str) -> None:
+    request = make_request("a", 8, 16, extra_args={"expected_tokens": 3})
     assert getattr(request, name) is not None
     assert request.sampling_params.extra_args == {"expected_tokens": 3}
 
@@ -184,7 +183,7 @@ def test_a_job_can_be_kept_on_a_request() -> None:
     assert request.lengthwise_job == "kept"
 
 
-def test_vllms_two_orders_are_still_the_two() -> None:
+def test_vllm_has_two_scheduling_policies() -> None:
     assert {policy.value for policy in request_queue.SchedulingPolicy} == {"fcfs", "priority"}
 
 
@@ -198,19 +197,19 @@ def test_vllms_two_orders_are_still_the_two() -> None:
         (second_model_runner, "hidden_states, aux_hidden_states = model_output"),
     ],
 )
-def test_both_model_runners_keep_the_states_between_the_two_calls_of_a_step(where: ModuleType, line: str) -> None:
+def test_both_model_runners_keep_hidden_states_between_the_two_calls_of_a_step(where: ModuleType, line: str) -> None:
     source = inspect.getsource(where)
     assert line in source
     assert "if self.use_aux_hidden_state_outputs:" in source
 
 
 @pytest.mark.parametrize(("where", "own"), [(gpu_model_runner, "logits"), (second_model_runner, "input_batch")])
-def test_a_step_leaves_its_hidden_states_for_us(where: ModuleType, own: str) -> None:
+def test_the_state_of_a_step_has_its_hidden_states(where: ModuleType, own: str) -> None:
     assert {"aux_hidden_states", "hidden_states", own} <= set(where.ExecuteModelState._fields)
 
 
 @pytest.mark.parametrize("worker", [CPUWorker, Worker])
-def test_a_worker_loads_executes_and_samples(worker: type) -> None:
+def test_a_worker_has_the_methods_that_are_overridden(worker: type) -> None:
     assert {"execute_model", "sample_tokens", "load_model"} <= set(dir(worker))
 
 
@@ -225,7 +224,7 @@ def test_the_hidden_states_of_a_layer_are_returned_in_order_and_after_it() -> No
     assert "set_aux_hidden_state_layers" in dir(LlamaForCausalLM)
 
 
-def test_a_configuration_says_what_a_probe_asks_of_it(stock: Scheduler) -> None:
+def test_the_configuration_has_what_a_probe_is_checked_against(stock: Scheduler) -> None:
     config = stock.vllm_config
     assert config.model_config.get_hidden_size() == 16
     assert config.model_config.get_total_num_hidden_layers() == 1

@@ -1,4 +1,4 @@
-"""A measurement that forces lengths: the forced limit is hidden from every prediction, and its end is an end."""
+"""Forced lengths: no prediction depends on the forced limit, and an answer that ends there counts as complete."""
 
 from __future__ import annotations
 
@@ -54,29 +54,29 @@ def scheduler(model: Path, guess: Guess, tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def ask() -> Callable[..., Any]:
+def prompt_request() -> Callable[..., Any]:
     tokenizer: Any = cached_get_tokenizer(str(model_folder()))
 
     def request(name: str, text: str, length: int, cap: object = CAP) -> Any:
         ids = tokenizer.encode(text, add_special_tokens=False)
-        return make_request(name, len(ids), length, prompt=ids, said={} if cap is None else {"cap": cap})
+        return make_request(name, len(ids), length, prompt=ids, extra_args={} if cap is None else {"cap": cap})
 
     return request
 
 
-def answered(scheduler: Any, count: int) -> None:
+def deliver_predictions(scheduler: Any, count: int) -> None:
     end = time.monotonic() + 30
     while scheduler.predictions.counts.answered < count:
-        assert time.monotonic() < end, "it did not come about in time"
+        assert time.monotonic() < end, "the predictions did not arrive in time"
         time.sleep(0.002)
     scheduler.predictions.deliver(scheduler._predict)
 
 
-def test_the_true_length_does_not_reach_the_prediction(scheduler: Any, ask: Callable[..., Any]) -> None:
-    """The same prompt forced to two lengths is predicted to be the same, and both stand where they came."""
+def test_the_true_length_does_not_reach_the_prediction(scheduler: Any, prompt_request: Callable[..., Any]) -> None:
+    """The same prompt forced to two lengths has the same prediction, and both keep the order of arrival."""
     for name, length in (("long", 200), ("short", 3)):
-        scheduler.add_request(ask(name, "about 100", length))
-    answered(scheduler, 2)
+        scheduler.add_request(prompt_request(name, "about 100", length))
+    deliver_predictions(scheduler, 2)
     jobs = [scheduler.jobs.of(scheduler.requests[name]) for name in ("long", "short")]
     assert [job.max_tokens for job in jobs] == [CAP, CAP]
     assert [job.prediction.cap for job in jobs] == [CAP, CAP]
@@ -85,52 +85,54 @@ def test_the_true_length_does_not_reach_the_prediction(scheduler: Any, ask: Call
     assert [request.request_id for request in scheduler.waiting] == ["long", "short"]
 
 
-def test_nor_before_the_prediction_has_come(scheduler: Any, guess: Guess, ask: Callable[..., Any]) -> None:
-    drain(scheduler, {0: [ask(str(n), "about 20", 10) for n in range(5)]})
+def test_a_request_waits_without_a_prediction_until_one_arrives(
+    scheduler: Any, guess: Guess, prompt_request: Callable[..., Any]
+) -> None:
+    drain(scheduler, {0: [prompt_request(str(n), "about 20", 10) for n in range(5)]})
     guess.gate.clear()
     for name, length in (("long", 200), ("short", 3)):
-        scheduler.add_request(ask(name, "about 100", length))
+        scheduler.add_request(prompt_request(name, "about 100", length))
     long, short = (scheduler.jobs.of(scheduler.requests[name]) for name in ("long", "short"))
     assert long.prediction is None
     assert short.prediction is None
     guess.gate.set()
 
 
-def test_an_end_below_the_declared_limit_is_an_end_and_at_it_a_cut(
-    scheduler: Any, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_an_answer_is_complete_below_the_declared_cap_and_censored_at_it(
+    scheduler: Any, prompt_request: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[int | None, bool]] = []
+    ended: list[tuple[int | None, bool]] = []
     monkeypatch.setattr(
-        scheduler.predictions, "ended", lambda _, tokens, censored=False: told.append((tokens, censored)), raising=True
+        scheduler.predictions, "ended", lambda _, tokens, censored=False: ended.append((tokens, censored)), raising=True
     )
-    drain(scheduler, {0: [ask("played", "about 10", 5)]})
-    drain(scheduler, {0: [ask("at the limit", "about 10", 8, cap=8)]})
-    drain(scheduler, {0: [ask("says nothing", "about 10", 5, cap=None)]})
-    assert told == [(5, False), (8, True), (5, True)]
+    drain(scheduler, {0: [prompt_request("below the cap", "about 10", 5)]})
+    drain(scheduler, {0: [prompt_request("at the cap", "about 10", 8, cap=8)]})
+    drain(scheduler, {0: [prompt_request("no cap", "about 10", 5, cap=None)]})
+    assert ended == [(5, False), (8, True), (5, True)]
 
 
 @pytest.mark.parametrize("bad", ["many", -4, 0, 10**12])
-def test_a_bad_cap_stops_nothing(scheduler: Any, ask: Callable[..., Any], bad: object) -> None:
-    run = drain(scheduler, {0: [ask("a", "about 10", 4, cap=bad)]})
+def test_a_bad_cap_stops_nothing(scheduler: Any, prompt_request: Callable[..., Any], bad: object) -> None:
+    run = drain(scheduler, {0: [prompt_request("a", "about 10", 4, cap=bad)]})
     assert run.admitted == ["a"]
 
 
-def test_the_history_is_that_of_the_played_llm(scheduler: Any, ask: Callable[..., Any]) -> None:
-    scheduler.add_request(ask("a", "about 10", 5))
+def test_the_history_is_that_of_the_forced_llm(scheduler: Any, prompt_request: Callable[..., Any]) -> None:
+    scheduler.add_request(prompt_request("a", "about 10", 5))
     assert scheduler.jobs.of(scheduler.requests["a"]).llm == "grown"
 
 
-def test_what_predicting_took_is_written_when_nothing_is_left(
-    scheduler: Any, ask: Callable[..., Any], tmp_path: Path
+def test_the_account_of_predictions_is_written_when_the_engine_is_idle(
+    scheduler: Any, prompt_request: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "account.json"
-    scheduler.add_request(ask("a", "about 10", 3))
-    answered(scheduler, 1)
+    scheduler.add_request(prompt_request("a", "about 10", 3))
+    deliver_predictions(scheduler, 1)
     run = Run()
     step(scheduler, run)
-    assert not path.exists(), "not while anything runs"
+    assert not path.exists(), "not while a request runs"
     while scheduler.has_unfinished_requests():
         step(scheduler, run)
-    told = json.loads(path.read_text())
-    assert (told["asked"], told["answered"]) == (1, 1)
-    assert math.isfinite(told["cpu_s"])
+    account = json.loads(path.read_text())
+    assert (account["asked"], account["answered"]) == (1, 1)
+    assert math.isfinite(account["cpu_s"])

@@ -1,4 +1,4 @@
-"""Memory stays flat: after 20,000 requests nothing is held that was not held before them."""
+"""Memory is bounded: 20,000 requests leave no object behind."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.engines.scheduling import Run, make_scheduler, step, tiny_model
 REQUESTS, AT_ONCE, SLOTS = 20_000, 48, 32
 
 
-class Length:
-    """Believes the length of the prompt; some prompts it cannot take."""
+class PromptLengthPredictor:
+    """Predicts the length of the prompt; raises for some prompts."""
 
     def predict(self, inputs: Sequence[PredictionInput]) -> LogTPredictions:
         if any(len(each.text) % 20 == 0 for each in inputs):
@@ -41,12 +41,12 @@ class Length:
 
 @pytest.fixture
 def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    service = PredictionService(Length)
+    service = PredictionService(PromptLengthPredictor)
     worker = service._worker
     assert worker is not None
-    worker.start = lambda: None  # type: ignore[method-assign]  # it works when told to, so that counts can be compared
+    worker.start = lambda: None  # type: ignore[method-assign]  # its steps are run by `serve`, so that counts can be compared
     monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _, **__: service)
-    # Hardly enough memory: some are preempted all the time.
+    # Little memory: preemptions occur throughout.
     return make_scheduler(
         LengthwiseScheduler,
         tiny_model(tmp_path),
@@ -59,7 +59,7 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def request(number: int) -> Request:
-    """A prompt that no other request has, one to three tokens of an answer, every tenth one's length told."""
+    """A request with a unique prompt and an answer of one to three tokens; every tenth has a hint."""
     params = SamplingParams(
         max_tokens=1 + number % 3,
         ignore_eos=True,
@@ -70,12 +70,12 @@ def request(number: int) -> Request:
 
 
 def serve(scheduler: Any, numbers: range) -> int:
-    """Serve these to the last, `AT_ONCE` coming with every few steps; every seventh leaves. How many were preempted."""
+    """Serve the requests, `AT_ONCE` arriving every few steps, every seventh aborted; return the preemptions."""
     run = Run()
-    coming = iter(numbers)
+    arriving = iter(numbers)
     more = True
     while more or scheduler.has_unfinished_requests():
-        batch = [request(number) for number, _ in zip(coming, range(AT_ONCE), strict=False)]
+        batch = [request(number) for number, _ in zip(arriving, range(AT_ONCE), strict=False)]
         more = bool(batch)
         for each in batch:
             scheduler.add_request(each)
@@ -94,11 +94,11 @@ def serve(scheduler: Any, numbers: range) -> int:
 
 
 def held(scheduler: Any) -> dict[str, int]:
-    """How much is in every place that grows, and how many of our objects live."""
+    """Return the size of every collection that grows and the number of live objects of each class."""
     service, worker = scheduler.predictions, scheduler.predictions._worker
     service.learn()  # the lengths of the last requests wait for the next one
     queues = (scheduler.waiting, scheduler.kv_holding_waiting)
-    # By identity: asking some of torch's objects anything at all sets off warnings.
+    # By identity: reading an attribute of some of torch's objects raises warnings.
     kinds = {id(Request)} | {
         id(each)
         for name, module in sys.modules.items()
@@ -122,16 +122,16 @@ def held(scheduler: Any) -> dict[str, int]:
     }
 
 
-def test_after_twenty_thousand_requests_nothing_is_held_that_was_not_held_before(scheduler: Any) -> None:
+def test_twenty_thousand_requests_leave_no_object_behind(scheduler: Any) -> None:
     preempted = serve(scheduler, range(REQUESTS // 2))
     before = held(scheduler)
     preempted += serve(scheduler, range(REQUESTS // 2, REQUESTS))
     after = held(scheduler)
-    # The newest predictions are remembered, but no more than so many.
+    # The newest predictions are kept, up to a limit.
     assert before.pop("predictions") < after.pop("predictions") == 8192
     assert after == before
     assert (after["requests"], after["open"], after["inputs"], after["waiting"]) == (0, 0, 0, 0)
-    assert max(after.get("Job", 0), after.get("Request", 0)) <= SLOTS, "vLLM may hold on to those of its last step"
+    assert max(after.get("Job", 0), after.get("Request", 0)) <= SLOTS, "vLLM may keep those of its last step"
     assert max(len(queue._queue._heap) for queue in (scheduler.waiting, scheduler.kv_holding_waiting)) <= 128
     counts = scheduler.predictions.counts
     assert counts.answered > REQUESTS // 3

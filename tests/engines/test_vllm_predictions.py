@@ -1,6 +1,4 @@
-"""Predicted lengths inside vLLM's scheduler: queued at once, re-keyed when the prediction has come, never waited
-for.
-"""
+"""Predictions inside vLLM's scheduler: a request is queued at once and re-keyed when its prediction arrives."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture
 def guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guess]:
-    """In the place of the predictor: it predicts the number that a prompt ends with, and can be made to hang."""
+    """A predictor that returns the number at the end of a prompt, and can be made to hang."""
     made = Guess()
     monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _, **__: PredictionService(lambda: made))
     yield made
@@ -58,15 +56,15 @@ def scheduler(model: Path, guess: Guess) -> Iterator[Any]:
     made.predictions.close()
 
 
-def until(what: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     end = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < end, "it did not come about in time"
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.002)
 
 
 @pytest.fixture
-def ask(tokenizer: Any) -> Callable[..., Any]:
+def prompt_request(tokenizer: Any) -> Callable[..., Any]:
     def request(name: str, text: str, output_tokens: int = 8, **more: Any) -> Any:
         ids = tokenizer.encode(text, add_special_tokens=False)
         return make_request(name, len(ids), output_tokens, prompt=ids, **more)
@@ -74,73 +72,77 @@ def ask(tokenizer: Any) -> Callable[..., Any]:
     return request
 
 
-def answered(scheduler: Any, count: int) -> None:
-    until(lambda: scheduler.predictions.counts.answered == count)
+def wait_for_predictions(scheduler: Any, count: int) -> None:
+    wait_until(lambda: scheduler.predictions.counts.answered == count)
 
 
 def test_a_late_prediction_re_keys_a_waiting_request_at_the_next_step(
-    scheduler: Any, guess: Guess, ask: Callable[..., Any]
+    scheduler: Any, guess: Guess, prompt_request: Callable[..., Any]
 ) -> None:
     guess.gate.clear()
     for name, tokens in (("runs", 500), ("long", 900), ("short", 20)):
-        scheduler.add_request(ask(name, f"about {tokens}", 1000))
+        scheduler.add_request(prompt_request(name, f"about {tokens}", 1000))
     run = Run()
     step(scheduler, run)
-    assert run.admitted == ["runs"], "nothing is known yet: first come, first served"
+    assert run.admitted == ["runs"], "without predictions: first come, first served"
     assert [request.request_id for request in scheduler.waiting] == ["long", "short"]
     guess.gate.set()
-    answered(scheduler, 3)
+    wait_for_predictions(scheduler, 3)
     assert [request.request_id for request in scheduler.waiting] == ["long", "short"], "not in the middle of a step"
     step(scheduler, run)
     assert [request.request_id for request in scheduler.waiting] == ["short", "long"]
-    assert scheduler.predictions.counts.late == 1, "of the one that runs"
+    assert scheduler.predictions.counts.late == 1, "that of the running request"
     for name in ("runs", "long", "short"):
         scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
 
-def test_a_predictor_that_hangs_or_raises_delays_no_step(scheduler: Any, guess: Guess, ask: Callable[..., Any]) -> None:
+def test_a_predictor_that_hangs_or_raises_delays_no_step(
+    scheduler: Any, guess: Guess, prompt_request: Callable[..., Any]
+) -> None:
     guess.gate.clear()
-    requests = [ask(str(n), "hangs" if n else "1", 5) for n in range(6)]
+    requests = [prompt_request(str(n), "hangs" if n else "1", 5) for n in range(6)]
     run = drain(scheduler, {0: requests})
-    assert sorted(run.finished_at) == [str(n) for n in range(6)], "all were served while the predictor hung"
+    assert sorted(run.finished_at) == [str(n) for n in range(6)], "all finish while the predictor hangs"
     assert scheduler.predictions.counts.answered == 0
     guess.gate.set()
-    until(lambda: scheduler.predictions.counts.failed == 5)
+    wait_until(lambda: scheduler.predictions.counts.failed == 5)
     scheduler.schedule()
     assert scheduler.predictions.counts.late == scheduler.predictions.counts.answered == 1
-    again = drain(scheduler, {0: [ask("after", "7", 5)]})
+    again = drain(scheduler, {0: [prompt_request("after", "7", 5)]})
     assert again.admitted == ["after"]
 
 
-def test_a_request_that_was_aborted_before_its_prediction_came_is_forgotten(
-    scheduler: Any, guess: Guess, ask: Callable[..., Any]
+def test_the_prediction_of_an_aborted_request_is_dropped(
+    scheduler: Any, guess: Guess, prompt_request: Callable[..., Any]
 ) -> None:
     guess.gate.clear()
-    scheduler.add_request(ask("gone", "about 10"))
-    scheduler.finish_requests("gone", RequestStatus.FINISHED_ABORTED)
+    scheduler.add_request(prompt_request("aborted", "about 10"))
+    scheduler.finish_requests("aborted", RequestStatus.FINISHED_ABORTED)
     guess.gate.set()
-    answered(scheduler, 1)
-    drain(scheduler, {0: [ask("next", "about 10", 4)]})
+    wait_for_predictions(scheduler, 1)
+    drain(scheduler, {0: [prompt_request("next", "about 10", 4)]})
     assert scheduler.predictions.counts.late >= 1
-    until(lambda: scheduler.predictions.counts.observed == 1)  # of `next`; `gone` never began
+    wait_until(lambda: scheduler.predictions.counts.observed == 1)  # of `next`; `aborted` never ran
 
 
-def test_what_the_client_says_wins_and_is_not_predicted(scheduler: Any, guess: Guess, ask: Callable[..., Any]) -> None:
-    told = [
-        ask("told long", "about 5", 1000, said={"expected_tokens": 800}),
-        ask("told short", "about 900", 1000, said={"length_mu": 2.0, "length_sigma": 0.1}),
-        ask("predicted", "about 300", 1000),
+def test_a_declared_length_replaces_the_prediction(
+    scheduler: Any, guess: Guess, prompt_request: Callable[..., Any]
+) -> None:
+    requests = [
+        prompt_request("declared long", "about 5", 1000, extra_args={"expected_tokens": 800}),
+        prompt_request("declared short", "about 900", 1000, extra_args={"length_mu": 2.0, "length_sigma": 0.1}),
+        prompt_request("predicted", "about 300", 1000),
     ]
-    for request in told:
+    for request in requests:
         scheduler.add_request(request)
-    answered(scheduler, 1)
+    wait_for_predictions(scheduler, 1)
     scheduler.predictions.deliver(scheduler._predict)
-    assert [request.request_id for request in scheduler.waiting] == ["told short", "predicted", "told long"]
+    assert [request.request_id for request in scheduler.waiting] == ["declared short", "predicted", "declared long"]
     assert guess.predicted == ["about 300"]
 
 
-def test_a_lazy_predictor_starts_at_the_first_request_that_brings_no_prediction(
-    model: Path, guess: Guess, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., Any]
+def test_a_lazy_predictor_starts_at_the_first_request_without_a_prediction(
+    model: Path, guess: Guess, monkeypatch: pytest.MonkeyPatch, prompt_request: Callable[..., Any]
 ) -> None:
     started: list[str] = []
 
@@ -151,31 +153,33 @@ def test_a_lazy_predictor_starts_at_the_first_request_that_brings_no_prediction(
     monkeypatch.setattr("lengthwise.engines.vllm.prediction_service", lambda _, **__: PredictionService(load))
     options: dict[str, Any] = {"policy": "sjf", "tokenizer": model_folder(), "measuring": {"warm_predictor": False}}
     scheduler = make_scheduler(LengthwiseScheduler, model, slots=1, **options)
-    brought = [ask(str(n), f"about {n}", 8, said={"length_mu": 2.0, "length_sigma": 0.5}) for n in range(5)]
-    drain(scheduler, {0: [*brought, ask("hint", "about 9", 8, said={"expected_tokens": 3})]})
+    declared = [
+        prompt_request(str(n), f"about {n}", 8, extra_args={"length_mu": 2.0, "length_sigma": 0.5}) for n in range(5)
+    ]
+    drain(scheduler, {0: [*declared, prompt_request("hint", "about 9", 8, extra_args={"expected_tokens": 3})]})
     assert scheduler.predictions.counts.asked == 0
     assert not started
-    scheduler.add_request(ask("bare", "about 300", 8))
-    answered(scheduler, 1)
+    scheduler.add_request(prompt_request("bare", "about 300", 8))
+    wait_for_predictions(scheduler, 1)
     assert started == ["predictor"]
     scheduler.finish_requests("bare", RequestStatus.FINISHED_ABORTED)
     scheduler.predictions.close()
 
 
-def test_where_the_predictor_fails_a_request_has_the_llms_history_and_before_that_no_prediction(
-    scheduler: Any, guess: Guess, ask: Callable[..., Any]
+def test_a_request_whose_prediction_fails_gets_the_history_of_its_llm(
+    scheduler: Any, guess: Guess, prompt_request: Callable[..., Any]
 ) -> None:
-    stopping = {"stop_token_ids": [7]}  # the hat gives nothing but sevens
-    short = [ask(f"short{n}", "4", 1000, said={"expected_tokens": 4}, **stopping) for n in range(60)]
+    stopping = {"stop_token_ids": [7]}  # every sampled token is a 7
+    short = [prompt_request(f"short{n}", "4", 1000, extra_args={"expected_tokens": 4}, **stopping) for n in range(60)]
     drain(scheduler, {0: short})
     assert {request.num_output_tokens for request in short} == {1}
     guess.gate.clear()
-    scheduler.add_request(ask("unknown", "no number", 1000))
+    scheduler.add_request(prompt_request("unknown", "no number", 1000))
     job = scheduler.jobs.of(scheduler.requests["unknown"])
-    assert not job.prediction, "it is on its way"
+    assert not job.prediction, "it has not arrived"
     guess.gate.set()
-    until(lambda: scheduler.predictions.deliver(scheduler._predict) or job.prediction)
-    assert job.prediction.mean() < 20, "this LLM's answers have been short"
+    wait_until(lambda: scheduler.predictions.deliver(scheduler._predict) or job.prediction)
+    assert job.prediction.mean() < 20, "the answers of this LLM were short"
 
 
 @pytest.mark.parametrize(
@@ -184,68 +188,68 @@ def test_where_the_predictor_fails_a_request_has_the_llms_history_and_before_tha
         (RequestStatus.FINISHED_STOPPED, {}, (3, False)),
         (RequestStatus.FINISHED_LENGTH_CAPPED, {}, (3, True)),
         (RequestStatus.FINISHED_ABORTED, {}, (3, True)),
-        # vLLM looks for stop strings outside the engine, which then hears of an abort.
+        # vLLM matches stop strings outside the engine, which receives an abort.
         (RequestStatus.FINISHED_ABORTED, {"stop": ["\n\n"], "detokenize": True}, (3, False)),
         (RequestStatus.FINISHED_ERROR, {}, None),
         (RequestStatus.FINISHED_IGNORED, {}, None),
     ],
 )
-def test_every_end_is_learned_from_once_as_what_it_was(
+def test_the_length_of_every_finished_request_is_observed_once_and_censored_by_its_status(
     scheduler: Any,
-    ask: Callable[..., Any],
+    prompt_request: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     status: RequestStatus,
     sampling: dict[str, Any],
     learned: tuple[int, bool] | None,
 ) -> None:
-    told: list[tuple[int | None, bool]] = []
+    observed: list[tuple[int | None, bool]] = []
     ended = scheduler.predictions.ended
 
     def noting(key: str, tokens: int | None, *, censored: bool = False) -> None:
-        told.append((tokens, censored))
+        observed.append((tokens, censored))
         ended(key, tokens, censored=censored)
 
     monkeypatch.setattr(scheduler.predictions, "ended", noting)
-    scheduler.add_request(ask("a", "about 10", 100, **sampling))
-    answered(scheduler, 1)
+    scheduler.add_request(prompt_request("a", "about 10", 100, **sampling))
+    wait_for_predictions(scheduler, 1)
     run = Run()
     for _ in range(3):
         step(scheduler, run)
     assert scheduler.requests["a"].num_output_tokens == 3
     scheduler.finish_requests("a", status)
     scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    assert told == [learned or (None, False)]
-    drain(scheduler, {0: [ask("after", "about 10", 2)]})  # what is told later is learned later
-    until(lambda: scheduler.predictions.counts.observed == (1 if learned is None else 2))
+    assert observed == [learned or (None, False)]
+    drain(scheduler, {0: [prompt_request("after", "about 10", 2)]})  # lengths are learned at the next admission
+    wait_until(lambda: scheduler.predictions.counts.observed == (1 if learned is None else 2))
 
 
-def test_answers_that_end_by_themselves_are_observed_too(scheduler: Any, ask: Callable[..., Any]) -> None:
-    drain(scheduler, {0: [ask(str(n), f"about {n + 1}", 2 + n) for n in range(5)]})
-    until(lambda: scheduler.predictions.counts.observed == 5)
+def test_the_lengths_of_complete_answers_are_observed(scheduler: Any, prompt_request: Callable[..., Any]) -> None:
+    drain(scheduler, {0: [prompt_request(str(n), f"about {n + 1}", 2 + n) for n in range(5)]})
+    wait_until(lambda: scheduler.predictions.counts.observed == 5)
 
 
-def test_the_cap_is_what_the_context_leaves(scheduler: Any, ask: Callable[..., Any]) -> None:
-    scheduler.add_request(ask("a", "about 5000", 100_000))
+def test_the_cap_is_the_rest_of_the_context(scheduler: Any, prompt_request: Callable[..., Any]) -> None:
+    scheduler.add_request(prompt_request("a", "about 5000", 100_000))
     job = scheduler.jobs.of(scheduler.requests["a"])
     assert job.max_tokens == 4096 - job.prompt_tokens
 
 
-def test_under_fcfs_nothing_is_loaded_or_asked_until_the_policy_changes(
-    model: Path, guess: Guess, ask: Callable[..., Any]
+def test_under_fcfs_nothing_is_loaded_or_predicted_until_the_policy_changes(
+    model: Path, guess: Guess, prompt_request: Callable[..., Any]
 ) -> None:
     scheduler = make_scheduler(LengthwiseScheduler, model, slots=1, policy="fcfs", tokenizer=model_folder())
     for name, tokens in (("long", 900), ("short", 20)):
-        scheduler.add_request(ask(name, f"about {tokens}", 1000))
+        scheduler.add_request(prompt_request(name, f"about {tokens}", 1000))
     assert scheduler.predictions.counts.asked == guess.calls == 0
     scheduler.use(replace(scheduler.setup, policy="sjf"))
-    answered(scheduler, 2)
+    wait_for_predictions(scheduler, 2)
     run = Run()
     step(scheduler, run)
-    assert run.admitted == ["short"], "those who wait are asked for when the order begins to matter"
+    assert run.admitted == ["short"], "waiting requests are predicted once the order depends on it"
     scheduler.shutdown()
 
 
-def test_without_a_tokenizer_there_is_history_only(model: Path, guess: Guess) -> None:
+def test_without_a_tokenizer_only_the_history_predicts(model: Path, guess: Guess) -> None:
     scheduler = make_scheduler(LengthwiseScheduler, model, policy="sjf")
     drain(scheduler, {0: [make_request(str(n), 8, 5) for n in range(4)]})
     assert scheduler.predictions.counts.asked == guess.calls == 0
@@ -301,7 +305,7 @@ def test_the_order_inside_vllm_is_that_of_the_predictors_own_predictions(
         scheduler.add_request(make_request(str(number), len(ids), 2000, prompt=ids))
         prediction = own.predict([PredictionInput(render_chat(chat), MODEL_NAME, 2000)])[0]
         direct[str(number)] = key(Job(str(number), 0.0, prediction=prediction, max_tokens=2000))
-    answered(scheduler, len(CHATS))
+    wait_for_predictions(scheduler, len(CHATS))
     scheduler.predictions.deliver(scheduler._predict)
     keys = {job.id: key(job) for job in map(scheduler.jobs.of, scheduler.waiting)}
     assert keys == pytest.approx(direct, rel=1e-5)
@@ -316,14 +320,14 @@ def test_prefix_memory_learns_from_the_blocks_of_prompts(model: Path, caching: b
     )
     prompts = {name: list(range(start, start + 200)) for name, start in (("short", 0), ("long", 500))}
 
-    def asked(name: str, number: int, tokens: int) -> Request:
-        return make_request(f"{name} {number}", 0, tokens, prompt=[*prompts[name], number], said={"cap": 1000})
+    def numbered_request(name: str, number: int, tokens: int) -> Request:
+        return make_request(f"{name} {number}", 0, tokens, prompt=[*prompts[name], number], extra_args={"cap": 1000})
 
     tokens = {"short": 2, "long": 60}
-    drain(scheduler, {0: [asked(name, number, n) for number in range(20) for name, n in tokens.items()]})
+    drain(scheduler, {0: [numbered_request(name, number, n) for number in range(20) for name, n in tokens.items()]})
     medians = {}
     for name in prompts:
-        scheduler.add_request(asked(name, 99, 5))
+        scheduler.add_request(numbered_request(name, 99, 5))
         medians[name] = scheduler.jobs.of(scheduler.requests[f"{name} 99"]).prediction.quantile(0.5)
     assert medians["short"] < 6
     assert medians["long"] > 30
@@ -337,7 +341,7 @@ def test_prefix_memory_can_be_turned_off(model: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_request_that_runs_at_once_is_predicted_by_the_quick_predictor(
-    model: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., Any]
+    model: Path, monkeypatch: pytest.MonkeyPatch, prompt_request: Callable[..., Any]
 ) -> None:
     default, quick = Guess(), Guess()
     service = PredictionService(lambda: default, quick=quick)
@@ -346,9 +350,9 @@ def test_a_request_that_runs_at_once_is_predicted_by_the_quick_predictor(
     scheduler = make_scheduler(LengthwiseScheduler, model, slots=2, policy="lengthwise", tokenizer=model_folder())
     run = Run()
     for name in ("first", "second", "waits"):
-        scheduler.add_request(ask(name, f"{name} about 100", 1000))
+        scheduler.add_request(prompt_request(name, f"{name} about 100", 1000))
         step(scheduler, run)
-    answered(scheduler, 3)
+    wait_for_predictions(scheduler, 3)
     assert run.admitted == ["first", "second"]
     assert sorted(text.split()[0] for text in quick.predicted) == ["first", "second"]
     assert [text.split()[0] for text in default.predicted] == ["waits"]

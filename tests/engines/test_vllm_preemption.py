@@ -1,6 +1,6 @@
-"""Limited preemption inside vLLM: who yields, and that nothing is lost of who does, also while output is on its way.
+"""Limited preemption inside vLLM: the choice of victims, and that a victim loses no token, also with steps in flight.
 
-That the same yield as in the simulator is in test_vllm_preempts_as_simulated.py.
+test_vllm_preempts_as_simulated.py checks that the victims are those of the simulator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vllm.v1.request import RequestStatus
 
 from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
 from lengthwise.lengths import Point
-from tests.engines.overlap import Host, said_at
+from tests.engines.overlap import Host, token_at
 from tests.engines.scheduling import make_request, make_scheduler, tiny_model
 
 
@@ -33,8 +33,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def told(name: str, prompt: int, length: int, **more: Any) -> Any:
-    return make_request(name, prompt, length, said={"expected_tokens": length}, **more)
+def with_hint(name: str, prompt: int, length: int, **more: Any) -> Any:
+    return make_request(name, prompt, length, extra_args={"expected_tokens": length}, **more)
 
 
 def host(
@@ -44,35 +44,35 @@ def host(
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_running_request_yields_to_a_shorter_one_which_runs_in_the_same_step(model: Path, depth: int) -> None:
+def test_a_running_request_is_preempted_for_a_shorter_one_which_runs_in_the_same_step(model: Path, depth: int) -> None:
     engine = host(model, depth=depth)
-    engine.scheduler.add_request(told("1", 8, 100))
+    engine.scheduler.add_request(with_hint("1", 8, 100))
     engine.steps(5)
-    engine.scheduler.add_request(told("2", 8, 10))
+    engine.scheduler.add_request(with_hint("2", 8, 10))
     engine.step()
     assert engine.preempted == ["1"]
     assert engine.scheduled[-1] == {"2"}
     engine.drain()
     assert engine.finished == ["2", "1"]
-    assert engine.preempted == ["1"], "it takes its place back when the other is done, not before"
+    assert engine.preempted == ["1"], "it resumes when the other finishes, not before"
 
 
-def test_who_is_past_c_is_let_finish(model: Path) -> None:
+def test_a_request_past_c_is_not_preempted(model: Path) -> None:
     engine = host(model, "srpt:c=0.2")
-    engine.scheduler.add_request(told("1", 8, 100))
+    engine.scheduler.add_request(with_hint("1", 8, 100))
     engine.steps(21)  # 21 tokens
-    engine.scheduler.add_request(told("2", 8, 10))
+    engine.scheduler.add_request(with_hint("2", 8, 10))
     engine.drain()
     assert engine.preempted == []
     assert engine.finished == ["1", "2"]
 
 
-def test_with_memory_too_short_for_the_first_in_line_somebody_yields_too(model: Path) -> None:
+def test_a_request_is_preempted_when_the_head_of_the_queue_lacks_memory(model: Path) -> None:
     engine = host(model, slots=4, blocks=21)  # 20 of 16 tokens
-    engine.scheduler.add_request(told("1", 150, 100))
-    engine.scheduler.add_request(told("2", 100, 60))
+    engine.scheduler.add_request(with_hint("1", 150, 100))
+    engine.scheduler.add_request(with_hint("2", 100, 60))
     engine.steps(3)
-    engine.scheduler.add_request(told("3", 120, 5))
+    engine.scheduler.add_request(with_hint("3", 120, 5))
     engine.step()
     assert engine.preempted == ["1"]
     assert engine.scheduled[-1] == {"2", "3"}
@@ -81,7 +81,7 @@ def test_with_memory_too_short_for_the_first_in_line_somebody_yields_too(model: 
 
 
 class Watched(LengthwiseScheduler):
-    """Notes for which steps memory suffices, and the requests that are preempted in them."""
+    """Records in which steps memory suffices, and the requests that are preempted in them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -102,13 +102,13 @@ class Watched(LengthwiseScheduler):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("caching", [False, True])
-def test_victims_are_looked_for_only_in_steps_that_may_preempt(model: Path, depth: int, caching: bool) -> None:
+def test_victims_are_searched_only_in_steps_that_may_preempt(model: Path, depth: int, caching: bool) -> None:
     preempted, steps = 0, [0, 0]
     for seed in range(4):
         rng = random.Random(seed)
         engine = host(model, "sjf", depth=depth, cls=Watched, slots=6, blocks=32, prefix_caching=caching, budget=64)
         for row in range(40):
-            engine.scheduler.add_request(told(str(row), rng.choice([1, 16, 40, 130]), rng.choice([1, 9, 60, 120])))
+            engine.scheduler.add_request(with_hint(str(row), rng.choice([1, 16, 40, 130]), rng.choice([1, 9, 60, 120])))
             engine.steps(rng.randrange(6))
         engine.drain()
         assert engine.scheduler.wrong == []
@@ -116,7 +116,7 @@ def test_victims_are_looked_for_only_in_steps_that_may_preempt(model: Path, dept
         for enough, short in zip(engine.scheduler.enough, engine.scheduler.short, strict=True):
             steps[enough] += short
     assert preempted > 0
-    assert steps[True] > 4 * steps[False], "most steps with little memory left need none of it"
+    assert steps[True] > 4 * steps[False], "most steps with little free memory do not run out of it"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_every_answer_is_whole_and_in_order_however_often_it_was_preempted(
     for seed in range(4):
         rng = random.Random(seed)
         engine = host(model, policy, depth=depth, cls=cls, slots=3, blocks=blocks, prefix_caching=caching, budget=64)
-        requests = [told(str(row), rng.choice([1, 16, 40, 130]), rng.choice([1, 2, 9, 60])) for row in range(40)]
+        requests = [with_hint(str(row), rng.choice([1, 16, 40, 130]), rng.choice([1, 2, 9, 60])) for row in range(40)]
         for request in requests:
             engine.scheduler.add_request(request)
             engine.steps(rng.randrange(6))
@@ -144,30 +144,30 @@ def test_every_answer_is_whole_and_in_order_however_often_it_was_preempted(
         assert sorted(engine.finished + aborted) == sorted(request.request_id for request in requests)
         for request in requests:
             name, prompt = request.request_id, request.num_prompt_tokens
-            answer = engine.said.get(name, [])
-            assert answer == [said_at(name, prompt + place) for place in range(len(answer))]
+            answer = engine.tokens.get(name, [])
+            assert answer == [token_at(name, prompt + place) for place in range(len(answer))]
             assert name in aborted or len(answer) == request.max_tokens
-    assert preempted > 5, "somebody was to yield"
+    assert preempted > 5, "too few preemptions to test anything"
 
 
 @pytest.mark.parametrize("times", [0, 2, 5])
-def test_a_stream_of_short_ones_takes_a_long_ones_place_so_often_and_no_more(model: Path, times: int) -> None:
+def test_a_stream_of_short_requests_preempts_a_long_one_at_most_times_times(model: Path, times: int) -> None:
     engine = host(model, f"srpt:c=0.8,times={times}")
-    long = told("0", 8, 200)
+    long = with_hint("0", 8, 200)
     engine.scheduler.add_request(long)
     engine.step()
     for number in range(1, 30):
-        engine.scheduler.add_request(told(str(number), 8, 3))
+        engine.scheduler.add_request(with_hint(str(number), 8, 3))
         engine.steps(5)
     engine.drain()
     assert engine.preempted == ["0"] * times
     assert len(engine.finished) == 30
 
 
-def test_a_prediction_that_comes_late_is_acted_upon(model: Path) -> None:
+def test_a_late_prediction_can_preempt(model: Path) -> None:
     engine = host(model)
-    engine.scheduler.add_request(told("1", 8, 100))
-    engine.scheduler.add_request(told("2", 8, 300))
+    engine.scheduler.add_request(with_hint("1", 8, 100))
+    engine.scheduler.add_request(with_hint("2", 8, 300))
     engine.steps(3)
     assert engine.preempted == []
     engine.scheduler.predictions.deliver = lambda take: take("2", Point(20, 300))
@@ -177,32 +177,32 @@ def test_a_prediction_that_comes_late_is_acted_upon(model: Path) -> None:
 
 def test_the_kill_switch_ends_preemption(model: Path) -> None:
     engine = host(model)
-    engine.scheduler.add_request(told("1", 8, 100))
+    engine.scheduler.add_request(with_hint("1", 8, 100))
     engine.steps(3)
     engine.scheduler.use(replace(engine.scheduler.setup, policy="fcfs"))
-    engine.scheduler.add_request(told("2", 8, 10))
+    engine.scheduler.add_request(with_hint("2", 8, 10))
     engine.drain()
     assert engine.preempted == []
 
 
-def test_priorities_of_vllm_count_in_who_yields(model: Path) -> None:
+def test_the_choice_of_a_victim_respects_vllms_priorities(model: Path) -> None:
     engine = host(model, "classes(fcfs)", vllm_policy="priority")
-    engine.scheduler.add_request(told("1", 8, 100, priority=1))
+    engine.scheduler.add_request(with_hint("1", 8, 100, priority=1))
     engine.steps(3)
-    engine.scheduler.add_request(told("2", 8, 100, priority=1))
+    engine.scheduler.add_request(with_hint("2", 8, 100, priority=1))
     engine.step()
     assert engine.preempted == []
-    engine.scheduler.add_request(told("3", 8, 100, priority=0))
+    engine.scheduler.add_request(with_hint("3", 8, 100, priority=0))
     engine.drain()
     assert engine.preempted == ["1"]
-    assert engine.finished == ["3", "1", "2"], "who yields waits where it belongs: before who came later"
+    assert engine.finished == ["3", "1", "2"], "a preempted request keeps its place before later arrivals"
 
 
-def test_nobody_yields_while_vllm_would_not_admit_the_first_in_line(model: Path) -> None:
+def test_no_request_is_preempted_while_vllm_would_not_admit_the_head_of_the_queue(model: Path) -> None:
     engine = host(model)
-    engine.scheduler.add_request(told("1", 8, 100))
+    engine.scheduler.add_request(with_hint("1", 8, 100))
     engine.steps(3)
-    short = told("2", 8, 10)
+    short = with_hint("2", 8, 10)
     engine.scheduler.add_request(short)
     engine.scheduler.set_pause_state(PauseState.PAUSED_NEW)
     engine.step()
@@ -220,12 +220,12 @@ def test_nobody_yields_while_vllm_would_not_admit_the_first_in_line(model: Path)
         assert engine.scheduler._is_skipped(short) is passed
 
 
-def test_one_whose_last_token_is_on_its_way_is_not_asked(model: Path) -> None:
+def test_a_request_whose_last_token_is_in_flight_is_not_preempted(model: Path) -> None:
     engine = host(model, "srpt:c=1", depth=2)
-    engine.scheduler.add_request(make_request("1", 8, 6, said={"expected_tokens": 90}))
+    engine.scheduler.add_request(make_request("1", 8, 6, extra_args={"expected_tokens": 90}))
     engine.steps(6)
-    assert len(engine.said["1"]) == 5
-    engine.scheduler.add_request(told("2", 8, 3))
+    assert len(engine.tokens["1"]) == 5
+    engine.scheduler.add_request(with_hint("2", 8, 3))
     engine.drain()
     assert engine.preempted == []
     assert engine.finished == ["1", "2"]

@@ -24,7 +24,7 @@ from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
 from lengthwise.lengths import Point
 from lengthwise.policies import Job, PolicyQueue, TokenRate, make_policy
 from lengthwise.simulator import Fleet, Outcome, simulate
-from tests.engines.scheduling import BLOCK_SIZE, make_request, make_scheduler, spoken, tiny_model
+from tests.engines.scheduling import BLOCK_SIZE, make_request, make_scheduler, model_output, tiny_model
 from tests.simulator.builders import engine
 from tests.simulator.test_against_vllm import Drawn
 
@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
 
 @dataclass
 class Served:
-    """What a scheduler did: admissions (again after a preemption), the step of each and of each end, preemptions."""
+    """What a scheduler did: admissions (also after a preemption) with their steps, finish steps, preemptions."""
 
     admissions: list[int] = field(default_factory=list)
     admitted_at: list[int] = field(default_factory=list)
@@ -69,7 +69,9 @@ class Served:
 
 def run_vllm(scheduler: Any, drawn: Drawn, clock: StepClock) -> Served:
     requests = [
-        make_request(str(row), len(prompt), answer, arrival=float(at), prompt=prompt, said={"expected_tokens": answer})
+        make_request(
+            str(row), len(prompt), answer, arrival=float(at), prompt=prompt, extra_args={"expected_tokens": answer}
+        )
         for row, (prompt, answer, at) in enumerate(zip(drawn.prompts, drawn.answers, drawn.steps, strict=True))
     ]
     served, now = Served(), 0
@@ -93,7 +95,7 @@ def run_vllm(scheduler: Any, drawn: Drawn, clock: StepClock) -> Served:
         now += 1
         if not names:
             continue
-        result = spoken(names, sampled)
+        result = model_output(names, sampled)
         for outputs in scheduler.update_from_output(output, result).values():
             served.finish |= {int(one.request_id): now for one in outputs.outputs if one.finish_reason is not None}
         assert now < 20_000, "the schedule does not drain"
@@ -134,7 +136,7 @@ def assert_same(theirs: Served, ours: Outcome) -> None:
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_the_same_are_admitted_and_yield_in_the_same_steps(
+def test_the_same_requests_are_admitted_and_preempted_in_the_same_steps(
     model: Path, clock: StepClock, seed: int, policy: str, caching: bool, cls: type[Any]
 ) -> None:
     drawn = Drawn.of(seed)
@@ -161,7 +163,9 @@ def test_the_same_are_admitted_and_yield_in_the_same_steps(
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_with_memory_too_short_as_well(model: Path, clock: StepClock, seed: int, policy: str, caching: bool) -> None:
+def test_the_same_requests_are_preempted_when_memory_runs_out(
+    model: Path, clock: StepClock, seed: int, policy: str, caching: bool
+) -> None:
     """Keys of fcfs and boost contain the arrival, which a preemption does not change in either host."""
     drawn = Drawn.of(seed)
     theirs = run_vllm(scheduler(model, policy, blocks=16, caching=caching), drawn, clock)
@@ -201,7 +205,7 @@ def test_slo_admits_in_the_same_order_in_simulator_vllm_and_the_gateways_queue(
         rate.per_s = RATE
 
     monkeypatch.setattr(TokenRate, "observe", known_rate)
-    drawn = Drawn.of(seed, alike=False)
+    drawn = Drawn.of(seed, shared_prefixes=False)
     theirs = run_vllm(scheduler(model, policy, blocks=PLENTY, caching=False), drawn, clock)
     assert_same(theirs, simulated(drawn, policy, blocks=PLENTY, caching=False, accelerate=False))
     assert theirs.admissions == queued(drawn, policy, theirs)
@@ -216,8 +220,8 @@ def test_a_latency_target_in_vllm_xargs_is_a_deadline_and_moves_a_request_forwar
     served = make_scheduler(LengthwiseSyncScheduler, model, slots=1, policy="slo:seconds=5000")
     urgent = {"expected_tokens": 40, "slo_s": 60}
     for row in range(5):
-        told = urgent if row == 4 else {"expected_tokens": 40}
-        served.add_request(make_request(str(row), 4, 40, arrival=float(row), said=told))
+        declared = urgent if row == 4 else {"expected_tokens": 40}
+        served.add_request(make_request(str(row), 4, 40, arrival=float(row), extra_args=declared))
     jobs = [served.jobs.of(request) for request in served.requests.values()]
     assert [job.deadline for job in jobs] == [math.inf] * 4 + [64.0]
     served.jobs.rate.per_s = 1.0

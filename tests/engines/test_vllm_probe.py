@@ -1,4 +1,4 @@
-"""Whether a probe can be read inside a vLLM, by its configuration; vLLM itself is not needed to say so."""
+"""Whether a probe can run inside vLLM, given its configuration; vLLM itself is not needed for the check."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def test_the_llm_may_be_served_under_another_name(file: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "options", "says"),
+    ("changed", "options", "message"),
     [
         ({"speculative_config": object()}, {}, "speculative decoding"),
         ({"stages": 2}, {}, "pipeline parallelism"),
         ({}, {"forced_lengths": {"llm": "x"}}, "forced lengths"),
     ],
 )
-def test_where_states_would_be_missing_or_mean_something_else_it_is_refused(
-    file: str, changed: dict[str, Any], options: dict[str, Any], says: str
+def test_a_configuration_whose_states_are_missing_or_different_is_refused(
+    file: str, changed: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         refiner_for({"probe": file, **options}, config(**changed), "fast")
 
 
-def test_a_predictor_that_it_did_not_learn_beside_is_said(file: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_predictor_other_than_that_of_training_is_logged(file: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         refiner_for({"probe": file}, config(), "default")
         assert not caplog.records

@@ -18,8 +18,8 @@ from tests.engines.need import need_vllm
 
 pytestmark = pytest.mark.engine
 
-MOST = 48
-ASKED = [
+MAX_TOKENS = 48
+PROMPTS = [
     "Name a colour.",
     "Write a long story about a dragon who learns to cook.",
     "What is 7 times 8?",
@@ -30,17 +30,17 @@ ASKED = [
 
 
 async def answers(url: str) -> list[dict[str, Any]]:
-    """All at once, each the LLM's likeliest words."""
+    """Send all prompts at once, with greedy decoding."""
 
     async def one(session: aiohttp.ClientSession, text: str) -> dict[str, Any]:
         chat = [{"role": "user", "content": text}]
-        body = {"model": MODEL_NAME, "messages": chat, "max_tokens": MOST, "temperature": 0.0}
+        body = {"model": MODEL_NAME, "messages": chat, "max_tokens": MAX_TOKENS, "temperature": 0.0}
         async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
             assert answer.status == 200, await answer.text()
             return dict(await answer.json())
 
     async with aiohttp.ClientSession() as session:
-        return list(await asyncio.gather(*(one(session, text) for text in ASKED)))
+        return list(await asyncio.gather(*(one(session, text) for text in PROMPTS)))
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +65,18 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any
     return answered, dict(json.loads(account.read_text()))
 
 
-def test_every_request_is_read_at_the_end_of_prefill_and_then_every_so_many_tokens(probed: Any) -> None:
+def test_every_request_is_read_at_the_end_of_prefill_and_then_at_every_interval(probed: Any) -> None:
     answered, account = probed
     lengths = [answer["usage"]["completion_tokens"] for answer in answered]
     every = load_probe("default").every
-    assert account["probe"]["requests"] == len(ASKED)
+    assert account["probe"]["requests"] == len(PROMPTS)
     assert account["probe"]["failed"] == 0
     assert account["probe"]["readings"] == sum(math.ceil(length / every) for length in lengths)
-    assert account["probe"]["readings"] > len(ASKED), "some were read more than once"
+    assert account["probe"]["readings"] > len(PROMPTS), "some were read more than once"
 
 
-def test_answers_are_word_for_word_what_they_are_without_a_probe(probed: Any, embedded_engine: EmbeddedEngine) -> None:
+def test_answers_are_the_same_with_and_without_a_probe(probed: Any, embedded_engine: EmbeddedEngine) -> None:
     plain = asyncio.run(answers(embedded_engine.url))
     with_probe, without = ([each["choices"][0]["message"]["content"] for each in one] for one in (probed[0], plain))
     assert with_probe == without
-    assert len(set(without)) == len(ASKED)
+    assert len(set(without)) == len(PROMPTS)

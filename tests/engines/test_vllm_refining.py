@@ -1,4 +1,4 @@
-"""Predictions refined inside vLLM's scheduler: by the right state of the right request, and never at a step's cost."""
+"""Predictions refined inside vLLM's scheduler: by the right state of the right request, without changing a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lengthwise.engines.refine import Refiner, State
 from lengthwise.engines.vllm import LengthwiseScheduler, LengthwiseSyncScheduler
 from lengthwise.errors import InputError
 from lengthwise.lengths import After, LogT, Point
-from tests.engines.probed import BINS, LAYER, ProbedHost, knowing, probed_host, states_of
+from tests.engines.probed import BINS, LAYER, ProbedHost, exact_probe, probed_host, states_of
 from tests.engines.scheduling import make_request, make_scheduler, tiny_model
 from tests.engines.test_refine import broken
 
@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return knowing(tmp_path_factory.mktemp("probe"))
+    return exact_probe(tmp_path_factory.mktemp("probe"))
 
 
 def host(model: Path, probe: Path | None, policy: str = "srpt:c=0.8", **more: Any) -> ProbedHost:
@@ -42,7 +42,7 @@ def host(model: Path, probe: Path | None, policy: str = "srpt:c=0.8", **more: An
 
 
 def hinted(name: str, prompt: int, length: int, hint: int | None = None) -> Any:
-    return make_request(name, prompt, length, said=None if hint is None else {"expected_tokens": hint})
+    return make_request(name, prompt, length, extra_args=None if hint is None else {"expected_tokens": hint})
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -56,25 +56,27 @@ def test_the_first_state_and_then_every_sixteenth_make_the_prediction(model: Pat
     assert job.prediction.generated == 0
     assert 51.2 <= job.prediction.quantile(0.01) < job.prediction.quantile(0.99) <= 102.4
     assert job.initial_expected == job.expected == pytest.approx(76.8, abs=0.1), (
-        "no token has come: that is what was foretold"
+        "no token is generated: this is the initial expectation"
     )
     engine.steps(16)
     assert job.prediction.generated == 16
     assert job.initial_expected == pytest.approx(76.8, abs=0.1)
-    assert job.expected == pytest.approx(16 + 73.5, abs=0.1), "84 may come at most, and some of the bin lies beyond"
+    assert job.expected == pytest.approx(16 + 73.5, abs=0.1), (
+        "at most 84 tokens remain, and a part of the bin lies beyond"
+    )
     engine.drain()
     assert engine.scheduler.refiner.counts.readings == 7
     assert engine.scheduler.refiner.counts.requests == 1
 
 
-def test_who_turns_out_long_yields_to_who_is_shorter(model: Path, probe: Path) -> None:
-    for given, eviction_scores in ((None, []), (probe, ["1"])):
+def test_a_request_that_proves_long_is_preempted_for_a_shorter_one(model: Path, probe: Path) -> None:
+    for given, victims in ((None, []), (probe, ["1"])):
         engine = host(model, given)
         engine.scheduler.add_request(hinted("1", 8, 400, hint=20))
         engine.steps(3)
         engine.scheduler.add_request(hinted("2", 8, 100, hint=100))
         engine.steps(2)
-        assert engine.preempted == eviction_scores
+        assert engine.preempted == victims
         engine.drain()
         assert sorted(engine.finished) == ["1", "2"]
 
@@ -84,10 +86,10 @@ def test_who_turns_out_long_yields_to_who_is_shorter(model: Path, probe: Path) -
 )
 @pytest.mark.parametrize(("blocks", "caching"), [(1000, False), (24, True)])
 @pytest.mark.parametrize("chunked", [True, False])
-def test_every_request_is_read_at_its_own_places_however_often_it_was_preempted(
+def test_every_request_is_read_at_its_own_positions_however_often_it_is_preempted(
     model: Path, probe: Path, cls: type[Any], depth: int, blocks: int, caching: bool, chunked: bool
 ) -> None:
-    """Mixed steps, pieces of prompts, what is computed again, memory running out, aborts, outputs a step late."""
+    """With mixed steps, chunked prefill, recomputation, memory running out, aborts, and outputs a step late."""
     preempted = 0
     for seed in range(3):
         rng = random.Random(seed)
@@ -107,15 +109,15 @@ def test_every_request_is_read_at_its_own_places_however_often_it_was_preempted(
         engine.drain()
         preempted += len(engine.preempted)
         for name, request in requests.items():
-            places = list(range(0, request.max_tokens, 16))
-            assert read.get(name, []) == (places[: len(read.get(name, []))] if name in aborted else places)
-        assert engine.scheduler.refiner._open == {}, "all are forgotten"
+            positions = list(range(0, request.max_tokens, 16))
+            assert read.get(name, []) == (positions[: len(read.get(name, []))] if name in aborted else positions)
+        assert engine.scheduler.refiner._open == {}, "every finished request is removed"
         assert engine.scheduler.refiner.counts.failed == 0
-    assert preempted > 3, "somebody was to yield"
+    assert preempted > 3, "too few preemptions to test anything"
 
 
 def _spy(engine: ProbedHost, read: dict[str, list[int]], requests: dict[str, Any]) -> None:
-    """Note what is read, and see that it is the state of that request at that place."""
+    """Record what is read, and check that it is the state of that request at that position."""
     reading = engine.scheduler.refiner.read
 
     def noting(key: str, generated: int, state: State, *more: Any) -> Any:
@@ -136,14 +138,14 @@ def test_a_probe_that_raises_changes_no_step(model: Path, probe: Path) -> None:
             engine.scheduler.add_request(hinted(str(row), 20, 5 + 7 * row, hint=40 + row))
             engine.steps(3)
         engine.drain()
-        runs.append((engine.scheduled, engine.preempted, engine.finished, engine.said))
+        runs.append((engine.scheduled, engine.preempted, engine.finished, engine.tokens))
         if given is not None:
             assert engine.scheduler.refiner.counts.failed == 12
             assert engine.scheduler.refiner.counts.readings == 0
     assert runs[0] == runs[1]
 
 
-def test_what_the_predictor_says_late_is_told_to_the_probe_and_replaces_no_reading(model: Path, probe: Path) -> None:
+def test_a_late_prediction_reaches_the_probe_and_replaces_no_reading(model: Path, probe: Path) -> None:
     engine = host(model, probe)
     engine.scheduler.add_request(hinted("1", 8, 100))
     engine.scheduler.add_request(hinted("2", 8, 100))
@@ -152,14 +154,14 @@ def test_what_the_predictor_says_late_is_told_to_the_probe_and_replaces_no_readi
     assert not engine.scheduler._predict("1", late)
     job = engine.scheduler.jobs.of(engine.scheduler.requests["1"])
     assert isinstance(job.prediction, After)
-    assert engine.scheduler._predict("2", late), "it waits, and no state of it has come"
+    assert engine.scheduler._predict("2", late), "it waits, and has no state"
     assert engine.scheduler.jobs.of(engine.scheduler.requests["2"]).prediction == late
     request = engine.scheduler.requests["1"]
     engine.drain()
-    assert request.lengthwise_job.prediction == late, "what a queue learns from is what places were given by"
+    assert request.lengthwise_job.prediction == late, "a queue learns from the prediction that it ordered by"
 
 
-def test_a_request_that_is_over_leaves_its_queue_with_what_its_client_said(model: Path, probe: Path) -> None:
+def test_a_finished_request_has_its_declared_length_again(model: Path, probe: Path) -> None:
     engine = host(model, probe, "lengthwise")
     request = hinted("1", 8, 40, hint=30)
     engine.scheduler.add_request(request)
@@ -168,7 +170,7 @@ def test_a_request_that_is_over_leaves_its_queue_with_what_its_client_said(model
     assert engine.scheduler.refiner.counts.readings == 3
 
 
-def test_a_state_of_tokens_that_were_never_taken_in_is_not_read(model: Path, probe: Path) -> None:
+def test_a_state_beyond_the_generated_tokens_is_not_read(model: Path, probe: Path) -> None:
     engine = host(model, probe)
     engine.scheduler.add_request(hinted("1", 8, 100))
     engine.steps(2)
@@ -178,7 +180,7 @@ def test_a_state_of_tokens_that_were_never_taken_in_is_not_read(model: Path, pro
     assert engine.scheduler.refiner.counts.readings == 1
 
 
-def test_under_a_policy_that_goes_by_no_prediction_nothing_is_read(model: Path, probe: Path) -> None:
+def test_under_a_policy_without_predictions_nothing_is_read(model: Path, probe: Path) -> None:
     engine = host(model, probe, "fcfs")
     engine.scheduler.add_request(hinted("1", 8, 40))
     engine.steps(5)
@@ -188,26 +190,26 @@ def test_under_a_policy_that_goes_by_no_prediction_nothing_is_read(model: Path, 
     assert engine.scheduler.refiner.counts.readings == 3, "from the next state on: after 5, 21 and 37 tokens"
 
 
-def test_the_account_tells_of_the_probes_work(model: Path, probe: Path, tmp_path: Path) -> None:
+def test_the_account_has_the_counts_of_the_probe(model: Path, probe: Path, tmp_path: Path) -> None:
     account = tmp_path / "account.json"
     engine = host(model, probe, slots=2, measuring={"account": str(account)})
     for row in range(3):
         engine.scheduler.add_request(hinted(str(row), 8, 20))
     engine.drain()
-    told = json.loads(account.read_text())
-    assert (told["probe"]["requests"], told["probe"]["readings"], told["probe"]["failed"]) == (3, 6, 0)
-    assert told["probe"]["cpu_s"] > 0
+    counts = json.loads(account.read_text())
+    assert (counts["probe"]["requests"], counts["probe"]["readings"], counts["probe"]["failed"]) == (3, 6, 0)
+    assert counts["probe"]["cpu_s"] > 0
     engine.scheduler.shutdown()
 
 
-def test_a_vllm_that_hands_over_no_states_is_told_what_it_lacks(model: Path, probe: Path) -> None:
+def test_an_engine_without_the_states_worker_is_refused_with_the_missing_option(model: Path, probe: Path) -> None:
     with pytest.raises(InputError, match=r"add --worker-cls lengthwise\.engines\.vllm_worker\.StatesWorker"):
         make_scheduler(LengthwiseScheduler, model, policy="srpt", measuring={"probe": str(probe)}, worker="auto")
 
 
 def test_a_probe_of_another_llm_is_refused_at_the_start(model: Path, tmp_path: Path) -> None:
-    other = knowing(tmp_path, llm="somebody/Else-7B")
-    with pytest.raises(InputError, match="for somebody/Else-7B, and the engine serves SmolLM2-135M-Instruct"):
+    other = exact_probe(tmp_path, llm="other/Other-7B")
+    with pytest.raises(InputError, match="for other/Other-7B, and the engine serves SmolLM2-135M-Instruct"):
         host(model, other)
     with pytest.raises(InputError, match="the LLM's have 16"):
         make_scheduler(LengthwiseScheduler, model, policy="srpt", measuring={"probe": "default"})

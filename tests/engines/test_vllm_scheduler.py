@@ -52,7 +52,7 @@ def traffic(seed: int, count: int = 40) -> tuple[dict[int, list[Any]], dict[int,
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("vllm_policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("blocks", [1000, 25])
-def test_under_fcfs_every_step_is_upstreams(
+def test_under_fcfs_every_step_is_that_of_upstream(
     model: Path, stock: type[Any], seed: int, vllm_policy: str, blocks: int
 ) -> None:
     runs: list[Run] = []
@@ -62,11 +62,11 @@ def test_under_fcfs_every_step_is_upstreams(
     assert runs[1].steps == runs[0].steps
     assert runs[1].finished_at == runs[0].finished_at
     if blocks == 25:
-        assert runs[0].preemptions > 0, "the traffic was to run out of memory"
+        assert runs[0].preemptions > 0, "the traffic must exceed the memory"
 
 
-def queued(lengths: list[int], **said: Any) -> dict[int, list[Any]]:
-    return {0: [make_request(str(i), 8, n, said={"expected_tokens": n, **said}) for i, n in enumerate(lengths)]}
+def queued(lengths: list[int]) -> dict[int, list[Any]]:
+    return {0: [make_request(str(i), 8, n, extra_args={"expected_tokens": n}) for i, n in enumerate(lengths)]}
 
 
 def test_sjf_admits_the_shortest_first(model: Path) -> None:
@@ -75,28 +75,31 @@ def test_sjf_admits_the_shortest_first(model: Path) -> None:
     assert run.admitted == ["5", "1", "3", "2", "0", "4"]
 
 
-def test_a_log_t_prediction_is_taken_too(model: Path) -> None:
-    said: list[dict[str, Any]] = [
+def test_a_declared_distribution_orders_requests(model: Path) -> None:
+    declared: list[dict[str, Any]] = [
         {"length_mu": 6.0, "length_sigma": 0.5},
         {"length_mu": 2.0, "length_sigma": 0.5},
         {"expected_tokens": 60},
     ]
-    requests = [make_request(str(i), 8, 200, said=one) for i, one in enumerate(said)]
+    requests = [make_request(str(i), 8, 200, extra_args=one) for i, one in enumerate(declared)]
     run = drain(make_scheduler(LengthwiseScheduler, model, slots=1, policy="sjf"), {0: requests})
     assert run.admitted == ["1", "2", "0"]
 
 
 @pytest.mark.parametrize(
-    "said", [{"expected_tokens": "soon"}, {"expected_tokens": -4}, {"length_mu": 3}, {"x": 1}, None]
+    "declared", [{"expected_tokens": "soon"}, {"expected_tokens": -4}, {"length_mu": 3}, {"x": 1}, None]
 )
-def test_a_useless_prediction_is_the_wide_prior_and_stops_nothing(model: Path, said: dict[str, Any] | None) -> None:
-    requests = [make_request("long", 8, 4000, said={"expected_tokens": 3000}), make_request("odd", 8, 4000, said=said)]
+def test_an_invalid_hint_is_replaced_by_the_wide_prior(model: Path, declared: dict[str, Any] | None) -> None:
+    requests = [
+        make_request("long", 8, 4000, extra_args={"expected_tokens": 3000}),
+        make_request("odd", 8, 4000, extra_args=declared),
+    ]
     run = drain(make_scheduler(LengthwiseScheduler, model, slots=1, policy="sjf"), {0: requests}, {5: ["odd", "long"]})
     assert run.admitted[0] == "odd"
 
 
-def test_when_memory_runs_out_the_one_with_most_to_come_yields(model: Path) -> None:
-    requests = [make_request(str(i), 16, n, said={"expected_tokens": n}) for i, n in enumerate([150, 100, 40])]
+def test_when_memory_runs_out_the_request_with_the_most_remaining_is_preempted(model: Path) -> None:
+    requests = [make_request(str(i), 16, n, extra_args={"expected_tokens": n}) for i, n in enumerate([150, 100, 40])]
     run = drain(make_scheduler(LengthwiseScheduler, model, slots=3, blocks=14, policy="sjf"), {0: requests})
     victims = [name for _, preempted in run.steps for name in preempted]
     assert victims
@@ -105,15 +108,15 @@ def test_when_memory_runs_out_the_one_with_most_to_come_yields(model: Path) -> N
 
 @pytest.mark.parametrize("policy", ["fcfs", "sjf"])
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_is_lost_and_nothing_served_twice(model: Path, policy: str, seed: int) -> None:
+def test_every_request_finishes_once_with_its_whole_answer(model: Path, policy: str, seed: int) -> None:
     requests, _ = traffic(seed)
-    everybody = {request.request_id: request for batch in requests.values() for request in batch}
+    by_name = {request.request_id: request for batch in requests.values() for request in batch}
     run = drain(make_scheduler(LengthwiseScheduler, model, blocks=25, policy=policy), requests)
-    assert sorted(run.finished_at) == sorted(everybody)
-    assert all(request.num_output_tokens == request.max_tokens for request in everybody.values())
+    assert sorted(run.finished_at) == sorted(by_name)
+    assert all(request.num_output_tokens == request.max_tokens for request in by_name.values())
 
 
-def test_the_kill_switch_turns_to_fcfs_under_waiting_requests(model: Path) -> None:
+def test_the_kill_switch_reorders_waiting_requests_by_arrival(model: Path) -> None:
     scheduler = make_scheduler(LengthwiseScheduler, model, slots=1, policy="sjf")
     for request in queued([50, 3, 20])[0]:
         scheduler.add_request(request)
@@ -121,11 +124,11 @@ def test_the_kill_switch_turns_to_fcfs_under_waiting_requests(model: Path) -> No
     assert drain(scheduler, {}).admitted == ["0", "1", "2"]
 
 
-def test_the_policy_comes_from_the_environment_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_can_be_set_in_the_environment(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LENGTHWISE_POLICY", "fcfs")
     assert make_scheduler(LengthwiseScheduler, model).length_policy.name == "fcfs"
 
 
-def test_an_unknown_policy_stops_the_engine_with_the_known_ones(model: Path) -> None:
+def test_an_unknown_policy_is_refused_with_the_known_ones(model: Path) -> None:
     with pytest.raises(InputError, match="known are fcfs, sjf"):
         make_scheduler(LengthwiseScheduler, model, policy="nope")

@@ -1,4 +1,4 @@
-"""Hidden states out of a real vLLM: each is the right request's, by value, in steps that mix prompts and decoding."""
+"""Hidden states of a real vLLM: each belongs to the right request, by value, in steps that mix prefill and decode."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.engine
 def served(request: pytest.FixtureRequest) -> dict[str, Any]:
     runs = request.getfixturevalue("vllm_runs" if request.param == "first runner" else "second_runner")
     states = dict(runs["states"])
-    assert states["second_runner"] == states["ahead"] == (request.param == "second runner")
+    assert states["second_runner"] == states["async_scheduling"] == (request.param == "second runner")
     return states
 
 
-def test_steps_mixed_prompts_with_decoding(served: dict[str, Any]) -> None:
+def test_some_steps_mix_prefill_and_decode(served: dict[str, Any]) -> None:
     mixed = [step for step in served["steps"] if step[0] and step[1] > 1]
     assert len(mixed) >= 5
 
@@ -31,14 +31,14 @@ def test_every_token_of_every_request_has_its_state(served: dict[str, Any]) -> N
             assert {generated for one, generated, of in reported if (one, of) == (name, layer)} == set(range(ANSWER))
 
 
-def test_every_state_is_what_transformers_computes_of_that_requests_tokens(served: dict[str, Any]) -> None:
-    worst = max(served["rows"], key=lambda row: row["off"])
-    assert worst["off"] < 0.01, worst
-    # So that a state of another request would be noticed.
+def test_every_state_is_what_transformers_computes_from_the_same_tokens(served: dict[str, Any]) -> None:
+    worst = max(served["rows"], key=lambda row: row["distance"])
+    assert worst["distance"] < 0.01, worst
+    # A state of another request would be noticed.
     assert min(row["others"] for row in served["rows"]) > 0.05
 
 
-def test_every_state_comes_with_the_entropy_of_the_token_drawn_from_it(served: dict[str, Any]) -> None:
+def test_every_state_has_the_entropy_of_the_token_sampled_from_it(served: dict[str, Any]) -> None:
     entropies = [row["entropy"] for row in served["rows"]]
     assert [row["entropy_reported"] for row in served["rows"]] == pytest.approx(entropies, abs=0.02)
     assert max(entropies) - min(entropies) > 1.0

@@ -1,4 +1,4 @@
-"""vLLM's scheduler with its steps written down: every token of every request is in the log, once."""
+"""The step log of vLLM's scheduler: every token of every request is in it, once."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def traffic(seed: int) -> dict[int, list[Any]]:
     rng = random.Random(seed)
-    coming: dict[int, list[Any]] = {}
+    arrivals: dict[int, list[Any]] = {}
     for row in range(30):
         made = make_request(str(row), rng.choice([1, 17, 64, 130]), rng.choice([1, 2, 9, 40]), arrival=float(row))
-        coming.setdefault(rng.randrange(60), []).append(made)
-    return coming
+        arrivals.setdefault(rng.randrange(60), []).append(made)
+    return arrivals
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -53,9 +53,9 @@ def test_the_log_holds_what_each_step_computed(model: Path, tmp_path: Path, seed
 def test_without_preemption_or_cache_every_prompt_is_computed_once(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "steps.parquet"
     scheduler = make_scheduler(LengthwiseScheduler, model, policy="fcfs", predictor="none", steps=path)
-    coming = traffic(7)
-    requests = [request for some in coming.values() for request in some]
-    drain(scheduler, coming)
+    arrivals = traffic(7)
+    requests = [request for some in arrivals.values() for request in some]
+    drain(scheduler, arrivals)
     scheduler.steps.close()
     table, _ = read_steps(path)
     assert table["prompt_tokens"].to_numpy().sum() == sum(one.num_prompt_tokens for one in requests)
@@ -66,5 +66,5 @@ def test_without_preemption_or_cache_every_prompt_is_computed_once(model: Path, 
     assert table["context_tokens"].to_numpy().sum() == contexts
 
 
-def test_nothing_is_written_unless_it_is_asked_for(model: Path) -> None:
+def test_no_log_is_written_by_default(model: Path) -> None:
     assert make_scheduler(LengthwiseScheduler, model, policy="sjf").steps is None

@@ -1,4 +1,4 @@
-"""Policies that serve in turns, inside vLLM: the queue is told what each request really took."""
+"""Fair policies inside vLLM: a finished request is charged its true tokens."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lengthwise.engines.vllm import LengthwiseScheduler
 from tests.engines.scheduling import drain, make_request, make_scheduler, tiny_model
 
 
-def test_what_was_charged_by_expectation_is_charged_by_the_truth_at_the_end(tmp_path: Path) -> None:
+def test_the_expected_charge_becomes_the_true_one_when_a_request_finishes(tmp_path: Path) -> None:
     scheduler = make_scheduler(LengthwiseScheduler, tiny_model(tmp_path), policy="fair(sjf)", predictor="none")
-    scheduler.add_request(make_request("a", 8, 30, said={"expected_tokens": 2}))
+    scheduler.add_request(make_request("a", 8, 30, extra_args={"expected_tokens": 2}))
     rounds = scheduler.waiting._queue._rounds
     assert list(rounds.ends.values()) == [8 + 2]
     drain(scheduler, {})
     assert list(rounds.ends.values()) == [8 + 30]
 
 
-def test_a_request_that_is_aborted_is_charged_what_it_took_until_then(tmp_path: Path) -> None:
+def test_an_aborted_request_is_charged_the_tokens_generated_until_then(tmp_path: Path) -> None:
     scheduler = make_scheduler(LengthwiseScheduler, tiny_model(tmp_path), policy="fair(sjf)", predictor="none")
-    drain(scheduler, {0: [make_request("a", 8, 30, said={"expected_tokens": 20})]}, {5: ["a"]})
+    drain(scheduler, {0: [make_request("a", 8, 30, extra_args={"expected_tokens": 20})]}, {5: ["a"]})
     assert list(scheduler.waiting._queue._rounds.ends.values()) == [8 + 5]

@@ -1,7 +1,7 @@
-"""vLLM's own scheduler tests, of the same release, with our class in the place of theirs.
+"""vLLM's own scheduler tests, of the same release, with our class in place of theirs.
 
-They are fetched beside the project (`make upstream`) and never committed. Those that need a model configuration
-from the hub cannot run here, with vLLM's own class either: docs/guides/engine.md lists them.
+They are fetched beside the project (`make upstream`) and never committed. Tests that need a model configuration
+from the hub cannot run here, nor with vLLM's own class: docs/guides/engine.md lists them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.engine
 ROOT = Path(__file__).parents[2]
 UPSTREAM = ROOT / ".upstream" / "vllm-0.32.0"
 FILES = ("scheduler", "async_scheduler", "priority_scheduler_random", "priority_preemption_bug")
-FROM_THE_HUB = "Provide a valid Hugging Face repository ID"  # what vLLM says when a configuration is not here
+FROM_THE_HUB = "Provide a valid Hugging Face repository ID"  # vLLM's error when a configuration is missing
 OPT = {
     "architectures": ["OPTForCausalLM"],
     "model_type": "opt",
@@ -39,10 +39,10 @@ OPT = {
 
 
 def results(folder: Path) -> dict[str, str]:
-    """Run the four files and return, per test, what went wrong ("" for a pass)."""
+    """Run the four files and return the error of each test ("" for a pass)."""
     if not UPSTREAM.is_dir():
         pytest.fail("vLLM's own tests are not here: run `make upstream`")
-    # A folder of the model's name, so that no hub is asked for its configuration.
+    # A folder with the model's name, so that no hub is needed for its configuration.
     (folder / "facebook" / "opt-125m").mkdir(parents=True)
     (folder / "facebook" / "opt-125m" / "config.json").write_text(json.dumps(OPT))
     tests = folder / "tests"
@@ -64,7 +64,7 @@ def results(folder: Path) -> dict[str, str]:
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
-    cases = ET.parse(report).iter("testcase")  # noqa: S314  (written a moment ago, by pytest)
+    cases = ET.parse(report).iter("testcase")  # noqa: S314  (written by pytest above)
     return {
         f"{case.get('classname')}.{case.get('name')}": "".join(
             (problem.get("message") or "") + (problem.text or "")
@@ -77,8 +77,8 @@ def results(folder: Path) -> dict[str, str]:
 
 def test_vllms_own_scheduler_tests_pass_with_our_class(tmp_path: Path) -> None:
     outcome = results(tmp_path)
-    failed = {name: why for name, why in outcome.items() if why}
-    from_the_hub = {name for name, why in failed.items() if FROM_THE_HUB in why}
+    failed = {name: error for name, error in outcome.items() if error}
+    from_the_hub = {name for name, error in failed.items() if FROM_THE_HUB in error}
     others = sorted(set(failed) - from_the_hub)
     assert not others, "\n".join(f"{name}: {failed[name][-600:]}" for name in others[:5])
     assert len(outcome) - len(failed) >= 180, "fewer tests ran than vLLM's own class passes"

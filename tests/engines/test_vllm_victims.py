@@ -1,4 +1,4 @@
-"""When a policy is asked who makes room: no oftener than it must be, and never less."""
+"""When a policy is called to find a victim: whenever the result may have changed, and not more often."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from lengthwise.policies.preemptive import Srpt
 
 
 class Counted(Srpt):
-    """`srpt`, and how often it was asked."""
+    """`srpt` that counts the calls of `find_victim`."""
 
-    asked = 0
+    calls = 0
 
     def find_victim(self, jobs: JobColumns, candidate: Job | JobColumns, now: float) -> int | None:
-        type(self).asked += 1
+        type(self).calls += 1
         return super().find_victim(jobs, candidate, now)
 
 
 @pytest.fixture
 def policy() -> Counted:
-    Counted.asked = 0
+    Counted.calls = 0
     return Counted(c=0.8)
 
 
@@ -38,52 +38,52 @@ JOBS = {
 }
 
 
-def asked(search: VictimSearch, policy: Counted, head: str, running: list[str]) -> str | None:
+def find_victim(search: VictimSearch, policy: Counted, head: str, running: list[str]) -> str | None:
     if search.refused(policy, head, running):
         return None
     return search.find(PolicyQueue(policy), head, running, JOBS.__getitem__, 0.0)
 
 
-def test_it_says_whom_the_policy_says(policy: Counted) -> None:
-    assert asked(VictimSearch(), policy, "short", ["long", "longer"]) == "longer"
-    assert asked(VictimSearch(), policy, "longer", ["long", "short"]) is None
-    assert asked(VictimSearch(), policy, "short", []) is None
+def test_the_victim_is_the_one_that_the_policy_finds(policy: Counted) -> None:
+    assert find_victim(VictimSearch(), policy, "short", ["long", "longer"]) == "longer"
+    assert find_victim(VictimSearch(), policy, "longer", ["long", "short"]) is None
+    assert find_victim(VictimSearch(), policy, "short", []) is None
 
 
-def test_a_no_holds_until_something_changes(policy: Counted) -> None:
+def test_a_refusal_holds_until_something_changes(policy: Counted) -> None:
     search = VictimSearch()
     for _ in range(3):
-        assert asked(search, policy, "longer", ["long", "short"]) is None
+        assert find_victim(search, policy, "longer", ["long", "short"]) is None
         search.count_step()
-    assert policy.asked == 1
-    asked(search, policy, "longer", ["short", "long"])
-    assert policy.asked == 2, "others run"
-    asked(search, policy, "long", ["short", "long"])
-    assert policy.asked == 3, "another is first in line"
+    assert policy.calls == 1
+    find_victim(search, policy, "longer", ["short", "long"])
+    assert policy.calls == 2, "other requests run"
+    find_victim(search, policy, "long", ["short", "long"])
+    assert policy.calls == 3, "another request is at the head of the queue"
     search.forget()
-    asked(search, policy, "long", ["short", "long"])
-    assert policy.asked == 4, "a prediction has come"
+    find_victim(search, policy, "long", ["short", "long"])
+    assert policy.calls == 4, "a prediction has arrived"
 
 
-def test_a_no_is_asked_again_after_so_many_steps(policy: Counted) -> None:
+def test_a_refusal_expires_after_the_check_interval(policy: Counted) -> None:
     search = VictimSearch()
     for _ in range(2 * policy.preempt_check_interval + 1):
-        asked(search, policy, "longer", ["long"])
+        find_victim(search, policy, "longer", ["long"])
         search.count_step()
-    assert policy.asked == 3
+    assert policy.calls == 3
 
 
-def test_who_grows_with_age_is_found_by_asking_again() -> None:
-    """Of an uncertain prediction more is to come the longer it runs: a no becomes a yes though nothing else is new."""
+def test_a_victim_whose_expected_remaining_grows_is_found_at_a_later_check() -> None:
+    """With a heavy tail the expected remaining length grows with age: a victim appears though nothing else changes."""
     heavy = Job("heavy", 0.0, prediction=LogT(4.0, 1.5, 8192))
     other = Job("other", 0.0, prediction=Point(1.2 * heavy.expected))
     srpt, search, jobs = make_policy("srpt:c=1"), VictimSearch(), {"heavy": heavy, "other": other}
-    said = []
+    found = []
     for generated in range(250):
         heavy.generated = generated
         refused = search.refused(srpt, "other", ["heavy"])
-        said.append(None if refused else search.find(PolicyQueue(srpt), "other", ["heavy"], jobs.__getitem__, 0.0))
+        found.append(None if refused else search.find(PolicyQueue(srpt), "other", ["heavy"], jobs.__getitem__, 0.0))
         search.count_step()
-    first = said.index("heavy")
+    first = found.index("heavy")
     assert first > 0
     assert first % srpt.preempt_check_interval == 0

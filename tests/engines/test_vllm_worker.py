@@ -1,4 +1,4 @@
-"""The worker's part between vLLM's two calls of a step, on stand-ins of vLLM's two model runners.
+"""What the worker does between vLLM's two calls of a step, on stand-ins for vLLM's two model runners.
 
 The real runners are tested on a real LLM in `test_vllm_states`, the second of them only where Triton is installed; the
 stand-ins have the fields that `test_vllm_contract` finds in vLLM's source.
@@ -44,7 +44,7 @@ class Llm:
         return hidden[:, :1] * torch.tensor([[0.0, 1.0]])
 
 
-class Resolves(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM is not typed
+class AsyncOutput(AsyncModelRunnerOutput):  # type: ignore[misc]  # vLLM is not typed
     def __init__(self, output: Any) -> None:
         self.output = output
 
@@ -96,7 +96,7 @@ def sampled(worker: Any, grammar: Any) -> Any:
     runner.execute_model_state.aux_hidden_states[0][:] = -1  # the next step may overwrite what this one computed
     runner.execute_model_state = None
     output = SimpleNamespace()
-    return output if runner.kind == "first" else Resolves(output)
+    return output if runner.kind == "first" else AsyncOutput(output)
 
 
 def step(new: dict[str, tuple[int, int]], cached: dict[str, int], scheduled: dict[str, int], ended: Any = ()) -> Any:
@@ -137,7 +137,7 @@ def test_every_request_gets_the_row_of_its_own_last_token(worker: StatesWorker) 
     assert found == {"c": (2, rows((2, 5), 1)), "b": (6, rows((2, 5), 2)), "a": (4, rows((2, 5), 3))}
 
 
-def test_a_piece_of_a_prompt_has_no_state_and_an_answer_has_one_every_so_many_tokens(worker: StatesWorker) -> None:
+def test_a_partial_prompt_has_no_state_and_an_answer_has_one_every_interval(worker: StatesWorker) -> None:
     worker.load_model()
     worker._wanted = Wanted((2, 5), every=2)
     assert states_of(worker, step({"a": (8, 0)}, {}, {"a": 4})) == {}
@@ -147,14 +147,16 @@ def test_a_piece_of_a_prompt_has_no_state_and_an_answer_has_one_every_so_many_to
     assert tokens == [8, 10, 12, 14]
 
 
-def test_a_request_that_is_resumed_as_new_or_named_like_an_ended_one_is_counted_from_its_prompt(
+def test_a_request_that_is_resumed_or_reuses_a_name_is_counted_from_its_prompt(
     worker: StatesWorker,
 ) -> None:
     worker.load_model()
     states_of(worker, step({"a": (3, 0)}, {}, {"a": 3}))
-    assert states_of(worker, step({"a": (3, 0)}, {}, {"a": 6})).keys() == {"a"}, "three tokens of its answer again"
+    assert states_of(worker, step({"a": (3, 0)}, {}, {"a": 6})).keys() == {"a"}, (
+        "three tokens of its answer are recomputed"
+    )
     again = step({"a": (9, 0)}, {}, {"a": 6}, ended={"a"})
-    assert states_of(worker, again) == {}, "a longer prompt of that name, of which a part is computed"
+    assert states_of(worker, again) == {}, "another request of that name, whose prompt is partly computed"
     assert worker._prompt_tokens == {"a": 9}
 
 
@@ -170,14 +172,14 @@ def test_each_state_has_the_entropy_of_the_token_that_is_sampled_from_it(worker:
     assert entropy["a"] == pytest.approx(0.582, abs=1e-3)
 
 
-def test_the_layers_are_part_of_what_vllm_compiles_for(worker: StatesWorker) -> None:
+def test_the_layers_are_in_the_configuration_that_vllm_compiles_for(worker: StatesWorker) -> None:
     worker.load_model()
     assert worker.vllm_config.additional_config["lengthwise_layers"] == [2, 5]
     assert worker.model_runner.model.layers == (2, 5)
     assert worker.model_runner.use_aux_hidden_state_outputs
 
 
-def test_without_layers_the_worker_is_vllms(worker: StatesWorker) -> None:
+def test_without_layers_the_worker_behaves_as_vllms(worker: StatesWorker) -> None:
     worker.vllm_config.additional_config = {}
     worker.load_model()
     assert not hasattr(worker.model_runner, "use_aux_hidden_state_outputs")
@@ -200,7 +202,7 @@ def test_an_llm_that_returns_no_states_is_named(worker: StatesWorker) -> None:
 
 
 class Stream:
-    """Stands in for a stream of a GPU: copies are there only once its event is synchronised."""
+    """Stands in for a CUDA stream, and records the order of calls."""
 
     device = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""A pytest plug-in that runs vLLM's own scheduler tests with our class in the place of theirs.
+"""A pytest plug-in that runs vLLM's own scheduler tests with our class in place of theirs.
 
 Loaded with `-p tests.engines.upstream_plugin` in vLLM's test folder; see tests/engines/test_vllm_upstream.py.
 """
@@ -25,7 +25,7 @@ if os.environ.get("LENGTHWISE_SWAP") == "1":
 
 @pytest.fixture
 def caplog_vllm(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What vLLM's own conftest gives: its log records, which do not propagate by themselves."""
+    """As in vLLM's own conftest: its log records, which do not propagate by default."""
     logger = logging.getLogger("vllm")
     logger.propagate, before = True, logger.propagate
     yield caplog
@@ -33,6 +33,6 @@ def caplog_vllm(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureF
 
 
 def pytest_configure(config: Any) -> None:
-    """Know the marks that vLLM's own configuration would have declared."""
+    """Declare the marks of vLLM's own configuration."""
     for mark in ("cpu_test", "skip_global_cleanup"):
         config.addinivalue_line("markers", mark)

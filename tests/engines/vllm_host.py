@@ -4,13 +4,13 @@
     python -m tests.engines.vllm_host OUT.json second       # vLLM's second model runner, hidden states only
 
 One engine serves all runs. REQUESTS, which declare their lengths, are queued before the first step, once per policy.
-CHATS declare nothing and are ordered under sjf by what the predictor predicts. Then long requests fill the slots and
-short ones arrive while they run, under fcfs and under a policy that preempts. At last prompts of many lengths arrive
-while others are decoded, some longer than a step computes, and the hidden states of every token are compared with
+CHATS declare nothing and are ordered under sjf by their predictions. Then long requests fill the slots and short ones
+arrive while they run, under fcfs and under a policy that preempts. Last, prompts of many lengths arrive while others
+are decoded, some longer than a step computes, and the hidden states of every token are compared with
 those of transformers.
 
 The second model runner is vLLM's default on a GPU. Here Triton interprets its kernels on the CPU, and vLLM puts
-stand-ins in the place of CUDA's streams; async scheduling, which vLLM's CPU build turns off, is turned on.
+stand-ins in place of CUDA's streams; async scheduling, which vLLM's CPU build turns off, is turned on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POLICIES = ("fcfs", "sjf")
 SLOTS = 4
 LONG, SHORT = 40, 4
 SRPT = "srpt:c=0.8,times=2"
-MOST = 400  # tokens of an answer whose length is predicted
+MAX_TOKENS = 400  # of an answer whose length is predicted
 BUDGET = 64  # tokens of a step: prompts of the last run are computed in chunks
 LAYERS = (10, 20)
 ANSWER = 12  # tokens of each answer of the last run
@@ -69,7 +69,7 @@ REQUESTS = known_requests(40)
 
 
 def use_second_runner() -> None:
-    """Let vLLM run as on a GPU; before it is imported."""
+    """Make vLLM run as on a GPU; call before it is imported."""
     os.environ.update(TRITON_INTERPRET="1", VLLM_USE_V2_MODEL_RUNNER="1")
     backends = importlib.import_module("triton.backends").backends
     backends.clear()
@@ -78,11 +78,11 @@ def use_second_runner() -> None:
 
     check = CpuPlatform.check_and_update_config
 
-    def ahead(config: Any) -> None:
+    def with_async_scheduling(config: Any) -> None:
         check(config)
         config.scheduler_config.async_scheduling = True
 
-    CpuPlatform.check_and_update_config = staticmethod(ahead)
+    CpuPlatform.check_and_update_config = staticmethod(with_async_scheduling)
 
 
 def start() -> Any:
@@ -100,13 +100,13 @@ def start() -> Any:
 
 
 def serve(engine: Any) -> dict[str, Any]:
-    """Queue everything, run to drain, and note what happened."""
+    """Queue all requests, run until they finish, and return the order of admission and the answers."""
     from vllm import SamplingParams
 
     for request in REQUESTS:
         length = request["output_tokens"]
-        said = {"expected_tokens": length}
-        params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True, extra_args=said)
+        hint = {"expected_tokens": length}
+        params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True, extra_args=hint)
         engine.add_request(request["id"], request["prompt"], params)
     admitted = _note_admissions(engine.engine_core.engine_core.scheduler)
     finished: dict[str, dict[str, Any]] = {}
@@ -125,7 +125,7 @@ def serve(engine: Any) -> dict[str, Any]:
 
 
 def serve_predicted(engine: Any) -> dict[str, Any]:
-    """Queue everything, and once all predictions are there admit a few at a time; answers are cut after a token."""
+    """Queue all chats, wait for their predictions, and admit a few at a time; each is aborted after a token."""
     from vllm import SamplingParams
 
     scheduler = engine.engine_core.engine_core.scheduler
@@ -133,7 +133,7 @@ def serve_predicted(engine: Any) -> dict[str, Any]:
     for number, chat in enumerate(CHATS):
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         prompt = {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
-        engine.add_request(str(number), prompt, SamplingParams(max_tokens=MOST, temperature=0.0))
+        engine.add_request(str(number), prompt, SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
     while scheduler.predictions.counts.answered < len(CHATS):
         time.sleep(0.01)
     admitted = _note_admissions(scheduler)
@@ -144,21 +144,21 @@ def serve_predicted(engine: Any) -> dict[str, Any]:
     return {
         "admitted": list(admitted),
         "llm": scheduler.jobs.llm,
-        "most": MOST,
+        "max_tokens": MAX_TOKENS,
         "late": scheduler.predictions.counts.late,
     }
 
 
 def serve_preempting(engine: Any, policy: str) -> dict[str, Any]:
-    """As many long requests as there are slots, and a short one every third step."""
+    """Serve as many long requests as there are slots, and a short one every third step."""
     from vllm import SamplingParams
 
     scheduler = engine.engine_core.engine_core.scheduler
     scheduler.use(replace(scheduler.setup, policy=policy))
 
     def add(name: str, length: int) -> None:
-        said = {"expected_tokens": length}
-        params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True, extra_args=said)
+        hint = {"expected_tokens": length}
+        params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True, extra_args=hint)
         engine.add_request(name, f"{name} is a name. Tell me more about it.", params)
 
     for number in range(SLOTS):
@@ -177,13 +177,13 @@ def serve_preempting(engine: Any, policy: str) -> dict[str, Any]:
 
 
 def _note_admissions(scheduler: Any) -> list[str]:
-    """Names of the requests in the order in which the scheduler first admits them, filled as it runs."""
+    """Return a list that the scheduler fills with the names of requests in order of first admission."""
     admitted: list[str] = []
     schedule = type(scheduler).schedule
 
     def noting(*args: Any) -> Any:
         output = schedule(scheduler, *args)
-        # vLLM adds eight random signs to the name it was given.
+        # vLLM appends eight random characters to the given name.
         admitted.extend(data.req_id.rsplit("-", 1)[0] for data in output.scheduled_new_reqs)
         return output
 
@@ -192,7 +192,7 @@ def _note_admissions(scheduler: Any) -> list[str]:
 
 
 def serve_states(engine: Any) -> dict[str, Any]:
-    """Let prompts arrive while others are decoded, preempt one request, and compare every hidden state."""
+    """Add prompts while others are decoded, preempt one request, and compare every hidden state."""
     from vllm import SamplingParams
 
     scheduler = engine.engine_core.engine_core.scheduler
@@ -236,7 +236,7 @@ def serve_states(engine: Any) -> dict[str, Any]:
         "requests": list(tokens),
         "steps": steps,
         "preempted": preempted,
-        "ahead": core.vllm_config.scheduler_config.async_scheduling,
+        "async_scheduling": core.vllm_config.scheduler_config.async_scheduling,
         "second_runner": core.vllm_config.use_v2_model_runner,
     }
 
@@ -264,13 +264,19 @@ def compare_with_transformers(states: list[Any], tokens: dict[str, list[int]]) -
                 for other, ids in tokens.items()
                 if other != name
             ]
-            off, *from_others = (_off(state.layers[layer], one) for one in (right, *others))
-            found = {"name": name, "generated": generated, "layer": layer, "off": off, "others": min(from_others)}
+            distance, *from_others = (_distance(state.layers[layer], one) for one in (right, *others))
+            found = {
+                "name": name,
+                "generated": generated,
+                "layer": layer,
+                "distance": distance,
+                "others": min(from_others),
+            }
             rows.append({**found, "entropy": entropy, "entropy_reported": state.entropy})
     return rows
 
 
-def _off(state: Any, true: Any) -> float:
+def _distance(state: Any, true: Any) -> float:
     return float(np.linalg.norm(state - true) / np.linalg.norm(true))
 
 
@@ -279,7 +285,7 @@ def main() -> None:
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
         OMP_NUM_THREADS="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",  # the scheduler in this process, where it can be asked
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",  # the scheduler in this process, where it can be read
         VLLM_NO_USAGE_STATS="1",
         HF_HUB_OFFLINE="1",
     )

@@ -28,7 +28,7 @@ def test_columns_agree_with_single_predictions(predictions: list[LogT]) -> None:
 
 @pytest.mark.parametrize("alpha", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("nu", [2.0, 3.5, 30.0])
-def test_tables_hold_for_other_levels_and_tails(nu: float, alpha: float) -> None:
+def test_tables_are_accurate_for_other_levels_and_tails(nu: float, alpha: float) -> None:
     rng = np.random.default_rng(7)
     mu, sigma = rng.uniform(0, 9.5, 300), np.exp(rng.uniform(np.log(0.01), np.log(2.5), 300))
     many = LogTColumns.of(mu, sigma, rng.integers(16, 131_073, 300), nu)
@@ -45,11 +45,11 @@ def test_predictions_outside_the_table_are_integrated_one_by_one() -> None:
     assert cvar == pytest.approx([b.cvar(0.9) for b in predictions], rel=1e-4)
 
 
-def test_one_cap_serves_all() -> None:
+def test_one_cap_applies_to_all_rows() -> None:
     assert LogTColumns.of([4, 5], [1, 1], 512).quantile(0.999).tolist() == [512, 512]
 
 
-def test_levels_at_the_ends_are_the_mean_and_the_longest() -> None:
+def test_cvar_at_zero_is_the_mean_and_at_one_the_cap() -> None:
     many = LogTColumns.of([4, 5], [1, 0.3], 512)
     assert many.mean_and_cvar(0.0)[1] == pytest.approx(many.mean(), rel=1e-4)
     assert many.mean_and_cvar(1.0)[1].tolist() == [512, 512]

@@ -1,4 +1,4 @@
-"""Laws of every length distribution, and what holds for each family."""
+"""Laws of every length distribution, and properties of each family."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_quantile_inverts_survival(prediction: LengthDistribution, q: float) -> 
 
 
 @given(predictions(), shares, shares)
-def test_quantiles_rise(prediction: LengthDistribution, p: float, q: float) -> None:
+def test_quantiles_are_monotone(prediction: LengthDistribution, p: float, q: float) -> None:
     low, high = sorted((p, q))
     assert prediction.quantile(low) <= prediction.quantile(high) * (1 + 1e-12)
 
@@ -127,7 +127,7 @@ def test_censoring_moves_the_mass_beyond_onto_the_new_cap(prediction: LengthDist
 
 
 @given(predictions(), st.integers(1, 5_000), st.integers(1, 5_000))
-def test_censoring_what_remains_is_what_remains_of_the_censored(
+def test_a_censored_remaining_length_has_the_smaller_cap(
     prediction: LengthDistribution, generated: int, limit: int
 ) -> None:
     assume(generated < prediction.cap and prediction.survival(generated) >= 1e-6)
@@ -151,7 +151,7 @@ def test_predictions_are_values(prediction: LengthDistribution) -> None:
 
 
 @pytest.mark.parametrize("prediction", [LogT(5, 1, 100), Point(5), Histogram([0, 10], [1])])
-def test_nonsense_is_refused_with_what_would_be_right(prediction: LengthDistribution) -> None:
+def test_invalid_arguments_are_refused_with_the_valid_range(prediction: LengthDistribution) -> None:
     with pytest.raises(InputError, match="between 0 and 1"):
         prediction.quantile(1.5)
     with pytest.raises(InputError, match="between 0 and 1"):
@@ -203,13 +203,13 @@ def test_mean_cvar_and_quantile_match_adaptive_quadrature(prediction: LogT) -> N
 def test_std_matches_adaptive_quadrature(prediction: LogT) -> None:
     second = adaptive(prediction, 0.0, power=2)
     mean = adaptive(prediction, 0.0)
-    if second - mean**2 > 1e-6 * second:  # else the reference has cancelled its own digits away
+    if second - mean**2 > 1e-6 * second:  # else the reference loses its digits to cancellation
         assert prediction.std() == pytest.approx(math.sqrt(second - mean**2), rel=1e-4)
 
 
 @settings(max_examples=20)
 @given(logts(), st.floats(0.2, 3.0))
-def test_mean_of_what_remains_matches_adaptive_quadrature(prediction: LogT, times_median: float) -> None:
+def test_the_mean_remaining_length_matches_adaptive_quadrature(prediction: LogT, times_median: float) -> None:
     generated = int(times_median * math.exp(prediction.mu))
     if not 0 < generated < prediction.cap or prediction.survival(generated) < 1e-6:
         return
@@ -241,7 +241,7 @@ def test_a_heavy_tail_raises_the_mean_above_the_median() -> None:
     assert heavy.cvar(0.9) > 5 * certain.cvar(0.9)
 
 
-def test_the_longer_it_has_run_the_longer_it_is_expected_to() -> None:
+def test_the_expected_remaining_length_grows_with_age() -> None:
     prediction = LogT(math.log(300), 0.8, 100_000)
     expected = [prediction.remaining(g).mean() for g in (600, 1_200, 2_400, 4_800)]
     assert expected == sorted(expected)
@@ -275,14 +275,14 @@ def test_cvar_is_the_mean_of_the_top_bin_at_its_own_level() -> None:
     assert Histogram([0, 100, 300], [0.9, 0.1]).cvar(0.9) == pytest.approx(200)
 
 
-def test_mass_beyond_the_cap_sits_on_it() -> None:
+def test_mass_beyond_the_cap_is_at_the_cap() -> None:
     prediction = Histogram([0, 100, 300], [0.5, 0.5], cap=200)
     assert prediction.mean() == pytest.approx(0.5 * 50 + 0.25 * 150 + 0.25 * 200)
     assert prediction.quantile(0.9) == 200
     assert prediction.survival(199.99) == pytest.approx(0.25, abs=1e-3)
 
 
-def test_an_empty_bin_is_jumped_over() -> None:
+def test_an_empty_bin_contains_no_quantile() -> None:
     prediction = Histogram([0, 100, 200, 300], [0.5, 0.0, 0.5])
     assert prediction.quantile(0.5) == 100
     assert prediction.survival(150) == 0.5
@@ -295,7 +295,7 @@ def test_running_past_the_last_edge_outlives_the_prediction() -> None:
     assert rest.quantile(0.5) == pytest.approx(150)
 
 
-def test_float32_rounding_is_taken_as_one() -> None:
+def test_probabilities_that_sum_to_one_within_float32_are_normalised() -> None:
     assert sum(Histogram([0, 1, 2, 3], [0.3333333, 0.3333333, 0.3333333]).probabilities) == pytest.approx(1.0)
 
 
@@ -315,7 +315,7 @@ def test_a_histogram_is_rebuilt_from_its_fields(prediction: Histogram) -> None:
         ([0, 5, 9], [0.5, 0.4], "sum to 0.9"),
     ],
 )
-def test_what_is_not_a_distribution_is_refused(edges: list[float], mass: list[float], message: str) -> None:
+def test_invalid_bins_or_probabilities_are_refused(edges: list[float], mass: list[float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Histogram(edges, mass)
 
@@ -326,12 +326,12 @@ ages = st.integers(0, 3_000)
 
 @given(rests, ages)
 def test_at_its_own_age_the_remaining_length_is_the_rest(rest: BaseDistribution, generated: int) -> None:
-    left = After(rest, generated).remaining(generated)
-    assert left.cap == rest.cap
+    remaining = After(rest, generated).remaining(generated)
+    assert remaining.cap == rest.cap
     for q in (0.05, 0.5, 0.95):
-        assert left.quantile(q) == pytest.approx(rest.quantile(q), rel=1e-6, abs=1e-6)
-    assert left.mean() == pytest.approx(rest.mean(), rel=1e-6)
-    assert left.cvar(0.9) == pytest.approx(rest.cvar(0.9), rel=1e-6)
+        assert remaining.quantile(q) == pytest.approx(rest.quantile(q), rel=1e-6, abs=1e-6)
+    assert remaining.mean() == pytest.approx(rest.mean(), rel=1e-6)
+    assert remaining.cvar(0.9) == pytest.approx(rest.cvar(0.9), rel=1e-6)
 
 
 @given(rests, ages, st.integers(0, 2_000), st.integers(0, 5_000))
@@ -341,18 +341,18 @@ def test_at_a_later_age_the_remaining_length_is_conditioned_on_progress(
     assume(since < rest.cap and rest.survival(since) >= OUTLIVED_BELOW)
     if isinstance(rest, Point):  # a sum with a larger number rounds an atom that is next to a whole number onto it
         assume(not 0.0 < abs(rest.mean() - since - more) < 1e-6)
-    left = After(rest, generated).remaining(generated + since)
-    assert left.cap == rest.cap - since
-    assert left.survival(more) == pytest.approx(rest.remaining(since).survival(more), rel=1e-6, abs=1e-9)
+    remaining = After(rest, generated).remaining(generated + since)
+    assert remaining.cap == rest.cap - since
+    assert remaining.survival(more) == pytest.approx(rest.remaining(since).survival(more), rel=1e-6, abs=1e-9)
 
 
 @given(rests, ages, ages)
 def test_at_an_earlier_age_the_rest_is_shifted(rest: BaseDistribution, generated: int, before: int) -> None:
     assume(before <= generated)
-    left = After(rest, generated).remaining(before)
-    assert left.mean() == pytest.approx(generated - before + rest.mean(), rel=1e-6)
-    assert left.survival(generated - before - 1) == 1.0
-    assert left.std() == pytest.approx(rest.std(), rel=1e-6, abs=1e-4)
+    remaining = After(rest, generated).remaining(before)
+    assert remaining.mean() == pytest.approx(generated - before + rest.mean(), rel=1e-6)
+    assert remaining.survival(generated - before - 1) == 1.0
+    assert remaining.std() == pytest.approx(rest.std(), rel=1e-6, abs=1e-4)
 
 
 @given(afters(), st.integers(1, 8_000))

@@ -58,7 +58,7 @@ def by_scipy(family: Family, x: NDArray[np.float64]) -> list[float]:
 
 
 @ALL
-def test_the_maximum_is_scipys(family: Family) -> None:
+def test_the_maximum_is_that_of_scipy(family: Family) -> None:
     x = draw(family, 1, 400)
     fits = fit_rows(family, x, width=FINE)
     theirs = np.array([by_scipy(family, x[0])])
@@ -81,7 +81,7 @@ def test_no_row_of_few_samples_is_less_likely_at_its_optimum_than_at_the_truth(f
 
 
 @ALL
-def test_a_better_start_finds_nothing_better(family: Family) -> None:
+def test_an_optimiser_started_at_the_truth_finds_no_better_fit(family: Family) -> None:
     x = np.rint(draw(family, 6, 12, seed=3))
     fits = fit_rows(family, x)
     for row, best in zip(x, fits.loglik, strict=True):
@@ -102,7 +102,7 @@ def test_a_better_start_finds_nothing_better(family: Family) -> None:
 
 
 @ALL
-def test_the_truth_is_recovered_when_half_the_samples_are_cut_off(family: Family) -> None:
+def test_the_truth_is_recovered_when_half_of_the_samples_are_censored(family: Family) -> None:
     x = draw(family, 1, 20_000)
     cap = np.median(x)
     censored = x > cap
@@ -133,7 +133,7 @@ def test_absent_samples_do_not_count() -> None:
 
 
 @ALL
-def test_constant_rows_are_called_degenerate_and_break_nothing(family: Family) -> None:
+def test_constant_rows_are_degenerate_and_finite(family: Family) -> None:
     x = np.array([[57.0] * 10, [1.0] * 10, [50.0, 60.0, *[55.0] * 8]])
     fits = fit_rows(family, x)
     assert fits.degenerate.tolist() == [True, True, False]
@@ -169,16 +169,16 @@ def test_fit_logt_returns_a_prediction() -> None:
     assert free.nu == pytest.approx(3.5, rel=0.3)
 
 
-def test_fit_logt_sees_through_a_cap() -> None:
+def test_fit_logt_corrects_for_censoring() -> None:
     x = np.rint(draw(LOGT, 1, 3000)[0])
     cut = x > 350
-    blind = fit_logt(np.minimum(x, 350))
-    seeing = fit_logt(np.minimum(x, 350), censored=cut)
-    assert abs(seeing.mu - 5.8) < 0.03 < abs(blind.mu - 5.8)
+    uncorrected = fit_logt(np.minimum(x, 350))
+    corrected = fit_logt(np.minimum(x, 350), censored=cut)
+    assert abs(corrected.mu - 5.8) < 0.03 < abs(uncorrected.mu - 5.8)
 
 
 @pytest.mark.parametrize("samples", [[], [0.0, 5.0], [-3.0], [float("nan")], [[1.0, 2.0]]])
-def test_fit_logt_refuses_what_is_no_length(samples: list[float]) -> None:
+def test_fit_logt_refuses_invalid_lengths(samples: list[float]) -> None:
     with pytest.raises(InputError, match="positive numbers"):
         fit_logt(samples)
 

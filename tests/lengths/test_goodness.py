@@ -31,21 +31,21 @@ def lengths(family: Family, count: int = 10) -> np.ndarray[tuple[int, int], np.d
     return drawn.reshape(len(TYPICAL), count)
 
 
-def test_the_plain_statistic_is_scipys() -> None:
+def test_the_plain_statistic_is_that_of_scipy() -> None:
     x = lengths(LOGNORMAL)[:5]
     fits = fit_rows(LOGNORMAL, x)
-    everything = np.ones(x.shape, bool)
-    found = ks_statistic(fits, x, everything, width=0.0)
+    present = np.ones(x.shape, bool)
+    found = ks_statistic(fits, x, present, width=0.0)
     for row, params, statistic in zip(x, fits.params, found, strict=True):
         theirs = stats.kstest(np.log(row), stats.norm(params[0], params[1]).cdf)
         assert statistic == pytest.approx(theirs.statistic, rel=1e-9)
 
 
-def test_the_rounded_statistic_forgives_ties_that_rounding_made() -> None:
+def test_the_rounded_statistic_is_small_for_ties_by_rounding() -> None:
     x = np.array([[56.0, 57, 57, 57, 57, 57, 57, 57, 58, 58]])
     fits = fit_rows(LOGNORMAL, x)
-    everything = np.ones(x.shape, bool)
-    assert ks_statistic(fits, x, everything)[0] < 0.1 < 0.25 < ks_statistic(fits, x, everything, width=0.0)[0]
+    present = np.ones(x.shape, bool)
+    assert ks_statistic(fits, x, present)[0] < 0.1 < 0.25 < ks_statistic(fits, x, present, width=0.0)[0]
 
 
 def test_absent_samples_do_not_count_in_the_statistic() -> None:
@@ -64,19 +64,19 @@ def test_passing_is_a_pvalue_above_five_percent() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_the_refitted_test_rejects_the_truth_in_five_of_a_hundred_rows(family: Family) -> None:
-    """And the plain one nearly never does: that is the optimism it corrects."""
+    """The plain test almost never rejects: refitting corrects its optimism."""
     data = np.maximum(np.rint(LOGNORMAL.draw(np.random.default_rng(1), TYPICAL, 10)), 1)
     params = fit_rows(family, data).params
     x = np.maximum(np.rint(family.draw(np.random.default_rng(2), params, 10)), 1)
-    everything = np.ones(x.shape, bool)
+    present = np.ones(x.shape, bool)
     fits = fit_rows(family, x)
     critical = ks_critical(family, params, 10, np.random.default_rng(3), draws=600)
-    passed = np.mean(ks_statistic(fits, x, everything) <= critical)
+    passed = np.mean(ks_statistic(fits, x, present) <= critical)
     assert 0.91 < passed < 0.985
-    assert ks_passes_plain(ks_statistic(fits, x, everything, width=0.0), everything.sum(axis=1)).mean() > 0.985
+    assert ks_passes_plain(ks_statistic(fits, x, present, width=0.0), present.sum(axis=1)).mean() > 0.985
 
 
-def test_halves_are_disjoint_and_together_whole() -> None:
+def test_halves_are_disjoint_and_cover_all_samples() -> None:
     present = np.random.default_rng(0).random((50, 10)) < 0.8
     first, second = split_halves(present)
     np.testing.assert_array_equal(first | second, present)
@@ -86,8 +86,8 @@ def test_halves_are_disjoint_and_together_whole() -> None:
 
 def test_held_out_scores_are_log_probabilities_of_the_other_half() -> None:
     x = lengths(LOGT)[:3]
-    everything = np.ones(x.shape, bool)
-    score = held_out(LOGT, x, everything)
+    present = np.ones(x.shape, bool)
+    score = held_out(LOGT, x, present)
     by_hand = 0.0
     for known, unseen in ((x[:1, ::2], x[0, 1::2]), (x[:1, 1::2], x[0, ::2])):
         mu, sigma, nu = fit_rows(LOGT, known).params[0]
@@ -106,10 +106,10 @@ def test_a_half_of_one_length_is_not_usable() -> None:
 
 
 def test_from_five_samples_the_heavier_tail_wins_even_where_the_truth_is_log_normal() -> None:
-    """Why held-out gains are never read alone: see lengths.evidence."""
+    """Hence held-out gains are read together with `log_evidence`."""
     x = lengths(LOGNORMAL)
-    everything = np.ones(x.shape, bool)
-    gain = held_out(LOGT, x, everything).total - held_out(LOGNORMAL, x, everything).total
+    present = np.ones(x.shape, bool)
+    gain = held_out(LOGT, x, present).total - held_out(LOGNORMAL, x, present).total
     assert gain.sum() / x.size > 0.1
 
 
@@ -131,9 +131,9 @@ TYPICAL = np.tile([5.8, 0.2, 3.5], (800, 1))
 def gain(truth: Family, nu: float) -> float:
     rng = np.random.default_rng(4)
     x = unround(np.rint(truth.draw(rng, TYPICAL, 10)), rng)
-    everything = np.ones(x.shape, bool)
+    present = np.ones(x.shape, bool)
     centre = fit_rows(LOGT, x)
-    return float(np.mean(log_evidence(nu, x, everything, centre) - log_evidence(np.inf, x, everything, centre)))
+    return float(np.mean(log_evidence(nu, x, present, centre) - log_evidence(np.inf, x, present, centre)))
 
 
 @pytest.mark.parametrize("nu", [2.0, 3.5, 12.0])
@@ -150,12 +150,12 @@ def test_the_evidence_is_the_double_integral(nu: float) -> None:
 
 
 @pytest.mark.parametrize("samples", [5, 10, 20, 256])
-def test_many_degrees_of_freedom_meet_the_log_normals_closed_form(samples: int) -> None:
+def test_the_evidence_tends_to_the_log_normals_closed_form(samples: int) -> None:
     x = LOGT.draw(np.random.default_rng(0), TYPICAL[:20], samples)
-    everything = np.ones(x.shape, bool)
+    present = np.ones(x.shape, bool)
     centre = fit_rows(LOGT, x)
-    far = log_evidence(1e7, x, everything, centre)
-    np.testing.assert_allclose(far, log_evidence(np.inf, x, everything, centre), atol=1e-3)
+    far = log_evidence(1e7, x, present, centre)
+    np.testing.assert_allclose(far, log_evidence(np.inf, x, present, centre), atol=1e-3)
 
 
 def test_absent_samples_do_not_count() -> None:
@@ -180,7 +180,7 @@ def test_the_true_nu_scores_best() -> None:
 
 def test_survival_is_the_share_above() -> None:
     x, above = survival(np.array([1.0, 2.0, 2.0, 5.0]))
-    assert x.tolist() == [1.0, 2.0]  # nothing lies above 5, and the logarithm of nothing is no point on a plot
+    assert x.tolist() == [1.0, 2.0]  # the share above 5 is 0, which a log plot cannot show
     assert above.tolist() == [0.75, 0.25]
 
 
@@ -207,7 +207,7 @@ def test_hill_keeps_rising_on_a_log_normal() -> None:
     assert curve.at(100)[0] > 1.3 * curve.at(10_000)[0]
 
 
-def test_hill_bears_few_and_equal_values() -> None:
+def test_hill_accepts_few_and_equal_values() -> None:
     assert len(hill(np.full(30, 5.0)).k) > 0
 
 

@@ -26,7 +26,7 @@ demands = st.lists(st.builds(KvDemand, st.integers(0, 500), st.integers(1, 60)),
 
 
 def stepped_peak(running: list[KvDemand], block_size: int) -> int:
-    """The peak by playing every decode step; a request frees its memory after its last token."""
+    """The peak by simulating every decode step; a request frees its memory after its last token."""
     peak = 0
     for step in range(1, max(one.remaining for one in running) + 1):
         alive = [one for one in running if one.remaining >= step]
@@ -35,7 +35,7 @@ def stepped_peak(running: list[KvDemand], block_size: int) -> int:
 
 
 @given(demands, st.sampled_from([1, 16]))
-def test_the_peak_is_what_playing_every_step_finds(running: list[KvDemand], block_size: int) -> None:
+def test_the_peak_is_that_of_simulating_every_step(running: list[KvDemand], block_size: int) -> None:
     assert peak_kv_tokens(running, block_size) == stepped_peak(running, block_size)
 
 
@@ -50,7 +50,7 @@ def test_each_step_of_the_running_lowers_the_excess_by_at_most_one_token(running
 def test_a_request_waits_until_the_predicted_peak_fits() -> None:
     running = [KvDemand(tokens=100, remaining=50)]
     short, long = KvDemand(20, 10), KvDemand(20, 100)
-    assert peak_kv_tokens([*running, short]) == 150  # the short one is gone before the peak of the other
+    assert peak_kv_tokens([*running, short]) == 150  # the short one finishes before the peak of the other
     assert peak_kv_tokens([*running, long]) == 220
     assert PeakAdmission(150).admits(short, running)
     assert not PeakAdmission(219).admits(long, running)
@@ -99,7 +99,7 @@ def joint(requests: list[Prediction], sigmas: float, cap: int = 4000) -> float:
 
 
 @given(predictions, st.floats(0.0, 4.0), st.floats(0.0, 2.0))
-def test_the_joint_memory_grows_with_the_requests_the_quantile_and_what_they_hold(
+def test_the_joint_memory_grows_with_requests_quantile_and_held_tokens(
     requests: list[Prediction], sigmas: float, more: float
 ) -> None:
     least = joint(requests, sigmas)
@@ -117,7 +117,7 @@ def test_the_joint_memory_never_exceeds_that_of_all_at_their_caps(
 
 
 @given(st.lists(st.tuples(st.integers(1, 900), st.integers(1, 900)), min_size=1, max_size=8))
-def test_with_known_lengths_it_is_the_future_peak_up_to_the_steps_it_looks_at(known: list[tuple[int, int]]) -> None:
+def test_with_known_lengths_the_joint_memory_is_close_to_the_peak(known: list[tuple[int, int]]) -> None:
     requests = [(float(np.log(length)), 0.0, held, 0) for held, length in known]
     peak = peak_kv_tokens([KvDemand(held, length) for held, length in known])
     assert 0.8 * peak - 2 * len(known) <= joint(requests, 3.0) <= peak + len(known)
@@ -139,7 +139,7 @@ def test_a_request_waits_until_the_joint_memory_fits() -> None:
     assert not rule.admits(known[0], known[1:], [0, 0])
 
 
-def test_an_answer_that_has_outlived_its_prediction_may_go_on() -> None:
+def test_an_answer_that_has_outlived_its_prediction_still_needs_memory() -> None:
     short = Job("a", 0.0, prompt_tokens=10, prediction=LogT(2.0, 0.3, cap=4000))
     held = 1000.0
     assert joint([(short.mu, short.sigma, int(held), 990)], 2.0) > held + 200

@@ -31,7 +31,7 @@ def prefers(policy: str | Policy, first: Job, second: Job, now: float = 0.0, vie
     return policy.key(first, view, now) < policy.key(second, view, now)
 
 
-def test_sjf_and_ltr_go_by_the_median_and_sept_by_the_mean() -> None:
+def test_sjf_and_ltr_order_by_the_median_and_sept_by_the_mean() -> None:
     certain, heavy = Job("certain", 1.0, prediction=CERTAIN), Job("heavy", 0.0, prediction=HEAVY)
     longer = Job("longer", 0.0, prediction=Point(310))
     assert prefers("sept", certain, heavy)
@@ -47,7 +47,7 @@ def test_a_point_estimate_is_cut_at_max_tokens() -> None:
     assert prefers("ltr", cut, Job("b", 0.0, prediction=Point(150)))
 
 
-def test_memory_takes_the_highest_rank_score_under_ltr_however_much_is_done() -> None:
+def test_the_victim_under_ltr_is_the_longest_predicted_whatever_it_has_generated() -> None:
     nearly_done, started = Job("a", 0.0, prediction=Point(900)), Job("b", 1.0, prediction=Point(500))
     nearly_done.generated = 899
     assert choose_victim(make_policy("ltr"), [nearly_done, started], None, 0.0) is nearly_done
@@ -87,7 +87,7 @@ def test_tie_serves_a_long_wait_first_unless_gamma_is_1() -> None:
     assert prefers("tie:gamma=1", short, long)
 
 
-def test_srpt_counts_what_is_left() -> None:
+def test_srpt_orders_by_the_expected_remaining_length() -> None:
     long, short = Job("long", 0.0, prediction=Point(1000)), Job("short", 0.0, prediction=Point(200))
     assert prefers("srpt", short, long)
     long.generated = 900
@@ -99,7 +99,7 @@ def test_srpt_preempts_the_most_remaining_but_not_beyond_c() -> None:
     running[0].generated, running[1].generated = 600, 10
     short, middling = Job("short", 0.0, prediction=Point(50)), Job("middling", 0.0, prediction=Point(395))
     assert choose_victim(make_policy("srpt:c=0.8"), running, short, 0.0) is running[0]
-    assert choose_victim(make_policy("srpt:c=0.8"), running, middling, 0.0) is running[0]  # 400 to go against 395
+    assert choose_victim(make_policy("srpt:c=0.8"), running, middling, 0.0) is running[0]  # 400 remaining against 395
     assert choose_victim(make_policy("srpt:c=0.5"), running, short, 0.0) is running[1]
     assert choose_victim(make_policy("srpt:c=0.5"), running, middling, 0.0) is None
     assert choose_victim(make_policy("srpt:c=0.5"), running, None, 0.0) is running[1]
@@ -110,7 +110,7 @@ def test_srpt_preempts_the_most_remaining_but_not_beyond_c() -> None:
     )  # a job without a token may be preempted
 
 
-def test_srpts_limit_goes_by_the_first_prediction_though_the_prediction_is_refined() -> None:
+def test_srpts_limit_uses_the_initial_prediction_after_a_refinement() -> None:
     running = Job("a", 0.0, prediction=Point(100))
     running.generated = 90
     running.update_prediction(Point(1000))
@@ -119,7 +119,7 @@ def test_srpts_limit_goes_by_the_first_prediction_though_the_prediction_is_refin
     assert choose_victim(make_policy("srpt:c=1"), [running], Job("b", 0.0, prediction=Point(5)), 0.0) is running
 
 
-def test_the_last_prediction_before_the_first_token_is_what_was_foretold() -> None:
+def test_the_last_prediction_before_the_first_token_is_the_initial_one() -> None:
     job = Job("a", 0.0)
     prior = job.initial_expected
     job.update_prediction(Point(70))
@@ -157,15 +157,15 @@ def test_gittins_preempts_by_a_margin_so_that_equal_jobs_do_not_alternate() -> N
     running, waiting = Job("a", 0.0, prediction=HEAVY), Job("b", 0.0, prediction=HEAVY)
     gittins = make_policy("gittins")
 
-    def taken_at(runner: Job, other: Job) -> int:
+    def preempted_at(runner: Job, other: Job) -> int:
         for generated in range(runner.generated, 8192, 16):
             runner.generated = generated
             if choose_victim(gittins, [runner], other, 0.0) is runner:
                 return generated
-        raise AssertionError("never")
+        raise AssertionError("never preempted")
 
-    first = taken_at(running, waiting)
-    second = taken_at(waiting, running)
+    first = preempted_at(running, waiting)
+    second = preempted_at(waiting, running)
     assert first > 50
     assert second > 1.5 * first
 
@@ -188,10 +188,10 @@ def test_lpm_runs_the_longest_cached_prefix_first_and_equal_ones_by_arrival() ->
 def test_boost_needs_no_prediction_and_bounds_its_head_start() -> None:
     large, small = Job("large", 0.0, 8000), Job("small", 20.0, 10)
     assert prefers("boost", small, large)
-    blind = [
+    keys = [
         make_policy("boost").key(Job("x", 3.0, 500, prediction=prediction), VIEW, 0.0) for prediction in (None, HEAVY)
     ]
-    assert blind[0] == blind[1]
+    assert keys[0] == keys[1]
     assert prefers("boost", large, Job("tiny", 84.0, 1))
     cached = Job("cached", 20.0, 8000, cached_tokens=7990)
     assert prefers("boost", cached, large)

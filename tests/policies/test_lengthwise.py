@@ -34,10 +34,10 @@ def job(number: int | str, length: int) -> Job:
 
 
 @given(LENGTHS)
-def test_the_fast_lane_takes_no_more_than_its_share_and_what_it_saved_up(lengths: list[int]) -> None:
+def test_the_work_of_the_fast_lane_is_at_most_its_share_plus_saved_credit(lengths: list[int]) -> None:
     rounds = rounds_of(lengths)
     for first in range(len(lengths)):
-        # Of all that comes from some moment on; credit saved up by then is at most six mean jobs, here of the longest.
+        # Of all arrivals from some time on; the credit saved until then is at most six mean jobs, here of the longest.
         fast = sum(length for length, turn in zip(lengths[first:], rounds[first:], strict=True) if turn == FAST_ROUND)
         assert fast <= FAST_WORK_FRACTION * sum(lengths[first:]) + 6 * max(lengths) + 1e-6
 
@@ -63,8 +63,8 @@ def test_equal_jobs_are_served_in_order(length: int, count: int) -> None:
     assert out == list(range(count))
 
 
-def warmed(slots: int = 1) -> PolicyQueue:
-    """A queue that has seen many answers of 400 tokens and as many of 20, and in which much waits."""
+def backlogged_queue(slots: int = 1) -> PolicyQueue:
+    """A queue that has served many answers of 400 tokens and as many of 20, and has a backlog."""
     queue = PolicyQueue(make_policy("lengthwise"), slots=slots)
     for number in range(400):
         queue.push(job(number, 400 if number % 2 else 20), float(number))
@@ -76,7 +76,7 @@ def warmed(slots: int = 1) -> PolicyQueue:
 
 
 def test_a_short_job_passes_all_waiting_jobs() -> None:
-    queue = warmed()
+    queue = backlogged_queue()
     queue.push(job(1000, 20), 500.0)
     first = queue.pop(500.0)
     assert first is not None
@@ -92,17 +92,17 @@ def test_the_shortest_third_of_the_jobs_takes_the_fast_lane() -> None:
     assert len(fast) / 600 == pytest.approx(SHORT_JOB_FRACTION, abs=0.04)
 
 
-def test_where_the_short_ones_take_longer_than_predicted_the_fast_lane_pays_for_it() -> None:
-    honest, deceived = (Lanes(lambda: 4) for _ in range(2))
+def test_short_jobs_that_outlive_their_predictions_are_charged_to_the_fast_lane() -> None:
+    exact, too_short = (Lanes(lambda: 4) for _ in range(2))
     for number in range(2000):
         length = 40 if number % 3 == 0 else 400
-        for lanes in (honest, deceived):
+        for lanes in (exact, too_short):
             done = job(number, length)
             lanes.enter(done)
-            done.generated = 400 if lanes is deceived else length
+            done.generated = 400 if lanes is too_short else length
             lanes.finished(done)
-    honest.credit = deceived.credit = 300.0
-    fast = [sum(lanes.enter(job(n, 40)) == FAST_ROUND for n in range(20)) for lanes in (honest, deceived)]
+    exact.credit = too_short.credit = 300.0
+    fast = [sum(lanes.enter(job(n, 40)) == FAST_ROUND for n in range(20)) for lanes in (exact, too_short)]
     assert fast[0] >= 7
     assert fast[1] <= 1
 
@@ -119,7 +119,7 @@ def test_jobs_of_equal_length_do_not_use_the_fast_lane(length: int) -> None:
     assert FAST_ROUND not in rounds_of([round(length * (1 + number % 7 / 50)) for number in range(200)])
 
 
-def test_predictions_drawn_to_the_middle_let_as_many_pass_as_true_lengths() -> None:
+def test_predictions_shrunk_to_the_mean_use_the_fast_lane_as_often_as_true_lengths() -> None:
     lengths = [100 * 1.2 ** (number * 7 % 10) for number in range(2000)]
     middle = math.exp(sum(map(math.log, lengths)) / len(lengths))
     shrunk = [middle * (length / middle) ** 0.5 for length in lengths]
@@ -134,11 +134,11 @@ def test_a_wide_prediction_may_be_short_but_a_missing_one_never_is() -> None:
     lanes.credit = 1e9
     assert lanes.enter(Job("wide", 0.0, prediction=LogT(math.log(350.0), 1.1, 10_000))) == FAST_ROUND
     assert lanes.enter(Job("none", 0.0)) != FAST_ROUND
-    assert lanes.enter(Job("filled in", 0.0, prediction=wide_prior(), max_tokens=9000)) != FAST_ROUND
+    assert lanes.enter(Job("prior", 0.0, prediction=wide_prior(), max_tokens=9000)) != FAST_ROUND
 
 
 def test_a_late_prediction_moves_a_short_job_forward_and_no_job_back() -> None:
-    queue = warmed()
+    queue = backlogged_queue()
     late = Job("late", 500.0)
     queue.push(late, 500.0)
     before = late.round_number
@@ -152,7 +152,7 @@ def test_a_late_prediction_moves_a_short_job_forward_and_no_job_back() -> None:
     assert first is late
 
 
-def test_what_changes_is_counted_once() -> None:
+def test_a_changed_prediction_is_counted_once() -> None:
     lanes, other = Lanes(lambda: 2), Lanes(lambda: 2)
     one = job(0, 700)
     turn = lanes.enter(one)
@@ -167,7 +167,7 @@ def test_what_changes_is_counted_once() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(700, 300), (300, 700), (300, 300)])
-def test_a_new_prediction_leaves_the_place_in_the_ordinary_lane(before: int, after: int) -> None:
+def test_a_new_prediction_keeps_the_round_in_the_ordinary_lane(before: int, after: int) -> None:
     lanes = Lanes(lambda: 2)
     for number in range(200):
         lanes.enter(job(number, 500))
@@ -181,12 +181,12 @@ def test_a_new_prediction_leaves_the_place_in_the_ordinary_lane(before: int, aft
 
 
 @pytest.mark.parametrize("history", [None, 60])
-def test_a_batch_with_late_predictions_is_served_almost_as_with_early_ones(history: int | None) -> None:
+def test_a_batch_with_late_predictions_gains_almost_as_much_as_with_early_ones(history: int | None) -> None:
     rng = np.random.default_rng(0)
     lengths = [max(1, min(256, round(each))) for each in np.exp(rng.normal(4.0, 1.0, 400)).tolist()]
 
     def mean_work_before(late: bool) -> float:
-        """Tokens that are served before a job, one after the other, on the mean."""
+        """Return the mean number of tokens served before a job."""
         queue = PolicyQueue(make_policy("lengthwise"), slots=4)
         prior = None if history is None else Point(history, 256)
         jobs = [

@@ -29,7 +29,7 @@ def test_fcfs_serves_in_order_of_arrival() -> None:
     assert served(queue) == ["a", "b", "c"]
 
 
-def test_sjf_serves_the_shortest_expected_first_and_the_unknown_in_the_middle() -> None:
+def test_sjf_serves_a_job_without_a_prediction_between_short_and_long_ones() -> None:
     queue = PolicyQueue(Sjf())
     queue.push(Job("long", 0.0, prediction=Point(4000)), 0.0)
     queue.push(Job("unknown", 1.0), 1.0)
@@ -37,14 +37,14 @@ def test_sjf_serves_the_shortest_expected_first_and_the_unknown_in_the_middle() 
     assert served(queue) == ["short", "unknown", "long"]
 
 
-def test_max_tokens_caps_what_a_job_is_expected_to_cost() -> None:
+def test_max_tokens_caps_the_expected_length() -> None:
     job = Job("a", 0.0, prediction=LogT(8, 1, 131_072), max_tokens=50)
     assert job.expected <= 50
     assert job.tail == 50
     assert Job("b", 0.0, max_tokens=20).expected <= 20
 
 
-def test_priority_goes_before_any_key() -> None:
+def test_priority_precedes_any_key() -> None:
     queue = PolicyQueue(Sjf())
     queue.push(Job("short", 0.0, prediction=Point(1)), 0.0)
     queue.push(Job("urgent", 0.0, prediction=Point(1000), priority=-1), 0.0)
@@ -59,7 +59,7 @@ def test_the_kill_switch_restores_arrival_order() -> None:
     assert served(queue) == ["first", "second"]
 
 
-def test_memory_takes_the_last_admitted_under_fcfs_and_the_longest_to_go_under_sjf() -> None:
+def test_the_victim_is_the_last_admitted_under_fcfs_and_the_most_remaining_under_sjf() -> None:
     running = [
         Job("a", 0.0, prediction=Point(900)),
         Job("b", 1.0, prediction=Point(500)),
@@ -86,9 +86,9 @@ def test_a_preempted_job_is_ahead_of_equal_keys() -> None:
     queue = PolicyQueue(Sjf())
     for name in ("a", "b"):
         queue.push(Job(name, 0.0, prediction=Point(10)), 0.0)
-    queue.push(Job("back", 0.0, prediction=Point(10)), 1.0, front=True)
-    queue.push(Job("back too", 0.0, prediction=Point(10)), 1.0, front=True)
-    assert served(queue) == ["back too", "back", "a", "b"]
+    queue.push(Job("preempted", 0.0, prediction=Point(10)), 1.0, front=True)
+    queue.push(Job("preempted later", 0.0, prediction=Point(10)), 1.0, front=True)
+    assert served(queue) == ["preempted later", "preempted", "a", "b"]
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.lists(st.integers(0, 39)), st.integers(0, 45))

@@ -25,7 +25,7 @@ from lengthwise.policies import POLICIES, WRAPPERS, Policy, Sjf, make_policy
         ("classes(fair(bounded(sjf):overtakes=5):quantum=100)", "classes(fair(bounded(sjf):overtakes=5):quantum=100)"),
     ],
 )
-def test_a_name_spells_parameters_and_wrappers(spec: str, name: str) -> None:
+def test_a_name_contains_parameters_and_wrappers(spec: str, name: str) -> None:
     assert make_policy(spec).name == name
 
 
@@ -94,14 +94,14 @@ def test_a_class_that_is_no_policy_is_refused(spec: str, message: str) -> None:
         make_policy(f"{OUTSIDE}:{spec}")
 
 
-def test_a_policy_is_returned_as_it_is_and_another_type_is_refused() -> None:
+def test_a_policy_object_is_returned_unchanged_and_another_type_is_refused() -> None:
     sjf = Sjf()
     assert make_policy(sjf) is sjf
     with pytest.raises(InputError, match="int is not a policy"):
         make_policy(3)  # type: ignore[arg-type]
 
 
-def test_every_policy_has_its_place_and_its_figure_in_the_docs() -> None:
+def test_every_policy_has_a_section_and_a_figure_in_the_docs() -> None:
     docs = Path(__file__).parents[2] / "docs"
     text = (docs / "reference" / "policies.md").read_text()
     for name in (*POLICIES, *WRAPPERS):

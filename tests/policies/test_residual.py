@@ -1,4 +1,4 @@
-"""Remaining lengths and Gittins ranks from tables, against the predictions themselves and against brute force."""
+"""Remaining lengths and Gittins ranks from tables, against exact values and brute force."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def brute_force_rank(prediction: LogT, generated: int) -> float:
     survival = special.stdtr(TIE_NU, -(np.log(ends) - prediction.mu) / prediction.sigma)
     points, heights = np.append(generated, ends), np.append(reached, survival)
     spent = np.cumsum(np.diff(points) * (heights[1:] + heights[:-1]) / 2)
-    over = reached - survival
-    over[-1] = reached  # at the cap all is over
-    enough = over >= 0.1 * reached
-    return float((spent[enough] / over[enough]).min())
+    ended = reached - survival
+    ended[-1] = reached  # every answer ends at the cap
+    enough = ended >= 0.1 * reached
+    return float((spent[enough] / ended[enough]).min())
 
 
 @settings(max_examples=60)
@@ -80,19 +80,21 @@ def test_certain_lengths_are_counted_down_exactly() -> None:
 
 
 @pytest.mark.parametrize("prediction", [Point(100), LogT(3.0, 0.02, 8192), Histogram([0, 50], [1.0], 8192)])
-def test_the_expected_rest_of_an_outlived_prediction_grows_with_age(
+def test_the_expected_remaining_length_of_an_outlived_prediction_grows_with_age(
     prediction: Point | LogT | Histogram,
 ) -> None:
     ages = (2000, 4000)
     remaining = [expected_remaining(aged(prediction, age)) for age in ages]
     exact = [prediction.remaining(age).mean() for age in ages]
-    tolerance = 0.02 if isinstance(prediction, Point) else 0.5  # the others are seen as a log-t of two quantiles
+    tolerance = (
+        0.02 if isinstance(prediction, Point) else 0.5
+    )  # the others are approximated by a log-t of two quantiles
     assert remaining == pytest.approx(exact, rel=tolerance)
     assert expected_remaining(aged(prediction, 8192)) == 0.0
     assert gittins_rank(aged(prediction, 9000)) == 0.0
 
 
-def test_a_prediction_in_bins_is_seen_as_the_log_t_of_its_quantiles() -> None:
+def test_a_histogram_is_approximated_by_the_log_t_of_its_quantiles() -> None:
     whole = LogT(6.0, 0.6, 8192)
     edges = np.append(0.0, [whole.quantile(q) for q in np.linspace(0.02, 0.98, 49)])
     shares = [whole.survival(a) - whole.survival(b) for a, b in pairwise(edges)]
@@ -102,7 +104,7 @@ def test_a_prediction_in_bins_is_seen_as_the_log_t_of_its_quantiles() -> None:
 
 
 @given(st.lists(st.tuples(log_ts, st.integers(0, 20_000)), min_size=1, max_size=10))
-def test_many_at_once_are_the_same_as_one_by_one(pairs: list[tuple[LogT, int]]) -> None:
+def test_vectorised_results_equal_those_of_single_jobs(pairs: list[tuple[LogT, int]]) -> None:
     jobs = [aged(prediction, generated) for prediction, generated in pairs]
     for function in (expected_remaining, gittins_rank):
         assert list(function(JobColumns.of(jobs))) == pytest.approx([function(job) for job in jobs], rel=1e-12)

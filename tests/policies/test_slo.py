@@ -1,4 +1,4 @@
-"""The policy with a promise: order by slack, what is learned, overload, and robustness in the simulator."""
+"""`slo`: order by slack, corrections of predictions, overload, and robustness in the simulator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def served(queue: PolicyQueue, now: float) -> list[int]:
     return order
 
 
-def test_the_shortest_passes_while_all_deadlines_can_be_kept() -> None:
+def test_the_shortest_job_is_served_first_while_all_deadlines_can_be_met() -> None:
     assert served(queue_of([400, 300, 20]), 3.0) == [2, 1, 0]
 
 
@@ -54,7 +54,7 @@ def test_without_a_rate_the_order_is_that_of_deadlines() -> None:
     assert served(queue_of([400, 300, 20], rate=0.0), 3.0) == [0, 1, 2]
 
 
-def test_a_request_with_a_deadline_goes_first_while_it_can_be_kept() -> None:
+def test_a_request_with_a_deadline_is_served_first_while_it_can_be_met() -> None:
     for deadline, first in ((60.0, "2"), (3.1, "0")):
         queue = queue_of([400, 400], spec="slo:seconds=80")
         queue.push(Job("2", 2.0, prediction=Point(500, 10_000), deadline=deadline), 2.0)
@@ -112,12 +112,12 @@ def late_traffic(n: int = 1500, load: float = 1.3) -> tuple[Outcome, Outcome, fl
     return fcfs, simulate(work, fleet, f"slo:seconds={target:.6f}", predictor="noisy:0.6"), target
 
 
-def test_lasting_overload_keeps_many_deadlines_and_starves_no_request() -> None:
+def test_under_lasting_overload_many_deadlines_are_met_and_no_request_starves() -> None:
     fcfs, slo, target = late_traffic()
     on_time = [float(np.mean(each.finish - each.arrival <= target)) for each in (fcfs, slo)]
     assert on_time[1] > 0.4
     assert on_time[1] > 1.5 * on_time[0]
-    # Nor are late requests served only: of the last third, which FCFS serves late throughout, many are on time.
+    # Not only late requests are served: of the last third, all late under FCFS, many are on time.
     last = slice(len(slo.finish) * 2 // 3, None)
     assert np.mean((slo.finish - slo.arrival)[last] <= target) > 0.3
     assert (slo.finish - slo.arrival).max() <= 4 * (fcfs.finish - fcfs.arrival).max()
@@ -142,13 +142,13 @@ def tails(predictor: str, factors: tuple[float, ...]) -> tuple[float, dict[str, 
     return base, {name: [p99(spec, factor) for factor in factors] for name, spec in specs.items()}
 
 
-def test_the_tail_is_held_with_lengths_that_are_four_times_wrong() -> None:
+def test_the_tail_is_bounded_with_predictions_wrong_by_a_factor_of_four() -> None:
     base, found = tails("noisy:0.6", (1.0, 4.0, 0.25))
     assert max(found["given"]) <= 1.2 * base
     assert max(found["learned"]) <= 1.1 * found["learned"][0]
 
 
-def test_the_tail_is_held_with_poor_predictions_where_the_target_is_given() -> None:
+def test_the_tail_is_bounded_with_poor_predictions_and_a_given_target() -> None:
     base, found = tails("noisy:0.2", (1.0,))
     assert found["given"][0] <= 1.2 * base
 

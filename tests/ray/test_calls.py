@@ -46,7 +46,7 @@ def test_a_prediction_in_the_body_is_used_and_censored_at_max_tokens() -> None:
         gateway_call("/v1/embeddings", {"input": "x"}),
     ],
 )
-def test_what_holds_no_completion_is_no_job(args: tuple[Any, ...]) -> None:
+def test_a_call_without_a_completion_is_no_job(args: tuple[Any, ...]) -> None:
     assert read_job("1", args) is None
 
 

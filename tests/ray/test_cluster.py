@@ -58,7 +58,7 @@ async def client(url: str) -> AsyncIterator[aiohttp.ClientSession]:
         yield http
 
 
-async def ask(
+async def complete(
     http: aiohttp.ClientSession, prompt: str, tokens: int = 8, *, began: asyncio.Event | None = None, **fields: Any
 ) -> Answer:
     body = {"model": "llama-3-8b", "prompt": prompt, "vllm_xargs": {"simulated_tokens": tokens}, **fields}
@@ -84,17 +84,19 @@ def single_engine() -> Iterator[str]:
         yield engines.urls[0]
 
 
-def test_answers_are_those_of_an_engine_asked_directly(application: LocalCluster, single_engine: str) -> None:
+def test_answers_are_those_of_a_single_engine(application: LocalCluster, single_engine: str) -> None:
     prompts = [f"question {number}: " + "why " * number for number in range(12)]
 
     async def answers(url: str) -> list[tuple[int, str, bool]]:
         async with client(url) as http:
-            asked = [ask(http, prompt, 5 + number, stream=number % 2 == 0) for number, prompt in enumerate(prompts)]
-            return [(each.status, each.text, each.whole) for each in await asyncio.gather(*asked)]
+            calls = [
+                complete(http, prompt, 5 + number, stream=number % 2 == 0) for number, prompt in enumerate(prompts)
+            ]
+            return [(each.status, each.text, each.whole) for each in await asyncio.gather(*calls)]
 
-    there, here = asyncio.run(answers(application.url)), asyncio.run(answers(single_engine))
-    assert there == here
-    assert {status for status, _, whole in here if whole} == {200}
+    clustered, single = asyncio.run(answers(application.url)), asyncio.run(answers(single_engine))
+    assert clustered == single
+    assert {status for status, _, whole in single if whole} == {200}
 
 
 def test_a_prompt_goes_to_the_replica_that_has_its_prefix(application: LocalCluster) -> None:
@@ -102,8 +104,8 @@ def test_a_prompt_goes_to_the_replica_that_has_its_prefix(application: LocalClus
 
     async def converse() -> list[tuple[Answer, list[Answer]]]:
         async with client(application.url) as http:
-            openers = await asyncio.gather(*(ask(http, prefix, 1000) for prefix in prefixes))
-            followers = [[await ask(http, f"{prefix} and {n}") for n in range(3)] for prefix in prefixes]
+            openers = await asyncio.gather(*(complete(http, prefix, 1000) for prefix in prefixes))
+            followers = [[await complete(http, f"{prefix} and {n}") for n in range(3)] for prefix in prefixes]
             return list(zip(openers, followers, strict=True))
 
     conversations = asyncio.run(converse())
@@ -113,26 +115,26 @@ def test_a_prompt_goes_to_the_replica_that_has_its_prefix(application: LocalClus
         assert min(each.cached_tokens for each in followers) >= 800
 
 
-def test_a_client_that_leaves_frees_its_slot_on_the_replica(application: LocalCluster) -> None:
+def test_a_client_that_disconnects_frees_its_slot_on_the_replica(application: LocalCluster) -> None:
     from ray import serve
 
     handle = serve.get_deployment_handle("engine", "lengthwise").options(stream=True)
 
-    async def leave() -> None:
+    async def disconnect() -> None:
         async with client(application.url) as http:
             began = [asyncio.Event() for _ in range(6)]
-            asked = [asyncio.create_task(ask(http, "x", 3900, began=each, stream=True)) for each in began]
+            calls = [asyncio.create_task(complete(http, "x", 3900, began=each, stream=True)) for each in began]
             await asyncio.gather(*(each.wait() for each in began))
-            for each in asked:
+            for each in calls:
                 each.cancel()
-            await asyncio.wait(asked)
+            await asyncio.wait(calls)
 
     def running(*avoid: str) -> tuple[str, int]:
         head, *rest = list(handle.forward.remote("GET", "/metrics", b"", [], avoid=avoid))
         found = read_gauges((head.body + b"".join(rest)).decode())
         return dict(head.headers)[b"x-lengthwise-replica"].decode(), 0 if found is None else found.running
 
-    asyncio.run(leave())
+    asyncio.run(disconnect())
     seen: tuple[str, ...] = ()
     for _ in range(NODES):
         replica, left = running(*seen)
@@ -186,20 +188,22 @@ def test_a_study_on_the_cluster_is_cached_like_any_other(
 def test_a_killed_node_loses_no_request_that_has_no_first_byte(application: LocalCluster) -> None:
     tokens, streams = 1500, 24
 
-    async def serve_through_a_death() -> list[Answer]:
+    async def kill_a_node() -> list[Answer]:
         async with client(application.url) as http:
             began = [asyncio.Event() for _ in range(streams)]
-            asked = [ask(http, f"s{n}", tokens, began=began[n], stream=True) for n in range(streams)]
-            running = [asyncio.create_task(each) for each in [*asked, *(ask(http, f"w{n}", tokens) for n in range(24))]]
+            calls = [complete(http, f"s{n}", tokens, began=began[n], stream=True) for n in range(streams)]
+            running = [
+                asyncio.create_task(each) for each in [*calls, *(complete(http, f"w{n}", tokens) for n in range(24))]
+            ]
             await asyncio.gather(*(each.wait() for each in began[:8]))
             await asyncio.to_thread(application.cluster.remove_node, application.nodes[0], allow_graceful=False)
             return list(await asyncio.gather(*running))
 
     async def afterwards() -> list[Answer]:
         async with client(application.url) as http:
-            return list(await asyncio.gather(*(ask(http, f"after {n}") for n in range(8))))
+            return list(await asyncio.gather(*(complete(http, f"after {n}") for n in range(8))))
 
-    answers = asyncio.run(serve_through_a_death())
+    answers = asyncio.run(kill_a_node())
     broken = [number for number, each in enumerate(answers) if not each.whole]
     assert all(number < streams and answers[number].text for number in broken), "lost before its first byte"
     for number, each in enumerate(answers):

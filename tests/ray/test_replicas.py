@@ -37,7 +37,7 @@ MODELS = AnswerHead(200, JSON, b'{"object": "list", "data": [{"id": "llm"}]}')
 
 
 class Stream:
-    """As Ray Serve's generator of a call."""
+    """Stands in for Ray Serve's generator of a call."""
 
     def __init__(self, items: list[Item], gate: threading.Event | None = None) -> None:
         self.items, self.gate, self.cancelled = items, gate, False
@@ -57,7 +57,7 @@ class Stream:
 
 
 class Handle:
-    """As a deployment's handle; `answer` gives the items of the n-th completion."""
+    """Stands in for a deployment's handle; `answer` gives the items of the n-th completion."""
 
     app_name, deployment_name = "lengthwise", "engine"
 
@@ -110,7 +110,7 @@ def test_a_request_that_was_lost_twice_is_not_sent_again() -> None:
     assert len(handle.calls) == 2
 
 
-def test_an_engine_that_is_silent_for_too_long_is_not_asked_again() -> None:
+def test_a_request_that_timed_out_is_not_sent_again() -> None:
     handle = Handle(lambda _: [Failure("timeout", "a1")])
     with pytest.raises(EngineTimeoutError):
         asyncio.run(fetch(handle))
@@ -140,19 +140,19 @@ def test_the_prediction_of_the_ingress_reaches_router_and_replica() -> None:
     gate = threading.Event()
     handle = Handle(lambda _: [AnswerHead(200, JSON, b'{"choices": []}')], gate)
 
-    async def ask(url: str) -> None:
+    async def send(url: str) -> None:
         async with aiohttp.ClientSession() as http:
 
             async def predicted() -> bool:
                 return await metric(http, url, 'lengthwise_predictor_events_total{event="answered"}') == 2
 
-            asked = [asyncio.create_task(post(http, url, {"model": "llm", "prompt": each})) for each in ("Hi.", "Why?")]
+            calls = [asyncio.create_task(post(http, url, {"model": "llm", "prompt": each})) for each in ("Hi.", "Why?")]
             await until(predicted, 60.0)  # the second waits for the first one's slot
             gate.set()
-            assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+            assert {status for status, _ in await asyncio.gather(*calls)} == {200}
 
     with gateway(handle, in_flight=1) as url:
-        asyncio.run(ask(url))
+        asyncio.run(send(url))
     sent, _ = handle.calls[-1]
     xargs = json.loads(sent)["vllm_xargs"]
     job = read_job("1", ("POST", "/v1/completions", sent, []))
@@ -163,13 +163,13 @@ def test_the_prediction_of_the_ingress_reaches_router_and_replica() -> None:
 def test_a_stream_that_breaks_after_its_first_byte_ends_with_an_error_event() -> None:
     handle = Handle(lambda _: [AnswerHead(200, EVENTS, b'data: {"choices": []}\n\n'), ActorDiedError()])
 
-    async def ask(url: str) -> tuple[int, bytes]:
+    async def send(url: str) -> tuple[int, bytes]:
         body = {"model": "llm", "prompt": "hello", "stream": True}
         async with aiohttp.ClientSession() as http, http.post(url + PLAIN, json=body) as response:
             return response.status, await response.read()
 
     with gateway(handle, predictor="none") as url:
-        status, body = asyncio.run(ask(url))
+        status, body = asyncio.run(send(url))
     assert status == 200
     assert b'"engine_broken"' in body
     assert len(handle.calls) == 1
@@ -180,15 +180,15 @@ def test_slots_are_those_of_all_replicas(monkeypatch: pytest.MonkeyPatch) -> Non
     handle = Handle(lambda _: [AnswerHead(200, JSON, b'{"choices": []}')], gate)
     monkeypatch.setitem(replica_counts, ("lengthwise", "engine"), 3)
 
-    async def ask(url: str) -> None:
+    async def send(url: str) -> None:
         async with aiohttp.ClientSession() as http:
-            asked = [asyncio.create_task(post(http, url, {"model": "llm", "prompt": "x"})) for _ in range(7)]
+            calls = [asyncio.create_task(post(http, url, {"model": "llm", "prompt": "x"})) for _ in range(7)]
             await until_waiting(http, url, 1)  # two requests on each of three replicas
             gate.set()
-            await asyncio.gather(*asked)
+            await asyncio.gather(*calls)
 
     with gateway(handle, in_flight=2, predictor="none") as url:
-        asyncio.run(ask(url))
+        asyncio.run(send(url))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ DEPLOYMENT = DeploymentID(name="engine", app_name="tests")
 
 
 class StandInReplica(SimpleNamespace):
-    """As Ray Serve's RunningReplica."""
+    """Stands in for Ray Serve's RunningReplica."""
 
     def __init__(self, name: str, **stats: Any) -> None:
         super().__init__(
@@ -77,7 +77,7 @@ def test_calls_spread_by_expected_work_and_return_to_their_prefix() -> None:
     run(test())
 
 
-def test_a_report_that_arrives_late_is_not_taken_for_load_of_others() -> None:
+def test_a_late_report_is_not_counted_as_foreign_load() -> None:
     async def test() -> None:
         idle = {"running": 0, "waiting": 0, "at": time.time()}
         made = router(StandInReplica("a", **idle), StandInReplica("b", **idle))
@@ -130,7 +130,7 @@ def test_a_call_counts_where_ray_serve_sent_it() -> None:
     run(test())
 
 
-def test_replicas_come_and_go_with_their_calls() -> None:
+def test_a_removed_replica_takes_its_calls_out_of_the_ledger() -> None:
     async def test() -> None:
         a, b = StandInReplica("a"), StandInReplica("b")
         made = router(a)
@@ -166,7 +166,7 @@ def test_a_call_without_a_completion_is_left_to_ray_serve() -> None:
     run(test())
 
 
-def test_a_full_kv_memory_that_a_replica_reports_sends_calls_elsewhere() -> None:
+def test_a_replica_that_reports_full_kv_memory_is_avoided() -> None:
     async def test() -> None:
         full = StandInReplica("a", running=64, waiting=64, kv_use=1.0, kv_tokens=10_000, block_size=16)
         idle = StandInReplica("b", running=0, waiting=0, kv_use=0.0, kv_tokens=10_000, block_size=16)

@@ -36,7 +36,7 @@ def test_a_name_has_the_parameters_that_differ_from_their_defaults() -> None:
         ("e2(random)", "wraps no other router"),
     ],
 )
-def test_a_wrong_spec_is_an_error_that_helps(spec: str, message: str) -> None:
+def test_the_error_of_a_wrong_spec_names_the_valid_ones(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_router(spec)
 

@@ -14,7 +14,7 @@ BLOCK = 64
 
 
 @pytest.mark.parametrize("kv_tokens", [40 * BLOCK, 10_000 * BLOCK])
-def test_the_tokens_an_engine_holds_are_those_of_the_prefixes_it_holds(kv_tokens: int) -> None:
+def test_the_held_tokens_of_an_engine_are_those_of_its_prefixes(kv_tokens: int) -> None:
     rng = np.random.default_rng(3)
     router = E2(settle=0)
     for engine in range(3):

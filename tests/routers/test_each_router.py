@@ -67,7 +67,9 @@ def test_least_outstanding_chooses_the_fewest_requests() -> None:
 
 def test_least_load_weighs_prompts_by_speed_and_avoids_full_memory() -> None:
     router = fleet("least_load", EngineInfo("a", FAST), EngineInfo("b", SLOW))
-    assert chosen(router, *(job(str(n)) for n in range(8))) == "aaaaaaaa"  # nine prompts there take less than one here
+    assert (
+        chosen(router, *(job(str(n)) for n in range(8))) == "aaaaaaaa"
+    )  # nine prompts on a take less time than one on b
     router.observe(Scraped("a", 1.0, running=8, waiting=0, kv_use=0.95))
     assert chosen(router, job("x")) == "b"
 
@@ -112,7 +114,7 @@ def test_e2_explores_on_an_engine_with_a_high_hit_ratio() -> None:
     decision = router.choose(job("new", prefix=5), 9.0)
     assert decision.engine == here[0]
     assert decision.terms["hit_ratio"] >= 0.7
-    assert "hit_ratio" not in router.choose(job("later", prefix=6), 60.0).terms  # half a minute is over
+    assert "hit_ratio" not in router.choose(job("later", prefix=6), 60.0).terms  # outside the window of 30 s
 
 
 def test_e2_moves_prefixes_from_the_heaviest_engine_to_the_lightest() -> None:
@@ -221,14 +223,14 @@ def test_lengthwise_needs_neither_predictions_nor_blocks() -> None:
     assert sorted(chosen(router, *(Job(str(n), 0.0, 500) for n in range(3)))) == ["a", "b", "c"]
 
 
-def test_only_length_aware_routers_ask_a_host_to_predict() -> None:
+def test_only_length_aware_routers_use_predictions() -> None:
     assert [name for name in ("random", "e2", "e2_length", "lengthwise") if make_router(name).uses_predictions] == [
         "e2_length",
         "lengthwise",
     ]
 
 
-def test_without_engines_there_is_nothing_to_choose() -> None:
+def test_a_choice_without_engines_is_an_error() -> None:
     router = make_router("lengthwise")
     with pytest.raises(NoEngineError, match="no engine is up"):
         router.choose(job("0"), 0.0)
@@ -237,7 +239,7 @@ def test_without_engines_there_is_nothing_to_choose() -> None:
         router.choose(job("0"), 0.0, ["b"])
 
 
-def test_an_engine_that_comes_back_has_an_empty_cache() -> None:
+def test_an_engine_that_rejoins_has_an_empty_cache() -> None:
     router = fleet("lengthwise")
     assert chosen(router, job("0", prefix=1)) == "a"
     router.observe(Admitted("0", "a", 0.1))

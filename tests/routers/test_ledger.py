@@ -27,7 +27,7 @@ def job(name: str, tokens: int = 100, prompt: int = 1000, **more: object) -> Job
     return Job(name, 0.0, prompt, prediction=Point(tokens), **more)  # type: ignore[arg-type]
 
 
-def left(arrays: Ledger, slot: int = 0) -> float:
+def remaining_tokens(arrays: Ledger, slot: int = 0) -> float:
     """Return the tokens left to decode, from the ledger's sums."""
     row = arrays.loads[slot]
     return float(row[columns.ENDS] - row[columns.RUNNING] * row[columns.CLOCK] + row[columns.WAITING_TOKENS])
@@ -71,16 +71,16 @@ def test_the_ledgers_remaining_length_of_other_families_is_that_of_the_distribut
     arrays = ledger()
     arrays.sent(Job("a", 0.0, 1, prediction=prediction), 0, 0.0, 999.0, NO_BLOCKS)
     arrays.progressed("a", 0, 1.0, generated=generated)
-    assert left(arrays) == pytest.approx(prediction.remaining(generated).mean(), rel=0.05)
+    assert remaining_tokens(arrays) == pytest.approx(prediction.remaining(generated).mean(), rel=0.05)
 
 
 def test_the_clock_stops_during_prefill_and_then_advances_with_time() -> None:
     arrays = ledger()
     arrays.sent(job("a"), 0, 0.0, 0.0, NO_BLOCKS)  # its prompt takes 1 s
     arrays.progressed("a", 0, 0.9)
-    assert left(arrays) == 100
+    assert remaining_tokens(arrays) == 100
     arrays.sent(job("b", tokens=50), 0, 3.0, 999.0, NO_BLOCKS)  # 2 s of decoding for a: 20 tokens
-    assert left(arrays) == pytest.approx(80 + 50)
+    assert remaining_tokens(arrays) == pytest.approx(80 + 50)
 
 
 def test_a_job_without_a_slot_waits_until_one_is_free() -> None:
@@ -90,24 +90,24 @@ def test_a_job_without_a_slot_waits_until_one_is_free() -> None:
     assert arrays.loads[0, columns.RUNNING] == 1
     arrays.finished("a", 0, 5.0)
     assert arrays.loads[0, columns.RUNNING] == 1
-    assert left(arrays) == 100  # b has no token yet
+    assert remaining_tokens(arrays) == 100  # b has no token yet
 
 
 def test_progress_corrects_the_clock_and_outdated_progress_does_not() -> None:
     arrays = ledger()
     arrays.sent(job("a"), 0, 0.0, 999.0, NO_BLOCKS)
     arrays.progressed("a", 0, 1.0, generated=90)
-    assert left(arrays) == pytest.approx(10)
+    assert remaining_tokens(arrays) == pytest.approx(10)
     arrays.progressed("a", 0, 1.0, generated=30)
     arrays.progressed("a", 0, 1.0)
-    assert left(arrays) == pytest.approx(10)
+    assert remaining_tokens(arrays) == pytest.approx(10)
 
 
 def test_a_job_that_outlives_its_prediction_gets_a_new_end() -> None:
     arrays = ledger()
     arrays.sent(Job("a", 0.0, 1, prediction=LogT(np.log(100.0), 0.3, 8192)), 0, 0.0, 0.0, NO_BLOCKS)
     arrays.sent(job("b", tokens=5000, prompt=1), 0, 60.0, 0.0, NO_BLOCKS)  # 600 steps later
-    assert left(arrays) > 5000 + 50  # not negative, and not short: it has run six times its median
+    assert remaining_tokens(arrays) > 5000 + 50  # not negative, and not short: it has run six times its median
 
 
 def test_a_retried_job_counts_only_on_its_last_engine() -> None:
@@ -144,7 +144,7 @@ def test_a_scrape_with_fewer_jobs_drops_those_silent_for_longest() -> None:
     assert arrays.loads[0, columns.FOREIGN] == 0
 
 
-def test_until_the_next_report_a_job_stands_for_those_of_routers_that_see_the_same_report() -> None:
+def test_until_the_next_scrape_a_job_counts_for_routers_that_see_the_same_scrape() -> None:
     arrays = ledger()
     arrays.sent(job("a"), 0, 0.0, 0.0, NO_BLOCKS)
     arrays.scraped(0, Scraped(0, 10.0, running=4, waiting=0))
@@ -169,6 +169,6 @@ def test_a_job_with_generated_tokens_is_prefilled_with_them() -> None:
     arrays = ledger()
     arrays.sent(job("a", generated=40), 0, 0.0, 0.0, NO_BLOCKS)
     assert arrays.loads[0, columns.UNCACHED] == 1040
-    assert left(arrays) == 60
+    assert remaining_tokens(arrays) == 60
     arrays.progressed("a", 0, 0.0, generated=50)
-    assert left(arrays) == 50
+    assert remaining_tokens(arrays) == 50

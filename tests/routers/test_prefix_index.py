@@ -79,7 +79,7 @@ def test_the_index_equals_the_plain_implementation(steps: list[tuple[str, int, C
     assert len(index) == len({block for held in plain.held.values() for block in held})
 
 
-def test_growing_keeps_everything_and_memory_is_given_back() -> None:
+def test_growing_keeps_every_block_and_removal_frees_all_rows() -> None:
     index = PrefixIndex()
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, 2**64, 20, dtype=np.uint64) for _ in range(150)]
@@ -107,7 +107,7 @@ def test_a_smaller_capacity_evicts_at_once() -> None:
     index.touch(0, as_blocks(chain([1] * 10)))
     index.add(0, 3)
     assert index.held[0] == 3
-    assert index.leading(as_blocks(chain([1] * 10)))[0] == 3  # the beginning stays
+    assert index.leading(as_blocks(chain([1] * 10)))[0] == 3  # the first blocks stay
 
 
 def test_hashes_may_be_a_list_or_any_array() -> None:

@@ -1,4 +1,4 @@
-"""Small engines and workloads to compute by hand."""
+"""Engines and workloads small enough to compute by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNEVEN = StepCost(
     decode=3e-5,
     kv_token=8e-8,
 )
-"""Every step takes its own time, as on a GPU."""
+"""Every step takes a different time, as on a GPU."""
 
 
 def engine(
@@ -50,7 +50,7 @@ def requests(
     block_size: int | None = None,
     **columns: Any,
 ) -> Workload:
-    """(prompt, answer) pairs, and when they arrive; `blocks` are the hashes of the prompts' blocks."""
+    """Return a workload of (prompt, answer) token counts; `blocks` are the block hashes of the prompts."""
     times = [arrivals] * len(lengths) if isinstance(arrivals, float) else arrivals
     prompts, answers = zip(*lengths, strict=True)
     table = {"arrival_s": times, "input_tokens": prompts, "output_tokens": answers, **columns}

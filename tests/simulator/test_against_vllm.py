@@ -1,7 +1,7 @@
-"""The simulated engine beside vLLM's own scheduler: the same steps, with prefix cache and memory running out.
+"""The simulated engine takes the same steps as vLLM's own scheduler, with prefix caching and too little memory.
 
-A step takes a second here, so that moments count steps. vLLM's blocks are hashed from token ids, ours come with the
-workload; equal tokens have equal hashes in both.
+A step takes one second, so that times count steps. vLLM hashes blocks from token ids, the workload brings its hashes;
+equal tokens have equal hashes in both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.workloads import Workload
-from tests.engines.scheduling import BLOCK_SIZE, make_request, make_scheduler, spoken, tiny_model
+from tests.engines.scheduling import BLOCK_SIZE, make_request, make_scheduler, model_output, tiny_model
 from tests.simulator.builders import engine
 
 SLOTS = 6
@@ -37,27 +37,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Requests of which many begin alike: prompts as token ids, lengths of answers, steps of arrival."""
+    """Requests, many with a common prefix: prompts as token ids, lengths of answers, steps of arrival."""
 
     prompts: list[list[int]]
     answers: list[int]
     steps: list[int]
 
     @classmethod
-    def of(cls, seed: int, *, alike: bool = True) -> Drawn:
+    def of(cls, seed: int, *, shared_prefixes: bool = True) -> Drawn:
         rng = random.Random(seed)
         streams = [[rng.randrange(1000) for _ in range(200)] for _ in range(3)]
         prompts = []
         for _ in range(40):
             length = rng.choice([1, 15, 16, 17, 33, 64, 130])
-            same = rng.choice([0, 16, 40, 64, 200]) if alike else 0
+            same = rng.choice([0, 16, 40, 64, 200]) if shared_prefixes else 0
             stream = rng.choice(streams)
             prompts.append([token if i < same else rng.randrange(1000) for i, token in enumerate(stream[:length])])
         answers = [rng.choice([1, 2, 8, 30, 70]) for _ in prompts]
         return cls(prompts, answers, sorted(rng.randrange(120) for _ in prompts))
 
     def workload(self, *, hashed: bool = True) -> Workload:
-        """The same for the simulator: a number for each beginning, the same where the tokens are."""
+        """Return the same requests for the simulator; equal prefixes have equal hashes."""
         known: dict[tuple[int, ...], int] = {}
         blocks = [
             [
@@ -79,7 +79,7 @@ class Drawn:
 
 
 def run_vllm(scheduler: Any, drawn: Drawn) -> list[tuple[int, int, int]]:
-    """(step of finish, preemptions, cached tokens) of each request. Each answers with a token of its own."""
+    """Return (step of finish, preemptions, cached tokens) of each request; its id is its only token."""
     requests = [
         make_request(str(row), len(prompt), answer, arrival=float(step), prompt=prompt)
         for row, (prompt, answer, step) in enumerate(zip(drawn.prompts, drawn.answers, drawn.steps, strict=True))
@@ -100,7 +100,7 @@ def run_vllm(scheduler: Any, drawn: Drawn) -> list[tuple[int, int, int]]:
         now += 1
         if not names:
             continue
-        result = spoken(names, sampled)
+        result = model_output(names, sampled)
         for outputs in scheduler.update_from_output(output, result).values():
             finished |= {one.request_id: now for one in outputs.outputs if one.finish_reason is not None}
         assert now < 20_000, "the schedule does not drain"
@@ -120,7 +120,7 @@ def columns(outcome: Outcome) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("blocks", [16, 24, 1000])
 @pytest.mark.parametrize("seed", range(10))
-def test_every_request_finishes_in_the_step_it_does_in_vllm(model: Path, seed: int, blocks: int, caching: bool) -> None:
+def test_every_request_finishes_in_the_same_step_as_in_vllm(model: Path, seed: int, blocks: int, caching: bool) -> None:
     drawn = Drawn.of(seed)
     # One of vLLM's blocks is never used.
     options: dict[str, Any] = {"slots": SLOTS, "budget": BUDGET, "blocks": blocks + 1, "prefix_caching": caching}
@@ -129,40 +129,40 @@ def test_every_request_finishes_in_the_step_it_does_in_vllm(model: Path, seed: i
 
 
 @pytest.mark.parametrize(("seed", "blocks"), [(21, 1000), (31, 1000), (36, 1000), (74, 1000), (34, 16), (51, 16)])
-def test_without_chunks_a_prompt_waits_for_a_step_that_holds_it_whole(model: Path, seed: int, blocks: int) -> None:
-    drawn = crowded(seed)
+def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_it(model: Path, seed: int, blocks: int) -> None:
+    drawn = dense_arrivals(seed)
     limits: dict[str, Any] = {"slots": SLOTS, "budget": WHOLE, "blocks": blocks + 1, "prefix_caching": True}
     theirs = run_vllm(make_scheduler(Scheduler, model, **limits, context=WHOLE, chunked=False), drawn)
-    assert columns(in_one_piece(drawn, blocks=blocks, chunks=False)) == theirs
-    assert columns(in_one_piece(drawn, blocks=blocks, chunks=True)) != theirs
+    assert columns(simulated_whole(drawn, blocks=blocks, chunked=False)) == theirs
+    assert columns(simulated_whole(drawn, blocks=blocks, chunked=True)) != theirs
 
 
 WHOLE = 208  # no request is longer: one prompt always fits into a step, two long ones do not
 
 
-def crowded(seed: int) -> Drawn:
+def dense_arrivals(seed: int) -> Drawn:
     drawn = Drawn.of(seed)
     return replace(drawn, steps=[step // 10 for step in drawn.steps])
 
 
-def in_one_piece(drawn: Drawn, *, blocks: int, chunks: bool) -> Outcome:
+def simulated_whole(drawn: Drawn, *, blocks: int, chunked: bool) -> Outcome:
     spec = engine(seqs=SLOTS, budget=WHOLE, blocks=blocks, block_size=BLOCK_SIZE, context=WHOLE, caching=True)
-    return simulate(drawn.workload(), Fleet((replace(spec, chunked_prefill=chunks),)))
+    return simulate(drawn.workload(), Fleet((replace(spec, chunked_prefill=chunked),)))
 
 
 @pytest.mark.parametrize("blocks", [16, 24])
 @pytest.mark.parametrize("seed", range(10, 16))
-def test_without_hashes_a_preempted_request_still_finds_as_much_of_itself(model: Path, seed: int, blocks: int) -> None:
-    drawn = Drawn.of(seed, alike=False)
+def test_without_hashes_a_preempted_request_finds_its_own_cached_blocks(model: Path, seed: int, blocks: int) -> None:
+    drawn = Drawn.of(seed, shared_prefixes=False)
     options: dict[str, Any] = {"slots": SLOTS, "budget": BUDGET, "blocks": blocks + 1, "prefix_caching": True}
     theirs = run_vllm(make_scheduler(Scheduler, model, **options), drawn)
     ours = [columns(simulated(drawn, blocks=blocks, caching=True, hashed=hashed)) for hashed in (True, False)]
     assert ours == [theirs, theirs]
 
 
-def test_the_traffic_runs_out_of_memory_and_finds_prefixes() -> None:
+def test_the_drawn_requests_cause_preemptions_and_cache_hits() -> None:
     short = simulated(Drawn.of(0), blocks=16, caching=True)
     assert short.preemptions.sum() > 5
     assert short.cached_tokens.sum() > 100
-    own = Drawn.of(11, alike=False)
+    own = Drawn.of(11, shared_prefixes=False)
     assert columns(simulated(own, blocks=16, caching=True)) != columns(simulated(own, blocks=16, caching=False))

@@ -16,7 +16,7 @@ WORKLOAD = requests([(10, 5), (10, 9), (10, 2)])
 
 
 def test_one_slot_under_fcfs_is_a_fifo_queue() -> None:
-    """Lindley: a request starts when it has arrived and the one before has finished; equal to the last bit."""
+    """Lindley's recursion: a request starts when it has arrived and its predecessor has finished, bit for bit."""
     rng = np.random.default_rng(7)
     lengths = [(int(p), int(o)) for p, o in zip(rng.integers(1, 60, 200), rng.integers(1, 40, 200), strict=True)]
     arrivals = np.cumsum(rng.exponential(0.3, 200)).tolist()
@@ -28,7 +28,7 @@ def test_one_slot_under_fcfs_is_a_fifo_queue() -> None:
         for context in range(prompt + 1, prompt + answer):
             free_at += UNEVEN.step_s([], [context])
         assert (outcome.started[row], outcome.finish[row]) == (start, free_at)
-    assert outcome.summary.queueing_s.mean > 0  # it did queue
+    assert outcome.summary.queueing_s.mean > 0  # requests do queue
 
 
 def test_an_arrival_during_a_step_is_seen_when_the_step_ends() -> None:
@@ -50,13 +50,13 @@ def test_engines_of_a_fleet_may_differ() -> None:
     assert outcome.finish.tolist() == [2.0, 2.0, 4.0, 2.0]
 
 
-def test_oracle_orders_by_true_length_and_without_a_prediction_order_is_arrival() -> None:
+def test_oracle_orders_by_true_length_and_none_by_arrival() -> None:
     workload, one_slot = requests([(2, 9), (2, 1), (2, 5)]), fleet(seqs=1)
     assert simulate(workload, one_slot, "sjf", predictor="oracle").admitted() == [1, 2, 0]
     assert simulate(workload, one_slot, "sjf", predictor="none").admitted() == [0, 1, 2]
 
 
-def test_priority_goes_before_the_policy() -> None:
+def test_priority_precedes_the_key_of_the_policy() -> None:
     workload = requests([(2, 1), (2, 9)]).replace(priority=np.array([1, 0], np.int32))
     assert simulate(workload, fleet(seqs=1), "sjf", predictor="oracle").admitted() == [1, 0]
 
@@ -78,7 +78,7 @@ def test_a_fleet_in_which_no_request_fits_is_an_error() -> None:
         simulate(requests([(500, 2)]), fleet(blocks=4))
 
 
-def test_an_unknown_predictor_is_named_with_its_neighbour() -> None:
+def test_an_unknown_predictor_is_an_error_that_suggests_a_known_one() -> None:
     with pytest.raises(InputError, match="did you mean oracle"):
         simulate(requests([(2, 2)]), fleet(), predictor="orakle")
 
@@ -91,24 +91,24 @@ def test_progress_rises_to_one() -> None:
 
 
 def test_capacity_is_the_rate_while_the_backlog_lasts() -> None:
-    # One slot, four seconds each: a quarter of a request per second, whatever the arrivals were.
+    # One slot, four seconds each: a quarter of a request per second, for any arrivals.
     workload = requests([(2, 4)] * 10, [float(i) for i in range(10)])
     assert measure_capacity(workload, fleet(seqs=1)) == Capacity(0.25, 10, 1, steady=True)
     assert measure_capacity(workload, fleet(seqs=1)).load(0.5) == 2.0
     assert measure_capacity(workload, fleet(engines=2, seqs=1)).requests_per_s == 0.5
 
 
-def test_capacity_without_a_backlog_says_so() -> None:
+def test_capacity_without_a_backlog_is_not_steady() -> None:
     capacity = measure_capacity(requests([(2, 4)] * 3), fleet(seqs=8))
     assert capacity == Capacity(0.75, 3, 8, steady=False)
 
 
-def test_a_tie_in_time_is_no_gap_in_service() -> None:
+def test_a_request_that_arrives_as_another_finishes_starts_at_once() -> None:
     outcome = simulate(requests([(1, 1), (1, 1)], [0.0, 1.0]), fleet(TICK))
     assert outcome.finish.tolist() == [1.0, 2.0]
 
 
-def test_a_fleet_and_a_workload_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fleet_and_workload_may_be_given_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LENGTHWISE_DATA", "")
     outcome = simulate("castillo", "2*llama-3-8b@a100", "sjf", requests=50, rate=5.0)
     assert len(outcome) == 50
@@ -134,7 +134,7 @@ def test_a_wrong_type_is_an_input_error(wrong: dict[str, Any]) -> None:
         simulate(given.pop("workload"), given.pop("fleet"), given.pop("policy"), **given)
 
 
-def test_without_text_the_default_predictor_is_history_and_without_use_there_is_none() -> None:
+def test_the_default_predictor_is_history_without_text_and_none_if_the_policy_uses_none() -> None:
     assert default_predictor(WORKLOAD) == "history"
     assert default_predictor(requests([(1, 1)], prompt=["hello"])) == "fast"
     assert simulate(WORKLOAD, fleet(), "sjf").predictor == "history"

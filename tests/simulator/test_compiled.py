@@ -55,7 +55,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     columns["priority"] = rng.integers(0, 2, n).astype(np.int32) if draw(st.booleans()) else np.zeros(n, np.int32)
     columns["tenant"] = rng.choice(["a", "b", "c"], n).tolist()
     size = draw(st.sampled_from([None, 2, 4, 8]))
-    if size is not None:  # a few streams, each beginning alike
+    if size is not None:  # a few groups with a common prefix
         streams = rng.integers(0, 3, n)
         shared = rng.integers(0, prompts // size + 1)
         columns["block_hashes"] = [
@@ -83,7 +83,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
     # One engine is large enough that the workload is not refused as a whole.
     large = replace(spec, kv_tokens=4096, max_model_len=4096)
-    if draw(st.booleans()):  # prompts in one piece: a step must hold the longest, and seldom holds two
+    if draw(st.booleans()):  # without chunked prefill a step must hold the longest prompt, and seldom holds two
         budget = draw(st.integers(48, 60))
         spec = replace(spec, max_model_len=48, max_num_batched_tokens=budget, chunked_prefill=False)
         large = replace(large, max_model_len=512, max_num_batched_tokens=512, chunked_prefill=False)
@@ -95,8 +95,8 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(workload, Fleet((large, spec)), draw(st.sampled_from(POLICIES)), predictor, options)
 
 
-def agree(accelerated: Outcome, readable: Outcome) -> None:
-    """Every moment and count of every request, and every admission, is the same."""
+def assert_equal(accelerated: Outcome, readable: Outcome) -> None:
+    """Assert that every time and count of every request, and every admission, is the same."""
     for name in ("started", "first_token", "finish", "preemptions", "recomputed_tokens", "cached_tokens"):
         assert np.array_equal(getattr(accelerated, name), getattr(readable, name), equal_nan=True), name
     for ours, theirs in zip(accelerated.engines, readable.engines, strict=True):
@@ -104,7 +104,7 @@ def agree(accelerated: Outcome, readable: Outcome) -> None:
         assert (ours.steps, ours.kv_peak) == (theirs.steps, theirs.kv_peak)
         for name in ("time", "waiting", "running", "kv_use"):
             assert np.array_equal(getattr(ours.timeline, name), getattr(theirs.timeline, name)), name
-        assert ours.busy_s == pytest.approx(theirs.busy_s, rel=1e-12)  # sums over jumps round otherwise
+        assert ours.busy_s == pytest.approx(theirs.busy_s, rel=1e-12)  # sums are rounded differently
 
 
 def run(case: Case, **options: Any) -> Outcome:
@@ -113,26 +113,28 @@ def run(case: Case, **options: Any) -> Outcome:
 
 @settings(max_examples=150)
 @given(cases())
-def test_the_compiled_engine_is_the_readable_engine(case: Case) -> None:
-    agree(run(case), run(case, accelerate=False))
+def test_the_compiled_engine_equals_the_readable_engine(case: Case) -> None:
+    assert_equal(run(case), run(case, accelerate=False))
 
 
 @settings(max_examples=60)
 @given(cases(), st.sampled_from(["least_load", "e2", "lengthwise"]), st.sampled_from([0.0, 0.004]))
-def test_behind_a_router_both_engines_report_the_same(case: Case, router: str, routing_s: float) -> None:
+def test_behind_a_router_both_engines_have_the_same_outcome(case: Case, router: str, routing_s: float) -> None:
     events = parse_fleet_events("down", "1@0.3") if routing_s else []
     options: dict[str, Any] = {"router": router, "routing_s": routing_s, "fleet_events": events}
     compiled, readable = run(case, **options), run(case, accelerate=False, **options)
     assert compiled.engine.tolist() == readable.engine.tolist()
     assert compiled.resubmissions.tolist() == readable.resubmissions.tolist()
-    agree(compiled, readable)
+    assert_equal(compiled, readable)
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.4])
 @pytest.mark.parametrize("blocks", [4096, 90], ids=["ample memory", "short memory"])
 @pytest.mark.parametrize("policy", COMPILED)
-def test_a_compiled_policy_is_the_readable_policy_over_many_requests(policy: str, blocks: int, delay: float) -> None:
-    """Long enough that its statistics count, in an overload; with shared prefixes, and two priorities."""
+def test_a_compiled_policy_equals_the_readable_policy_over_many_requests(
+    policy: str, blocks: int, delay: float
+) -> None:
+    """Under overload, with enough requests for the statistics of the policy, shared prefixes and two priorities."""
     rng, n = np.random.default_rng(4), 300
     lengths = np.clip(rng.lognormal(2.5, 1.0, n), 1, 120).astype(int)
     prompts = rng.integers(1, 30, n)
@@ -149,7 +151,7 @@ def test_a_compiled_policy_is_the_readable_policy_over_many_requests(policy: str
         simulate(workload, fleet, policy, predictor="noisy:0.6", prediction_delay_s=delay, accelerate=on)
         for on in (None, False)
     )
-    agree(compiled, readable)
+    assert_equal(compiled, readable)
     assert compiled.admitted() != sorted(compiled.admitted())
 
 
@@ -172,7 +174,7 @@ def test_with_separate_prefill_and_decode_pools_both_engines_agree() -> None:
         )
         for on in (None, False)
     )
-    agree(compiled, readable)
+    assert_equal(compiled, readable)
     assert compiled.handover is not None
     assert readable.handover is not None
     assert compiled.handover.sent_tokens.tolist() == readable.handover.sent_tokens.tolist()

@@ -18,7 +18,7 @@ from tests.simulator.builders import TICK, UNEVEN, engine
     [
         ("llama-3-8b@a100", 7.032 + 0.04863 * 1000 + 2.147e-6 * 1000**2, 10.71 + 0.02670 * 16 + 8.054e-5 * 20_000),
         ("llama-3-8b@h100", 4.032 + 0.01446 * 1000 + 9.224e-7 * 1000**2, 5.969 + 0.006894 * 16 + 4.1e-5 * 20_000),
-        # Preble's: linear layers by the tokens of the batch, attention by the tokens of all contexts.
+        # Preble: linear layers by the tokens of the batch, attention by the tokens of all contexts.
         (
             "mistral-7b@a6000",
             (4.209777 + 0.10842571 * 1000 + 0.32) / 0.9,
@@ -33,14 +33,14 @@ def test_known_engines_follow_their_fits(name: str, prefill_ms: float, decode_ms
     assert cost.step_s([], [1250] * 16) * 1e3 == pytest.approx(decode_ms)
 
 
-def test_a_larger_batch_never_takes_less_time_than_the_smallest_as_prebles_parabola_would_have_it() -> None:
+def test_a_larger_batch_takes_no_less_time_than_the_smallest_unlike_prebles_parabola() -> None:
     cost = ENGINES["mistral-7b@a6000"].cost
     least = cost.step_s([(0, 1)])
     assert all(cost.step_s([(0, tokens)]) >= least for tokens in range(1, 1000))
     assert -118 + 1.25 * 380 - 2.56e-3 * 380**2 < 0
 
 
-def test_prebles_pieces() -> None:
+def test_the_piecewise_costs_are_those_of_preble() -> None:
     a6000, a100 = ENGINES["mistral-7b@a6000"].cost, ENGINES["mistral-7b@a100"].cost
     assert a6000.step_s([(0, 250)]) * 1e3 == pytest.approx((-118 + 1.25 * 250 - 2.56e-3 * 250**2 + 0.32) / 0.9)
     assert a100.step_s([(0, 100)]) * 1e3 == pytest.approx(10.5 / 0.85)
@@ -53,7 +53,7 @@ def test_prebles_pieces() -> None:
     assert a100.step_s([(s - e, s)]) * 1e3 == pytest.approx((5.505997 + 0.05031337 * e + long) / 0.85)
 
 
-def test_attention_over_short_contexts_or_shared_ones_takes_half() -> None:
+def test_attention_over_short_or_shared_contexts_takes_half() -> None:
     cost = ENGINES["mistral-7b@a6000"].cost
     full, half = 1.86e-4 * 4000 + 0.159, (1.86e-4 * 4000 + 0.159) / 2
     assert cost.step_s([], [2000, 2000]) * 1e3 == pytest.approx((22 + full) / 0.9)
@@ -63,8 +63,8 @@ def test_attention_over_short_contexts_or_shared_ones_takes_half() -> None:
 
 def test_a_mixed_step_reads_the_weights_once() -> None:
     mixed = UNEVEN.step_s([(0, 100)], [125] * 8)
-    apart = UNEVEN.step_s([(0, 100)]) + UNEVEN.step_s([], [125] * 8)
-    assert mixed == pytest.approx(apart - UNEVEN.prefill_base)
+    separate = UNEVEN.step_s([(0, 100)]) + UNEVEN.step_s([], [125] * 8)
+    assert mixed == pytest.approx(separate - UNEVEN.prefill_base)
 
 
 def test_chunks_of_a_prompt_cost_as_much_as_the_whole() -> None:
@@ -73,8 +73,8 @@ def test_chunks_of_a_prompt_cost_as_much_as_the_whole() -> None:
     assert sum(parts) == pytest.approx(whole)
 
 
-def test_the_roofline_is_near_the_fits() -> None:
-    """Published numbers and one set of efficiencies: within 10 % on average of what was fitted on two GPUs."""
+def test_the_roofline_is_close_to_the_fitted_costs() -> None:
+    """Published numbers and one set of efficiencies are within 10 % on average of the fits on two GPUs."""
     for gpu in ("a100", "h100"):
         fitted, roofline = ENGINES[f"llama-3-8b@{gpu}"].cost, find_engine(f"llama-3-8b@1x{gpu}").cost
         steps: list[Any] = [([(0, n)], []) for n in (128, 512, 2048, 8192)]
@@ -84,7 +84,7 @@ def test_the_roofline_is_near_the_fits() -> None:
         assert np.max(errors) < 0.30
 
 
-def test_any_llm_on_any_gpu_has_an_engine_by_published_numbers() -> None:
+def test_any_known_llm_and_gpu_make_an_engine_from_published_numbers() -> None:
     one, four = find_engine("llama-3-8b@l40s"), find_engine("llama-3-8b@4xl40s")
     assert four.kv_tokens > 4 * one.kv_tokens
     assert four.cost.step_s([(0, 4096)]) < one.cost.step_s([(0, 4096)])
@@ -93,11 +93,11 @@ def test_any_llm_on_any_gpu_has_an_engine_by_published_numbers() -> None:
     assert find_engine("llama-3-70b@4xh100").kv_tokens > 100_000
 
 
-def test_kv_memory_is_what_the_weights_leave_of_nine_tenths() -> None:
+def test_kv_memory_is_nine_tenths_of_the_gpu_less_the_weights() -> None:
     expected = (80 * 2**30 * 0.9 - 16.06e9) / 131_072
     for gpu in ("a100", "h100"):
         assert ENGINES[f"llama-3-8b@{gpu}"].kv_tokens == pytest.approx(expected, rel=1e-4)
-    assert ENGINES["mistral-7b@a6000"].kv_tokens == 198_516  # as Preble has it
+    assert ENGINES["mistral-7b@a6000"].kv_tokens == 198_516  # as in Preble
 
 
 _FILE = """
@@ -118,7 +118,7 @@ def test_an_engine_can_come_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (("prefill_base: 7.0e-3", "prefill_base: -1"), "cost.prefill_base"),
         (("kv_tokens: 1000", "kv_tokens: many"), "kv_tokens"),
@@ -128,14 +128,14 @@ def test_an_engine_can_come_from_a_file(tmp_path: Path) -> None:
         (("name: mine", "name: [mine"), "YAML"),
     ],
 )
-def test_an_error_in_an_engine_file_names_the_field(tmp_path: Path, change: tuple[str, str], says: str) -> None:
+def test_an_error_in_an_engine_file_names_the_field(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     path = tmp_path / "engine.yaml"
     path.write_text(_FILE.replace(*change))
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         Fleet.parse(str(path))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gone\.yaml"):
         Fleet.parse(str(tmp_path / "gone.yaml"))
 
@@ -147,7 +147,7 @@ def test_a_step_that_takes_no_time_is_refused() -> None:
         StepCost(1.0, 1.0, 0.0, 0.0, 0.0, float("nan"))
 
 
-def test_a_fleet_is_counts_of_engines() -> None:
+def test_a_fleet_is_parsed_from_counts_of_engines() -> None:
     fleet = Fleet.parse("2*llama-3-8b@a100, 1*llama-3-8b@h100")
     assert [spec.name for spec in fleet.engines] == ["llama-3-8b@a100", "llama-3-8b@a100", "llama-3-8b@h100"]
     assert str(fleet) == "2*llama-3-8b@a100,1*llama-3-8b@h100"
@@ -163,7 +163,7 @@ def test_limits_change_every_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("1*llama-3-8b@a10", "did you mean llama-3-8b@a100"),
         ("gpt", "MODEL is one of"),
@@ -175,8 +175,8 @@ def test_limits_change_every_engine() -> None:
         ("99999*llama-3-8b@a100", "more than"),
     ],
 )
-def test_a_bad_fleet_says_what_would_be_right(text: str, says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_the_error_of_a_bad_fleet_names_the_valid_form(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         Fleet.parse(text)
 
 
@@ -201,7 +201,7 @@ def test_a_fleet_needs_an_engine() -> None:
         Fleet(())
 
 
-def test_a_file_says_whether_prompts_are_computed_in_chunks(tmp_path: Path) -> None:
+def test_an_engine_file_can_turn_off_chunked_prefill(tmp_path: Path) -> None:
     path = tmp_path / "engine.yaml"
     path.write_text(_FILE + "chunked_prefill: false\nmax_model_len: 512\nmax_num_batched_tokens: 512\n")
     assert not Fleet.parse(str(path)).engines[0].chunked_prefill
@@ -210,7 +210,7 @@ def test_a_file_says_whether_prompts_are_computed_in_chunks(tmp_path: Path) -> N
         Fleet.parse(str(path))
 
 
-def test_an_engine_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
+def test_a_written_engine_is_read_back_equal(tmp_path: Path) -> None:
     path = tmp_path / "engine.yaml"
     spec = replace(ENGINES["llama-3-8b@a100"], name="mine", block_size=128, prefix_caching=False)
     path.write_text(engine_yaml(spec))

@@ -24,7 +24,7 @@ BYTES = 1000
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=12)
 
 
-def sent(**limits: Any) -> Fleet:
+def with_kv_size(**limits: Any) -> Fleet:
     """Return engines with a known KV size."""
     made = fleet(**limits)
     return Fleet(tuple(replace(spec, kv_bytes_per_token=BYTES) for spec in made.engines))
@@ -38,7 +38,7 @@ def small(engines: int = 4) -> Fleet:
     return Fleet.parse(f"{engines}*mistral-7b@a6000").limited_to(max_num_seqs=8, kv_tokens=20_000)
 
 
-def parts(prompt: int, answer: int, budget: int) -> tuple[float, float]:
+def phase_times(prompt: int, answer: int, budget: int) -> tuple[float, float]:
     """Return the seconds of a single request: its prompt in chunks, then its answer from the second token on."""
     prefill = 0.0
     for begin in range(0, prompt, budget):
@@ -72,16 +72,16 @@ def check_laws(outcome: Outcome, workload: Workload, pools: Pools) -> None:
 
 @given(LENGTHS, st.sampled_from([5, 64]), st.sampled_from([0.0, 0.05]))
 @settings(max_examples=40)
-def test_where_nothing_queues_latency_is_the_sum_of_its_parts(
+def test_without_queueing_latency_is_the_sum_of_prefill_transfer_and_decode(
     lengths: list[tuple[int, int]], budget: int, latency_s: float
 ) -> None:
     n = len(lengths)
     workload, engines = requests(lengths, [0.1 * row for row in range(n)]), {"seqs": 1, "budget": budget}
     pools = Pools(n, n, KvLink(1e-3, latency_s))
-    outcome = disaggregated(workload, sent(cost=UNEVEN, engines=2 * n, **engines), pools)
+    outcome = disaggregated(workload, with_kv_size(cost=UNEVEN, engines=2 * n, **engines), pools)
     check_laws(outcome, workload, pools)
     for row, (prompt, answer) in enumerate(lengths):
-        prefill, decode = parts(prompt, answer, budget)
+        prefill, decode = phase_times(prompt, answer, budget)
         transfer = (latency_s + prompt * BYTES / 1e6) * (answer > 1)
         assert outcome.first_token[row] - outcome.arrival[row] == pytest.approx(prefill, rel=1e-9)
         assert outcome.finish[row] - outcome.arrival[row] == pytest.approx(prefill + transfer + decode, rel=1e-9)
@@ -92,10 +92,10 @@ def test_where_nothing_queues_latency_is_the_sum_of_its_parts(
 def test_a_single_request_with_a_free_transfer_is_served_as_on_one_engine(lengths: list[tuple[int, int]]) -> None:
     n = len(lengths)
     workload = requests(lengths, 0.0)
-    apart = disaggregated(workload, sent(cost=UNEVEN, engines=2 * n), Pools(n, n, FREE))
-    mixed = simulate(workload, sent(cost=UNEVEN, engines=n))
-    np.testing.assert_allclose(apart.finish, mixed.finish, rtol=1e-12)
-    np.testing.assert_allclose(apart.first_token, mixed.first_token, rtol=1e-12)
+    split = disaggregated(workload, with_kv_size(cost=UNEVEN, engines=2 * n), Pools(n, n, FREE))
+    mixed = simulate(workload, with_kv_size(cost=UNEVEN, engines=n))
+    np.testing.assert_allclose(split.finish, mixed.finish, rtol=1e-12)
+    np.testing.assert_allclose(split.first_token, mixed.first_token, rtol=1e-12)
 
 
 @given(
@@ -106,12 +106,12 @@ def test_a_single_request_with_a_free_transfer_is_served_as_on_one_engine(length
     st.booleans(),
 )
 @settings(max_examples=40)
-def test_every_request_is_served_once_however_short_memory_is(
+def test_every_request_is_served_once_with_little_memory(
     drawn: list[tuple[int, int, float]], policy: str, router: str, admission: str, caching: bool
 ) -> None:
     drawn = sorted(drawn, key=lambda each: each[2])
     workload = requests([each[:2] for each in drawn], [each[2] for each in drawn])
-    engines = sent(cost=UNEVEN, engines=3, seqs=4, blocks=26, caching=caching, admission=admission)
+    engines = with_kv_size(cost=UNEVEN, engines=3, seqs=4, blocks=26, caching=caching, admission=admission)
     pools = Pools(1, 2, KvLink(1e-3, 0.002))
     served = disaggregated(workload, engines, pools, policy, router=router, predictor="oracle", refresh="none")
     check_laws(served, workload, pools)
@@ -129,48 +129,48 @@ def test_every_router_serves_both_pools_deterministically(router: str) -> None:
 
 def test_a_request_without_memory_to_decode_waits_until_all_of_it_fits() -> None:
     workload = requests([(16, 3), (16, 3)])
-    apart = disaggregated(workload, sent(cost=TICK, engines=2, blocks=6, seqs=8, budget=16), Pools(1, 1, FREE))
-    assert apart.handover is not None
-    assert apart.first_token.tolist() == [1.0, 2.0]
-    assert apart.finish.tolist() == [3.0, 5.0], "5 of 6 blocks were taken until 3"
-    assert apart.handover.arrived.tolist() == [1.0, 2.0]
-    assert apart.handover.started.tolist() == [1.0, 3.0]
-    assert not apart.preemptions.any()
+    split = disaggregated(workload, with_kv_size(cost=TICK, engines=2, blocks=6, seqs=8, budget=16), Pools(1, 1, FREE))
+    assert split.handover is not None
+    assert split.first_token.tolist() == [1.0, 2.0]
+    assert split.finish.tolist() == [3.0, 5.0], "5 of 6 blocks were taken until 3"
+    assert split.handover.arrived.tolist() == [1.0, 2.0]
+    assert split.handover.started.tolist() == [1.0, 3.0]
+    assert not split.preemptions.any()
 
 
 def test_a_request_preempted_while_decoding_recomputes_its_prompt_on_the_decode_engine() -> None:
     workload = requests([(8, 12), (8, 12)])
-    apart = disaggregated(workload, sent(cost=TICK, engines=2, blocks=6), Pools(1, 1, FREE))
-    assert apart.first_token.tolist() == [1.0, 1.0]
-    assert apart.preemptions.tolist() == [0, 1]
-    assert apart.recomputed_tokens.tolist() == [0, 12]
+    split = disaggregated(workload, with_kv_size(cost=TICK, engines=2, blocks=6), Pools(1, 1, FREE))
+    assert split.first_token.tolist() == [1.0, 1.0]
+    assert split.preemptions.tolist() == [0, 1]
+    assert split.recomputed_tokens.tolist() == [0, 12]
     # The second had 5 tokens at 5; from 12 on, a step for all that was lost and its sixth, then six more.
-    assert apart.finish.tolist() == [12.0, 19.0]
+    assert split.finish.tolist() == [12.0, 19.0]
 
 
 def test_only_kv_that_is_not_cached_is_sent() -> None:
     head = [1, 2, 3, 4]
     workload = requests([(17, 4), (17, 4)], [0.0, 30.0], blocks=[head, head], block_size=4)
     link = KvLink(BYTES * 1e-9, 0.0)  # a token a second
-    apart = disaggregated(workload, sent(cost=TICK, engines=2, caching=True), Pools(1, 1, link))
-    assert apart.handover is not None
-    assert apart.handover.sent_tokens.tolist() == [17, 1]
-    np.testing.assert_allclose(apart.handover.arrived, [1 + 17, 31 + 1])
+    split = disaggregated(workload, with_kv_size(cost=TICK, engines=2, caching=True), Pools(1, 1, link))
+    assert split.handover is not None
+    assert split.handover.sent_tokens.tolist() == [17, 1]
+    np.testing.assert_allclose(split.handover.arrived, [1 + 17, 31 + 1])
 
 
 def test_cached_kv_that_is_evicted_before_the_transfer_is_recomputed() -> None:
     head = [1, 2, 3, 4]
-    # While the third waits for memory, the answer to the second grows into the blocks that the third was to find.
+    # While the third waits for memory, the answer of the second evicts the blocks that the third shares.
     workload = requests(
         [(17, 2), (60, 20), (17, 4)], [0.0, 5.0, 13.0], blocks=[head, list(range(10, 25)), head], block_size=4
     )
-    engines = sent(cost=TICK, engines=2, caching=True, blocks=20, budget=8)
-    apart = disaggregated(workload, engines, Pools(1, 1, FREE))
-    assert apart.handover is not None
-    assert apart.handover.sent_tokens.tolist() == [17, 60, 1]
-    assert apart.first_token.tolist() == [3.0, 13.0, 14.0]
-    assert apart.handover.started.tolist() == [3.0, 13.0, 32.0]
-    assert apart.finish.tolist() == [4.0, 32.0, 37.0], "18 tokens, 8 a step, and two steps more"
+    engines = with_kv_size(cost=TICK, engines=2, caching=True, blocks=20, budget=8)
+    split = disaggregated(workload, engines, Pools(1, 1, FREE))
+    assert split.handover is not None
+    assert split.handover.sent_tokens.tolist() == [17, 60, 1]
+    assert split.first_token.tolist() == [3.0, 13.0, 14.0]
+    assert split.handover.started.tolist() == [3.0, 13.0, 32.0]
+    assert split.finish.tolist() == [4.0, 32.0, 37.0], "18 tokens, 8 a step, and two steps more"
 
 
 def test_ports_send_and_receive_one_transfer_at_a_time() -> None:
@@ -183,20 +183,20 @@ def test_ports_send_and_receive_one_transfer_at_a_time() -> None:
 
 def test_order_in_the_decode_pool_is_by_the_refreshed_prediction() -> None:
     workload = requests([(4, 2), (4, 30), (4, 20), (4, 10)], [0.0, 1.0, 2.0, 3.0])
-    engines = sent(cost=UNEVEN, engines=2, seqs=1)
+    engines = with_kv_size(cost=UNEVEN, engines=2, seqs=1)
     slow = Fleet((engines.engines[0], replace(engines.engines[1], cost=TICK)))
     for refresh, order in ((None, [0, 1, 2, 3]), ("oracle", [0, 1, 3, 2])):
-        apart = disaggregated(workload, slow, Pools(1, 1, FREE), "sjf", predictor="none", refresh=refresh)
-        assert apart.engines[1].admissions.tolist() == order
+        split = disaggregated(workload, slow, Pools(1, 1, FREE), "sjf", predictor="none", refresh=refresh)
+        assert split.engines[1].admissions.tolist() == order
 
 
-def test_a_length_aware_router_decodes_sooner_than_round_robin() -> None:
+def test_a_length_aware_decode_router_has_lower_latency_than_a_random_one() -> None:
     workload = shared_prefixes(400, rate=24.0)
     pools = Pools(2, 2)
     ours = disaggregated(workload, small(), pools, router="lengthwise")
-    blind = disaggregated(workload, small(), replace(pools, decode_router="random"), router="lengthwise")
-    assert ours.first_token.tobytes() == blind.first_token.tobytes(), "the first pool is the same"
-    assert ours.summary.e2e_s.mean < blind.summary.e2e_s.mean
+    random = disaggregated(workload, small(), replace(pools, decode_router="random"), router="lengthwise")
+    assert ours.first_token.tobytes() == random.first_token.tobytes(), "the first pool is the same"
+    assert ours.summary.e2e_s.mean < random.summary.e2e_s.mean
 
 
 def test_a_slow_link_delays_the_second_token_and_not_the_first() -> None:
@@ -208,32 +208,32 @@ def test_a_slow_link_delays_the_second_token_and_not_the_first() -> None:
 
 
 def test_a_request_that_no_engine_can_decode_is_refused_before_prefill() -> None:
-    engines = sent(cost=UNEVEN, engines=3, blocks=8)
+    engines = with_kv_size(cost=UNEVEN, engines=3, blocks=8)
     large = replace(engines.engines[0], kv_tokens=4000)
     workload = requests([(10, 5), (10, 400), (20, 5)], [0.0, 1.0, 2.0])
-    apart = disaggregated(workload, Fleet((large, *engines.engines[1:])), Pools(1, 2))
-    assert np.isnan(apart.finish).tolist() == [False, True, False]
-    assert np.isnan(apart.first_token).tolist() == [False, True, False]
-    assert apart.summary.refused == 1
+    split = disaggregated(workload, Fleet((large, *engines.engines[1:])), Pools(1, 2))
+    assert np.isnan(split.finish).tolist() == [False, True, False]
+    assert np.isnan(split.first_token).tolist() == [False, True, False]
+    assert split.summary.refused == 1
 
 
 def test_only_engines_that_fit_the_answer_decode_it() -> None:
-    engines = sent(cost=UNEVEN, engines=3, blocks=8)
+    engines = with_kv_size(cost=UNEVEN, engines=3, blocks=8)
     large = replace(engines.engines[0], kv_tokens=4000)
     workload = requests([(10, 100), (10, 5)] * 6, [0.1 * row for row in range(12)])
-    apart = disaggregated(workload, Fleet((*engines.engines[1:], large)), Pools(1, 2))
-    assert apart.handover is not None
-    assert not np.isnan(apart.finish).any()
-    assert (apart.handover.engine[::2] == 2).all()
+    split = disaggregated(workload, Fleet((*engines.engines[1:], large)), Pools(1, 2))
+    assert split.handover is not None
+    assert not np.isnan(split.finish).any()
+    assert (split.handover.engine[::2] == 2).all()
 
 
 def test_the_table_has_the_decode_engine_and_the_tokens_sent() -> None:
     workload = requests([(10, 5), (10, 1)])
-    table = disaggregated(workload, sent(cost=UNEVEN, engines=2), Pools(1, 1)).to_table()
+    table = disaggregated(workload, with_kv_size(cost=UNEVEN, engines=2), Pools(1, 1)).to_table()
     assert table["decode_engine"].to_pylist() == [1, None]
     assert table["sent_tokens"].to_pylist() == [10, 0]
     assert table["kv_arrived_s"].null_count == table["decode_started_s"].null_count == 1
-    assert "decode_engine" not in simulate(workload, sent(engines=1)).to_table().column_names
+    assert "decode_engine" not in simulate(workload, with_kv_size(engines=1)).to_table().column_names
 
 
 @pytest.mark.parametrize("text", ["8:0", "0:8", "0:0"])
@@ -248,7 +248,7 @@ def test_a_malformed_split_is_an_error(text: str) -> None:
         Pools.parse(text)
 
 
-def test_pools_that_do_not_add_up_are_an_error() -> None:
+def test_pools_that_do_not_add_up_to_the_fleet_are_an_error() -> None:
     with pytest.raises(InputError, match="2:6 are 8 engines of a fleet of 4") as error:
         disaggregated(requests([(10, 5)]), small(4), Pools.parse("2:6"))
     assert "add up to 4" in str(error.value)

@@ -21,7 +21,7 @@ def small(engines: int = 3) -> Fleet:
     return Fleet.parse(f"{engines}*llama-3-8b@a100").limited_to(max_num_seqs=4, kv_tokens=20_000)
 
 
-def gone(engine: int, events: list[FleetEvent]) -> list[tuple[float, float]]:
+def down_intervals(engine: int, events: list[FleetEvent]) -> list[tuple[float, float]]:
     """Return the intervals in which an engine is not up."""
     spans, since = [], None
     first = next((event for event in events if event.engine == engine), None)
@@ -46,7 +46,7 @@ def check_laws(outcome: Outcome, events: list[FleetEvent]) -> None:
     assert set(admitted.tolist()) == set(range(len(outcome)))
     for engine in range(len(outcome.engines)):
         here = outcome.engine == engine
-        for begin, end in gone(engine, events):
+        for begin, end in down_intervals(engine, events):
             # The whole service of a request after its last routing is on one side of the gap.
             assert ((outcome.finish[here] <= begin) | (outcome.started[here] >= end)).all()
 
@@ -100,18 +100,18 @@ def test_any_sequence_of_events_keeps_the_laws(
 
 def test_exactly_the_unfinished_requests_of_a_failed_engine_are_resubmitted() -> None:
     workload = requests([(10, 30)] * 40, np.linspace(0, 2, 40).tolist())
-    calm = simulate(workload, fleet(UNEVEN, engines=2, seqs=4), router="round_robin")
+    without_events = simulate(workload, fleet(UNEVEN, engines=2, seqs=4), router="round_robin")
     at = 1.2
     failed = simulate(
         workload, fleet(UNEVEN, engines=2, seqs=4), router="round_robin", fleet_events=[FleetEvent(at, 0, "down")]
     )
-    there = (calm.engine == 0) & (calm.arrival < at) & (calm.finish > at)
+    there = (without_events.engine == 0) & (without_events.arrival < at) & (without_events.finish > at)
     assert there.any()
     assert failed.resubmissions.tolist() == there.astype(int).tolist()
     assert (failed.engine[there] == 1).all()
-    before = (calm.engine == 0) & (calm.finish <= at)
+    before = (without_events.engine == 0) & (without_events.finish <= at)
     assert before.any()
-    assert (failed.finish[before] == calm.finish[before]).all()
+    assert (failed.finish[before] == without_events.finish[before]).all()
     assert failed.summary.resubmissions == there.sum()
 
 
@@ -126,7 +126,7 @@ def test_a_draining_engine_finishes_its_requests_and_accepts_no_more() -> None:
     assert (drained.finish[here] > 1.0).any()
 
 
-def test_an_engine_that_joins_gets_no_request_before_and_its_share_after() -> None:
+def test_an_engine_that_joins_gets_requests_only_afterwards() -> None:
     joined = simulate(shared_prefixes(400), small(), router="lengthwise", fleet_events=[FleetEvent(4.0, 1, "up")])
     here = joined.engine == 1
     assert here.sum() > 20
@@ -144,11 +144,13 @@ def test_requests_wait_while_no_engine_is_up() -> None:
 
 def test_an_event_after_the_last_request_has_no_effect() -> None:
     late = [FleetEvent(1e6, 1, "down")]
-    calm, same = (simulate(shared_prefixes(), small(), router="e2", fleet_events=events) for events in ((), late))
-    assert calm.finish.tobytes() == same.finish.tobytes()
+    without_events, same = (
+        simulate(shared_prefixes(), small(), router="e2", fleet_events=events) for events in ((), late)
+    )
+    assert without_events.finish.tobytes() == same.finish.tobytes()
 
 
-def test_a_router_decides_for_one_request_after_the_other() -> None:
+def test_a_router_decides_for_one_request_at_a_time() -> None:
     workload = requests([(10, 5)] * 3, [0.0, 0.0, 1.0])
     for router in ("round_robin", "least_outstanding"):
         outcome = simulate(workload, fleet(UNEVEN, engines=3), router=router, routing_s=0.25)
@@ -156,7 +158,7 @@ def test_a_router_decides_for_one_request_after_the_other() -> None:
         assert outcome.arrival.tolist() == [0.0, 0.0, 1.0]
 
 
-def test_the_queue_grows_beyond_the_capacity_of_the_router() -> None:
+def test_requests_queue_at_a_router_beyond_its_capacity() -> None:
     quick, slow = (simulate(shared_prefixes(), small(8), router="e2", routing_s=s) for s in (0.0, 0.05))
     assert slow.summary.ttft_s.mean > quick.summary.ttft_s.mean + 1.0, "40 requests a second, 20 decisions"
 

@@ -36,28 +36,28 @@ def test_every_cell_is_the_plain_simulation_of_its_seed() -> None:
     assert grid.cells[1].outcomes[1].finish.tolist() == alone.finish.tolist()
 
 
-def test_load_is_a_share_of_each_seed_s_own_capacity() -> None:
+def test_load_is_a_share_of_the_capacity_of_each_seed() -> None:
     grid = run_grid(Plan(engines(), ["fcfs"], ["oracle"], loads=[0.5, 1.5], seeds=[0, 1, 2]), draw)
     assert [level.load for level in grid.levels] == [0.5, 1.5]
     for cell in grid.cells:
         for seed, outcome, capacity in zip(grid.seeds, cell.outcomes, grid.capacities, strict=True):
-            asked = cell.level.load * capacity.requests_per_s
-            np.testing.assert_allclose(outcome.arrival * asked, draw(seed).arrival_s)
+            rate = cell.level.load * capacity.requests_per_s
+            np.testing.assert_allclose(outcome.arrival * rate, draw(seed).arrival_s)
     light, heavy = grid.cells
     assert light.latency("e2e_s", "mean") < heavy.latency("e2e_s", "mean")
 
 
-def test_policies_of_a_seed_meet_the_same_requests() -> None:
+def test_policies_of_a_seed_serve_the_same_requests() -> None:
     grid = run_grid(Plan(engines(), ["fcfs", "sjf", "tie"], ["oracle"], loads=[0.9], seeds=[0, 1]), draw)
-    for place in range(2):
-        first, *others = (cell.outcomes[place] for cell in grid.cells)
+    for index in range(2):
+        first, *others = (cell.outcomes[index] for cell in grid.cells)
         for other in others:
             assert other.arrival.tolist() == first.arrival.tolist()
             assert other.output_tokens.tolist() == first.output_tokens.tolist()
     assert grid.cells[0].outcomes[0].arrival.tolist() != grid.cells[0].outcomes[1].arrival.tolist()
 
 
-def test_the_gain_captured_is_all_of_it_with_true_lengths_and_none_without_any() -> None:
+def test_the_gain_captured_is_one_with_true_lengths_and_zero_without_predictions() -> None:
     plan = Plan(engines(), ["fcfs", "sjf"], ["oracle", "none"], loads=[1.3], seeds=range(5))
     fcfs, oracle, none = (grid := run_grid(plan, draw)).cells
     assert grid.gain_captured(oracle, "e2e_s") == 1.0
@@ -71,13 +71,13 @@ def test_without_fcfs_there_is_no_ratio() -> None:
     assert math.isnan(grid.ratio(grid.cells[0], "e2e_s", "mean").ratio)
 
 
-def test_a_model_reads_the_prompts_of_all_seeds_as_if_each_were_alone() -> None:
+def test_predictions_of_pooled_seeds_are_those_of_each_seed() -> None:
     grid = run_grid(Plan(engines(), ["fcfs"], ["fast"], loads=[0.5], seeds=[0, 1]), draw)
     for seed, pooled in zip(grid.seeds, grid.predictions["fast"], strict=True):
         np.testing.assert_allclose(pooled.mu, predict_workload(draw(seed), "fast").mu)
 
 
-def test_a_predictor_that_learns_predicts_anew_at_every_load() -> None:
+def test_a_predictor_that_learns_is_run_again_at_every_load() -> None:
     plan = Plan(engines(), ["sjf"], ["memory"], loads=[0.3, 3.0], seeds=[1])
     grid = run_grid(plan, draw)
     for cell, capacity_share in zip(grid.cells, plan.loads, strict=True):
@@ -87,15 +87,15 @@ def test_a_predictor_that_learns_predicts_anew_at_every_load() -> None:
         assert cell.outcomes[0].finish.tolist() == alone.finish.tolist()
 
 
-def test_progress_only_goes_up_and_ends_at_one() -> None:
-    told: list[float] = []
+def test_progress_never_decreases_and_ends_at_one() -> None:
+    shares: list[float] = []
     plan = Plan(engines(), ["fcfs", "sjf"], ["oracle", "fast", "memory"], loads=[0.5, 0.9], seeds=[0, 1])
-    run_grid(plan, draw, on_progress=lambda _, share: told.append(share))
-    assert told == sorted(told)
-    assert told[-1] == pytest.approx(1.0)
+    run_grid(plan, draw, on_progress=lambda _, share: shares.append(share))
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1.0)
 
 
-def test_rows_say_which_run_they_are_of() -> None:
+def test_rows_are_labelled_with_their_run() -> None:
     table = run_grid(Plan(engines(), ["fcfs", "sjf"], ["oracle"], loads=[0.5, 0.9], seeds=[0, 1]), draw).to_table()
     assert table.num_rows == 2 * 2 * 2 * 60
     runs = table.select(["seed", "load", "predictor", "policy"]).group_by(["seed", "load", "predictor", "policy"])
@@ -103,7 +103,7 @@ def test_rows_say_which_run_they_are_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         ({"rates": [1.0], "loads": [0.5]}, "both"),
         ({"rates": [0.0]}, "above 0"),
@@ -113,7 +113,7 @@ def test_rows_say_which_run_they_are_of() -> None:
         ({"policies": ["sfj"]}, "sjf"),
     ],
 )
-def test_an_invalid_plan_is_an_error(wrong: dict[str, list[float]], says: str) -> None:
+def test_an_invalid_plan_is_an_error(wrong: dict[str, list[float]], message: str) -> None:
     settings = {"policies": ["fcfs"], **wrong}
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         Plan(engines(), **settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The kernel is not loaded before it is used, and its cached code belongs to its sources."""
+"""The kernel is loaded when it is first used, and its compiled code is cached per version of its sources."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from lengthwise.simulator.traffic import Traffic
 from tests.simulator.builders import requests
 
 
-def test_looking_at_the_simulator_loads_neither_the_compiler_nor_statistics() -> None:
+def test_importing_the_simulator_does_not_import_numba_scipy_stats_or_pydantic() -> None:
     program = "import sys, lengthwise.simulator; print({'numba', 'scipy.stats', 'pydantic'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
-def test_what_is_compiled_is_kept_for_these_very_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba looks at one file only to see whether what it kept is still good; the fingerprint looks at all."""
+def test_the_fingerprint_of_the_cache_depends_on_every_source_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numba checks one file to validate its cache; the fingerprint covers all."""
     for source in Path(records.__file__).parent.glob("*.py"):
         (tmp_path / source.name).write_bytes(source.read_bytes())
     monkeypatch.setattr(host, "__file__", str(tmp_path / "host.py"))
@@ -32,13 +34,13 @@ def test_what_is_compiled_is_kept_for_these_very_sources(tmp_path: Path, monkeyp
     assert host._fingerprint() != before
 
 
-def test_every_array_of_an_engine_has_a_place_for_its_address() -> None:
+def test_every_array_of_an_engine_has_a_field_for_its_address() -> None:
     names = records.ENGINE.names or ()
     assert set(records.ARRAYS) <= set(names)
     assert all(f"{name}_size" in names for name in records.SIZED)
 
 
-def test_a_routed_job_says_all_that_the_workload_knows() -> None:
+def test_a_routed_job_has_every_field_of_the_workload() -> None:
     workload = requests(
         [(9, 5), (3, 2)], [0.0, 1.5], blocks=[[7, 8], []], block_size=4, llm=["x", None], session=["s", None]
     )
@@ -58,7 +60,7 @@ def test_a_routed_job_says_all_that_the_workload_knows() -> None:
     assert late.expected > 100  # the wide prior's
 
 
-def test_requests_are_laid_out_as_they_come() -> None:
+def test_requests_are_stored_in_order_of_arrival() -> None:
     workload = requests([(9, 5), (3, 2)], [0.0, 1.5])
     table = Traffic.of(workload, predict_workload(workload, "none")).requests
     assert table["prompt"].tolist() == [9, 3]

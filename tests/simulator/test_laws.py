@@ -19,7 +19,7 @@ predictors = st.sampled_from(["oracle", "none"])
 
 @st.composite
 def specs(draw: st.DrawFn) -> EngineSpec:
-    """Engines small enough that every limit is met."""
+    """Engines so small that every limit is reached."""
     seqs = draw(st.integers(1, 6))
     return engine(
         UNEVEN,
@@ -52,7 +52,7 @@ def served(outcome: Outcome) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 @settings(deadline=None)
 @given(simulations())
-def test_everybody_is_served_to_the_end_or_refused(case: tuple[Workload, Fleet, str, str]) -> None:
+def test_every_request_finishes_or_is_refused(case: tuple[Workload, Fleet, str, str]) -> None:
     workload, fleet, policy, predictor = case
     outcome = simulate(workload, fleet, policy, predictor=predictor)
     sizes = zip(workload.input_tokens, workload.output_tokens, outcome.engine, strict=True)
@@ -63,20 +63,20 @@ def test_everybody_is_served_to_the_end_or_refused(case: tuple[Workload, Fleet, 
 
 @settings(deadline=None)
 @given(simulations())
-def test_nothing_happens_before_its_cause(case: tuple[Workload, Fleet, str, str]) -> None:
+def test_arrival_start_first_token_and_finish_are_in_order(case: tuple[Workload, Fleet, str, str]) -> None:
     workload, fleet, policy, predictor = case
     outcome = simulate(workload, fleet, policy, predictor=predictor)
-    there = served(outcome)
-    assert (outcome.arrival[there] <= outcome.started[there]).all()
-    assert (outcome.started[there] < outcome.first_token[there]).all()
-    several = outcome.output_tokens[there] > 1
-    assert ((outcome.first_token[there] < outcome.finish[there]) == several).all()
-    assert (outcome.first_token[there] <= outcome.finish[there]).all()
+    finished = served(outcome)
+    assert (outcome.arrival[finished] <= outcome.started[finished]).all()
+    assert (outcome.started[finished] < outcome.first_token[finished]).all()
+    several = outcome.output_tokens[finished] > 1
+    assert ((outcome.first_token[finished] < outcome.finish[finished]) == several).all()
+    assert (outcome.first_token[finished] <= outcome.finish[finished]).all()
 
 
 @settings(deadline=None)
 @given(simulations())
-def test_the_same_inputs_give_the_same_outcome_to_the_last_bit(case: tuple[Workload, Fleet, str, str]) -> None:
+def test_the_same_inputs_give_the_same_outcome_bit_for_bit(case: tuple[Workload, Fleet, str, str]) -> None:
     workload, fleet, policy, predictor = case
     once = simulate(workload, fleet, policy, predictor=predictor)
     again = simulate(workload, fleet, policy, predictor=predictor)
@@ -90,15 +90,15 @@ def test_the_same_inputs_give_the_same_outcome_to_the_last_bit(case: tuple[Workl
 def test_peak_admission_on_true_lengths_never_runs_out_of_memory(
     spec: EngineSpec, workload: Workload, policy: str
 ) -> None:
-    """Where a prompt is computed in one step: one that takes longer begins its answer later than foreseen."""
+    """If a prompt is computed in one step: a longer prefill starts its answer later than predicted."""
     memory = max(spec.kv_tokens, 80 * spec.block_size)
-    foreseeing = Fleet((replace(spec, kv_tokens=memory, max_num_batched_tokens=4096, admission="peak"),))
-    assert simulate(workload, foreseeing, policy, predictor="oracle").summary.preemptions == 0
+    fleet = Fleet((replace(spec, kv_tokens=memory, max_num_batched_tokens=4096, admission="peak"),))
+    assert simulate(workload, fleet, policy, predictor="oracle").summary.preemptions == 0
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.just(7), st.integers(1, 30)), min_size=1, max_size=20))
-def test_sjf_has_the_least_mean_when_all_arrive_at_once_at_one_slot(lengths: list[tuple[int, int]]) -> None:
+def test_sjf_minimises_mean_latency_of_simultaneous_arrivals_on_one_slot(lengths: list[tuple[int, int]]) -> None:
     workload, one_slot = requests(lengths), Fleet((engine(UNEVEN, seqs=1),))
     fcfs, sjf = (simulate(workload, one_slot, name, predictor="oracle").summary.e2e_s.mean for name in ("fcfs", "sjf"))
     assert sjf <= fcfs * (1 + 1e-12)

@@ -13,7 +13,7 @@ from lengthwise.simulator.metrics import LatencyLimits
 from tests.simulator.builders import fleet, requests
 
 
-def test_latencies_are_as_defined() -> None:
+def test_latencies_follow_their_definitions() -> None:
     summary = summarise(
         sent=np.array([0.0, 1.0]),
         first_token=np.array([1.0, 3.0]),
@@ -23,7 +23,7 @@ def test_latencies_are_as_defined() -> None:
     )
     assert summary.ttft_s.mean == 1.5
     assert summary.e2e_s.mean == 3.5
-    assert summary.tpot_s == Spread(1.0, 1.0, 1.0, 1.0)  # one token has none
+    assert summary.tpot_s == Spread(1.0, 1.0, 1.0, 1.0)  # an answer of one token has no TPOT
     assert summary.per_token_s.mean == 1.5  # 5/5 and 2/1
     assert summary.queueing_s.mean == 0.75
     assert summary.makespan_s == 5.0
@@ -31,12 +31,12 @@ def test_latencies_are_as_defined() -> None:
     assert summary.output_tokens_per_s == 1.2
 
 
-def test_percentiles_are_of_what_is_there() -> None:
+def test_percentiles_ignore_missing_values() -> None:
     spread = Spread.of(np.array([*range(101), math.nan], float))
     assert spread == Spread(50.0, 50.0, 90.0, 99.0)
 
 
-def test_refused_requests_enter_no_mean() -> None:
+def test_refused_requests_are_excluded_from_means() -> None:
     summary = summarise(
         sent=np.array([0.0, 0.0]),
         first_token=np.array([1.0, math.nan]),
@@ -49,9 +49,9 @@ def test_refused_requests_enter_no_mean() -> None:
     assert math.isnan(summary.queueing_s.mean)
 
 
-def test_nothing_served_is_no_error() -> None:
-    nothing = np.array([math.nan])
-    summary = summarise(sent=np.zeros(1), first_token=nothing, finish=nothing, output_tokens=np.ones(1, np.int64))
+def test_a_run_that_serves_no_request_has_a_summary() -> None:
+    missing = np.array([math.nan])
+    summary = summarise(sent=np.zeros(1), first_token=missing, finish=missing, output_tokens=np.ones(1, np.int64))
     assert (summary.requests, summary.refused) == (0, 1)
     assert math.isnan(summary.requests_per_s)
 
@@ -69,7 +69,7 @@ def test_an_outcome_is_a_table_with_a_row_per_request() -> None:
     assert table.schema.field("preemptions").type == pa.int64()
 
 
-def test_goodput_asks_for_both_limits_and_one_token_has_no_tpot() -> None:
+def test_goodput_requires_both_limits_and_one_token_has_no_tpot() -> None:
     met = LatencyLimits(ttft_s=1.0, tpot_s=0.1).met(
         sent=np.zeros(5),
         first_token=np.array([1.0, 1.0, 1.5, 1.0, math.nan]),

@@ -1,4 +1,4 @@
-"""Noise on true lengths has the size that is asked for."""
+"""Noise on true lengths has the requested size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lengthwise.simulator.predictions import noisy_medians, own_sigma
 
 
 def workload(n: int = 2000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """True lengths, and the means of the prompts' clean samples."""
+    """Return true lengths and the mean length of each prompt's samples."""
     rng = np.random.default_rng(seed)
     means = np.exp(rng.normal(5.5, 0.9, n))
     return np.maximum(1, np.round(means * np.exp(0.2 * rng.standard_normal(n)))), means
@@ -25,7 +25,7 @@ CAPS = 1e9
 
 
 @pytest.mark.parametrize("tau", [0.15, 0.37, 0.6, 0.8, 0.95, 1.0])
-def test_noisy_medians_have_the_tau_they_are_asked_for(tau: float) -> None:
+def test_noisy_medians_have_the_requested_tau(tau: float) -> None:
     _, means = workload()
     medians = noisy_medians(parse_predictor_spec(f"noisy:{tau}"), means, np.full(len(means), CAPS), 0)
     assert stats.kendalltau(medians, means).statistic == pytest.approx(tau, abs=0.01)
@@ -33,24 +33,24 @@ def test_noisy_medians_have_the_tau_they_are_asked_for(tau: float) -> None:
 
 @settings(max_examples=15)
 @given(st.integers(-5, 2**31), st.floats(0.3, 0.9), st.integers(60, 400))
-def test_any_seed_and_size_gives_that_tau(seed: int, tau: float, n: int) -> None:
+def test_any_seed_and_size_gives_the_requested_tau(seed: int, tau: float, n: int) -> None:
     true, _ = workload(n, abs(seed))
     spec = PredictorSpec("noisy", tau=tau)
     medians = noisy_medians(spec, true + np.linspace(0, 0.5, n), np.full(n, CAPS), seed)
     assert stats.kendalltau(medians, true + np.linspace(0, 0.5, n)).statistic == pytest.approx(tau, abs=0.01)
 
 
-def test_of_several_llms_the_tau_is_that_within_each_averaged() -> None:
+def test_the_tau_of_several_llms_is_the_mean_of_the_tau_within_each() -> None:
     _, means = workload()
     groups = np.array(["short", "long"] * 1000, dtype=object)
-    means = np.where(groups == "long", 50 * means, means)  # over both, the LLM alone would already order them
+    means = np.where(groups == "long", 50 * means, means)  # over both LLMs, the LLM alone orders most pairs
     medians = noisy_medians(PredictorSpec("noisy", tau=0.5), means, np.full(2000, CAPS), 3, groups=groups)
     within = [stats.kendalltau(medians[groups == llm], means[groups == llm]).statistic for llm in ("short", "long")]
     assert np.mean(within) == pytest.approx(0.5, abs=0.01)
     assert stats.kendalltau(medians, means).statistic > 0.6
 
 
-def test_the_same_prompt_is_disturbed_the_same_every_time() -> None:
+def test_a_repeated_prompt_gets_the_same_noise() -> None:
     _, means = workload(200)
     units = np.tile(np.arange(200), 3)
     for spec in ("noisy:0.6", "noisy:log=0.5"):
@@ -71,14 +71,14 @@ def test_medians_stay_between_one_token_and_the_cap() -> None:
     assert (medians.min(), medians.max()) == (1.0, pytest.approx(300.0))
 
 
-def test_the_same_seed_is_the_same_noise_and_another_is_not() -> None:
+def test_noise_is_the_same_for_the_same_seed_only() -> None:
     true, _ = workload(300)
     spec = parse_predictor_spec("noisy:0.6")
     a, b, c = (noisy_medians(spec, true, np.full(300, CAPS), seed).tolist() for seed in (1, 1, 2))
     assert a == b != c
 
 
-def test_a_noisy_prediction_knows_how_wrong_it_is() -> None:
+def test_the_spread_of_a_noisy_prediction_is_calibrated() -> None:
     true, means = workload()
     medians = noisy_medians(parse_predictor_spec("noisy:log=0.5"), means, np.full(2000, CAPS), 0)
     predictions = LogTColumns.of(np.log(medians), own_sigma(true, medians), CAPS)
@@ -86,7 +86,7 @@ def test_a_noisy_prediction_knows_how_wrong_it_is() -> None:
     assert np.mean(inside) == pytest.approx(0.5, abs=0.03)
 
 
-def test_lengths_so_tied_that_no_noise_has_that_tau_are_refused() -> None:
+def test_an_unreachable_tau_is_refused_with_the_nearest_one() -> None:
     true, caps = np.tile([1.0, 300.0], 500), np.full(1000, CAPS)
     with pytest.raises(InputError, match=r"tau of 0.9; the nearest is 0\.7"):
         noisy_medians(parse_predictor_spec("noisy:0.9"), true, caps, 0)

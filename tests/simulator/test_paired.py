@@ -13,29 +13,27 @@ positive = st.floats(0.01, 1e4)
 
 
 @given(st.lists(st.tuples(positive, positive), min_size=2, max_size=20))
-def test_the_interval_over_seeds_holds_the_ratio_and_turns_over_with_it(pairs: list[tuple[float, float]]) -> None:
+def test_the_interval_over_seeds_contains_the_ratio_and_inverts_with_it(pairs: list[tuple[float, float]]) -> None:
     ours, base = zip(*pairs, strict=True)
-    there, back = over_seeds(ours, base), over_seeds(base, ours)
-    assert there.low <= there.ratio <= there.high
-    assert back.ratio == pytest.approx(1 / there.ratio)
-    assert back.low == pytest.approx(1 / there.high)
+    ratio, inverse = over_seeds(ours, base), over_seeds(base, ours)
+    assert ratio.low <= ratio.ratio <= ratio.high
+    assert inverse.ratio == pytest.approx(1 / ratio.ratio)
+    assert inverse.low == pytest.approx(1 / ratio.high)
 
 
-def test_student_s_interval_by_hand() -> None:
+def test_the_interval_over_seeds_is_students() -> None:
     found = over_seeds([math.exp(0.1), math.exp(0.3)], [1.0, 1.0])
     reach = 12.7062 * 0.1  # t of one degree of freedom, times sd / sqrt(2)
     assert math.log(found.ratio) == pytest.approx(0.2)
     assert math.log(found.high) == pytest.approx(0.2 + reach, rel=1e-4)
 
 
-def test_a_seed_without_a_figure_leaves_no_ratio() -> None:
+def test_a_missing_value_of_one_seed_makes_the_ratio_nan() -> None:
     assert math.isnan(over_seeds([1.0, math.nan], [1.0, 1.0]).ratio)
 
 
 @given(st.lists(positive, min_size=1, max_size=80), st.floats(0.1, 10), st.sampled_from([None, 0.5, 0.99]))
-def test_what_is_always_so_many_times_as_long_is_known_exactly(
-    base: list[float], times: float, q: float | None
-) -> None:
+def test_a_constant_ratio_has_an_interval_of_zero_width(base: list[float], times: float, q: float | None) -> None:
     values = np.array(base)
     found = over_requests(values * times, values, q, seed=0)
     assert [found.ratio, found.low, found.high] == pytest.approx([times] * 3)
@@ -46,19 +44,19 @@ def test_pairing_makes_the_interval_narrower() -> None:
     base = rng.lognormal(0, 1.5, 1000)
     ours = base * rng.lognormal(-0.2, 0.1, 1000)
     paired = over_requests(ours, base, None, seed=1)
-    apart = over_requests(rng.permutation(ours), base, None, seed=1)
+    unpaired = over_requests(rng.permutation(ours), base, None, seed=1)
     assert paired.high < 1
-    assert paired.high - paired.low < 0.5 * (apart.high - apart.low)
+    assert paired.high - paired.low < 0.5 * (unpaired.high - unpaired.low)
 
 
-def test_the_bootstrap_is_as_wide_as_theory_says_for_independent_requests() -> None:
+def test_the_bootstrap_interval_has_the_width_of_theory_for_independent_requests() -> None:
     rng = np.random.default_rng(2)
     ours, base = rng.normal(10, 2, 5000), np.full(5000, 10.0)
     found = over_requests(ours, base, None, seed=3)
     assert (found.high - found.low) / 2 == pytest.approx(1.96 * 0.2 / math.sqrt(5000), rel=0.3)
 
 
-def test_refused_requests_are_left_out_of_both() -> None:
+def test_requests_refused_in_one_run_are_left_out_of_both() -> None:
     ours, base = np.array([2.0, math.nan, 2.0]), np.array([1.0, 100.0, 1.0])
     assert over_requests(ours, base, None, seed=0).ratio == 2.0
     assert math.isnan(over_requests(np.full(2, math.nan), np.ones(2), None, seed=0).ratio)

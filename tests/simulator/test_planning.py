@@ -35,7 +35,7 @@ def test_two_requests_per_engine_finish_in_time(requests_: int, engines: int) ->
 
 @given(st.integers(1, 24), st.integers(1, 9), st.sampled_from([0.5, 0.9, 1.0]))
 @settings(max_examples=25)
-def test_the_answer_is_that_of_trying_every_count(count: int, most: int, attainment: float) -> None:
+def test_bisection_finds_the_result_of_trying_every_count(count: int, most: int, attainment: float) -> None:
     workload = burst(count)
     found = search(workload, e2e_s=15.0, attainment=attainment, most=most).run(["fcfs"])[0]
     enough = [
@@ -56,11 +56,11 @@ def test_all_policies_are_simulated_with_the_fewest_engines_that_any_needs() -> 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=4), st.integers(1, 9))
 @settings(max_examples=25)
-def test_the_answer_for_several_draws_is_enough_in_each_and_that_of_the_hardest(counts: list[int], most: int) -> None:
+def test_the_result_for_several_seeds_is_the_largest_of_them(counts: list[int], most: int) -> None:
     alone = [search(burst(count), 15.0, attainment=1.0, most=most).run(["fcfs"])[0].engines for count in counts]
     searches = [search(burst(count), 15.0, attainment=1.0, most=most) for count in counts]
     (found,) = plan_seeds(searches, ["fcfs"])
-    assert [each.engines for each in found.seeds] == alone  # the first answer, as a start, changes no other
+    assert [each.engines for each in found.seeds] == alone  # starting from the first result changes no other
     assert found.engines == (None if None in alone else max(each or 0 for each in alone))
     share = found.attained(found.engines or most)
     assert share is not None
@@ -68,7 +68,7 @@ def test_the_answer_for_several_draws_is_enough_in_each_and_that_of_the_hardest(
     assert (share[1] >= 1.0) == (found.engines is not None)
 
 
-def test_what_no_number_of_engines_can_reach_is_known_without_a_queue() -> None:
+def test_an_unreachable_attainment_is_found_without_queueing() -> None:
     found = search(requests([(1, 10), (1, 90)]), e2e_s=20.0, attainment=0.9, most=4)
     assert found.run(["fcfs"])[0].engines is None
     assert found.without_queue() == 0.5

@@ -24,7 +24,7 @@ from tests.simulator.builders import fleet, requests
 
 
 def castillo_like(n: int = 400, *, prompts: int = 100, llms: int = 1, seed: int = 0) -> Workload:
-    """Prompts that come again, with the mean of their samples and one sample as the true length."""
+    """Repeated prompts, with the mean of their samples and one sample as the true length."""
     rng = np.random.default_rng(seed)
     which, llm = np.arange(n) % prompts, np.arange(n) % llms
     means = np.exp(rng.normal(5.5, 0.9, (prompts, llms)))[which, llm]
@@ -41,56 +41,56 @@ def castillo_like(n: int = 400, *, prompts: int = 100, llms: int = 1, seed: int 
     )
 
 
-def test_the_oracle_knows_and_none_knows_nothing() -> None:
+def test_the_oracle_predicts_true_lengths_and_none_predicts_nothing() -> None:
     workload = requests([(3, 5), (3, 20_000), (3, 7)]).replace(max_tokens=[100, None, 7])
-    told = predict_workload(workload, "oracle")
-    assert list(told) == [Point(5, 100), Point(20_000, 20_000), Point(7, 7)]
-    assert told.tau == 1.0
-    nothing = predict_workload(workload, "none")
-    assert list(nothing) == [None, None, None]
-    assert math.isnan(nothing.tau)
+    predicted = predict_workload(workload, "oracle")
+    assert list(predicted) == [Point(5, 100), Point(20_000, 20_000), Point(7, 7)]
+    assert predicted.tau == 1.0
+    none = predict_workload(workload, "none")
+    assert list(none) == [None, None, None]
+    assert math.isnan(none.tau)
 
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(1, 2**40), min_size=1, max_size=20))
-def test_the_oracle_is_right_to_the_token_whatever_the_length(lengths: list[int]) -> None:
-    told = predict_workload(requests([(1, length) for length in lengths]), "oracle")
-    assert [prediction.mean() for prediction in told if prediction is not None] == lengths
-    assert told.expected_and_tail()[0].tolist() == lengths
+def test_the_oracle_is_exact_for_any_length(lengths: list[int]) -> None:
+    predicted = predict_workload(requests([(1, length) for length in lengths]), "oracle")
+    assert [prediction.mean() for prediction in predicted if prediction is not None] == lengths
+    assert predicted.expected_and_tail()[0].tolist() == lengths
 
 
 @pytest.mark.parametrize("tau", [0.3, 0.6, 0.9])
 def test_noise_is_on_the_mean_of_the_samples_and_tau_is_reported(tau: float) -> None:
     workload = castillo_like()
-    told = predict_workload(workload, f"noisy:{tau}", seed=4)
-    reached = stats.kendalltau(told.mu, workload.sample_mean).statistic
+    predicted = predict_workload(workload, f"noisy:{tau}", seed=4)
+    reached = stats.kendalltau(predicted.mu, workload.sample_mean).statistic
     assert reached == pytest.approx(tau, abs=0.01)
-    assert told.tau == pytest.approx(reached, abs=1e-9)
+    assert predicted.tau == pytest.approx(reached, abs=1e-9)
 
 
-def test_where_no_mean_is_known_the_true_length_is_disturbed() -> None:
+def test_without_a_sample_mean_the_noise_is_on_the_true_length() -> None:
     workload = castillo_like()
     means = workload.sample_mean.tolist()
     some = workload.replace(sample_mean=means[:200] + [None] * 200)
-    told = predict_workload(some, "noisy:log=0")
-    assert np.exp(told.mu) == pytest.approx(np.r_[means[:200], workload.output_tokens[200:]])
+    predicted = predict_workload(some, "noisy:log=0")
+    assert np.exp(predicted.mu) == pytest.approx(np.r_[means[:200], workload.output_tokens[200:]])
     bare = workload.replace(sample_mean=None)
-    told = predict_workload(bare, "noisy:0.6")
-    assert stats.kendalltau(told.mu, bare.output_tokens).statistic == pytest.approx(0.6, abs=0.01)
+    predicted = predict_workload(bare, "noisy:0.6")
+    assert stats.kendalltau(predicted.mu, bare.output_tokens).statistic == pytest.approx(0.6, abs=0.01)
 
 
-def test_a_prompt_that_comes_again_is_predicted_the_same() -> None:
-    told = predict_workload(castillo_like(), "noisy:0.6")
-    assert told.mu[:100].tolist() == told.mu[100:200].tolist()
-    assert len(set(told.mu.tolist())) == 100
+def test_a_repeated_prompt_has_the_same_prediction() -> None:
+    predicted = predict_workload(castillo_like(), "noisy:0.6")
+    assert predicted.mu[:100].tolist() == predicted.mu[100:200].tolist()
+    assert len(set(predicted.mu.tolist())) == 100
 
 
 def test_tau_is_that_within_each_llm() -> None:
     workload = castillo_like(600, prompts=300, llms=2)
     shifted = np.where(np.arange(600) % 2, workload.sample_mean * 50, workload.sample_mean)
-    told = predict_workload(workload.replace(sample_mean=shifted), "noisy:0.4")
-    within = [stats.kendalltau(told.mu[llm::2], shifted[llm::2]).statistic for llm in (0, 1)]
-    assert told.tau == pytest.approx(np.mean(within)) == pytest.approx(0.4, abs=0.01)
+    predicted = predict_workload(workload.replace(sample_mean=shifted), "noisy:0.4")
+    within = [stats.kendalltau(predicted.mu[llm::2], shifted[llm::2]).statistic for llm in (0, 1)]
+    assert predicted.tau == pytest.approx(np.mean(within)) == pytest.approx(0.4, abs=0.01)
 
 
 def test_predictions_are_the_same_for_the_same_seed_only() -> None:
@@ -99,17 +99,17 @@ def test_predictions_are_the_same_for_the_same_seed_only() -> None:
     assert a == b != c
 
 
-def test_history_knows_the_answers_before_and_never_its_own() -> None:
+def test_history_uses_earlier_answers_only() -> None:
     workload = castillo_like(60, llms=2)
-    told = predict_workload(workload, "history")
+    predicted = predict_workload(workload, "history")
     history = History()
     for row in range(60):
         llm = f"llm-{row % 2}"
-        assert told[row] == history.predict([PredictionInput("", llm)])[0]
+        assert predicted[row] == history.predict([PredictionInput("", llm)])[0]
         history.observe(llm, int(workload.output_tokens[row]))
 
 
-def test_history_takes_a_cut_answer_as_at_least_that_long() -> None:
+def test_history_treats_a_truncated_answer_as_censored() -> None:
     cut = castillo_like(200).limited_to(100)
     whole = predict_workload(cut.replace(max_tokens=None), "history")
     assert predict_workload(cut, "history").mu[-1] > whole.mu[-1]
@@ -132,7 +132,7 @@ def tenants(n: int = 400, gap_s: float = 10.0) -> Workload:
     )
 
 
-def test_memory_learns_what_a_tenant_asks_for() -> None:
+def test_memory_learns_the_lengths_of_each_tenant() -> None:
     found = predict_workload(tenants(), "memory")
     medians = np.exp(found.mu[200:])
     assert medians[::2] == pytest.approx(50, rel=0.2)
@@ -154,7 +154,7 @@ def test_memory_sees_a_length_only_once_its_request_has_finished() -> None:
     assert np.ptp(predict_workload(tenants(20, gap_s=0.0), "memory").mu) == 0.0
 
 
-def test_a_simulation_shows_memory_the_lengths_that_finished_on_its_fleet() -> None:
+def test_in_a_simulation_memory_learns_from_requests_finished_on_its_fleet() -> None:
     quick, slow = tenants(100, gap_s=30.0), tenants(100, gap_s=0.001)
     assert simulate(quick, fleet(), "sjf", predictor="memory").predictor == "memory"
     taus = [as_predictions(each, fleet(), "memory").tau for each in (quick, slow)]
@@ -162,7 +162,7 @@ def test_a_simulation_shows_memory_the_lengths_that_finished_on_its_fleet() -> N
     assert math.isnan(taus[1]) or taus[1] < 0.1
 
 
-def test_memory_over_a_model_reads_the_prompts_as_the_model_does() -> None:
+def test_memory_over_a_model_starts_from_the_models_prediction() -> None:
     workload = castillo_like(100)
     over, alone = predict_workload(workload, "memory+fast"), predict_workload(workload, "fast")
     assert over.mu[0] == pytest.approx(alone.mu[0])
@@ -170,60 +170,63 @@ def test_memory_over_a_model_reads_the_prompts_as_the_model_does() -> None:
         predict_workload(tenants(), "memory+fast")
 
 
-def test_a_model_reads_each_prompt_once_and_predicts_what_it_would_alone() -> None:
+def test_a_model_reads_each_distinct_prompt_once() -> None:
     workload = castillo_like().replace(max_tokens=900)
     shares: list[float] = []
-    told = predict_workload(workload, "fast", on_progress=shares.append)
+    predicted = predict_workload(workload, "fast", on_progress=shares.append)
     alone = load_predictor("fast").predict([PredictionInput("Write about the number 7.", "llm-0", 900, 30)])[0]
     for row in (7, 107):
-        prediction = told[row]
+        prediction = predicted[row]
         assert isinstance(prediction, LogT)
         assert prediction.cap == 900
         assert prediction.quantile(0.5) == pytest.approx(alone.quantile(0.5))
     assert shares == [1.0]  # 100 distinct prompts are one batch
 
 
-def test_a_model_file_is_a_predictor_too(tmp_path: Path) -> None:
+def test_a_model_file_is_a_predictor(tmp_path: Path) -> None:
     path = tmp_path / "mine.lw"
     path.write_bytes(packaged_predictors()["fast"].read_bytes())
     workload = castillo_like(20)
     assert predict_workload(workload, str(path)).mu.tolist() == predict_workload(workload, "fast").mu.tolist()
 
 
-def test_a_model_without_prompts_to_read_says_what_can_be_had() -> None:
+def test_a_model_without_prompt_texts_is_an_error_that_names_the_alternatives() -> None:
     with pytest.raises(InputError, match=r"no prompt texts for predictor 'fast'.*oracle, noisy:TAU, history or none"):
         predict_workload(requests([(3, 5)]), "fast")
 
 
 @pytest.mark.parametrize("spec", ["oracle", "none", "noisy:0.6", "noisy:log=2", "history"])
-def test_mean_and_tail_of_all_at_once_are_those_of_each_job(spec: str) -> None:
+def test_vectorised_mean_and_tail_equal_those_of_each_job(spec: str) -> None:
     workload = castillo_like(60)
     workload = workload.replace(
         max_tokens=[None, 4000, 800] * 20, output_tokens=np.minimum(workload.output_tokens, 800)
     )
-    told = predict_workload(workload, spec)
+    predicted = predict_workload(workload, spec)
     limits = workload.table["max_tokens"].to_pylist()
     jobs = [
-        Job("x", 0.0, prediction=prediction, max_tokens=limit) for prediction, limit in zip(told, limits, strict=True)
+        Job("x", 0.0, prediction=prediction, max_tokens=limit)
+        for prediction, limit in zip(predicted, limits, strict=True)
     ]
-    expected, tail = told.expected_and_tail()
+    expected, tail = predicted.expected_and_tail()
     assert expected == pytest.approx([job.expected for job in jobs], rel=1e-3)
     assert tail == pytest.approx([job.tail for job in jobs], rel=1e-3)
 
 
-def test_policies_can_share_predictions_made_once() -> None:
+def test_predictions_can_be_shared_between_policies() -> None:
     workload, engines = castillo_like(80), fleet(seqs=4, budget=4096, blocks=2048)
-    told = predict_workload(workload, "noisy:0.6")
-    shared, named, blind = (simulate(workload, engines, "sjf", predictor=each) for each in (told, "noisy:0.6", "none"))
-    assert shared.started.tolist() == named.started.tolist() != blind.started.tolist()
+    predicted = predict_workload(workload, "noisy:0.6")
+    shared, named, none = (
+        simulate(workload, engines, "sjf", predictor=each) for each in (predicted, "noisy:0.6", "none")
+    )
+    assert shared.started.tolist() == named.started.tolist() != none.started.tolist()
 
 
 def test_an_empty_workload_has_no_predictions() -> None:
-    nobody = castillo_like(10).head(0)
+    empty = castillo_like(10).head(0)
     for spec in ("oracle", "none", "noisy:0.6", "history"):
-        told = predict_workload(nobody, spec)
-        assert (len(told), list(told)) == (0, [])
-        assert [len(column) for column in told.expected_and_tail()] == [0, 0]
+        predicted = predict_workload(empty, spec)
+        assert (len(predicted), list(predicted)) == (0, [])
+        assert [len(column) for column in predicted.expected_and_tail()] == [0, 0]
 
 
 def test_the_default_cap_is_not_raised_by_a_length_that_a_predictor_cannot_know() -> None:

@@ -1,4 +1,4 @@
-"""Preemption has a bounded cost, and policies that promise no starvation keep the promise under it."""
+"""Preemption has a bounded cost, and starvation bounds hold under it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLENTY = 100_000
 
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
-    """Long and short ones, so close that some wait, so far apart that short ones find long ones running."""
+    """Long and short requests, dense enough that some wait and that short ones arrive while long ones run."""
     n = draw(st.integers(1, 60))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     columns: dict[str, Any] = {
@@ -47,7 +47,7 @@ def served(
     st.sampled_from(["oracle", "noisy:log=0.8", "none"]),
     st.booleans(),
 )
-def test_what_is_computed_again_is_at_most_times_prompt_and_c_times_the_prediction(
+def test_recomputed_tokens_are_at_most_times_prompt_plus_c_times_the_prediction(
     workload: Workload, c: float, times: int, predictor: str, caching: bool
 ) -> None:
     outcome = served(workload, f"srpt:c={c:g},times={times}", predictor, caching=caching)
@@ -58,8 +58,8 @@ def test_what_is_computed_again_is_at_most_times_prompt_and_c_times_the_predicti
     assert (outcome.recomputed_tokens <= times * once).all()
 
 
-def passed_over(workload: Workload, outcome: Outcome) -> int:
-    """The most that came later than one request and were done before it."""
+def max_overtakes(workload: Workload, outcome: Outcome) -> int:
+    """Return the largest number of later arrivals that finish before one request."""
     earlier = outcome.finish[None, :] < outcome.finish[:, None]
     later = workload.arrival_s[None, :] > workload.arrival_s[:, None]
     return int((earlier & later).sum(axis=1).max())
@@ -71,11 +71,11 @@ def test_inside_bounded_a_preempted_request_is_not_overtaken_beyond_the_bound(
     workload: Workload, overtakes: int, predictor: str
 ) -> None:
     outcome = served(workload, f"bounded(srpt:c=1):overtakes={overtakes}", predictor, slots=1)
-    assert passed_over(workload, outcome) <= overtakes
+    assert max_overtakes(workload, outcome) <= overtakes
 
 
-def stream_of_short_ones(count: int) -> Workload:
-    """A long one, and a short one whenever the long one has just begun again."""
+def stream_of_short_requests(count: int) -> Workload:
+    """A long request, and a short one shortly after each resumption of the long one."""
     return Workload.from_table(
         {
             "arrival_s": np.concatenate([[0.0], 0.05 + 0.1 * np.arange(count)]),
@@ -86,28 +86,30 @@ def stream_of_short_ones(count: int) -> Workload:
     )
 
 
-def test_c_alone_does_not_bound_what_is_computed_again() -> None:
-    """Each short one that comes costs the long one its prompt and what it has; without a limit, all of them do."""
-    few, many = (served(stream_of_short_ones(n), "srpt:c=1,times=1000", slots=1) for n in (10, 40))
+def test_c_alone_does_not_bound_the_recomputed_tokens() -> None:
+    """Without a limit, each short request makes the long one recompute its prompt and its tokens."""
+    few, many = (served(stream_of_short_requests(n), "srpt:c=1,times=1000", slots=1) for n in (10, 40))
     assert few.preemptions[0] >= 8
     assert many.preemptions[0] > 2 * few.preemptions[0]
     assert many.recomputed_tokens[0] > 2 * few.recomputed_tokens[0]
-    limited = served(stream_of_short_ones(40), "srpt:c=1,times=3", slots=1)
+    limited = served(stream_of_short_requests(40), "srpt:c=1,times=3", slots=1)
     assert limited.preemptions[0] == 3
     assert limited.finish[0] < many.finish[0]
 
 
 def test_requests_preempted_often_are_evicted_last() -> None:
-    tired, fresh = (Job(name, 0.0, prediction=Point(length)) for name, length in (("tired", 100), ("fresh", 50)))
+    preempted, fresh = (
+        Job(name, 0.0, prediction=Point(length)) for name, length in (("preempted", 100), ("fresh", 50))
+    )
     srpt = make_policy("srpt:c=0.8,times=2")
-    assert choose_victim(srpt, [tired, fresh], None, 0.0) is tired
-    tired.preemptions = 2
-    assert choose_victim(srpt, [tired, fresh], None, 0.0) is fresh
-    assert choose_victim(srpt, [tired], None, 0.0) is tired, "somebody must go"
+    assert choose_victim(srpt, [preempted, fresh], None, 0.0) is preempted
+    preempted.preemptions = 2
+    assert choose_victim(srpt, [preempted, fresh], None, 0.0) is fresh
+    assert choose_victim(srpt, [preempted], None, 0.0) is preempted, "the only candidate"
 
 
 @pytest.mark.parametrize("policy", ["srpt:c=0.8", "gittins", "bounded(srpt:c=0.8):overtakes=0"])
-def test_a_preempted_request_waits_before_its_equals_and_in_its_round(policy: str) -> None:
+def test_a_preempted_request_keeps_its_round_and_waits_before_equal_keys(policy: str) -> None:
     queue = PolicyQueue(make_policy(policy))
     preempted, equal = Job("preempted", 0.0, prediction=Point(100)), Job("equal", 1.0, prediction=Point(100))
     queue.push(preempted, 0.0)

@@ -101,8 +101,10 @@ def test_routing_one_by_one_equals_assigning_all_requests_first(policy: str) -> 
     lengths = [(int(p), int(o)) for p, o in zip(rng.integers(1, 60, 200), rng.integers(1, 40, 200), strict=True)]
     workload = requests(lengths, np.cumsum(rng.exponential(0.05, 200)).tolist())
     tight = fleet(UNEVEN, engines=3, seqs=3, blocks=60, caching=True)
-    first, singly = (simulate(workload, tight, policy, router=router) for router in ("round_robin", RecordingRouter()))
-    assert first.to_table().equals(singly.to_table())
+    first, one_by_one = (
+        simulate(workload, tight, policy, router=router) for router in ("round_robin", RecordingRouter())
+    )
+    assert first.to_table().equals(one_by_one.to_table())
 
 
 def test_a_router_of_another_package_works_by_its_path_and_is_charged_the_default_time() -> None:
@@ -114,8 +116,8 @@ def test_a_router_of_another_package_works_by_its_path_and_is_charged_the_defaul
     assert unmeasured_note("e2:window=5", 8) is None
 
 
-class Lost:
-    name, uses_predictions = "lost", False
+class UnknownEngineRouter:
+    name, uses_predictions = "unknown", False
 
     def engine_up(self, engine: object) -> None: ...
     def engine_down(self, engine: object) -> None: ...
@@ -126,15 +128,15 @@ class Lost:
 
 
 def test_a_router_that_chooses_an_unknown_engine_is_named() -> None:
-    with pytest.raises(InputError, match="lost: chose engine 'nowhere'"):
-        simulate(requests([(2, 2)]), fleet(engines=2), router=Lost())
+    with pytest.raises(InputError, match="unknown: chose engine 'nowhere'"):
+        simulate(requests([(2, 2)]), fleet(engines=2), router=UnknownEngineRouter())
 
 
 def test_speeds_come_from_the_cost_model() -> None:
     speed = speed_of(StepCost(0.002, 0.003, 1e-4, 1e-9, 1e-5, 1e-7))
     assert speed.prefill_pair_s == pytest.approx(1e-9)
     assert speed.prefill_token_s == pytest.approx(1e-4)
-    assert speed.sequence_s == pytest.approx(1e-5 + 1e-7)  # a context of one token is one more
+    assert speed.sequence_s == pytest.approx(1e-5 + 1e-7)  # and a context of one token
     assert speed.kv_token_s == pytest.approx(1e-7)
     assert speed.step_s == pytest.approx(0.003 + 1e-5 + 1e-7)
 
@@ -156,7 +158,7 @@ def test_a_faster_engine_gets_more_requests() -> None:
     assert counts[1] > 4 * counts[0]
 
 
-def test_costs_are_read_back_as_they_were_written() -> None:
+def test_written_costs_are_read_back_equal() -> None:
     outcome = simulate(shared_prefixes(), small(), router="lengthwise", explain=True)
     assert outcome.trace is not None
     columns = {name: column.to_pylist() for name, column in outcome.trace.columns().items()}

@@ -1,4 +1,4 @@
-"""What was computed is not computed again, what was not is, and where it is computed makes no difference."""
+"""A sweep computes only tasks that are not in the cache, with the same result on any kind of worker."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ def small(**others: Any) -> SweepConfig:
 
 
 def no_workers(tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
-    raise AssertionError(f"{len(tasks)} pieces were to be computed")
+    raise AssertionError(f"{len(tasks)} tasks are not in the cache")
 
 
 class Counting:
-    """Computes here, and stops after so many."""
+    """Runs tasks in this process, in reverse order, and stops after `most`."""
 
     def __init__(self, most: int = sys.maxsize) -> None:
         self.most, self.done = most, 0
 
     def __call__(self, tasks: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
-        for number, one in reversed(list(enumerate(tasks))):  # in whatever order
+        for number, one in reversed(list(enumerate(tasks))):
             if self.done == self.most:
                 raise KeyboardInterrupt
             self.done += 1
             yield number, run_task(one)
 
 
-def test_a_second_run_computes_nothing_and_tells_the_same(tmp_path: Path) -> None:
+def test_a_second_run_computes_nothing_and_returns_the_same_rows(tmp_path: Path) -> None:
     first = run_sweep(small(), ResultCache(tmp_path), in_processes(1))
     assert (first.from_cache, first.computed, len(first.rows)) == (0, 2 + 8, 8)
     assert [(row["load"], row["router"], row["seed"]) for row in first.rows[:4]] == [
@@ -80,7 +80,7 @@ def test_a_second_run_computes_nothing_and_tells_the_same(tmp_path: Path) -> Non
     assert again.rows == first.rows
 
 
-def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_resumes(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_sweep(small(), ResultCache(tmp_path), Counting(most=5))
     rest = Counting()
@@ -89,7 +89,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     assert resumed.rows == run_sweep(small(), ResultCache(tmp_path / "other"), Counting()).rows
 
 
-def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
+def test_only_new_tasks_are_computed(tmp_path: Path) -> None:
     cache = ResultCache(tmp_path)
     run_sweep(small(), cache, Counting())
     wider = Counting()
@@ -97,10 +97,10 @@ def test_only_what_is_new_is_computed(tmp_path: Path) -> None:
     assert wider.done == 2 * (2 + 3)  # each seed: `random` at two loads, all three at the new one
     charged = Counting()
     run_sweep(small(routing_time={"lengthwise": 5.0}), cache, charged)
-    assert charged.done == 2 * 2, "only whom it is charged to"
+    assert charged.done == 2 * 2, "only the router with the changed time"
 
 
-def test_other_code_or_another_workload_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_code_or_another_workload_misses_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ResultCache(tmp_path)
     run_sweep(small(), cache, Counting())
     fewer = Counting()
@@ -112,10 +112,10 @@ def test_other_code_or_another_workload_is_computed_again(tmp_path: Path, monkey
     assert changed.done == 10
 
 
-def test_processes_compute_what_this_one_computes(tmp_path: Path) -> None:
+def test_worker_processes_return_the_same_rows(tmp_path: Path) -> None:
     config = small(seeds=1, load=[0.9])
-    here, there = (run_sweep(config, ResultCache(tmp_path / f"{jobs}"), in_processes(jobs)) for jobs in (1, 2))
-    assert here.rows == there.rows
+    one, two = (run_sweep(config, ResultCache(tmp_path / f"{jobs}"), in_processes(jobs)) for jobs in (1, 2))
+    assert one.rows == two.rows
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,11 @@ def test_two_sweeps_at_once_share_a_cache(tmp_path: Path) -> None:
     alone = [run_sweep(config, ResultCache(tmp_path), no_workers) for config in configs]
     assert [each.rows for each in together] == [each.rows for each in alone]
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".json"], (
-        "nothing half-written"
+        "no temporary file is left"
     )
 
 
-def test_a_result_that_cannot_be_read_is_computed_again(tmp_path: Path) -> None:
+def test_an_unreadable_result_is_computed_again(tmp_path: Path) -> None:
     config = small(seeds=1, load=[0.9])
     first = run_sweep(config, ResultCache(tmp_path), Counting())
     min(tmp_path.rglob("*.json")).write_text('{"cut')
@@ -162,7 +162,7 @@ def test_a_result_that_cannot_be_read_is_computed_again(tmp_path: Path) -> None:
     assert mended.done >= 1
 
 
-def test_keys_say_everything() -> None:
+def test_cache_keys_depend_on_content_only() -> None:
     one, other = requests([(10, 5)] * 3, [0.0, 1.0, 2.0]), requests([(10, 5)] * 3, [0.0, 1.0, 2.5])
     assert one.content_hash != other.content_hash
     assert one.content_hash == requests([(10, 5)] * 3, [0.0, 1.0, 2.0]).content_hash
