@@ -16,9 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from experiments.study import Line, Run, SeededGrid, SeedResults, Study, line_figure, sections
+from experiments.study import Run, SeededGrid, SeedResults, Study, sections
 from lengthwise.errors import InputError
-from lengthwise.reports.page import Figure, axis
 from lengthwise.reports.runs import NAMES, multiple, seconds
 from lengthwise.reports.tables import Table
 from lengthwise.simulator import (
@@ -46,14 +45,10 @@ LENGTHS: Final = DiscreteLengths((1, 300), (0.5, 0.5))
 _TRACES: Final = {"mooncake": ("mooncake_conversation",), "azure": ("azure2023_conv", "azure_sample")}
 
 
-def available() -> list[str]:
-    """The workloads whose data are available."""
-    return [case for case in CASES if case not in _TRACES or _trace(case) is not None]
-
-
-def trace_name(case: str) -> str:
-    """The name of the trace of a workload."""
-    return _trace(case) or case
+def trace_name(case: str) -> str | None:
+    """The largest available trace of a workload, its own name if it is not of a trace; None: no trace is available."""
+    names = _TRACES.get(case)
+    return case if names is None else next((name for name in names if find_trace(name).path is not None), None)
 
 
 @lru_cache(maxsize=8)
@@ -63,17 +58,12 @@ def draw(case: str, requests: int, seed: int) -> Workload:
         return react_workload(requests=requests, rate=1.0, lengths=LENGTHS, seed=seed)
     if case == "castillo":
         return castillo_workload(load_castillo(split="test"), LLM, requests=requests, rate=1.0, seed=seed)
-    return redraw(_loaded(trace_name(case)), requests=requests, rate=1.0, seed=seed)
+    return redraw(_loaded(trace_name(case) or case), requests=requests, rate=1.0, seed=seed)
 
 
 @lru_cache(maxsize=2)
 def _loaded(name: str) -> Workload:
     return load_trace(name)
-
-
-def _trace(case: str) -> str | None:
-    """The largest available trace of a workload."""
-    return next((name for name in _TRACES.get(case, ()) if find_trace(name).path is not None), None)
 
 
 POLICY: Final = "fcfs"
@@ -228,19 +218,16 @@ class DisaggregationResult:
 
 def measure(run: Run, grid: DisaggregationGrid) -> DisaggregationResult:
     """Run everything that the cache does not have."""
-    here = available()
+    sources = {case: name for case in grid.cases if (name := trace_name(case)) is not None}
     for case in grid.cases:
-        if case not in here:
+        if case not in sources:
             run.note(f"LENGTHWISE_DATA does not hold {case}'s trace; it is left out")
     if trace_name("azure") == "azure_sample":
         run.note("LENGTHWISE_DATA does not hold Azure's trace; using the sample that ships with the package")
-    cases = [case for case in grid.cases if case in here]
-    first = [FleetTask(case, grid.requests, 0, grid.fleet, load) for case in cases for load in grid.loads]
+    first = [FleetTask(case, grid.requests, 0, grid.fleet, load) for case in sources for load in grid.loads]
     plain = [replace(one, prefill=n, gb_per_s=grid.gb_per_s) for one in first for n in (0, *grid.prefills)]
     split = _arranged(run, "mixed and split", plain, grid.seeds, lambda one: replace(one, prefill=0))
-    found = DisaggregationResult(
-        grid, Fleet.parse(grid.fleet).slots, {case: trace_name(case) for case in cases}, split, ()
-    )
+    found = DisaggregationResult(grid, Fleet.parse(grid.fleet).slots, sources, split, ())
     load = min(grid.loads, key=lambda value: abs(value - REFRESHED_LOAD))
     settings = [
         replace(
@@ -375,34 +362,6 @@ def _split_name(found: DisaggregationResult, one: Arrangement) -> str:
     return f"{one.prefill}:{found.grid.engines - one.prefill}" if one.prefill else "mixed"
 
 
-_SHOWN: Final[dict[What, str]] = {
-    ("ttft_s", "mean"): "mean TTFT",
-    ("tpot_s", "mean"): "mean TPOT",
-    ("e2e_s", "mean"): "mean E2E",
-    ("e2e_s", "p99"): "p99 E2E",
-    ("per_token_s", "mean"): "mean per-token latency",
-}
-
-
-def figures(found: DisaggregationResult) -> list[Figure]:
-    """Every statistic over load, a panel per workload."""
-    return [_over_load(found, what, name) for what, name in _SHOWN.items()]
-
-
-def _over_load(found: DisaggregationResult, what: What, name: str) -> Figure:
-    """Ratio of each split to the mixed fleet, with intervals."""
-    panels: dict[str, list[Line]] = {}
-    for case, source in found.sources.items():
-        for prefill in found.grid.prefills:
-            here = [one for one in found.split if (one.case, one.prefill) == (case, prefill)]
-            ratios = [one.ratios[what] for one in here]
-            line = Line(_split_name(found, here[0]), [one.load for one in here], ratios=ratios)
-            panels.setdefault(source, []).append(line)
-    caption = "Below 1 the split fleet is better. Bars: 95 % intervals over seeds. Logarithmic."
-    both = axis("load of the mixed fleet"), axis("split over mixed", type="log")
-    return line_figure(f"{name}, split over mixed".capitalize(), caption, panels, *both, 760)
-
-
 def answer(found: DisaggregationResult) -> str:
     """Where the split with the least mean E2E pays, and where it costs."""
     words = {"pays": "pays", "costs": "costs", "even": "makes no difference beyond noise", "unknown": "is not measured"}
@@ -426,6 +385,5 @@ STUDY: Study[DisaggregationGrid, DisaggregationResult] = Study(
     measure=measure,
     tables=tables,
     answer=answer,
-    figures=figures,
     facts=facts,
 )
