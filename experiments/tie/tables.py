@@ -25,7 +25,7 @@ from experiments.tie.study import (
 )
 from experiments.tie.traffic import AS_IN_PAPER, weighted_score
 from lengthwise.reports.page import Figure, axes, axis, panel
-from lengthwise.reports.runs import against_load, multiple, predictor_label, seconds
+from lengthwise.reports.runs import latency_by_load, multiple, predictor_label, seconds
 from lengthwise.reports.simulation import facts as grid_facts
 from lengthwise.reports.simulation import runs_of
 from lengthwise.reports.tables import Table
@@ -313,7 +313,7 @@ def figures(found: TieResult) -> list[Figure]:
     cells = [cell for cell in found.online.cells if cell.policy in POLICIES and cell.predictor in (None, *names)]
     predictions = {name: found.online.predictions[name] for name in names}
     shown = replace(found.online, cells=tuple(cells), predictions=predictions)  # not the ablation
-    return [against_load(runs_of(shown)), length_heatmap(found.offline, found.predictor)]
+    return [latency_by_load(runs_of(shown)), length_heatmap(found.offline, found.predictor)]
 
 
 def length_heatmap(grid: Grid, predictor: str) -> Figure:

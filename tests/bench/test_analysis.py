@@ -70,7 +70,7 @@ def test_tables_and_page_show_every_arm_and_the_verdict(tmp_path: Path) -> None:
     assert f"<h1>{result.verdict}</h1>" in page
     assert all(arm.label in page for arm in ARMS)
     assert all(
-        text in page for text in ("lengthwise bench --url x", "a GPU", "Who gains and who pays (burst episodes)")
+        text in page for text in ("lengthwise bench --url x", "a GPU", "Latency by output length (burst episodes)")
     )
 
 

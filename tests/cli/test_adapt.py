@@ -34,11 +34,11 @@ def test_a_new_llm_is_learned_and_predicted(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "me/Mine-7B: 60 lengths of 60 prompts" in result.stdout
     assert "warning" not in result.stderr
-    told = runner.invoke(app, ["predict", "Write one word", "--llm", "mine-7b", "--predictor", out, "--json"])
-    assert json.loads(told.stdout)["quantiles"]["0.5"] > 0
+    predicted = runner.invoke(app, ["predict", "Write one word", "--llm", "mine-7b", "--predictor", out, "--json"])
+    assert json.loads(predicted.stdout)["quantiles"]["0.5"] > 0
 
 
-def test_few_lengths_are_warned_of_and_json_stays_json(tmp_path: Path) -> None:
+def test_few_lengths_are_a_warning_on_stderr(tmp_path: Path) -> None:
     arguments = ["adapt", "fast", "--lengths", lengths(tmp_path / "a.parquet", 30), "-o", str(tmp_path / "m.lw")]
     result = runner.invoke(app, [*arguments, "--json", "--llm", "other/Name"])
     found = json.loads(result.stdout)
@@ -47,9 +47,9 @@ def test_few_lengths_are_warned_of_and_json_stays_json(tmp_path: Path) -> None:
     assert "warning: 30 lengths are few" in result.stderr
 
 
-def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_bad_input_is_an_error_with_exit_code_2(tmp_path: Path) -> None:
     few, good = lengths(tmp_path / "few.parquet", 12), lengths(tmp_path / "good.parquet", 30)
-    for model, file, out, said in (
+    for model, file, out, message in (
         ("fast", few, "m.lw", "12 lengths of 12 prompts are too few"),
         ("fast", str(tmp_path / "none.parquet"), "m.lw", "no such file"),
         ("nothing", good, "m.lw", "predictor 'nothing' is not known"),
@@ -57,12 +57,12 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
     ):
         result = runner.invoke(app, ["adapt", model, "--lengths", file, "-o", str(tmp_path / out)])
         assert result.exit_code == 2
-        assert said in result.stderr
+        assert message in result.stderr
         assert len(result.stderr.strip().splitlines()) <= 2
         assert "Traceback" not in result.output
 
 
-def test_a_traffic_log_makes_a_better_file_and_is_shown_before_and_after(tmp_path: Path) -> None:
+def test_adapting_to_a_traffic_log_prints_scores_before_and_after(tmp_path: Path) -> None:
     folder, out = write(tmp_path / "learn", made(200, shift=1.0)), tmp_path / "my.lw"
     result = runner.invoke(app, ["adapt", "fast", "--from", str(folder), "-o", str(out)])
     assert result.exit_code == 0, result.output

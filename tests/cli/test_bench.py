@@ -55,14 +55,14 @@ def test_bad_options_are_named(
     assert message in result.output
 
 
-def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_named(tmp_path: Path) -> None:
     result = bench("--url", "http://127.0.0.1:9", "--token", "x", "--out", str(tmp_path / "out"))
     assert result.exit_code == 2
     assert "127.0.0.1:9" in result.output
     assert "Traceback" not in result.output
 
 
-def test_sigterm_ends_a_bench_in_the_background_where_the_shell_has_sigint_ignored(tmp_path: Path) -> None:
+def test_sigterm_ends_a_bench_whose_shell_ignores_sigint(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         command = [sys.executable, "-m", "lengthwise", "bench", "--url", url, "--token", "x", "--out", str(tmp_path)]

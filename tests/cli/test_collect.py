@@ -40,12 +40,12 @@ def test_lengths_of_a_served_llm_are_collected(prompts: str, tmp_path: Path) -> 
     with served(Llm().app()) as url:
         result = run("--url", url, "--prompts", prompts, "--samples", "5", "-o", str(out), "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert (told["answers"], told["whole_prompts"], told["errors"]) == (10, 2, {})
+    report = json.loads(result.stdout)
+    assert (report["answers"], report["whole_prompts"], report["errors"]) == (10, 2, {})
     assert LengthSamples.read(out).lengths_matrix().shape == (2, 5)
 
 
-def test_what_is_missing_is_told_and_is_exit_code_1(prompts: str, tmp_path: Path) -> None:
+def test_missing_answers_are_counted_and_exit_code_is_1(prompts: str, tmp_path: Path) -> None:
     wrong = JSONResponse({"error": {"message": "no such thing"}}, 400)
     with served(Llm(fault=lambda n: wrong if n == 1 else None).app()) as url:
         result = run("--url", url, "--prompts", prompts, "--samples", "2", "--at-once", "1", "-o", str(tmp_path / "o"))
@@ -55,7 +55,7 @@ def test_what_is_missing_is_told_and_is_exit_code_1(prompts: str, tmp_path: Path
     assert "resumes from" in result.stdout
 
 
-def test_ctrl_c_keeps_what_came(prompts: str, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_answers_so_far(prompts: str, tmp_path: Path) -> None:
     out, llm = tmp_path / "o", Llm()
     code = "import typer; from lengthwise.cli.collect import collect; typer.run(collect)"
     options = ["--prompts", prompts, "--samples", "100000", "--at-once", "2", "-o", str(out), "--json"]
@@ -65,13 +65,13 @@ def test_ctrl_c_keeps_what_came(prompts: str, tmp_path: Path) -> None:
             try:
                 wait_for(lambda: len(llm.bodies) > 20, 120)
                 process.send_signal(signal.SIGINT)
-                told = json.loads(process.communicate(timeout=60)[0])
+                report = json.loads(process.communicate(timeout=60)[0])
             finally:
-                process.kill()  # else a failure here would wait for it for ever
+                process.kill()  # without this a failure above waits forever
     assert process.returncode == 130
-    assert told["interrupted"]
+    assert report["interrupted"]
     kept = (tmp_path / "o.partial").read_text().splitlines()
-    assert len(kept) == told["answers"] + 1 > 10
+    assert len(kept) == report["answers"] + 1 > 10
 
 
 def test_prompts_come_from_castillo_length_samples_json_lines_or_lines(tmp_path: Path, prompts: str) -> None:
@@ -96,7 +96,7 @@ def test_prompts_come_from_castillo_length_samples_json_lines_or_lines(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("x.jsonl", b"{oops", "row 1: no prompt"),
         ("x.jsonl", b'{"text": "a"}', "row 1: no prompt"),
@@ -105,9 +105,9 @@ def test_prompts_come_from_castillo_length_samples_json_lines_or_lines(tmp_path:
         ("nothing.txt", None, "no such file"),
     ],
 )
-def test_bad_prompts_are_named(tmp_path: Path, name: str, content: bytes | None, told: str) -> None:
+def test_bad_prompts_are_named(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         read_prompts(str(path))

@@ -105,14 +105,16 @@ class InstalledPart(Part):
 
 
 @pytest.mark.parametrize(("installed", "fine"), [("0.32.0", True), ("0.32.4", True), ("0.33.1", False), ("0.3", False)])
-def test_an_untested_release_of_vllm_is_found_and_the_tested_one_named(installed: str, fine: bool) -> None:
+def test_an_untested_release_of_vllm_fails_the_check_and_the_fix_names_the_tested_one(
+    installed: str, fine: bool
+) -> None:
     (check,) = check_vllm((InstalledPart("vllm", "", "", installed),))
     assert installed in check.name
     assert (check.fix is None) == fine
     assert fine or "vllm==0.32.*" in str(check.fix)
 
 
-def test_a_missing_vllm_is_no_problem_for_commands_without_it() -> None:
+def test_a_missing_vllm_is_not_checked() -> None:
     assert check_vllm((Part("lengthwise-nothing", "", ""),)) == []
 
 
@@ -145,7 +147,7 @@ def test_an_engine_that_answers_is_named_with_its_models() -> None:
         (401, {"error": "no key"}, "api_key"),
         (404, {}, "URL of an OpenAI server"),
         (500, {}, "log"),
-        (200, {"unlike": "models"}, "log"),
+        (200, {"no": "models"}, "log"),
     ],
 )
 def test_a_server_that_cannot_be_used_names_its_fix(status: int, content: object, fix: str) -> None:
@@ -154,13 +156,13 @@ def test_a_server_that_cannot_be_used_names_its_fix(status: int, content: object
     assert fix in str(check.fix)
 
 
-def test_an_engine_that_is_not_there_names_the_port_to_check() -> None:
+def test_an_engine_that_refuses_connections_names_the_port_to_check() -> None:
     check = check_engine(f"http://127.0.0.1:{free_port()}")
     assert check.found == "nothing listens there"
     assert "8000" in str(check.fix)
 
 
-def test_an_engine_without_a_port_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fix_for_a_url_without_a_port_is_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise ConnectionRefusedError
 
@@ -168,7 +170,7 @@ def test_an_engine_without_a_port_is_asked_for_one(monkeypatch: pytest.MonkeyPat
     assert check_engine("http://gpu-1").fix == "give the port, as in http://gpu-1:8000"
 
 
-def test_a_name_that_does_not_resolve_is_said_to_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_does_not_resolve_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object) -> None:
         raise socket.gaierror
 
@@ -181,7 +183,7 @@ def test_credentials_in_a_url_are_not_printed() -> None:
     assert "secret" not in f"{check}"
 
 
-def test_a_text_that_is_no_url_is_refused() -> None:
+def test_an_invalid_url_is_refused() -> None:
     with pytest.raises(InputError, match="is not the URL of an engine"):
         check_engine("gpu-1")
 

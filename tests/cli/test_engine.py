@@ -29,7 +29,7 @@ from tests.predictors.test_probe import made_probe
 
 @pytest.fixture(autouse=True)
 def _handler() -> Iterator[None]:
-    """The command has a SIGTERM stop its engine; the tests' own handler comes back."""
+    """Restore the SIGTERM handler that the command replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -42,27 +42,27 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """A probe of an LLM called tiny: 8 numbers a state, layer 3."""
+    """A probe of the LLM tiny: hidden size 8, layer 3."""
     write_probe(tmp_path / "tiny.lw", made_probe())
     return tmp_path / "tiny.lw"
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("options", "message"),
     [
         (["--probe", "default", "--stock"], "--probe with --stock"),
         (["--probe", "nowhere.lw"], "nowhere.lw: is not a file"),
         (["--probe", "mine"], "probe 'mine' is not known; give default"),
-        (["--probe", "default", "--model", "somebody/Else-7B"], "and the engine serves somebody/Else-7B"),
+        (["--probe", "default", "--model", "owner/Other-7B"], "and the engine serves owner/Other-7B"),
     ],
 )
-def test_a_probe_that_cannot_be_read_is_refused(given: list[str], says: str) -> None:
-    done = CliRunner().invoke(app, ["engine", *given])
+def test_an_unusable_probe_is_refused(options: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, ["engine", *options])
     assert done.exit_code == 2
-    assert says in done.stderr
+    assert message in done.stderr
 
 
-def test_a_probe_of_states_of_another_size_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_a_probe_of_another_hidden_size_or_layer_is_refused(tiny: Path, tmp_path: Path) -> None:
     model = tmp_path / "tiny"
     model.mkdir()
     (model / "config.json").write_text('{"hidden_size": 64, "num_hidden_layers": 12}')
@@ -75,12 +75,12 @@ def test_a_probe_of_states_of_another_size_is_refused(tiny: Path, tmp_path: Path
     assert "reads layer 3, and the LLM has 2" in done.stderr
 
 
-def test_stock_vllm_hands_over_no_states() -> None:
+def test_a_probe_with_stock_vllm_is_refused() -> None:
     with pytest.raises(InputError, match="stock"):
         EmbeddedEngine(EngineOptions(probe="default", plugin=False)).start()
 
 
-def test_the_child_is_given_the_probe_and_the_worker_that_feeds_it(tiny: Path, tmp_path: Path) -> None:
+def test_the_vllm_command_names_the_probe_and_its_worker_class(tiny: Path, tmp_path: Path) -> None:
     command = EmbeddedEngine(EngineOptions(policy="srpt", probe=str(tiny), model=str(tmp_path))).command()
     assert command[command.index("--worker-cls") + 1] == "lengthwise.engines.vllm_worker.StatesWorker"
     assert f'"probe": "{tiny}"' in command[command.index("--additional-config") + 1]
@@ -89,7 +89,7 @@ def test_the_child_is_given_the_probe_and_the_worker_that_feeds_it(tiny: Path, t
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """A log of steps that take exactly as long as TRUE says."""
+    """A log of steps whose durations follow TRUE exactly."""
     seen = steps(TRUE)
     known = {name: getattr(seen, name) for name in COLUMNS if hasattr(seen, name)}
     rows = np.stack([known.get(name, np.zeros(len(seen))) for name in COLUMNS], axis=1)
@@ -98,7 +98,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_log_of_steps_becomes_an_engine_for_the_simulator(log: Path, tmp_path: Path) -> None:
+def test_fit_turns_a_log_of_steps_into_an_engine_for_the_simulator(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "engine.yaml"
     result = CliRunner().invoke(app, ["engine", "fit", "--steps", str(log), "-o", str(out)])
     assert result.exit_code == 0, result.output
@@ -109,16 +109,16 @@ def test_a_log_of_steps_becomes_an_engine_for_the_simulator(log: Path, tmp_path:
     assert isinstance(spec.cost, StepCost)
     assert spec.cost.prefill_pair == pytest.approx(TRUE.prefill_pair, rel=1e-4)
     assert (spec.kv_tokens, spec.chunked_prefill) == (FACTS.kv_tokens, False)
-    asked = ["simulate", "castillo", "--load", "0.5", "--requests", "40", "--fleet", str(out)]
-    simulated = CliRunner().invoke(app, asked)
+    arguments = ["simulate", "castillo", "--load", "0.5", "--requests", "40", "--fleet", str(out)]
+    simulated = CliRunner().invoke(app, arguments)
     assert simulated.exit_code == 0, simulated.output
 
 
-def test_an_endpoint_is_probed_and_its_limits_kept(tmp_path: Path) -> None:
+def test_fit_probes_an_endpoint_and_keeps_its_limits(tmp_path: Path) -> None:
     out = tmp_path / "engine.yaml"
     with served(Endpoint().app()) as url:
-        asked = ["engine", "fit", "--url", f"{url}/v1", "-o", str(out), "--max-num-seqs", "2", "--longest", "64"]
-        result = CliRunner().invoke(app, asked)
+        arguments = ["engine", "fit", "--url", f"{url}/v1", "-o", str(out), "--max-num-seqs", "2", "--longest", "64"]
+        result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert f"measured by a client of {url}" in out.read_text()
     (spec,) = Fleet.parse(str(out)).engines
@@ -126,7 +126,7 @@ def test_an_endpoint_is_probed_and_its_limits_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["--steps", "{tmp}/gone.parquet"], "gone.parquet: cannot be read as Parquet"),
         (["--steps", "{log}", "--url", "http://127.0.0.1:1"], "both --url and --steps"),
@@ -134,29 +134,31 @@ def test_an_endpoint_is_probed_and_its_limits_kept(tmp_path: Path) -> None:
         (["--url", "http://127.0.0.1:1"], "cannot be reached"),
     ],
 )
-def test_bad_input_of_fit_is_one_line_and_exit_code_2(log: Path, tmp_path: Path, options: list[str], says: str) -> None:
+def test_bad_input_of_fit_is_one_line_and_exit_code_2(
+    log: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
     filled = [option.format(tmp=tmp_path, log=log) for option in options]
     result = CliRunner().invoke(app, ["engine", "fit", "-o", str(tmp_path / "engine.yaml"), *filled])
     assert result.exit_code == 2
-    assert says in result.stderr
+    assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "engine.yaml").exists()
 
 
-def test_the_engine_itself_is_still_a_command() -> None:
+def test_engine_without_a_subcommand_validates_its_policy() -> None:
     result = CliRunner().invoke(app, ["engine", "--policy", "nonsense", "--port", "0"])
     assert result.exit_code == 2
     assert "nonsense" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [(["--stock", "--steps", "steps.parquet"], "--steps with --stock"), (["--steps", "gone/steps.parquet"], "folder")],
 )
-def test_steps_that_cannot_be_written_are_refused_before_the_engine_starts(options: list[str], says: str) -> None:
+def test_an_unwritable_step_log_is_refused_before_the_engine_starts(options: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["engine", "--port", "0", *options])
     assert result.exit_code == 2
-    assert says in result.stderr
+    assert message in result.stderr
     assert "starting" not in result.stderr
 
 

@@ -28,22 +28,22 @@ def test_a_constant_is_evaluated_on_the_packaged_sample_with_a_report() -> None:
     assert Path("out.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_as_json_stdout_is_json_only() -> None:
+def test_with_json_stdout_holds_only_json() -> None:
     result = runner.invoke(app, ["evaluate", "constant-corpus", "castillo", "--json", "--llm", "llama-3.1-8B"])
     found = json.loads(result.stdout)
     assert found["predictor"] == "constant-corpus"
     assert found["rows"] == 498
 
 
-def test_mistakes_are_one_line_and_exit_code_2() -> None:
-    for arguments, said in (
+def test_bad_input_is_an_error_with_exit_code_2() -> None:
+    for arguments, message in (
         (["constant", "nowhere.parquet"], "no such file"),
         (["constant", "castillo", "--split", "dev"], "known: test, train, validate"),
         (["constant", "castillo", "--report", "no/such/out.html"], "no such folder"),
     ):
         result = runner.invoke(app, ["evaluate", *arguments])
         assert result.exit_code == 2
-        assert said in result.stderr
+        assert message in result.stderr
         assert "Traceback" not in result.output
 
 
@@ -59,8 +59,8 @@ def test_a_traffic_log_is_scored_by_model_tenant_and_day_with_a_report(tmp_path:
     assert found["groups"]["tenant"]["team-a"]["as served"]["tau"] > 0.4
 
 
-def test_a_log_takes_no_predictor_and_without_both_there_is_nothing_to_do(tmp_path: Path) -> None:
-    for arguments, problem in (
+def test_evaluate_needs_either_a_predictor_or_a_traffic_log(tmp_path: Path) -> None:
+    for arguments, message in (
         (["fast", "--from", "learn"], "leave the predictor out"),
         ([], "give a traffic log with --from DIR"),
         (["--from", str(tmp_path / "none")], "is not a folder"),
@@ -68,4 +68,4 @@ def test_a_log_takes_no_predictor_and_without_both_there_is_nothing_to_do(tmp_pa
     ):
         result = runner.invoke(app, ["evaluate", *arguments])
         assert result.exit_code == 2
-        assert problem in result.output.replace("\n", " ")
+        assert message in result.output.replace("\n", " ")

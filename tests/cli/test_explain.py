@@ -25,17 +25,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_terms_of_each_candidate_are_told_and_the_cheapest_was_chosen(run: Path) -> None:
+def test_explain_prints_the_cost_terms_of_each_candidate_and_the_cheapest_was_chosen(run: Path) -> None:
     done = invoke("explain", str(run), "17", "--router", "lengthwise", "--json")
-    (told,) = json.loads(done.stdout)
-    sums = {int(engine): sum(terms.values()) for engine, terms in told["costs"].items()}
+    (decision,) = json.loads(done.stdout)
+    sums = {int(engine): sum(terms.values()) for engine, terms in decision["costs"].items()}
     assert sorted(sums) == [0, 1, 2]
-    assert sums[told["engine"]] == min(sums.values())
+    assert sums[decision["engine"]] == min(sums.values())
     written = pq.read_table(run, filters=[("request", "=", 17), ("router", "=", "lengthwise")]).to_pylist()
-    assert told["engine"] == written[0]["engine"]
+    assert decision["engine"] == written[0]["engine"]
 
 
-def test_every_run_of_the_file_is_told_in_words(run: Path) -> None:
+def test_explain_describes_every_run_of_the_file(run: Path) -> None:
     done = invoke("explain", str(run), "3")
     assert done.exit_code == 0
     assert done.stdout.count("Sent to engine") == 3
@@ -44,12 +44,12 @@ def test_every_run_of_the_file_is_told_in_words(run: Path) -> None:
     assert done.stdout.count(" chosen") >= 3, "a wide table has several parts"
 
 
-def test_what_cannot_be_explained_is_told(run: Path, tmp_path: Path) -> None:
+def test_a_file_without_the_explained_request_is_an_error(run: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain.parquet"
     assert invoke(*SIMULATE, "--load", "0.9", "--out", str(plain)).exit_code == 0
     assert "candidates" not in pq.read_schema(plain).names
     (tmp_path / "text.parquet").write_text("no")
-    for arguments, told in (
+    for arguments, message in (
         ((str(run), "40"), "they are numbered from 0 to 39"),
         ((str(run), "1", "--router", "e2"), "there are: router lengthwise; router random; router round_robin"),
         ((str(plain), "1"), "has no column candidates"),
@@ -57,6 +57,6 @@ def test_what_cannot_be_explained_is_told(run: Path, tmp_path: Path) -> None:
         ((str(tmp_path / "text.parquet"), "1"), "is not a Parquet file"),
     ):
         done = invoke("explain", *arguments)
-        assert (done.exit_code, told in done.stderr) == (2, True), done.output
+        assert (done.exit_code, message in done.stderr) == (2, True), done.output
     done = invoke(*SIMULATE, "--load", "0.9", "--explain")
     assert (done.exit_code, "give a file with --out" in done.stderr) == (2, True)

@@ -43,7 +43,7 @@ def test_remove_takes_an_id_or_a_tenant(keys: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("arguments", "message"),
     [
         (["add", "team a"], "'team a' is not a name"),
         (["add", "team-a", "--requests-per-minute", "0"], "--requests-per-minute: '0' is not valid"),
@@ -52,10 +52,10 @@ def test_remove_takes_an_id_or_a_tenant(keys: Path) -> None:
         (["remove", "team-a"], "keys.json: no such file"),
     ],
 )
-def test_an_error_is_one_line_and_exit_code_2(keys: Path, arguments: list[str], problem: str) -> None:
+def test_an_error_is_one_line_and_exit_code_2(keys: Path, arguments: list[str], message: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
-    assert problem in result.stderr
+    assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert not keys.exists()
 

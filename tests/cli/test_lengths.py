@@ -31,7 +31,7 @@ def _quick_and_without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(lengths, "study_families", partial(study_families, effort=QUICK))
 
 
-def test_fit_prints_tables_and_draws(parquet: Path) -> None:
+def test_fit_prints_tables_and_writes_a_plot(parquet: Path) -> None:
     result = runner.invoke(lengths.app, ["fit", str(parquet), "--by", "corpus"])
     assert result.exit_code == 0, result.output
     assert "60.3 %" in result.stdout
@@ -44,7 +44,7 @@ def test_fit_prints_json_and_nothing_else_on_stdout(parquet: Path) -> None:
     result = runner.invoke(lengths.app, ["fit", str(parquet), *options])
     found = json.loads(result.stdout)
     assert [group["group"] for group in found["groups"]] == ["all"]
-    assert found["rows"] == 8  # of ten; one row is constant, one has run away
+    assert found["rows"] == 8  # of ten; one row is constant, one is degenerate
     assert Path("x.png").is_file()
 
 
@@ -55,7 +55,7 @@ def test_fit_works_with_the_packaged_sample() -> None:
     assert not Path("lengths-fit.png").exists()
 
 
-def test_a_source_that_is_not_there_is_a_one_line_error() -> None:
+def test_a_missing_source_is_an_error() -> None:
     with pytest.raises(InputError, match="no such file or folder; give castillo"):
         lengths.load_samples("nowhere.parquet")
 

@@ -17,7 +17,7 @@ def plan(*options: str) -> Result:
     return CliRunner().invoke(app, ["plan", *options])
 
 
-def test_the_fewest_engines_are_found_for_each_policy_and_drawn(tmp_path: Path) -> None:
+def test_plan_finds_the_fewest_engines_for_each_policy(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     result = plan(
         *TRACE, "--slo-e2e", "60", "--attainment", "0.9", "--policy", "fcfs,sjf", "--report", str(page), "--json"
@@ -33,10 +33,10 @@ def test_the_fewest_engines_are_found_for_each_policy_and_drawn(tmp_path: Path) 
     assert found["origin"]["command"].startswith("lengthwise")
     text = page.read_text(encoding="utf-8")
     assert text.index(found["verdict"].split(". ")[0]) < text.index("How many engines are enough")
-    assert "Who gains and who pays" in text
+    assert "Latency by output length" in text
 
 
-def test_drawn_traffic_is_served_with_every_seed() -> None:
+def test_a_generated_workload_meets_the_target_with_every_seed() -> None:
     drawn = ["castillo", "--requests", "60", "--rate", "20", "--max-num-seqs", "8", "--engines", "1..4"]
     result = plan(*drawn, "--slo-ttft", "1", "--attainment", "0.8", "--policy", "fcfs", "--seeds", "3", "--json")
     found = json.loads(result.stdout)
@@ -48,7 +48,7 @@ def test_drawn_traffic_is_served_with_every_seed() -> None:
         assert shares[policy["engines"] or 4] >= 0.8 or policy["engines"] is None
 
 
-def test_a_target_that_cannot_be_met_is_exit_code_1_and_the_reason() -> None:
+def test_an_unreachable_target_is_exit_code_1_with_the_reason() -> None:
     result = plan(*TRACE, "--slo-e2e", "0.01", "--policy", "fcfs")
     assert result.exit_code == 1
     assert result.stdout.startswith("4 engines are not enough for 99 % of requests within E2E at most 0.01 s")
@@ -56,7 +56,7 @@ def test_a_target_that_cannot_be_met_is_exit_code_1_and_the_reason() -> None:
     assert max(len(line) for line in result.stdout.splitlines() if line.startswith(("┏", "│"))) <= 80
 
 
-def test_true_lengths_are_named() -> None:
+def test_the_verdict_names_true_lengths() -> None:
     result = plan(*TRACE, "--slo-e2e", "60", "--policy", "sjf", "--predictor", "oracle")
     assert result.stdout.startswith("With TRUE LENGTHS, which no server has: ")
 

@@ -18,7 +18,7 @@ app.command()(predict)
 PROMPT = "Introduce Nanjing University in China."
 
 
-def test_it_prints_one_mean_one_p99_and_draws_the_interval() -> None:
+def test_predict_prints_mean_p99_and_an_interval() -> None:
     result = runner.invoke(app, [PROMPT, "--llm", "meta-llama/Llama-3.2-3B-Instruct"])
     assert result.exit_code == 0, result.output
     assert [line.split("  ")[0].strip() for line in result.stdout.splitlines()[:3]] == [
@@ -32,7 +32,7 @@ def test_it_prints_one_mean_one_p99_and_draws_the_interval() -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_explain_adds_classes_and_tie_and_contradicts_nothing() -> None:
+def test_explain_adds_consistent_classes_and_tie() -> None:
     result = runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--explain"])
     assert all(part in result.stdout for part in ("P99 class", "TIE by beta", "std of repeated answers"))
     assert max(map(len, result.stdout.splitlines())) <= 80
@@ -44,7 +44,7 @@ def test_explain_adds_classes_and_tie_and_contradicts_nothing() -> None:
     assert low <= found["p99"] < high
 
 
-def test_the_command_and_the_call_agree() -> None:
+def test_the_command_and_castillos_function_agree() -> None:
     found = json.loads(runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--json", "--explain"]).stdout)
     called = predict_response_length(PROMPT, "llama-3.2-3B")
     assert (found["mean"], found["std"]) == pytest.approx((called["predicted_mean"], called["predicted_std"]))
@@ -66,7 +66,7 @@ def test_max_tokens_bounds_the_prediction() -> None:
     assert found["mean"] <= 20
 
 
-def test_an_unknown_predictor_is_a_mistake_that_lists_the_known() -> None:
+def test_an_unknown_predictor_is_an_error_that_lists_the_known_ones() -> None:
     result = runner.invoke(app, [PROMPT, "--llm", "llama-3.2-3B", "--predictor", "slow"])
     assert isinstance(result.exception, InputError)
     assert "fast" in str(result.exception)
@@ -74,11 +74,11 @@ def test_an_unknown_predictor_is_a_mistake_that_lists_the_known() -> None:
 
 @pytest.mark.parametrize("text", ["", "\x00\x01\x02", "?"])
 def test_any_text_is_a_prompt(text: str) -> None:
-    assert runner.invoke(app, [text, "--llm", "nobody/new"]).exit_code == 0
+    assert runner.invoke(app, [text, "--llm", "owner/unknown"]).exit_code == 0
 
 
 @pytest.mark.parametrize("predictor", ["default", "fast"])
-def test_without_an_llm_the_prediction_is_that_of_an_unknown_one_and_the_known_ones_are_named(predictor: str) -> None:
+def test_without_an_llm_the_prediction_is_for_an_unknown_one_and_a_note_lists_the_known(predictor: str) -> None:
     result = runner.invoke(app, [PROMPT, "--json", "--predictor", predictor])
     assert result.exit_code == 0
     assert "--llm" in result.stderr

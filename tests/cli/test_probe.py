@@ -32,16 +32,16 @@ def made_folder(folder: Path, prompts: int = 60) -> Path:
     return folder
 
 
-def test_a_folder_of_states_becomes_a_probe(tmp_path: Path) -> None:
+def test_a_probe_is_trained_on_a_folder_of_states(tmp_path: Path) -> None:
     states, out = made_folder(tmp_path / "states"), tmp_path / "probe.lw"
     arguments = ["probe", "train", str(states), "-o", str(out), "--predictor", "fast", "--epochs", "3", "--json"]
     arguments += ["--report", str(tmp_path / "probe.html")]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["layer"] == 3
-    assert {score["name"] for score in told["held_out"]} >= {"constant", "probe", "joint + smoothing"}
-    over = {score["name"]: score["over_joint"] for score in told["held_out"]}
+    report = json.loads(done.stdout)
+    assert report["layer"] == 3
+    assert {score["name"] for score in report["held_out"]} >= {"constant", "probe", "joint + smoothing"}
+    over = {score["name"]: score["over_joint"] for score in report["held_out"]}
     assert over["joint + smoothing"] == [1.0, 1.0, 1.0]
     assert over["constant"][1] <= over["constant"][0] <= over["constant"][2]
     assert over["constant"][0] > 1.0
@@ -50,7 +50,7 @@ def test_a_folder_of_states_becomes_a_probe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["train", "nowhere", "-o", "probe.lw"], "holds no .npz"),
         (["train", "nowhere", "-o", "no/such/probe.lw"], "no such folder"),
@@ -58,8 +58,10 @@ def test_a_folder_of_states_becomes_a_probe(tmp_path: Path) -> None:
         (["collect", "-o", "states", "--layers", "ten"], "names no layers"),
     ],
 )
-def test_mistakes_are_named(arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_options_are_named(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["probe", *arguments])
     assert done.exit_code == 2
-    assert says in done.stderr
+    assert message in done.stderr

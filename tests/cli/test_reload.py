@@ -1,4 +1,4 @@
-"""SIGHUP on a gateway in a process of its own."""
+"""SIGHUP to `lengthwise serve`."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def test_engines_join_and_leave_under_load_without_losing_a_request(tmp_path: Pa
     with served(first.app()) as one, served(second.app()) as two, served(third.app()) as three:
         gpu_1 = {"url": one, "name": "gpu-1", "in_flight": 2}
         with serving(tmp_path, engines=[gpu_1], in_flight=4) as gateway, ThreadPoolExecutor(16) as pool:
-            asked = [pool.submit(gateway.complete, 10) for _ in range(120)]
+            answers = [pool.submit(gateway.complete, 10) for _ in range(120)]
             gateway.reload(engines=[gpu_1, two], in_flight=4)
             assert gateway.engines.keys() == {"gpu-1", "engine-1"}
-            asked += [pool.submit(gateway.complete, 10) for _ in range(120)]
+            answers += [pool.submit(gateway.complete, 10) for _ in range(120)]
             # gpu-1 moves to another address, and the second engine leaves.
             gateway.reload(engines=[{"url": three, "name": "gpu-1", "in_flight": 3}])
-            asked += [pool.submit(gateway.complete, 10) for _ in range(60)]
-            assert [each.result() for each in asked] == [200] * 300
+            answers += [pool.submit(gateway.complete, 10) for _ in range(60)]
+            assert [each.result() for each in answers] == [200] * 300
             wait_for(lambda: list(gateway.engines) == ["gpu-1"])
             assert gateway.engines["gpu-1"]["in_flight"] == 3
             gateway.reload(engines=[{"url": three, "name": "gpu-1", "in_flight": 5}])
@@ -130,7 +130,7 @@ def test_policy_models_tenants_and_limits_change_and_the_port_does_not(tmp_path:
         assert [gateway.complete() for _ in range(3)] == [200, 200, 200]
 
 
-def test_a_policy_that_was_set_at_run_time_outlives_a_reload_that_does_not_change_it(tmp_path: Path) -> None:
+def test_a_policy_set_at_run_time_is_kept_by_a_reload_that_does_not_change_it(tmp_path: Path) -> None:
     with served(StandIn().app()) as engine, serving(tmp_path, engines=[engine], policy="sjf") as gateway:
         data = b'{"policy": "fcfs"}'
         with urllib.request.urlopen(gateway.url + "/lengthwise/v1/policy", data, timeout=20):  # noqa: S310
@@ -141,5 +141,5 @@ def test_a_policy_that_was_set_at_run_time_outlives_a_reload_that_does_not_chang
 
 
 @pytest.mark.parametrize("name", sorted(RELOADED))
-def test_what_is_reloaded_is_a_setting(name: str) -> None:
+def test_every_reloaded_field_is_a_setting(name: str) -> None:
     assert name in GatewayConfig.model_fields

@@ -42,16 +42,16 @@ def test_two_runs_are_paired_by_policy_and_load_with_intervals_over_seeds(tmp_pa
         assert (ratio["ratio"], ratio["low"], ratio["high"]) == pytest.approx((1.5, 1.5, 1.5))
     assert found["verdict"].endswith("is 50.0 % HIGHER in b.json than in a.json.")
     text = page.read_text(encoding="utf-8")
-    assert "Who gains and who pays: fcfs at load 1.40" in text
-    assert "over a.json: below 1 gains, above 1 pays" in text
+    assert "Latency by output length: fcfs at load 1.40" in text
+    assert "over a.json: below 1 is faster, above 1 slower" in text
 
 
-def test_the_same_file_twice_is_the_same(tmp_path: Path) -> None:
+def test_a_run_compared_with_itself_has_no_difference(tmp_path: Path) -> None:
     file = stored(tmp_path / "a.json")
     assert report(file, file).stdout.startswith("a.json and a.json have the same latencies.")
 
 
-def test_what_differs_beside_the_figures_is_listed(tmp_path: Path) -> None:
+def test_differences_in_workload_fleet_and_version_are_listed(tmp_path: Path) -> None:
     other = stored(tmp_path / "b.json", content_hash="other", fleet="9*x", origin=ORIGIN | {"version": "0.2.0"})
     result = report(stored(tmp_path / "a.json"), other)
     for text in (
@@ -65,13 +65,13 @@ def test_what_differs_beside_the_figures_is_listed(tmp_path: Path) -> None:
     assert max(map(len, result.stdout.partition("┏")[2].splitlines()[:20])) <= 80
 
 
-def test_a_load_that_is_another_rate_is_pointed_out(tmp_path: Path) -> None:
+def test_a_difference_in_capacity_is_listed(tmp_path: Path) -> None:
     one, two = (stored(tmp_path / f"{rate}.json", capacity={"requests_per_s": rate}) for rate in (2.0, 3.0))
     assert "capacity: 2.00 -> 3.00 requests/s" in report(one, two).stdout
     assert "capacity" not in report(one, one).stdout
 
 
-def test_one_file_is_shown_and_drawn_again(tmp_path: Path) -> None:
+def test_one_stored_run_is_shown_again(tmp_path: Path) -> None:
     page = tmp_path / "out.html"
     result = report(stored(tmp_path / "a.json"), "--report", page)
     assert result.stdout.startswith("No difference beyond noise at load 1.40")

@@ -24,7 +24,7 @@ COMMAND = [sys.executable, "-c", "from lengthwise.cli import main; main()"]
 
 @contextmanager
 def serving(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command as a process of its own, and the URL it says it serves on."""
+    """Run the command in a process and yield it with the URL that it prints."""
     command = [*COMMAND, "serve", "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -41,19 +41,19 @@ def complete(url: str) -> int:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_serve_answers_and_leaves_in_peace_when_told_to(stop: signal.Signals) -> None:
+def test_serve_finishes_running_requests_on_sigint_and_sigterm(stop: signal.Signals) -> None:
     engine = StandIn(token_s=0.2)
     with served(engine.app()) as engine_url, serving("--engine", engine_url) as (process, url):
         with ThreadPoolExecutor() as pool:
             asked = pool.submit(complete, url)
             wait_for(lambda: engine.running)
             process.send_signal(stop)
-            assert asked.result(20) == 200, "what runs is let finish"
+            assert asked.result(20) == 200, "running requests finish"
         assert process.wait(20) == 0
     assert (engine.finished, engine.aborted) == (1, 0)
 
 
-def test_a_dead_engine_is_named_with_what_to_do() -> None:
+def test_a_dead_engine_is_an_error_that_names_the_fix() -> None:
     dead = f"http://127.0.0.1:{free_port()}"
     result = CliRunner().invoke(app, ["serve", "--engine", dead, "--port", "0"])
     assert result.exit_code == 2
@@ -62,7 +62,7 @@ def test_a_dead_engine_is_named_with_what_to_do() -> None:
     )
 
 
-def test_with_one_of_two_engines_down_it_starts_and_names_it() -> None:
+def test_serve_starts_with_one_of_two_engines_down() -> None:
     dead = f"http://127.0.0.1:{free_port()}"
     with served(StandIn().app()) as alive, serving("--engine", dead, "--engine", alive) as (_, url):
         with urllib.request.urlopen(url + "/health", timeout=20) as response:  # noqa: S310
@@ -70,7 +70,7 @@ def test_with_one_of_two_engines_down_it_starts_and_names_it() -> None:
         assert complete(url) == 200
 
 
-def test_after_the_time_to_finish_streams_end_with_an_error_event_and_others_with_503() -> None:
+def test_after_the_shutdown_timeout_streams_end_with_an_error_event_and_others_with_503() -> None:
     engine = StandIn()
 
     def answer(url: str, stream: bool) -> tuple[int, bytes]:
@@ -98,7 +98,7 @@ def test_after_the_time_to_finish_streams_end_with_an_error_event_and_others_wit
         assert process.wait(20) == 0
 
 
-def test_with_wait_an_engine_may_come_later() -> None:
+def test_with_wait_serve_waits_for_its_engine() -> None:
     port = free_port()
     command = [*COMMAND, "serve", "--port", "0", "--engine", f"http://127.0.0.1:{port}", "--wait", "30"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -112,10 +112,10 @@ def test_with_wait_an_engine_may_come_later() -> None:
             process.kill()
 
 
-def test_a_taken_port_is_told_before_anything_starts() -> None:
+def test_an_occupied_port_is_an_error_before_any_engine_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        # No engine is named: were the port not looked at first, the embedded one would be started.
+        # No engine is given: without an early check of the port the embedded engine would start.
         result = CliRunner().invoke(app, ["serve", "--port", str(port)])
     assert result.exit_code == 2
     assert result.stderr == (
@@ -125,7 +125,7 @@ def test_a_taken_port_is_told_before_anything_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--policy", "sjff"], "there is no policy 'sjff'; did you mean sjf?"),
         (["--router", "lengthwize"], "there is no router 'lengthwize'; did you mean lengthwise?"),
@@ -137,10 +137,10 @@ def test_a_taken_port_is_told_before_anything_starts() -> None:
         (["--in-flight", "0"], "--in-flight: '0' is not valid"),
     ],
 )
-def test_a_bad_option_is_one_line_and_exit_code_2(options: list[str], told: str) -> None:
+def test_a_bad_option_is_one_line_and_exit_code_2(options: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["serve", *options])
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert message in result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -179,7 +179,7 @@ def test_check_validates_a_file_and_starts_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_a_tenant_that_has_no_key_is_a_warning(tmp_path: Path) -> None:
+def test_a_tenant_without_a_key_is_a_warning(tmp_path: Path) -> None:
     file, keys = tmp_path / "fleet.yaml", tmp_path / "keys.json"
     file.write_text("engines: [http://gpu-1:8000]\ntenants: {team-a: {}, team-b: {}, default: {}}\n")
     add_key(keys, "team-a", {})
@@ -188,7 +188,7 @@ def test_a_tenant_that_has_no_key_is_a_warning(tmp_path: Path) -> None:
     assert "policy fair(lengthwise)" in result.stdout
 
 
-def test_options_override_the_environment_and_that_the_file(tmp_path: Path) -> None:
+def test_options_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("engines: [http://gpu-1:8000]\npolicy: sjf\n")
     environment = {"LENGTHWISE_SERVE_CONFIG": str(file)}
@@ -206,7 +206,7 @@ def test_a_bad_option_beside_a_file_is_named_as_an_option(tmp_path: Path) -> Non
     assert check("--config", str(tmp_path / "none.yaml")).stderr == f"error: {tmp_path}/none.yaml: no such file\n"
 
 
-def test_a_gateway_from_a_file_serves_under_the_names_of_the_file(tmp_path: Path) -> None:
+def test_engines_have_the_names_of_the_configuration_file(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     with served(StandIn().app()) as engine_url:
         file.write_text(f"engines: [{{url: '{engine_url}', name: gpu-1}}]\npredictor: none\n")

@@ -23,7 +23,7 @@ COMMAND = [sys.executable, "-c", "from lengthwise.cli import main; main()", "sha
 
 @contextmanager
 def shadowing(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command as a process of its own, and the URL it says it is at."""
+    """Run the command in a process and yield it with the URL that it prints."""
     with subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -40,7 +40,7 @@ def ask(url: str, body: dict[str, Any]) -> bytes:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, int]:
-    """Thirty streamed answers through the command, then Ctrl-C: its log, what it printed, how it ended."""
+    """Thirty streamed answers through the command, then Ctrl-C: its log, output and exit code."""
     log = tmp_path_factory.mktemp("shadow") / "log.jsonl"
     engine = StandIn(token_s=0.002)
     with (
@@ -60,12 +60,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, int]:
     return log, printed, process.returncode
 
 
-def test_ctrl_c_tells_what_would_have_been_gained_and_where_the_log_is(run: tuple[Path, str, int]) -> None:
+def test_ctrl_c_prints_the_gain_in_a_replay_and_the_path_of_the_log(run: tuple[Path, str, int]) -> None:
     log, printed, code = run
     assert code == 0
     assert f"log: {log}" in printed
-    for said in ("Does the replay match?", "30 of 30 requests replayed", "What would have been gained", "lengthwise"):
-        assert said in printed
+    for text in ("Does the replay match?", "30 of 30 requests replayed", "What would have been gained", "lengthwise"):
+        assert text in printed
     assert sorted(entry.output_tokens or 0 for entry in read_log(log).entries) == list(range(9, 39))
 
 
@@ -74,20 +74,22 @@ def test_a_page_of_a_log_opens_with_the_verdict(run: tuple[Path, str, int], tmp_
     result = CliRunner().invoke(app, ["shadow", "report", str(run[0]), "--report", str(page)])
     assert result.exit_code == 0, result.stderr
     text = page.read_text(encoding="utf-8")
-    assert text.index("<h1>In a replay: ") < text.index("Who gains and who pays") < text.index("Does the replay match?")
+    assert (
+        text.index("<h1>In a replay: ") < text.index("Latency by output length") < text.index("Does the replay match?")
+    )
 
 
-def test_report_tells_it_again_for_people_and_for_machines(run: tuple[Path, str, int]) -> None:
+def test_report_prints_the_same_again_as_text_and_as_json(run: tuple[Path, str, int]) -> None:
     log, printed, _ = run
     again = CliRunner().invoke(app, ["shadow", "report", str(log)])
     assert again.exit_code == 0
     assert printed.endswith(again.stdout)
-    told = json.loads(CliRunner().invoke(app, ["shadow", "report", str(log), "--policy", "sjf", "--json"]).stdout)
-    assert (told["requests"], told["replayed"], told["accuracy"]) == (30, 30, [])
-    assert [run["policy"] for run in told["runs"]] == ["sjf", "sjf"]
+    report = json.loads(CliRunner().invoke(app, ["shadow", "report", str(log), "--policy", "sjf", "--json"]).stdout)
+    assert (report["requests"], report["replayed"], report["accuracy"]) == (30, 30, [])
+    assert [run["policy"] for run in report["runs"]] == ["sjf", "sjf"]
 
 
-def test_too_little_traffic_is_said_and_is_no_failure(tmp_path: Path) -> None:
+def test_too_little_traffic_for_a_report_is_stated_and_is_no_failure(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     with served(StandIn().app()) as url, shadowing("--url", url, "--log", str(log)) as (process, at):
         ask(at, {"prompt": "hello", "max_tokens": 3})
@@ -99,7 +101,7 @@ def test_too_little_traffic_is_said_and_is_no_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ([], "--url: no engine is given"),
         (["--url", "nope"], "'nope' is not the URL of an engine"),
@@ -110,15 +112,15 @@ def test_too_little_traffic_is_said_and_is_no_failure(tmp_path: Path) -> None:
         (["report", "missing.jsonl"], "missing.jsonl: cannot be read"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(options: list[str], told: str) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(options: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["shadow", *options])
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
-    assert told in result.stderr
+    assert message in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_a_log_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+def test_an_existing_log_is_not_overwritten(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text("precious")
     with served(StandIn().app()) as url:

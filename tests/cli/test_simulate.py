@@ -20,7 +20,7 @@ def run(*args: str) -> Result:
 
 
 def batch(path: Path, *, arrivals: bool) -> Path:
-    """Sixty requests, long and short in turn."""
+    """Sixty requests, alternately long and short."""
     times = [i * 0.25 if arrivals else 0.0 for i in range(60)]
     columns = {"arrival_s": times, "input_tokens": [50] * 60, "output_tokens": [400, 10] * 30}
     write_workload(Workload.from_table(columns, name="batch"), path)
@@ -51,14 +51,14 @@ def test_castillo_by_name_prints_a_table_and_states_the_load() -> None:
     assert "sample that ships with the package" in result.stderr
 
 
-def test_the_same_command_prints_the_same_twice() -> None:
+def test_the_same_command_twice_prints_the_same_json() -> None:
     command = ("castillo", "--rate", "8", "--requests", "20", "--json")
     first, second = (json.loads(run(*command).stdout) for _ in range(2))
     assert first.pop("origin")["command"] == second.pop("origin")["command"]  # its date may differ
     assert first == second
 
 
-def test_any_predictor_by_name_and_the_tau_it_reached() -> None:
+def test_predictions_are_stated_with_their_tau() -> None:
     command = ("castillo", "--rate", "8", "--requests", "60", "--max-num-seqs", "4", "--policy", "fcfs,sjf")
     output = json.loads(run(*command, "--predictor", "noisy:0.6", "--json").stdout)
     assert output["predictors"]["noisy:0.6"]["tau"] == pytest.approx(0.6, abs=0.01)
@@ -84,7 +84,7 @@ def test_every_output_of_the_oracle_says_true_lengths(tmp_path: Path) -> None:
     assert "TRUE LENGTHS" not in run(source, "--policy", "fcfs,sjf").stdout
 
 
-def test_seeds_loads_and_predictors_are_crossed_and_the_gain_is_shared() -> None:
+def test_loads_and_predictors_are_crossed_and_the_captured_gain_is_given() -> None:
     command = ("castillo", "--load", "0.7,1.1", "--seeds", "3", "--requests", "60", "--max-num-seqs", "4")
     output = json.loads(run(*command, "--policy", "fcfs,sjf", "--predictor", "fast,oracle", "--json").stdout)
     assert output["seeds"] == [0, 1, 2]
@@ -109,7 +109,7 @@ def test_a_report_is_one_page_with_its_plots_inside(tmp_path: Path) -> None:
     assert "<script src" not in text
 
 
-def test_a_replayed_trace_is_the_same_with_every_seed_unless_it_is_drawn_anew(tmp_path: Path) -> None:
+def test_several_seeds_of_a_trace_need_resampled_arrivals(tmp_path: Path) -> None:
     source = str(batch(tmp_path / "w.parquet", arrivals=True))
     result = run(source, "--seeds", "2")
     assert result.exit_code == 2
@@ -118,7 +118,7 @@ def test_a_replayed_trace_is_the_same_with_every_seed_unless_it_is_drawn_anew(tm
     assert run(source, "--seeds", "2", "--cv", "1").exit_code == 2
 
 
-def test_a_model_needs_prompts_to_read(tmp_path: Path) -> None:
+def test_a_trained_predictor_needs_prompts(tmp_path: Path) -> None:
     result = run(str(batch(tmp_path / "w.parquet", arrivals=True)), "--predictor", "default")
     assert result.exit_code == 2
     assert (
@@ -143,13 +143,13 @@ def test_a_row_per_request_and_policy_is_written(tmp_path: Path) -> None:
     assert (table["finish_s"].to_numpy() > table["first_token_s"].to_numpy()).all()
 
 
-def test_too_few_requests_for_a_backlog_are_said_to_be(tmp_path: Path) -> None:
+def test_too_few_requests_for_a_backlog_make_capacity_a_lower_bound(tmp_path: Path) -> None:
     result = run(str(batch(tmp_path / "w.parquet", arrivals=True)))
     assert "Capacity is a lower bound" in result.stdout
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         (["castillo"], "--rate"),
         (["castillo", "--rate", "0"], "above 0"),
@@ -175,15 +175,15 @@ def test_too_few_requests_for_a_backlog_are_said_to_be(tmp_path: Path) -> None:
         (["nowhere.parquet"], "nowhere.parquet"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(args: list[str], says: str) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(args: list[str], message: str) -> None:
     result = run(*args)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
-    assert says in result.stderr
+    assert message in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_a_workload_without_arrivals_asks_for_a_rate(tmp_path: Path) -> None:
+def test_a_workload_without_arrivals_needs_a_rate(tmp_path: Path) -> None:
     result = run(str(batch(tmp_path / "w.parquet", arrivals=False)))
     assert result.exit_code == 2
     assert "has no arrivals of its own; give --rate" in result.stderr

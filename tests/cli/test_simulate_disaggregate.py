@@ -29,7 +29,7 @@ def facts(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_pools_are_told_and_load_is_that_of_engines_that_do_both() -> None:
+def test_pools_are_reported_and_load_is_relative_to_undivided_engines() -> None:
     apart, mixed = facts("--disaggregate", "1:3"), facts()
     assert (apart["pools"]["prefill"], apart["pools"]["decode"]) == (1, 3)
     assert mixed["pools"] is None
@@ -38,14 +38,14 @@ def test_pools_are_told_and_load_is_that_of_engines_that_do_both() -> None:
     assert apart["runs"][0]["ttft_s"] != mixed["runs"][0]["ttft_s"]
 
 
-def test_a_table_says_what_is_apart_and_over_which_link() -> None:
+def test_the_table_states_the_pools_and_the_link() -> None:
     done = run("--disaggregate", "1:3", "--router", "lengthwise", "--refresh", "noisy:0.8", "--kv-link", "50")
     assert done.exit_code == 0, done.output
     assert "Prefill on 1 engines, decode on 3; KV goes over 50 GB/s and 1.0 ms of latency" in done.stdout
     assert "predictions refreshed there by noisy:0.8" in done.stdout
 
 
-def test_a_better_prediction_at_the_end_of_prefill_decodes_in_a_better_order() -> None:
+def test_refreshed_predictions_improve_the_order_of_decode() -> None:
     command = ("--disaggregate", "2:2", "--policy", "sjf", "--predictor", "none", "--load", "1.1")
     kept, refreshed = (facts(*command, *more)["runs"][0] for more in ((), ("--refresh", "oracle")))
     assert refreshed["per_token_s"]["mean"] < kept["per_token_s"]["mean"]
@@ -61,7 +61,7 @@ def test_a_slower_link_delays_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--disaggregate", "2:6"), "add up to 4"),
         (("--disaggregate", "4:0"), "each pool needs an engine"),
@@ -76,7 +76,7 @@ def test_a_slower_link_delays_answers(tmp_path: Path) -> None:
         (("--decode-router", "random"), "--disaggregate"),
     ],
 )
-def test_what_cannot_be_is_told_before_any_work(options: tuple[str, ...], told: str) -> None:
+def test_an_invalid_option_is_refused(options: tuple[str, ...], message: str) -> None:
     done = run(*options)
     assert done.exit_code == 2
-    assert told in done.output.replace("\n", " ")
+    assert message in done.output.replace("\n", " ")

@@ -15,7 +15,7 @@ from lengthwise.workloads import Workload, write_workload
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    """Forty requests at once, long and short in turn, that begin alike."""
+    """Forty requests in 0.4 s, alternately long and short, with a shared prefix."""
     columns = {
         "arrival_s": [0.01 * i for i in range(40)],
         "input_tokens": [130] * 40,
@@ -29,19 +29,19 @@ def source(tmp_path: Path) -> str:
 def run(*arguments: str) -> dict[str, Any]:
     result = CliRunner().invoke(app, ["simulate", *arguments, "--max-num-seqs", "8", "--json"])
     assert result.exit_code == 0, result.stderr
-    told: dict[str, Any] = json.loads(result.stdout)
-    return told
+    output: dict[str, Any] = json.loads(result.stdout)
+    return output
 
 
-def mean(told: dict[str, Any], measure: str = "e2e_s") -> float:
-    return float(told["runs"][0][measure]["mean"])
+def mean(output: dict[str, Any], measure: str = "e2e_s") -> float:
+    return float(output["runs"][0][measure]["mean"])
 
 
-def test_what_is_cached_need_not_be_computed(source: str) -> None:
+def test_prefix_caching_lowers_ttft(source: str) -> None:
     assert mean(run(source), "ttft_s") < mean(run(source, "--no-prefix-caching"), "ttft_s")
 
 
-def test_memory_can_be_made_short_and_admission_can_foresee_it(source: str) -> None:
+def test_short_memory_causes_preemptions_that_peak_admission_avoids(source: str) -> None:
     short = ("--kv-tokens", "1600", "--no-prefix-caching")
     preempted = [run(source, *short, *more)["runs"][0]["preemptions"] for more in ((), ("--admission", "peak"))]
     assert preempted[0] > 0
@@ -57,7 +57,7 @@ def test_decisions_and_late_predictions_cost_latency(source: str) -> None:
 @pytest.mark.parametrize(
     "option", [("--admission", "luck"), ("--prediction-delay", "-1"), ("--decision-time", "nan"), ("--kv-tokens", "3")]
 )
-def test_an_impossible_option_is_refused_before_any_work(source: str, option: tuple[str, str]) -> None:
+def test_an_invalid_option_is_refused(source: str, option: tuple[str, str]) -> None:
     result = CliRunner().invoke(app, ["simulate", source, *option])
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")

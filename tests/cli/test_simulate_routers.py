@@ -32,18 +32,18 @@ def test_routers_are_compared_on_the_same_requests() -> None:
     assert runs[2]["over_fcfs"]["e2e_mean"]["ratio"] != 1
 
 
-def test_a_router_with_parameters_is_one_of_a_list() -> None:
+def test_a_list_of_routers_may_contain_parameters() -> None:
     facts = run("--router", "power_of_two:seed=3,random", "--policy", "fcfs")
     assert facts["routers"] == ["power_of_two:seed=3", "random"]
 
 
-def test_a_router_that_is_unknown_is_told() -> None:
+def test_an_unknown_router_is_refused_with_a_suggestion() -> None:
     done = CliRunner().invoke(app, ["simulate", "castillo", *FLEET, "--router", "lengthwize"])
     assert done.exit_code == 2
     assert "did you mean lengthwise" in done.output
 
 
-def test_engines_fail_and_come_back_and_who_was_there_is_counted() -> None:
+def test_requests_of_an_engine_that_fails_are_resubmitted_and_counted() -> None:
     calm, failing = (
         run("--router", "lengthwise", *options)["runs"] for options in ((), ("--down", "0@5", "--up", "0@9"))
     )
@@ -55,7 +55,7 @@ def test_engines_fail_and_come_back_and_who_was_there_is_counted() -> None:
     assert failing[0]["e2e_s"]["mean"] > calm[0]["e2e_s"]["mean"]
 
 
-def test_a_routers_time_is_charged_to_it_alone() -> None:
+def test_routing_time_delays_only_the_named_router() -> None:
     routers = ("--router", "round_robin,least_outstanding")
     free, one, both = (
         [each["ttft_s"]["mean"] for each in runs]
@@ -73,7 +73,7 @@ def test_a_routers_time_is_charged_to_it_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--down", "7@5"), "there is no engine 7"),
         (("--down", "0@5,1@6,2@7"), "no engine is up in the end"),
@@ -83,7 +83,7 @@ def test_a_routers_time_is_charged_to_it_alone() -> None:
         (("--routing-time", "-5"), "routing_s of round_robin"),
     ],
 )
-def test_what_cannot_be_is_told(options: tuple[str, ...], told: str) -> None:
+def test_an_invalid_option_is_refused(options: tuple[str, ...], message: str) -> None:
     done = CliRunner().invoke(app, ["simulate", "castillo", *FLEET, *options], env={"LENGTHWISE_DATA": ""})
     assert done.exit_code == 2
-    assert told in " ".join(done.stderr.split())
+    assert message in " ".join(done.stderr.split())

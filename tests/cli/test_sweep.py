@@ -33,7 +33,7 @@ def invoke(sweep: Path, *options: str) -> Result:
     return CliRunner().invoke(app, arguments, env={"LENGTHWISE_DATA": ""})
 
 
-def test_a_sweep_is_told_written_and_then_known(sweep: Path) -> None:
+def test_a_sweep_is_printed_written_and_cached(sweep: Path) -> None:
     out = sweep.parent / "sweep.parquet"
     first = invoke(sweep, "--out", str(out))
     assert first.exit_code == 0, first.output
@@ -57,7 +57,7 @@ def test_a_report_of_a_sweep_is_one_page_with_the_verdict_and_the_command(sweep:
     assert "<dt>Seed</dt><dd>0 to 1</dd>" in text
 
 
-def test_what_is_wrong_is_one_line(sweep: Path) -> None:
+def test_bad_options_are_named(sweep: Path) -> None:
     assert (
         "Ray is not installed" in invoke(sweep, "--ray", "auto").stderr or "Ray" in invoke(sweep, "--ray", "x").stderr
     )

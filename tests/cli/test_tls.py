@@ -1,4 +1,4 @@
-"""HTTPS on a gateway in a process of its own."""
+"""HTTPS of `lengthwise serve`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_https_is_served_and_a_new_certificate_is_used_after_a_reload(tmp_path: 
         assert status(url, first) is None
 
 
-def test_a_certificate_without_its_key_is_an_error_before_anything_starts(tmp_path: Path) -> None:
+def test_a_certificate_without_its_key_is_an_error(tmp_path: Path) -> None:
     certificate, _ = make_certificate(tmp_path, "first")
     _, other = make_certificate(tmp_path, "second")
     for options in (

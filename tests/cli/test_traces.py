@@ -18,11 +18,11 @@ def _no_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
 
 
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, ["traces", *map(str, words)])
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["traces", *map(str, arguments)])
 
 
-def test_list_names_every_trace_and_tells_which_are_here() -> None:
+def test_list_names_every_trace_and_which_are_present() -> None:
     result = run("list")
     assert result.exit_code == 0
     assert all(name in result.stdout for name in TRACES)
@@ -32,16 +32,16 @@ def test_list_names_every_trace_and_tells_which_are_here() -> None:
     assert all(entry["licence"] and entry["source"] for entry in entries)
 
 
-def test_show_tells_rate_lengths_and_licence() -> None:
+def test_show_prints_rate_lengths_and_licence() -> None:
     result = run("show", "azure_sample")
     assert result.exit_code == 0
-    for word in ("2,000", "4.712 per second", "CC-BY-4.0", load_trace("azure_sample").content_hash, "█"):
-        assert word in result.stdout
+    for text in ("2,000", "4.712 per second", "CC-BY-4.0", load_trace("azure_sample").content_hash, "█"):
+        assert text in result.stdout
     data = json.loads(run("show", "azure_sample", "--json").stdout)
     assert (data["requests"], data["licence"], data["repeated_prefix"]) == (2000, "CC-BY-4.0", None)
 
 
-def test_show_opens_files_and_batches_too(tmp_path: Path) -> None:
+def test_show_reads_a_file_without_arrivals(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("input_tokens,output_tokens\n3,4\n3,5\n")
     result = run("show", tmp_path / "l.csv")
     assert result.exit_code == 0
@@ -49,7 +49,7 @@ def test_show_opens_files_and_batches_too(tmp_path: Path) -> None:
     assert "all 3" in result.stdout
 
 
-def test_convert_goes_round_through_every_format(tmp_path: Path) -> None:
+def test_a_trace_survives_conversion_through_every_format(tmp_path: Path) -> None:
     steps: list[str | Path] = ["azure_sample", tmp_path / "a.csv", tmp_path / "b.jsonl", tmp_path / "c.parquet"]
     for source, target in pairwise(steps):
         result = run("convert", source, target)
@@ -71,14 +71,14 @@ def test_convert_takes_a_format_a_block_size_and_a_jitter_seed(tmp_path: Path) -
     assert json.loads(result.stdout)["content_hash"] == made.content_hash
 
 
-def test_convert_names_what_it_left_out(tmp_path: Path) -> None:
+def test_convert_reports_the_requests_it_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("arrival_s,input_tokens,output_tokens\n0,1,1\n1,1,0\n")
     result = run("convert", tmp_path / "a.csv", tmp_path / "b.csv")
     assert "requests without an answer" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "message"),
     [
         (("show", "azure"), "did you mean azure_sample"),
         (("show", "mooncake_conversation"), "set LENGTHWISE_DATA"),
@@ -86,14 +86,14 @@ def test_convert_names_what_it_left_out(tmp_path: Path) -> None:
         (("convert", "nothing.jsonl", "out.csv"), "no such file"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(words: tuple[str, ...], says: str) -> None:
-    result = run(*words)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
-    assert says in result.stderr
+    assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_sparkline_is_as_high_as_its_counts_and_hides_none() -> None:
+def test_a_sparkline_is_proportional_and_shows_every_nonzero_count() -> None:
     assert sparkline(np.array([0, 1, 400, 800])) == " ▁▄█"
     assert sparkline(np.array([0, 0])) == "  "

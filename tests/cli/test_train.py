@@ -39,7 +39,7 @@ def test_train_writes_one_file_and_its_curves_and_resumes(settings: Path, tmp_pa
     first = out.read_bytes()
     again = runner.invoke(app, [str(settings), "-o", str(out), "--resume"])
     assert again.exit_code == 0, again.output
-    assert len(curves.read_text().splitlines()) == 2, "what is done is not done again"
+    assert len(curves.read_text().splitlines()) == 2, "finished epochs are not repeated"
     assert out.read_bytes() == first
 
 
@@ -52,20 +52,20 @@ def test_weights_trained_elsewhere_are_exported(settings: Path, tmp_path: Path) 
     assert read_model_file(second).parts == read_model_file(first).parts
 
 
-def test_weights_that_do_not_fit_are_named(settings: Path, tmp_path: Path) -> None:
+def test_unreadable_weights_are_an_error(settings: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pt"
     wrong.write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"wrong\.pt: .*; give the settings of that training"):
         runner.invoke(app, [str(settings), "--weights", str(wrong)], catch_exceptions=False)
 
 
-def test_a_typo_is_named(tmp_path: Path) -> None:
+def test_an_unknown_field_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("optimiser: {epoch: 3}")
     with pytest.raises(InputError, match=r"config\.yaml, field 'optimiser\.epoch': there is no field 'epoch'"):
         runner.invoke(app, [str(path)], catch_exceptions=False)
 
 
-def test_a_folder_that_is_not_there_is_named_before_training(settings: Path, tmp_path: Path) -> None:
+def test_a_missing_output_folder_is_an_error_before_training(settings: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere: no such folder"):
         runner.invoke(app, [str(settings), "-o", str(tmp_path / "nowhere" / "x.lw")], catch_exceptions=False)

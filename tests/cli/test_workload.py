@@ -16,21 +16,21 @@ def _no_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LENGTHWISE_DATA", raising=False)
 
 
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, ["workload", *map(str, words)])
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["workload", *map(str, arguments)])
 
 
-def told(*words: str | Path) -> dict[str, Any]:
-    result = run(*words, "--json")
+def summary(*arguments: str | Path) -> dict[str, Any]:
+    result = run(*arguments, "--json")
     assert result.exit_code == 0, result.stderr
     data: dict[str, Any] = json.loads(result.stdout)
     return data
 
 
-def test_castillo_behind_shared_prefixes_as_in_the_readme(tmp_path: Path) -> None:
+def test_castillo_prompts_get_shared_prefixes(tmp_path: Path) -> None:
     out = tmp_path / "w.parquet"
-    words = "castillo --llm meta-llama/Llama-3.1-8B-Instruct --rate 8 --requests 2000 --shared-prefixes 10"
-    result = run(*words.split(), "-o", out)
+    arguments = "castillo --llm meta-llama/Llama-3.1-8B-Instruct --rate 8 --requests 2000 --shared-prefixes 10"
+    result = run(*arguments.split(), "-o", out)
     assert result.exit_code == 0
     made = read_workload(out)
     assert (len(made), made.block_size) == (2000, 64)
@@ -39,16 +39,16 @@ def test_castillo_behind_shared_prefixes_as_in_the_readme(tmp_path: Path) -> Non
     assert "degenerate samples" in result.stdout
 
 
-def test_the_packaged_sample_is_said_to_be_one_on_stderr_only(tmp_path: Path) -> None:
+def test_use_of_the_packaged_sample_is_noted_on_stderr_only(tmp_path: Path) -> None:
     result = run("castillo", "--llm", "llama-3.1-8b", "--rate", "8", "-o", tmp_path / "w.csv", "--json")
     assert "sample that ships with the package" in result.stderr
     assert json.loads(result.stdout)["requests"] == 1000
 
 
-def test_react_as_in_the_readme(tmp_path: Path) -> None:
+def test_react_writes_the_requested_prompts_and_lengths(tmp_path: Path) -> None:
     out = tmp_path / "w.jsonl"
-    words = "react --workloads 10 --examples 4 --rate 64 --requests 5000 --lengths 1:0.5,300:0.5"
-    data = told(*words.split(), "-o", out)
+    arguments = "react --workloads 10 --examples 4 --rate 64 --requests 5000 --lengths 1:0.5,300:0.5"
+    data = summary(*arguments.split(), "-o", out)
     assert (data["requests"], data["input"]["max"], data["block_size"]) == (5000, 1981, 64)
     made = read_workload(out)
     assert set(made.output_tokens.tolist()) == {1, 300}
@@ -56,31 +56,31 @@ def test_react_as_in_the_readme(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_makes_the_same_workload(tmp_path: Path) -> None:
-    words = ("castillo", "--llm", "llama-3.1-8b", "--rate", "8", "--turns", "3", "--shared-prefixes", "4")
+    arguments = ("castillo", "--llm", "llama-3.1-8b", "--rate", "8", "--turns", "3", "--shared-prefixes", "4")
     first, second, other = (
-        told(*words, "--seed", seed, "-o", tmp_path / "w.parquet")["content_hash"] for seed in ("1", "1", "2")
+        summary(*arguments, "--seed", seed, "-o", tmp_path / "w.parquet")["content_hash"] for seed in ("1", "1", "2")
     )
     assert first == second != other
 
 
 def test_castillo_takes_splits_corpora_limits_and_bursts(tmp_path: Path) -> None:
     out = tmp_path / "w.parquet"
-    words = "castillo --llm gemma-3-4b --rate 2 --cv 3 --split test --split validate --corpus mbpp --max-tokens 50"
-    data = told(*words.split(), "-o", out)
+    arguments = "castillo --llm gemma-3-4b --rate 2 --cv 3 --split test --split validate --corpus mbpp --max-tokens 50"
+    data = summary(*arguments.split(), "-o", out)
     assert data["output"]["max"] == 50
     assert data["arrival_cv"] > 2
 
 
-def test_a_trace_keeps_its_own_arrivals_at_another_rate(tmp_path: Path) -> None:
-    data = told("trace", "azure_sample", "--rate", "20", "--requests", "500", "-o", tmp_path / "w.parquet")
+def test_a_rescaled_trace_keeps_its_arrival_pattern(tmp_path: Path) -> None:
+    data = summary("trace", "azure_sample", "--rate", "20", "--requests", "500", "-o", tmp_path / "w.parquet")
     own = load_trace("azure_sample").head(500).describe()
     assert data["rate"] == pytest.approx(20)
     assert data["arrival_cv"] == pytest.approx(own.arrival_cv)
 
 
-def test_a_trace_can_be_drawn_anew_beyond_its_length(tmp_path: Path) -> None:
-    words = ("trace", "azure_sample", "--rate", "20", "--cv", "1", "--requests", "5000")
-    data = told(*words, "-o", tmp_path / "w.parquet")
+def test_with_cv_more_requests_than_the_trace_has_are_resampled(tmp_path: Path) -> None:
+    arguments = ("trace", "azure_sample", "--rate", "20", "--cv", "1", "--requests", "5000")
+    data = summary(*arguments, "-o", tmp_path / "w.parquet")
     assert data["requests"] == 5000
     assert data["arrival_cv"] == pytest.approx(1, abs=0.1)
 
@@ -90,7 +90,7 @@ def test_a_file_of_lengths_needs_a_rate_and_gets_poisson_arrivals(tmp_path: Path
     lengths.write_text("input_tokens,output_tokens\n" + "3,4\n" * 500)
     refused = run("trace", lengths, "-o", tmp_path / "w.parquet")
     assert (refused.exit_code, "arrival_s" in refused.stderr) == (2, True)
-    data = told("trace", lengths, "--rate", "5", "-o", tmp_path / "w.parquet")
+    data = summary("trace", lengths, "--rate", "5", "-o", tmp_path / "w.parquet")
     assert data["rate"] == pytest.approx(5, rel=0.2)
 
 
@@ -101,14 +101,14 @@ def test_a_batch_needs_a_rate(tmp_path: Path) -> None:
     assert (result.exit_code, "--rate" in result.stderr) == (2, True)
 
 
-def test_csv_says_that_it_holds_no_block_hashes(tmp_path: Path) -> None:
+def test_writing_csv_warns_that_block_hashes_are_left_out(tmp_path: Path) -> None:
     result = run("react", "--rate", "1", "--requests", "5", "-o", tmp_path / "w.csv")
     assert "block hashes are not in" in result.stderr
     assert not read_workload(tmp_path / "w.csv").has_blocks
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "message"),
     [
         ("castillo --llm gpt-9 --rate 1", "known: Qwen/Qwen2.5-14B-Instruct"),
         ("castillo --llm llama-3.1-8b --rate 0", "field 'rate'"),
@@ -124,17 +124,17 @@ def test_csv_says_that_it_holds_no_block_hashes(tmp_path: Path) -> None:
         ("trace azure_sample --cv 2", "--rate"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, words: str, says: str) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, arguments: str, message: str) -> None:
     out = tmp_path / "w.parquet"
-    result = run(*words.split(), "-o", out)
+    result = run(*arguments.split(), "-o", out)
     assert result.exit_code == 2
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: ")
-    assert says in last
+    assert message in last
     assert not out.exists()
 
 
-def test_an_ending_nobody_knows_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_file_extension_is_refused(tmp_path: Path) -> None:
     result = run("react", "--rate", "1", "-o", tmp_path / "w.xlsx")
     assert (result.exit_code, "end it in .parquet" in result.stderr) == (2, True)
 

@@ -120,7 +120,7 @@ def test_an_invalid_state_changes_nothing(bad: State) -> None:
 
 
 def test_a_probe_with_entropy_inputs_fails_without_the_entropy() -> None:
-    probe = made_probe(("prompt", "entropy"), told=6)
+    probe = made_probe(("prompt", "entropy"), features=6)
     assert Refiner(probe).read("a", 0, state(), PREDICTION, CAP) is None
     low, high = (Refiner(probe).read("a", 0, state(entropy=nats), PREDICTION, CAP) for nats in (0.1, 6.0))
     assert low is not None
@@ -186,7 +186,7 @@ def test_each_state_has_the_entropy_of_its_row() -> None:
 def test_the_worker_copies_the_layers_and_tokens_that_the_probe_reads(tmp_path: Path) -> None:
     plain, entropic = tmp_path / "plain.lw", tmp_path / "entropic.lw"
     write_probe(plain, made_probe())
-    write_probe(entropic, made_probe(("prompt", "entropy"), told=6))
+    write_probe(entropic, made_probe(("prompt", "entropy"), features=6))
     assert Wanted.of({}) == Wanted(())
     assert Wanted.of({"layers": [9, 4], "entropy": True}) == Wanted((4, 9), entropy=True)
     assert Wanted.of({"probe": str(plain)}) == Wanted((3,), every=16)

@@ -1,4 +1,4 @@
-"""Predictors that behave as a test tells them."""
+"""A predictor whose predictions, failures and hangs a test controls."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lengthwise.predictors.contract import LogTPredictions, PredictionInput
 
 @dataclass
 class Guess:
-    """Believes a prompt's last word, a number of tokens; raises where there is none.
+    """Predicts the last word of the prompt, a number of tokens; raises if it is not a number.
 
-    With the gate closed it hangs, as a predictor might.
+    While the gate is closed it hangs.
     """
 
     gate: threading.Event = field(default_factory=threading.Event)

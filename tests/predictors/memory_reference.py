@@ -1,4 +1,4 @@
-"""Prefix memory as one would write it for a reader: a dictionary of nodes without bounds, in Python numbers."""
+"""A readable prefix memory: an unbounded dictionary of nodes with Python floats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Length samples whose law is known, and predictors that know it."""
+"""Length samples of a known distribution, and predictors that return it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LLMS = ("owner/a", "owner/b")
 
 
 def known_rows(prompts: int = 60, *, seed: int = 0, split: str = "test") -> tuple[LengthSamples, dict[str, float]]:
-    """Log-t lengths around a median that each prompt's text stands for; two corpora of different lengths."""
+    """Return log-t length samples of two corpora and mu by prompt text."""
     rng = np.random.default_rng(seed)
     corpora = ["short" if i % 2 else "long" for i in range(prompts)]
     mu = np.array([rng.normal(4.0 if corpus == "short" else 6.0, 0.5) for corpus in corpora])
@@ -41,7 +41,7 @@ def known_rows(prompts: int = 60, *, seed: int = 0, split: str = "test") -> tupl
 
 @dataclass(frozen=True)
 class Knows:
-    """Says the law that the samples were drawn from, or one wider or narrower than it."""
+    """Predicts the distribution that the samples were drawn from, or one with another sigma."""
 
     mu: Mapping[str, float]
     sigma: float = SIGMA
@@ -54,7 +54,7 @@ class Knows:
 
 @dataclass(frozen=True)
 class KnowsTheBin:
-    """Says the hundred tokens that the median lies in."""
+    """Predicts the bin of 100 tokens that holds the median."""
 
     mu: Mapping[str, float]
 

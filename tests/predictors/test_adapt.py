@@ -39,7 +39,7 @@ def write(path: Path, **columns: Any) -> Path:
     return path
 
 
-def test_plain_columns_in_parquet_csv_and_json_lines_are_the_same(tmp_path: Path) -> None:
+def test_parquet_csv_and_json_lines_are_read_alike(tmp_path: Path) -> None:
     parquet = read_observed(write(tmp_path / "a.parquet", capped=[i > 27 for i in range(30)]))
     (tmp_path / "a.csv").write_text(
         "prompt,length,llm,capped\n" + "".join(f"prompt {i},{i + 1},me/Mine,{str(i > 27).lower()}\n" for i in range(30))
@@ -53,7 +53,7 @@ def test_plain_columns_in_parquet_csv_and_json_lines_are_the_same(tmp_path: Path
         assert other.censored.sum() == parquet.censored.sum() == 2
 
 
-def test_what_collect_writes_is_read(tmp_path: Path) -> None:
+def test_length_samples_written_by_collect_are_read(tmp_path: Path) -> None:
     samples = LengthSamples.from_table(
         {
             "corpus": ["c"] * 30,
@@ -72,28 +72,28 @@ def test_what_collect_writes_is_read(tmp_path: Path) -> None:
     assert found.caps.tolist() == [1024.0] * 30
 
 
-def test_answers_to_the_same_prompt_come_together(tmp_path: Path) -> None:
+def test_answers_to_the_same_prompt_are_grouped(tmp_path: Path) -> None:
     found = read_observed(write(tmp_path / "a.parquet", prompt=[f"prompt {i // 2}" for i in range(30)]))
     assert len(found.texts) == 15
     assert found.lengths[0].tolist() == [1.0, 2.0]
 
 
-def test_an_llm_is_named_chosen_or_asked_for(tmp_path: Path) -> None:
+def test_the_llm_is_read_from_the_file_or_given(tmp_path: Path) -> None:
     one = write(tmp_path / "one.parquet")
     assert read_observed(one, "other/Name").llm == "other/Name"
     two = write(tmp_path / "two.parquet", llm=["me/A-Instruct"] * 25 + ["me/B"] * 5)
     assert read_observed(two, "a").llm == "me/A-Instruct"
     assert read_observed(two, "a").count == 25
-    for path, figures in (
+    for path, message in (
         (two, "holds lengths of 2 LLMs"),
         (write(tmp_path / "no.parquet", llm=None), "does not name the LLM"),
     ):
-        with pytest.raises(InputError, match=figures):
+        with pytest.raises(InputError, match=message):
             read_observed(path)
 
 
 @pytest.mark.parametrize(
-    ("columns", "figures"),
+    ("columns", "message"),
     [
         ({"prompt": None}, "field 'prompt': missing column"),
         ({"length": None}, "field 'length': missing column"),
@@ -106,8 +106,8 @@ def test_an_llm_is_named_chosen_or_asked_for(tmp_path: Path) -> None:
         ({"length": None, "lengths": [[1, 2]] * 30, "capped": [[True]] * 30}, "is not as long as lengths"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, columns: dict[str, Any], figures: str) -> None:
-    with pytest.raises(InputError, match=figures):
+def test_invalid_columns_are_named(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_observed(write(tmp_path / "a.parquet", **columns))
 
 
@@ -119,7 +119,7 @@ def test_fewer_than_twenty_lengths_are_refused(tmp_path: Path, rows: int) -> Non
         read_observed(tmp_path / "b.parquet", "me/Mine")
 
 
-def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("{not json")
     (tmp_path / "a.parquet").write_text("not parquet")
     for name in ("a.jsonl", "a.parquet", "missing.parquet"):
@@ -127,7 +127,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
             read_observed(tmp_path / name)
 
 
-def test_twenty_lengths_are_taken() -> None:
+def test_twenty_lengths_are_enough() -> None:
     assert Observed.of("m", PROMPTS[:20], [5] * 20, origin="here").count == 20
 
 
@@ -140,7 +140,7 @@ def predictor(**adapted: Mixture) -> AdaptedPredictor:
     return AdaptedPredictor(worlds.Base(), adapted or {"me/Mine-Instruct": HALF})
 
 
-def test_a_new_llm_is_mixed_and_the_known_ones_are_as_before() -> None:
+def test_a_new_llm_is_predicted_by_its_mixture_and_known_ones_are_unchanged() -> None:
     asked = [PredictionInput(TEXT, llm, 4000) for llm in ("me/Mine-Instruct", worlds.KNOWN[2])]
     found = predictor().predict(asked)
     assert isinstance(found, LogTPredictions)
@@ -157,14 +157,14 @@ def test_sampling_mean_and_std_keep_their_ratio_to_the_median() -> None:
     assert found.sample_std[0] / found.sample_mean[0] == pytest.approx(0.25)
 
 
-def test_a_short_name_means_the_adapted_llm_and_one_it_replaces_is_replaced() -> None:
+def test_a_short_name_resolves_to_the_adapted_llm_and_a_known_llm_can_be_replaced() -> None:
     assert predictor().predict([TEXT], ["mine"])[0].quantile(0.5) == pytest.approx(np.exp(6.5))
     found = AdaptedPredictor(worlds.Base(), {worlds.KNOWN[2]: HALF})
     assert found.predict([TEXT], [worlds.KNOWN[2]])[0].quantile(0.5) == pytest.approx(np.exp(6.5))
     assert found.llms == worlds.KNOWN
 
 
-def test_where_no_adapted_llm_is_asked_for_the_base_is_asked_once_each() -> None:
+def test_the_base_predicts_each_known_llm_once() -> None:
     found = predictor()
     found.predict([TEXT] * 3, list(worlds.KNOWN))
     assert isinstance(found.base, worlds.Base)
@@ -172,7 +172,7 @@ def test_where_no_adapted_llm_is_asked_for_the_base_is_asked_once_each() -> None
     assert len(found.predict([], [])) == 0
 
 
-def test_mixtures_survive_their_file_and_a_broken_part_is_named() -> None:
+def test_mixtures_are_stored_and_read_back_and_a_broken_part_is_named() -> None:
     tilt = Tilt(*(np.arange(12, dtype=np.float64) + n for n in range(3)))
     data = to_part({"m": Mixture(HALF.weights, HALF.likeness, 0.3, 1.2, tilt)}, worlds.KNOWN)
     again = from_part(data, worlds.KNOWN, "here")["m"]
@@ -194,7 +194,7 @@ def prompts() -> list[str]:
 
 
 def observe(prompts: list[str], times: float, llm: str = NEW, seed: int = 0) -> Observed:
-    """An LLM that answers `times` as long as the fast tier predicts of a Llama."""
+    """Return lengths of an LLM that are `times` those that fast predicts for a Llama."""
     mu = np.log(load_predictor("fast").predict(prompts, ["llama-3.1-8B"] * len(prompts)).quantile(0.5))
     drawn = np.exp(mu + np.log(times) + 0.2 * np.random.default_rng(seed).standard_normal(len(mu)))
     return Observed.of(llm, prompts, [max(1, round(x)) for x in drawn], origin="made up")
@@ -208,24 +208,26 @@ def adapted(prompts: list[str], tmp_path_factory: pytest.TempPathFactory) -> tup
         return out, adapt_file("fast", observe(prompts, 3.0), out)
 
 
-def test_it_is_better_than_an_unknown_llm_on_prompts_it_did_not_learn_from(adapted: tuple[Path, AdaptReport]) -> None:
+def test_held_out_prompts_are_predicted_better_than_for_an_unknown_llm(adapted: tuple[Path, AdaptReport]) -> None:
     _, report = adapted
     assert (report.llm, report.lengths, report.prompts, report.replaced) == (NEW, 80, 80, False)
     assert report.after.crps < report.before.crps / 1.5
-    assert report.after.tau > report.before.tau - 0.05  # of 80 prompts: the order was known before, up to chance
+    assert report.after.tau > report.before.tau - 0.05  # the order was known before, up to the noise of 80 prompts
     assert 0.75 <= report.after.coverage_90 <= 1.0
 
 
-def test_the_file_knows_the_llm_and_its_card_states_it(adapted: tuple[Path, AdaptReport], prompts: list[str]) -> None:
+def test_the_adapted_file_predicts_the_llm_and_its_card_names_it(
+    adapted: tuple[Path, AdaptReport], prompts: list[str]
+) -> None:
     out, report = adapted
     mine, fast = load_predictor(out), load_predictor("fast")
     longer = mine.predict(prompts, ["mine-8b"] * 80).quantile(0.5)
     known = mine.predict(prompts, ["llama-3.1-8B"] * 80).quantile(0.5)
     assert np.median(longer / known) == pytest.approx(3.0, rel=0.15)
     assert known.tolist() == fast.predict(prompts, ["llama-3.1-8B"] * 80).quantile(0.5).tolist()
-    figures = read_model_file(out).card["adapted"][NEW]
-    assert figures["lengths"] == 80
-    assert figures["after"]["crps"] == report.after.crps
+    entry = read_model_file(out).card["adapted"][NEW]
+    assert entry["lengths"] == 80
+    assert entry["after"]["crps"] == report.after.crps
 
 
 def test_another_llm_is_added_and_the_same_one_is_replaced_without_a_warning(
@@ -241,7 +243,7 @@ def test_another_llm_is_added_and_the_same_one_is_replaced_without_a_warning(
     assert not second.replaced
     third = adapt_file(tmp_path / "two.lw", observe(prompts, 6.0), tmp_path / "three.lw")
     assert third.replaced
-    assert not caplog.records, "that the LLM is unknown is expected"
+    assert not caplog.records, "an unknown LLM is expected here"
     found = load_predictor(tmp_path / "three.lw")
     medians = {llm: np.median(found.predict(prompts, [llm] * 80).quantile(0.5)) for llm in (NEW, "me/Terse")}
     assert medians[NEW] / medians["me/Terse"] == pytest.approx(12.0, rel=0.3)

@@ -1,4 +1,4 @@
-"""A log makes a better model file where the predictor was wrong, and none where it was right."""
+"""Adapting to a traffic log writes a model file only if it predicts better."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STORY, WORD = "Write a long story about {} dragons.", "Name one animal with {} l
 
 
 def with_text(n: int) -> list[TrafficRow]:
-    """Stories of 15 tokens and words of 600: the opposite of what any predictor would say."""
+    """Return rows with stories of 15 tokens and single words of 600, the opposite of what a predictor expects."""
     rng = np.random.default_rng(0)
     forms = rng.random(n) < 0.5
     tokens = np.exp(np.log(np.where(forms, 15, 600)) + 0.2 * rng.standard_normal(n)).astype(int)
@@ -43,7 +43,7 @@ def median(file: Path | str, text: str, llm: str, tenant: str | None = None) -> 
     return float(as_logt(load_predictor(file).predict([PredictionInput(text, llm, tenant=tenant)])).mu[0])
 
 
-def test_prompts_teach_what_the_predictor_has_wrong(tmp_path: Path) -> None:
+def test_a_log_with_prompts_corrects_the_order_of_predictions(tmp_path: Path) -> None:
     out = tmp_path / "my.lw"
     found = adapt_traffic("fast", traffic(with_text(150)), out)
     (llm,) = found.llms
@@ -54,7 +54,7 @@ def test_prompts_teach_what_the_predictor_has_wrong(tmp_path: Path) -> None:
     assert llm.after.tau > 0.3 > llm.before.tau
     story, word = (median(out, text.format(7), "me/Mine-7B") for text in (STORY, WORD))
     assert story < word
-    assert median(out, "Hi", "llama-3.1-8B") == median("fast", "Hi", "llama-3.1-8B"), "other LLMs stay as they were"
+    assert median(out, "Hi", "llama-3.1-8B") == median("fast", "Hi", "llama-3.1-8B"), "other LLMs are unchanged"
     assert read_model_file(out).card["traffic"][0]["better"]
 
 
@@ -81,7 +81,7 @@ def test_corrections_of_a_corrected_file_add_up(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_better_is_not_written_unless_forced(tmp_path: Path) -> None:
     out = tmp_path / "my.lw"
-    rows = made(120)  # the first lengths are off, the last ones as predicted
+    rows = made(120)  # the first 90 lengths are shifted, the last 30 as predicted
     rows[:90] = made(120, shift=3.0, seed=1)[:90]
     found = adapt_traffic("fast", traffic(rows), out)
     assert not found.written
@@ -109,7 +109,7 @@ def test_too_few_lengths_or_those_of_another_predictor_are_an_input_error(tmp_pa
             adapt_traffic("fast", traffic(rows), tmp_path / "my.lw")
 
 
-def test_adapting_uses_one_thread_whatever_the_host_has(tmp_path: Path) -> None:
+def test_adapting_uses_one_thread(tmp_path: Path) -> None:
     used: list[set[int]] = []
 
     def note(*_: object) -> None:
@@ -124,7 +124,7 @@ def test_adapting_uses_one_thread_whatever_the_host_has(tmp_path: Path) -> None:
     assert all(threads == {1} for threads in used)
 
 
-def test_prefix_memory_is_rebuilt_from_a_log_where_there_is_none(tmp_path: Path) -> None:
+def test_prefix_memory_is_rebuilt_from_a_log_unless_one_is_saved(tmp_path: Path) -> None:
     levels = levels_of("m", [1, 2, 3])
     names, blocks = (part.tobytes().hex() for part in (levels.names, levels.blocks))
     rows = [row._replace(names=names, blocks=blocks, output_tokens=20 + i % 3) for i, row in enumerate(made(40))]

@@ -57,7 +57,7 @@ def test_the_question_is_the_papers() -> None:
         ("55： 我是", 55),
     ],
 )
-def test_all_the_ways_llms_state_a_length(answer: str, length: int) -> None:
+def test_stated_lengths_are_parsed(answer: str, length: int) -> None:
     assert parse_length(answer) == length
 
 
@@ -80,13 +80,13 @@ def test_all_the_ways_llms_state_a_length(answer: str, length: int) -> None:
         "The answer to your question is 42.",
     ],
 )
-def test_numbers_that_are_no_length_are_not_taken_for_one(answer: str) -> None:
+def test_other_numbers_are_not_parsed_as_lengths(answer: str) -> None:
     assert parse_length(answer) is None
 
 
 @settings(max_examples=50)
 @given(st.text(max_size=300))
-def test_any_text_is_parsed_or_not_but_never_an_error(answer: str) -> None:
+def test_parsing_any_text_raises_no_error(answer: str) -> None:
     length = parse_length(answer)
     assert length is None or 1 <= length <= LONGEST
 
@@ -117,7 +117,7 @@ def test_the_prompt_method_is_evaluated_beside_the_constants(stating_llm: Statin
     assert list(found.subjects) == [name, PER_LLM, PER_BOTH, CEILING]
 
 
-def test_a_server_that_is_not_there_is_one_line() -> None:
+def test_an_unreachable_server_or_a_bad_url_is_an_error() -> None:
     with pytest.raises(InputError, match=r"is the server running"):
         resolve_predictor("ask:http://127.0.0.1:9").predict([PredictionInput("x", "m")])
     with pytest.raises(InputError, match="is not a URL"):

@@ -1,4 +1,4 @@
-"""Nonsense as a prompt: both packaged predictors answer, widely, and never that the answer will be short."""
+"""For nonsense prompts both packaged predictors return wide distributions that are not short."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lengthwise.predictors.resolve import LoadedPredictor, load_predictor
 
 LLAMA: Final = "meta-llama/Llama-3.1-8B-Instruct"
 LONG_ENOUGH: Final = 250
-"""Tokens that the upper end of a 90 % interval reaches where nothing is known."""
+"""The least upper end of a 90 % interval, in tokens."""
 _random = random.Random(0)
 NONSENSE: Final = {
     "empty": "",

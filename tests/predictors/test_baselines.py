@@ -24,31 +24,31 @@ def test_a_constant_is_the_same_for_every_prompt_of_an_llm() -> None:
     assert predictions.quantile(0.5)[0] == pytest.approx(np.median(mine.lengths_matrix()), rel=0.3)
 
 
-def test_an_unknown_llm_gets_the_constant_of_all() -> None:
+def test_an_unknown_llm_gets_the_pooled_constant() -> None:
     samples, _ = known_rows()
     constant = ConstantPredictor.fit(samples.where(llm=LLMS[0]))
     medians = constant.predict_rows(samples.where(llm=LLMS[1])).quantile(0.5)
     assert medians[0] == pytest.approx(np.exp(constant.constants[()].mu))
 
 
-def test_a_corpus_has_its_own_constant_and_an_unknown_one_that_of_the_llm() -> None:
+def test_a_corpus_has_its_own_constant_and_an_unknown_corpus_its_llms() -> None:
     samples, _ = known_rows()
     medians = ConstantPredictor.fit(samples, by_corpus=True).predict_rows(samples).quantile(0.5)
     corpus = np.array(samples.table["corpus"].to_pylist())
     assert medians[corpus == "long"].min() > 3 * medians[corpus == "short"].max()
     only_long = ConstantPredictor.fit(samples.where(corpus="long"), by_corpus=True)
-    fallen_back = only_long.predict_rows(samples.where(corpus="short")).quantile(0.5)
-    assert fallen_back[:2] == pytest.approx([np.exp(only_long.constants[(llm,)].mu) for llm in LLMS])
+    medians_of_short = only_long.predict_rows(samples.where(corpus="short")).quantile(0.5)
+    assert medians_of_short[:2] == pytest.approx([np.exp(only_long.constants[(llm,)].mu) for llm in LLMS])
 
 
-def test_nothing_clean_is_nothing_to_fit() -> None:
+def test_fitting_without_a_clean_sample_is_an_error() -> None:
     samples, _ = known_rows(prompts=2)
     columns = samples.table.to_pydict() | {"lengths": [[15_000] * 10] * len(samples)}
     with pytest.raises(InputError, match="no clean sample"):
         ConstantPredictor.fit(LengthSamples.from_table(columns, origin="made up"))
 
 
-def test_the_ceilings_halves_are_every_other_clean_sample() -> None:
+def test_the_ceiling_compares_halves_of_alternate_clean_samples() -> None:
     ceiling = Ceiling.of(np.array([[10, 20, 15_000, 30, 40]]), np.array([[True, True, False, True, True]]))
     assert (ceiling.mean[0], ceiling.true_mean[0]) == (20.0, 30.0)
     assert (ceiling.std[0], ceiling.true_std[0]) == (10.0, 10.0)
@@ -67,13 +67,13 @@ def test_the_ceilings_crps_is_half_the_mean_difference_of_two_samples() -> None:
         assert found == pytest.approx(np.mean(pairs) / 2)
 
 
-def test_one_clean_sample_says_nothing_about_noise() -> None:
+def test_one_clean_sample_gives_no_ceiling() -> None:
     ceiling = Ceiling.of(np.array([[10, 15_000]]), np.array([[True, False]]))
     assert np.isnan([ceiling.true_mean[0], ceiling.crps[0], *ceiling.from_the_others[0]]).all()
 
 
-@pytest.mark.skipif("LENGTHWISE_DATA" not in os.environ, reason="the full data are not here")
-def test_castillos_ceiling_is_lower_with_degenerate_samples_in() -> None:
+@pytest.mark.skipif("LENGTHWISE_DATA" not in os.environ, reason="needs the full data")
+def test_castillos_ceiling_is_lower_with_degenerate_samples() -> None:
     samples = load_castillo(split="test")
     six = samples.where(corpus=[corpus for corpus in samples.corpora if corpus != "Alpaca"])
     raw: list[float] = []

@@ -1,4 +1,4 @@
-"""The paper's unified call."""
+"""CASTILLO's function predict_response_length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPT = "Introduce Nanjing University in China."
 
 
 class Classifier:
-    """Knows bins only, and so tells no sampling mean or std."""
+    """Predicts a histogram, without sampling mean and std."""
 
     def predict(self, inputs: Sequence[PredictionInput]) -> HistogramPredictions:
         return HistogramPredictions.of([1, 100, 200], [[0.5, 0.5]] * len(inputs), 8_192)
@@ -28,14 +28,14 @@ def test_regression_has_the_papers_keys() -> None:
     assert 0 < found["predicted_std"] < found["predicted_mean"]
 
 
-def test_classification_has_the_papers_keys_and_a_class_of_the_width_asked_for() -> None:
+def test_classification_has_the_papers_keys_and_the_given_bin_width() -> None:
     found = predict_response_length(PROMPT, "llama-3.2-3B", task="classification", bin_width=500, predictor="fast")
     assert set(found) == {"predicted_p99_class", "predicted_p99_range"}
     low, high = found["predicted_p99_range"]
     assert (low, high) == (500 * found["predicted_p99_class"], low + 500)
 
 
-def test_classes_are_200_wide_unless_asked() -> None:
+def test_classes_are_200_tokens_wide_by_default() -> None:
     low, high = predict_response_length(PROMPT, "llama-3.2-3B", "classification")["predicted_p99_range"]
     assert high - low == 200
 
@@ -57,11 +57,11 @@ def test_a_predictor_without_sampling_figures_answers_from_its_prediction() -> N
     assert 80 < found["predicted_mean"] < 120
 
 
-def test_an_unknown_task_is_a_mistake_with_a_hint() -> None:
+def test_an_unknown_task_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(InputError, match="'guess' is no task; regression or classification"):
         predict_response_length(PROMPT, "llama-3.2-3B", task="guess")
 
 
-def test_a_class_has_at_least_one_token() -> None:
+def test_a_bin_width_below_one_is_refused() -> None:
     with pytest.raises(InputError, match="give at least 1 token"):
         predict_response_length(PROMPT, "llama-3.2-3B", bin_width=0)

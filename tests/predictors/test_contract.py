@@ -13,14 +13,14 @@ from lengthwise.predictors import HistogramPredictions, LogTPredictions, Predict
 from lengthwise.predictors.contract import as_inputs, render_chat
 
 
-def test_log_t_predictions_are_columns_of_log_ts() -> None:
+def test_log_t_predictions_are_columns_of_log_t_distributions() -> None:
     predictions = LogTPredictions.of([5.0, 6.0], [0.5, 1.0], [512, 8192], sample_mean=[150, 500])
     assert isinstance(predictions, Predictions)
     assert [predictions[i] for i in range(2)] == [LogT(5.0, 0.5, 512), LogT(6.0, 1.0, 8192)]
     assert np.isnan(predictions.sample_std).all()
 
 
-def test_bins_are_predictions_too() -> None:
+def test_histograms_are_predictions() -> None:
     predictions = HistogramPredictions.of([0, 100, 200], [[0.5, 0.5], [1.0, 0.0]], 8192)
     assert isinstance(predictions, Predictions)
     assert predictions[1] == Histogram([0, 100, 200], [1.0, 0.0], 8192)
@@ -40,7 +40,7 @@ def test_bare_prompts_become_inputs() -> None:
         as_inputs(["a"])
 
 
-def test_a_single_user_turn_is_its_own_text() -> None:
+def test_a_single_user_turn_is_rendered_unchanged() -> None:
     assert render_chat([{"role": "user", "content": "Hello"}]) == "Hello"
 
 

@@ -1,4 +1,4 @@
-"""Corrections by LLM and tenant: what is fitted, applied, stored, and refused."""
+"""Corrections by LLM and tenant."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ CORRECTIONS = st.dictionaries(
 
 
 @given(CORRECTIONS)
-def test_what_is_stored_comes_back(corrections: dict[tuple[str, str | None], Adjustment]) -> None:
+def test_corrections_are_stored_and_read_back(corrections: dict[tuple[str, str | None], Adjustment]) -> None:
     assert from_part(to_part(corrections), "x") == corrections
 
 
-def test_a_tenant_has_its_own_correction_else_its_llms_else_none() -> None:
+def test_a_correction_is_the_tenants_or_the_llms_or_none() -> None:
     of_llm, of_tenant = Adjustment(1.0, 1.0, 50), Adjustment(2.0, 1.0, 30)
     corrections = {("m", None): of_llm, ("m", "a"): of_tenant}
     assert adjustment_of(corrections, "m", "a") == of_tenant
@@ -40,7 +40,7 @@ def test_a_tenant_has_its_own_correction_else_its_llms_else_none() -> None:
     assert adjustment_of(corrections, "other", "a") == Adjustment()
 
 
-def test_few_lengths_of_a_tenant_give_it_no_correction_of_its_own() -> None:
+def test_a_tenant_with_few_lengths_has_no_correction() -> None:
     rng = np.random.default_rng(0)
     n = 210
     prediction = np.stack([rng.normal(5, 1, n), np.full(n, 0.5)], axis=1)

@@ -1,4 +1,4 @@
-"""A predictor that knows the law comes out right, and beside its baselines."""
+"""Scores of predictors that know the true distribution, beside the baselines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lengthwise.workloads import LengthSamples
 from tests.predictors.rows import LLMS, Knows, KnowsTheBin, known_rows
 
 
-def test_the_true_law_is_calibrated_and_near_the_ceiling() -> None:
+def test_the_true_distribution_is_calibrated_and_near_the_ceiling() -> None:
     samples, mu = known_rows(prompts=300)
     found = evaluate(Knows(mu), samples, name="knows")
     mine, ceiling = (found.subjects[name].overall for name in ("knows", CEILING))
@@ -30,7 +30,7 @@ def test_the_true_law_is_calibrated_and_near_the_ceiling() -> None:
     assert mine.crps < min(found.subjects[name].overall.crps for name in (PER_LLM, PER_BOTH))
 
 
-def test_too_narrow_a_prediction_covers_too_little_and_ranks_as_well() -> None:
+def test_too_narrow_predictions_undercover_and_keep_their_tau() -> None:
     samples, mu = known_rows()
     true, narrow = (evaluate(Knows(mu, sigma), samples).subjects["predictor"].overall for sigma in (0.2, 0.05))
     assert narrow.coverage_90 < 0.6
@@ -39,7 +39,7 @@ def test_too_narrow_a_prediction_covers_too_little_and_ranks_as_well() -> None:
     assert narrow.crps > true.crps
 
 
-def test_constants_are_fitted_to_the_reference_and_not_to_what_is_evaluated() -> None:
+def test_constants_are_fitted_to_the_reference_rows() -> None:
     samples, mu = known_rows()
     longer = known_rows(split="train")[0].where(corpus="long")
     found = evaluate(Knows(mu), samples, reference=longer)
@@ -49,7 +49,7 @@ def test_constants_are_fitted_to_the_reference_and_not_to_what_is_evaluated() ->
     assert "themselves" in inside.constants_from
 
 
-def test_a_constant_has_no_tau_and_a_constant_per_corpus_has() -> None:
+def test_a_constant_has_no_tau_and_a_constant_per_corpus_has_one() -> None:
     samples, mu = known_rows()
     found = evaluate(Knows(mu), samples)
     assert math.isnan(found.subjects[PER_LLM].overall.tau)
@@ -68,7 +68,7 @@ def test_groups_hold_every_row_once() -> None:
     assert mine.overall.mae_mean == pytest.approx(weighted)
 
 
-def test_rows_are_grouped_by_the_median_that_is_predicted_for_them() -> None:
+def test_rows_are_grouped_by_predicted_median() -> None:
     samples, mu = known_rows()
     mine = evaluate(Knows(mu), samples).subjects["predictor"].by_predicted
     ends = [[float(end.replace(",", "")) for end in group.removesuffix(" tokens").split(" to ")] for group in mine]
@@ -84,24 +84,24 @@ def test_degenerate_samples_only_count_in_the_raw_error() -> None:
     columns = samples.table.to_pydict()
     columns["lengths"][0] = [*columns["lengths"][0][:-1], 15_000]
     columns["lengths"][1] = [15_000] * 10
-    spoilt = LengthSamples.from_table(columns, origin="made up")
-    clean, raw = evaluate(Knows(mu), samples), evaluate(Knows(mu), spoilt)
+    degenerate = LengthSamples.from_table(columns, origin="made up")
+    clean, raw = evaluate(Knows(mu), samples), evaluate(Knows(mu), degenerate)
     assert (raw.left_out, raw.subjects["predictor"].overall.rows) == (1, len(samples) - 1)
     assert raw.degenerate == pytest.approx(11 / (10 * len(samples)))
     assert raw.subjects["predictor"].overall.mae_mean < 2 * clean.subjects["predictor"].overall.mae_mean
     assert raw.subjects["predictor"].overall.raw_mae_mean > 100
 
 
-def test_batches_change_nothing() -> None:
+def test_scores_do_not_depend_on_the_batch_size() -> None:
     samples, mu = known_rows()
-    told: list[tuple[str, float]] = []
-    small = evaluate(Knows(mu), samples, batch=7, progress=lambda what, done: told.append((what, done)))
+    reported: list[tuple[str, float]] = []
+    small = evaluate(Knows(mu), samples, batch=7, progress=lambda what, done: reported.append((what, done)))
     assert to_json(small.to_dict()) == to_json(evaluate(Knows(mu), samples).to_dict())
     assert small.predicted == pytest.approx([np.exp(mu[text]) for text in samples.table["prompt"].to_pylist()])
-    assert [done for what, done in told if what == "predictor"][-1] == 1.0
+    assert [done for what, done in reported if what == "predictor"][-1] == 1.0
 
 
-def test_predictions_in_bins_are_scored_too() -> None:
+def test_histogram_predictions_are_scored() -> None:
     samples, mu = known_rows()
     mine = evaluate(KnowsTheBin(mu), samples).subjects["predictor"].overall
     assert mine.classes["100 wide"].accuracy > 0.7
@@ -110,14 +110,14 @@ def test_predictions_in_bins_are_scored_too() -> None:
     assert mine.tau > 0.5
 
 
-def test_a_baseline_as_the_predictor_equals_itself() -> None:
+def test_a_baseline_given_as_predictor_has_the_scores_of_the_baseline() -> None:
     samples, _ = known_rows()
     for by_corpus, name in ((False, PER_LLM), (True, PER_BOTH)):
         found = evaluate(ConstantPredictor.fit(samples, by_corpus=by_corpus), samples, name="again")
         assert to_json(found.subjects["again"]) == to_json(found.subjects[name])
 
 
-def test_as_a_dict_it_is_json_without_the_pictures_points() -> None:
+def test_the_dict_is_json_without_the_points_of_the_figure() -> None:
     samples, mu = known_rows()
     plain = json.loads(to_json(evaluate(Knows(mu), samples).to_dict()))
     assert "predicted" not in plain
@@ -138,7 +138,7 @@ def samples() -> LengthSamples:
     return LengthSamples.from_table(pa.concat_tables(parts), origin="made up")
 
 
-def test_the_test_split_is_evaluated_and_the_others_are_fitted_to(samples: LengthSamples) -> None:
+def test_the_test_split_is_evaluated_and_baselines_are_fitted_to_the_others(samples: LengthSamples) -> None:
     rows, others = evaluated_rows(samples, None)
     assert rows.splits == ("test",)
     assert others is not None
@@ -153,14 +153,14 @@ def test_without_a_test_split_everything_is_evaluated(samples: LengthSamples) ->
     assert others is None
 
 
-def test_a_run_names_its_predictor_and_keeps_to_the_rows_asked_for(samples: LengthSamples) -> None:
+def test_a_run_scores_the_selected_rows(samples: LengthSamples) -> None:
     found = run("constant", samples, llm=[LLMS[0]], corpus=["long"])
     assert (found.predictor, found.rows) == ("constant", 15)
     assert set(found.subjects["constant"].by_llm) == {LLMS[0]}
     assert found.constants_from == "30 other rows"
 
 
-def test_a_baseline_with_nothing_to_fit_to_says_so(samples: LengthSamples) -> None:
+def test_a_baseline_without_rows_to_fit_is_an_error(samples: LengthSamples) -> None:
     with pytest.raises(InputError, match="no rows to fit 'constant' to"):
         run("constant", samples.where(split="test"))
 
@@ -170,14 +170,14 @@ def test_an_unknown_split_is_refused(samples: LengthSamples) -> None:
         run("constant", samples, split="dev")
 
 
-def test_a_limit_spreads_over_the_rows(samples: LengthSamples) -> None:
+def test_a_limit_keeps_every_llm_and_corpus(samples: LengthSamples) -> None:
     found = run("constant", samples, limit=12)
     assert found.rows == 12
     assert set(found.subjects["constant"].by_llm) == set(LLMS)
     assert set(found.subjects["constant"].by_corpus) == {"long", "short"}
 
 
-def test_prefix_memory_is_scored_on_rows_that_it_has_not_seen() -> None:
+def test_prefix_memory_is_scored_on_each_row_before_it_observes_it() -> None:
     samples, _ = known_rows(prompts=200)
     prompts = [
         f"{'Answer in one word. ' * 20 if corpus == 'short' else 'Write an essay. ' * 20}{row}"

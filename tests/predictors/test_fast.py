@@ -1,4 +1,4 @@
-"""The fast predictor: any prompt, any LLM, wider where it knows less."""
+"""The fast predictor takes any prompt and any LLM, and is wider for unfamiliar ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sigma(fast: FastPredictor, prompt: str, llm: str = LLAMA) -> float:
     return float(fast.predict([prompt], [llm]).sigma[0])
 
 
-def test_it_keeps_the_contract(fast: FastPredictor) -> None:
+def test_fast_implements_the_predictor_contract(fast: FastPredictor) -> None:
     assert isinstance(fast, LengthPredictor)
     predictions = fast.predict([PredictionInput(PLAIN, LLAMA, max_tokens=50)])
     assert predictions[0].cap == 50
@@ -68,7 +68,7 @@ def test_it_keeps_the_contract(fast: FastPredictor) -> None:
     assert len(fast.predict([])) == 0
 
 
-def test_a_long_programming_contest_is_answered_at_greater_length_than_who_is(fast: FastPredictor) -> None:
+def test_a_programming_contest_task_is_predicted_longer_than_a_factual_question(fast: FastPredictor) -> None:
     contest = (
         "QUESTION: Alice has an array of N integers and Q queries. For each query print the sum of the elements "
         "from L to R modulo 1000000007.\n\n-----Input-----\nThe first line contains N and Q.\n\n"
@@ -78,16 +78,16 @@ def test_a_long_programming_contest_is_answered_at_greater_length_than_who_is(fa
     assert median(fast, contest) > 1.5 * median(fast, "Who is Ada Lovelace?")
 
 
-def test_prompts_predicted_together_get_what_each_gets_alone(fast: FastPredictor) -> None:
+def test_predictions_do_not_depend_on_the_batch(fast: FastPredictor) -> None:
     prompts = [PLAIN, "Who was Ada Lovelace?", "", "def f(x):\n    return x"]
-    llms = [LLAMA, "gemma-3-4b", "mixtral-8x7b", "nobody/knows-this"]
+    llms = [LLAMA, "gemma-3-4b", "mixtral-8x7b", "owner/unknown"]
     together = fast.predict(prompts, llms)
     alone = [fast.predict([prompt], [llm]) for prompt, llm in zip(prompts, llms, strict=True)]
     np.testing.assert_allclose(together.mu, [one.mu[0] for one in alone], rtol=1e-4)
     np.testing.assert_allclose(together.sigma, [one.sigma[0] for one in alone], rtol=1e-4)
 
 
-def test_a_short_name_is_the_llm_it_means(fast: FastPredictor) -> None:
+def test_a_short_name_resolves_to_its_llm(fast: FastPredictor) -> None:
     assert median(fast, PLAIN, "llama-3.1-8B") == median(fast, PLAIN, LLAMA)
     assert median(fast, PLAIN, "llama-3.2-1B") != median(fast, PLAIN, LLAMA)
 
@@ -97,9 +97,9 @@ def test_an_unknown_llm_is_logged_once_and_predicted_more_widely(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            unknown = sigma(fast, PLAIN, "acme/unheard-of-9B")
-    assert [record.getMessage() for record in caplog.records if "unheard-of" in record.getMessage()] == [
-        "LLM 'acme/unheard-of-9B' is not known to this predictor; the predictions of an unknown LLM are used"
+            unknown = sigma(fast, PLAIN, "acme/unknown-9B")
+    assert [record.getMessage() for record in caplog.records if "acme/unknown-9B" in record.getMessage()] == [
+        "LLM 'acme/unknown-9B' is not known to this predictor; the predictions of an unknown LLM are used"
     ]
     assert unknown > sigma(fast, PLAIN)
 
@@ -123,17 +123,17 @@ def test_prompts_unlike_the_training_data_are_predicted_more_widely(fast: FastPr
 
 @settings(max_examples=60)
 @given(st.text(alphabet=st.characters(), max_size=400), st.text(max_size=40))
-def test_any_string_is_a_prompt_and_any_string_an_llm(prompt: str, llm: str) -> None:
+def test_any_string_is_a_valid_prompt_and_llm(prompt: str, llm: str) -> None:
     predictor = cast("FastPredictor", _shared())
     prediction = predictor.predict([prompt], [llm])[0]
     assert 1.0 <= prediction.quantile(0.5) <= prediction.cap
 
 
-def test_a_lone_surrogate_is_a_prompt_too(fast: FastPredictor) -> None:
+def test_a_lone_surrogate_is_a_valid_prompt(fast: FastPredictor) -> None:
     assert median(fast, "\ud800 what is this?") >= 1.0
 
 
-def test_time_is_bounded_however_long_the_prompt(fast: FastPredictor) -> None:
+def test_time_is_bounded_for_a_prompt_of_any_length(fast: FastPredictor) -> None:
     started = time.process_time()
     median(fast, "word " * 2_000_000)
     assert time.process_time() - started < 0.5
@@ -145,7 +145,7 @@ def test_the_middle_of_a_long_prompt_is_not_read(fast: FastPredictor) -> None:
     assert median(fast, one) == median(fast, other)
 
 
-def test_the_card_says_what_a_user_must_know(fast: FastPredictor) -> None:
+def test_the_card_states_licences_data_and_accuracy(fast: FastPredictor) -> None:
     assert fast.card["licences"]["CASTILLO (lengths)"] == "CC-BY-4.0"
     assert "Apache-2.0" in fast.card["licences"]["MiniLM (encoder)"]
     assert len(fast.card["teacher"]["answers_sha256"]) == 64
@@ -169,7 +169,7 @@ _kept: list[object] = []
 
 
 def _shared() -> object:
-    """One predictor for Hypothesis, which takes no fixtures of narrower scope."""
+    """Return one shared predictor: Hypothesis refuses function-scoped fixtures."""
     if not _kept:
         _kept.append(load_predictor("fast"))
     return _kept[0]
@@ -192,7 +192,7 @@ def random_network(width: int, seed: int = 0) -> FastNetwork:
 
 
 def tiny(calibration: Calibration | None = None) -> FastPredictor:
-    """A predictor of random weights."""
+    """Return a predictor with random weights."""
     rng, reader = np.random.default_rng(0), Reader.of(WORDS)
     tables = WordTables.of(some(rng, reader.size, 9), some(rng, PAIRS, 5), some(rng, reader.size + PAIRS) ** 2)
     levels = np.array([5.0, 6.0, 5.5])
@@ -200,15 +200,15 @@ def tiny(calibration: Calibration | None = None) -> FastPredictor:
     return FastPredictor(reader, tables, network, llms, levels, calibration or Calibration())
 
 
-def test_words_are_lower_case_runs_and_some_signs_are_words() -> None:
+def test_words_are_lower_cased_and_some_punctuation_is_a_word() -> None:
     assert split(b"Hello, World-wide?\nlist[2]") == [b"hello", b"world", b"wide", b"\x011", b"\x010", b"list", b"2"]
 
 
-def test_a_text_cannot_forge_a_sign() -> None:
+def test_control_bytes_in_a_text_are_not_read_as_punctuation() -> None:
     assert split(excerpt("\x011 hello")) == [b"1", b"hello"]
 
 
-def test_known_words_numbers_and_strangers_have_rows_of_their_own_between_the_edges() -> None:
+def test_known_words_numbers_and_unknown_words_have_separate_rows_between_the_edges() -> None:
     page = Reader.of(WORDS).read("hello 12345 zyxwv")
     assert page.words[0] == page.words[-1] == EDGE
     assert page.words[1] == RESERVED
@@ -217,12 +217,12 @@ def test_known_words_numbers_and_strangers_have_rows_of_their_own_between_the_ed
     assert page.unknown_share == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize("nothing", ["", " \t ", "\n?\n", "..."])
-def test_a_page_without_a_word_is_as_strange_as_can_be(nothing: str) -> None:
-    assert Reader.of(WORDS).read(nothing).unknown_share == 1.0
+@pytest.mark.parametrize("text", ["", " \t ", "\n?\n", "..."])
+def test_a_text_without_words_has_an_unknown_share_of_one(text: str) -> None:
+    assert Reader.of(WORDS).read(text).unknown_share == 1.0
 
 
-def test_only_so_many_words_are_looked_up() -> None:
+def test_the_number_of_words_is_bounded() -> None:
     assert len(Reader.of(WORDS).read("a " * 100_000).words) == MOST_WORDS + 2
 
 
@@ -234,7 +234,7 @@ def test_every_byte_is_counted_once() -> None:
     assert shares.sum() == pytest.approx(126 / 127, rel=1e-4)
 
 
-def test_terms_are_distinct_and_pairs_know_their_order() -> None:
+def test_terms_are_distinct_and_pairs_are_ordered() -> None:
     one, other = (terms(np.array(order, np.int32), 100).tolist() for order in ([1, 2, 1, 2], [2, 1, 2, 1]))
     assert set(one[:2]) == set(other[:2]) == {1, 2}
     assert len(one) == len(set(one)) == 4
@@ -243,7 +243,7 @@ def test_terms_are_distinct_and_pairs_know_their_order() -> None:
     assert 100 <= min(one[2:]) <= max(one[2:]) < 100 + PAIRS
 
 
-def test_rounding_tables_keeps_the_proportions_of_a_column_over_words_and_pairs() -> None:
+def test_quantised_tables_have_one_scale_per_column_for_words_and_pairs() -> None:
     rng = np.random.default_rng(0)
     words, pairs = rng.normal(size=(50, 3)), rng.normal(size=(20, 2)) * 3.0
     tables = WordTables.of(words, pairs, np.ones(70, np.float32))
@@ -266,25 +266,25 @@ def test_a_description_is_the_features_and_the_weighted_sum_of_the_rows_of_disti
     np.testing.assert_allclose(described[FEATURES:], weight @ rows[found], rtol=1e-3, atol=1e-3)
 
 
-def test_no_description_drives_the_network_beyond_the_clip() -> None:
+def test_standardised_inputs_are_clipped() -> None:
     network = tiny().network
     far = np.full(len(network.centre), 1e9, np.float32)
     assert np.abs(network.standardise(far)).max() == np.abs(network.standardise(-far)).max() == CLIP
 
 
-def test_a_mean_of_networks_says_the_mean_of_what_they_say() -> None:
+def test_a_mean_of_networks_returns_the_mean_of_their_outputs() -> None:
     networks = [random_network(5, seed) for seed in range(3)]
     x, features = some(np.random.default_rng(9), 5), some(np.random.default_rng(8), NAME_FEATURES)
 
-    def says(network: FastNetwork) -> NDArray[np.float32]:
+    def outputs(network: FastNetwork) -> NDArray[np.float32]:
         hidden, direct = network.prompt(network.standardise(x))
         return network.outputs(hidden + network.llm_bias(1, features), direct)
 
-    each = np.array([says(one) for one in networks])
-    found = says(FastNetwork.mean(networks))
+    each = np.array([outputs(one) for one in networks])
+    found = outputs(FastNetwork.mean(networks))
     np.testing.assert_allclose(found[:4], each.mean(axis=0), rtol=1e-4)
     np.testing.assert_allclose(found[4:], each[:, 0], rtol=1e-4)  # the median of each, for their disagreement
-    np.testing.assert_allclose(says(FastNetwork.mean(networks[:1]))[:4], says(networks[0]), rtol=1e-6)
+    np.testing.assert_allclose(outputs(FastNetwork.mean(networks[:1]))[:4], outputs(networks[0]), rtol=1e-6)
 
 
 def test_the_spread_grows_with_the_disagreement_of_the_networks() -> None:
@@ -306,12 +306,12 @@ def test_the_spread_grows_with_the_disagreement_of_the_networks() -> None:
         ("99999999999999999999 words", 0),
     ],
 )
-def test_a_size_that_the_prompt_states_is_a_feature(text: str, tokens: int) -> None:
+def test_a_length_that_the_prompt_asks_for_is_a_feature(text: str, tokens: int) -> None:
     reader = Reader.of([b"words", b"word", b"paragraphs", b"characters"])
     assert np.expm1(reader.read(text).features[FEATURES // 2 - 1]) == pytest.approx(tokens, abs=0.01)
 
 
-def test_a_file_of_an_earlier_release_without_that_feature_predicts_as_it_did(tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_release_without_the_asked_length_predicts_the_same(tmp_path: Path) -> None:
     earlier = np.delete(np.arange(FEATURES), [FEATURES // 2 - 1, FEATURES - 1])
     now = tiny()
     network = replace(now.network, a=now.network.a.copy())
@@ -325,9 +325,9 @@ def test_a_file_of_an_earlier_release_without_that_feature_predicts_as_it_did(tm
     np.testing.assert_allclose(loaded.predict([text], ["a/one-7B"]).mu, expected.mu, rtol=1e-3)
 
 
-def test_calibration_shifts_medians_and_widens_spreads_of_its_llm_and_of_strangers() -> None:
+def test_calibration_applies_to_its_llm_and_to_unknown_ones() -> None:
     adjusted = Calibration(Adjustment(0.5, 3.0), {"a/one-7B": Adjustment(-0.25, 2.0)}, 5.0)
-    llms = ["a/one-7B", "b/two-1B", "nobody"]
+    llms = ["a/one-7B", "b/two-1B", "unknown"]
     plain, found = (tiny(one).predict(["hello"] * 3, llms) for one in (None, adjusted))
     np.testing.assert_allclose(found.mu - plain.mu, [-0.25, 0.5, 0.5], rtol=1e-6)
     np.testing.assert_allclose(found.sigma / plain.sigma, [2.0, 3.0, 3.0], rtol=1e-6)
@@ -335,11 +335,11 @@ def test_calibration_shifts_medians_and_widens_spreads_of_its_llm_and_of_strange
     assert found.nu == 5.0
 
 
-def test_a_predictor_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_a_predictor_is_written_and_read_back(tmp_path: Path) -> None:
     path, made = tmp_path / "tiny.lw", tiny(Calibration(Adjustment(0.1, 1.2), {"b/two-1B": Adjustment(-0.1, 1.5, 9)}))
     write_model_file(path, CARD, made.parts())
     read = load_fast(read_model_file(path), path)
-    prompts, llms = ["hello world", "a list?", "hello"], ["a/one-7B", "b/two-1B", "nobody"]
+    prompts, llms = ["hello world", "a list?", "hello"], ["a/one-7B", "b/two-1B", "unknown"]
     one, other = read.predict(prompts, llms), made.predict(prompts, llms)
     np.testing.assert_allclose(one.mu, other.mu, atol=0.02)
     np.testing.assert_allclose(one.sigma, other.sigma, rtol=0.02)
@@ -347,7 +347,7 @@ def test_a_predictor_comes_back_from_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "holds"),
+    ("part", "content"),
     [
         ("tables.npz", b"nonsense"),
         ("network.npz", b""),
@@ -356,9 +356,9 @@ def test_a_predictor_comes_back_from_its_file(tmp_path: Path) -> None:
         ("calibration.json", json.dumps({"others": {}}).encode()),
     ],
 )
-def test_a_broken_part_is_named_with_its_file(tmp_path: Path, part: str, holds: bytes) -> None:
+def test_a_broken_part_is_named_with_its_file(tmp_path: Path, part: str, content: bytes) -> None:
     path = tmp_path / "broken.lw"
-    write_model_file(path, CARD, tiny().parts() | {part: holds})
+    write_model_file(path, CARD, tiny().parts() | {part: content})
     with pytest.raises(InputError, match=r"broken\.lw.*a part is invalid"):
         load_fast(read_model_file(path), path)
 

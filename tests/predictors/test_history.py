@@ -1,4 +1,4 @@
-"""The running log-t learns from whole and cut-off answers, forgets, and is never short without reason."""
+"""The running log-t learns from complete and censored answers and forgets old ones."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def draws(seed: int, n: int, mu: float = 5.5, sigma: float = 0.6) -> list[int]:
 
 
 def prediction(history: History, llm: str, max_tokens: int | None = None) -> LogT:
-    asked = PredictionInput("x", llm, max_tokens)
-    told = history.predict([asked])[0]
-    assert told == history.prediction(llm, asked.cap)
-    assert isinstance(told, LogT)
-    return told
+    request = PredictionInput("x", llm, max_tokens)
+    found = history.predict([request])[0]
+    assert found == history.prediction(llm, request.cap)
+    assert isinstance(found, LogT)
+    return found
 
 
 def test_without_any_history_the_wide_prior_is_predicted() -> None:
@@ -37,16 +37,16 @@ def test_without_any_history_the_wide_prior_is_predicted() -> None:
     assert len(History().predict([])) == 0
 
 
-def test_an_llm_never_seen_has_the_pooled_history() -> None:
+def test_an_unknown_llm_has_the_pooled_history() -> None:
     history = History()
     for length in draws(0, 300):
         history.observe("seen", length)
-    stranger = prediction(history, "stranger")
-    assert stranger.mu == pytest.approx(history.pooled.location)
-    assert stranger.mu == pytest.approx(5.5, abs=0.2)
+    unknown = prediction(history, "unknown")
+    assert unknown.mu == pytest.approx(history.pooled.location)
+    assert unknown.mu == pytest.approx(5.5, abs=0.2)
 
 
-def test_llms_are_kept_apart() -> None:
+def test_each_llm_has_its_own_history() -> None:
     history = History()
     for short, long in zip(draws(1, 400, mu=3.0), draws(2, 400, mu=7.0), strict=True):
         history.observe("short", short)
@@ -56,7 +56,7 @@ def test_llms_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_running_estimate_is_near_the_maximum_likelihood_of_what_it_remembers(seed: int) -> None:
+def test_the_running_estimate_is_near_the_maximum_likelihood_of_recent_lengths(seed: int) -> None:
     history, lengths = History(), draws(seed, 450)
     for length in lengths:
         history.observe("m", length)
@@ -66,7 +66,7 @@ def test_the_running_estimate_is_near_the_maximum_likelihood_of_what_it_remember
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_answers_cut_by_max_tokens_do_not_make_the_history_short(seed: int) -> None:
+def test_censored_answers_do_not_shorten_the_history(seed: int) -> None:
     cut, naive = History(), History()
     for length in draws(seed, 600):
         cut.observe("m", min(length, 300), censored=length > 300)
@@ -76,7 +76,7 @@ def test_answers_cut_by_max_tokens_do_not_make_the_history_short(seed: int) -> N
     assert prediction(naive, "m").quantile(0.95) < 0.75 * prediction(cut, "m").quantile(0.95)
 
 
-def test_one_wild_answer_moves_the_prediction_little() -> None:
+def test_one_outlier_hardly_moves_the_prediction() -> None:
     history = History()
     for length in draws(3, 200):
         history.observe("m", length)
@@ -85,7 +85,7 @@ def test_one_wild_answer_moves_the_prediction_little() -> None:
     assert abs(prediction(history, "m").mu - before) < 0.02
 
 
-def test_memory_is_bounded_whatever_names_clients_make_up() -> None:
+def test_the_number_of_llms_with_a_history_is_bounded() -> None:
     history = History()
     for n in range(MOST_LLMS + 50):
         history.observe(f"llm {n}", 100)
@@ -95,16 +95,16 @@ def test_memory_is_bounded_whatever_names_clients_make_up() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(-3, 10**9), st.booleans()), max_size=30))
-def test_any_lengths_leave_a_usable_prediction(told: list[tuple[int, bool]]) -> None:
+def test_the_prediction_stays_within_the_cap_for_any_observations(observed: list[tuple[int, bool]]) -> None:
     history = History()
-    for length, censored in told:
+    for length, censored in observed:
         history.observe("m", length, censored=censored)
     assert 1.0 <= prediction(history, "m").mean() <= 8192
 
 
 @settings(max_examples=30)
 @given(st.floats(-30, 30))
-def test_moments_beyond_a_bound_are_those_of_the_integral(z: float) -> None:
+def test_moments_beyond_a_bound_match_numerical_integration(z: float) -> None:
     survival = float(special.stdtr(NU, -z))
     height = math.gamma((NU + 1) / 2) / math.gamma(NU / 2) / math.sqrt(math.pi * NU)
 
@@ -124,7 +124,7 @@ def test_moments_beyond_a_bound_are_those_of_the_integral(z: float) -> None:
     assert float(spread) == pytest.approx(moment(2) - moment(1) ** 2 / moment(0), rel=1e-3, abs=1e-6)
 
 
-def test_steady_values_raise_no_alarm() -> None:
+def test_stationary_values_raise_no_alarm() -> None:
     tracker = Tracker.starting(0.0, 1.0, 20.0)
     for y in np.random.default_rng(5).standard_t(NU, 10_000):
         tracker.observe(float(y))
@@ -132,7 +132,7 @@ def test_steady_values_raise_no_alarm() -> None:
     assert tracker.seen == 10_000
 
 
-def test_a_hint_is_predicted_where_there_is_one() -> None:
+def test_a_hint_overrides_the_history() -> None:
     assert isinstance(Hint(History()), LengthPredictor)
     predictions = Hint(History()).predict(
         [PredictionInput("x", "m", hint=100), PredictionInput("x", "m"), PredictionInput("x", "m", hint=0)]

@@ -19,11 +19,11 @@ from lengthwise.workloads import load_castillo
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistral", 56),
         ("mistralai/Ministral-8B-Instruct-2410", "mistral", 8),
         ("SmolLM2-135M-Instruct", "smollm", 0.135),
-        ("a-stranger", None, None),
+        ("unknown", None, None),
         ("", None, None),
     ],
 )
-def test_a_name_tells_family_and_size(name: str, family: str | None, billions: float | None) -> None:
+def test_family_and_size_are_read_from_the_name(name: str, family: str | None, billions: float | None) -> None:
     assert identify(name) == LlmIdentity(family, billions)
 
 
@@ -35,7 +35,7 @@ def test_every_llm_of_castillo_is_known() -> None:
 
 
 @given(st.text())
-def test_any_string_is_a_name(name: str) -> None:
+def test_any_string_is_a_valid_name(name: str) -> None:
     assert len(identify(name).features()) == FEATURES
 
 
@@ -47,6 +47,6 @@ def test_any_string_is_a_name(name: str) -> None:
         "Llama-3.1-8B-Instruct-fp8",
     ],
 )
-def test_quantised_weights_are_the_llm_itself(name: str) -> None:
+def test_quantised_weights_resolve_to_their_llm(name: str) -> None:
     known = ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct")
     assert resolve_llm(name, known) == known[0]

@@ -1,4 +1,4 @@
-"""A mixture finds a new LLM from a few of its lengths, and covers what it promises."""
+"""A mixture describes a new LLM from few of its lengths, with nominal coverage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIKE = likeness(worlds.NEW, worlds.KNOWN)
 
 
 def fit(answers: Answers) -> Mixture:
-    """Fit with fewer folds than in use: faster, and the claims are the same."""
+    """Fit with fewer folds than the default, for speed."""
     return fit_mixture(answers, LIKE, folds=3)
 
 
@@ -30,7 +30,7 @@ def error(weights: tuple[float, ...], count: int, seed: int = 0, limit: float = 
     return float(np.sqrt(np.mean((mu - true) ** 2))), float(np.sqrt(np.mean((known.mu @ LIKE - true) ** 2)))
 
 
-def test_likeness_follows_the_family_and_without_one_is_equal() -> None:
+def test_likeness_follows_the_family_and_is_uniform_without_one() -> None:
     assert LIKE.argmax() == 1
     assert LIKE.sum() == pytest.approx(1.0)
     assert likeness("unknown/Mystery", worlds.KNOWN).tolist() == pytest.approx([1 / 3] * 3)
@@ -38,13 +38,13 @@ def test_likeness_follows_the_family_and_without_one_is_equal() -> None:
 
 
 @pytest.mark.parametrize("weights", [(0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.5, -0.2, 0.9)])
-def test_a_hundred_lengths_find_the_mixture_whatever_the_name_suggests(weights: tuple[float, ...]) -> None:
+def test_a_hundred_lengths_recover_the_mixture_whatever_the_name(weights: tuple[float, ...]) -> None:
     after, before = np.mean([error(weights, 100, seed) for seed in range(4)], axis=0)
     assert after < 0.11
     assert after < before / 4
 
 
-def test_more_lengths_are_better() -> None:
+def test_more_lengths_lower_the_error() -> None:
     weights = (0.6, -0.2, 0.9)
     errors = [np.mean([error(weights, count, seed)[0] for seed in range(3)]) for count in (25, 100, 300)]
     assert errors[0] > errors[1] > errors[2]
@@ -55,12 +55,12 @@ def test_censored_answers_count_as_lower_bounds() -> None:
     learned_from = worlds.texts(200)
     lengths = worlds.lengths(learned_from, weights, 0.7)
     assert 0.2 < np.mean(lengths >= limit) < 0.5
-    knows, _ = error(weights, 200, limit=limit)
+    censored, _ = error(weights, 200, limit=limit)
     whole = worlds.answers(learned_from, np.minimum(lengths, limit))
     fresh = worlds.answers(worlds.texts(400, 99), np.ones(400))
     naive, _ = fit(whole).apply(fresh.mu, fresh.sigma, fresh.kinds)
-    assert knows < 0.15
-    assert knows < np.sqrt(np.mean((naive - fresh.mu @ np.array(weights) - 0.7) ** 2)) / 1.5
+    assert censored < 0.15
+    assert censored < np.sqrt(np.mean((naive - fresh.mu @ np.array(weights) - 0.7) ** 2)) / 1.5
 
 
 def test_a_kind_of_prompt_with_longer_answers_is_learned() -> None:
@@ -75,7 +75,7 @@ def test_a_kind_of_prompt_with_longer_answers_is_learned() -> None:
     assert difference == pytest.approx(np.log(4.0), abs=0.3)
 
 
-def test_extreme_features_move_a_prediction_no_further_than_those_learned_from() -> None:
+def test_extreme_features_are_clipped() -> None:
     rng = np.random.default_rng(5)
     prompts = worlds.texts(100)
     found = fit(
@@ -111,7 +111,7 @@ def test_ten_equal_answers_to_a_prompt_count_as_one() -> None:
 
 @settings(max_examples=3)
 @given(st.floats(-2.0, 2.0), st.integers(0, 5))
-def test_an_llm_that_answers_twice_as_long_is_only_shifted(shift: float, seed: int) -> None:
+def test_scaled_lengths_change_only_the_shift(shift: float, seed: int) -> None:
     prompts = worlds.texts(40, seed)
     lengths = np.exp(np.array([worlds.predictions_of(text)[1] for text in prompts])) * 50
     plain, longer = (fit(worlds.answers(prompts, x)) for x in (lengths, lengths * np.exp(shift)))
@@ -136,7 +136,7 @@ def test_rows_may_have_different_numbers_of_answers() -> None:
 
 @settings(max_examples=30)
 @given(st.lists(st.text(), max_size=5))
-def test_any_text_has_finite_numbers(texts: list[str]) -> None:
+def test_any_text_has_finite_features(texts: list[str]) -> None:
     found = kinds(texts)
     assert found.shape == (len(texts), len(NAMES))
     assert np.isfinite(found).all()

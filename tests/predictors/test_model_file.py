@@ -16,7 +16,7 @@ from lengthwise.predictors.resolve import load_predictor
 CARD = {"kind": "test", "name": "t", "data": "none", "licences": [], "limits": "all"}
 
 
-def test_a_file_comes_back_as_it_was_and_is_the_same_twice(tmp_path: Path) -> None:
+def test_a_file_is_read_back_and_written_deterministically(tmp_path: Path) -> None:
     for name in ("a.lw", "b.lw"):
         write_model_file(tmp_path / name, CARD, {"weights": b"\x00\x01"})
     model = read_model_file(tmp_path / "a.lw")
@@ -41,7 +41,7 @@ def test_the_error_names_what_is_wrong_with_a_file(tmp_path: Path) -> None:
         write_model_file(path, {k: v for k, v in CARD.items() if k != "kind"}, {})
 
 
-def test_a_newer_file_asks_for_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lengthwise.predictors.model_file.FORMAT", 2)
     write_model_file(tmp_path / "m.lw", CARD, {})
     monkeypatch.setattr("lengthwise.predictors.model_file.FORMAT", 1)
@@ -62,7 +62,7 @@ def test_a_part_that_was_replaced_after_writing_is_refused(tmp_path: Path) -> No
             read_model_file(path)
 
 
-def test_a_file_without_sums_of_its_parts_is_of_an_earlier_release_and_is_read(tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_release_without_checksums_is_read(tmp_path: Path) -> None:
     path = tmp_path / "m.lw"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("card.json", json.dumps({**CARD, "format": 1}))
@@ -82,7 +82,7 @@ def test_parts_of_another_kind_of_file_are_refused_in_one_line(tmp_path: Path, k
 
 @settings(max_examples=60)
 @given(st.data())
-def test_no_damage_to_a_file_gets_past_reading(data: st.DataObject) -> None:
+def test_a_damaged_file_is_refused_or_its_parts_are_intact(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.lw"
         write_model_file(path, CARD, {"weights": bytes(range(256)) * 4})
@@ -96,4 +96,4 @@ def test_no_damage_to_a_file_gets_past_reading(data: st.DataObject) -> None:
             read = read_model_file(path)
         except InputError:
             return
-        assert read.part("weights") == bytes(range(256)) * 4  # bytes that no reader looks at
+        assert read.part("weights") == bytes(range(256)) * 4  # the damage is in unused bytes

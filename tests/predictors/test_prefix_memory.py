@@ -1,4 +1,4 @@
-"""Prefix memory: what it learns, what it forgets, and that the compiled structure does what the readable one does."""
+"""Prefix memory learns and forgets lengths by prefix, and the compiled structure equals the readable one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_deeper_levels_count_more_than_general_ones() -> None:
 
 
 @pytest.mark.parametrize("name", ["tenant", "template", "session"])
-def test_tenant_template_and_session_are_levels_of_their_own(name: str) -> None:
+def test_tenant_template_and_session_are_separate_levels(name: str) -> None:
     def named(value: str) -> Levels:
         return levels_of("llm", (), **{name: value})
 
@@ -85,7 +85,7 @@ def test_equal_lengths_for_different_texts_outweigh_the_text() -> None:
     assert 70 < short < 100 < long < 140
 
 
-def test_a_prefix_that_says_nothing_leaves_a_good_text_prediction_alone() -> None:
+def test_uninformative_prefixes_do_not_worsen_a_good_text_prediction() -> None:
     rng = np.random.default_rng(1)
     memory = PrefixMemory(1 << 20)
     errors, alone = [], []
@@ -118,7 +118,7 @@ def test_a_change_of_the_lengths_is_followed(text: bool) -> None:
     assert median(memory, levels, text=text) == pytest.approx(200, rel=0.15)
 
 
-def test_a_new_user_of_a_full_memory_replaces_the_least_recently_observed() -> None:
+def test_a_full_memory_replaces_the_least_recently_observed_node() -> None:
     memory = PrefixMemory(SMALL)
     kept = levels_of("llm", session="kept")
     for number in range(5000):
@@ -129,7 +129,7 @@ def test_a_new_user_of_a_full_memory_replaces_the_least_recently_observed() -> N
     assert memory.predict(levels_of("llm", session="0"), START, text=False).mu == START.mu
 
 
-def test_a_prompt_of_any_size_has_a_bounded_number_of_levels_and_shares_its_beginning() -> None:
+def test_a_prompt_of_any_size_has_a_bounded_number_of_levels_and_shares_its_prefix() -> None:
     blocks = np.random.default_rng(3).integers(1, 1 << 63, 300_000, dtype=np.uint64)
     memory = observed([30] * 20, levels_of("llm", blocks, tenant="a", template="b", session="c"))
     assert memory.held <= MOST_LEVELS
@@ -155,7 +155,7 @@ def chain() -> st.SearchStrategy[tuple[str | None, list[int], str | None]]:
     st.booleans(),
     st.lists(st.tuples(chain(), st.floats(1, 8), st.floats(0.1, 2), st.integers(1, 5000), st.booleans()), max_size=30),
 )
-def test_the_compiled_structure_does_what_the_readable_one_does(
+def test_the_compiled_structure_equals_the_readable_one(
     text: bool, events: list[tuple[tuple[str | None, list[int], str | None], float, float, int, bool]]
 ) -> None:
     compiled, readable = PrefixMemory(1 << 20), ReferenceMemory(text=text)
@@ -165,14 +165,14 @@ def test_the_compiled_structure_does_what_the_readable_one_does(
         named = readable_levels(tenant, path, session)
         start = LogT(mu, sigma, 1 << 20)
         found = compiled.predict(levels, start, text=text)
-        # The compiled one stores float32: 2e-3 apart, after a length that is 49 sigmas off, is the most seen.
+        # The compiled structure stores float32; the largest difference seen is 2e-3, after a length 49 sigmas off.
         assert (found.mu, found.sigma) == pytest.approx(readable.predict(named, mu, sigma), rel=5e-3, abs=5e-3)
         compiled.observe(levels, start, tokens, text=text, censored=censored)
         readable.observe(named, mu, sigma, math.log(tokens), censored=censored)
 
 
 def readable_levels(tenant: str | None, path: Sequence[int], session: str | None) -> list[Level]:
-    """The first 8 blocks, then 4 in every doubling."""
+    """Return the levels of a request: the first 8 blocks, then 4 per doubling."""
     depths = [
         depth for depth in range(1, len(path) + 1) if depth <= 8 or depth % (2 ** (int(math.log2(depth)) - 2)) == 0
     ]
@@ -201,7 +201,7 @@ print(f"{{found.mu:.5f}} {{found.sigma:.5f}}")
     assert both[0].stdout == both[1].stdout != ""
 
 
-def test_a_saved_state_continues() -> None:
+def test_a_restored_state_continues_identically() -> None:
     levels = levels_of("llm", [1, 2], tenant="a")
     memory, other = observed([30, 40, 50], levels, text=True), PrefixMemory(SMALL)
     other.restore(memory.state())
@@ -263,7 +263,7 @@ def test_a_memory_without_space_for_one_set_is_refused() -> None:
 
 
 class Twice:
-    """Predicts the length that the text states, twice too long."""
+    """Predicts twice the length that the text states."""
 
     def predict(self, inputs: Sequence[PredictionInput]) -> object:
         from lengthwise.predictors import LogTPredictions
@@ -285,5 +285,5 @@ def test_the_predictor_starts_from_history_or_from_a_text_predictor() -> None:
     assert over_text.predict([new])[0].quantile(0.5) == pytest.approx(50, rel=0.1)
 
 
-def test_names_with_lone_surrogates_are_names_too() -> None:
+def test_names_with_lone_surrogates_are_valid() -> None:
     assert len(levels_of("llm", tenant="\ud800", session="\udfff").names) == 4

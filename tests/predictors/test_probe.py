@@ -29,7 +29,7 @@ from lengthwise.predictors.probe import (
 )
 
 
-def test_the_papers_bins_and_transition_are_as_written() -> None:
+def test_bins_and_transition_are_those_of_the_trail_paper() -> None:
     bins = paper_bins()
     assert len(bins) == 10
     assert bins.edges[-1] == 512
@@ -46,14 +46,14 @@ def test_a_length_is_in_the_bin_that_ends_at_or_after_it() -> None:
     assert bins.of([1, 4, 5, 10, 11, 100, 5000]).tolist() == [0, 0, 1, 1, 2, 2, 2]
 
 
-def test_bins_that_do_not_rise_are_refused() -> None:
+def test_bins_that_do_not_increase_are_refused() -> None:
     for edges in ((0.0,), (1.0, 2.0), (0.0, 5.0, 5.0)):
         with pytest.raises(InputError, match="not increasing from 0"):
             Bins(edges)
 
 
 @given(st.integers(0, 400), st.integers(0, 400), st.integers(10, 5000))
-def test_mass_moves_down_and_none_is_lost(first: int, second: int, cap: int) -> None:
+def test_the_transition_moves_mass_to_shorter_bins_and_preserves_it(first: int, second: int, cap: int) -> None:
     bins = log_bins(cap)
     moved = bins.after(first) @ bins.after(second)
     assert np.allclose(moved, bins.after(first + second))
@@ -88,7 +88,7 @@ def test_rows_are_smoothed_within_an_answer_only() -> None:
     assert np.allclose(smooth[0], PAPER.step(bins, readings[1], 16, readings[0]))
 
 
-def test_the_first_reading_may_be_weighed_with_the_prompts_prediction() -> None:
+def test_the_first_reading_can_be_combined_with_the_prompts_prediction() -> None:
     prior, reading = np.array([0.9, 0.1]), np.array([0.5, 0.5])
     assert np.allclose(Smoothing(start=1.0).first(prior, reading), prior)
     assert np.allclose(Smoothing(start=0.0).first(prior, reading), reading)
@@ -100,41 +100,41 @@ CARD = {"name": "made", "data": "made up", "licences": {}, "limits": []}
 PREDICTION = LogT(5.0, 0.7, 1024)
 
 
-def made_probe(inputs: tuple[str, ...] = ("prompt",), *, seed: int = 0, told: int = 5) -> Probe:
+def made_probe(inputs: tuple[str, ...] = ("prompt",), *, seed: int = 0, features: int = 5) -> Probe:
     rng = np.random.default_rng(seed)
     bins = log_bins(1024)
-    shapes = {"centre": (8,), "spread": (8,), "a": (8 + told, 4), "a_bias": (4,), "b": (4, len(bins)),
-              "b_bias": (len(bins),), "skip": (told, len(bins))}  # fmt: skip
+    shapes = {"centre": (8,), "spread": (8,), "a": (8 + features, 4), "a_bias": (4,), "b": (4, len(bins)),
+              "b_bias": (len(bins),), "skip": (features, len(bins))}  # fmt: skip
     arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
     arrays["spread"] = np.ones(8)
     return Probe(3, bins, ProbeNetwork.of(arrays), inputs, Smoothing(0.5, 0.5, 0.7), llm="tiny", card=CARD)
 
 
-def test_a_reading_is_a_prediction_about_what_remains() -> None:
+def test_a_reading_is_a_distribution_of_the_remaining_tokens() -> None:
     reading = made_probe().follow(PREDICTION, cap=1024)
     assert reading.due(0)
-    said = reading.read(np.zeros(8), 0)
-    assert isinstance(said, Histogram)
-    assert isinstance(said, LengthDistribution)
-    assert said.cap == 1024
+    found = reading.read(np.zeros(8), 0)
+    assert isinstance(found, Histogram)
+    assert isinstance(found, LengthDistribution)
+    assert found.cap == 1024
     assert not reading.due(15)
     assert reading.due(16)
-    assert reading.remaining(10).mean() == pytest.approx(said.remaining(10).mean())
+    assert reading.remaining(10).mean() == pytest.approx(found.remaining(10).mean())
     assert reading.read(np.ones(8), 16).cap == 1008
 
 
-def test_before_the_first_reading_the_prompt_speaks() -> None:
+def test_before_the_first_reading_the_prompts_prediction_is_used() -> None:
     reading = made_probe().follow(PREDICTION)
     assert reading.remaining(20).quantile(0.5) == PREDICTION.remaining(20).quantile(0.5)
 
 
-def test_a_request_at_its_cap_has_nothing_to_come() -> None:
+def test_a_request_at_its_cap_has_no_remaining_tokens() -> None:
     reading = made_probe().follow(PREDICTION, cap=16)
     reading.read(np.zeros(8), 0)
     assert isinstance(reading.read(np.zeros(8), 16), Point)
 
 
-def test_readings_are_smoothed_as_rows_are() -> None:
+def test_readings_are_smoothed_like_rows() -> None:
     probe = made_probe()
     states, ages = np.random.default_rng(1).standard_normal((3, 8)), np.array([0, 16, 48])
     mu, sigma = np.full(3, PREDICTION.mu), np.full(3, PREDICTION.sigma)
@@ -144,13 +144,13 @@ def test_readings_are_smoothed_as_rows_are() -> None:
     rows = probe.smoothing.rows(probe.bins, raw, prior, np.zeros(3, np.int64), ages)
     reading = probe.follow(PREDICTION)
     for row, state, age in zip(rows, states, ages.tolist(), strict=True):
-        said = reading.read(state, age)
-        assert isinstance(said, Histogram)
-        # A log-t cut at the cap has its last mass there; the columns' does not know the cap.
-        assert np.allclose(said.probabilities, row, atol=1e-6)
+        found = reading.read(state, age)
+        assert isinstance(found, Histogram)
+        # A log-t censored at the cap has mass there; the columns are not censored.
+        assert np.allclose(found.probabilities, row, atol=1e-6)
 
 
-def test_what_age_leaves_is_the_same_for_one_and_for_many() -> None:
+def test_remaining_lengths_by_age_match_those_of_single_distributions() -> None:
     ages = np.array([0, 1, 50, 900])
     mu, sigma = np.full(4, 5.0), np.full(4, 0.7)
     one = [PREDICTION.remaining(int(age)).quantile(0.5) for age in ages]
@@ -162,23 +162,23 @@ def test_what_age_leaves_is_the_same_for_one_and_for_many() -> None:
     )
 
 
-def test_a_prediction_that_is_no_log_t_is_described_by_its_quartiles() -> None:
+def test_a_prediction_of_another_family_is_described_by_its_quartiles() -> None:
     mu, sigma = of_prediction(Histogram((0.0, 100.0, 200.0), (0.5, 0.5)))
     assert mu == pytest.approx(np.log(100.0))
     assert sigma > 0
     assert of_prediction(Point(50))[0] == pytest.approx(np.log(50.0))
 
 
-def test_the_mean_of_networks_says_the_mean_of_their_logits() -> None:
+def test_the_mean_of_networks_returns_the_mean_of_their_logits() -> None:
     one, other = made_probe(seed=0).network, made_probe(seed=1).network
     other = ProbeNetwork.of({**other.arrays(), "centre": one.centre, "spread": one.spread})
-    state, told = np.ones((1, 8)), np.ones((1, 5), np.float32)
-    logs = [np.log(network.probabilities(state, told)) for network in (one, other, ProbeNetwork.mean([one, other]))]
+    state, features = np.ones((1, 8)), np.ones((1, 5), np.float32)
+    logs = [np.log(network.probabilities(state, features)) for network in (one, other, ProbeNetwork.mean([one, other]))]
     mean = (logs[0] + logs[1]) / 2
     assert np.allclose(logs[2], mean - np.log(np.exp(mean).sum()), atol=1e-5)
 
 
-def test_a_probe_survives_its_file(tmp_path: Path) -> None:
+def test_a_probe_is_written_and_read_back(tmp_path: Path) -> None:
     path, probe = tmp_path / "made.lw", made_probe()
     write_probe(path, probe)
     back = load_probe(path)
@@ -190,7 +190,7 @@ def test_a_probe_survives_its_file(tmp_path: Path) -> None:
     assert np.allclose(back.probabilities(state, 5), probe.probabilities(state, 5), atol=0.01)
 
 
-def test_another_predictors_file_and_a_misfit_are_named(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_or_of_other_bins_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="fast"):
         load_probe("fast")
     odd = made_probe()

@@ -26,7 +26,7 @@ CARD = {"kind": "fast", "name": "x", "data": "none", "licences": "none", "limits
 PLUGIN = "tests.predictors.guesses:Guess"
 
 
-def test_specs_are_read() -> None:
+def test_specs_are_parsed() -> None:
     assert parse_predictor_spec("oracle") == PredictorSpec("oracle")
     assert parse_predictor_spec(" None ") == PredictorSpec("none")
     assert parse_predictor_spec("noisy:0.6") == parse_predictor_spec("noisy:tau=0.6") == PredictorSpec("noisy", tau=0.6)
@@ -85,18 +85,18 @@ def test_a_missing_file_is_named() -> None:
         load_predictor("nowhere.lw")
 
 
-def test_a_file_of_an_unknown_kind_is_named_with_the_kinds_there_are(tmp_path: Path) -> None:
+def test_a_file_of_an_unknown_kind_is_an_error_that_lists_the_known_kinds(tmp_path: Path) -> None:
     path = tmp_path / "odd.lw"
     write_model_file(path, CARD | {"kind": "oracle"}, {})
     with pytest.raises(InputError, match=r"odd\.lw, field 'kind': holds a predictor of kind 'oracle'; known: .*fast"):
         load_predictor(path)
 
 
-def test_the_best_packaged_one_can_be_loaded() -> None:
+def test_the_best_packaged_predictor_exists() -> None:
     assert best_packaged() in packaged_predictors()
 
 
-def test_prompts_need_as_many_llms() -> None:
+def test_prompts_and_llms_must_have_the_same_number() -> None:
     with pytest.raises(InputError, match="2 prompts for 1 LLMs"):
         load_predictor("fast").predict(["a", "b"], ["llama-3.2-3B"])
 
@@ -113,7 +113,7 @@ def test_every_name_that_predicts_from_a_request_resolves_to_a_predictor() -> No
 
 
 @pytest.mark.parametrize("name", ["oracle", "noisy:0.6", "none"])
-def test_what_needs_true_lengths_is_refused_outside_a_simulation(name: str) -> None:
+def test_predictors_of_simulations_are_refused_elsewhere(name: str) -> None:
     with pytest.raises(InputError, match="use it in a simulation"):
         resolve_predictor(name)
 
@@ -125,7 +125,7 @@ def test_a_plug_in_must_be_a_predictor() -> None:
         resolve_predictor("my_package.module:MyPredictor")
 
 
-def test_an_entry_point_is_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_is_resolved_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("guess", PLUGIN, "lengthwise.predictors")
     monkeypatch.setattr(specs, "entry_points", lambda group: [point])
     assert type(resolve_predictor("guess")).__name__ == "Guess"

@@ -38,7 +38,7 @@ def test_a_perfect_prediction_scores_perfectly(lengths: list[int]) -> None:
 
 
 @given(values, st.randoms(use_true_random=False))
-def test_tau_is_the_same_after_any_rising_map(lengths: list[int], shuffle: object) -> None:
+def test_tau_is_invariant_under_increasing_maps(lengths: list[int], shuffle: object) -> None:
     other = sorted(lengths, key=lambda _: shuffle.random())  # type: ignore[attr-defined]
     plain = scores.kendall_tau(other, lengths)
     assert scores.kendall_tau(np.log(other), lengths) == pytest.approx(plain)
@@ -58,7 +58,7 @@ def test_tau_is_taken_within_a_group_and_not_across() -> None:
     assert scores.kendall_tau([1, 2, 101, 102], [9, 10, 1, 2]) < 0
 
 
-def test_errors_leave_out_what_is_not_known() -> None:
+def test_errors_ignore_missing_predictions() -> None:
     assert scores.mae([1.0, math.nan, 3.0], [2.0, 2.0, 6.0]) == 2.0
     assert scores.mse([1.0, math.nan, 3.0], [2.0, 2.0, 6.0]) == 5.0
     assert math.isnan(scores.mae([math.nan], [1.0]))
@@ -67,8 +67,8 @@ def test_errors_leave_out_what_is_not_known() -> None:
 
 
 def test_class_scores_by_hand() -> None:
-    true, said = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 1, 0])
-    found = scores.classification(true, said)
+    true, predicted = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 1, 0])
+    found = scores.classification(true, predicted)
     assert (found.accuracy, found.recall) == pytest.approx((4 / 6, 4 / 6))
     assert found.precision == pytest.approx((3 * 2 / 3 + 2 * 2 / 3 + 0) / 6)
     assert found.f1 == pytest.approx((3 * 2 / 3 + 2 * 4 / 5 + 0) / 6)
@@ -84,13 +84,13 @@ def test_a_constant_class_has_no_correlation() -> None:
 
 
 def test_auroc_by_hand_with_a_tie() -> None:
-    # Positives 0.9 and 0.4, negatives 0.4 and 0.1: of four pairs three are won and one is tied.
+    # Positives 0.9 and 0.4, negatives 0.4 and 0.1: three of four pairs are ordered and one is tied.
     positive = np.array([0.9, 0.4, 0.4, 0.1])
     both = np.column_stack([1 - positive, positive])
     assert scores.auroc(np.array([1, 1, 0, 0]), both) == pytest.approx(3.5 / 4)
 
 
-def test_the_same_probabilities_for_all_are_half_an_auroc() -> None:
+def test_constant_probabilities_have_an_auroc_of_one_half() -> None:
     assert scores.auroc(np.array([0, 1, 2, 1]), np.tile([0.2, 0.5, 0.3], (4, 1))) == pytest.approx(0.5)
 
 
@@ -122,7 +122,7 @@ def test_crps_of_a_point_is_its_absolute_error(predicted: float, true: float) ->
     "prediction", [LogT(5.0, 0.4, 15_000), LogT(6.0, 0.1, 500), Histogram([0, 100, 400], [0.3, 0.7])]
 )
 @pytest.mark.parametrize("length", [20.0, 150.0, 390.0])
-def test_crps_is_the_area_between_the_law_and_the_step(prediction: LogT | Histogram, length: float) -> None:
+def test_crps_is_the_area_between_the_distribution_and_the_step(prediction: LogT | Histogram, length: float) -> None:
     def below(x: float) -> float:
         return (1.0 - prediction.survival(x)) ** 2
 
@@ -138,7 +138,7 @@ def test_crps_is_never_negative(prediction: BaseDistribution, length: float) -> 
     assert crps(prediction, length) >= -1e-9
 
 
-def test_no_prediction_scores_better_than_the_true_law() -> None:
+def test_no_prediction_scores_better_than_the_true_distribution() -> None:
     lengths = np.exp(5 + 0.5 * stats.t(3.5).rvs(4_000, random_state=np.random.default_rng(1)))
 
     def score(mu: float, sigma: float) -> float:
@@ -149,7 +149,7 @@ def test_no_prediction_scores_better_than_the_true_law() -> None:
     assert score(5.0, 0.5) < min(score(5.3, 0.5), score(4.7, 0.5), score(5.0, 1.0), score(5.0, 0.2))
 
 
-def test_the_true_laws_intervals_cover_what_they_say() -> None:
+def test_intervals_of_the_true_distribution_have_nominal_coverage() -> None:
     rng = np.random.default_rng(2)
     mu, sigma = rng.normal(5, 1, 2_000), rng.uniform(0.1, 0.6, 2_000)
     samples = np.exp(mu[:, None] + sigma[:, None] * rng.standard_t(3.5, (2_000, 10)))
@@ -160,7 +160,7 @@ def test_the_true_laws_intervals_cover_what_they_say() -> None:
         assert scores.sharpness(np.exp(mu - reach), np.exp(mu + reach)) == pytest.approx(2 * reach.mean(), rel=0.02)
 
 
-def test_samples_that_are_absent_count_nowhere() -> None:
+def test_absent_samples_are_ignored() -> None:
     low, high = np.array([10.0]), np.array([20.0])
     samples, present = np.array([[15.0, 99.0]]), np.array([[True, False]])
     assert scores.coverage(low, high, samples, present) == 1.0

@@ -1,4 +1,4 @@
-"""Predictions for a host that never waits: what is asked, what comes, what is learned, and what may go wrong."""
+"""The prediction service: requests, deliveries, learning and failures of the predictor, for a host that never waits."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.predictors.guesses import Guess
 
 @dataclass
 class Host:
-    """A host of the service, with a clock of its own: it takes in what comes, and says who still waits."""
+    """A host of the service: it stores delivered predictions and knows which requests are waiting."""
 
     service: PredictionService
     waiting: set[str] = field(default_factory=set)
     taken: dict[str, LengthDistribution] = field(default_factory=dict)
 
-    def come(self, key: str, text: str | None = None, llm: str = "m", ask: bool = True) -> LengthDistribution | None:
+    def arrive(self, key: str, text: str | None = None, llm: str = "m", ask: bool = True) -> LengthDistribution | None:
         self.waiting.add(key)
         history = self.service.admit(key, llm, 1000)
         if ask:
@@ -48,11 +48,11 @@ class Host:
     def deliver(self) -> None:
         self.service.deliver(self.take)
 
-    def until(self, what: Callable[[], object]) -> None:
+    def until(self, done: Callable[[], object]) -> None:
         end = time.monotonic() + 20
-        while not what():
+        while not done():
             self.deliver()
-            assert time.monotonic() < end, "it did not come about in time"
+            assert time.monotonic() < end, "the condition did not become true in time"
             time.sleep(0.001)
 
 
@@ -78,15 +78,15 @@ def host(guess: Guess) -> Iterator[Host]:
     host.service.close()
 
 
-def test_a_prediction_comes_after_the_question_and_is_the_predictors(host: Host) -> None:
-    assert host.come("a", "long 400") is None
+def test_a_prediction_is_delivered_later_and_is_the_predictors(host: Host) -> None:
+    assert host.arrive("a", "long 400") is None
     host.until(lambda: "a" in host.taken)
     assert host.taken["a"].quantile(0.5) == pytest.approx(400)
     assert host.taken["a"].cap == 1000
     assert (host.service.counts.answered, host.service.counts.late) == (1, 0)
 
 
-def test_the_real_predictor_predicts_what_it_would_say_directly() -> None:
+def test_predictions_of_the_service_equal_those_of_its_predictor() -> None:
     host = Host(prediction_service("fast"))
     prompts = {str(n): text for n, text in enumerate(["Hello", "Write a long story about a dragon.", "def f(x):", ""])}
     for key, text in prompts.items():
@@ -102,31 +102,31 @@ def test_the_real_predictor_predicts_what_it_would_say_directly() -> None:
     host.service.close()
 
 
-def test_a_predictor_that_raises_is_counted_logged_once_and_leaves_the_history(
-    host: Host, caplog: pytest.LogCaptureFixture
-) -> None:
-    host.come("a", "no number")
-    host.come("b", "none either")
-    host.come("c", "good 50")
+def test_failures_of_the_predictor_are_counted_and_logged_once(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    host.arrive("a", "no number")
+    host.arrive("b", "no number here")
+    host.arrive("c", "good 50")
     host.until(lambda: host.service.counts.failed == 2 and "c" in host.taken)
-    assert set(host.taken) == {"c"}, "one bad prompt does not spoil the others"
+    assert set(host.taken) == {"c"}, "a prompt that fails does not fail the others of its batch"
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert "ValueError" in warnings[0].message
 
 
-def test_a_request_is_promised_a_prediction_and_gets_the_history_where_the_predictor_fails(host: Host) -> None:
-    host.come("a", ask=False)
+def test_a_request_whose_prediction_fails_gets_the_history(host: Host) -> None:
+    host.arrive("a", ask=False)
     host.service.ended("a", 40)
     history = host.service.admit("b", "m", 1000)
     host.waiting.add("b")
     assert host.service.ask("b", lambda: PredictionInput("no number", "m", 1000))
     host.until(lambda: "b" in host.taken)
     assert host.taken["b"] is history
-    assert not PredictionService(None).ask("c", lambda: PredictionInput("", "m")), "without a predictor none comes"
+    assert not PredictionService(None).ask("c", lambda: PredictionInput("", "m")), (
+        "without a predictor nothing is delivered"
+    )
 
 
-def test_predictions_that_only_teach_are_limited_to_some_per_second(guess: Guess) -> None:
+def test_predictions_for_learning_are_limited_per_second(guess: Guess) -> None:
     clock = Clock()
     service = PredictionService(lambda: guess, clock=clock)
     asked = []
@@ -141,9 +141,9 @@ def test_predictions_that_only_teach_are_limited_to_some_per_second(guess: Guess
     assert asked == [40, 60, 80]
 
 
-def test_predictions_that_only_teach_take_a_small_part_of_a_core(guess: Guess) -> None:
+def test_predictions_for_learning_are_limited_in_cpu_time(guess: Guess) -> None:
     class Slow(SubprocessPredictor):
-        """Stands for a process whose predictions take 25 ms of CPU time each."""
+        """A stand-in for a process that takes 25 ms of CPU time per prediction."""
 
         def ask(self, number: int, inputs: Sequence[PredictionInput]) -> Predictions:
             self.cpu_s += 0.025 * len(inputs)
@@ -151,16 +151,16 @@ def test_predictions_that_only_teach_take_a_small_part_of_a_core(guess: Guess) -
 
     clock, process = Clock(), Slow("slow")
     host = Host(PredictionService(lambda: process, clock=clock, process=process))
-    host.come("first")
+    host.arrive("first")
     host.until(lambda: "first" in host.taken)
     due = []
     for second in range(4):
         clock.now = 100.0 + second
         due.append(sum(host.service.sample_due() for _ in range(100)))
-    assert due == [40, 2, 2, 2], "first those saved up, then what 50 ms per second are enough for"
+    assert due == [40, 2, 2, 2], "first the burst, then 50 ms of CPU time per second"
 
 
-def test_the_quick_predictor_answers_where_nothing_depends_on_the_prediction(guess: Guess) -> None:
+def test_quick_requests_are_answered_by_the_quick_predictor(guess: Guess) -> None:
     quick = Guess()
     host = Host(PredictionService(lambda: guess, quick=quick))
     for key in ("a", "b"):
@@ -171,18 +171,18 @@ def test_the_quick_predictor_answers_where_nothing_depends_on_the_prediction(gue
     assert (quick.predicted, guess.predicted) == (["a about 100"], ["b about 100"])
 
 
-def test_a_prompt_that_cannot_be_read_fails_alone(host: Host) -> None:
+def test_an_unreadable_prompt_fails_only_its_own_request(host: Host) -> None:
     def unreadable() -> PredictionInput:
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd")
 
     host.service.admit("odd", "m", None)
     host.service.ask("odd", unreadable)
-    host.come("fine")
+    host.arrive("fine")
     host.until(lambda: "fine" in host.taken)
     assert (host.service.counts.failed, host.service.counts.answered) == (1, 1)
 
 
-def test_a_predictor_that_cannot_be_loaded_fails_every_question_and_never_the_host(
+def test_a_predictor_that_cannot_be_loaded_fails_its_requests_and_not_the_host(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tries = 0
@@ -193,9 +193,9 @@ def test_a_predictor_that_cannot_be_loaded_fails_every_question_and_never_the_ho
         raise InputError("is no model file")
 
     host = Host(PredictionService(broken))
-    host.come("a")
+    host.arrive("a")
     host.until(lambda: host.service.counts.failed == 1)
-    host.come("b")
+    host.arrive("b")
     host.until(lambda: host.service.counts.failed == 2)
     host.service.ended("a", 10)
     assert tries == 1
@@ -203,35 +203,37 @@ def test_a_predictor_that_cannot_be_loaded_fails_every_question_and_never_the_ho
     host.service.close()
 
 
-def test_a_predictor_that_hangs_is_noticed_once_and_asked_no_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_predictor_that_hangs_is_logged_once_and_gets_no_requests_until_it_returns(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock, guess = Clock(), Guess()
     host = Host(PredictionService(lambda: guess, patience_s=10, clock=clock))
     guess.gate.clear()
-    host.come("a")
+    host.arrive("a")
     assert guess.inside.wait(20)
     host.deliver()
     assert host.service.counts.hung == 0
     clock.now = 11
     host.deliver()
-    host.come("b")
+    host.arrive("b")
     host.deliver()
     counts = host.service.counts
     assert (counts.hung, counts.dropped, counts.asked, counts.answered) == (1, 1, 2, 0)
     assert len([record for record in caplog.records if "not returned" in record.message]) == 1
-    # The history goes on learning meanwhile, and the host goes by it.
+    # Meanwhile the history learns, and the host uses it.
     host.service.ended("b", 300)
-    assert host.come("c") is not None
-    # It comes back: what it says is late, and it is asked again.
+    assert host.arrive("c") is not None
+    # The predictor returns: its answer is late, and it gets requests again.
     host.waiting.discard("a")
     guess.gate.set()
     host.until(lambda: "a" in host.taken)
-    host.come("d")
+    host.arrive("d")
     host.until(lambda: "d" in host.taken)
     assert (host.service.counts.late, host.service.counts.dropped) == (1, 2)
     host.service.close()
 
 
-def test_a_predictor_that_has_nothing_to_do_does_not_hang() -> None:
+def test_an_idle_predictor_is_not_taken_for_hanging() -> None:
     clock, guess = Clock(), Guess()
     host = Host(PredictionService(lambda: guess, clock=clock))
     host.service.warm()
@@ -239,10 +241,10 @@ def test_a_predictor_that_has_nothing_to_do_does_not_hang() -> None:
     assert worker is not None
     host.until(lambda: worker.busy_since is None and worker._predictor is not None)
     clock.now = 1000.0
-    host.come("a")
+    host.arrive("a")
     host.until(lambda: "a" in host.taken)
     clock.now = 2000.0
-    host.come("b")
+    host.arrive("b")
     host.until(lambda: "b" in host.taken)
     assert (host.service.counts.hung, host.service.counts.dropped) == (0, 0)
     host.service.close()
@@ -251,18 +253,16 @@ def test_a_predictor_that_has_nothing_to_do_does_not_hang() -> None:
 def test_a_stopping_host_does_not_wait_for_a_predictor_that_hangs(guess: Guess) -> None:
     host = Host(PredictionService(lambda: guess))
     guess.gate.clear()
-    host.come("a")
+    host.arrive("a")
     assert guess.inside.wait(20)
     host.service.close()
     assert guess.calls == 1
 
 
-def test_a_prediction_that_comes_too_late_is_counted_and_one_for_a_request_that_ended_is_nobodys(
-    host: Host, guess: Guess
-) -> None:
+def test_late_predictions_are_counted_and_those_of_ended_requests_are_not_delivered(host: Host, guess: Guess) -> None:
     guess.gate.clear()
     for key in ("waits", "runs", "ended"):
-        host.come(key)
+        host.arrive(key)
     host.waiting -= {"runs"}
     host.service.ended("ended", None)
     guess.gate.set()
@@ -270,38 +270,38 @@ def test_a_prediction_that_comes_too_late_is_counted_and_one_for_a_request_that_
     assert set(host.taken) == {"waits", "runs"}
 
 
-def test_a_key_that_is_used_again_does_not_get_the_prediction_of_the_one_before(host: Host, guess: Guess) -> None:
+def test_a_reused_key_does_not_get_the_prediction_of_the_earlier_request(host: Host, guess: Guess) -> None:
     guess.gate.clear()
-    host.come("same", "first 400")
+    host.arrive("same", "first 400")
     assert guess.inside.wait(20)
     host.service.ended("same", None)
-    host.come("same", "second 50")
+    host.arrive("same", "second 50")
     guess.gate.set()
     host.until(lambda: "same" in host.taken)
     assert host.taken["same"].quantile(0.5) == pytest.approx(50)
     assert host.service.counts.late == 1
 
 
-def test_a_full_queue_drops_questions_and_keeps_the_host_going(guess: Guess) -> None:
+def test_a_full_queue_drops_requests(guess: Guess) -> None:
     host = Host(PredictionService(lambda: guess, max_waiting=3))
     guess.gate.clear()
     for n in range(50):
-        host.come(str(n))
+        host.arrive(str(n))
     guess.gate.set()
     host.until(lambda: host.service.counts.answered + host.service.counts.dropped == 50)
-    assert host.service.counts.dropped >= 50 - 3 - 3 - 2  # in the queue, in the worker's hands
+    assert host.service.counts.dropped >= 50 - 3 - 3 - 2  # in the queue, in the worker
     host.service.close()
 
 
-def test_a_question_that_has_grown_old_is_not_put(guess: Guess) -> None:
+def test_a_request_past_its_deadline_is_dropped(guess: Guess) -> None:
     clock = Clock()
     host = Host(PredictionService(lambda: guess, patience_s=1000, deadline_s=30, clock=clock))
     guess.gate.clear()
-    host.come("first")
+    host.arrive("first")
     assert guess.inside.wait(20)
-    host.come("old")
+    host.arrive("old")
     clock.now = 31
-    host.come("new")
+    host.arrive("new")
     guess.gate.set()
     host.until(lambda: {"first", "new"} <= set(host.taken))
     assert "about old 100" not in guess.predicted
@@ -309,16 +309,16 @@ def test_a_question_that_has_grown_old_is_not_put(guess: Guess) -> None:
     host.service.close()
 
 
-def test_questions_that_the_predictor_does_not_keep_up_with_are_answered_by_the_quick_one(guess: Guess) -> None:
+def test_the_quick_predictor_answers_when_the_other_does_not_keep_up(guess: Guess) -> None:
     clock, quick = Clock(), Guess()
     host = Host(PredictionService(lambda: guess, patience_s=1000, clock=clock, quick=quick, keep_up_s=0.5))
     guess.gate.clear()
-    host.come("first")
+    host.arrive("first")
     assert guess.inside.wait(20)
     for n in range(40):
-        host.come(f"old{n}")
+        host.arrive(f"old{n}")
     clock.now = 0.6
-    host.come("new")
+    host.arrive("new")
     guess.gate.set()
     host.until(lambda: len(host.taken) == 42)
     assert sorted(guess.predicted) == ["about first 100", "about new 100"]
@@ -327,21 +327,21 @@ def test_questions_that_the_predictor_does_not_keep_up_with_are_answered_by_the_
         host.service.ended(f"old{n}", 1000)
     host.until(lambda: host.service.counts.observed == 40)
     clock.now = 2.0
-    host.come("after")
+    host.arrive("after")
     host.until(lambda: "after" in host.taken)
     assert host.taken["after"].quantile(0.5) == host.taken["new"].quantile(0.5), (
-        "its calibration is not the quick one's"
+        "the quick predictor's answers do not change the calibration of the other"
     )
     host.service.close()
 
 
-def test_without_a_quick_predictor_the_other_one_answers_late(guess: Guess) -> None:
+def test_without_a_quick_predictor_old_requests_are_answered_late(guess: Guess) -> None:
     clock = Clock()
     host = Host(PredictionService(lambda: guess, patience_s=1000, clock=clock))
     guess.gate.clear()
-    host.come("first")
+    host.arrive("first")
     assert guess.inside.wait(20)
-    host.come("old")
+    host.arrive("old")
     clock.now = 5.0
     guess.gate.set()
     host.until(lambda: set(host.taken) == {"first", "old"})
@@ -349,59 +349,59 @@ def test_without_a_quick_predictor_the_other_one_answers_late(guess: Guess) -> N
     host.service.close()
 
 
-def test_without_any_prediction_the_history_of_that_llm_is_gone_by_and_before_it_the_wide_prior(host: Host) -> None:
-    assert host.come("first", ask=False) is None
+def test_without_a_prediction_the_history_of_the_llm_is_used_and_without_one_the_wide_prior(host: Host) -> None:
+    assert host.arrive("first", ask=False) is None
     host.service.ended("first", 40)
     for n in range(200):
-        host.come(f"short{n}", llm="terse", ask=False)
+        host.arrive(f"short{n}", llm="terse", ask=False)
         host.service.ended(f"short{n}", 20)
-        host.come(f"long{n}", llm="wordy", ask=False)
+        host.arrive(f"long{n}", llm="wordy", ask=False)
         host.service.ended(f"long{n}", 900)
-    terse, wordy, stranger = (host.come(llm, llm=llm, ask=False) for llm in ("terse", "wordy", "stranger"))
+    terse, wordy, unknown = (host.arrive(llm, llm=llm, ask=False) for llm in ("terse", "wordy", "unknown"))
     assert terse is not None
     assert wordy is not None
-    assert stranger is not None
+    assert unknown is not None
     assert terse.mean() < 40 < 500 < wordy.mean()
-    assert terse.mean() < stranger.mean() < wordy.mean()
+    assert terse.mean() < unknown.mean() < wordy.mean()
 
 
-def test_cut_answers_are_learned_from_as_at_least_that_long() -> None:
+def test_the_history_treats_censored_answers_as_lower_bounds() -> None:
     means = {}
     for censored in (True, False):
         host = Host(PredictionService(None))
         for n in range(100):
-            host.come(str(n))
+            host.arrive(str(n))
             host.service.ended(str(n), 100, censored=censored)
-        history = host.come("next")
+        history = host.arrive("next")
         assert history is not None
         means[censored] = history.mean()
     assert means[True] > 1.5 * means[False]
 
 
-def test_an_answer_that_never_began_or_was_not_measured_teaches_nothing(host: Host) -> None:
+def test_an_answer_without_a_length_is_not_learned_from(host: Host) -> None:
     for n, (tokens, censored) in enumerate([(0, True), (None, False), (None, True)]):
-        host.come(str(n))
+        host.arrive(str(n))
         host.until(lambda n=n: str(n) in host.taken)  # type: ignore[misc]
         host.service.ended(str(n), tokens, censored=censored)
-    assert host.come("next") is None
+    assert host.arrive("next") is None
     host.until(lambda: "next" in host.taken)
     assert host.service.counts.observed == 0
 
 
 def test_the_calibration_follows_answers_that_are_twice_as_long_as_predicted(host: Host) -> None:
     for n in range(200):
-        host.come(str(n), "predicted 100")
+        host.arrive(str(n), "predicted 100")
         host.until(lambda n=n: str(n) in host.taken)  # type: ignore[misc]
         host.service.ended(str(n), 200)
     host.until(lambda: host.service.counts.observed == 200)
-    host.come("next", "predicted 100")
+    host.arrive("next", "predicted 100")
     host.until(lambda: "next" in host.taken)
     assert host.taken["next"].quantile(0.5) == pytest.approx(200, rel=0.15)
 
 
-def test_without_a_predictor_nothing_is_asked() -> None:
+def test_without_a_predictor_no_prediction_is_requested() -> None:
     host = Host(prediction_service("none"))
-    host.come("a")
+    host.arrive("a")
     host.deliver()
     host.service.ended("a", 5)
     host.service.warm()
@@ -410,9 +410,7 @@ def test_without_a_predictor_nothing_is_asked() -> None:
     assert host.service.counts.asked == 0
 
 
-def test_a_predictor_is_known_by_name_or_file_and_an_error_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_predictor_is_named_or_a_file_and_an_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [known_predictor(name) for name in ("none", "fast", "default")] == ["none", "fast", "default"]
     with pytest.raises(InputError, match="there is no predictor 'fats'; did you mean fast"):
         known_predictor("fats")
@@ -431,7 +429,7 @@ def test_a_predictor_is_known_by_name_or_file_and_an_error_names_it(
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Requests that come, are asked about and end in any order, with the worker's own steps anywhere between."""
+    """Requests arrive, are predicted and end in any order, interleaved with the steps of the worker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -457,13 +455,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.ends: dict[str, tuple[int | None, bool]] = {}
 
     @rule(bad=st.booleans(), ask=st.booleans(), tokens=st.integers(1, 5000))
-    def come(self, bad: bool, ask: bool, tokens: int) -> None:
+    def arrive(self, bad: bool, ask: bool, tokens: int) -> None:
         key = f"r{self.count}"
         self.count += 1
         before = self.service.counts
-        history = self.host.come(key, f"{key} " + ("bad" if bad else str(tokens)), ask=ask)
+        history = self.host.arrive(key, f"{key} " + ("bad" if bad else str(tokens)), ask=ask)
         self.open.add(key)
-        # Never short: what is gone by is finite, and the wide prior where nothing has been seen.
+        # The history is finite, and absent only before the first known length.
         assert history is None or 0 < history.mean() <= 1000
         assert (history is None) == all(tokens is None for tokens, _ in self.ends.values())
         if ask and self.service.counts.dropped == before.dropped:
@@ -498,7 +496,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.host.waiting.discard(data.draw(st.sampled_from(sorted(self.host.waiting))))
 
     @invariant()
-    def nothing_is_invented(self) -> None:
+    def counts_are_consistent(self) -> None:
         counts = self.service.counts
         assert set(self.host.taken) <= self.asked
         assert counts.asked >= counts.answered + counts.failed + counts.dropped
@@ -512,7 +510,7 @@ class AnyOrder(RuleBasedStateMachine):
         while self.worker.waiting:
             self.worker.work(wait=False)
         self.deliver()
-        self.nothing_is_invented()
+        self.counts_are_consistent()
         counts = self.service.counts
         assert counts.asked == counts.answered + counts.failed + counts.dropped
         measured = {key for key, (tokens, _) in self.ends.items() if tokens is not None}
@@ -525,11 +523,11 @@ TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-def test_many_questions_from_a_busy_host_are_each_answered_once() -> None:
+def test_many_requests_are_each_answered_once() -> None:
     guess = Guess()
     host = Host(PredictionService(lambda: guess, max_waiting=10_000))
     for n in range(2000):
-        host.come(str(n), f"{n} {1 + n}")
+        host.arrive(str(n), f"{n} {1 + n}")
         if n % 7 == 0:
             host.deliver()
         if n % 3 == 0:
@@ -544,7 +542,7 @@ def test_many_questions_from_a_busy_host_are_each_answered_once() -> None:
     host.service.close()
 
 
-def test_a_single_prediction_needs_no_admitted_request_and_counts_as_none() -> None:
+def test_a_single_prediction_needs_no_admitted_request_and_is_not_counted() -> None:
     service = PredictionService(Guess)
     try:
         found, failed = (service.predict(PredictionInput(text, "m", 1000)) for text in ("about 120", "no number"))
@@ -559,7 +557,7 @@ def test_a_single_prediction_needs_no_admitted_request_and_counts_as_none() -> N
     assert PredictionService(None).predict(PredictionInput("about 120", "m", 1000)) is None
 
 
-def test_a_predictor_that_hangs_takes_no_single_predictions(guess: Guess) -> None:
+def test_a_predictor_that_hangs_gives_no_single_predictions(guess: Guess) -> None:
     clock = Clock()
     service = PredictionService(lambda: guess, patience_s=10, clock=clock)
     guess.gate.clear()
@@ -580,7 +578,7 @@ def serve(service: PredictionService, tokens: int, times: int, levels: Levels = 
         service.ended("served", tokens)
 
 
-def test_prefix_memory_improves_the_history_of_a_known_prefix_only() -> None:
+def test_prefix_memory_corrects_the_history_of_a_known_prefix_only() -> None:
     service = PredictionService(None, memory=PrefixMemory(1 << 16))
     assert service.admit("first", "m", 1000, LEVELS) is None
     for _ in range(20):
@@ -595,7 +593,7 @@ def test_prefix_memory_improves_the_history_of_a_known_prefix_only() -> None:
     assert other.quantile(0.5) == pytest.approx(alone.quantile(0.5))
 
 
-def test_prefix_memory_improves_what_the_predictor_says(guess: Guess) -> None:
+def test_prefix_memory_corrects_predictions_of_a_known_prefix(guess: Guess) -> None:
     host = Host(PredictionService(lambda: guess, memory=PrefixMemory(1 << 16)))
 
     def ask(key: str, levels: Levels) -> float:
@@ -641,7 +639,7 @@ class Broken(PrefixMemory):
         raise RuntimeError("broken")
 
 
-def test_a_prefix_memory_that_fails_is_dropped_and_predictions_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_prefix_memory_that_fails_is_dropped_and_the_history_is_used(caplog: pytest.LogCaptureFixture) -> None:
     service = PredictionService(None, memory=Broken(1 << 16))
     serve(service, 20, 1)
     with caplog.at_level(logging.WARNING):
@@ -675,13 +673,13 @@ def test_a_damaged_memory_file_is_refused_at_the_start(tmp_path: Path) -> None:
         prediction_service("none", memory=str(tmp_path / "m.npz"))
 
 
-def test_a_host_is_not_given_memory_as_a_predictor() -> None:
+def test_a_host_refuses_prefix_memory_as_a_predictor() -> None:
     with pytest.raises(InputError, match="is for simulations"):
         known_predictor("memory+fast")
 
 
 class OtherGuess(Guess):
-    """Stands in for a started process."""
+    """A stand-in for a started process."""
 
     quick = None
     cpu_s = 0.0
@@ -692,14 +690,14 @@ class OtherGuess(Guess):
         self.closed = True
 
 
-def test_a_new_predictor_takes_over_and_the_old_one_answers_what_it_was_asked(guess: Guess) -> None:
+def test_a_replaced_predictor_answers_its_pending_requests(guess: Guess) -> None:
     service = PredictionService(lambda: guess, predictor="old")
     host, new = Host(service), OtherGuess()
     guess.gate.clear()
-    host.come("before", "about 20")
+    host.arrive("before", "about 20")
     host.until(guess.inside.is_set)
     service.use(new, "new")  # type: ignore[arg-type]
-    host.come("after", "about 30")
+    host.arrive("after", "about 30")
     host.until(lambda: "after" in host.taken)
     assert "before" not in host.taken
     guess.gate.set()

@@ -1,4 +1,4 @@
-"""A predictor in a process of its own: the same predictions, and nothing left behind however either of the two ends."""
+"""A predictor in a child process gives the same predictions, and no process outlives its host."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fast() -> Iterator[SubprocessPredictor]:
 def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not done():
-        assert time.monotonic() < end, "it did not come about"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.01)
 
 
@@ -47,7 +47,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("name", ["fast", "default"])
-def test_its_predictions_are_those_of_the_predictor_here(name: str) -> None:
+def test_predictions_equal_those_in_this_process(name: str) -> None:
     here, there = load_predictor(name), SubprocessPredictor(name)
     try:
         predictions = there.predict(INPUTS)
@@ -73,18 +73,18 @@ def test_a_second_predictor_answers_from_the_same_process() -> None:
         both.close()
 
 
-def test_what_it_cannot_predict_fails_alone(fast: SubprocessPredictor) -> None:
+def test_a_failed_prediction_leaves_the_process_usable(fast: SubprocessPredictor) -> None:
     with pytest.raises(SubprocessError, match="Error"):
         fast.predict([None])  # type: ignore[list-item]
     assert len(fast.predict(INPUTS)) == len(INPUTS)
 
 
-def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+def test_a_predictor_that_cannot_be_loaded_is_an_error_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(SubprocessError, match=r"InputError: .*no-such-file\.lw"):
         SubprocessPredictor(str(tmp_path / "no-such-file.lw")).start()
 
 
-def test_a_process_that_dies_is_started_again_but_not_for_ever(fast: SubprocessPredictor) -> None:
+def test_a_process_that_dies_is_restarted_a_bounded_number_of_times(fast: SubprocessPredictor) -> None:
     for _ in range(module._STARTS):
         assert len(fast.predict(INPUTS)) == len(INPUTS)
         pid = fast.pid
@@ -97,7 +97,7 @@ def test_a_process_that_dies_is_started_again_but_not_for_ever(fast: SubprocessP
     assert fast.pid is None
 
 
-def test_closing_frees_a_thread_that_waits_for_a_process_that_hangs(fast: SubprocessPredictor) -> None:
+def test_close_releases_a_thread_that_waits_for_a_hanging_process(fast: SubprocessPredictor) -> None:
     fast.start()
     pid = fast.pid
     assert pid is not None
@@ -121,21 +121,21 @@ def test_closing_frees_a_thread_that_waits_for_a_process_that_hangs(fast: Subpro
         fast.predict(INPUTS)
 
 
-def test_it_ends_with_its_host_even_one_that_is_killed(tmp_path: Path) -> None:
-    said = tmp_path / "pid"
+def test_the_process_ends_when_its_host_is_killed(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
     script = (
         "import pathlib, sys, time; from lengthwise.predictors.subprocess_predictor import SubprocessPredictor; "
         "made = SubprocessPredictor('fast').start(); "
         "pathlib.Path(sys.argv[1]).write_text(str(made.pid)); time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", script, str(said)]) as host:
-        until(lambda: said.is_file() and bool(said.read_text()))
+    with subprocess.Popen([sys.executable, "-c", script, str(pid_file)]) as host:
+        until(lambda: pid_file.is_file() and bool(pid_file.read_text()))
         host.kill()
-    pid = int(said.read_text())
+    pid = int(pid_file.read_text())
     until(lambda: gone(pid))
 
 
-def test_the_service_of_a_name_predicts_there_counts_its_time_and_leaves_nothing() -> None:
+def test_the_service_predicts_in_the_process_counts_its_cpu_time_and_ends_it() -> None:
     service = prediction_service("fast")
     taken: list[str] = []
     for n, each in enumerate(INPUTS):
@@ -151,10 +151,10 @@ def test_the_service_of_a_name_predicts_there_counts_its_time_and_leaves_nothing
         return len(taken) == len(INPUTS)
 
     until(all_taken)
-    apart = service._process
-    assert apart is not None
-    pid = apart.pid
+    process = service._process
+    assert process is not None
+    pid = process.pid
     assert pid is not None
-    assert service.counts.cpu_s > apart.cpu_s > 0
+    assert service.counts.cpu_s > process.cpu_s > 0
     service.close()
     assert gone(pid)

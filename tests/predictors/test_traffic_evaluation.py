@@ -10,19 +10,19 @@ from lengthwise.predictors.traffic_evaluation import ALONE, HISTORY, SERVED, eva
 from tests.predictors.traffic_rows import PLAIN, made, traffic
 
 
-def test_calibrated_predictions_are_found_calibrated_and_better_than_the_history() -> None:
+def test_calibrated_predictions_have_nominal_coverage_and_beat_the_history() -> None:
     found = evaluate_traffic(traffic(made(2000)))
     served, history = found.overall[SERVED], found.overall[HISTORY]
     assert served.coverage_50 == pytest.approx(0.5, abs=0.04)
     assert served.coverage_90 == pytest.approx(0.9, abs=0.03)
     assert served.tau > 0.5
-    assert math.isnan(history.tau), "one prediction for all"
+    assert math.isnan(history.tau), "all predictions are equal"
     assert served.log_error < history.log_error
     assert served.log_score > history.log_score
     assert found.calibration[0.9] == served.coverage_90
 
 
-def test_groups_are_scored_apart_by_model_tenant_day_and_predictor() -> None:
+def test_scores_are_grouped_by_model_tenant_day_and_predictor() -> None:
     rows = made(1500, tenant="a") + made(500, seed=1, shift=1.5, tenant="b", predictor="my.lw")
     found = evaluate_traffic(traffic(rows))
     assert list(found.groups["tenant"]) == ["a", "b"], "the largest first"
@@ -35,7 +35,7 @@ def test_groups_are_scored_apart_by_model_tenant_day_and_predictor() -> None:
     assert found.groups["model"]["m"] == found.overall
 
 
-def test_an_answer_cut_by_its_limit_counts_and_one_that_its_client_ended_does_not() -> None:
+def test_an_answer_at_its_limit_is_scored_and_a_cancelled_one_is_not() -> None:
     rows = made(50)
     cut = PLAIN._replace(max_tokens=90, output_tokens=90, censored=True, finish_reason="length")
     left = PLAIN._replace(output_tokens=3, censored=True, finish_reason="cancelled")
@@ -46,7 +46,7 @@ def test_an_answer_cut_by_its_limit_counts_and_one_that_its_client_ended_does_no
     assert evaluate_traffic(traffic([cut])).overall[SERVED].coverage_50 == 1.0, "its median, 148, is above the limit"
 
 
-def test_the_log_score_is_the_density_and_for_a_cut_answer_the_survival() -> None:
+def test_the_log_score_is_the_density_or_for_a_censored_answer_the_survival() -> None:
     from scipy import stats
 
     rows = traffic([PLAIN, PLAIN._replace(censored=True, max_tokens=100)])
@@ -55,7 +55,7 @@ def test_the_log_score_is_the_density_and_for_a_cut_answer_the_survival() -> Non
     assert log_scores(rows, rows.prediction) == pytest.approx(expected)
 
 
-def test_rows_without_the_predictor_are_served_but_not_scored_alone() -> None:
+def test_rows_without_a_prediction_of_the_predictor_are_scored_as_served_only() -> None:
     rows = made(40)
     late = [row._replace(predicted=None, source="history", prediction=(5.0, 1.0)) for row in made(10, seed=2)]
     found = evaluate_traffic(traffic(rows + late))
@@ -69,6 +69,6 @@ def test_a_log_without_predictions_is_an_input_error() -> None:
         evaluate_traffic(traffic([PLAIN._replace(prediction=None)]))
 
 
-def test_everything_but_the_points_is_plain() -> None:
+def test_the_dict_holds_no_arrays() -> None:
     found = evaluate_traffic(traffic(made(30))).to_dict()
     assert not any(isinstance(value, np.ndarray) for value in found.values())

@@ -1,4 +1,4 @@
-"""Rows of a traffic log whose lengths are made by a known rule."""
+"""Rows of a traffic log whose lengths follow a known distribution."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAIN = TrafficRow(
 
 
 def made(n: int, *, seed: int = 0, shift: float = 0.0, spread: float = 0.5, **fields: Any) -> list[TrafficRow]:
-    """Log lengths are what was predicted, plus `shift`, with this spread; a row a minute."""
+    """Return `n` rows, one per minute, whose log lengths are predicted mu + `shift` + `spread` * t."""
     rng = np.random.default_rng(seed)
     mu = rng.normal(5.0, 1.0, n)
     y = mu + shift + spread * rng.standard_t(3.5, n)
@@ -40,7 +40,7 @@ def made(n: int, *, seed: int = 0, shift: float = 0.0, spread: float = 0.5, **fi
 
 
 def write(folder: Path, rows: list[TrafficRow]) -> Path:
-    """Write one part."""
+    """Write the rows as one part of a log and return its folder."""
     folder.mkdir(exist_ok=True)
     lines = [json.dumps(HEADER) + "\n", *map(row_json, rows)]
     (folder / "traffic-1-1.jsonl").write_text("".join(lines))

@@ -1,4 +1,4 @@
-"""LLMs whose lengths are known mixtures of others', and a predictor that knows the others."""
+"""LLMs whose lengths are known mixtures of other LLMs', and a predictor of the other LLMs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIGMA = 0.3
 
 
 def predictions_of(text: str) -> Floats:
-    """Mu of the known LLMs: a text is one number for each, spread over prompts."""
+    """Return mu of the known LLMs: a text holds one number for each."""
     return np.array([float(word) for word in text.split()])
 
 
@@ -38,31 +38,31 @@ def texts(count: int, seed: int = 0) -> list[str]:
 
 
 def lengths(prompts: Sequence[str], weights: Sequence[float], shift: float, seed: int = 1) -> Floats:
-    """One answer each of an LLM that is this mixture."""
+    """Return one length per prompt of an LLM that is this mixture."""
     rng = np.random.default_rng(seed)
     mu = np.array([predictions_of(text) for text in prompts]) @ np.array(weights) + shift
-    told: Floats = np.maximum(1, np.rint(np.exp(mu + SIGMA * rng.standard_t(NU, len(mu)))))
-    return told
+    drawn: Floats = np.maximum(1, np.rint(np.exp(mu + SIGMA * rng.standard_t(NU, len(mu)))))
+    return drawn
 
 
-def answers(prompts: Sequence[str], told: Floats, *, limit: float = np.inf, kinds: Floats | None = None) -> Answers:
+def answers(prompts: Sequence[str], drawn: Floats, *, limit: float = np.inf, kinds: Floats | None = None) -> Answers:
     mu = np.array([predictions_of(text) for text in prompts])
-    told = told.reshape(len(mu), -1)
+    drawn = drawn.reshape(len(mu), -1)
     no_kind = np.zeros((len(mu), len(NAMES)))
     return Answers(
         mu=mu,
         sigma=np.full(mu.shape, SIGMA),
         kinds=no_kind if kinds is None else kinds,
-        lengths=np.minimum(told, limit),
-        present=np.ones(told.shape, bool),
-        censored=told >= limit,
+        lengths=np.minimum(drawn, limit),
+        present=np.ones(drawn.shape, bool),
+        censored=drawn >= limit,
         nu=NU,
     )
 
 
 @dataclass
 class Base:
-    """A predictor that predicts what the text says, for three LLMs; the mean of them for any other."""
+    """A predictor that reads mu of three LLMs from the text and uses their mean for any other LLM."""
 
     llms: tuple[str, ...] = KNOWN
     asked: int = 0

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from lengthwise.reports.page import BASELINE_COLOUR, Figure
 from lengthwise.reports.runs import (
     ReportedRun,
-    against_load,
     figures,
-    how_sure,
     judge,
+    latency_by_length,
+    latency_by_load,
+    latency_over_time,
     pooled,
     price,
+    ratio_intervals,
     verdict,
-    when,
-    who_gains,
 )
 from lengthwise.reports.tables import to_json
 from lengthwise.simulator.grid import USUAL_ROUTER
@@ -85,7 +85,7 @@ def test_a_high_tail_is_named_as_the_price() -> None:
     assert "The price: p99 E2E is 3.00 times" in verdict([FCFS, run("sjf", Ratio(0.5, 0.4, 0.6), 3.0)])
 
 
-@pytest.mark.parametrize("draw", [who_gains, when, how_sure, against_load])
+@pytest.mark.parametrize("draw", [latency_by_length, latency_over_time, ratio_intervals, latency_by_load])
 @pytest.mark.parametrize("runs", [[FCFS, GOOD], [GOOD], [FCFS, GOOD, run("fcfs", ONE, predictor=None, load=1.1)]])
 def test_plotly_accepts_every_figure(draw: Callable[[Sequence[ReportedRun]], Figure], runs: list[ReportedRun]) -> None:
     figure = draw(runs)
@@ -99,7 +99,7 @@ def test_plotly_accepts_every_figure(draw: Callable[[Sequence[ReportedRun]], Fig
 @given(st.floats(0.99, 1.01), st.floats(0.0, 0.01))
 def test_an_axis_of_ratios_never_zooms_into_noise(middle: float, half: float) -> None:
     noisy = run("sjf", Ratio(middle, middle - half, middle + half))
-    ends = how_sure([FCFS, noisy]).layout["xaxis"]["range"]
+    ends = ratio_intervals([FCFS, noisy]).layout["xaxis"]["range"]
     assert 10 ** ends[0] <= 0.8
     assert 10 ** ends[1] >= 1.25
 
@@ -107,7 +107,7 @@ def test_an_axis_of_ratios_never_zooms_into_noise(middle: float, half: float) ->
 @given(st.floats(0.01, 100.0))
 def test_an_axis_of_ratios_holds_every_interval(middle: float) -> None:
     wide = run("sjf", Ratio(middle, middle / 2, middle * 2))
-    ends = how_sure([FCFS, wide]).layout["xaxis"]["range"]
+    ends = ratio_intervals([FCFS, wide]).layout["xaxis"]["range"]
     assert 10 ** ends[0] < middle / 2 < middle * 2 < 10 ** ends[1]
 
 
@@ -124,7 +124,7 @@ def test_a_policy_has_one_colour_in_every_picture_and_fcfs_is_grey() -> None:
 def test_what_the_others_are_compared_with_is_grey_and_named_in_the_verdict() -> None:
     base, other, third = (replace(FCFS, router=router) for router in ("least_load", "lengthwise", USUAL_ROUTER))
     better = [replace(each, over_fcfs=GOOD.over_fcfs) for each in (other, third)]
-    drawn = {trace["name"]: trace["line"]["color"] for trace in who_gains([base, *better]).data}
+    drawn = {trace["name"]: trace["line"]["color"] for trace in latency_by_length([base, *better]).data}
     assert [name for name, colour in drawn.items() if colour == BASELINE_COLOUR] == ["fcfs behind least_load"]
     assert len(set(drawn.values())) == 3
     assert "against fcfs behind least_load" in verdict([base, *better])

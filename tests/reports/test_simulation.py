@@ -93,7 +93,7 @@ def test_facts_hold_all_that_the_page_draws() -> None:
 
 def test_the_page_opens_with_the_verdict_and_needs_nothing_else() -> None:
     page = grid_document(grid()).html()
-    assert page.index("<h1>") < page.index("Who gains and who pays") < page.index("Over FCFS, below 1 is better")
+    assert page.index("<h1>") < page.index("Latency by output length") < page.index("Over FCFS, below 1 is better")
     assert (
         "<h1>No difference beyond noise at load 1.40: mean E2E of sjf without predictions is 1.00 of that of fcfs"
         in page
@@ -105,4 +105,4 @@ def test_the_page_opens_with_the_verdict_and_needs_nothing_else() -> None:
 @pytest.mark.parametrize(("loads", "drawn"), [((1.4,), False), ((0.7, 1.4), True)])
 def test_latency_against_load_is_drawn_for_several_loads_only(loads: tuple[float, ...], drawn: bool) -> None:
     titles = [each.title for each in figures(runs_of(grid(loads=loads)))]
-    assert ("How it depends on load" in titles) == drawn
+    assert ("Latency by load" in titles) == drawn

@@ -1,4 +1,4 @@
-"""Compared runs as a verdict in words and three pictures: who gains and who pays, when, and how sure that is.
+"""Compared runs as a verdict in words and figures: latency by output length and over time, ratios with intervals, load.
 
 Every command that compares latencies (simulate, sweep, shadow, bench, replay, plan) describes its runs alike; a stored
 JSON file holds the same description, so that a report can be made from it.
@@ -161,7 +161,7 @@ def top_level(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
 
 
 def verdict(runs: Sequence[ReportedRun]) -> str:
-    """Return in words what the best policy that a server can have gains and costs at the highest load."""
+    """Return a verdict on the best policy without true lengths at the highest load."""
     shown = top_level([run for run in runs if run.place == runs[0].place])
     base = next((run for run in shown if run.is_baseline), None)
     where = f" at {shown[0].level}" if shown[0].level else ""
@@ -239,21 +239,21 @@ def _by_length(best: ReportedRun, base: ReportedRun) -> str:
 
 
 def figures(runs: Sequence[ReportedRun]) -> list[Figure]:
-    """Return the pictures of each place; latency against load only where there are several loads."""
+    """Return the figures of each place; latency by load only if there are several loads."""
     found = []
     places = list(dict.fromkeys(run.place for run in runs))
     for place in places:
         here = [run for run in runs if run.place == place]
         suffix = f" ({place})" if len(places) > 1 else ""
         shown = top_level(here)
-        drawn = [who_gains(shown), when(shown), how_sure(here), against_load(here)]
+        drawn = [latency_by_length(shown), latency_over_time(shown), ratio_intervals(here), latency_by_load(here)]
         found += [
             Figure(each.title + suffix, each.text, each.data, each.layout, each.height) for each in drawn if each.data
         ]
     return found
 
 
-def who_gains(runs: Sequence[ReportedRun]) -> Figure:
+def latency_by_length(runs: Sequence[ReportedRun]) -> Figure:
     """E2E by tenth of output length: in seconds, and over the baseline's where there is one."""
     known = [run for run in runs if run.profile is not None and run.profile.tokens]
     base = next((run for run in known if run.is_baseline), None)
@@ -271,16 +271,15 @@ def who_gains(runs: Sequence[ReportedRun]) -> Figure:
     titles = ["mean E2E"]
     if ratios:
         panels.append((tokens, ratio_axis("", ratios)))
-        titles.append(f"over {base.name if base else BASELINE}: below 1 gains, above 1 pays")
+        titles.append(f"over {base.name if base else BASELINE}: below 1 is faster, above 1 slower")
     text = f"{_where(runs)}Requests in ten groups of equal size by output length."
-    if len(known) == 1:
-        return Figure("Which answers take how long", text, data, axes(panels, columns=len(panels), titles=titles))
-    text += " Click a name to hide it."
-    return Figure("Who gains and who pays", text, data, axes(panels, columns=len(panels), titles=titles))
+    if len(known) > 1:
+        text += " Click a name to hide it."
+    return Figure("Latency by output length", text, data, axes(panels, columns=len(panels), titles=titles))
 
 
-def when(runs: Sequence[ReportedRun]) -> Figure:
-    """The queue and the latency over time."""
+def latency_over_time(runs: Sequence[ReportedRun]) -> Figure:
+    """Waiting requests and mean E2E over time."""
     known = [run for run in runs if run.profile is not None and run.profile.time_s]
     data: list[dict[str, Any]] = []
     for run in known:
@@ -291,10 +290,10 @@ def when(runs: Sequence[ReportedRun]) -> Figure:
     panels = [(time, axis("requests", rangemode="tozero")), (time, axis("seconds", rangemode="tozero"))]
     titles = ["waiting for the first token", "mean E2E by time of sending"]
     text = f"{_where(runs)}{'' if len(known) == 1 else 'The first seed, or the first block.'}"
-    return Figure("When: queue and latency over time", text, data, axes(panels, columns=2, titles=titles))
+    return Figure("Queue and latency over time", text, data, axes(panels, columns=2, titles=titles))
 
 
-def how_sure(runs: Sequence[ReportedRun]) -> Figure:
+def ratio_intervals(runs: Sequence[ReportedRun]) -> Figure:
     """The ratios to the baseline with their intervals, a panel per figure."""
     known = [run for run in runs if not run.is_baseline and not math.isnan(run.ratio("e2e_mean").ratio)]
     if len(known) > _MOST_ROWS:
@@ -322,10 +321,10 @@ def how_sure(runs: Sequence[ReportedRun]) -> Figure:
     sides = [panel(place) for place in range(len(panels))]
     layout["shapes"] = [{**line, "xref": each["xaxis"], "yref": f"{each['yaxis']} domain"} for each in sides]
     text = f"Left of 1 is better than {base}. Bars: 95 % intervals, paired; without a bar there is none."
-    return Figure("How sure that is", text, data, layout, height=60 + -(-len(panels) // 2) * row)
+    return Figure("Ratios with their intervals", text, data, layout, height=60 + -(-len(panels) // 2) * row)
 
 
-def against_load(runs: Sequence[ReportedRun]) -> Figure:
+def latency_by_load(runs: Sequence[ReportedRun]) -> Figure:
     """Mean and p99 of E2E, and TTFT, over load; empty for a single load."""
     known = [run for run in runs if not math.isnan(run.load)]
     data: list[dict[str, Any]] = []
@@ -341,7 +340,7 @@ def against_load(runs: Sequence[ReportedRun]) -> Figure:
     panels = [(axis(unit), axis("seconds", rangemode="tozero"))] * len(shown)
     titles = [f"{statistic} {NAMES[measure]}" for measure, statistic in shown]
     return Figure(
-        "How it depends on load",
+        "Latency by load",
         "Averaged over seeds, where there are several.",
         data,
         axes(panels, columns=len(shown), titles=titles),

@@ -15,13 +15,13 @@ from lengthwise.reports.runs import (
     NAMES,
     ReportedRun,
     figures,
-    how_sure,
+    latency_by_length,
+    latency_over_time,
     multiple,
+    ratio_intervals,
     seconds,
     top_level,
     verdict,
-    when,
-    who_gains,
 )
 from lengthwise.reports.simulation import sweep_runs
 from lengthwise.reports.tables import Table
@@ -190,7 +190,11 @@ class StoredComparison:
                     replace(pair.first, policy=self.first.name, predictor=None, reference=True, over_fcfs={}),
                     replace(pair.second, policy=self.second.name, predictor=None, over_fcfs=pair.ratios),
                 ]
-                drawn = [each for each in (who_gains(both), when(both), how_sure(both)) if each.data]
+                drawn = [
+                    each
+                    for each in (latency_by_length(both), latency_over_time(both), ratio_intervals(both))
+                    if each.data
+                ]
                 found += [replace(each, title=f"{each.title}: {pair.label}") for each in drawn]
         return found
 

@@ -48,7 +48,7 @@ def test_its_error_beside_the_prompts_is_read_from_the_card() -> None:
 
 
 def test_a_card_with_few_entries_makes_a_page() -> None:
-    page = card_page(made_probe(("prompt", "entropy"), told=6), command="x")
+    page = card_page(made_probe(("prompt", "entropy"), features=6), command="x")
     assert "the entropy of the next token" in page
     assert "## Limits" in page
     assert "## Held-out" not in page
