@@ -81,32 +81,40 @@ class Transport:
 class Connection:
     """A connection to an application that answers with the path, if possible at once."""
 
-    def __init__(self, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    def __init__(self, headers: list[tuple[bytes, bytes]] | None = None, limits: ConnectionLimits = LIMITS) -> None:
         self.loop, self.transport = Loop(), Transport()
         self.gate = asyncio.Event()
         self.gate.set()
         self.sent_whole: list[bool] = []
+        self.leaves = False
+        self.received: list[tuple[bytes, bytes]] = []
         self._headers = headers or []
         config = uvicorn.Config(
             self.app, ws="none", interface="asgi3", log_config=None, timeout_keep_alive=KEEP_ALIVE_S
         )
         config.load()
         loop: Any = self.loop
-        self.protocol = LimitedProtocol(config, ServerState(), {}, loop, limits=LIMITS)
+        self.protocol = LimitedProtocol(config, ServerState(), {}, loop, limits=limits)
         transport: Any = self.transport
         self.protocol.connection_made(transport)
 
     async def app(self, scope: Any, _receive: Any, _send: Any) -> None:
         await self.gate.wait()
+        if self.leaves:
+            return
+        self.received = scope["headers"]
         body = scope["path"].encode()
         headers = [*self._headers, (b"content-length", b"%d" % len(body))]
         self.sent_whole.append(scope["extensions"][SEND_WHOLE](200, headers, body))
 
     async def receive(self, data: bytes, answers: int) -> None:
         self.protocol.data_received(data)
+        await self.run()
+        assert len(self.sent_whole) == answers
+
+    async def run(self) -> None:
         for _ in range(100):
             await asyncio.sleep(0)
-        assert len(self.sent_whole) == answers
 
 
 async def test_a_connection_is_closed_after_it_was_idle_for_the_keep_alive_time() -> None:
@@ -172,3 +180,71 @@ async def test_an_answer_waits_by_messages_while_the_client_does_not_read() -> N
     connection.gate.set()
     await connection.receive(b"", 1)
     assert connection.sent_whole == [False]
+
+
+UPGRADE = b"POST /%d HTTP/1.1\r\nhost: g\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\n{}"
+CHUNKED = b"POST /0 HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+async def test_requests_that_ask_for_an_upgrade_may_be_pipelined() -> None:
+    connection = Connection()
+    await connection.receive(b"".join(UPGRADE % number for number in range(20)), 20)
+    assert [write.partition(b"\r\n\r\n")[2] for write in connection.transport.writes] == [b"/%d" % n for n in range(20)]
+
+
+async def test_many_pipelined_upgrades_do_not_exceed_the_stack() -> None:
+    connection = Connection()
+    connection.protocol.data_received(UPGRADE % 0 * 2000)
+    assert not connection.transport.is_closing()
+
+
+async def test_trailers_are_not_headers_of_the_request() -> None:
+    connection = Connection()
+    await connection.receive(CHUNKED + b"2\r\n{}\r\n0\r\nx-api-key: a\r\nhost: localhost\r\n\r\n", 1)
+    assert connection.received == [(b"host", b"g"), (b"transfer-encoding", b"chunked")]
+
+
+@pytest.mark.parametrize("piece", [b"x: y\r\n", b"x"], ids=["many", "one"])
+async def test_trailers_are_limited_like_headers(piece: bytes) -> None:
+    connection = Connection()
+    connection.gate.clear()
+    connection.protocol.data_received(CHUNKED + b"2\r\n{}\r\n0\r\n")
+    for _ in range(65):
+        connection.protocol.data_received(piece * (1024 // len(piece)))
+    assert connection.transport.writes[-1].startswith(b"HTTP/1.1 431")
+    assert connection.transport.is_closing()
+
+
+async def test_a_body_may_arrive_in_any_pieces() -> None:
+    connection = Connection(limits=ConnectionLimits(max_header_bytes=64))
+    connection.protocol.data_received(CHUNKED)
+    for _ in range(100):
+        connection.protocol.data_received(b"1\r\n")
+        connection.protocol.data_received(b"{")
+        connection.protocol.data_received(b"\r\n")
+    await connection.receive(b"0\r\n\r\n", 1)
+    assert connection.transport.writes[0].startswith(b"HTTP/1.1 200")
+
+
+async def test_no_error_is_sent_inside_an_answer() -> None:
+    connection = Connection()
+    connection.gate.clear()
+    connection.protocol.data_received(REQUEST % 0)
+    connection.protocol.cycle.response_started = True
+    connection.protocol.data_received(b"not HTTP\r\n\r\n")
+    assert connection.transport.is_closing()
+    assert not connection.transport.writes
+
+
+async def test_a_client_that_leaves_pipelined_requests_is_no_failure_of_the_application(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connection = Connection()
+    connection.gate.clear()
+    connection.protocol.data_received(REQUEST % 0 + REQUEST % 1)
+    connection.transport.close()
+    connection.protocol.connection_lost(None)
+    connection.leaves = True
+    connection.gate.set()
+    await connection.run()
+    assert not caplog.records

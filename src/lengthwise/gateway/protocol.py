@@ -71,9 +71,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._idle = False  # between two requests
         self._head_bytes = 0  # of complete headers
-        self._head_pieces = 0  # received since the last complete head
+        self._head_pieces = 0  # received since the last complete head or byte of a body
         self._saw_body = False
-        self._received = b""
+        self._received = self._unread = b""
         self._body_bytes = 0
         self._read_deadline = math.inf
         self._read_timer: asyncio.TimerHandle | None = None
@@ -94,6 +94,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._read_timer.cancel()
             self._read_timer = None
         self.resume_writing()
+        if self._active is not None and not self._active.response_complete:
+            self._active.disconnected = True  # uvicorn marks the last request, which may only be the next one
         super().connection_lost(exc)
         for call in list(self.on_disconnect):
             call()
@@ -102,8 +104,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_bytes = 0
+        self._head_bytes = self._head_pieces = 0
         self._wait_for_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # trailers, which uvicorn would add to the headers, are not passed on
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._head_bytes = len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
@@ -116,6 +122,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._saw_body = True
+        self._head_pieces = 0
         self._body_bytes += len(body)
         if self._body_bytes >= _BODY_STEP:
             self._body_bytes = 0
@@ -168,15 +175,21 @@ class LimitedProtocol(HttpToolsProtocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        self._saw_body = False
-        self._received = data
-        super().data_received(data)
+        self._saw_body, in_body = False, self._in_body
+        self._unread = data
+        while self._unread:
+            self._received, self._unread = self._unread, b""
+            super().data_received(self._received)
         self._received = b""
-        # A header that is not complete reaches no callback: its pieces are counted here.
-        if self._in_head and not self._saw_body:
+        # A header or trailer that is not complete reaches no callback: its pieces are counted here.
+        if (self._in_head or (in_body and self._in_body)) and not self._saw_body:
             self._head_pieces += len(data)
             if self._head_pieces > self._limits.max_header_bytes:
                 self._refuse(self._head_error)
+
+    @property
+    def _in_body(self) -> bool:
+        return not self._in_head and not self._idle and self._read_deadline < math.inf
 
     def _should_upgrade(self) -> bool:
         """Always: uvicorn then leaves the request to `handle_websocket_upgrade`, in place of losing its body."""
@@ -185,7 +198,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Serve a request that asks for another protocol as if it did not: some clients send `Upgrade: h2c` always.
 
-        The parser reads nothing after the head of such a request: another one reads it again, without that header.
+        The parser reads nothing after the head of such a request: another one reads it again, without that header, and
+        what follows it.
         """
         upgrade = sys.exception()
         if not isinstance(upgrade, httptools.HttpParserUpgrade) or self.parser.get_method() == b"CONNECT":
@@ -194,7 +208,7 @@ class LimitedProtocol(HttpToolsProtocol):
         kept = [name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade"]
         line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         self.parser = httptools.HttpRequestParser(self)
-        super().data_received(line + b"".join(kept) + b"\r\n" + self._received[upgrade.args[0] :])
+        self._unread = line + b"".join(kept) + b"\r\n" + self._received[upgrade.args[0] :]
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that is not HTTP, or whose head is too large, in OpenAI's format."""
@@ -267,8 +281,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(ApiError(408, "the body did not arrive in time", code="request_timeout"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with an error in OpenAI's format and close the connection."""
+        """Answer with an error in OpenAI's format, unless another answer is being sent, and close the connection."""
         if self.transport.is_closing():
+            return
+        if self._active is not None and self._active.response_started and not self._active.response_complete:
+            self.transport.close()
             return
         headers = {**error.headers, "content-type": "application/json", "content-length": str(len(error.body))}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "connection: close\r\n\r\n"
