@@ -79,6 +79,12 @@ def models_app(*names: str) -> Starlette:
     return Starlette(routes=[Route("/v1/models", lambda _: JSONResponse({"data": [{"id": name} for name in names]}))])
 
 
+def test_what_is_no_model_in_a_list_of_models_is_left_out() -> None:
+    with RawEngine(b"") as engine:
+        engine.models = b'{"data": ["width", null, 5, ["id"], {"name": "x"}, {"id": "m"}]}'
+        assert with_client(engine.url, lambda client: client.models()) == [{"id": "m"}]
+
+
 def test_the_served_model_is_the_first_unless_one_is_named() -> None:
     with served(models_app("a", "b")) as url:
         assert with_client(url, lambda client: served_model(client, None)) == "a"

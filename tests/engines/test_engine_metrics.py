@@ -1,6 +1,16 @@
 from __future__ import annotations
 
-from lengthwise.engines.engine_metrics import EngineGauges, EngineMemory, read_gauges, read_memory
+import socket
+
+import pytest
+
+from lengthwise.engines.client import EngineClient
+from lengthwise.engines.engine_metrics import EngineGauges, EngineMemory, fetch_metrics, read_gauges, read_memory
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 def test_vllms_gauges_are_read_and_summed_over_its_engine_cores() -> None:
@@ -25,3 +35,23 @@ def test_sglangs_gauges_are_read() -> None:
 def test_missing_metrics_are_none() -> None:
     assert read_gauges("nothing") is None
     assert read_memory("nothing") is None
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1.0", "1e999", "9" * 400, "-", "e", "1.2.3", "x", ""])
+def test_what_is_no_number_of_requests_is_not_read(value: str) -> None:
+    assert read_gauges(f"vllm:num_requests_running {value}\nvllm:num_requests_waiting {value}\n") is None
+    assert read_memory(f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{value}"}} 1.0') is None
+
+
+def test_counters_of_any_size_are_read() -> None:
+    text = "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 1\nvllm:kv_cache_usage_perc 9.5e-05\n"
+    text += "vllm:prefix_cache_queries_total 1.234567e+09\nvllm:prefix_cache_hits_total 12.0\n"
+    assert read_gauges(text) == EngineGauges(0, 1, 9.5e-05, (12, 1_234_567_000))
+
+
+@pytest.mark.anyio
+async def test_an_engine_whose_metrics_hang_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lengthwise.engines.engine_metrics.ASK_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with EngineClient(f"http://127.0.0.1:{silent.getsockname()[1]}") as client:
+            assert await fetch_metrics(client) == ""

@@ -160,6 +160,56 @@ def test_garbage_fails(raw: bytes) -> None:
     asyncio.run(check())
 
 
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"x: y\r\n" * 1000),
+        (b"HTTP/1.1 200 OK\r\nx: ", b"y" * 6000),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 200),
+    ],
+    ids=["many headers", "one header", "answers that only announce another"],
+)
+async def test_a_head_without_end_fails(begin: bytes, more: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await one_request(reader)
+        writer.write(begin)
+        while True:
+            writer.write(more)
+            await writer.drain()
+
+    async with connected(serve) as pool:
+        with pytest.raises(ConnectionLostError, match="head of the answer is too large"):
+            await exchange(pool)
+        assert not pool.busy
+
+
+async def test_an_answer_in_one_piece_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lengthwise.engines.http1._MOST_WHOLE", 1 << 20)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await one_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            writer.write(b" " * 100_000)
+            await writer.drain()
+
+    async with connected(serve) as pool:
+        with pytest.raises(ConnectionLostError, match="too large"):
+            await exchange(pool)
+        assert not pool.busy
+
+
+async def test_trailers_are_not_kept_as_headers_of_the_next_answer() -> None:
+    chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: y\r\n\r\n"
+    async with connected(answering(chunked)) as pool:
+        for _ in range(2):
+            answer = await pool.request("GET", b"/x", [], None)
+            await answer.head()
+            assert await answer.read() == b"{}"
+            assert answer.headers == [(b"transfer-encoding", b"chunked")]
+            answer.release()
+
+
 async def test_connections_are_reused_after_complete_answers_only() -> None:
     connections: list[int] = []
     whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

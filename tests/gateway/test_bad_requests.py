@@ -121,3 +121,13 @@ async def test_requests_that_arrive_at_once_do_not_exceed_the_limit_of_the_queue
 def test_a_bad_option_is_told_in_the_words_of_the_command_line(flags: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         validated(GatewayConfig, **{"engines": ("http://127.0.0.1:8000",), **flags})
+
+
+async def test_no_answer_redirects_to_the_host_that_a_client_names(
+    http: aiohttp.ClientSession, engine_url: str
+) -> None:
+    with gateway(engine_url) as url:
+        for path in ("/health/", "/metrics/", "/lengthwise/v1/predict/"):
+            async with http.get(url + path, headers={"host": "evil.example"}, allow_redirects=False) as response:
+                assert response.status in (403, 404)
+                assert "location" not in response.headers

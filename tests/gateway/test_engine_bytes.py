@@ -116,3 +116,12 @@ def test_only_the_usage_event_is_removed_from_any_stream(
     usage = data({"choices": [], "usage": {"completion_tokens": 3}})
     sent = b"".join([*events[:place], usage, *events[place:]])
     assert answer(engine, url, STREAM, sent) == (200, b"".join(events))
+
+
+def test_a_line_without_end_is_an_error(engine: RawEngine, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lengthwise.gateway.streaming._MOST_LINE", 1 << 20)
+    event = data({"choices": []})
+    status, received = answer(engine, url, STREAM, event + b"data: " + b"x" * (2 << 20))
+    assert status == 200
+    assert received.startswith(event)
+    assert json.loads(received[len(event) :].removeprefix(b"data: "))["error"]["code"] == "engine_broken"

@@ -161,7 +161,12 @@ async def test_methods_that_no_path_has_are_refused(
     http: aiohttp.ClientSession, engine: StandIn, engine_url: str
 ) -> None:
     with gateway(engine_url) as url:
-        for method, path in (("PATCH", "/v1/embeddings"), ("GET", "/v1/chat/completions")):
+        for method, path in (
+            ("PATCH", "/v1/embeddings"),
+            ("GET", "/v1/chat/completions"),
+            ("DELETE", "/v1/models/stand-in"),
+            ("POST", "/v1/models"),
+        ):
             status, answer = await send(http, url + path, method)
             assert (status, answer["error"]["code"]) == (405, "method_not_allowed")
     assert not engine.others

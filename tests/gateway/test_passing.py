@@ -160,3 +160,12 @@ async def test_the_official_client_works(engine_url: str) -> None:
             with pytest.raises(openai.BadRequestError) as refused:
                 await client.chat.completions.create(**{**asked, "max_tokens": "many"})
             assert refused.value.param == "max_tokens"
+
+
+async def test_completions_are_asked_for_uncompressed_so_that_they_can_be_measured(
+    http: aiohttp.ClientSession, engine: StandIn, engine_url: str
+) -> None:
+    with gateway(engine_url) as url:
+        async with http.post(url + PLAIN, json=body(), headers={"accept-encoding": "gzip"}) as response:
+            assert response.status == 200
+    assert "accept-encoding" not in engine.headers[0]

@@ -17,7 +17,8 @@ from lengthwise.errors import InputError
 _IDLE_S: Final = 3.0
 """How long an idle connection is reused. vLLM's server closes idle connections after 5 s; a request sent on one that is
 being closed would be lost."""
-_ASK_S: Final = 5.0  # for its health and its list of models
+ASK_S: Final = 5.0
+"""Seconds for what an engine says about itself: its health, models, metrics and version."""
 _JSON: Final = {"content-type": "application/json"}
 
 
@@ -248,7 +249,7 @@ class EngineClient:
         """
         return await self._call(method, path, headers, body or None, limit_s)
 
-    async def check(self, timeout_s: float = _ASK_S) -> None:
+    async def check(self, timeout_s: float = ASK_S) -> None:
         """Return if the engine is healthy, else raise an EngineError."""
         status, _ = await self.fetch("/health", timeout_s=timeout_s)
         # Not every OpenAI-compatible server has /health: one that answers 404 or 401 is up.
@@ -257,11 +258,11 @@ class EngineClient:
 
     async def models(self, headers: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         """Return the engine's list of models."""
-        status, body = await self.fetch("/v1/models", headers=headers, timeout_s=_ASK_S)
+        status, body = await self.fetch("/v1/models", headers=headers, timeout_s=ASK_S)
         if 400 <= status < 500:
             raise EngineRefusedError(f"{self.name} answers {status} to /v1/models", status)
         try:
-            return [model for model in json.loads(body)["data"] if "id" in model]
+            return [model for model in json.loads(body)["data"] if isinstance(model, dict) and "id" in model]
         except (ValueError, KeyError, TypeError) as error:
             raise EngineBrokenError(f"{self.name} answers {status} to /v1/models, without a list of models") from error
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from lengthwise.engines.client import EngineClient, EngineError, EngineTimeoutError
+from lengthwise.engines.client import ASK_S, EngineClient, EngineError, EngineTimeoutError
 from lengthwise.engines.engine_metrics import fetch_metrics
 from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution, LogT, Point
@@ -25,7 +25,6 @@ name in the `kv_transfer_params` of its answer; to any other it is an ordinary r
 
 EngineKind = Literal["lengthwise", "vllm", "sglang", "openai"]
 
-_ASK_S: Final = 5.0  # for the completion of one token that identifies the scheduler
 _NAMES: Final = {"vllm": "vLLM", "sglang": "SGLang", "openai": "an OpenAI server"}
 _MAX_SIGMA: Final = 5.0  # a spread of e^5 around the median says nothing about a length
 _log = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ async def find_engine_kind(client: EngineClient) -> FoundEngine:
 async def _ask_scheduler(client: EngineClient, model: str) -> dict[str, Any] | None:
     body = {"model": model, "prompt": "x", "max_tokens": 1, "vllm_xargs": {MARKER: "describe"}}
     try:
-        _, reply = await client.fetch("/v1/completions", json.dumps(body).encode(), timeout_s=_ASK_S)
+        _, reply = await client.fetch("/v1/completions", json.dumps(body).encode(), timeout_s=ASK_S)
         described = (json.loads(reply).get("kv_transfer_params") or {}).get(MARKER)
     except EngineTimeoutError as error:
         raise EngineError(f"{client.name} does not answer a completion of one token in time") from error
@@ -99,7 +98,7 @@ async def _ask_scheduler(client: EngineClient, model: str) -> dict[str, Any] | N
 async def _json(client: EngineClient, path: str) -> dict[str, Any]:
     """Return the object at a path; empty if there is none."""
     try:
-        status, body = await client.fetch(path)
+        status, body = await client.fetch(path, timeout_s=ASK_S)
         content = json.loads(body) if status == 200 else {}
     except (EngineError, ValueError):
         return {}

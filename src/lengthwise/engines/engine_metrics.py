@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from lengthwise.engines.client import EngineClient, EngineError, served_model
+from lengthwise.engines.client import ASK_S, EngineClient, EngineError, served_model
 from lengthwise.engines.steps import EngineFacts
 from lengthwise.errors import InputError
 
-_GAUGE: Final = r"^(?:{})(?:\{{[^}}]*\}})? ([\d.e+-]+)$"
+_GAUGE: Final = r"^(?:{})(?:\{{[^}}]*\}})? (\d{{1,20}}(?:\.\d{{1,20}})?(?:e[+-]?\d\d?)?)$"
 _RUNNING, _WAITING, _KV, _PREFIX_QUERIES, _PREFIX_HITS = (
     re.compile(_GAUGE.format(names), re.MULTILINE)
     for names in (
@@ -25,6 +25,7 @@ _RUNNING, _WAITING, _KV, _PREFIX_QUERIES, _PREFIX_HITS = (
     )
 )
 _CACHE: Final = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
+_COUNT: Final = re.compile(r"[0-9]{1,12}")
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -52,7 +53,7 @@ class EngineMemory:
 async def fetch_metrics(client: EngineClient) -> str | None:
     """Return the text of /metrics; empty if the engine does not answer now, None if it has no metrics."""
     try:
-        status, body = await client.fetch("/metrics")
+        status, body = await client.fetch("/metrics", timeout_s=ASK_S)
         return body.decode("utf-8", "replace") if status == 200 else None
     except EngineError:
         return ""
@@ -73,7 +74,7 @@ def read_memory(metrics: str) -> EngineMemory | None:
     """Return the KV memory; None if it is not reported."""
     labels = _cache_labels(metrics)
     blocks, block_size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-    if not (blocks.isdigit() and block_size.isdigit()):
+    if not (_COUNT.fullmatch(blocks) and _COUNT.fullmatch(block_size)):
         return None
     return EngineMemory(max(1, int(blocks) - 1) * int(block_size), int(block_size))  # one block is vLLM's null block
 

@@ -19,6 +19,8 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 Headers = Iterable[tuple[bytes, bytes]]
 
 _MOST_BUFFERED: Final = 1 << 18  # bytes of an answer that is not read; then the connection is not read either
+_MOST_HEAD: Final = 1 << 18  # bytes of the head of an answer
+_MOST_WHOLE: Final = 1 << 28  # bytes of an answer that is read in one piece: it is held in memory
 _SMALL_BODY: Final = 1 << 16  # sent together with the head
 _TIMER_S: Final = 0.01  # event loops round the times of their timers
 _UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f]")
@@ -80,11 +82,15 @@ class HttpAnswer:
         return self._take()
 
     async def read(self) -> bytes:
-        """Return the rest of the body."""
+        """Return the rest of the body; ConnectionLostError if it is larger than 256 MiB."""
         kept = [self._take()]  # before waiting: reading may be paused
+        size = len(kept[0])
         while not self._ended:
             await self._more()
             kept.append(self._take())
+            size += len(kept[-1])
+            if size > _MOST_WHOLE:
+                raise ConnectionLostError("the answer is too large")
         return kept[0] if len(kept) == 1 else b"".join(kept)
 
     def release(self) -> None:
@@ -135,6 +141,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser = HttpResponseParser(self)
         self._answer: HttpAnswer | None = None
         self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
         self._used = False
         self._bodyless = False
         self._keep = True
@@ -148,6 +155,7 @@ class HttpConnection(asyncio.Protocol):
         self._used = True
         self._bodyless = bodyless
         self._headers = []
+        self._head_bytes = 0
         self._last = self.loop.time()
         answer.deadline = self._last + limit_s
         self._check_at(min(self._last + self._pool.silence_timeout_s, answer.deadline))
@@ -210,6 +218,10 @@ class HttpConnection(asyncio.Protocol):
             return
         if answer.status:
             answer.wake()
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > _MOST_HEAD:
+            answer.wake(error=ConnectionLostError("the head of the answer is too large"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the answer: well if its body ends with the connection."""
@@ -232,8 +244,9 @@ class HttpConnection(asyncio.Protocol):
             self._keep = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect a header."""
-        self._headers.append((name.lower(), value))
+        """Collect a header; trailers are not used."""
+        if self._answer is not None and not self._answer.status:
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Take the head; one of 1xx only announces another."""

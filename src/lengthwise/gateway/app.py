@@ -80,6 +80,7 @@ def create_app(
         path: TenantGate(endpoint, gateway.tenants, gateway.access_log)
         for path, endpoint in gateway.completions.items()
     }
+    app.router.redirect_slashes = False  # a redirect would name the host that the client claims to have asked
     app.state.draining = False
     app.state.metrics = gateway.exported
     app.state.reloader = gateway.reloader

@@ -40,6 +40,7 @@ _PATH: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~:@+=-]+)+")
 _METHODS: Final = frozenset({"GET", "POST", "DELETE"})
 _BOUNDARY: Final = re.compile(rb'multipart/form-data\b.*\bboundary="?([^";]{1,70})', re.IGNORECASE | re.DOTALL)
 _MODEL_PART: Final = re.compile(rb'content-disposition:[^\r\n]*;\s*name="?model"?\s*(?:\r|$)', re.IGNORECASE)
+_MODELS: Final = "/v1/models"
 _STORED: Final = "/v1/responses/"
 _MOST_PART_HEAD: Final = 4096
 _ENDPOINT: Final = "forwarded"  # one label for all paths: clients choose them
@@ -183,8 +184,9 @@ class Forwarding:
 def _check(method: str, path: str) -> None:
     if not _PATH.fullmatch(path) or path in _CLOSED:
         raise ApiError(404, f"{method} {path[:100]}: there is no such path here", code="not_found")
-    if method not in _METHODS or path in BODIES:
-        allowed = {"allow": "POST" if path in BODIES else ", ".join(sorted(_METHODS))}
+    of_models = path == _MODELS or path.startswith(f"{_MODELS}/")  # reading is served by the gateway itself
+    if method not in _METHODS or path in BODIES or of_models:
+        allowed = {"allow": "POST" if path in BODIES else "GET" if of_models else ", ".join(sorted(_METHODS))}
         message = f"{method} {path[:100]}: this path does not take that method"
         raise ApiError(405, message, code="method_not_allowed", headers=allowed)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic_core import from_json
 
-from lengthwise.engines.client import EngineAnswer, EngineError
+from lengthwise.engines.client import EngineAnswer, EngineBrokenError, EngineError
 from lengthwise.gateway.access_log import RECORD
 from lengthwise.gateway.errors import ApiError, ErrorFormat, from_engine
 
@@ -24,6 +24,7 @@ _REASON: Final = re.compile(rb'"finish_reason"\s*:\s*"(\w+)"')
 _WHOLE: Final = frozenset({b"stop", b"tool_calls", b"function_call"})
 _DATA: Final = b"data:"
 _DONE: Final = re.compile(rb"^data:\s*\[DONE\]", re.MULTILINE)
+_MOST_LINE: Final = 1 << 25  # bytes of one line of a stream, which is held until it is complete
 _MOST_TOKENS: Final = 1 << 31  # no answer is that long; a larger count is not used
 
 
@@ -141,6 +142,8 @@ _CONNECTION: Final = frozenset(
 )
 _OWN: Final = _CONNECTION | frozenset(b"content-type date server x-request-id".split())
 """And the headers that each side sets itself."""
+_OF_CLIENT: Final = _OWN | {b"accept-encoding"}
+"""And those of a completion that the engine does not receive: a compressed answer could not be measured."""
 _OF_ENGINE: Final = _OWN - {b"content-type"}
 """Those of an answer that the client does not receive."""
 
@@ -230,9 +233,10 @@ class Caller:
     def forwarded_headers(self, request_id: bytes | None = None) -> list[tuple[bytes, bytes]]:
         """Return the client's headers for the engine: Authorization, traceparent and all others, repeated ones too.
 
-        Only those of the connection are left out; with `request_id` also those that the gateway sets itself.
+        Only those of the connection are left out; with `request_id` also `Accept-Encoding` and those that the gateway
+        sets itself.
         """
-        left_out = _with_hop_by_hop(_CONNECTION if request_id is None else _OWN, self._headers)
+        left_out = _with_hop_by_hop(_CONNECTION if request_id is None else _OF_CLIENT, self._headers)
         headers = [pair for pair in self._headers if pair[0] not in left_out]
         if request_id is not None:
             headers += [(b"x-request-id", request_id), (b"content-type", b"application/json")]
@@ -373,6 +377,8 @@ async def relay(
             whole, held = _whole_lines(held + data if held else data)
             if whole and (whole := measure.lines(whole)):
                 await caller.write(whole)
+            if len(held) > _MOST_LINE:
+                raise EngineBrokenError("the engine sent a line that is too long")
     except EngineError as error:
         if caller.answered:
             await caller.end_with(from_engine(error))
