@@ -140,6 +140,41 @@ def test_a_policy_set_at_run_time_is_kept_by_a_reload_that_does_not_change_it(tm
         assert "the configuration is reloaded: max_waiting" in gateway.log
 
 
+def test_an_access_log_that_cannot_be_opened_again_does_not_stop_a_reload(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    access_log = str(folder / "access.log")
+    with (
+        served(StandIn().app()) as engine,
+        serving(tmp_path, engines=[engine], policy="sjf", access_log=access_log) as gateway,
+    ):
+        folder.rename(tmp_path / "moved")
+        models = {"stand-in": {"aliases": ["alias"]}}
+        gateway.reload(engines=[engine], policy="fcfs", access_log=access_log, models=models)
+        assert "the access log cannot be written" in gateway.log
+        assert "the configuration is reloaded: models, policy" in gateway.log
+        assert gateway.get("/health")["policy"] == "fcfs"
+        assert gateway.complete(model="alias") == 200
+        wait_for((tmp_path / "moved" / "access.log").read_text)
+
+
+def test_an_engines_key_may_change_again_while_requests_with_the_first_one_run(tmp_path: Path) -> None:
+    stand_in = StandIn(hang_after=1)
+    with served(stand_in.app()) as url, ThreadPoolExecutor(1) as pool:
+        engine = {"url": url, "name": "gpu-1"}
+        with serving(tmp_path, engines=[engine], shutdown_timeout_s=60) as gateway:
+            running = pool.submit(gateway.complete, 3)
+            wait_for(lambda: stand_in.hanging == 1)
+            stand_in.hang_after = None
+            stand_in.gate.clear()
+            for key in ("one", "two"):
+                gateway.reload(engines=[{**engine, "api_key": key}], shutdown_timeout_s=60)
+            stand_in.gate.set()
+            assert running.result() == 200
+            assert gateway.complete() == 200
+            assert stand_in.headers[-1]["authorization"] == "Bearer two"
+
+
 @pytest.mark.parametrize("name", sorted(RELOADED))
 def test_every_reloaded_field_is_a_setting(name: str) -> None:
     assert name in GatewayConfig.model_fields

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,3 +136,19 @@ def test_a_full_disk_drops_lines_and_is_counted() -> None:
 def test_a_file_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the access log cannot be written: No such file or directory"):
         AccessLog(str(tmp_path / "none" / "access.log"))
+
+
+def test_a_pipe_that_nothing_reads_does_not_keep_the_gateway_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lengthwise.gateway.access_log._END_S", 0.05)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with AccessLog(str(pipe)) as log:
+        for _ in range(2000):  # more than a pipe holds
+            with log.record({"method": "GET", "path": "/" * 200, "type": "http"}):
+                pass
+    os.close(reader)  # now the thread's write fails, and it ends
+    log._thread.join(10)
+    os.close(log._file)

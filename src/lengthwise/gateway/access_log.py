@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -28,6 +28,7 @@ RECORD: Final = "lengthwise.record"
 
 _STDOUT: Final = "-"
 _MOST_WAITING: Final = 1 << 16  # lines; further ones are dropped rather than delay requests
+_END_S: Final = 2.0  # for the lines that wait when the gateway stops
 _MOST_CHARACTERS: Final = 200  # of a text that the client chooses
 
 
@@ -51,9 +52,10 @@ class AccessLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lines.put(None)
-        self._thread.join()
-        if self._target != _STDOUT:
+        with suppress(queue.Full):
+            self._lines.put(None, timeout=_END_S)
+        self._thread.join(_END_S)  # not for ever: standard output may be a pipe that nothing reads
+        if self._target != _STDOUT and not self._thread.is_alive():
             os.close(self._file)
 
     @contextmanager

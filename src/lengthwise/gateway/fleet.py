@@ -139,9 +139,9 @@ class EngineFleet:
 
     def _refuse_twice(self, engine: GatewayEngine, replacing: str | None) -> None:
         for other in self._dispatcher.engines:
-            if other.name == replacing and not other.leaving:
+            if other.leaving or other.name == replacing:
                 continue
-            if other.client.url == engine.client.url and not other.leaving:
+            if other.client.url == engine.client.url:
                 raise InputError(f"engine {other.client.url} is there already", hint="remove it first")
             if other.name == engine.name:
                 raise InputError(f"an engine named {engine.name} is there already", hint="choose another name")

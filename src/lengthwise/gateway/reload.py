@@ -84,7 +84,7 @@ class Reloader:
         loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
         def reload() -> None:
-            task = loop.create_task(self._load(load))
+            task = loop.create_task(self.reload(load))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
@@ -99,17 +99,17 @@ class Reloader:
             for task in tasks:
                 task.cancel()
 
-    async def _load(self, load: Callable[[], GatewayConfig]) -> None:
+    async def reload(self, load: Callable[[], GatewayConfig]) -> None:
+        """Use the configuration that `load` returns for requests from now on, waiting ones included."""
         async with self._changing:
             try:
-                await self.reload(await asyncio.to_thread(load))
+                await self._use(await asyncio.to_thread(load))
             except InputError as error:
                 _log.error("the configuration stays as it was: %s", error)
             except Exception:
                 _log.exception("the configuration could not be changed")
 
-    async def reload(self, config: GatewayConfig) -> None:
-        """Use a configuration for requests from now on, waiting ones included."""
+    async def _use(self, config: GatewayConfig) -> None:
         old = self._config
         changed = {name for name in type(config).model_fields if getattr(config, name) != getattr(old, name)}
         if kept := sorted(changed - RELOADED):
@@ -118,7 +118,10 @@ class Reloader:
         self._tenants.use(config)
         self._config = config
         for user in self.users:
-            user.use(config)
+            try:
+                user.use(config)
+            except InputError as error:  # of the certificate or the access log, which then stay open as they were
+                _log.error("%s", error)
         self._names.use(config.models)
         self._dispatcher.max_waiting = config.max_waiting
         self._dispatcher.admission_quantile = config.admission_quantile

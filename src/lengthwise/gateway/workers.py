@@ -124,7 +124,7 @@ class _Worker:
         if isinstance(message, _Change):
             self._start(self._repeat(message))
         else:
-            self._start(self._starlette.state.reloader.reload(message))
+            self._start(self._starlette.state.reloader.reload(lambda: message))
 
     def _start(self, work: Any) -> None:  # noqa: ANN401
         task: asyncio.Task[None] = asyncio.create_task(work)
@@ -252,6 +252,9 @@ class _Supervisor:
             config = load()
         except InputError as error:
             _log.error("the configuration stays as it was: %s", error)
+            return
+        except Exception:  # the workers must go on, whatever the file holds
+            _log.exception("the configuration could not be changed")
             return
         self._config = config.model_copy(update={"workers": self._config.workers})
         self._changes.clear()
