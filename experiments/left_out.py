@@ -5,13 +5,11 @@ owner would collect them, and evaluated on official test prompts of six corpora.
 all the LLM's lengths.
 
 Without further settings the recipe of `fast` is trained here, with and without each LLM, on lengths only. Model files
-come from `data: {without: [gemma-3-4b]}` in a config of `lengthwise train` (DIR/without-gemma-3-4b.lw); the outputs of
-networks trained on a GPU machine from `scripts/gpu_train.py left_out`, with the pack they used.
+come from `data: {without: [gemma-3-4b]}` in a config of `lengthwise train` (DIR/without-gemma-3-4b.lw).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,16 +24,13 @@ from lengthwise.predictors import LogTPredictions, load_predictor, scores
 from lengthwise.predictors.adapt import predict_known_llms
 from lengthwise.predictors.baselines import CAP, clean_moments
 from lengthwise.predictors.contract import PredictionInput, as_logt
-from lengthwise.predictors.encoder import mu_and_sigma
 from lengthwise.predictors.llm_names import resolve_llm
 from lengthwise.predictors.mixture import Answers, fit_mixture, kinds, likeness
 from lengthwise.predictors.resolve import LoadedPredictor
 from lengthwise.reports.tables import Table, share, signed
-from lengthwise.training.data import PromptTable, load_samples
-from lengthwise.training.encoder.config import DataConfig, parse_config
+from lengthwise.training.data import load_samples
+from lengthwise.training.encoder.config import DataConfig
 from lengthwise.training.encoder.network import package_folder
-from lengthwise.training.encoder.pack import HELD_OUT, Pack
-from lengthwise.training.encoder.package import calibrate
 from lengthwise.training.fast.train import FastRecipe, FastTrainer, calibrated
 from lengthwise.training.fast.word_tables import Vocabulary
 from lengthwise.training.pairs import PairTable
@@ -213,44 +208,14 @@ def _score(predictions: LogTPredictions, prompts: Prompts) -> Scores:
     return Scores(scores.kendall_tau(predictions.mu, clean_moments(lengths, clean)[0]), *inside)
 
 
-def read_outputs(folder: Path, pack_folder: Path, prompts: Mapping[str, Prompts]) -> dict[str, KnownPredictions]:
-    """By LLM left out: calibrated on held-out prompts of the other LLMs, as a model file would be.
-
-    `folder` holds left_out.npz and NAME.json beside it, `pack_folder` the pack they were trained from.
-    """
-    pack, config = Pack.read(pack_folder / "pack.npz"), json.loads((pack_folder / "config.json").read_text())
-    table = PromptTable.of(load_samples(parse_config({"data": config["data"]}).data))
-    keys = zip(table.column("corpus"), table.column("prompt_id"), strict=True)
-    places = {key: place for place, key in enumerate(keys)}
-    found = {}
-    with np.load(folder / "left_out.npz") as archive:
-        for name in archive.files:
-            without = str(json.loads((folder / f"{name}.json").read_text())["settings"]["without"])
-            llm = resolve_llm(next((each for each in pack.llms if without in each), without), tuple(prompts))
-            known = pack.without(without)
-            mu, sigma = (np.full((len(pack), len(known.llms) + 1), np.nan) for _ in range(2))
-            mu[: len(table)], sigma[: len(table)] = mu_and_sigma(archive[name], "logt")
-            calibrated = calibrate(mu, sigma, known, np.flatnonzero(known.part == HELD_OUT))
-            shift, factor = calibrated.columns([*known.llms, ""])
-            if any(key not in places for key in prompts[llm].keys):
-                raise InputError("is of other prompts", source=pack_folder, hint="set LENGTHWISE_DATA as it was there")
-            rows = [places[key] for key in prompts[llm].keys]
-            found[llm] = KnownPredictions(known.llms, (mu + shift)[rows], (sigma * factor)[rows], calibrated.nu)
-    return found
-
-
 @dataclass(frozen=True)
 class LeftOutGrid:
     """The predictors trained without an LLM, and the draws of its lengths."""
 
     models: Path | None = None
     """Folder of model files without-NAME.lw."""
-    outputs: Path | None = None
-    """Folder of left_out.npz and NAME.json (scripts/gpu_train.py left_out); needs `pack`."""
-    pack: Path | None = None
-    """Folder of the pack from which those networks were trained."""
     known: str = "default"
-    """The predictor trained with all LLMs, for those of `models` and `outputs`."""
+    """The predictor trained with all LLMs, for those of `models`."""
     networks: int = 4
     epochs: int = 10
     vectors: Path | None = None
@@ -264,7 +229,7 @@ class LeftOutGrid:
     @property
     def trains(self) -> bool:
         """Whether the predictors are trained here."""
-        return self.models is None and self.outputs is None
+        return self.models is None
 
 
 @dataclass(frozen=True)
@@ -320,10 +285,6 @@ def _without(table: PairTable, llm: str) -> PairTable:
 
 
 def _read(grid: LeftOutGrid, prompts: Mapping[str, Prompts]) -> dict[str, KnownPredictions]:
-    if grid.outputs is not None:
-        if grid.pack is None:
-            raise InputError("no pack", field="pack", hint="give the folder from which these networks were trained")
-        return read_outputs(grid.outputs, grid.pack, prompts)
     found = {}
     for path in sorted((grid.models or Path()).glob("without-*.lw")):
         llm = resolve_llm(path.stem.removeprefix("without-"), tuple(prompts))
@@ -369,7 +330,7 @@ def tables(found: LeftOutResult) -> list[Table]:
         f"one length of each held-out prompt drawn from {', '.join(grid.pool)}",
         f"met: tau at most {TARGET_TAU} below the known one, coverage at most {TARGET_COVERAGE} further from 90 %",
     ]
-    source = "fast" if grid.trains else str(grid.models or grid.outputs)
+    source = "fast" if grid.trains else str(grid.models)
     return [Table(f"Left out of training, then adapted: {source}", columns, rows, notes)]
 
 

@@ -288,7 +288,7 @@ def _needs(grid: RivalsGrid) -> str | None:
 
 
 def write_rows(outputs: Path, to: Path) -> int:
-    """Write the outputs of `scripts/gpu_train.py rivals` as rows, one for each prompt and training seed."""
+    """Write the outputs of `scripts/gpu_train.py train` as rows, one for each prompt and training seed."""
     from lengthwise.training.data import PromptTable, load_samples
     from lengthwise.training.encoder.config import read_config
 

@@ -1,7 +1,7 @@
 """Continue a trained `default` on CASTILLO and on prompts of many kinds, from its weights, without forgetting.
 
     pack   here: the weights of a model file, CASTILLO's prompts and the diverse prompts, in one folder
-    train  there: variants side by side (name:key=value,...); metrics and the change of the weights of each
+    train  there: variants side by side (name:key=value,...); scores and the change of the weights of each
     join   here: weights + share x mean change of the variants, for `lengthwise train --weights`
 
 CASTILLO's prompts keep the network's own outputs as targets beside their lengths. A diverse prompt has the lengths of
@@ -45,11 +45,9 @@ OWN_LEVEL = {"gpteacher": 1.0, "chat": 0.6, "chinese": 0.7, "agent": 0.5, "essay
 INSTRUCTIONS = ("chat", "ifeval", "mt-bench")  # short English prompts of these count more
 ESSAYS_LLM = "gpt-3.5-turbo (2023)"
 HELD_OUT = 0.12
-LEVELS = (0.5, 0.9)
-NU = 3.5
 SETTINGS: dict[str, Any] = {
     "lr": 1e-4, "head_lr": 3e-4, "decay": 0.85, "diverse": 0.5, "soft": 2.0, "rank": 0.3, "steps": 4000, "seed": 0,
-    "without": "", "limit": 0,
+    "limit": 0,
 }  # fmt: skip
 BATCH = {"castillo": 14, "unlabelled": 4, "diverse": 18}
 ANSWERS = 4  # of a diverse prompt in a batch
@@ -60,20 +58,14 @@ def pack(arguments: argparse.Namespace) -> None:
     """Write castillo.npz, diverse.npz, base.npz, backbone.json and config.json."""
     import torch
 
-    from lengthwise.predictors.model_file import read_model_file
     from lengthwise.training.encoder.config import read_config
     from lengthwise.training.encoder.run import prepare
 
     prepared = prepare(read_config(arguments.config))
     arguments.folder.mkdir(parents=True, exist_ok=True)
     prepared.pack.write(arguments.folder / "castillo.npz")
-    if arguments.start.suffix == ".lw":
-        base = stored_weights(read_model_file(arguments.start).part("model.onnx"))
-    else:
-        state = torch.load(arguments.start, map_location="cpu", weights_only=True)
-        base = {name: value.numpy() for name, value in state.items()}
-    base |= {"features": prepared.pack.features}
-    small: dict[str, Any] = {name: value.astype(np.float16) for name, value in base.items()}
+    state = torch.load(arguments.start, map_location="cpu", weights_only=True)
+    small: dict[str, Any] = {name: value.numpy().astype(np.float16) for name, value in state.items()}
     np.savez_compressed(arguments.folder / "base.npz", **small)
     (arguments.folder / "backbone.json").write_text(json.dumps(prepared.loaded.config))
     (arguments.folder / "config.json").write_text(prepared.config.model_dump_json())
@@ -81,49 +73,6 @@ def pack(arguments: argparse.Namespace) -> None:
     np.savez_compressed(arguments.folder / "diverse.npz", **arrays)
     for path in sorted(arguments.folder.iterdir()):
         print(f"{path.name:14} {path.stat().st_size / 1e6:6.1f} MB")  # noqa: T201
-
-
-def stored_weights(model: bytes) -> dict[str, Array]:
-    """Return the state dict of LengthNetwork from an int8 graph whose initialisers have the names of release 0.1."""
-    import onnx
-    from onnx import numpy_helper
-
-    graph = onnx.load_from_string(model).graph
-    stored = {t.name.removesuffix("_half"): numpy_helper.to_array(t).astype(np.float32) for t in graph.initializer}
-    products = sorted(name.removesuffix("_quantized") for name in stored if name.endswith("_quantized"))
-    wide = [stored[f"{name}_quantized"] * stored[f"{name}_scale"] for name in products]
-    top, words = "backbone.model.", "backbone.words."
-    state = {
-        f"{top}embeddings.word_embeddings.weight": stored[f"{words}rows"] * stored[f"{words}scale"],
-        f"{top}embeddings.position_embeddings.weight": stored["backbone.positions.weight"],
-        f"{top}embeddings.token_type_embeddings.weight": np.stack([stored["backbone.types"]] * 2),
-        "identity.embedding.weight": stored["identity.embedding.weight"],
-        "head.centres": stored["head.centres"],
-    }
-    for kind in ("weight", "bias"):
-        state[f"{top}embeddings.LayerNorm.{kind}"] = stored[f"backbone.norm.{kind}"]
-    for layer in range(len(wide) // 4):
-        old, new = f"backbone.layers.{layer}.", f"{top}encoder.layer.{layer}."
-        qkv, *matrices = (matrix.T for matrix in wide[4 * layer : 4 * layer + 4])
-        three = zip(np.split(qkv, 3), np.split(stored[f"{old}qkv.bias"], 3), strict=True)
-        for part, (weight, bias) in zip(("query", "key", "value"), three, strict=True):
-            state |= {f"{new}attention.self.{part}.weight": weight, f"{new}attention.self.{part}.bias": bias}
-        places = ("attention.output.dense", "intermediate.dense", "output.dense")
-        for place, matrix, name in zip(places, matrices, ("out", "up", "down"), strict=True):
-            state |= {f"{new}{place}.weight": matrix, f"{new}{place}.bias": stored[f"{old}{name}.bias"]}
-        for place, name in (("attention.output", "norm_attention"), ("output", "norm_output")):
-            state |= {f"{new}{place}.LayerNorm.{kind}": stored[f"{old}{name}.{kind}"] for kind in ("weight", "bias")}
-    identities = sorted(
-        n for n in stored if n.startswith("onnx::MatMul_") and "_" not in n.removeprefix("onnx::MatMul_")
-    )
-    for number, identity in enumerate(identities):
-        tower = f"head.towers.{number}."
-        state[f"{tower}identity.weight"] = stored[identity].T
-        for part in ("prompt", "inner", "last"):
-            state |= {f"{tower}{part}.weight": stored[f"{tower}{part}.weight"].T}
-            state |= {f"{tower}{part}.bias": stored[f"{tower}{part}.bias"]}
-        state |= {f"{tower}norm.{kind}": stored[f"{tower}norm.{kind}"] for kind in ("weight", "bias")}
-    return state
 
 
 def diverse_arrays(prepared: Any) -> dict[str, Array]:  # noqa: ANN401
@@ -212,13 +161,10 @@ class Mix:
         prompts = np.arange(len(arrays["sizes"]))
         self.first = np.searchsorted(arrays["prompt"], prompts)
         self.many = np.searchsorted(arrays["prompt"], prompts, side="right") - self.first
-        absent = [name for name in self.settings["without"].split("+") if name]
-        self.left_out = np.isin(arrays["source"], [self.sources.index(name) for name in absent])
-        short = np.ones(len(prompts), bool)
+        learned = ~arrays["held_out"]
         if self.settings["limit"]:  # a trial without a GPU
-            short = self.counts[self.first_diverse :] < 20
-        self.learned = np.flatnonzero(~arrays["held_out"] & ~self.left_out & short)
-        self.judged = np.flatnonzero((arrays["held_out"] | self.left_out) & short)
+            learned &= self.counts[self.first_diverse :] < 20
+        self.learned = np.flatnonzero(learned)
 
     def inputs(self, prompts: Array) -> tuple[Any, Any, Any]:
         """Return token ids, mask and log sizes, padded to a multiple of 32."""
@@ -288,82 +234,19 @@ def answer_outputs(mix: Mix, network: Any, vectors: Any, answers: Array) -> Arra
     return np.concatenate(found)
 
 
-def evaluate(mix: Mix, network: Any, *, tests: bool = False) -> dict[str, Any]:  # noqa: ANN401
-    """Score CASTILLO's held-out prompts, and each diverse source on held-out or left-out prompts."""
+def evaluate(mix: Mix, network: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Score CASTILLO's held-out and test prompts."""
     from lengthwise.training.encoder.ensemble import scores_of
     from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST
 
-    parts = [HELD_OUT, *([TEST, ELSEWHERE] if tests else [])]
-    castillo = np.concatenate([mix.part(number) for number in parts])
-    vectors = encoded(mix, network, np.concatenate([castillo, mix.first_diverse + mix.judged]))
+    prompts = np.concatenate([mix.part(number) for number in (HELD_OUT, TEST, ELSEWHERE)])
     outputs = np.full((len(mix.castillo), mix.unknown + 1, 4), np.nan, np.float32)
-    outputs[castillo] = castillo_outputs(network, vectors, castillo).cpu().numpy()
-    shift, factor = calibration_of(mix, outputs)
-    found: dict[str, Any] = {"castillo": scores_of(outputs, mix.castillo)}
-    answers = np.flatnonzero(np.isin(mix.answers["prompt"], mix.judged))
-    row = np.where(mix.own_row[answers] >= 0, mix.own_row[answers], mix.unknown)
-    raw = answer_outputs(mix, network, vectors, answers).astype(np.float64)
-    source = mix.answers["source"][mix.answers["prompt"][answers]]
-    for number, name in enumerate(mix.sources):
-        here = source == number
-        if here.sum() >= 10:
-            found[name] = answer_scores(mix, answers[here], raw[here], shift[row[here]], factor[row[here]])
-    return found
-
-
-def calibration_of(mix: Mix, outputs: Array) -> tuple[Array, Array]:
-    """Return, per LLM and for the unknown one, the shift of mu and the factor on sigma from held-out prompts."""
-    from scipy import stats
-
-    from lengthwise.predictors.encoder import places_and_spreads
-    from lengthwise.training.encoder.pack import HELD_OUT
-
-    prompts = mix.part(HELD_OUT)
-    mu, sigma = places_and_spreads(outputs[prompts], "logt")
-    lengths = np.log(np.maximum(mix.castillo.lengths[prompts], 1).astype(np.float64))
-    clean = (mix.castillo.lengths[prompts] > 0) & ~mix.castillo.censored[prompts]
-    shifts, factors = [], []
-    for row in range(mix.unknown + 1):
-        llms = slice(row, row + 1) if row < mix.unknown else slice(None)
-        error = (lengths[:, llms] - mu[:, row, None, None])[clean[:, llms]]
-        spread = np.broadcast_to(np.asarray(sigma)[:, row, None, None], clean[:, llms].shape)[clean[:, llms]]
-        shifts.append(float(np.median(error)))
-        needed = np.quantile(np.abs(error - shifts[-1]) / spread, LEVELS) / stats.t.ppf(0.5 + np.array(LEVELS) / 2, NU)
-        factors.append(float(needed.mean()))
-    return np.array(shifts), np.array(factors)
-
-
-def answer_scores(mix: Mix, answers: Array, raw: Array, shift: Array, factor: Array) -> dict[str, Any]:
-    """Return tau within an LLM, the median factor between length and median, and coverage; LLMs count alike."""
-    from scipy import stats
-
-    from lengthwise.predictors.encoder import log_sigma
-    from lengthwise.predictors.scores import kendall_tau
-
-    lengths = mix.answers["lengths"][answers].astype(np.float64)
-    here = (lengths > 0) & ~mix.answers["capped"][answers]
-    mu, sigma = raw[:, 0] + shift, np.exp(log_sigma(raw[:, 1])) * factor
-    mean = lengths.sum(1) / (lengths > 0).sum(1)
-    llm = mix.answers["llm"][answers]
-    least = 30 if len(np.unique(mix.answers["prompt"][answers])) > 600 else 10
-    count = np.bincount(llm)
-    taus = [kendall_tau(mu[llm == each], mean[llm == each]) for each in np.flatnonzero(count >= least)]
-    error = np.abs(np.log(np.maximum(lengths, 1.0)) - mu[:, None])
-    weight = np.broadcast_to((1.0 / count[llm])[:, None], error.shape)[here]
-    order = np.argsort(error[here])
-    middle = order[np.searchsorted(np.cumsum(weight[order]), weight.sum() / 2)]
-    inside = error / sigma[:, None] <= stats.t.ppf(0.95, NU)
-    return {
-        "prompts": len(np.unique(mix.answers["prompt"][answers])),
-        "llms": len(taus),
-        "tau": round(float(np.mean(taus)), 4) if taus else None,
-        "error": round(float(np.exp(error[here][middle])), 3),
-        "cover0.9": round(float(np.average(inside[here], weights=weight)), 3),
-    }
+    outputs[prompts] = castillo_outputs(network, encoded(mix, network, prompts), prompts).cpu().numpy()
+    return scores_of(outputs, mix.castillo)
 
 
 class Continued:
-    """One continued training: the shipped network as teacher, levels of diverse LLMs, and the loss of a batch."""
+    """One continued training: the network as its own teacher, levels of diverse LLMs, and the loss of a batch."""
 
     def __init__(self, mix: Mix, network: Any) -> None:  # noqa: ANN401
         import torch
@@ -519,7 +402,7 @@ def work(arguments: argparse.Namespace) -> None:
     for key, value in (item.split("=", 1) for item in rest.split(",") if item):
         if key not in SETTINGS:
             raise SystemExit(f"{name}: '{key}' is not a setting; known: {', '.join(SETTINGS)}")
-        settings[key] = value if key == "without" else json.loads(value)
+        settings[key] = json.loads(value)
     device = prepare_torch(settings["seed"])
     mix = Mix(arguments.folder, settings, device)
     config = json.loads((arguments.folder / "config.json").read_text())
@@ -531,9 +414,9 @@ def work(arguments: argparse.Namespace) -> None:
     for key, parameter in network.named_parameters():  # word vectors stay: most are rarely seen
         parameter.requires_grad_("_embeddings." not in key and "pooler" not in key)
     network.backbone.set_dropout(tree.regularisation.dropout)
-    result = {"name": name, "settings": settings, "start": evaluate(mix, network, tests=True)}
+    result = {"name": name, "settings": settings, "start": evaluate(mix, network)}
     average = run_steps(Continued(mix, network), arguments.until, lambda row: print(name, json.dumps(row), flush=True))  # noqa: T201
-    result["end"] = evaluate(mix, average, tests=True)
+    result["end"] = evaluate(mix, average)
     changed = {key: value.cpu() - base[key] for key, value in average.state_dict().items()}
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.save(
@@ -637,9 +520,7 @@ def main() -> None:
     parser.add_argument("mode", choices=list(MODES))
     parser.add_argument("--folder", type=Path, default=Path(".device/mix"))
     parser.add_argument("--config", type=Path, default=Path("configs/default.yaml"))
-    parser.add_argument(
-        "--start", type=Path, help="pack: weights of `gpu_train.py join`, or the model file of release 0.1"
-    )
+    parser.add_argument("--start", type=Path, help="pack: weights of `gpu_train.py join`")
     parser.add_argument("--out", type=Path, default=Path("out/mix"))
     parser.add_argument("--variant", action="append", help="name:key=value,...; repeatable")
     parser.add_argument("--share", type=float, default=1.0, help="join: of the change of the weights")

@@ -1,15 +1,13 @@
-"""Train variants of the encoder in parallel on a bare GPU machine, then one student of the best.
+"""Train variants of the encoder in parallel on a bare GPU machine, and a student of the best.
 
-    pack     here: tokenise, and write everything a run needs into one folder (needs the package and its data)
-    explore  there: variants side by side, scored on held-out prompts
-    distil   there: an ensemble over folds, then students trained on it; the weights of the best are written
-    left_out there: variants trained without one LLM
-    rivals   there: the predictors that TIE's paper compares, for `python -m experiments run tie_rivals`
-    diverse  there: teachers on all sources, networks without some groups of sources, then a student
-    join     here: the weights as one file, for `lengthwise train --weights`
+    pack    here: tokenise, and write everything a run needs into one folder (needs the package and its data)
+    train   there: variants side by side; their scores, their outputs and the weights of the best are written
+    distil  there: an ensemble over folds, then students trained on it; the weights of the best are written
+    join    here: the weights as one file, for `lengthwise train --weights`
 
-`explore` and `distil` need torch, transformers and SciPy, not the other dependencies of the package: its modules are
-imported without its `__init__` files. docs/guides/training.md says how to run it.
+A variant is name:key=value,...; `without=NAME` trains without an LLM, `llm=NAME` on one alone. `train` and `distil`
+need torch, transformers and SciPy, not the other dependencies of the package: its modules are imported without its
+`__init__` files. docs/guides/training.md says how to run it.
 """
 
 from __future__ import annotations
@@ -37,15 +35,7 @@ SHORT = {
     "drop": "identity.drop", "pooling": "pooling", "layers": "layers",
 }  # fmt: skip
 PACKAGES = ("lengthwise", "lengthwise.predictors", "lengthwise.training", "lengthwise.training.encoder")
-JOB_KEYS = ("seed", "fold", "smollm2", "extra", "without", "llm", "groups", "only")
-RIVALS = {
-    "ssjf": "pooling=mean,head.kind=mean_std,mean=1,log_mean=0,log_std=0",
-    "ltr": "pooling=mean,head.kind=rank,early_stopping.metric=tau",
-    "tie": "pooling=all,nll=0,log_mean=0,mean=0,log_std=0,pairwise=0,loss.fitted=1,loss.fitted_sigma=3",
-}
-"""A point regressor of the length, a ListMLE ranker, and mu and sigma by squared error of the prompt's fit."""
-RIVAL_LLM = "llm=Llama-3.1-8B"
-"""They train on the answers of the LLM that is served, as in the papers."""
+JOB_KEYS = ("seed", "fold", "smollm2", "extra", "without", "llm")
 
 
 def bare_package() -> None:
@@ -172,43 +162,7 @@ def work(arguments: argparse.Namespace) -> None:
     torch.save(state, WORK / f"{name}.pt")
     finished = {"name": name, "settings": settings, "curves": curves}
     finished["scores"] = scores_of(outputs, data, kind=config.head.kind)
-    absent = left_out_groups(settings, data)
-    if absent:
-        finished["left_out"] = scores_by_group(outputs, data, absent)
     (WORK / f"{name}.json").write_text(json.dumps(finished))
-
-
-def left_out_groups(settings: dict[str, Any], data: Any) -> list[str]:  # noqa: ANN401
-    """Return the corpora that a variant does not train on: those in `groups` (a+b), or all but those in `only`."""
-    given = {key: str(settings[key]).split("+") for key in ("groups", "only") if key in settings}
-    unknown = [name for names in given.values() for name in names if name not in data.corpora]
-    if unknown:
-        raise SystemExit(f"'{unknown[0]}' is not a corpus; known: {', '.join(data.corpora)}")
-    only = given.get("only", data.corpora)
-    return [name for name in data.corpora if name in given.get("groups", ()) or name not in only]
-
-
-def scores_by_group(outputs: Any, data: Any, groups: list[str]) -> dict[str, Any]:  # noqa: ANN401
-    """Return the scores on prompts of each group, over LLMs with at least 30 prompts there."""
-    import numpy as np
-
-    from lengthwise.predictors.encoder import places_and_spreads
-    from lengthwise.training.encoder.ensemble import score, sigma_factors
-    from lengthwise.training.encoder.pack import HELD_OUT, TEST
-
-    mu, spread = places_and_spreads(outputs, "logt")
-    here = np.isfinite(mu[:, 0])
-    held = np.flatnonzero(
-        (data.part == HELD_OUT) & here & ~np.isin(data.corpus, [data.corpora.index(g) for g in groups])
-    )
-    sigma = np.asarray(spread)[:, :-1] * sigma_factors(mu, np.asarray(spread), data, held)
-    found = {}
-    for group in groups:
-        rows = np.flatnonzero((data.corpus == data.corpora.index(group)) & here)
-        rows = rows[(data.part[rows] <= HELD_OUT) | (data.part[rows] == TEST)]
-        if len(rows) >= 30:
-            found[group] = {"prompts": len(rows), **score(mu, sigma, data, rows, leave_out=("SmolLM2",), least=30)}
-    return found
 
 
 def make_task(arguments: argparse.Namespace, settings: dict[str, Any], data: Any) -> tuple[Any, Any]:  # noqa: ANN401
@@ -220,10 +174,9 @@ def make_task(arguments: argparse.Namespace, settings: dict[str, Any], data: Any
 
     soft = np.load(arguments.soft) if arguments.soft else None
     train = (data.part == TRAIN) & (data.fold != settings.get("fold", -1))
-    absent = [data.corpora.index(name) for name in left_out_groups(settings, data)]
-    train &= ~np.isin(data.corpus, absent) & (data.lengths > 0).any((1, 2))
+    train &= (data.lengths > 0).any((1, 2))
     learns = train | ((data.part == UNLABELLED) & (soft is not None and bool(settings.get("extra", True))))
-    held_out = np.flatnonzero((data.part == HELD_OUT) & ~np.isin(data.corpus, absent))
+    held_out = np.flatnonzero(data.part == HELD_OUT)
     everything = np.arange(len(data))
     if arguments.limit:  # the shortest of each part, for a trial without a GPU
         short = np.argsort(np.diff(data.offsets), kind="stable")
@@ -253,47 +206,12 @@ def run_all(arguments: argparse.Namespace, variants: list[str], until: float, so
     return [name for name in names if (WORK / f"{name}.json").is_file()]
 
 
-def explore(arguments: argparse.Namespace) -> None:
+def train(arguments: argparse.Namespace) -> None:
     """Train the variants and report them."""
     until = time.time() + arguments.budget
     listed = arguments.variants.read_text().split() if arguments.variants else []
     names = run_all(arguments, [*listed, *(arguments.variant or [])], until - 15)
-    report(arguments, names)
-
-
-def left_out(arguments: argparse.Namespace) -> None:
-    """Train the variants, each without one LLM, and write their outputs for all prompts with lengths."""
-    bare_package()
-    import numpy as np
-
-    from lengthwise.training.encoder.pack import UNLABELLED, Pack
-
-    names = run_all(arguments, arguments.variant, time.time() + arguments.budget - 10)
-    kept = Pack.read(arguments.folder / "pack.npz").part != UNLABELLED
-    outputs = {name: np.load(WORK / f"{name}.npz")["outputs"][kept] for name in names}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(arguments.out / "left_out.npz", **outputs)
-
-
-def rivals(arguments: argparse.Namespace) -> None:
-    """Train the networks of RIVALS, two seeds each, and write their outputs for the prompts that none trained on."""
-    bare_package()
-    import numpy as np
-
-    from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
-
-    variants = [
-        f"{rival}_{seed}:{RIVAL_LLM},{recipe},seed={seed}" for seed in range(2) for rival, recipe in RIVALS.items()
-    ]
-    names = run_all(arguments, variants, time.time() + arguments.budget - 10)
-    prompts = np.flatnonzero(np.isin(Pack.read(arguments.folder / "pack.npz").part, (HELD_OUT, TEST, ELSEWHERE)))
-    outputs = {name: np.load(WORK / f"{name}.npz")["outputs"][prompts] for name in names}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(arguments.out / "rivals.npz", prompts=prompts, **outputs)
-    results = [json.loads((WORK / f"{name}.json").read_text()) for name in names]
-    (arguments.out / "metrics.json").write_text(json.dumps(results))
-    for result in results:
-        print(f"{result['name']:12}", json.dumps(result["scores"]))  # noqa: T201
+    report(arguments, names, names)
 
 
 def distil(arguments: argparse.Namespace) -> None:
@@ -318,72 +236,7 @@ def distil(arguments: argparse.Namespace) -> None:
     targets = soft_targets(members, data, oof=arguments.oof, disagreement=arguments.disagreement)
     np.save(WORK / "soft.npy", targets.astype(np.float32))
     students = run_all(arguments, arguments.student, until, soft=WORK / "soft.npy")
-    report(arguments, [*names, *students], members=members, keep=students)
-
-
-def diverse(arguments: argparse.Namespace) -> None:
-    """Train on all sources in one go: teachers and left-out networks in parallel, then the student.
-
-    Writes metrics.json (scores of all; `left_out` by group, for training on other groups and on CASTILLO alone), the
-    weights of the student, and soft.npz: the teachers' mean for every prompt and CASTILLO's LLMs, which
-    `scripts/train_fast.py` learns from (`outputs` makes its file).
-    """
-    bare_package()
-    import numpy as np
-
-    from lengthwise.training.encoder.ensemble import Member, soft_targets
-    from lengthwise.training.encoder.pack import Pack, is_castillo
-
-    began = time.time()
-    until = began + arguments.budget - 20
-    data = Pack.read(arguments.folder / "pack.npz")
-    castillo = [name for name in data.corpora if is_castillo(name)]
-    code = [name for name in castillo if name not in ("Alpaca", "DollyDataset", "ShareGPT")]
-    groups = [name for name in data.corpora if name not in castillo]
-    recipe = arguments.recipe
-    teachers = [f"t{n}:{recipe},fold={n},seed={n + 1}" for n in range(arguments.folds)]
-    short = f"{recipe},epochs={arguments.left_out_epochs}"
-    others = [f"without_{n}:{short},groups={'+'.join(groups[n :: arguments.parts])}" for n in range(arguments.parts)]
-    others += [f"without_code:{short},groups={'+'.join(code)}"]
-    trained = "+".join(name for name in castillo if name != "Alpaca")
-    others += [f"castillo:{recipe},epochs={arguments.castillo_epochs},only={trained}"]
-    done = run_all(arguments, [*teachers, *others], began + arguments.teachers_share * arguments.budget)
-    names = [name for name in done if name.startswith("t")]
-    members = [Member(**dict(np.load(WORK / f"{name}.npz"))) for name in names]
-    targets = soft_targets(members, data, oof=arguments.oof, disagreement=arguments.disagreement)
-    np.save(WORK / "soft.npy", targets.astype(np.float32))
-    students = run_all(
-        arguments, [f"student:{recipe},epochs={arguments.student_epochs}"], until, soft=WORK / "soft.npy"
-    )
-    results = {name: json.loads((WORK / f"{name}.json").read_text()) for name in [*done, *students]}
-    kept = "student" if students else names[0]
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    left_out = {name: result["left_out"] for name, result in results.items() if "left_out" in result}
-    summary = {"kept": kept, "left_out": left_out, "results": list(results.values()), "seconds": time.time() - began}
-    (arguments.out / "metrics.json").write_text(json.dumps({**summary, "weights": save_pieces(kept, arguments.out)}))
-    columns = [number for number, llm in enumerate(data.llms) if "/" in llm]
-    llms = np.array([data.llms[number] for number in columns])
-    np.savez_compressed(arguments.out / "soft.npz", outputs=targets[:, columns].astype(np.float16), llms=llms)
-    for name, result in results.items():
-        print(f"{name:14}", json.dumps(result["scores"]), json.dumps(result.get("left_out", {})))  # noqa: T201
-
-
-def outputs(arguments: argparse.Namespace) -> None:
-    """Write soft.npz of --out, with the prompts of the data, as the teacher's file of scripts/train_fast.py (--to)."""
-    import numpy as np
-
-    from lengthwise.training.data import PromptTable, load_samples
-    from lengthwise.training.encoder.config import parse_config
-    from lengthwise.training.fast.train import TeacherOutputs
-
-    config = json.loads((arguments.folder / "config.json").read_text())
-    texts = PromptTable.of(load_samples(parse_config(config).data)).column("prompt")
-    with np.load(arguments.out / "soft.npz") as archive:
-        found, llms = archive["outputs"][: len(texts)].astype(np.float32), tuple(archive["llms"].tolist())
-    known = np.isfinite(found[:, 0, 0])
-    kept = TeacherOutputs(tuple(text for text, use in zip(texts, known, strict=True) if use), llms, found[known])
-    kept.write(arguments.to)
-    print(f"{arguments.to}: {len(kept.texts)} prompts, {len(llms)} LLMs")  # noqa: T201
+    report(arguments, [*names, *students], students)
 
 
 def best_teachers(names: list[str], slack: float) -> list[str]:
@@ -394,36 +247,24 @@ def best_teachers(names: list[str], slack: float) -> list[str]:
     return [name for name in tau if tau[name] >= max(tau.values()) - slack]
 
 
-def report(arguments: argparse.Namespace, names: list[str], members: Any = (), keep: list[str] | None = None) -> None:  # noqa: ANN401
-    """Write metrics.json, predictions.npz and the weights of the best network, and print the scores."""
+def report(arguments: argparse.Namespace, names: list[str], candidates: list[str]) -> None:
+    """Write metrics.json, the outputs for prompts that none trained on, and the weights of the best candidate."""
     bare_package()
     import numpy as np
 
-    from lengthwise.training.encoder.ensemble import Member, average, scores_of
-    from lengthwise.training.encoder.pack import Pack
+    from lengthwise.training.encoder.pack import ELSEWHERE, HELD_OUT, TEST, Pack
 
-    data = Pack.read(arguments.folder / "pack.npz")
-    results = [json.loads((WORK / f"{name}.json").read_text()) for name in names]
-    kept = max((r for r in results if r["name"] in (keep or names)), key=lambda r: r["scores"]["held_out"]["tau"])
-    files = {name: dict(np.load(WORK / f"{name}.npz")) for name in names}
-    used = members or [Member(**file) for file in files.values()]
-    ensemble = {"name": "ensemble of all" if not members else "ensemble", "scores": scores_of(average(used), data)}
-    summary = {"kept": kept["name"], "results": [*results, ensemble]}
+    results = {name: json.loads((WORK / f"{name}.json").read_text()) for name in names}
+    kept = max(candidates, key=lambda name: results[name]["scores"]["held_out"]["tau"])
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "metrics.json").write_text(
-        json.dumps({**summary, "weights": save_pieces(kept["name"], arguments.out)})
-    )
-    wanted = [name for name in names if not keep or name in keep]
-    predictions: dict[str, Any] = {name: files[name]["outputs"] for name in wanted[:12]}
-    soft = WORK / "soft.npy"
-    if keep and soft.is_file():
-        predictions["soft"] = np.load(soft).astype(np.float16)
-    predictions["ensemble"] = average(used).astype(np.float16)
-    np.savez_compressed(arguments.out / "predictions.npz", **predictions)
-    for result in sorted(summary["results"], key=lambda r: r["scores"]["held_out"]["tau"]):
-        scores = {part: list(row.values()) for part, row in result["scores"].items()}
-        print(f"{result['name']:24}", json.dumps(scores))  # noqa: T201
-    print("kept:", kept["name"], "| columns: tau, MAE, raw coverage 50, 90, [calibrated 50, 90]")  # noqa: T201
+    summary = {"kept": kept, "results": list(results.values()), "weights": save_pieces(kept, arguments.out)}
+    (arguments.out / "metrics.json").write_text(json.dumps(summary))
+    prompts = np.flatnonzero(np.isin(Pack.read(arguments.folder / "pack.npz").part, (HELD_OUT, TEST, ELSEWHERE)))
+    outputs = {name: np.load(WORK / f"{name}.npz")["outputs"][prompts] for name in names}
+    np.savez_compressed(arguments.out / "outputs.npz", prompts=prompts, **outputs)
+    for name, result in results.items():
+        print(f"{name:24}", json.dumps(result["scores"]))  # noqa: T201
+    print("kept:", kept)  # noqa: T201
 
 
 def save_pieces(name: str, out: Path) -> list[Any]:
@@ -466,11 +307,6 @@ def main() -> None:
     parser.add_argument("--teacher", action="append", help="the same; several are used in turn over the folds")
     parser.add_argument("--student", action="append", help="the same; the best on held-out prompts is kept")
     parser.add_argument("--folds", type=int, default=10)
-    parser.add_argument("--recipe", default="weight=sqrt_corpus", help="settings of every network of `diverse`")
-    parser.add_argument("--parts", type=int, default=4, help="networks of `diverse` without a share of the groups")
-    parser.add_argument("--left-out-epochs", type=int, default=3)
-    parser.add_argument("--castillo-epochs", type=int, default=16, help="a sixth of the prompts: more epochs")
-    parser.add_argument("--student-epochs", type=int, default=8)
     parser.add_argument("--oof", type=float, default=0.5)
     parser.add_argument("--disagreement", type=float, default=1.0)
     parser.add_argument("--budget", type=float, default=560.0, help="seconds for all of it")
@@ -484,10 +320,7 @@ def main() -> None:
     MODES[arguments.mode](arguments)
 
 
-MODES = {
-    "pack": pack, "explore": explore, "distil": distil, "left_out": left_out, "rivals": rivals, "diverse": diverse,
-    "outputs": outputs, "join": join, "work": work,
-}  # fmt: skip
+MODES = {"pack": pack, "train": train, "distil": distil, "join": join, "work": work}
 
 if __name__ == "__main__":
     main()
