@@ -2,7 +2,6 @@
 
     python -m benchmarks.gateway_gain [--seeds 8] [--speed 2] [--predictor fast] [--out rows.parquet]
     python -m benchmarks.gateway_gain simulated [--seeds 8]                      # the same bursts in the simulator
-    python -m benchmarks.gateway_gain admission --kv-tokens 10000 --slots 16     # KV memory is short
 
 Four simulated engines (`lengthwise engine --simulated`), a gateway as its own process and an open-loop client. A seed
 is one burst: CASTILLO's test prompts with lengths of Llama-3.1-8B arrive at twice the fleet's capacity until 12
@@ -21,12 +20,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import add_options
+from benchmarks.gateway import gateway, ours
 from lengthwise.bench.episodes import DEFAULT_LLM, Kind, TrafficPlan, draw, load_prompts
 from lengthwise.engines.load import LoadPlan, LoadReport, run_load
 from lengthwise.engines.simulated_server import SimulatedEngines
@@ -50,19 +47,14 @@ FIGURES: Final = ("per_token", "mean", "p50", "p99", "throughput")
 SINGLE_QUEUE_POLICIES: Final = ("lengthwise", "sjf", "srpt", "bounded(sjf)", "slo")
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One way to run the gateway."""
-
-    name: str
-    options: tuple[str, ...]
+BASELINE: Final = "round_robin + fcfs"
 
 
-BASELINE: Final = Arm("round_robin + fcfs", ("--router", "round_robin", "--policy", "fcfs", "--predictor", "none"))
-
-
-def ours(predictor: str) -> Arm:
-    return Arm(f"lengthwise, {predictor}", ("--predictor", predictor))
+def command(arm: str, urls: Sequence[str], slots: int) -> list[str]:
+    """Return the gateway of an arm: the baseline, or "lengthwise, PREDICTOR"."""
+    if arm == BASELINE:
+        return ours(urls, "none", "--in-flight", str(slots), "--router", "round_robin", "--policy", "fcfs")
+    return ours(urls, arm.removeprefix("lengthwise, "), "--in-flight", str(slots))
 
 
 @dataclass(frozen=True)
@@ -72,32 +64,15 @@ class Episode:
     figures: dict[str, float]
     e2e_s: np.ndarray[tuple[int], np.dtype[np.float64]]
     tokens: np.ndarray[tuple[int], np.dtype[np.int64]]
-    preemptions: int
     late_s: float
 
 
-@contextmanager
-def gateway(arm: Arm, urls: Sequence[str], slots: int) -> Iterator[str]:
-    engines = [part for url in urls for part in ("--engine", url)]
-    command = [sys.executable, "-m", "lengthwise", "serve", "--port", "0", "--in-flight", str(slots)]
-    command += [*arm.options, *engines]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
-        try:
-            line = process.stdout.readline() if process.stdout is not None else ""
-            found = re.search(r"http://\S+", line)
-            assert found, f"the gateway did not start: {line}"
-            yield found[0]
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def episode(arm: Arm, spec: str, workload: Workload, slots: int, speed: float) -> Episode:
+def episode(arm: str, spec: str, workload: Workload, slots: int, speed: float) -> Episode:
     lengths = workload.output_tokens.tolist()
     extras = [{"vllm_xargs": {"simulated_tokens": length}} for length in lengths]
-    with SimulatedEngines(spec) as engines, gateway(arm, engines.urls, slots) as url:
+    with SimulatedEngines(spec) as engines, gateway(arm, command(arm, engines.urls, slots), ready="/ready") as one:
         time.sleep(WARM_UP_S)
-        report = LoadReport(len(workload), LoadPlan(url, speed=speed, free=True, extras=extras))
+        report = LoadReport(len(workload), LoadPlan(one.url, speed=speed, free=True, extras=extras))
         asyncio.run(run_load(workload, report, lambda: None))
         metrics = "\n".join(urllib.request.urlopen(engine + "/metrics").read().decode() for engine in engines.urls)  # noqa: S310
     assert not report.errors, report.errors
@@ -112,9 +87,8 @@ def episode(arm: Arm, spec: str, workload: Workload, slots: int, speed: float) -
         "p99": float(np.quantile(e2e_s, 0.99)),
         "throughput": float((finished.max() - sent.min()) / len(samples)),  # seconds per request: less is better
     }
-    preempted = sum(int(n) for n in re.findall(r"^vllm:num_preemptions_total\S* (\d+)", metrics, re.MULTILINE))
     late = max(map(float, re.findall(r"^simulated_late_seconds (\S+)", metrics, re.MULTILINE)))
-    return Episode(figures, e2e_s, tokens, preempted, late)
+    return Episode(figures, e2e_s, tokens, late)
 
 
 def bursts(fleet: Fleet, options: argparse.Namespace, per_slot: int = PER_SLOT) -> list[Workload]:
@@ -161,54 +135,39 @@ def simulated_figures(workload: Workload, fleet: Fleet, policy: str, router: str
     }
 
 
-def run(arms: Sequence[Arm], options: argparse.Namespace) -> list[pa.Table]:
-    limits = f"max_num_seqs={options.slots}" + (f"&kv_tokens={options.kv_tokens}" if options.kv_tokens else "")
-    spec = f"{ENGINES}*{options.engine}?speed={options.speed:g}&{limits}&model={DEFAULT_LLM}&chunk_s=1"
-    fleet = Fleet.parse(f"{ENGINES}*{options.engine}").limited_to(
-        max_num_seqs=options.slots, kv_tokens=options.kv_tokens or None
-    )
+def run(options: argparse.Namespace) -> list[pa.Table]:
+    arms = (BASELINE, *(f"lengthwise, {predictor}" for predictor in options.predictor))
+    limits = f"speed={options.speed:g}&max_num_seqs={options.slots}"
+    spec = f"{ENGINES}*{options.engine}?{limits}&model={DEFAULT_LLM}&chunk_s=1"
+    fleet = Fleet.parse(f"{ENGINES}*{options.engine}").limited_to(max_num_seqs=options.slots)
     workloads = bursts(fleet, options)
     n = len(workloads[0])
-    episodes: dict[str, list[Episode]] = {arm.name: [] for arm in arms}
+    episodes: dict[str, list[Episode]] = {arm: [] for arm in arms}
     rows = []
     for seed, workload in enumerate(workloads):
         for arm in arms if seed % 2 == 0 else tuple(reversed(arms)):
             done = episode(arm, spec, workload, options.slots, options.speed)
-            episodes[arm.name].append(done)
+            episodes[arm].append(done)
             rows.append(pa.table({
-                "arm": [arm.name] * n, "seed": [seed] * n, "e2e_s": done.e2e_s.astype(np.float32),
+                "arm": [arm] * n, "seed": [seed] * n, "e2e_s": done.e2e_s.astype(np.float32),
                 "tokens": done.tokens.astype(np.int32),
             }))  # fmt: skip
             shown = "  ".join(f"{name} {done.figures[name]:.4g}" for name in FIGURES)
-            print(f"  seed {seed} {arm.name:32} {shown}  preempted {done.preemptions}  late {done.late_s:.3f} s",
-                  flush=True)  # fmt: skip
-    base = episodes[arms[0].name]
+            print(f"  seed {seed} {arm:32} {shown}  late {done.late_s:.3f} s", flush=True)
     for arm in arms[1:]:
-        print_ratios(arm.name, [e.figures for e in base], [e.figures for e in episodes[arm.name]])
-    for arm in arms:
-        per_1000 = 1000 * sum(e.preemptions for e in episodes[arm.name]) / (n * options.seeds)
-        print(f"{arm.name:32} preemptions per 1,000 requests: {per_1000:.2f}")
+        print_ratios(arm, [e.figures for e in episodes[BASELINE]], [e.figures for e in episodes[arm]])
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("gain", "simulated", "admission"), default="gain")
-    add_options(parser, seeds=8, first=0, speed=2.0, slots=8, engine="llama-3-8b@a100", kv_tokens=0)
-    add_options(parser, predictor=("fast",), quantiles=("0.5",), out=None)
+    parser.add_argument("what", nargs="?", choices=("gain", "simulated"), default="gain")
+    add_options(parser, seeds=8, first=0, speed=2.0, slots=8, engine="llama-3-8b@a100", predictor=("fast",), out=None)
     options = parser.parse_args()
     if options.what == "simulated":
         run_simulated(options)
         return
-    predictors = options.predictor
-    if options.what == "gain":
-        arms = [BASELINE, *map(ours, predictors)]
-    else:
-        arms = [Arm("lengthwise, slots only", ("--predictor", predictors[0], "--admission-quantile", "0"))]
-        for quantile in options.quantiles:
-            flags = ("--predictor", predictors[0], "--admission-quantile", quantile)
-            arms.append(Arm(f"lengthwise, admission {quantile}", flags))
-    rows = run(arms, options)
+    rows = run(options)
     if options.out:
         pq.write_table(pa.concat_tables(rows), options.out, compression="zstd")
 

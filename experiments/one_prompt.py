@@ -1,20 +1,12 @@
 """One prompt answered 256 times: the spread that no predictor can remove, and the family it follows.
 
 TIE (arXiv 2604.00499) opens with this figure: the lengths of 256 generations of one prompt of LMSYS-Chat-1M with the
-fitted log-t. Here any served LLM answers, and the other families are compared by likelihood.
-
-    python -m experiments run one_prompt                                  # 256 kept answers of SmolLM2-135M
-    python -m experiments run one_prompt --measure                        # generate them again, on the embedded engine
-    python -m experiments run one_prompt --set url=http://HOST:PORT       # another LLM
-
-Generated lengths are stored: a second run generates nothing, and an interrupted one resumes.
+fitted log-t. Here they are kept answers of SmolLM2-135M, or those that `lengthwise collect` wrote for any LLM, and the
+other families are compared by likelihood.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import importlib.util
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,13 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import xxhash
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from experiments.study import Run, Study
-from lengthwise.engines.collect import CollectPlan, CollectReport, Prompt, collect
-from lengthwise.engines.smollm2 import cache_home
 from lengthwise.errors import InputError
 from lengthwise.lengths import LengthDistribution
 from lengthwise.lengths.families import FAMILIES, GAMMA, LOGNORMAL, LOGT, WEIBULL, Family
@@ -44,11 +33,7 @@ Array = NDArray[np.float64]
 
 
 KEPT: Final = Path(__file__).parent / "results" / "one_prompt.parquet"
-"""The answers of SmolLM2-135M-Instruct to PROMPT with the default sampling."""
-GENERATIONS: Final = 256
-"""As in the paper's figure."""
-PROMPT: Final = "Introduce Nanjing University in China."
-"""Not the paper's prompt, which is from LMSYS-Chat-1M."""
+"""256 answers of SmolLM2-135M-Instruct to one prompt; not the paper's, which is from LMSYS-Chat-1M."""
 _CRITICAL_DRAWS: Final = 300
 
 
@@ -246,98 +231,18 @@ def _steps(x: NDArray[np.float64], y: NDArray[np.float64]) -> Iterator[NDArray[n
 
 @dataclass(frozen=True)
 class OnePromptGrid:
-    """The prompt, the sampling, and where the answers come from."""
+    """The answers to one prompt."""
 
-    prompt: str = PROMPT
-    generations: int = GENERATIONS
-    url: str | None = None
-    """An OpenAI endpoint; by default the embedded LLM is started."""
-    temperature: float = 0.7
-    top_p: float = 0.9
-    repetition_penalty: float = 1.1
-    """Above 1 it keeps small LLMs out of loops; 1 is not sent."""
+    answers: Path = KEPT
+    """Lengths that `lengthwise collect` wrote (.parquet)."""
     max_tokens: int = 1024
     """Longer answers are cut, and count as longer."""
-    max_concurrency: int = 16
     seed: int = 0
-    measure: bool = False
-    """Generate the answers even where kept ones have this prompt and sampling."""
-    answers: Path | None = None
-    """The lengths (.parquet): read if the file exists, else written. By default the kept ones, or in the cache."""
-
-    def __post_init__(self) -> None:
-        if self.generations < 10:
-            raise InputError(f"{self.generations} generations", field="generations", hint="give at least 10")
-
-    @property
-    def stored(self) -> Path:
-        """The file of the lengths."""
-        if self.answers is not None:
-            return self.answers
-        if not self.measure and self.sampling == OnePromptGrid().sampling:
-            return KEPT
-        name = f"one-prompt-{xxhash.xxh3_64_hexdigest(repr(self.sampling).encode())}.parquet"
-        return cache_home() / "answers" / name
-
-    @property
-    def sampling(self) -> tuple[object, ...]:
-        """What decides the answers."""
-        decides = "prompt url generations temperature top_p repetition_penalty max_tokens seed"
-        return tuple(getattr(self, name) for name in decides.split())
 
 
-def measure(run: Run, grid: OnePromptGrid) -> OnePromptResult:
-    """Collect the answers unless they are stored, and fit every family."""
-    path = grid.stored
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            _collect(run, grid, path, grid.url or _embedded(stack, grid.max_concurrency))
-    run.note(f"lengths: {path}")
-    return analyse(LengthSamples.read(path), grid.max_tokens, seed=grid.seed)
-
-
-def _embedded(stack: contextlib.ExitStack, slots: int) -> str:
-    """Start the embedded LLM until the stack is closed; return its URL."""
-    from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions  # needs vLLM
-
-    return stack.enter_context(EmbeddedEngine(EngineOptions(policy="fcfs", predictor="none", max_num_seqs=slots))).url
-
-
-def _collect(run: Run, grid: OnePromptGrid, path: Path, url: str) -> None:
-    plan = CollectPlan(
-        url=url,
-        out=path,
-        samples=grid.generations,
-        temperature=grid.temperature,
-        top_p=grid.top_p,
-        repetition_penalty=None if grid.repetition_penalty == 1.0 else grid.repetition_penalty,
-        max_tokens=grid.max_tokens,
-        seed=grid.seed,
-        at_once=grid.max_concurrency,
-    )
-    report = CollectReport(prompts=1, samples=plan.samples)
-
-    def on_answer() -> None:
-        answers = len(report.answers)
-        run.report(f"{answers:,} of {report.wanted:,} answers", answers / report.wanted)
-
-    asyncio.run(collect([Prompt("one_prompt", "0", grid.prompt)], plan, report, on_answer))
-    if report.interrupted:
-        raise KeyboardInterrupt
-    if not report.whole_prompts:
-        errors = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.errors.items()))
-        raise InputError(
-            f"{len(report.answers):,} of {report.wanted:,} answers arrived ({errors})",
-            source=url,
-            hint="the same command resumes where it stopped",
-        )
-
-
-def _needs(grid: OnePromptGrid) -> str | None:
-    if grid.url is None and not grid.stored.is_file() and importlib.util.find_spec("vllm") is None:
-        return "needs vLLM, or an endpoint: --set url=http://HOST:PORT"
-    return None
+def measure(_: Run, grid: OnePromptGrid) -> OnePromptResult:
+    """Fit every family."""
+    return analyse(LengthSamples.read(grid.answers), grid.max_tokens, seed=grid.seed)
 
 
 def answer(found: OnePromptResult) -> str:
@@ -362,5 +267,4 @@ STUDY: Study[OnePromptGrid, OnePromptResult] = Study(
     answer=answer,
     facts=facts,
     draw=draw,
-    needs=_needs,
 )

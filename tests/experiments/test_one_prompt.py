@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,6 @@ from numpy.typing import NDArray
 
 from experiments.one_prompt import STUDY, OnePromptGrid, analyse, draw, facts, measure
 from experiments.study import Run
-from lengthwise.engines.embedded import EmbeddedEngine, EngineOptions
-from lengthwise.engines.smollm2 import MODEL_NAME
 from lengthwise.errors import InputError
 from lengthwise.lengths.families import LOGNORMAL, LOGT, logt_family
 from lengthwise.reports.tables import to_json
@@ -96,43 +93,14 @@ def test_what_has_no_spread_or_unlabelled_prompts_is_refused() -> None:
         analyse(asked(np.full(50, 12.0)), LIMIT)
 
 
-def test_the_kept_answers_are_read_unless_prompt_or_sampling_differ(tmp_path: Path) -> None:
+def test_the_kept_answers_are_read_by_default(tmp_path: Path) -> None:
     found = measure(Run(ResultCache(tmp_path)), OnePromptGrid())
     assert (len(found.lengths), int(found.capped.sum())) == (256, 8)
     assert found.fit(LOGT_FIXED).loglik_gain == pytest.approx(31.0, abs=0.05)
-    assert OnePromptGrid(prompt="Another.").stored != OnePromptGrid().stored != OnePromptGrid(measure=True).stored
 
 
-def test_stored_answers_are_not_generated_again(tmp_path: Path) -> None:
+def test_answers_of_another_llm_are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "answers.parquet"
     asked(heavy()).write(path)
-    grid = OnePromptGrid(url="http://127.0.0.1:1", answers=path, max_tokens=LIMIT)
-    found = measure(Run(ResultCache(tmp_path / "cache")), grid)
+    found = measure(Run(ResultCache(tmp_path / "cache")), OnePromptGrid(path, max_tokens=LIMIT))
     assert len(found.lengths) == len(heavy())
-
-
-def test_an_endpoint_that_does_not_answer_is_an_input_error(tmp_path: Path) -> None:
-    grid = OnePromptGrid(url="http://127.0.0.1:1", answers=tmp_path / "answers.parquet")
-    with pytest.raises(InputError, match="cannot be reached"):
-        measure(Run(ResultCache(tmp_path / "cache")), grid)
-
-
-@pytest.mark.engine
-def test_the_embedded_llm_answers_one_prompt_a_few_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded_engine: EmbeddedEngine
-) -> None:
-    started: list[EngineOptions] = []
-
-    def shared(options: EngineOptions) -> AbstractContextManager[EmbeddedEngine]:
-        started.append(options)
-        return nullcontext(embedded_engine)
-
-    monkeypatch.setattr("lengthwise.engines.embedded.EmbeddedEngine", shared)
-    answers = tmp_path / "answers.parquet"
-    grid = OnePromptGrid(
-        "Say hello.", generations=16, max_tokens=48, temperature=1.2, max_concurrency=4, answers=answers
-    )
-    found = measure(Run(ResultCache(tmp_path / "results")), grid)
-    assert started == [EngineOptions(policy="fcfs", predictor="none", max_num_seqs=4)]
-    assert (len(found.lengths), found.llm) == (16, MODEL_NAME)
-    assert found.lengths.max() <= 48
