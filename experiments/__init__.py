@@ -10,7 +10,6 @@ NAMES: Final = (
     "one_prompt",
     "reasoning",
     "simulator_error",
-    "fast_lane",
     "hazard",
     "castillo",
     "tie_rivals",

@@ -18,7 +18,7 @@ from experiments.study import Call, Finished, Run, Study, run_study
 from lengthwise.errors import InputError
 from lengthwise.ray.sweep import on_ray
 from lengthwise.reports.progress import late_bar
-from lengthwise.reports.tables import Table, print_tables, to_json
+from lengthwise.reports.tables import Table, print_tables
 from lengthwise.simulator.tasks import ResultCache, Workers, in_processes
 from lengthwise.workloads.files import atomic_path
 
@@ -172,7 +172,7 @@ def _show(
     for text in output.notes:
         _note(text)
     if options.json:
-        print(to_json(output.facts))  # noqa: T201
+        print(output.json())  # noqa: T201
     elif every:
         print(f"{study.name}: {output.verdict}", flush=True)  # noqa: T201
     else:
@@ -180,7 +180,7 @@ def _show(
     page = options.out / f"{study.name}{'-quick' if options.quick else ''}.html"
     seeds = getattr(grid, "seeds", None)
     seed = str(getattr(grid, "seed", "")) if seeds is None else f"{seeds} seeds"
-    for path, text in ((page, output.html(seed)), (page.with_suffix(".json"), to_json(output.facts))):
+    for path, text in ((page, output.html(seed)), (page.with_suffix(".json"), output.json())):
         with atomic_path(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     _note(f"{study.name}: {_how(finished)}; {page} and .json")

@@ -276,24 +276,6 @@ def verdict(ratio: Ratio) -> str:
     return "pays" if ratio.high < 1 else "costs" if ratio.low > 1 else "even"
 
 
-def facts(found: DisaggregationResult) -> dict[str, Any]:
-    """Everything that the tables show, for JSON."""
-    both = {"split": [_facts(one) for one in found.split], "refreshed": [_facts(one) for one in found.refreshed]}
-    return {**vars(found), **both}
-
-
-def _facts(one: Arrangement) -> dict[str, Any]:
-    figures = {f"{measure.removesuffix('_s')}_{name}": (measure, name) for measure, name in COMPARED}
-    means = ("capacity_per_s", "transfer_s", "memory_s", "sent_tokens", "preemptions", "refused")
-    return {
-        **{name: getattr(one, name) for name in ("case", "load", "prefill", "refresh")},
-        **{f"{name}_s": one.mean(*path) for name, path in figures.items()},
-        **{name: one.mean(name) for name in means},
-        "over": {name: one.ratios[path] for name, path in figures.items()},
-        "by_seed": one.seeds,
-    }
-
-
 def _verdicts(found: DisaggregationResult) -> Table:
     """Every statistic at the split with the least mean E2E."""
     rows = []
@@ -385,5 +367,4 @@ STUDY: Study[DisaggregationGrid, DisaggregationResult] = Study(
     measure=measure,
     tables=tables,
     answer=answer,
-    facts=facts,
 )

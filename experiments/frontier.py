@@ -253,15 +253,6 @@ def _text(ratio: Ratio) -> str:
     return f"{ratio.ratio:.3f} ±{(ratio.high - ratio.low) / 2:.3f}"
 
 
-def facts(found: FrontierResult) -> list[dict[str, Any]]:
-    """All points, for JSON."""
-    return [
-        {"setting": setting, "predictions": predictor, "policy": label, **vars(point)}
-        for (setting, predictor), points in found.points.items()
-        for label, point in points.items()
-    ]
-
-
 def draw(found: FrontierResult, path: Path) -> None:
     """Write the figure."""
     predictor = found.grid.predictors[0]
@@ -339,6 +330,5 @@ STUDY: Study[FrontierGrid, FrontierResult] = Study(
     measure=measure,
     tables=tables,
     answer=answer,
-    facts=facts,
     draw=draw,
 )

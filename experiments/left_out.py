@@ -11,9 +11,9 @@ come from `data: {without: [gemma-3-4b]}` in a config of `lengthwise train` (DIR
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -334,11 +334,6 @@ def tables(found: LeftOutResult) -> list[Table]:
     return [Table(f"Left out of training, then adapted: {source}", columns, rows, notes)]
 
 
-def facts(found: LeftOutResult) -> list[dict[str, Any]]:
-    """Everything that the table shows, for JSON."""
-    return [{**asdict(row), "adapted": row.adapted, "met": row.met} for row in found.rows]
-
-
 def lacks_minilm() -> str | None:
     """Say how to install the encoder whose words the networks are trained on, None if it is there."""
     try:
@@ -381,6 +376,5 @@ STUDY: Study[LeftOutGrid, LeftOutResult] = Study(
     measure=measure,
     tables=tables,
     answer=answer,
-    facts=facts,
     needs=_needs,
 )

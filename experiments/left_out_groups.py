@@ -11,9 +11,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -218,16 +218,6 @@ def tables(found: LeftOutGroupsResult) -> list[Table]:
     ]
 
 
-def facts(found: LeftOutGroupsResult) -> dict[str, Any]:
-    """Everything that the tables show, for JSON."""
-    return {
-        "groups": [asdict(row) for row in found.rows],
-        "official": {name: asdict(score) for name, score in found.official.items()},
-        "gain": found.gain,
-        "widening": found.widening,
-    }
-
-
 def _needs(_: LeftOutGroupsGrid) -> str | None:
     home = data_home()
     if home is None or not (home / "diverse" / "lengths.parquet").is_file():
@@ -262,6 +252,5 @@ STUDY: Study[LeftOutGroupsGrid, LeftOutGroupsResult] = Study(
     measure=measure,
     tables=tables,
     answer=answer,
-    facts=facts,
     needs=_needs,
 )

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -127,19 +127,6 @@ def _fit(family: Family, lengths: Array, capped: NDArray[np.bool_], base: float,
         passes = statistic <= critical
     extra = sum(family.free) - sum(LOGNORMAL.free)
     return FamilyFit(family, fits.params[0], gain, gain - extra, statistic, passes)
-
-
-def facts(found: OnePromptResult) -> dict[str, Any]:
-    """Everything that the tables show, for JSON."""
-    return {
-        "prompt": found.prompt,
-        "llm": found.llm,
-        "limit": found.limit,
-        "lengths": found.lengths.astype(int).tolist(),
-        "capped": found.capped.tolist(),
-        "families": [{**vars(each), "family": each.name} for each in found.fits],
-        "predicted_median": {name: prediction.quantile(0.5) for name, prediction in found.predicted.items()},
-    }
 
 
 def _lengths(found: OnePromptResult) -> Table:
@@ -265,6 +252,5 @@ STUDY: Study[OnePromptGrid, OnePromptResult] = Study(
     measure=measure,
     tables=lambda found: [_lengths(found), _families(found)],
     answer=answer,
-    facts=facts,
     draw=draw,
 )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -190,15 +190,6 @@ def tables(found: Sequence[Comparison]) -> list[Table]:
     return [Table("E2E latency, measured and simulated", columns, rows, notes)]
 
 
-def _facts(found: Sequence[Comparison]) -> dict[str, Any]:
-    figures = by_arm(found)
-    return {
-        "arms": [{"kind": kind, "arm": arm, **pairs} for (kind, arm), pairs in figures.items()],
-        "swaps": swaps(figures),
-        "within": {"mean": MEAN_WITHIN, "p99": P99_WITHIN},
-    }
-
-
 def _needs(grid: SimulatorErrorGrid) -> str | None:
     if (grid.results / "bench.json").is_file():
         return None
@@ -229,6 +220,5 @@ STUDY: Study[SimulatorErrorGrid, Sequence[Comparison]] = Study(
     measure=compare,
     tables=tables,
     answer=answer,
-    facts=_facts,
     needs=_needs,
 )

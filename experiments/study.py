@@ -18,9 +18,9 @@ A study answers one question or repeats one paper. It is a module `experiments.N
         measure=measure, tables=tables, figures=figures, claims=claims,
     )
 
-and a line in `experiments.NAMES`. `tables`, `figures`, `claims` and `facts` (for JSON; by default the result itself)
-are functions of the result. A `Claim` holds the paper's value and ours with its interval; all claims of a study are
-shown in one table.
+and a line in `experiments.NAMES`. `tables`, `figures` and `claims` are functions of the result. A `Claim` holds the
+paper's value and ours with its interval; all claims of a study are shown in one table. The page and the JSON of a study
+are made of them.
 
 The runner needs nothing else: `--set loads=0.7,0.9` replaces a field of the grid, the finished output is cached under
 the content of grid, code and data, and `run.results` caches each simulation, so that an interrupted study resumes.
@@ -52,7 +52,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lengthwise.errors import InputError
 from lengthwise.predictors.resolve import model_path, parse_predictor_spec
-from lengthwise.reports.page import Figure, Origin, axes, colours, command_line, html_page, interval_bars, panel
+from lengthwise.reports.page import Figure, Origin, command_line, html_page
 from lengthwise.reports.runs import multiple
 from lengthwise.reports.tables import Table, to_json
 from lengthwise.simulator import RequestPredictions, predict_workload
@@ -143,16 +143,23 @@ class Claim:
 
 @dataclass(frozen=True)
 class Output:
-    """What a study shows: tables in text, Plotly figures, PNG images (base64, by title), facts for JSON, notes."""
+    """What a study shows: tables in text, Plotly figures, PNG images (base64, by title), claims as JSON, notes."""
 
     title: str
     verdict: str
     tables: Sequence[Table]
     figures: Sequence[Figure]
     images: Mapping[str, str]
-    facts: Any
+    claims: Sequence[Mapping[str, Any]]
     notes: Sequence[str]
     """Printed once on stderr: data that is missing and what is used in its place."""
+
+    def json(self) -> str:
+        """The answer, the tables as shown, and the claims in numbers."""
+        tables = [
+            {name: getattr(table, name) for name in ("title", "columns", "rows", "notes")} for table in self.tables
+        ]
+        return to_json({"answer": self.verdict, "tables": tables, "claims": self.claims})
 
     def html(self, seed: str = "") -> str:
         """One page that needs no network."""
@@ -269,7 +276,6 @@ class Study(Generic[GridT, ResultT]):
     """Of the grid and of the quick one, on two cores."""
     measure: Callable[[Run, GridT], ResultT]
     tables: Callable[[ResultT], Sequence[Table]]
-    facts: Callable[[ResultT], Any] = field(default=lambda result: result)
     figures: Callable[[ResultT], Sequence[Figure]] = _nothing
     images: Callable[[ResultT], Mapping[str, str]] = field(default=lambda _: {})
     claims: Callable[[ResultT], Sequence[Claim]] = _nothing
@@ -287,15 +293,14 @@ class Study(Generic[GridT, ResultT]):
         """Everything that is shown of a result."""
         claims = list(self.claims(result))
         tables = list(self.tables(result))
-        facts = self.facts(result)
         if claims:
             tables.append(claims_table(claims, self.claim_notes(result)))
-            facts = {"result": facts, "claims": [{**vars(claim), "verdict": claim.verdict} for claim in claims]}
         answer = self.answer(result) or claims_verdict(claims) or self.question
         figures, images = self.figures(result), self.images(result)
         if self.draw is not None and not figures:
             images = {self.title: _picture(self.draw, result)}
-        return Output(self.title, answer, tables, figures, images, facts, notes)
+        in_numbers = [{**vars(claim), "verdict": claim.verdict} for claim in claims]
+        return Output(self.title, answer, tables, figures, images, in_numbers, notes)
 
     def with_settings(self, settings: Iterable[str], *, quick: bool) -> GridT:
         """The grid, or the quick one, with `FIELD=VALUE` settings; a tuple's values are separated by commas."""
@@ -418,47 +423,6 @@ def _cell(value: object) -> str:
     if isinstance(value, Ratio):
         return multiple(value)
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a figure, with values or with ratios and their intervals."""
-
-    name: str
-    x: Sequence[Any]
-    y: Sequence[float] = ()
-    ratios: Sequence[Ratio] = ()
-    dash: str = "solid"
-
-    def trace(self, colour: str, place: int, *, in_legend: bool) -> dict[str, Any]:
-        """For Plotly, in a panel."""
-        bars = {"error_y": interval_bars(self.ratios)} if self.ratios else {}
-        return {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": self.name,
-            "legendgroup": self.name,
-            "showlegend": in_legend,
-            "line": {"color": colour, "dash": self.dash},
-            "marker": {"color": colour},
-            "x": self.x,
-            "y": self.y or [each.ratio for each in self.ratios],
-            **bars,
-            **panel(place),
-        }
-
-
-def line_figure(
-    title: str, text: str, panels: Mapping[str, Sequence[Line]], x: dict[str, Any], y: dict[str, Any], height: int = 420
-) -> Figure:
-    """One panel per title, all with the same axes; lines of one name share a colour and an entry of the legend."""
-    names = list(dict.fromkeys(line.name for lines in panels.values() for line in lines))
-    colour_of = colours(names)
-    data: list[dict[str, Any]] = []
-    for place, lines in enumerate(panels.values()):
-        data += [line.trace(colour_of[line.name], place, in_legend=place == 0) for line in lines]
-    layout = axes([(x, y)] * len(panels), columns=min(2, len(panels)), titles=list(panels))
-    return Figure(title, text, data, layout, height=height)
 
 
 def _value(ours: Ratio) -> str:

@@ -268,21 +268,6 @@ def claims(found: RivalsResult) -> list[Claim]:
     ]
 
 
-def facts(found: RivalsResult) -> dict[str, object]:
-    """Everything that the tables show, for JSON."""
-    return {
-        "origin": found.origin,
-        "training_seeds": found.training_seeds,
-        "fits": found.fits,
-        "latency_s": {
-            f"{cell.policy}, {cell.predictor}, load {cell.level.load:g}": {
-                name: cell.figures(measured, "mean") for name, measured in _DEFINITIONS.items()
-            }
-            for cell in found.online.cells
-        },
-    }
-
-
 def _needs(grid: RivalsGrid) -> str | None:
     return None if grid.rows.is_file() else f"needs {grid.rows}: train the networks (configs/rivals.yaml)"
 
@@ -332,7 +317,6 @@ STUDY: Study[RivalsGrid, RivalsResult] = Study(
     serial=True,
     measure=measure,
     tables=tables,
-    facts=facts,
     claims=claims,
     needs=_needs,
 )

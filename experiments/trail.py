@@ -23,13 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from experiments.study import Claim, Line, Run, SeededGrid, Study, line_figure, table_of
+from experiments.study import Claim, Run, SeededGrid, Study, table_of
 from lengthwise.policies import Job, JobColumns, Policy
 from lengthwise.policies.base import Numbers
 from lengthwise.policies.preemptive import Srpt
 from lengthwise.policies.residual import expected_remaining
 from lengthwise.predictors.probe import DEFAULT, load_probe
-from lengthwise.reports.page import Figure, axis
 from lengthwise.reports.runs import seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, Outcome, RequestPredictions, measure_capacity, predict_workload, simulate
@@ -465,18 +464,6 @@ def _where(found: TrailResult) -> Table:
     )
 
 
-def figures(found: TrailResult) -> list[Figure]:
-    """The poster's figure: mean latency and TTFT over c, with and without a prefix cache."""
-    panels: dict[str, list[Line]] = {}
-    for caching, (name, figure), kind in product((False, True), (("E2E", "e2e_s"), ("TTFT", "ttft_s")), KINDS):
-        cells = [cell for cell in found.over_c if (cell.predictions, cell.setting.caching) == (kind, caching)]
-        y = [getattr(cell, figure) for cell in cells]
-        line = Line(kind, [cell.c for cell in cells], y, dash="dot" if kind in PROBES else "solid")
-        panels.setdefault(f"mean {name}, {_cache(caching)}", []).append(line)
-    caption = f"The poster's figure: mean latency and TTFT over c at {PAPER_RATE:g} requests/s. Lower is better."
-    return [line_figure("Over c", caption, panels, axis("c"), axis("seconds", rangemode="tozero"), 760)]
-
-
 def claims(found: TrailResult) -> list[Claim]:
     """Gains over FCFS at the poster's c, beside the least gain that the paper reports over its rates."""
     n, most = f"n = {found.grid.large:,}", max(found.grid.loads)
@@ -511,7 +498,6 @@ STUDY: Study[TrailGrid, TrailResult] = Study(
     serial=True,
     measure=measure,
     tables=tables,
-    figures=figures,
     claims=claims,
     claim_notes=lambda _: [
         f"Paper: its least gain; the most is {PAPER_E2E_GAIN[1]:g} (E2E) and {PAPER_TTFT_GAIN[1]:g} (TTFT)."

@@ -294,7 +294,6 @@ STUDY: Study[TrailEngineGrid, Sequence[TrailEngineResult]] = Study(
     measure=measure,
     tables=tables,
     answer=answer,
-    facts=lambda results: {result.name: result for result in results},
     claims=claims,
     needs=_needs,
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from experiments.castillo import prompt_method
-from experiments.castillo.loss_curves import FIGURES, log_t_curve_table, paper_curve_figure, paper_curve_table
+from experiments.castillo.loss_curves import FIGURES, paper_curve_figure, paper_curve_table
 from experiments.castillo.paper import (
     PAPER_PROMPT_METHOD,
     PaperComparison,
@@ -84,7 +84,7 @@ def measure(run: Run, grid: CastilloGrid) -> CastilloResult:
 def _tables(found: CastilloResult) -> list[Table]:
     asked = [] if found.asked is None else [prompt_method.table(found.asked, PAPER_PROMPT_METHOD)]
     curves = [] if found.paper_curves is None else [paper_curve_table(found.paper_curves)]
-    return [*tables(found.comparison), rule_table(found.by_rule), *asked, *curves, log_t_curve_table()]
+    return [*tables(found.comparison), rule_table(found.by_rule), *asked, *curves]
 
 
 def _images(found: CastilloResult) -> dict[str, str]:
@@ -108,7 +108,6 @@ STUDY: Study[CastilloGrid, CastilloResult] = Study(
     serial=True,
     measure=measure,
     tables=_tables,
-    facts=lambda found: {**vars(found), "paper_curves": None},
     images=_images,
     claims=lambda found: claims(found.comparison, found.predictor),
 )

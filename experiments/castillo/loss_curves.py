@@ -1,10 +1,8 @@
-"""Loss curves: figures 6, 9 and A.3 of the paper by our trainings of its networks, and those of log-t networks."""
+"""Loss curves: figures 6, 9 and A.3 of the paper by our trainings of its networks."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -16,9 +14,8 @@ from numpy.typing import NDArray
 from experiments.castillo.rows import LLMS, WIDTHS
 from lengthwise.errors import InputError
 from lengthwise.reports.figures import COLOURS, figure, legend, png
-from lengthwise.reports.tables import Table, signed
+from lengthwise.reports.tables import Table
 
-LOG_T: Final = Path(__file__).parent / "curves.json"
 FIGURES: Final = {
     "Figure 6": ("Llama-3.2-1B", "mean", 200),
     "Figure 9": ("Llama-3.2-1B", "squared", 0),
@@ -107,32 +104,3 @@ def paper_curve_figure(kept: pa.Table, title: str) -> str:
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         legend(axes[0])
         return png(drawing)
-
-
-def log_t_curve_table() -> Table:
-    """The kept loss curves of `scripts/gpu_train.py`, all LLMs together: at the best epoch and at the end."""
-    trainings = [each for each in json.loads(LOG_T.read_text(encoding="utf-8"))["results"] if each.get("curves")]
-    rows = []
-    for each in trainings:
-        curve = {name: [float(row[name]) for row in each["curves"]] for name in each["curves"][0]}
-        held_out, in_training = curve["held_out_loss"], curve["train_loss"]
-        best = int(np.argmin(held_out))
-        rows.append(
-            (
-                each["name"],
-                f"{best + 1} of {len(held_out)}",
-                f"{in_training[best]:.3f} / {held_out[best]:.3f}",
-                f"{in_training[-1]:.3f} / {held_out[-1]:.3f}",
-                signed(held_out[-1] - held_out[best]),
-                f"{curve['tau'][best]:.3f} / {curve['tau'][-1]:.3f}",
-                f"{curve['mae'][best]:.1f} / {curve['mae'][-1]:.1f}",
-                f"{100 * curve['cover0.9'][best]:.1f} / {100 * curve['cover0.9'][-1]:.1f} %",
-            )
-        )
-    columns = ("", "best epoch", "loss there", "loss at the end", "rise", "tau", "MAE", "90 % intervals hold")
-    settings = {each["name"]: each["settings"].items() for each in trainings}
-    notes = [
-        "Loss: in training, dropout on / held out. tau, MAE, intervals: held out, at the best epoch / at the end.",
-        *(f"{name}: {', '.join(f'{key} {value}' for key, value in each)}" for name, each in settings.items()),
-    ]
-    return Table("Loss curves of the log-t prediction, all LLMs together", columns, rows, notes)

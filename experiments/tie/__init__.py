@@ -2,7 +2,7 @@
 
 from experiments.study import Study
 from experiments.tie.study import HIGH, LOW, TieGrid, TieResult, measure
-from experiments.tie.tables import CLAIM_NOTE, claims, facts, figures, tables
+from experiments.tie.tables import CLAIM_NOTE, claims, figures, tables
 
 STUDY: Study[TieGrid, TieResult] = Study(
     name="tie",
@@ -17,7 +17,6 @@ STUDY: Study[TieGrid, TieResult] = Study(
     measure=measure,
     tables=tables,
     figures=figures,
-    facts=facts,
     claims=claims,
     claim_notes=lambda _: [CLAIM_NOTE],
 )

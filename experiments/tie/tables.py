@@ -1,4 +1,4 @@
-"""Claims, tables, figures and facts of the TIE study, and what explains the differences from the paper."""
+"""Claims, tables and figures of the TIE study, and what explains the differences from the paper."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from experiments.tie.study import (
 from experiments.tie.traffic import AS_IN_PAPER, weighted_score
 from lengthwise.reports.page import Figure, axes, axis, panel
 from lengthwise.reports.runs import latency_by_load, multiple, predictor_label, seconds
-from lengthwise.reports.simulation import facts as grid_facts
 from lengthwise.reports.simulation import runs_of
 from lengthwise.reports.tables import Table
 from lengthwise.simulator.grid import Cell, Grid, Measure, Statistic
@@ -287,24 +286,6 @@ def _offline(found: TieResult) -> Table:
         ],
         group=lambda cell: cell.predictor,
     )
-
-
-def facts(found: TieResult) -> dict[str, Any]:
-    """Everything that the tables show, for JSON."""
-    return {
-        "origin": found.origin,
-        "predictor": found.predictor,
-        "online": grid_facts(found.online),
-        "synthetic": grid_facts(found.synthetic),
-        "offline": grid_facts(found.offline),
-        "offline_samples": {
-            f"{policy}, {predictor}": {"time_to_samples_s": times, "samples_in_window": counts}
-            for (policy, predictor), (times, counts) in offline_figures(found).items()
-        },
-        "prompt_cv": found.prompt_cv,
-        "orders": {name: orders(grid.predictions[predictor][0]) for name, grid, predictor in _traffics(found)},
-        "sjf_over_fcfs_by_tau": weaker(found),
-    }
 
 
 def figures(found: TieResult) -> list[Figure]:

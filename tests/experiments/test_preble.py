@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +35,6 @@ from experiments.routing import (
 )
 from experiments.study import Run
 from lengthwise.errors import InputError
-from lengthwise.reports.tables import to_json
 from lengthwise.simulator.tasks import ResultCache
 from lengthwise.workloads import DiscreteLengths, Workload
 from tests.experiments.samples import check_output
@@ -161,9 +159,6 @@ def test_tables_page_static_figure_and_json_are_complete(found: PrebleResult, tm
     ):
         assert title in titles
     check_output(STUDY.output(found))
-    facts = json.loads(to_json(STUDY.output(found).facts))["result"]
-    assert len(facts["react"]) == len(found.react)
-    assert len(facts["react"][0]["seeds"]) == SMALL.seeds
     draw(found, tmp_path / "preble.png")
     assert (tmp_path / "preble.png").read_bytes().startswith(b"\x89PNG")
 

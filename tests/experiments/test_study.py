@@ -63,7 +63,6 @@ TOY: Study[Grid, list[int]] = Study(
     minutes=(10, 0.1),
     measure=measure,
     tables=lambda squares: [Table("Squares", ("square",), [[str(each)] for each in squares])],
-    facts=lambda squares: {"squares": squares},
     claims=lambda squares: [Claim("the last over the first", 4.0, Ratio(squares[-1] / squares[0], 3.0, 10.0))],
     needs=lambda grid: None if grid.file is None or grid.file.is_file() else "needs its file",
 )
@@ -95,12 +94,12 @@ class TestRunner:
         assert "about 10 min" in printed.err
         assert Path("out/experiments/toy.html").read_text(encoding="utf-8").startswith("<!doctype html>")
         facts = json.loads(Path("out/experiments/toy.json").read_text(encoding="utf-8"))
-        assert facts["result"] == {"squares": [1, 4, 9]}
+        assert facts["tables"][0]["rows"] == [["1"], ["4"], ["9"]]
         assert facts["claims"][0]["verdict"] == "the same"
 
     def test_json_is_printed_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("--quick", "--json") == 0
-        assert json.loads(capsys.readouterr().out)["result"] == {"squares": [4]}
+        assert json.loads(capsys.readouterr().out)["tables"][0]["rows"] == [["4"]]
         assert Path("out/experiments/toy-quick.html").is_file()
 
     def test_a_finished_study_comes_from_the_cache(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +130,7 @@ class TestRunner:
 
     def test_a_setting_replaces_a_field_of_the_grid(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("--json", "--set", "numbers=5,6") == 0
-        assert json.loads(capsys.readouterr().out)["result"] == {"squares": [25, 36]}
+        assert json.loads(capsys.readouterr().out)["tables"][0]["rows"] == [["25"], ["36"]]
 
     @pytest.mark.parametrize(
         ("arguments", "message"),

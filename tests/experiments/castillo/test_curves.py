@@ -9,21 +9,12 @@ import pyarrow as pa
 import pytest
 
 from experiments.castillo import STUDY, CastilloGrid, measure
-from experiments.castillo.loss_curves import Curves, log_t_curve_table
+from experiments.castillo.loss_curves import Curves
 from experiments.castillo.rows import LLMS
 from experiments.study import Run
 from lengthwise.errors import InputError
 from lengthwise.simulator.tasks import ResultCache
 from tests.experiments.samples import check_output
-
-
-def test_overfitting_of_the_kept_trainings_is_a_rise_of_the_held_out_loss() -> None:
-    rows = log_t_curve_table().rows
-    assert len(rows) == 5
-    for row in rows:
-        at_best, at_end = (float(cell.split(" / ")[1]) for cell in row[2:4])
-        assert float(row[4]) == pytest.approx(at_end - at_best, abs=0.0011)
-        assert at_end >= at_best
 
 
 def test_the_rise_of_a_papers_network_is_its_last_loss_over_its_smallest() -> None:
