@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
-from experiments.study import Run, SeededGrid, SeedResults, Study, sections
+from experiments.study import Call, Run, SeededGrid, SeedResults, Study, sections
 from lengthwise.errors import InputError
 from lengthwise.reports.runs import NAMES, multiple, seconds
 from lengthwise.reports.tables import Table
@@ -31,9 +31,9 @@ from lengthwise.simulator import (
     predict_workload,
     simulate,
 )
+from lengthwise.simulator.cluster import at_rate
 from lengthwise.simulator.grid import Measure, Statistic
 from lengthwise.simulator.paired import Ratio
-from lengthwise.simulator.tasks import code_version, content_key
 from lengthwise.workloads import Workload, castillo_workload, load_castillo, load_trace, redraw
 from lengthwise.workloads.generators import DiscreteLengths, react_workload
 from lengthwise.workloads.traces import find_trace
@@ -84,44 +84,37 @@ class FleetTask:
     predictor: str = "oracle"
     refresh: str | None = None
 
-    @property
-    def key(self) -> str:
-        """Content key: engines, workload, settings, code."""
-        return content_key(
-            kind="disaggregation",
-            code=code_version(),
-            engines=[repr(engine) for engine in Fleet.parse(self.fleet).engines],
-            workload=_digest(self.case, self.requests, self.seed),
-            what=asdict(self),
-            under=(POLICY, ROUTER, KvLink().latency_s),
-        )
 
-    def run(self) -> dict[str, Any]:
-        """Capacity, the summary of the run, and the transfer between pools."""
-        fleet, capacity = Fleet.parse(self.fleet), _capacity(self.case, self.requests, self.seed, self.fleet)
-        drawn = draw(self.case, self.requests, self.seed)
-        workload = drawn.replace(arrival_s=drawn.arrival_s / (self.load * capacity.requests_per_s))
-        known = _predicted(self.case, self.requests, self.seed, self.predictor)
-        pools = Pools(self.prefill, len(fleet) - self.prefill, KvLink(self.gb_per_s)) if self.prefill else None
-        refreshed = None if self.refresh is None else _predicted(self.case, self.requests, self.seed, self.refresh)
-        outcome = simulate(workload, fleet, POLICY, router=ROUTER, predictor=known, pools=pools, refresh=refreshed)
-        return {
-            "capacity_per_s": capacity.requests_per_s,
-            "steady": capacity.steady,
-            **outcome.summary.to_dict(),
-            **_between(outcome),
-        }
+def fleet_run(task: FleetTask) -> dict[str, Any]:
+    """Return capacity, the summary of the run, and the transfer between pools."""
+    drawn = (task.case, task.requests, task.seed)
+    fleet, capacity = Fleet.parse(task.fleet), _capacity(*drawn, task.fleet)
+    pools = Pools(task.prefill, len(fleet) - task.prefill, KvLink(task.gb_per_s)) if task.prefill else None
+    outcome = simulate(
+        at_rate(draw(*drawn), task.load * capacity.requests_per_s),
+        fleet,
+        POLICY,
+        router=ROUTER,
+        predictor=_predicted(*drawn, task.predictor),
+        pools=pools,
+        refresh=None if task.refresh is None else _predicted(*drawn, task.refresh),
+    )
+    return {
+        "capacity_per_s": capacity.requests_per_s,
+        "steady": capacity.steady,
+        **outcome.summary.to_dict(),
+        **_between(outcome),
+    }
 
 
 def _between(outcome: Outcome) -> dict[str, float | None]:
-    """Means over transferred requests: seconds of transfer, seconds until admission, KV tokens sent."""
+    """Means over transferred requests: seconds of transfer, and until admission."""
     handover = outcome.handover
     if handover is None or not (moved := handover.engine >= 0).any():
-        return {"transfer_s": None, "memory_s": None, "sent_tokens": None}
+        return {"transfer_s": None, "memory_s": None}
     return {
         "transfer_s": float(np.mean((handover.arrived - outcome.first_token)[moved])),
         "memory_s": float(np.mean((handover.started - handover.arrived)[moved])),
-        "sent_tokens": float(np.mean(handover.sent_tokens[moved])),
     }
 
 
@@ -133,11 +126,6 @@ def _capacity(case: str, requests: int, seed: int, fleet: str) -> Capacity:
 @lru_cache(maxsize=16)
 def _predicted(case: str, requests: int, seed: int, predictor: str) -> RequestPredictions:
     return predict_workload(draw(case, requests, seed), predictor, seed=seed)
-
-
-@lru_cache(maxsize=256)
-def _digest(case: str, requests: int, seed: int) -> str:
-    return draw(case, requests, seed).content_hash
 
 
 What = tuple[Measure, Statistic]
@@ -245,7 +233,7 @@ def _arranged(
     run: Run, what: str, tasks: Sequence[FleetTask], seeds: int, base: Callable[[FleetTask], FleetTask]
 ) -> tuple[Arrangement, ...]:
     """Every arrangement over all seeds, with ratios over its baseline, which is one of them."""
-    results = run.by_seed(what, tasks, seeds, lambda task, seed: replace(task, seed=seed))
+    results = run.by_seed(what, tasks, seeds, lambda task, seed: Call(fleet_run, (replace(task, seed=seed),)))
     found = {task: SeedResults(seeds=each) for task, each in results.items()}
     return tuple(
         Arrangement(

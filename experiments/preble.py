@@ -38,14 +38,14 @@ from experiments.routing import (
     places,
     routing_task,
 )
-from experiments.study import Claim, Run, SeededGrid, SeedResults, Study, sections
+from experiments.study import Call, Claim, Run, SeededGrid, SeedResults, Study, sections
 from lengthwise.errors import InputError
 from lengthwise.reports.figures import COLOURS, figure, legend, log_tokens, save
 from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, Outcome, simulate
 from lengthwise.simulator.paired import Ratio
-from lengthwise.simulator.tasks import CapacityTask, Setting, code_version, content_key
+from lengthwise.simulator.tasks import CapacityTask, Setting
 from lengthwise.workloads.datasets import PACKAGED
 
 LENGTH_UNAWARE: Final = ("random", "round_robin", "least_outstanding", "least_load", "cache_aware", "dynamo", "e2")
@@ -99,45 +99,32 @@ class PrebleResult:
     """Lengths of the most variance, all engines and rates."""
     shared: tuple[Cell, ...]
     diagnosis: Mapping[float, Mapping[str, float]]
-    """By requests per second, on the engines of figure 2: the fields of `DiagnosisTask`, mean over seeds."""
+    """By requests per second, on the engines of figure 2: what `diagnosis` returns, mean over seeds."""
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnosisTask:
-    """Why true lengths change little in E2: both variants on the same requests, without routing time.
+def diagnosis(where: Setting, rate: float) -> dict[str, Any]:
+    """Return why true lengths change little in E2: both variants on the same requests, without routing time.
 
     E2 compares loads only where several engines hold the longest known prefix, or where a prefix is new. Elsewhere the
     only holder gets the request whatever its length, until balancing moves the prefix. And a load counts live requests:
     of two lengths the short ones are seldom among them, so the number of live requests already implies their lengths.
     """
-
-    where: Setting
-    rate: float
-
-    @property
-    def key(self) -> str:
-        """Content key."""
-        return content_key(kind="why e2", code=code_version(), where=self.where.key, rate=self.rate)
-
-    def run(self) -> dict[str, Any]:
-        """The columns of the table of the diagnosis."""
-        workload = self.where.workload
-        workload = workload.replace(arrival_s=workload.arrival_s / self.rate)
-        plain, with_lengths = (
-            simulate(workload, self.where.fleet, "fcfs", router=router, predictor="oracle", explain=True)
-            for router in ("e2", "e2_length")
-        )
-        tenants = np.array(workload.table["tenant"].to_pylist())
-        stay = plain.finish - plain.arrival
-        counts = np.bincount(plain.engine, minlength=len(self.where.fleet))
-        return {
-            "decided_by_load": _decided_by_load(plain),
-            "moved": float((plain.engine != with_lengths.engine).mean()),
-            "short_live": float(stay[workload.output_tokens == 1].sum() / stay.sum()),
-            "busiest": float(counts.max() / counts.mean()),
-            "moves": _moves(plain, tenants),
-            "moves_true_lengths": _moves(with_lengths, tenants),
-        }
+    workload = where.workload_at(rate)
+    plain, with_lengths = (
+        simulate(workload, where.fleet, "fcfs", router=router, predictor="oracle", explain=True)
+        for router in ("e2", "e2_length")
+    )
+    tenants = np.array(workload.table["tenant"].to_pylist())
+    stay = plain.finish - plain.arrival
+    counts = np.bincount(plain.engine, minlength=len(where.fleet))
+    return {
+        "decided_by_load": _decided_by_load(plain),
+        "moved": float((plain.engine != with_lengths.engine).mean()),
+        "short_live": float(stay[workload.output_tokens == 1].sum() / stay.sum()),
+        "busiest": float(counts.max() / counts.mean()),
+        "moves": _moves(plain, tenants),
+        "moves_true_lengths": _moves(with_lengths, tenants),
+    }
 
 
 def _moves(outcome: Outcome, tenants: NDArray[np.str_]) -> float:
@@ -163,7 +150,10 @@ def measure(run: Run, grid: PrebleGrid) -> PrebleResult:
     on_react = [Place(VARIED, count, rate) for rate in grid.rates for count in grid.engines]
     in_paper = [rate for rate in grid.rates if rate in LATENCY_S]
     why = run.by_seed(
-        "diagnosis", in_paper, grid.seeds, lambda rate, seed: DiagnosisTask(*react(Place(VARIED, COMPARED, rate), seed))
+        "diagnosis",
+        in_paper,
+        grid.seeds,
+        lambda rate, seed: Call(diagnosis, react(Place(VARIED, COMPARED, rate), seed)),
     )
     return PrebleResult(
         grid,

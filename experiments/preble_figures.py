@@ -31,13 +31,13 @@ from experiments.routing import (
     Place,
     React,
 )
-from experiments.study import Claim, Run, SeededGrid, SeedResults, Study, sections
+from experiments.study import Call, Claim, Run, SeededGrid, SeedResults, Study, sections
 from lengthwise.reports.runs import multiple, seconds
 from lengthwise.reports.tables import Table, share
 from lengthwise.simulator import Fleet, simulate
 from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.routing import routing_time_s
-from lengthwise.simulator.tasks import Setting, code_version, content_key
+from lengthwise.simulator.tasks import Setting
 
 LENGTH_NAMES: Final = {FIXED: "150", VARIED: "1 or 300", BY_PREFIX: BY_PREFIX}
 CUT, DRAINED = "cut_s", "drained_s"
@@ -77,50 +77,23 @@ class FiguresGrid(SeededGrid):
     seconds: float = SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedTask:
-    """One simulation, summarised under both rules."""
-
-    where: Setting
-    rate: float
-    variant: Variant
-    cut_at_s: float
-
-    @property
-    def key(self) -> str:
-        """Content key."""
-        return content_key(
-            kind="preble figures",
-            code=code_version(),
-            where=self.where.key,
-            rate=self.rate,
-            variant=self.variant,
-            charge=self._charge_s,
-            cut=self.cut_at_s,
-        )
-
-    @property
-    def _charge_s(self) -> float:
-        given = self.variant.charge_s
-        return routing_time_s(self.variant.router, len(self.where.fleet)) if given is None else given
-
-    def run(self) -> dict[str, Any]:
-        """Mean normalized latency of all requests, and of those that finished in time, with their share."""
-        outcome = simulate(
-            self.where.workload_at(self.rate),
-            self.where.fleet,
-            self.variant.policy,
-            router=self.variant.router,
-            predictor=self.variant.predictor or "oracle",  # not used by routers without a predictor
-            routing_s=self._charge_s,
-        )
-        per_token = (outcome.finish - outcome.arrival) / outcome.output_tokens
-        finished = outcome.finish <= self.cut_at_s
-        return {
-            DRAINED: float(per_token.mean()),
-            CUT: float(per_token[finished].mean()) if finished.any() else math.nan,
-            "finished": float(finished.mean()),
-        }
+def routed(where: Setting, rate: float, variant: Variant, charge_s: float, cut_at_s: float) -> dict[str, Any]:
+    """Return the mean normalized latency of all requests, and of those that finished in time, with their share."""
+    outcome = simulate(
+        where.workload_at(rate),
+        where.fleet,
+        variant.policy,
+        router=variant.router,
+        predictor=variant.predictor or "oracle",  # not used by routers without a predictor
+        routing_s=charge_s,
+    )
+    per_token = (outcome.finish - outcome.arrival) / outcome.output_tokens
+    finished = outcome.finish <= cut_at_s
+    return {
+        DRAINED: float(per_token.mean()),
+        CUT: float(per_token[finished].mean()) if finished.any() else math.nan,
+        "finished": float(finished.mean()),
+    }
 
 
 @dataclass(frozen=True)
@@ -187,11 +160,13 @@ def _plan(grid: FiguresGrid) -> Iterator[tuple[Place, Variant]]:
 def measure(run: Run, grid: FiguresGrid) -> FiguresResult:
     """Run everything that the cache does not have."""
 
-    def task(name: tuple[Place, Variant], seed: int) -> RoutedTask:
+    def task(name: tuple[Place, Variant], seed: int) -> Call:
         place, variant = name
         source = React(place.workload, round(grid.seconds * place.at))
         where = Setting(source, Fleet.parse(f"{place.engines}*{ENGINE}"), seed, own_arrivals=False)
-        return RoutedTask(where, place.at, variant, grid.seconds)
+        measured_s = routing_time_s(variant.router, place.engines)
+        charge_s = measured_s if variant.charge_s is None else variant.charge_s
+        return Call(routed, (where, place.at, variant, charge_s, grid.seconds))
 
     found = run.by_seed("react", list(dict.fromkeys(_plan(grid))), grid.seeds, task)
     return FiguresResult(grid, tuple(Routed(*name, seeds=each) for name, each in found.items()))

@@ -13,12 +13,13 @@ from experiments.disaggregation import (
     FleetTask,
     What,
     draw,
+    fleet_run,
     measure,
     tables,
     trace_name,
     verdict,
 )
-from experiments.study import Run
+from experiments.study import Call, Run
 from lengthwise.errors import InputError
 from lengthwise.simulator.paired import Ratio
 from lengthwise.simulator.tasks import ResultCache
@@ -82,8 +83,7 @@ def test_a_result_is_known_by_all_that_it_depends_on() -> None:
         replace(one, refresh="oracle"),
         replace(one, fleet="2*llama-3-8b@h100"),
     ]
-    assert len({each.key for each in (one, *others)}) == 1 + len(others)
-    assert one.key == replace(one).key
+    assert len({Call(fleet_run, (each,)).key for each in (one, replace(one), *others)}) == 1 + len(others)
 
 
 def test_tables_page_and_json_are_complete(found: DisaggregationResult) -> None:

@@ -14,9 +14,9 @@ from experiments.preble_figures import (
     STUDY,
     FiguresGrid,
     FiguresResult,
-    RoutedTask,
     Variant,
     measure,
+    routed,
 )
 from experiments.routing import BY_PREFIX, FIXED, React
 from experiments.study import Run
@@ -37,7 +37,7 @@ def test_the_cut_counts_only_requests_that_finish_in_time() -> None:
     where = Setting(React("20:1", 192), Fleet.parse("2*mistral-7b@a6000"), 0)
     outcome = simulate(where.workload_at(RATE), where.fleet, "fcfs", router=LOR)
     cut_at_s = float(np.median(outcome.finish))
-    both = RoutedTask(where, RATE, Variant(LOR, charge_s=0.0), cut_at_s).run()
+    both = routed(where, RATE, Variant(LOR), 0.0, cut_at_s)
     per_token = (outcome.finish - outcome.arrival) / outcome.output_tokens
     counted = outcome.finish <= cut_at_s
     assert both[DRAINED] == pytest.approx(per_token.mean())
@@ -47,8 +47,8 @@ def test_the_cut_counts_only_requests_that_finish_in_time() -> None:
 
 
 def test_a_cut_before_the_first_answer_has_no_latency() -> None:
-    task = RoutedTask(Setting(React(FIXED, 20), Fleet.parse("2*mistral-7b@a6000"), 0), RATE, E2, 0.1)
-    assert math.isnan(task.run()[CUT])
+    where = Setting(React(FIXED, 20), Fleet.parse("2*mistral-7b@a6000"), 0)
+    assert math.isnan(routed(where, RATE, E2, 0.0, 0.1)[CUT])
 
 
 def test_by_prefix_each_workload_has_one_length_and_all_differ() -> None:
