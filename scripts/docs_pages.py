@@ -4,12 +4,16 @@
 from the public names of the package (their docstrings by mkdocstrings), and `project/` from the files at the root of
 the repository. They replace the placeholders that a reader of the repository finds. Pages of docs/ that the navigation
 of mkdocs.yml does not name are added to the section of their folder; named pages that do not exist are left out.
+
+`python -m scripts.docs_pages` writes docs/reference/metrics.md, which is kept, from the metrics of the gateway.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = {"changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md", "security": "SECURITY.md"}
+METRICS = ROOT / "docs" / "reference" / "metrics.md"
 SECTIONS = {"start": "Start", "guides": "Guides", "reference": "Reference", "studies": "Studies"}
 
 CLI_INTRODUCTION = """\
@@ -44,6 +49,20 @@ the file is replaced by that variable."""
 PYTHON_INTRODUCTION = """\
 What `import lengthwise` offers. These names are the public interface; everything else may change between versions. A
 name is imported at its first use, so an optional package is needed only by what uses it."""
+
+METRICS_INTRODUCTION = """\
+# Metrics
+
+`GET /metrics` of the gateway, in Prometheus's text format. Times are in seconds. Labels are bounded: the configured
+engines and tenants, and short fixed lists; an engine has its name in the configuration, never its address. With several
+workers each sample has the label `worker`; sum over it. This page is made by `python -m scripts.docs_pages`.
+
+`configs/grafana-dashboard.json` and `configs/prometheus-alerts.yaml` use these names; a test checks that they exist
+([dashboard](../guides/dashboard.md#grafana-and-alerts)).
+
+| name | type | labels | meaning |
+|---|---|---|---|
+"""
 
 
 @cache
@@ -310,3 +329,33 @@ def python_page() -> str:
             made = getattr(lengthwise, name)
             lines += [f"::: {made.__module__}.{made.__qualname__}", ""]
     return "\n".join(lines)
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+async def metric_families() -> list[tuple[str, str, list[str], str]]:
+    """Return name, type, labels and text of every metric, those of optional parts included."""
+    from lengthwise.gateway import GatewayConfig, create_app
+
+    with tempfile.TemporaryDirectory() as folder:
+        fields = {
+            "engines": ["http://127.0.0.1:1", "http://127.0.0.1:2"],
+            "router": "round_robin",
+            "predictor": "none",
+            "access_log": f"{folder}/access.log",
+            "learn": f"{folder}/learn",
+        }
+        app = create_app(GatewayConfig.model_validate(fields))
+        return sorted(app.state.metrics.families())
+
+
+def metrics_page() -> str:
+    """Return the page of the metrics."""
+    families = asyncio.run(metric_families())
+    rows = [f"| `{name}` | {kind} | {', '.join(labels)} | {text} |" for name, kind, labels, text in families]
+    return METRICS_INTRODUCTION + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    METRICS.write_text(metrics_page(), encoding="utf-8")

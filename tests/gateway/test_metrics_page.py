@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from scripts import metrics_page
+from scripts import docs_pages
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
@@ -23,7 +23,7 @@ _SELECTOR = re.compile(r"\b(lengthwise_\w+)(?:\{([^}]*)\})?")
 def exported() -> dict[str, set[str]]:
     """The labels of each name that Prometheus stores."""
     found = {}
-    for name, kind, labels, _ in asyncio.run(metrics_page.families()):
+    for name, kind, labels, _ in asyncio.run(docs_pages.metric_families()):
         for suffix in SUFFIXES.get(kind, ("",)):
             found[name + suffix] = {*labels, *(["le"] if suffix == "_bucket" else [])}
     return found
@@ -47,7 +47,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def test_the_page_is_what_the_code_exports() -> None:
-    assert metrics_page.PAGE.read_text() == metrics_page.page(), "run: python -m scripts.metrics_page"
+    assert docs_pages.METRICS.read_text() == docs_pages.metrics_page(), "run: python -m scripts.docs_pages"
 
 
 @pytest.mark.parametrize(("expression", "text"), list(expressions()))
