@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +96,29 @@ def test_a_process_that_dies_is_restarted_a_bounded_number_of_times(fast: Subpro
     with pytest.raises(SubprocessError, match="died"):
         fast.predict(INPUTS)
     assert fast.pid is None
+
+
+def test_a_process_that_dies_while_it_loads_is_restarted(
+    fast: SubprocessPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def killing(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
+        if len(started) <= kills:
+            started[-1].kill()
+        return started[-1]
+
+    monkeypatch.setattr(module.subprocess, "Popen", killing)
+    kills = 2
+    assert len(fast.start().predict(INPUTS)) == len(INPUTS)
+    assert len(started) == 3
+    started.clear()
+    kills = 3
+    with pytest.raises(SubprocessError, match="ended"):
+        SubprocessPredictor("fast").start()
+    assert len(started) == 3
 
 
 def test_close_releases_a_thread_that_waits_for_a_hanging_process(fast: SubprocessPredictor) -> None:

@@ -31,6 +31,10 @@ class SubprocessError(Exception):
     """The predictor raised in its process, or the process ended."""
 
 
+class _EndedError(SubprocessError):
+    """The process ended."""
+
+
 class SubprocessPredictor:
     """A LengthPredictor by name, in a separate process from `start` to `close`.
 
@@ -59,9 +63,15 @@ class SubprocessPredictor:
         return None if self._process is None else self._process.pid
 
     def start(self) -> SubprocessPredictor:
-        """Start the process and wait until it has loaded its predictor."""
-        self._started()
-        return self
+        """Start the process and wait until it has loaded its predictor; again if it dies meanwhile."""
+        while True:
+            try:
+                self._started()
+            except _EndedError:
+                if self.given_up or self._closed.is_set():
+                    raise
+            else:
+                return self
 
     def predict(self, inputs: Sequence[PredictionInput]) -> Predictions:
         """Return one prediction for each input, in order."""
@@ -103,7 +113,7 @@ class SubprocessPredictor:
             answer, error_text, cpu_s = pickle.load(reader)  # noqa: S301  (written by our own process)
         except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:  # ValueError: closed in the meantime
             self._forget(process)
-            raise SubprocessError("the predictor's process ended") from error
+            raise _EndedError("the predictor's process ended") from error
         self.cpu_s += cpu_s
         if error_text is not None:
             if inputs is None:
