@@ -110,7 +110,7 @@ def test_a_process_that_dies_while_it_loads_is_restarted(
             started[-1].kill()
         return started[-1]
 
-    monkeypatch.setattr(module.subprocess, "Popen", killing)
+    monkeypatch.setattr(subprocess, "Popen", killing)
     kills = 2
     assert len(fast.start().predict(INPUTS)) == len(INPUTS)
     assert len(started) == 3
