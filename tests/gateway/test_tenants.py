@@ -13,12 +13,16 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from lengthwise.gateway.config import TenantConfig
 from lengthwise.gateway.errors import ApiError
 from lengthwise.gateway.keys import add_key, remove_keys
 from lengthwise.gateway.tenants import Account, Lease, TokenBucket
-from tests.gateway.engine import StandIn
+from tests.gateway.engine import StandIn, served
 from tests.gateway.helpers import CHAT, PLAIN, body, gateway, metric, until, until_true, until_waiting
 
 pytestmark = pytest.mark.anyio
@@ -353,6 +357,34 @@ async def test_with_keys_tenants_have_fair_shares_by_weight(
     with gateway(engine_url, keys=file) as url:
         async with http.get(url + "/health") as response:
             assert (await response.json())["policy"] == "fair(lengthwise)"
+
+
+@pytest.mark.parametrize("several", [{"n": 10}, {"prompt": ["hello"] * 10}], ids=["answers", "prompts"])
+async def test_several_answers_in_one_request_are_not_charged_as_one(
+    several: dict[str, Any], http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.json"
+    greedy, modest = add_key(file, "greedy", {}), add_key(file, "modest", {})
+    order: list[str] = []
+
+    async def complete(request: Request) -> JSONResponse:
+        order.append((await request.json())["user"])
+        tokens = 3000 if order[-1] == "greedy" else 300
+        return JSONResponse({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": tokens}})
+
+    app = Starlette(routes=[Route("/v1/completions", complete, methods=["POST"])])
+    with served(app) as engine_url, gateway(engine_url, keys=file, in_flight=1, policy="fair(fcfs):quantum=1") as url:
+
+        async def keep_asking(key: str, name: str, **fields: Any) -> None:
+            while len(order) < 88:
+                await ask(http, url, key, name=name, tokens=300, **fields)
+
+        await asyncio.gather(
+            *(keep_asking(greedy, "greedy", **several) for _ in range(4)),
+            *(keep_asking(modest, "modest") for _ in range(4)),
+        )
+    # In equal shares of the tokens, the request of 3,000 comes once for ten of 300.
+    assert order.count("greedy") <= 20
 
 
 async def test_the_admin_api_takes_this_machine_or_an_admin_key(

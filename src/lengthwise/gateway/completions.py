@@ -223,7 +223,8 @@ class Completions:
             self._recent.add(call)
             if self._tracing is not None and call.span is not None:
                 self._tracing.end(call.span, call)
-            lease.settle(_used_tokens(call))
+            used = _used_tokens(call)
+            lease.settle(used)
             if caller.logged:
                 _log_call(call)
             if job.started is not None:
@@ -232,7 +233,9 @@ class Completions:
                 self._traffic.add(call, trace, self._dispatcher.clock() - began)
             tokens, cut = (measure.length if body.one_answer else None) or (None, False)
             self._predictions.ended(job.id, tokens, censored=cut)
-            if tokens is not None or job.started is None:
+            if used and not body.one_answer:
+                job.used_tokens = used
+            if tokens is not None or job.started is None or job.used_tokens is not None:
                 self._dispatcher.finished(job, tokens or 0)
 
     def _read(

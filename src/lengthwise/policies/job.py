@@ -72,7 +72,8 @@ class Job:
     integrals and computed when first read.
 
     Set by the queue under a policy with rounds: `rounds`, the state that gave the job its `round_number`; `charged`,
-    the work charged there; `credited`, the credit the job added there.
+    the work charged there; `credited`, the credit the job added there. `used_tokens`: set by a host for a finished request
+    with several answers, the tokens of its prompts and answers; it has no length of its own, and `generated` stays 0.
     """
 
     id: str
@@ -96,6 +97,7 @@ class Job:
     round_number: int = field(init=False, default=0)
     rounds: Rounds | None = field(init=False, default=None)
     charged: int = field(init=False, default=0)
+    used_tokens: int | None = field(init=False, default=None)
     credited: float = field(init=False, default=0.0)
     _current: _Moments = field(init=False)
     _initial: _Moments = field(init=False)

@@ -63,7 +63,8 @@ class FlowRounds(Generic[Flow]):
         """Charge the true work in place of the expected work."""
         flow = self.flow(job)
         if flow in self.ends:
-            self.ends[flow] += job.prompt_tokens + job.generated - job.charged
+            used = job.prompt_tokens + job.generated if job.used_tokens is None else job.used_tokens
+            self.ends[flow] += used - job.charged
 
     def _sweep(self) -> None:
         """Drop flows behind the current round: they would rejoin there anyway."""
