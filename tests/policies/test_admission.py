@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.errors import InputError
 from lengthwise.lengths import LogT, Point
 from lengthwise.policies import Job
 from lengthwise.policies.admission import (
     LENGTH_LEVELS,
     JointAdmission,
     KvDemand,
-    PeakAdmission,
-    job_levels,
     joint_kv_tokens,
     length_levels,
     peak_kv_tokens,
@@ -39,24 +35,18 @@ def test_the_peak_is_that_of_simulating_every_step(running: list[KvDemand], bloc
     assert peak_kv_tokens(running, block_size) == stepped_peak(running, block_size)
 
 
-@given(demands, st.integers(1, 3000))
-def test_each_step_of_the_running_lowers_the_excess_by_at_most_one_token(running: list[KvDemand], kv: int) -> None:
-    limit, (candidate, *others) = PeakAdmission(kv), running
+@given(demands)
+def test_each_step_of_the_running_lowers_the_peak_by_at_most_one_token(running: list[KvDemand]) -> None:
+    candidate, *others = running
     later = [KvDemand(one.tokens + 1, one.remaining - 1) for one in others if one.remaining > 1]
     if len(later) == len(others):  # nothing has finished
-        assert limit.excess(candidate, later) >= limit.excess(candidate, others) - 1
+        assert peak_kv_tokens([candidate, *later]) >= peak_kv_tokens(running) - 1
 
 
-def test_a_request_waits_until_the_predicted_peak_fits() -> None:
+def test_a_short_request_finishes_before_the_peak_of_a_long_one() -> None:
     running = [KvDemand(tokens=100, remaining=50)]
-    short, long = KvDemand(20, 10), KvDemand(20, 100)
-    assert peak_kv_tokens([*running, short]) == 150  # the short one finishes before the peak of the other
-    assert peak_kv_tokens([*running, long]) == 220
-    assert PeakAdmission(150).admits(short, running)
-    assert not PeakAdmission(219).admits(long, running)
-    assert PeakAdmission(219).excess(long, running) == 1
-    assert PeakAdmission(220).admits(long, running)
-    assert PeakAdmission(10).admits(long, [])  # alone it has the whole engine
+    assert peak_kv_tokens([*running, KvDemand(20, 10)]) == 150
+    assert peak_kv_tokens([*running, KvDemand(20, 100)]) == 220
 
 
 def test_a_longer_answer_counts_at_the_next_level_of_its_prediction() -> None:
@@ -68,23 +58,6 @@ def test_a_longer_answer_counts_at_the_next_level_of_its_prediction() -> None:
     assert predicted_remaining(levels, 30) == levels[0] - 30
     assert predicted_remaining(levels, levels[0]) == levels[1] - levels[0]
     assert predicted_remaining(levels, 9000) == 1
-
-
-def test_a_jobs_demand_is_its_context_and_the_rest_of_its_prediction() -> None:
-    job = Job("a", 0.0, 40, prediction=Point(90), generated=30)
-    assert PeakAdmission(1000).demand(job) == KvDemand(70, 60)
-
-
-@pytest.mark.parametrize(("kv", "block", "quantile"), [(0, 1, 0.9), (1, 0, 0.9), (1, 1, 1.0)])
-def test_impossible_settings_are_input_errors(kv: int, block: int, quantile: float) -> None:
-    with pytest.raises(InputError):
-        PeakAdmission(kv, block, quantile)
-
-
-@given(st.floats(-2, 12), st.floats(0.05, 3), st.integers(1, 9000), st.sampled_from([0.5, 0.85, 0.9]))
-def test_the_levels_of_one_job_are_those_of_the_arrays(mu: float, sigma: float, cap: int, quantile: float) -> None:
-    job = Job("a", 0.0, prediction=LogT(mu, sigma, cap))
-    assert list(job_levels(job, quantile)) == length_levels(job.mu, job.sigma, job.cap, quantile)[0].tolist()
 
 
 Prediction = tuple[float, float, int, int]
@@ -126,8 +99,8 @@ def test_with_known_lengths_the_joint_memory_is_close_to_the_peak(known: list[tu
 def test_many_wide_predictions_take_less_together_than_each_at_a_high_quantile() -> None:
     jobs = [Job(str(n), 0.0, prompt_tokens=100, prediction=LogT(5.5, 0.8, cap=4000)) for n in range(40)]
     together = joint([(job.mu, job.sigma, 100, 0) for job in jobs], 2.576)
-    each = PeakAdmission(1, quantile=0.9)
-    assert together < 0.7 * peak_kv_tokens([each.demand(job) for job in jobs])
+    length = int(length_levels(5.5, 0.8, 4000, 0.9)[0, 0])
+    assert together < 0.7 * peak_kv_tokens([KvDemand(100, length)] * len(jobs))
 
 
 def test_a_request_waits_until_the_joint_memory_fits() -> None:

@@ -3,7 +3,7 @@
 Policies are pure: time is an argument, and they know no clock, socket, simulator or engine.
 """
 
-from lengthwise.policies.admission import KvDemand, PeakAdmission, peak_kv_tokens
+from lengthwise.policies.admission import KvDemand, peak_kv_tokens
 from lengthwise.policies.arrival_order import Fcfs
 from lengthwise.policies.base import BasePolicy, parameter
 from lengthwise.policies.job import Job, JobColumns
@@ -20,7 +20,6 @@ __all__ = [
     "Job",
     "JobColumns",
     "KvDemand",
-    "PeakAdmission",
     "Policy",
     "PolicyQueue",
     "QueueView",

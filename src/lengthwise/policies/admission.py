@@ -1,22 +1,15 @@
 """Admission by predicted KV memory: may a waiting request start without the running ones running out of memory?
 
-Two rules, the same in every host, which know no clock and no engine. `PeakAdmission` is the future peak of LightLLM:
-each answer has the length of a quantile. `JointAdmission` is a quantile of what all occupy together.
-
-    limit = PeakAdmission(kv_tokens=16 * 4000, block_size=16, quantile=0.9)
-    limit.admits(limit.demand(job), [limit.demand(other) for other in running])
-
-`demand` turns a job into what the rule needs: the KV tokens it holds once admitted, and how many more it is predicted
-to take. A host that keeps these numbers itself makes `KvDemand` values directly. `peak_kv_tokens` is the definition of
-the peak; the simulator's compiled kernel computes the same number.
+Two rules, which know no clock and no engine. `peak_kv_tokens` is the future peak of LightLLM, where each answer has the
+length of a quantile (`length_levels`); the simulator's compiled kernel computes the same number. `JointAdmission`, the
+rule of the gateway, is a quantile of what all occupy together. With either, an engine without running requests admits
+anything: a request that does not fit alone never will.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import NormalDist
 from typing import Final
 
@@ -24,14 +17,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr, stdtrit
 
-from lengthwise.errors import InputError
 from lengthwise.lengths import TIE_NU
 from lengthwise.policies.job import Job
 
 LENGTH_LEVELS: Final = 5
 """How many lengths `length_levels` returns for a request: four quantiles and the cap."""
 _MAX_TOKENS: Final = 1 << 30
-_MAX_LOG: Final = math.log(_MAX_TOKENS)
 _STEPS: Final = np.unique(np.geomspace(1, 1 << 14, 64).astype(np.int64)).astype(np.float64)
 """Decode steps from now at which `joint_kv_tokens` looks."""
 _T_GRID: Final = np.linspace(-12.0, 12.0, 4801)
@@ -62,19 +53,6 @@ def length_levels(mu: ArrayLike, sigma: ArrayLike, cap: ArrayLike, quantile: flo
     )
 
 
-def job_levels(job: Job, quantile: float) -> tuple[int, ...]:
-    """Return `length_levels` of one job, without arrays: for hosts that decide once per request."""
-    cap, mu, sigma = int(min(max(1.0, job.cap), _MAX_TOKENS)), job.mu, job.sigma
-    lengths = [math.ceil(math.exp(min(mu + sigma * t, _MAX_LOG))) for t in _t_levels(quantile)]
-    return (*[min(max(1, length), cap) for length in lengths], cap)
-
-
-@lru_cache(maxsize=16)
-def _t_levels(quantile: float) -> tuple[float, ...]:
-    levels = 1.0 - (1.0 - quantile) * 0.5 ** np.arange(LENGTH_LEVELS - 1)
-    return tuple(stdtrit(TIE_NU, levels).tolist())
-
-
 def predicted_remaining(levels: Iterable[int], generated: int) -> int:
     """Return the tokens still to come by the lowest level that is not exceeded yet; 1 beyond all of them."""
     return next((int(length) - generated for length in levels if length > generated), 1)
@@ -86,7 +64,9 @@ def peak_kv_tokens(demands: Iterable[KvDemand], block_size: int = 1) -> int:
     peak = max over i of  i * remaining_i + sum over j <= i of held_j,     remaining_1 >= remaining_2 >= ...
     held = tokens + block_size - 1: the last block of a request may hold a single token.
     A request gives its memory back when it finishes, so memory peaks just before one of them does: then all that
-    outlast it have grown by as many tokens as it had left.
+    outlast it have grown by as many tokens as it had left. Each decode step of the running requests lowers the peak by
+    at most one token: one that exceeds the memory by n tokens need not be computed again for n steps, unless a request
+    finishes or a prediction changes.
     """
     peak = held = 0
     longest_first = sorted(demands, key=lambda demand: demand.remaining, reverse=True)
@@ -94,51 +74,6 @@ def peak_kv_tokens(demands: Iterable[KvDemand], block_size: int = 1) -> int:
         held += demand.tokens + block_size - 1
         peak = max(peak, number * demand.remaining + held)
     return peak
-
-
-@dataclass(frozen=True, slots=True)
-class PeakAdmission:
-    """Admit a request if the predicted peak of all requests, itself included, fits into `kv_tokens`.
-
-    `kv_tokens` is the size of the KV cache (blocks * block_size), `quantile` the level of the prediction that counts:
-    0.9 is exceeded by one answer in ten. An engine without running requests admits anything: a request that does not
-    fit alone never will. The prompt must fit now, which the host checks: it alone knows which blocks are cached.
-    """
-
-    kv_tokens: int
-    block_size: int = 1
-    quantile: float = 0.9
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.quantile < 1.0:
-            raise InputError(f"the admission quantile is {self.quantile}", hint="give a number between 0 and 1")
-        if self.kv_tokens < 1 or self.block_size < 1:
-            raise InputError(
-                f"{self.kv_tokens} KV tokens in blocks of {self.block_size}", hint="give whole numbers above 0"
-            )
-
-    def demand(self, job: Job) -> KvDemand:
-        """Return a job's demand by its prediction (without one, the wide prior)."""
-        return self.demand_at(job, job_levels(job, self.quantile), job.generated)
-
-    @staticmethod
-    def demand_at(job: Job, levels: Sequence[int], generated: int) -> KvDemand:
-        """Return the demand of a job whose `job_levels` are known, once it has so many answer tokens."""
-        return KvDemand(job.prompt_tokens + generated, predicted_remaining(levels, generated))
-
-    def excess(self, candidate: KvDemand, running: Sequence[KvDemand]) -> int:
-        """Return by how many tokens the peak exceeds the KV cache, 0 if it does not.
-
-        Each decode step of the running requests lowers the peak by at most one token, so a host need not ask again
-        for so many steps unless a request finishes or a prediction changes.
-        """
-        if not running:
-            return 0
-        return max(0, peak_kv_tokens([*running, candidate], self.block_size) - self.kv_tokens)
-
-    def admits(self, candidate: KvDemand, running: Sequence[KvDemand]) -> bool:
-        """Return whether the candidate may start beside the running requests."""
-        return self.excess(candidate, running) == 0
 
 
 def joint_kv_tokens(
@@ -177,7 +112,6 @@ class JointAdmission:
 
     `quantile` is of their sum at any future step, by its mean and variance: answers that are longer than predicted are
     made up for by shorter ones, so this admits more requests than a high quantile of each, at the same risk.
-    An engine without running requests admits anything.
     """
 
     kv_tokens: int

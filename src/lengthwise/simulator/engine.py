@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lengthwise.policies import Job, JobColumns, Policy
-from lengthwise.policies.admission import JointAdmission, KvDemand, PeakAdmission, predicted_remaining
+from lengthwise.policies.admission import JointAdmission, KvDemand, peak_kv_tokens, predicted_remaining
 from lengthwise.policies.base import last_of_largest
 from lengthwise.policies.queue import PolicyQueue, TokenRate
 from lengthwise.simulator.fleet import EngineSpec
@@ -229,9 +229,7 @@ class Engine:
         self.spec, self.policy, self.traffic, self.decision_s = spec, policy, traffic, decision_s
         self.now = 0.0
         self.pool = BlockPool(spec.kv_blocks, caching=spec.prefix_caching)
-        kv_tokens = spec.kv_blocks * spec.block_size
-        self._peak = PeakAdmission(kv_tokens, spec.block_size, spec.admission_quantile)
-        self._joint = JointAdmission(kv_tokens, spec.block_size, spec.admission_quantile)
+        self._joint = JointAdmission(spec.kv_blocks * spec.block_size, spec.block_size, spec.admission_quantile)
         self.queue = PolicyQueue(policy, spec.max_num_seqs, on_failure=_raise)
         self.running: list[EngineRequest] = []
         self.settled = 0
@@ -551,7 +549,8 @@ class Engine:
         if not self.running or self.spec.admission == "prompt":
             return True
         if self.spec.admission == "peak":
-            return self._peak.admits(self._demand(request), [self._demand(each) for each in self.running])
+            demands = map(self._demand, [*self.running, request])
+            return peak_kv_tokens(demands, self.spec.block_size) <= self.pool.size * self.spec.block_size
         if self.spec.admission == "joint":
             jobs = [each.job for each in self.running]
             return self._joint.admits(request.job, jobs, [job.generated for job in jobs])
