@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 
 from lengthwise.policies.base import BasePolicy, Numbers, parameter
 from lengthwise.policies.job import Job, JobColumns
 from lengthwise.policies.protocol import QueueView, Rounds, Slots, one_slot
-from lengthwise.policies.wrappers import FlowRounds
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Lpm(BasePolicy):
         )
 
 
-_GROUPS: Final = 10
+GROUPS: Final = 10
 
 
 @dataclass(frozen=True)
@@ -119,35 +118,36 @@ class Preble(BasePolicy):
 
     def rounds(self, slots: Slots = one_slot) -> Rounds:
         """Return the state of the groups."""
-        return _GroupRounds(FlowRounds(flow=_group, work=_one_request, quota=_group_quota))
+        return _GroupRounds()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _GroupRounds:
-    """Ten round numbers for each round of the flows: the groups from 9 down."""
+    """The round that is served, and the places taken in each group."""
 
-    flows: FlowRounds[int]
+    serving: int = 0
+    ends: list[int] = field(default_factory=lambda: [0] * GROUPS)
 
     def enter(self, job: Job) -> int:
-        return _GROUPS * self.flows.enter(job) + _GROUPS - 1 - _group(job)
+        return enter_group(self, job.cached_tokens, job.prompt_tokens)
 
     def prediction_changed(self, job: Job, round_number: int, old_median: float) -> int:
         return round_number
 
     def admitted(self, round_number: int) -> None:
-        self.flows.admitted(round_number // _GROUPS)
+        self.serving = max(self.serving, round_number // GROUPS)
 
     def finished(self, job: Job) -> None:
         """Do nothing: a request counts as one, whatever its length."""
 
 
-def _group(job: Job) -> int:
-    return min(_GROUPS - 1, _GROUPS * job.cached_tokens // max(job.prompt_tokens, 1))
+def enter_group(groups: Any, cached: int, prompt: int) -> int:  # noqa: ANN401
+    """Return the round number of a new request, ten for each round: the groups from 9 down.
 
-
-def _one_request(job: Job) -> int:
-    return 1
-
-
-def _group_quota(group: int) -> int:
-    return (group + 1) * 10
+    The simulator's kernel compiles this for its own state with the fields of `_GroupRounds`.
+    """
+    group = min(GROUPS - 1, GROUPS * cached // max(prompt, 1))
+    quota = (group + 1) * 10
+    start = max(groups.serving * quota, groups.ends[group])
+    groups.ends[group] = start + 1
+    return int(GROUPS * (start // quota) + GROUPS - 1 - group)

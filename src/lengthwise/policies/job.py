@@ -199,44 +199,19 @@ class JobColumns:
         return cls(*numbers.reshape(-1, len(COLUMN_NAMES)).T.copy())
 
     @classmethod
-    def filled(
-        cls,
-        *,
-        arrival: ArrayLike,
-        expected: ArrayLike,
-        tail: ArrayLike | None = None,
-        mu: ArrayLike | None = None,
-        sigma: ArrayLike = 0.0,
-        cap: ArrayLike = DEFAULT_CAP,
-        initial_expected: ArrayLike | None = None,
-        prompt_tokens: ArrayLike = 0,
-        generated: ArrayLike = 0,
-        cached_tokens: ArrayLike = 0,
-        priority: ArrayLike = 0,
-        round_number: ArrayLike = 0,
-        preemptions: ArrayLike = 0,
-        deadline: ArrayLike = math.inf,
-    ) -> JobColumns:
+    def filled(cls, *, arrival: ArrayLike, expected: ArrayLike, **others: ArrayLike) -> JobColumns:
         """Return columns from arrays or single numbers; what is left out is that of a certain length."""
         expected = np.asarray(expected, np.float64)
-        given = (
-            arrival,
-            expected,
-            expected if tail is None else tail,
-            np.log(np.maximum(expected, MIN_TOKENS)) if mu is None else mu,
-            sigma,
-            cap,
-            expected if initial_expected is None else initial_expected,
-            prompt_tokens,
-            generated,
-            cached_tokens,
-            priority,
-            round_number,
-            preemptions,
-            deadline,
-        )
-        length = np.broadcast_shapes(*(np.shape(column) for column in given))
-        return cls(*(np.broadcast_to(np.asarray(column, np.float64), length) for column in given))
+        certain = {
+            "tail": expected,
+            "initial_expected": expected,
+            "mu": np.log(np.maximum(expected, MIN_TOKENS)),
+            "cap": DEFAULT_CAP,
+            "deadline": math.inf,
+        }
+        columns = {**dict.fromkeys(COLUMN_NAMES, 0.0), **certain, "arrival": arrival, "expected": expected, **others}
+        length = np.broadcast_shapes(*map(np.shape, columns.values()))
+        return cls(**{name: np.broadcast_to(np.asarray(each, np.float64), length) for name, each in columns.items()})
 
     def __len__(self) -> int:
         return len(self.arrival)

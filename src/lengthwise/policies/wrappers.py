@@ -1,14 +1,11 @@
-"""Policies around another policy, as in `fair(tie)`: classes, fair and bounded.
-
-`FlowRounds` is the state of policies that serve flows of jobs (for example tenants) in turns.
-"""
+"""Policies around another policy, as in `fair(tie)`: classes, fair and bounded."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,31 +20,28 @@ INNER_BITS: Final = 26
 _INNER_MASK: Final = (1 << INNER_BITS) - 1
 _SWEEP_MIN: Final = 64
 
-Flow = TypeVar("Flow", bound=Hashable)
-
 
 @dataclass(slots=True)
-class FlowRounds(Generic[Flow]):
-    """Start-time fair queueing: each flow has a quota of work per round; what exceeds it belongs to the next round.
+class _TenantRounds:
+    """Start-time fair queueing: each tenant has a quota of work per round; what exceeds it belongs to the next round.
 
-    position = max(current round * quota, end of the flow's last job);  round = position // quota
-    A flow without jobs rejoins at the current round: unused work is not saved.
+    position = max(current round * quota, end of the tenant's last job);  round = position // quota
+    A tenant without jobs rejoins at the current round: unused work is not saved.
     """
 
-    flow: Callable[[Job], Flow]
-    work: Callable[[Job], int]
-    quota: Callable[[Flow], int]
+    quantum: float
+    weights: Mapping[str, float]
     serving: int = 0
-    ends: dict[Flow, int] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
     sweep_at: int = _SWEEP_MIN
 
     def enter(self, job: Job) -> int:
-        """Return the round at the flow's position, which advances by the job's work."""
-        flow = self.flow(job)
-        quota = self.quota(flow)
-        start = max(self.serving * quota, self.ends.get(flow, 0))
-        job.charged = self.work(job)
-        self.ends[flow] = start + job.charged
+        """Return the round at the tenant's position, which advances by the job's prompt and expected answer."""
+        tenant = job.tenant or ""
+        quota = self._quota(tenant)
+        start = max(self.serving * quota, self.ends.get(tenant, 0))
+        job.charged = job.prompt_tokens + max(1, round(job.expected))
+        self.ends[tenant] = start + job.charged
         self._sweep()
         return start // quota
 
@@ -61,15 +55,18 @@ class FlowRounds(Generic[Flow]):
 
     def finished(self, job: Job) -> None:
         """Charge the true work in place of the expected work."""
-        flow = self.flow(job)
-        if flow in self.ends:
+        tenant = job.tenant or ""
+        if tenant in self.ends:
             used = job.prompt_tokens + job.generated if job.used_tokens is None else job.used_tokens
-            self.ends[flow] += used - job.charged
+            self.ends[tenant] += used - job.charged
+
+    def _quota(self, tenant: str) -> int:
+        return max(1, int(self.quantum * self.weights.get(tenant, 1.0)))
 
     def _sweep(self) -> None:
-        """Drop flows behind the current round: they would rejoin there anyway."""
+        """Drop tenants behind the current round: they would rejoin there anyway."""
         if len(self.ends) > self.sweep_at:
-            self.ends = {flow: end for flow, end in self.ends.items() if end > self.serving * self.quota(flow)}
+            self.ends = {name: end for name, end in self.ends.items() if end > self.serving * self._quota(name)}
             self.sweep_at = 2 * len(self.ends) + _SWEEP_MIN
 
 
@@ -254,18 +251,7 @@ class Fair(RoundsWrapper):
 
     def make_rounds(self) -> Rounds:
         """Return the positions of the tenants."""
-        quantum, weights = self.quantum, self.weights
-        return FlowRounds(
-            flow=_tenant, work=_expected_work, quota=lambda tenant: max(1, int(quantum * weights.get(tenant, 1.0)))
-        )
-
-
-def _tenant(job: Job) -> str:
-    return job.tenant or ""
-
-
-def _expected_work(job: Job) -> int:
-    return job.prompt_tokens + max(1, round(job.expected))
+        return _TenantRounds(self.quantum, self.weights)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from lengthwise.compiled import inlined
 from lengthwise.simulator.kernel.records import ARRAYS, ENGINE, Record
 
 At = Callable[[Record, int | np.integer[Any]], Record]
@@ -57,10 +58,10 @@ key_at = _at("keys")  # at (column * stages + stage) * requests + row
 predicted_length_at = _at("predicted_length")  # at row * n_levels + level
 hash_offset_at = _at("hash_offsets")
 hash_at = _at("hashes")
-median_at = _at("medians")  # at stage * requests + row
+median_at = _at("medians")  # at `prediction_of`
 arrival_at = _at("arrivals")
 bin_at = _at("bins")
-job_at = _at("jobs")  # at stage * requests + row
+job_at = _at("jobs")  # at `prediction_of`
 rank_table_at = _at("rank_tables")
 lanes_at = _at("lanes")
 groups_at = _at("groups")
@@ -77,3 +78,9 @@ index_at = _at("index")
 table_at = _at("tables")  # at table * positions + position
 free_table_at = _at("free_tables")
 scratch_at = _at("scratch")
+
+
+@inlined
+def prediction_of(engine: Record, row: int) -> int:
+    """Index of a request's prediction, by whether a late one has arrived, in arrays of [stage, request]."""
+    return int(request_at(engine, row).predicted * engine.requests_size + row)

@@ -6,7 +6,16 @@ import numpy as np
 
 from lengthwise.compiled import inlined as compiled
 from lengthwise.policies import slo as policy
-from lengthwise.simulator.kernel.access import arrival_at, bin_at, by_arrival_at, copy, median_at, request_at, target_at
+from lengthwise.simulator.kernel.access import (
+    arrival_at,
+    bin_at,
+    by_arrival_at,
+    copy,
+    median_at,
+    prediction_of,
+    request_at,
+    target_at,
+)
 from lengthwise.simulator.kernel.records import LATENCY_BINS, NONE, TARGET_BINS, Record
 
 OWN_SERVICE, HEADROOM, QUANTILE = policy.OWN_SERVICE, policy.HEADROOM, policy.LEARNED_QUANTILE
@@ -16,23 +25,16 @@ CENTRES, EDGES = policy.CENTRES, policy.LATENCY_EDGES
 
 
 @compiled
-def _place(engine: Record, row: int) -> int:
-    """Index of a request in the arrays of lengths, by whether its prediction has arrived."""
-    return int(request_at(engine, row).predicted * engine.requests_size + row)
-
-
-@compiled
 def _fill(engine: Record, place: int, row: int) -> None:
     """Set the length of a waiting request; a negative bin means the wide prior: see `host`."""
-    entry, at = by_arrival_at(engine, place), _place(engine, row)
+    entry, at = by_arrival_at(engine, place), prediction_of(engine, row)
     entry.median, number = median_at(engine, at).value, bin_at(engine, at).value
     entry.bin, entry.predicted = max(number, -1 - number), number >= 0
 
 
 @compiled
-def enter(engine: Record, row: int) -> None:
+def enter(engine: Record) -> None:
     """Count an arrival: `LatencyTarget.enter`."""
-    request_at(engine, row).predicted = 0
     state = target_at(engine, 0)
     state.unit *= 1.0 + 1.0 / WINDOW
     state.arrived += 1
@@ -51,7 +53,7 @@ def enter(engine: Record, row: int) -> None:
 @compiled
 def finished(engine: Record, row: int) -> None:
     """Record a true length: `LatencyTarget.finished`."""
-    state, at, tokens = target_at(engine, 0), _place(engine, row), request_at(engine, row).output
+    state, at, tokens = target_at(engine, 0), prediction_of(engine, row), request_at(engine, row).output
     median, number = median_at(engine, at).value, bin_at(engine, at).value
     place = max(number, -1 - number)
     state.done += state.unit
@@ -99,9 +101,7 @@ def admitted(engine: Record, row: int) -> None:
 @compiled
 def set_prediction(engine: Record, row: int) -> None:
     """Apply a late prediction."""
-    request = request_at(engine, row)
-    request.predicted = 1
-    if request.heap_index >= 0:
+    if request_at(engine, row).heap_index >= 0:
         _fill(engine, _find(engine, row), row)
 
 

@@ -1,7 +1,7 @@
 """The compiled policies: what each does when a request arrives, gets its prediction, is admitted and finishes.
 
 Their definitions are in `lengthwise.policies`, and the tests hold both to the same outcome; the rules of `lengthwise`
-are compiled from there. All other policies, and those inside a wrapper, are asked by the host.
+and `preble` are compiled from there. All other policies, and those inside a wrapper, are asked by the host.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import numpy as np
 
 from lengthwise.compiled import inlined as compiled
 from lengthwise.compiled import inlined_copies
-from lengthwise.policies import lengthwise
+from lengthwise.policies import arrival_order, lengthwise
 from lengthwise.simulator.kernel import deadlines, ranks
 from lengthwise.simulator.kernel.access import (
     arrival_at,
     bin_at,
     groups_at,
+    job_at,
     key_at,
     lanes_at,
     median_at,
+    prediction_of,
     request_at,
     waiting_at,
 )
@@ -38,7 +40,8 @@ from lengthwise.simulator.kernel.records import (
     Record,
 )
 
-GROUPS = 10  # of `preble`
+GROUPS = arrival_order.GROUPS
+(_enter_group,) = inlined_copies(arrival_order.enter_group)
 *_, _enter_lanes, _change_lane, _record_length = inlined_copies(
     lengthwise.is_short,
     lengthwise.count_length,
@@ -53,7 +56,7 @@ GROUPS = 10  # of `preble`
 @compiled
 def _length(engine: Record, row: int) -> tuple[float, int, bool]:
     """Median of a request's current prediction, its bin, and whether it is a prediction: see `host`."""
-    at = request_at(engine, row).predicted * engine.requests_size + row
+    at = prediction_of(engine, row)
     code = bin_at(engine, at).value
     return median_at(engine, at).value, max(code, -1 - code), code >= 0
 
@@ -75,29 +78,25 @@ def _change_prediction(engine: Record, row: int) -> None:
 @compiled
 def arrived(engine: Record, row: int) -> None:
     """Set the round of a request that has arrived."""
+    request = request_at(engine, row)
+    request.predicted = 0
     if engine.policy == LENGTHWISE:
-        request = request_at(engine, row)
-        request.predicted = 0
         tokens, place, predicted = _length(engine, row)
         entered = _enter_lanes(lanes_at(engine, 0), tokens, place, predicted, engine.max_num_seqs)
         request.round, request.credited = entered
     elif engine.policy == SLO:
-        deadlines.enter(engine, row)
+        deadlines.enter(engine)
     elif engine.policy == PREBLE:
-        request, state = request_at(engine, row), groups_at(engine, 0)
-        group = min(GROUPS - 1, GROUPS * request.cached // max(request.prompt, 1))
-        quota = (group + 1) * 10
-        start = max(state.serving * quota, state.ends[group])
-        state.ends[group] = start + 1
-        request.round = GROUPS * (start // quota) + GROUPS - 1 - group
+        request.round = _enter_group(groups_at(engine, 0), request.cached, request.prompt)
 
 
 @compiled
 def set_prediction(engine: Record, row: int) -> None:
-    """Apply a late prediction to a request's round."""
+    """Apply a late prediction, also to a request's round."""
     if engine.policy == LENGTHWISE:
         _change_prediction(engine, row)
-    elif engine.policy == SLO:
+    request_at(engine, row).predicted = 1
+    if engine.policy == SLO:
         deadlines.set_prediction(engine, row)
 
 
@@ -141,9 +140,8 @@ def key(engine: Record, row: int) -> float:
     if engine.policy == SRPT or engine.policy == GITTINS:
         return ranks.rank(engine, row, request.generated)
     column = engine.column if engine.rekey == ON_LEVEL and engine.column != STALE else 0
-    predicted = engine.stages == 1 or engine.now >= request.arrival + engine.prediction_delay
-    stage = engine.stages - 1 if predicted else 0
-    return float(key_at(engine, (column * engine.stages + stage) * engine.requests_size + row).value)
+    at = column * engine.stages * engine.requests_size + prediction_of(engine, row)
+    return float(key_at(engine, at).value)
 
 
 @compiled
@@ -162,7 +160,7 @@ def select(engine: Record) -> int:
         entry = waiting_at(engine, place)
         if entry.priority > best.priority:
             continue
-        expected = ranks.job(engine, entry.row).expected
+        expected = job_at(engine, prediction_of(engine, entry.row)).expected
         ratio = (arrival_at(engine, entry.row).value - engine.now) / max(expected, 1.0)
         if entry.priority < best.priority or ratio < smallest or (ratio == smallest and entry.order < best.order):
             best, smallest = entry, ratio

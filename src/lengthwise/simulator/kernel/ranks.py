@@ -13,7 +13,7 @@ import numpy as np
 from lengthwise.compiled import inlined as compiled
 from lengthwise.lengths import OUTLIVED_BELOW
 from lengthwise.policies import preemptive, residual
-from lengthwise.simulator.kernel.access import job_at, rank_table_at, request_at, running_at
+from lengthwise.simulator.kernel.access import job_at, prediction_of, rank_table_at, request_at, running_at
 from lengthwise.simulator.kernel.records import GITTINS, NONE, SRPT, Record
 
 STEP, REACH, SIGMAS, NODES = residual.STEP, residual.REACH, residual.SIGMAS, residual.NODES
@@ -28,13 +28,6 @@ STRETCH_OF, LOG_RANK_OF = INTEGRAL_OF + SIGMAS * NODES, INTEGRAL_OF + 2 * SIGMAS
 @compiled
 def _table(engine: Record, place: int) -> float:
     return float(rank_table_at(engine, place).value)
-
-
-@compiled
-def job(engine: Record, row: int) -> Record:
-    """The numbers of a request with the prediction that has arrived."""
-    predicted = engine.stages == 1 or engine.now >= request_at(engine, row).arrival + engine.prediction_delay
-    return job_at(engine, (engine.stages - 1 if predicted else 0) * engine.requests_size + row)
 
 
 @compiled
@@ -66,7 +59,7 @@ def _integral_to(engine: Record, z: float, sigma: int) -> float:
 @compiled
 def rank(engine: Record, row: int, age: int) -> float:
     """The rank of a request at an age in tokens: `residual.expected_remaining` or `residual.gittins_rank`."""
-    known = job(engine, row)
+    known = job_at(engine, prediction_of(engine, row))
     if age <= 0:
         return float(known.fresh)
     sigma, cap = int(known.sigma_index), known.cap
@@ -108,7 +101,7 @@ def _may_preempt(engine: Record, position: int) -> bool:
     if request_at(engine, row).preemptions >= engine.policy_parameters[1]:
         return False
     if engine.policy == SRPT:
-        initial, c = job(engine, row).initial_expected, engine.policy_parameters[2]
+        initial, c = job_at(engine, prediction_of(engine, row)).initial_expected, engine.policy_parameters[2]
         return bool(age <= c * initial and (c > 1.0 or age < initial))
     return True
 

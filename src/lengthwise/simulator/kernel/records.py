@@ -92,7 +92,7 @@ REQUEST: Final = np.dtype(
         ("retained_before", "i4"),  # rows, in the order in which memory was freed
         ("retained_after", "i4"),
         ("credited", "f8"),  # under `lengthwise`: the credit it added
-        ("predicted", "i4"),  # under `lengthwise` and `slo`: whether its late prediction has arrived
+        ("predicted", "i4"),  # whether its late prediction has arrived
     ]
 )
 """One request of the workload, the same for all engines."""
